@@ -556,7 +556,7 @@ MUTANTS = [
         "tests/training/test_equivalence.py",
     ),
     Mutant(
-        "optim/state.py",
+        "optim/rounding.py",
         "torch.where(values.isnan(), values, up.view(torch.float32))",
         "up.view(torch.float32)",
         "tests/training/test_rounding.py",

@@ -118,12 +118,7 @@ def export_table(
         _refuse_inside_store(path)
     fields = _checked_fields(table, field)
     wanted = _common_dtype(fields) if dtype is None else check_dtype(dtype)
-    for name, item in fields.items():
-        if item.scaled is not None and ELEMENT_TYPES[wanted].integer:
-            raise InvalidInputError(
-                f"field {name!r} holds {item.dtype} times a scale, which are floats: export "
-                "another dtype, or read the bytes with table.read(ids, raw=True)"
-            )
+    _refuse_bare_elements(fields, wanted)
     ids = None
     if rows is None or isinstance(rows, tuple):
         start, stop = _checked_range(cast("tuple[int, int] | None", rows), table.rows)
@@ -190,9 +185,27 @@ def _checked_fields(table: Table, field: str | Sequence[str] | None) -> dict[str
 
 def _common_dtype(fields: Mapping[str, Field]) -> str:
     """Return the narrowest element type that holds the values of all fields exactly."""
-    dtypes = {DEFAULT_DTYPE if item.scaled else item.dtype for item in fields.values()}
-    able = [each for each in ELEMENT_TYPES.values() if all(map(each.accepts, dtypes))]
+    able = [
+        each
+        for each in ELEMENT_TYPES.values()
+        if all(each.accepts(_read_as(item)) for item in fields.values())
+    ]
     return min(able, key=lambda each: each.stored.itemsize).name
+
+
+def _read_as(item: Field) -> str:
+    """Return the element type of the values of a field: of a scaled one, float32."""
+    return item.dtype if item.scaled is None else DEFAULT_DTYPE
+
+
+def _refuse_bare_elements(fields: Mapping[str, Field], dtype: str) -> None:
+    """Raise InvalidInputError where values with scales would be rounded to whole numbers."""
+    for name, item in fields.items():
+        if item.scaled is not None and ELEMENT_TYPES[dtype].integer:
+            raise InvalidInputError(
+                f"field {name!r} holds {item.dtype} times a scale, which are floats: export "
+                "another dtype, or read the bytes with table.read(ids, raw=True)"
+            )
 
 
 class _Column:

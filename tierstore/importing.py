@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, Converter, DTypeName, check_dtype
-from tierstore._formats import TextOptions, open_source, read_keys
+from tierstore._formats import TextOptions, fetched, open_source, read_keys
 from tierstore._formats.base import SelectedSource, Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._io import publish
@@ -24,7 +24,7 @@ from tierstore._store.opening import open as open_store
 from tierstore._upsert import merged, upsert_rows
 from tierstore.budget import DEFAULT_MEMORY, Budget, Size
 from tierstore.errors import InvalidInputError, UnknownNameError
-from tierstore.spec import Field, Scale, TableSpec
+from tierstore.spec import Field, TableSpec
 
 if TYPE_CHECKING:
     from tierstore._store.store import Store
@@ -117,9 +117,12 @@ def preview(
     """
     text = TextOptions(header, key_column, sep, decimal, tuple(null))
     wanted = None if dtype is None else check_dtype(dtype)
-    with open_source(
-        src, field=field, text_dtype=_text_dtype(wanted), memory=memory, text=text
-    ) as source:
+    with (
+        fetched(src) as place,
+        open_source(
+            place, field=field, text_dtype=_text_dtype(wanted), memory=memory, text=text
+        ) as source,
+    ):
         first = np.empty((0, source.dim), ELEMENT_TYPES[source.dtype].stored)
         if source.rows:
             first = next(iter(source.blocks(rows)))[:rows].copy()
@@ -167,7 +170,9 @@ def import_table(
         src: the file; its suffix selects the format: `.npy`, `.npz`, `.safetensors`, `.parquet`,
             `.zarr`, `.vec`, `.txt`, `.tsv`, `.bin`, `.csv` or `.pt`. `FILE:NAME` selects an array,
             tensor or column of a file that contains several. Text files may be packed: `.csv.gz`,
-            `.bz2` or `.zst`. A zarr store is accepted too, as in `export_table`.
+            `.bz2` or `.zst`. A URL for fsspec, such as "s3://bucket/items.parquet", is copied to a
+            temporary file first, but for a `.zarr`. A zarr store is accepted too, as in
+            `export_table`.
         table: the table; None selects the only table, or creates `embeddings` in an empty store.
         field: the field; None selects the first field, or `weight` in a new table. If the file
             contains several arrays and `src` names none, the array of this name is read.
@@ -210,9 +215,9 @@ def import_table(
         raise InvalidInputError(f"duplicates is 'error', 'first' or 'last', not {duplicates!r}")
     if isinstance(keys, str | os.PathLike):
         keys = read_keys(os.fspath(keys), memory=memory)
-    with _opened(store, allow_untested) as opened:
+    with fetched(src) as place, _opened(store, allow_untested) as opened:
         where = table, field
-        return _load(opened, src, *where, keys, dtype, text, duplicates, upsert, memory, progress)
+        return _load(opened, place, *where, keys, dtype, text, duplicates, upsert, memory, progress)
 
 
 @contextmanager
@@ -271,7 +276,7 @@ def _load(
         if existing is None:
             spec = _new_spec(source, field, _new_field(opened, wanted or source.dtype))
         else:
-            spec = existing.spec
+            spec = existing.spec if upsert else dataclasses.replace(existing.spec, sparse=False)
         converter = Converter(ELEMENT_TYPES[source.dtype], spec.fields[field].element)
         if existing is None:
             records = _new_records(spec, field, source, converter)
@@ -282,7 +287,6 @@ def _load(
             )
         else:
             _check_fit(existing, field, source, keys)
-            spec = dataclasses.replace(existing.spec, sparse=False)
             records = merged(existing._records(), existing, field, source, converter)
             store.replace_table(name, spec, blocks=records, keys=keys, progress=progress)
 
@@ -423,11 +427,10 @@ def _equal(keys: Keys, others: Any) -> bool:
 
 
 def _new_field(source: Source, dtype: str) -> Field:
-    """Return the field for the rows of a file: floats as whole numbers get a scale for each row."""
+    """Return the field for the rows of a file."""
     stored = source.stored()
-    whole = stored is not None and stored.dtype == dtype
-    scale = Scale("float32") if ELEMENT_TYPES[dtype].integer and not whole else None
-    return Field(source.dim, dtype, scale=scale)
+    whole = stored is not None and stored.dtype == dtype  # 8-bit numbers, which are read as floats
+    return Field(source.dim, dtype if whole else source.dtype).of_dtype(dtype)
 
 
 def _new_spec(source: Source, name: str, field: Field) -> TableSpec:

@@ -191,6 +191,11 @@ class Field:
         return (self.storage if self.scaled is None else self.scaled.scale.stored).itemsize
 
 
+USES = "uses"
+"""The field of tables that track uses: their number, and the version of the last one."""
+USES_FIELD = Field(2, "float64")
+
+
 @dataclass(frozen=True)
 class RecordLayout:
     """The offset of each field in a record.
@@ -293,6 +298,10 @@ class TableSpec:
         grows: whether rows are added as keys arrive, an eighth of the table at a time; True for a
             table by key without `rows`. The numbers of rows are multiples of 65,536 then. Only for
             memmap.
+        track_uses: whether a field `uses`, two float64, keeps how often each key of a table by key
+            was trained, leased or written, and the version that used it last; for `expire`.
+        admit_after: the use with which a key gets a row; before, it reads as its first row, and its
+            gradient is dropped. Only in training: `write` and `lease` give it one at once.
     """
 
     rows: int = None  # type: ignore[assignment]  # may be left out, and is filled in
@@ -306,6 +315,8 @@ class TableSpec:
     chunk_rows: int | None = None
     keys: KeyName | None = None
     grows: bool = False
+    track_uses: bool = False
+    admit_after: int | None = None
 
     def __post_init__(self) -> None:
         """Validate the spec and normalize it: `rows` and `fields` are always filled in."""
@@ -324,18 +335,23 @@ class TableSpec:
         self._check_sizes()
         if self.keys is not None:
             self._check_keys()
+        elif self.track_uses or self.admit_after is not None:
+            raise InvalidInputError("track_uses and admit_after are for tables by key; give keys=")
         self._check_backend()
 
     def _resolved_fields(self) -> dict[str, Field]:
         if not self.fields:
             if self.dim is None:
                 raise InvalidInputError("a table needs dim=, or fields= with at least one field")
-            return {"weight": Field(self.dim, self.dtype or DEFAULT_DTYPE, self.init)}
+            only = {"weight": Field(self.dim, self.dtype or DEFAULT_DTYPE, self.init)}
+            return only | ({USES: USES_FIELD} if self.track_uses else {})
         fields = {}
         for name, item in self.fields.items():
             if not isinstance(item, Field):
                 raise InvalidTypeError(f"field {name!r} must be a tierstore.Field, not {item!r}")
             fields[check_name(name, "field")] = item
+        if self.track_uses and fields.setdefault(USES, USES_FIELD) != USES_FIELD:
+            raise InvalidInputError(f"track_uses=True needs the name {USES!r} for its own field")
         first = next(iter(fields))
         dim, dtype = fields[first].dim, fields[first].dtype
         if (self.dim or dim, self.dtype or dtype) != (dim, dtype):
@@ -383,6 +399,8 @@ class TableSpec:
                     "order of rows; write them with table.write(keys, rows)"
                 )
         object.__setattr__(self, "sparse", True)
+        if self.admit_after is not None:
+            _check_count(self.admit_after, "admit_after", 2**31)
 
     def _check_compression(self, backend: Backend) -> None:
         if self.compression in backend.compressions:

@@ -129,8 +129,6 @@ def refused(rank: int, path: Path, what: str) -> None:
             ids = dict(reversed(ids.items()))
         if what == "layers":
             (TieredEmbedding(store["item" if rank else "user"]))(ids["word"])
-        elif what == "averages":
-            emb.averaged()
         else:
             emb(ids)
 
@@ -146,8 +144,6 @@ def test_what_a_rank_may_not_ask_for_raises_on_all(tmp_path: Path) -> None:
         for each in run(2, refused, path, what):
             assert isinstance(each, InvalidInputError), each
             assert text in str(each)
-    for each in run(2, refused, path, "averages"):
-        assert isinstance(each, InvalidInputError), each
 
 
 def same_rows(rank: int, path: Path, other: Path) -> None:

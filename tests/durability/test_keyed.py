@@ -26,6 +26,7 @@ DIM = 4
 SPECS = {
     "int64": tierstore.TableSpec(64, DIM, keys="int64", init=tierstore.normal(seed=1)),
     "text": tierstore.TableSpec(64, DIM, keys="text", init=tierstore.normal(seed=1)),
+    "expiring": tierstore.TableSpec(64, DIM, keys="int64", track_uses=True),
     "growing": tierstore.TableSpec(dim=DIM, keys="int64", init=tierstore.normal(seed=1)),
 }
 
@@ -38,6 +39,13 @@ def grow(table: tierstore.KeyedTable) -> None:
     """Add an extent, as if the keys were too many for the table."""
     with table._owner.door.use(write=True):
         table._grow(table.capacity + 1)
+
+
+def expire(table: tierstore.KeyedTable, truth: Truth) -> None:
+    """Remove all but seven keys."""
+    for keys, _ in table.expire(keep_at_most=7):
+        for key in keys.tolist():
+            truth.pop(key, None)
 
 
 def write(table: tierstore.Table, truth: Truth, numbers: range, seed: int) -> None:
@@ -68,7 +76,7 @@ def work(path: Path, mark) -> list[dict[str, Truth]]:
     """Commit, roll back and go back; return the truth of each state, by the number of its mark."""
     states: list[dict[str, Truth]] = [{kind: {} for kind in SPECS}]
     mark("begin", "s", 0)
-    store = tierstore.create(path, SPECS, budget=Budget(host_rows=4), keep=4)
+    store = tierstore.create(path, SPECS, budget=Budget(host_rows=4), keep=7)
     mark("done", "s", 0)
     first = store.version
 
@@ -76,6 +84,8 @@ def work(path: Path, mark) -> list[dict[str, Truth]]:
         truth = {kind: dict(states[-1][kind]) for kind in SPECS}
         for kind, numbers in steps:
             write(store[kind], truth[kind], numbers, len(states))
+            if kind == "expiring":
+                expire(store[kind], truth[kind])
         mark("begin", "s", len(states))
         act()
         states.append(truth)
@@ -87,7 +97,8 @@ def work(path: Path, mark) -> list[dict[str, Truth]]:
     write(store["growing"], {}, range(20, 25), 99)
     store.rollback()
     commit([("text", range(4, 9)), ("int64", range(20, 23))], store.commit)
-    commit([("growing", range(3, 12))], store.commit)
+    commit([("growing", range(3, 12)), ("expiring", range(9))], store.commit)
+    commit([("expiring", range(15))], store.commit)
     mark("begin", "s", len(states))
     store.restore(first + 1)
     states.append(states[1])

@@ -17,6 +17,7 @@ STEP: dict[str, Any] = {
     "WEIGHT": "F32",
     "COMPUTED": "F32",
     "STOCHASTIC": 0,
+    "NARROW": 0,
     "FIRST": "F32",
     "SECOND": "None",
     "THIRD": "None",
@@ -76,6 +77,10 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "adagrad": ("optim/step.cu", {**STEP, **BF16, "OPTIMIZER": "ADAGRAD"}),
     "row-wise": ("optim/step.cu", {**STEP, **F16, "OPTIMIZER": "ROWWISE"}),
     "adam at random": ("optim/step.cu", {**STEP, "WEIGHT": "BF16", "STOCHASTIC": 1}),
+    "narrow adam": (
+        "optim/step.cu",
+        {**STEP, "FIRST": "BF16", "SECOND": "BF16", "NARROW": 1},
+    ),
     "row-wise at random": (
         "optim/step.cu",
         {**STEP, "OPTIMIZER": "ROWWISE", "WEIGHT": "BF16", "STOCHASTIC": 1},

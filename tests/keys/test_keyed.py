@@ -23,6 +23,7 @@ from tierstore import Budget, Field, TableSpec
 from tierstore._memory_table import MemoryTable
 from tierstore._table.keyed import KeyedTable
 from tierstore.errors import (
+    ClosedError,
     CorruptStoreError,
     InvalidInputError,
     InvalidTypeError,
@@ -175,6 +176,37 @@ class TextMachine(KeyedMachine):
     kind = "text"
 
 
+def tracking(kind: str) -> TableSpec:
+    fields = {"weight": Field(DIM, init=INIT), "age": Field(1)}
+    return TableSpec(CAPACITY, fields=fields, keys=kind, track_uses=True)
+
+
+class ExpiringMachine(KeyedMachine):
+    spec = staticmethod(tracking)
+
+    @rule(count=st.integers(0, 15))
+    def expire(self, count: int) -> None:
+        before = {key: self.table.read(given(self.kind, [key]), "uses")[0] for key in self.order}
+        ranked = sorted(self.order, key=lambda key: (*before[key], self.order.index(key)))
+        goes = set(ranked[: max(0, len(ranked) - count)])
+        archived = {}
+        for keys, rows in self.table.expire(keep_at_most=count):
+            archived |= dict(zip(keys.tolist(), rows["weight"], strict=True))
+        assert archived.keys() == goes
+        for key, row in archived.items():
+            assert np.array_equal(row, self.truth.pop(key))
+            assert key not in self.table
+        left = [key for key in self.order if key not in goes]
+        self.order = list(self.table.keys)
+        assert sorted(self.order, key=repr) == sorted(left, key=repr)
+        for key in left:
+            assert np.array_equal(self.table.read(given(self.kind, [key]), "uses")[0], before[key])
+
+
+class ExpiringTextMachine(ExpiringMachine):
+    kind = "text"
+
+
 class GrowingMachine(KeyedMachine):
     spec = staticmethod(growing)
 
@@ -189,7 +221,10 @@ class GrowingMachine(KeyedMachine):
             assert np.array_equal(lease.read("weight")[0], self.truth[next(iter(self.truth))])
 
 
-@pytest.mark.parametrize("machine", [KeyedMachine, TextMachine, GrowingMachine])
+MACHINES = [KeyedMachine, TextMachine, GrowingMachine, ExpiringMachine, ExpiringTextMachine]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.filterwarnings("ignore")
 def test_a_table_by_key_is_a_dict(machine):
     few = settings(
@@ -277,6 +312,81 @@ def test_a_table_without_a_capacity_grows(tmp_path, kind, budget):
         assert np.array_equal(table.read(some(kind, 3 * count)), rows.reshape(-1, DIM))
         file = np.load(next(tmp_path.glob("s/t/*/rows.npy")), mmap_mode="r")
         assert len(file) == table.capacity
+
+
+def test_expiry(tmp_path, kind):
+    rng = np.random.default_rng(4)
+    rows = rng.standard_normal((200, DIM), np.float32)
+    with tierstore.create(tmp_path / "s", {"t": tracking(kind)}, budget=Budget(host_rows=9)) as s:
+        table, keys = s["t"], some(kind, 200)
+        table.write(keys, rows)
+        s.commit()
+        for _ in range(3):
+            table.write(keys[:50], rows[:50])
+            s.commit()
+        table.lease(keys[150:]).release()
+        s.commit()
+        reader = tierstore.open(tmp_path / "s")
+        assert table.read(keys[:1], "uses").tolist() == [[4, s.version - 1]]
+        assert table.read(keys[150:151], "uses").tolist() == [[2, s.version]]
+        assert not list(table.expire(unused_for=100, fewer_than=1, keep_at_most=200))
+        next(iter(table.expire(keep_at_most=0)))
+        assert table.rows == 200
+        lease = table.lease(keys[:4])
+        gone = list(table.expire(unused_for=3))
+        assert lease.ended
+        assert [each for found, _ in gone for each in found] == list(keys[50:150])
+        assert np.array_equal(np.concatenate([each["weight"] for _, each in gone]), rows[50:150])
+        assert table.rows == 100
+        s.rollback()
+        assert np.array_equal(table.read(keys), rows)
+        assert table.rows == 200
+        list(table.expire(fewer_than=3, unused_for=4))
+        assert table.rows == 50
+        table.write(some(kind, 20, 500), rows[:20])
+        s.commit()
+        assert reader["t"].rows == 200
+        reader.refresh()
+        for found in (table, reader["t"]):
+            assert found.rows == 70
+            assert np.array_equal(found.read(keys[:50]), rows[:50])
+            assert np.array_equal(found.read(some(kind, 20, 500)), rows[:20])
+            assert not found.contains(keys[50:]).any()
+        coming = table.expire(keep_at_most=5)
+        next(coming)
+        s.rollback()
+        with pytest.raises(ClosedError):
+            next(coming)
+        reader.close()
+    with tierstore.open(tmp_path / "s", "r+") as s:
+        assert s["t"].rows == 70
+        assert s.verify().ok
+        list(s["t"].expire(keep_at_most=0))
+        assert s["t"].rows == 0
+        s.commit()
+        assert s["t"].rows == 0
+    with tierstore.open(tmp_path / "s", "r+") as s:
+        assert s["t"].rows == 0
+        s["t"].write(keys, rows)
+        assert np.array_equal(s["t"].read(keys), rows)
+        s.rollback()
+
+
+def test_what_cannot_expire(store, kind):
+    with pytest.raises(InvalidInputError, match="track_uses"):
+        store["t"].expire(unused_for=1)
+    with pytest.raises(InvalidInputError, match="at least one"):
+        store["t"].expire()
+    with pytest.raises(InvalidTypeError):
+        store["t"].expire(keep_at_most=1.5)
+    with pytest.raises(InvalidInputError, match="at least 0"):
+        store["t"].expire(keep_at_most=-1)
+    with pytest.raises(InvalidInputError, match="by key"):
+        TableSpec(5, 2, track_uses=True)
+    with pytest.raises(InvalidInputError, match="by key"):
+        TableSpec(5, 2, admit_after=2)
+    with pytest.raises(InvalidInputError, match="its own field"):
+        TableSpec(fields={"uses": Field(1)}, keys=kind, track_uses=True)
 
 
 def test_what_cannot_grow():

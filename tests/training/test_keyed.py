@@ -288,3 +288,33 @@ def test_growth_between_lookups_of_a_step(many):
     assert table.capacity == 131_072
     first[:50] -= 0.5
     torch.testing.assert_close(torch.as_tensor(table.read(keys)), first - 0.5)
+
+
+def test_keys_are_admitted_with_their_third_use(tmp_path, kind):
+    spec = TableSpec(dim=DIM, init=INIT, keys=kind, admit_after=3, track_uses=True)
+    with tierstore.create(tmp_path / "a", {"t": spec}) as store:
+        table = store["t"]
+        layer = TieredEmbedding(table)
+        optimizer = TieredOptimizer(torch.optim.Adam, layer, lr=0.1)
+        often, seldom = keys_for(kind, range(4)), keys_for(kind, range(10, 20))
+        first = torch.as_tensor(table.read(often))
+        for step in range(4):
+            some = seldom[3 * step : 3 * step + 3]
+            both = [*often, *some, *often] if kind == "text" else torch.cat([often, some, often])
+            found = layer(both)
+            if step < 3:
+                torch.testing.assert_close(found[:4], first)
+            found.square().sum().backward()
+            optimizer.step()
+            assert table.rows == (4 if step >= 2 else 0)
+            store.commit()
+        assert not table.contains(seldom).any()
+        assert not torch.equal(torch.as_tensor(table.read(often)), first)
+        assert table.read(often, "uses").tolist() == [[2, store.version]] * 4
+        with pytest.raises(InvalidInputError, match="admits keys"):
+            TieredEmbeddingBag(table)(often, torch.tensor([0, 2]))
+        table.write(keys_for(kind, [99]), torch.ones(1, DIM))
+        assert table.rows == 5
+        store.commit()
+    with tierstore.open(tmp_path / "a") as store:
+        assert store["t"].spec.admit_after == 3

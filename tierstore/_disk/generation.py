@@ -268,6 +268,7 @@ class Generation:
         self._held_next: dict[str, KeyFile] = {}
         self._map: KeyMap | None = None
         self._grown: TableSpec | None = None
+        self._has_moved_keys = False
         self._coming: list[Delta] = []
         try:
             with self.directory.use() as directory:
@@ -412,6 +413,8 @@ class Generation:
                 self.tier.follow(self.open_deltas(info))
         if info.digest != self.info.digest:
             self._digest = self._read_digest(info)
+        if info.keys != self.info.keys:
+            self._has_moved_keys = False
         self._coming = []
         self.info = info
 
@@ -424,7 +427,7 @@ class Generation:
     def key_map(self) -> KeyMap:
         """The map of a table by key, filled from its files when it is asked for."""
         info, found = self.info.keys, self._map or key_map(self.info.spec.keys or "int64")
-        if info is not None and len(found) < info.count:
+        if info is not None and len(found) < info.count and not self._has_moved_keys:
             files = self._held or self._hold_keys(self.info)
             load_keys(found, files, info, self.tier.rows)
         self._map = found
@@ -438,14 +441,22 @@ class Generation:
     def seal_keys(self) -> KeysInfo | None:
         """Make keys that were added durable; return what the next version names."""
         keys, info = self._map, self.info.keys
-        if keys is None or len(keys) == self.key_count:
+        if keys is None or (len(keys) == self.key_count and not self._has_moved_keys):
             return info
         with self.directory.use() as directory:
-            return append_keys(directory, self.info.spec.keys or "int64", info, keys)
+            continued = None if self._has_moved_keys else info
+            return append_keys(directory, self.info.spec.keys or "int64", continued, keys)
+
+    def keep_keys(self, rows: Rows) -> None:
+        """Keep the keys of these rows alone, in this order; the next commit writes them all."""
+        self.key_map.keep(rows)
+        self._has_moved_keys = True
 
     def drop_new_keys(self) -> None:
-        """Drop the keys that were added since the last commit."""
-        if self._map is not None:
+        """Go back to the keys of the last commit."""
+        if self._has_moved_keys:
+            self._map, self._has_moved_keys = None, False
+        elif self._map is not None:
             self._map.truncate(self.key_count)
 
     def keys(self, info: KeysInfo | None) -> Keys | None:

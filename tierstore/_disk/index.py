@@ -218,7 +218,7 @@ class DeltaIndex:
         sources: list[Delta | LiveDelta] = [*self.deltas]
         if live is not None:
             sources.append(live)
-        for found in np.unique(number[places > 0]).tolist():
+        for found in unique(number[places > 0]).tolist():
             which = np.flatnonzero((number == found) & (places > 0))
             parts.append((sources[found], int(self.starts[found]), which))
         return parts

@@ -163,6 +163,8 @@ class TableInfo:
             "digest": None if self.digest is None else vars(self.digest),
             **({} if spec.keys is None else {"by": spec.keys}),
             **({"grows": True} if spec.grows else {}),
+            **({"track_uses": True} if spec.track_uses else {}),
+            **({} if spec.admit_after is None else {"admit_after": spec.admit_after}),
         }
         return canonical(content)
 
@@ -479,6 +481,7 @@ def _table(section: Section, is_first: bool, *, is_partitioned: bool) -> TableIn
     section.only(
         {"rows", "fields", "backend", "sparse", "compression", "chunk_rows"}
         | {"generation", "deltas", "scalars", "keys", "by", "grows"}
+        | {"track_uses", "admit_after"}
         | (set() if is_first else {"digest"})
     )
     spec = _spec(section)
@@ -524,6 +527,8 @@ def _spec(section: Section) -> TableSpec:
             chunk_rows=section.value("chunk_rows"),
             keys=cast(Any, section.text("by")) if "by" in section else None,
             grows="grows" in section and section.flag("grows"),
+            track_uses="track_uses" in section and section.flag("track_uses"),
+            admit_after=section.integer("admit_after") if "admit_after" in section else None,
         )
     except FormatError:
         raise

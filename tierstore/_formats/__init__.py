@@ -14,16 +14,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, check_dtype, convert, held_dtype
 from tierstore._formats._encoding import is_packed
-from tierstore._formats._remote import publish_remote
+from tierstore._formats._remote import fetch, publish_remote
 from tierstore._formats.base import (
     FORMATS,
     Array,
@@ -59,6 +61,7 @@ __all__ = [
     "StoredChunks",
     "StoredRows",
     "TextOptions",
+    "fetched",
     "format_of",
     "keys_beside",
     "locate",
@@ -118,6 +121,26 @@ def split_name(source: str | Path) -> tuple[Path, str | None]:
             return Path(text[:colon]), text[colon + 1 :]
         colon = text.find(":", colon + 1)
     return Path(text), None
+
+
+@contextlib.contextmanager
+def fetched(where: Any) -> Iterator[Any]:
+    """Yield what to open: `where`, or the path of a temporary copy of a file at a URL.
+
+    A `.zarr` is read where it is. `URL:NAME` becomes `FILE:NAME`. Raises FormatError for a missing
+    file, InvalidInputError for an unknown suffix, MissingExtraError and StoreIOError.
+    """
+    if not isinstance(where, str) or "://" not in where:
+        yield where
+        return
+    file, colon, name = urlsplit(where.rstrip("/")).path.rpartition("/")[2].partition(":")
+    if format_of(Path(file)).takes_stores:
+        yield where
+        return
+    with tempfile.TemporaryDirectory(prefix="tierstore-") as directory:
+        copy = Path(directory, file)
+        fetch(where.removesuffix(colon + name), copy)
+        yield f"{copy}{colon}{name}"
 
 
 def _locate_file(url: str, able: list[str], *, write: bool) -> Location:
@@ -211,6 +234,11 @@ def read_keys(path: str | Path, *, memory: Size = DEFAULT_MEMORY) -> Keys:
     strings, by default `key`. Raises FormatError for any other content or if the keys need more
     than `memory` bytes, InvalidInputError for another suffix.
     """
+    with fetched(path) as place:
+        return _read_keys(place, memory)
+
+
+def _read_keys(path: str | Path, memory: Size) -> Keys:
     file, name = split_name(path)
     able = [suffix for suffix, each in FORMATS.items() if each.holds_keys_alone]
     if format_suffix(file) not in able and not file.is_dir():

@@ -1,15 +1,17 @@
-"""Files at URLs of fsspec, written as a stream; they appear when they are complete."""
+"""Files at URLs of fsspec: copied to be read; written as a stream, to appear complete."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, Any
 
 from tierstore._io import unreachable
-from tierstore.errors import ExistsError
+from tierstore.errors import ExistsError, FormatError
 
-__all__ = ["RemoteFile", "publish_remote"]
+__all__ = ["RemoteFile", "fetch", "publish_remote"]
 
 
 class RemoteFile:
@@ -39,6 +41,19 @@ class RemoteFile:
                 self._file.discard()
                 if not self._replaces and self._system.exists(self._path):  # as in memory
                     self._system.rm(self._path)
+
+
+def fetch(url: str, path: Path) -> None:
+    """Copy a file at a URL to a new path; raises FormatError if there is none."""
+    try:
+        import fsspec
+
+        with fsspec.open(url, "rb") as source, path.open("xb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+    except FileNotFoundError as error:
+        raise FormatError(f"{url}: no such file") from error
+    except Exception as error:  # every kind of place has its own errors
+        raise unreachable(url, error) from error
 
 
 @contextmanager

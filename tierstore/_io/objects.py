@@ -7,13 +7,12 @@ access uses zarr, on the event loop where zarr keeps its connections.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from tierstore._io.directory import Directory, component
 from tierstore._io.file import Buffer, File
@@ -24,6 +23,9 @@ from tierstore.errors import (
     StoreIOError,
     TierStoreError,
 )
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = [
     "ObjectDirectory",
@@ -256,6 +258,7 @@ class ObjectFile(File):
 
 def read_ranges(wanted: Sequence[tuple[ObjectFile, int, int]]) -> list[bytes]:
     """Return bytes `begin:end` of each `(file, begin, end)`, with concurrent requests."""
+    import asyncio  # which takes as long to import as a small command takes to run
 
     async def one(file: ObjectFile, begin: int, end: int, turn: asyncio.Semaphore) -> bytes:
         async with turn:

@@ -29,7 +29,7 @@ from tierstore._table.table import Table
 from tierstore._table.values import to_bytes
 from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.initializers import Initializer
-from tierstore.spec import Field, TableSpec
+from tierstore.spec import USES, Field, TableSpec
 
 __all__ = ["Rewrite", "altered", "appended", "grown", "renamed", "replaced", "rewrite", "set_keys"]
 
@@ -186,6 +186,8 @@ def altered(
         chunk_rows=chunk_rows,
         keys=table.spec.keys,
         grows=table.spec.grows and backend == table.spec.backend,
+        track_uses=table.spec.track_uses and USES in fields,
+        admit_after=table.spec.admit_after,
     )
     return Rewrite(table.name, spec, _converted(table, spec), table.scalars, _keys_of(table))
 
@@ -252,23 +254,29 @@ def appended(table: Table, rows: Any, keys: Sequence[Any] | None) -> Rewrite:
     """Return a table with these rows appended; omitted fields are zero."""
     if isinstance(table, KeyedTable):
         raise InvalidInputError(f"table {table.name!r} is by key: write the rows of new keys")
-    given = rows if isinstance(rows, Mapping) else {next(iter(table.fields)): rows}
-    values = {name: _field_bytes(table, name, each) for name, each in given.items()}
-    counts = {name: len(each) for name, each in values.items()}
-    if len(set(counts.values())) != 1:
-        raise InvalidInputError(f"give the same number of rows for all fields: {counts or 'none'}")
-    count = next(iter(counts.values()))
-    spec = _with_rows(table, table.rows + count)
-    new = np.zeros((count, spec.layout.record_bytes), np.uint8)
-    for name, each in values.items():
-        lo, hi = spec.layout.span(name)
-        new[:, lo:hi] = each
+    new = records_of(table, rows)
+    spec = _with_rows(table, table.rows + len(new))
 
     def blocks() -> Blocks:
         yield from table._records()
         yield new
 
-    return Rewrite(table.name, spec, blocks(), table.scalars, _more_keys(table, count, keys))
+    return Rewrite(table.name, spec, blocks(), table.scalars, _more_keys(table, len(new), keys))
+
+
+def records_of(table: Table, rows: Any) -> Records:
+    """Return rows to append, of the first field or by field, as records of a table."""
+    given = rows if isinstance(rows, Mapping) else {next(iter(table.fields)): rows}
+    values = {name: _field_bytes(table, name, each) for name, each in given.items()}
+    counts = {name: len(each) for name, each in values.items()}
+    if len(set(counts.values())) != 1:
+        raise InvalidInputError(f"give the same number of rows for all fields: {counts or 'none'}")
+    layout = table.spec.layout
+    new = np.zeros((next(iter(counts.values())), layout.record_bytes), np.uint8)
+    for name, each in values.items():
+        lo, hi = layout.span(name)
+        new[:, lo:hi] = each
+    return new
 
 
 def _field_bytes(table: Table, name: str, values: Any) -> Records:

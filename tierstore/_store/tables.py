@@ -23,7 +23,7 @@ from tierstore._store.partitions import PartitionReaders
 from tierstore._store.versions import History
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Owner, Table, Touched
-from tierstore._tiers.base import GONE
+from tierstore._tiers.base import EXPIRED, GONE
 from tierstore._tiers.placement import Placement
 from tierstore._tiers.space import Space
 from tierstore.errors import CorruptStoreError, FormatError
@@ -269,6 +269,18 @@ class Spaces:
             return
         space.flush()
         table._disk.grow(rows)
+        self.vacate([name])
+        self.place(owner, {}, specs())
+
+    def end_leases(
+        self, owner: Owner, name: str, specs: Callable[[], Mapping[str, TableSpec]]
+    ) -> None:
+        """End the leases of a table and those that it shares tiers with; rows stay as they are."""
+        space = self._of[name]
+        if space.gpu is None:
+            space.end_leases(EXPIRED)
+            return
+        space.flush()
         self.vacate([name])
         self.place(owner, {}, specs())
 

@@ -107,6 +107,7 @@ class DeviceView(NamedTuple):
 ROLLED_BACK = "the store was rolled back"
 REFRESHED = "the store was refreshed"
 OPENED_ANEW = "the table got other fields or rows, or another version,"
+EXPIRED = "rows of the table expired"
 GONE = "the table was renamed or dropped"
 
 

@@ -253,6 +253,13 @@ class Space:
         self.nearest.discard(np.concatenate(gone))
         self._begin_epochs()
 
+    def end_leases(self, reason: str) -> None:
+        """End every lease, where there is no GPU tier."""
+        self._end_leases(reason)
+        if self.host is not None:
+            self.host.unpin()
+        self._begin_epochs()
+
     def _end_leases(self, reason: str) -> None:
         for extent in self.extents:
             extent.epoch.end(reason)

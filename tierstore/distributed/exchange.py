@@ -24,7 +24,7 @@ from torch import Tensor
 from tierstore.distributed.ranks import Ranks
 from tierstore.errors import InvalidInputError, RanksError, TierStoreError
 
-__all__ = ["Exchange", "Request", "Wanted", "memory_of", "uploaded"]
+__all__ = ["Exchange", "Known", "Request", "Wanted", "uploaded"]
 
 _SHIFT = 48
 """Bits of an id; above them stands the rank that owns it."""
@@ -61,6 +61,7 @@ class Exchange:
         self.owners_of = owners_of
         self.rows_of = rows_of
         self.announced: deque[Request] = deque()
+        self._announces = False
 
     def request(self, wanted: Wanted) -> Request:
         """Ask for rows, or return the request of these ids that was announced. Collective.
@@ -69,13 +70,15 @@ class Exchange:
         the others. Raises InvalidInputError on all ranks where they look up different tables.
         """
         if self.announced:
-            self._settle()
             own = [each.is_for(wanted.given, wanted.tag, wanted.lengths) for each in self.announced]
             common = self.ranks.common(sum(yes << place for place, yes in enumerate(own)))
             if common:
                 for _ in range((common & -common).bit_length() - 1):  # of batches left out
                     self.announced.popleft()
-                return self.announced.popleft()
+                request = self.announced.popleft()
+                if not request.settled:
+                    request.settle()
+                return request
         request = Request(self, wanted)
         request.settle()
         return request
@@ -84,9 +87,7 @@ class Exchange:
         """Return the oldest request of these ids that was announced, or None."""
         return next((each for each in self.announced if each.is_for(given, tag, lengths)), None)
 
-    def announce(
-        self, wanted: Wanted, window: int, fetch: Callable[[Tensor], object]
-    ) -> None:
+    def announce(self, wanted: Wanted, window: int, fetch: Callable[[Tensor], object]) -> None:
         """Ask for the rows of a coming batch without waiting. Collective.
 
         Those of the batch announced before are asked for in full by now; `fetch` is called with the
@@ -97,8 +98,11 @@ class Exchange:
         while len(self.announced) >= min(window, _BITS):
             self.announced.popleft()
         self.announced.append(Request(self, wanted, announced=True))
+        if not self._announces:  # ranks that do not announce are told at once
+            self._announces = True
+            self._settle(fetch)
 
-    def _settle(self, fetch: Callable[[Tensor], object] | None = None) -> None:
+    def _settle(self, fetch: Callable[[Tensor], object]) -> None:
         """Complete what was announced."""
         for each in list(self.announced):
             if not each.settled:
@@ -107,7 +111,7 @@ class Exchange:
                 except TierStoreError:
                     self.announced.remove(each)
                     raise
-                if fetch is not None and len(each.asked):
+                if len(each.asked):
                     fetch(each.asked)
 
     def swap(self, values: Tensor, given: list[int] | None, taken: list[int] | None) -> Tensor:
@@ -182,7 +186,7 @@ class Request:
         """Send how many rows are asked for. Every rank does so at the same time."""
         self._exchange, self.wanted, self.settled = exchange, wanted, False
         self._tag = wanted.tag + announced * _ANNOUNCED
-        self._known = _Known(wanted.given) if announced else None
+        self._known = Known(wanted.given) if announced else None
         ranks, ids = exchange.ranks.count, wanted.ids
         self._keys, self.positions = _distinct((exchange.owners_of(ids) << _SHIFT) + ids)
         edges = torch.arange(ranks + 1, device=ids.device) << _SHIFT
@@ -199,11 +203,10 @@ class Request:
                 theirs, mine, group=exchange.ranks.data_group, async_op=True
             )
         self._told = [mine, theirs]
-        if ids.device.type != "cpu":
+        if not on_host(ids):
             self._sending.wait()  # on the device: the host goes on
-            self._told = [_on_host(torch.stack(self._told))]
-            self._sending = torch.cuda.Event()
-            self._sending.record()
+            self._told = [_fetched(torch.stack(self._told))]
+            self._sending = torch.cuda.current_stream(ids.device).record_event()
 
     def is_for(self, given: Tensor, tag: int, lengths: Sequence[int]) -> bool:
         """Tell whether this request, which was announced, is for these ids."""
@@ -265,44 +268,64 @@ class Request:
         return self._exchange.swap(values, self._given, self._taken)
 
 
-class _Known:
+class Known:
     """Ids that are known again: on a host by their values, on a device by where they are.
 
     There a comparison of values would wait. Their memory is kept, so that no others come to it, and
     torch counts what it writes to it.
     """
 
-    def __init__(self, ids: Tensor) -> None:
-        self._ids = ids.clone() if ids.device.type == "cpu" else ids.detach()
-        self._where = memory_of(ids)
+    def __init__(self, *ids: Tensor) -> None:
+        """Remember ids, which may be in several tensors."""
+        self._ids = [each.clone() if on_host(each) else each.detach() for each in ids]
+        self._where = [_where(each) for each in ids]
 
-    def is_as(self, ids: Tensor) -> bool:
-        if ids.device != self._ids.device or ids.shape != self._ids.shape:
+    def is_as(self, *ids: Tensor) -> bool:
+        """Tell whether ids are these, and not known to be written since."""
+        if len(ids) != len(self._ids):
             return False
-        if ids.device.type == "cpu":
-            return torch.equal(ids, self._ids)
-        return self._where is not None and self._where == memory_of(ids)
+        return all(map(self._is_same, self._ids, self._where, ids))
+
+    @staticmethod
+    def _is_same(own: Tensor, where: object, ids: Tensor) -> bool:
+        if ids.device != own.device or ids.dtype != own.dtype or ids.shape != own.shape:
+            return False
+        same: bool = torch.equal(ids, own) if on_host(ids) else where == _where(ids)
+        return same
 
 
-def memory_of(ids: Tensor) -> tuple[object, ...] | None:
-    """Return where ids are in memory, and how often that was written; None if torch cannot tell."""
+def on_host(ids: Tensor) -> bool:
+    """Tell whether ids are on the host, where they can be compared."""
+    kind: str = ids.device.type
+    return kind == "cpu"
+
+
+def _where(ids: Tensor) -> object:
+    """Return where ids are in memory, and how often that was written.
+
+    Of tensors whose writes torch does not count, something that is equal to nothing.
+    """
     if ids.is_inference():
-        return None
-    return ids.data_ptr(), ids._version, ids.shape, ids.stride(), ids.dtype
+        return object()
+    return ids.data_ptr(), ids._version, ids.stride()
 
 
 def _distinct(keys: Tensor) -> tuple[Tensor, Tensor]:
     """Return distinct keys, ascending, and for each key the index of its like.
 
-    On a device as many as keys, those behind the distinct ones being `_NONE`: nothing waits for
-    their number.
+    On a device more may follow; see `padded`.
     """
-    if keys.device.type == "cpu":
-        distinct, positions = torch.unique(keys, return_inverse=True)
-        return distinct, positions
+    if not on_host(keys):
+        return padded(keys)
+    distinct, positions = torch.unique(keys, return_inverse=True)
+    return distinct, positions
+
+
+def padded(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Do so without waiting for their number: as many as keys, `_NONE` behind the distinct ones."""
     ordered, order = keys.sort()
     begins = torch.ones_like(ordered, dtype=torch.bool)
-    torch.ne(ordered[1:], ordered[:-1], out=begins[1:])
+    begins[1:] = ordered[1:] != ordered[:-1]
     numbers = begins.cumsum(0) - 1
     positions = torch.empty_like(order).scatter_(0, order, numbers)
     return torch.full_like(keys, _NONE).scatter_(0, numbers, ordered), positions
@@ -317,7 +340,7 @@ def uploaded(values: Sequence[int], device: torch.device | str) -> Tensor:
     return pinned.to(device, non_blocking=True)
 
 
-def _on_host(values: Tensor) -> Tensor:
+def _fetched(values: Tensor) -> Tensor:
     """Return values of a device on the host, where they are when it has come so far."""
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     return host.copy_(values, non_blocking=True)

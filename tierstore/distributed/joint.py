@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -149,8 +149,14 @@ class DistributedJointTable:
 
     def read(self, numbers: Tensor, field: str, touched: object = ()) -> Tensor:
         """Return a field of rows, `(n, dim)`; see `JointTable.read`. Collective."""
+        return self.read_with(numbers, lambda rows, of: self.shard.read(rows, field, of))
+
+    def read_with(
+        self, numbers: Tensor, read: Callable[[Tensor, frozenset[int]], Tensor]
+    ) -> Tensor:
+        """Return what `read` makes of rows of a shard, of some tables, for each number."""
         request = self.request(numbers)
-        rows = self.shard.read(request.asked, field, request.touched)
+        rows = read(request.asked, request.touched)
         return request.answer(rows)[request.positions]
 
     def prefetch(self, numbers: Tensor, *, window: int = 16) -> None:

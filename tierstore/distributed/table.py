@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -159,14 +160,17 @@ class DistributedTable:
 
     def read(self, ids: Any, field: str | None = None) -> Any:
         """Read the rows of `ids`, `ids.shape + (dim,)`, as `Table.read` does. Collective."""
-        request = self.request(ids)
-        rows: Tensor = self.shard.read(request.asked, field, as_tensor=True)
-        found = request.answer(rows)[request.positions]
+        found = self.read_with(ids, lambda rows: self.shard.read(rows, field, as_tensor=True))
         if isinstance(ids, Tensor):
             return found.reshape(*ids.shape, found.shape[1])
         own = found.cpu()
         values = (own.float() if own.dtype == torch.bfloat16 else own).numpy()
         return values.reshape(*np.shape(ids), values.shape[-1])
+
+    def read_with(self, ids: Any, read: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what `read` makes of rows of a shard, `(rows, dim)`, for each id. Collective."""
+        request = self.request(ids)
+        return request.answer(read(request.asked))[request.positions]
 
     def write(self, ids: Any, rows: Any, field: str | None = None) -> None:
         """Write rows `ids.shape + (dim,)` over those of `ids`. Collective.

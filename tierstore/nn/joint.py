@@ -11,6 +11,7 @@ pooled bags add them up.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
@@ -21,7 +22,7 @@ from torch import Tensor
 from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore._table.joint import Features, JointTable
-from tierstore.distributed.exchange import memory_of
+from tierstore.distributed.exchange import Known, on_host
 from tierstore.distributed.joint import DistributedJointTable
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Batch, accumulates
@@ -33,33 +34,32 @@ __all__ = ["JointLayer", "KeyedJointLayer"]
 
 
 class Coming:
-    """Ids of coming batches on a device, one tensor of those of all features.
+    """Ids of coming batches on a device, with one tensor of those of all features.
 
-    Of ids that were announced a lookup gets the same tensor again, by which other ranks' answer to
-    it is found.
+    A lookup of ids that were announced gets that tensor, by which the request for them is found.
     """
 
     def __init__(self) -> None:
         """Keep none."""
-        self._kept: dict[Any, tuple[list[Tensor], tuple[Tensor, list[int]]]] = {}
+        self._kept: deque[tuple[Known, tuple[Tensor, list[int]]]] = deque()
 
     def keep(self, given: list[Tensor], joined: tuple[Tensor, list[int]], window: int) -> None:
         """Keep the ids of features, as given and as one tensor with their lengths."""
-        if joined[0].device.type == "cpu":
+        if on_host(joined[0]):
             return  # those are known by their values
         while len(self._kept) >= window:
-            del self._kept[next(iter(self._kept))]
-        self._kept[tuple(map(memory_of, given))] = given, joined
+            self._kept.popleft()
+        self._kept.append((Known(*given), joined))
 
     def find(self, given: list[Tensor]) -> tuple[Tensor, list[int]] | None:
-        """Return these ids as one tensor, and their lengths, if they are kept; keep them no more.
-
-        Raises nothing: what is no tensor is not kept.
-        """
-        if not self._kept or any(type(each) is not Tensor for each in given):
+        """Return these ids as one tensor, and their lengths, if they are kept; then no more."""
+        if self._kept and not all(isinstance(each, Tensor) for each in given):
             return None
-        found = self._kept.pop(tuple(map(memory_of, given)), None)
-        return None if found is None else found[1]
+        for place, (known, joined) in enumerate(self._kept):
+            if known.is_as(*given):
+                del self._kept[place]
+                return joined
+        return None
 
 
 class JointLayer(RowsLayer):
@@ -126,14 +126,21 @@ class JointLayer(RowsLayer):
     def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
         """Return rows that take no part in training, `(n, dim)`."""
         self._own.settle()
+        if self._averages and self.is_shared:
+            averages: Tensor = self.table.read_with(rows, self._averaged)
+            return averages.to(self._anchor)
         if self._averages:
-            first = self._averages[0]
-            steps = torch.tensor([each.steps for each in self._averages], device=rows.device)
-            values = self.table.read(rows, first.names, touched)
-            tables = self.table.location.tables_of(rows)
-            return first.after(steps[tables][:, None], values).to(self._anchor)
+            return self._averaged(rows, touched).to(self._anchor)
         found: Tensor = self.table.read(rows, self.field, touched)
         return found.to(self._anchor)
+
+    def _averaged(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
+        """Return the averages of rows of this rank, `(n, dim)`."""
+        first = self._averages[0]
+        steps = torch.tensor([each.steps for each in self._averages], device=rows.device)
+        values = self._shard.read(rows, first.names, touched)
+        tables = self._shard.location.tables_of(rows)
+        return first.after(steps[tables][:, None], values)
 
     def take_gradient(
         self,
@@ -149,8 +156,7 @@ class JointLayer(RowsLayer):
 
     def average(self) -> None:
         """Look averages up from now on, frozen. Raises InvalidInputError where none are kept."""
-        self._check_own("averages")
-        averages = [Average(table, self.field) for table in self.table.tables]
+        averages = [Average(table, self.field) for table in self._shard.tables]
         for each in averages:
             each.check_kept()
         self._averages = averages

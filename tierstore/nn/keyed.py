@@ -49,6 +49,11 @@ def numbered(
         flat, first = numbered(table, field, bags.values(), add=add)
         return torch.nested.nested_tensor_from_jagged(flat, bags.offsets()), first
     device = keys.device if isinstance(keys, Tensor) else torch.device("cpu")
+    if add and table.spec.admit_after is not None:
+        raise InvalidInputError(
+            f"table {table.name!r} admits keys with use {table.spec.admit_after}, which bags and "
+            "collections cannot train: use TieredEmbedding, or leave admit_after out"
+        )
     if add:
         return table._rows_for(keys).to(device), None
     rows, unknown, values = table._known_or_first(keys, field)

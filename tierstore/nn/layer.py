@@ -19,6 +19,7 @@ from tierstore.nn.rows import RowsParameter
 __all__ = ["RowsLayer", "tracing_refused"]
 
 _MUCH = 64 << 20
+_is_tracing: Any = torch._C._is_tracing  # torch.jit.is_tracing takes ten times as long
 
 
 class RowsLayer(torch.nn.Module):
@@ -83,7 +84,7 @@ class RowsLayer(torch.nn.Module):
         Raises InvalidInputError in `torch.jit.trace`, and if what replaced the parameter of the
         layer wants a gradient.
         """
-        if torch.jit.is_tracing():
+        if _is_tracing():
             raise tracing_refused()
         parameter = self._parameters["rows"]
         if parameter is self._own:
@@ -127,14 +128,6 @@ class RowsLayer(torch.nn.Module):
         if self.is_shared:
             return False
         return _first_of(self.table)._space.gpu is None and nbytes <= _MUCH
-
-    def _check_own(self, what: str) -> None:
-        """Raise InvalidInputError for what cannot be looked up on other ranks."""
-        if self.is_shared:
-            raise InvalidInputError(
-                f"{what} of table {self.table.name!r}, whose rows {self.table.ranks} ranks share, "
-                "cannot be looked up yet; open the store with one rank, or tierstore.open(path)"
-            )
 
     # -- as a module
 

@@ -71,9 +71,9 @@ def load(
     SRC is a .npy .npz .safetensors .pt .pth .ckpt .parquet .arrow .feather .h5 .vec .txt .bin .zarr
     .csv .tsv .jsonl .fvecs or .fbin file, the .json index of a model in several .safetensors files,
     or a directory of .parquet or .arrow files, as Hugging Face saves data sets. FILE:NAME selects
-    one of several arrays, and a .zarr may be a URL for fsspec. - is standard input, which like a
-    pipe needs --format. A missing store or table is created with the shape and element type of the
-    file. Other fields of the table do not change.
+    one of several arrays. SRC may be a URL for fsspec, from which all but a .zarr is copied to a
+    temporary file. - is standard input, which like a pipe needs --format. A missing store or table
+    is created with the shape and element type of the file. Other fields of the table do not change.
 
     With --upsert, only rows of the keys in SRC are written; of a table without keys, the keys are
     row ids. New keys get a row in a table by key, and are appended to another.
