@@ -44,7 +44,7 @@ p, figcaption { color: var(--dim) } figure { margin: 1rem 0; max-width: 44rem }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 td, th { padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--rule); text-align: left }
-.n { text-align: right }
+.n { text-align: right; white-space: nowrap }
 svg { width: 100%; height: auto; font: 11px system-ui, sans-serif }
 svg text { fill: var(--dim) } svg rect, .dot { fill: var(--dot) } .dot { fill-opacity: .55 }
 .mark { fill: #c8553d } .axis { fill: none; stroke: var(--rule) }
