@@ -204,9 +204,11 @@ def test_targets_that_must_not_be_written(store, tmp_path):
     ]:
         with pytest.raises(error):
             export_table(store["item"], tmp_path / path)
-    with pytest.raises(ExistsError):
-        export_table(store["item"], tmp_path / "link.npy", force=True)
+    export_table(store["item"], tmp_path / "link.npy", force=True)  # not what the link points to
+    assert not (tmp_path / "link.npy").is_symlink()
     assert (tmp_path / "out.npy").read_bytes() == b"precious"
+    with pytest.raises(ExistsError):
+        export_table(store["item"], tmp_path / "directory.npy", force=True)
     export_table(store["item"], tmp_path / "out.npy", force=True)
     assert read_file(tmp_path / "out.npy").shape == (ROWS, DIM)
 

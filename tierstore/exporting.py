@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._dtypes import ELEMENT_TYPES, Converter, DTypeName, ElementType, check_dtype
+from tierstore._dtypes import (
+    DEFAULT_DTYPE,
+    ELEMENT_TYPES,
+    Converter,
+    DTypeName,
+    ElementType,
+    check_dtype,
+)
 from tierstore._formats import format_of, keys_beside, locate, open_sink, read_keys
 from tierstore._formats.base import block_rows_for
 from tierstore.budget import DEFAULT_MEMORY, Size
@@ -79,7 +86,8 @@ def export_table(
             narrowest that holds their values exactly, or `dtype`.
         rows: the range of rows as a tuple (start, stop), or a list or array of row ids in any
             order; all rows if None.
-        dtype: element type to convert to, rounding to nearest; that of the field if None. If the
+        dtype: element type to convert to, rounding to nearest; that of the field if None, and
+            float32 for a field with scales. If the
             format cannot hold a half-precision type, float32 is written, which is exact.
         keys: one key for each row of the table or of `rows`, or a file of keys: .txt, .npy or
             FILE.parquet:COLUMN. None uses the table's keys. They are written beside a file that
@@ -110,6 +118,7 @@ def export_table(
         _refuse_inside_store(path)
     fields = _checked_fields(table, field)
     wanted = _common_dtype(fields) if dtype is None else check_dtype(dtype)
+    _refuse_bare_elements(fields, wanted)
     ids = None
     if rows is None or isinstance(rows, tuple):
         start, stop = _checked_range(cast("tuple[int, int] | None", rows), table.rows)
@@ -179,9 +188,24 @@ def _common_dtype(fields: Mapping[str, Field]) -> str:
     able = [
         each
         for each in ELEMENT_TYPES.values()
-        if all(each.accepts(item.dtype) for item in fields.values())
+        if all(each.accepts(_read_as(item)) for item in fields.values())
     ]
     return min(able, key=lambda each: each.stored.itemsize).name
+
+
+def _read_as(item: Field) -> str:
+    """Return the element type of the values of a field: of a scaled one, float32."""
+    return item.dtype if item.scaled is None else DEFAULT_DTYPE
+
+
+def _refuse_bare_elements(fields: Mapping[str, Field], dtype: str) -> None:
+    """Raise InvalidInputError where values with scales would be rounded to whole numbers."""
+    for name, item in fields.items():
+        if item.scaled is not None and ELEMENT_TYPES[dtype].integer:
+            raise InvalidInputError(
+                f"field {name!r} holds {item.dtype} times a scale, which are floats: export "
+                "another dtype, or read the bytes with table.read(ids, raw=True)"
+            )
 
 
 class _Column:
@@ -195,7 +219,7 @@ class _Column:
 
     def __init__(self, table: Table, name: str, dtype: str, *, skips: bool) -> None:
         self.name = name
-        self.converter = Converter(table.fields[name].dtype, dtype)
+        self.converter = Converter(table.fields[name].element, ELEMENT_TYPES[dtype])
         self.skipped: list[int] = []
         self._table = table
         self._skips = skips

@@ -181,7 +181,7 @@ def import_table(
             separately as the keys of the table. A table that has other fields and different keys is
             refused.
         dtype: element type of the field in a new table; that of the file if None,
-            and float32 for text.
+            and float32 for text. "int8" and "uint8" quantise floats, with a scale for each row.
         header: whether the first line of a file in text names its columns. What None leaves open
             here and below is decided from the types of the cells, and `read_as` says how.
         key_column: the column of keys, its name or its number from 1; False if there is none.
@@ -272,20 +272,21 @@ def _load(
             notes.append(f"left out {len(keys) - int(kept.sum()):,} rows whose key came twice")
             keys = _chosen(keys, kept)
             source = stack.enter_context(SelectedSource(source, kept))
-        converter = Converter(source.dtype, wanted or source.dtype)
         rows, added = source.rows, 0
         if existing is None:
-            spec = _new_spec(source, field, wanted or source.dtype)
+            spec = _new_spec(source, field, _new_field(opened, wanted or source.dtype))
+        else:
+            spec = existing.spec if upsert else dataclasses.replace(existing.spec, sparse=False)
+        converter = Converter(ELEMENT_TYPES[source.dtype], spec.fields[field].element)
+        if existing is None:
             records = _new_records(spec, field, source, converter)
             store.create_table(name, spec, blocks=records, keys=keys, progress=progress)
         elif upsert:
-            spec = existing.spec
             added = upsert_rows(
                 store, existing, field, source, keys, converter, memory=memory, progress=progress
             )
         else:
             _check_fit(existing, field, source, keys)
-            spec = dataclasses.replace(existing.spec, sparse=False)
             records = merged(existing._records(), existing, field, source, converter)
             store.replace_table(name, spec, blocks=records, keys=keys, progress=progress)
 
@@ -425,10 +426,17 @@ def _equal(keys: Keys, others: Any) -> bool:
     return all(list(keys[s : s + step]) == list(others[s : s + step]) for s in starts)
 
 
-def _new_spec(source: Source, field: str, dtype: str) -> TableSpec:
+def _new_field(source: Source, dtype: str) -> Field:
+    """Return the field for the rows of a file."""
+    stored = source.stored()
+    whole = stored is not None and stored.dtype == dtype  # 8-bit numbers, which are read as floats
+    return Field(source.dim, dtype if whole else source.dtype).of_dtype(dtype)
+
+
+def _new_spec(source: Source, name: str, field: Field) -> TableSpec:
     if source.rows == 0:
         raise InvalidInputError(f"{source.path} holds no rows; a table needs at least one")
-    return TableSpec(source.rows, fields={field: Field(source.dim, dtype)})
+    return TableSpec(source.rows, fields={name: field})
 
 
 def _new_records(

@@ -34,6 +34,7 @@ def peak_of(tmp_path, name, keys=None):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "suffix",
     [".npz", ".safetensors", ".parquet", ".arrow", ".zarr", ".vec", ".bin", ".tsv", ".csv"],

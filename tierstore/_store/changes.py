@@ -28,8 +28,8 @@ def changed_rows(old: Mapping[str, Table], new: Mapping[str, Table]) -> dict[str
 
 def same_fields(old: Table, new: Table) -> bool:
     """Whether the records of two tables consist of the same fields."""
-    return [(name, item.dim, item.dtype) for name, item in old.fields.items()] == [
-        (name, item.dim, item.dtype) for name, item in new.fields.items()
+    return [(name, item.dim, item.form) for name, item in old.fields.items()] == [
+        (name, item.dim, item.form) for name, item in new.fields.items()
     ]
 
 

@@ -9,12 +9,12 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import Store, Table
+from tierstore import Attached, Store, Table
 from tierstore.budget import format_bytes
 from tierstore.exporting import export_table
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Unchanged
-from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_store
+from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_to_read
 from tierstore_cli.output import Output
 from tierstore_cli.params import (
     DTYPE,
@@ -106,6 +106,8 @@ def export(
     the ids are the keys. Versions that --since and --if-changed compare with must be kept, see
     `tierstore keep`. If nothing has changed, nothing is written and the exit code is 10.
 
+    STORE may also be a matrix of another program, FILE or FILE::NAME, which is read in place.
+
     \b
     Examples:
       tierstore export emb.tier vectors.npy
@@ -135,10 +137,11 @@ def export(
         raise click.UsageError("--part is that of all rows, or of --rows")
     with (
         into_stream(suffix) if streamed else nullcontext(target) as place,
-        open_store(store, version=version) as opened,
+        open_to_read(store, version) as opened,
         Progress("exporting") as progress,
     ):
-        version, chosen = opened.version, choose_table(opened, table)
+        version = opened.version if isinstance(opened, Store) else None
+        chosen = choose_table(opened, table)
         names = fields.split(",") if fields is not None else [choose_field(chosen, field)]
         picked: Any
         if id_file is not None:
@@ -188,8 +191,10 @@ def export(
     out.show(data, f"wrote {target}: {shape}, {format_bytes(done.bytes)}")
 
 
-def _changed(store: Store, table: Table, since: int | str) -> npt.NDArray[np.int64]:
+def _changed(store: Store | Attached, table: Table, since: int | str) -> npt.NDArray[np.int64]:
     """Return the rows of a table that changed since a version; raises Unchanged for none."""
+    if isinstance(store, Attached):
+        raise click.UsageError("a file has no versions; leave --since and --if-changed out")
     changed = store.changed(since).get(table.name)
     if changed is None:
         raise Unchanged(f"no row of {table.name} changed since version {since}; nothing written")
