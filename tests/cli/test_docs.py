@@ -20,13 +20,13 @@ def test_the_lines_for_cron_and_slurm_are_lines_of_theirs():
     """What cannot be run here: five fields and a command, and options that sbatch has."""
     text = (ROOT / "docs/how-to/nightly.md").read_text(encoding="utf-8")
     fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    cron, slurm = [block for language, block in fences if not language]
+    cron, slurm, bucket = [block for language, block in fences if not language]
     times, command = re.fullmatch(r"((?:[\d*/,-]+ ){5})(.*)\n", cron).groups()
     limits = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
     for field, (low, high) in zip(times.split(), limits, strict=True):
         assert field == "*" or low <= int(field) <= high
     assert "%" not in command  # which cron takes for the end of a line
-    for line in (command, slurm):
+    for line in (command, slurm, bucket):
         subprocess.run(["bash", "-n", "-c", line], check=True)
     program, *options = shlex.split(slurm)
     assert program == "sbatch" and options[0].startswith("--dependency=afterok:")
