@@ -127,8 +127,8 @@ MUTANTS = [
     # Slots.
     Mutant(
         "_tiers/slots.py",
-        "self.slot_of[rows.compress(rows >= 0)] = -1",
-        "self.slot_of[rows.compress(rows > 0)] = -1",
+        "self.slot_of[rows.compress(rows >= 0)] = 0",
+        "self.slot_of[rows.compress(rows > 0)] = 0",
         "tests/tiers/test_slots.py",
     ),
     Mutant(

@@ -16,6 +16,7 @@ import tierstore
 from tests.gpu.conftest import cuda_device
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import Budget, Field, TableSpec
+from tierstore._table.values import _Nothing, _Scaled
 from tierstore._tiers.gpu.abi import BatchArgument, TierArgument
 from tierstore.errors import (
     DeviceError,
@@ -30,6 +31,7 @@ torch = pytest.importorskip("torch")
 from tierstore.nn import FrozenEmbedding  # noqa: E402
 
 ROWS, DIM = 90, 8
+SCALED = (_Scaled, _Nothing)
 FIELDS = {
     "weight": Field(DIM, "float32", tierstore.normal(seed=3)),
     "half": Field(5, "bfloat16", tierstore.normal(seed=4)),
@@ -62,9 +64,10 @@ class CapturingDevice(EmulatedDevice):
                 kernel(blocks, arguments, stream)
                 return
             pointers = (ctypes.c_void_p * 2).from_address(arguments)
+            kinds = SCALED if given[1] == "unscale" else (TierArgument, BatchArgument)
             copies = [
                 ctypes.create_string_buffer(ctypes.string_at(pointer, ctypes.sizeof(kind)))
-                for pointer, kind in zip(pointers, (TierArgument, BatchArgument), strict=True)
+                for pointer, kind in zip(pointers, kinds, strict=True)
             ]
             copied = (ctypes.c_void_p * 2)(*map(ctypes.addressof, copies))
 
@@ -86,13 +89,20 @@ class Place:
 
     def capture(self, work: Callable[[], object]) -> Callable[[], None]:
         if isinstance(self.device, CapturingDevice):
-            self.device.graph = []
+            self.device.graph, pool, empty = [], [], torch.empty
+
+            def from_pool(*given: Any, **options: Any) -> Any:
+                pool.append(empty(*given, **options))
+                return pool[-1]
+
+            torch.empty = from_pool
             try:
                 work()
             finally:
                 made, self.device.graph = self.device.graph, None
+                torch.empty = empty
 
-            def replay() -> None:
+            def replay(_pool: Any = pool) -> None:
                 for launch in made:
                     launch()
 
@@ -303,6 +313,34 @@ def test_a_layer_is_captured(tmp_path: Path, place: Place) -> None:
     expected = rows_of(table, ids)
     np.testing.assert_array_equal(found[0].cpu().numpy(), expected)
     del total
+
+
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "int8"])
+def test_scaled_rows_are_floats(tmp_path: Path, place: Place, kind: str) -> None:
+    elements = torch.randn(ROWS, 32).mul(50).to(getattr(torch, kind))
+    scales = torch.rand(ROWS, 2)
+    files = tmp_path / "rows.safetensors"
+    save = pytest.importorskip("safetensors.torch").save_file
+    save({"elements": elements, "scales": scales}, files)
+    both = (f"{files}:elements", f"{files}:scales")
+    budget = Budget(host_rows=ROWS, gpu_rows=5)
+    tables = tierstore.attach({"ple": both}, budget=budget, device=place.device)
+    layer = FrozenEmbedding(tables["ple"])
+    ids, out = place.ids(*range(7)), place.out(7, 32)
+    expected = elements.float() * scales.repeat_interleave(16, 1)
+    assert torch.equal(layer(ids).cpu(), expected[:7])
+    replay = place.capture(lambda: tables["ple"].read_into(ids, out))
+    for _ in range(3):
+        ids.copy_(torch.randint(0, ROWS, (7,)))
+        replay()
+        assert torch.equal(out.cpu(), expected[ids.cpu()])
+        tables["ple"].adapt()
+    ids[3] = ROWS
+    replay()
+    assert torch.isnan(out[3]).all() and not torch.isnan(out[:3]).any()
+    with pytest.raises(RowIndexError, match=rf"row {ROWS} at position 3"):
+        layer.adapt()
+    tables.close()
 
 
 @pytest.mark.gpu

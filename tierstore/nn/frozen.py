@@ -42,7 +42,10 @@ class FrozenEmbedding(torch.nn.Module):
         self.table = table
         self.field: str = next(iter(table.fields)) if field is None else field
         item = table.spec.layout.field(self.field)
-        empty = torch.empty(0, item.dim, dtype=item.element.torch_dtype(), device=table.device)
+        self._dim: int = item.dim
+        plain = item.scaled is None
+        self._dtype: torch.dtype = item.element.torch_dtype() if plain else torch.float32
+        empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
         self.register_buffer("_anchor", empty, persistent=False)
         self._number = autograd.register(self, table, self.field)
 
@@ -64,9 +67,8 @@ class FrozenEmbedding(torch.nn.Module):
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids."""
-        item = self.table.spec.layout.field(self.field)
-        dtype = item.element.torch_dtype()
-        out = torch.empty((*ids.shape, item.dim), dtype=dtype, device=self.table.device)
+        shape = (*ids.shape, self._dim)
+        out = torch.empty(shape, dtype=self._dtype, device=self.table.device)
         self.table.read_into(ids, out, self.field)
         return out.to(self._anchor)
 
@@ -80,7 +82,7 @@ class FrozenEmbedding(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """Name the table."""
-        return f"{self.table.name!r}, {self.table.rows}, {self._anchor.shape[1]}"
+        return f"{self.table.name!r}, {self.table.rows}, {self._dim}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FrozenEmbedding:
         """Return another layer over the same table; rows are not copied."""

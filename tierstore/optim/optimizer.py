@@ -92,8 +92,9 @@ class TieredOptimizer(torch.optim.Optimizer):
             in_place: on a GPU, update rows where they lie, with a kernel of tierstore, where there
                 is one: for SGD, Adagrad, RowWiseAdagrad, Adam, AdamW and RMSprop, float32,
                 bfloat16 and float16, unless options ask for `foreach=False` or `capturable`, or
-                there is `project`. The results are those of torch's `foreach=True`; False has
-                torch compute them.
+                there is `project`. The results are those of torch's `foreach=True`. On the CPU,
+                Adam and AdamW of float32 and float64, with the results of torch's default there.
+                False has torch compute them.
             stochastic_rounding: for weights in bfloat16: train them in float32 and round at random,
                 so that steps too small for bfloat16 add up. What a row rounds to depends on the
                 row and the count of steps alone: results stay the same for any budget.
@@ -257,12 +258,6 @@ class TieredOptimizer(torch.optim.Optimizer):
                 f"table {rows.table.name!r} is {element.name}: use float32, or bfloat16 with "
                 "stochastic_rounding=True"
             )
-        ranks = _ranks_of(rows.table)
-        if self._rounding and ranks > 1:
-            raise InvalidInputError(
-                f"table {rows.table.name!r} is shared by {ranks} ranks, where stochastic rounding "
-                "would depend on their number; keep its weights and state in float32"
-            )
         return probe(self._class, options, dim=item.dim, dtype=dtype, device=rows.table.device)
 
     def _states_of(self, rows: RowsParameter, plan: StatePlan) -> list[StoredState]:
@@ -338,9 +333,8 @@ class TieredOptimizer(torch.optim.Optimizer):
             every.append(group["params"])
             given.append([each for each in group["params"] if type(each) not in _ROWS])
         for field, gradient in gradients:
-            on_device = gradient.batch.lease.device is not None
             for share in field.shares(gradient):
-                if on_device and field.step_in_place(gradient, share, groups[share.group]):
+                if field.step_in_place(gradient, share, groups[share.group]):
                     continue
                 copy, state = field.load(gradient, share)
                 if self._sparse and copy.grad is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tierstore._table.joint import JointTable
 from tierstore._table.values import Columns
+from tierstore.distributed import DistributedStore
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Gradient
 from tierstore.nn.average import Average
@@ -135,7 +136,7 @@ class TrainedField:
             return False
         before = None if self._ema is None else self._averages[0].before(lease)
         first, values = self.states[share.tables[0]], gradient.values
-        step = first.steps + 1
+        step = int(first.table._scalars.get(first.step, 0)) + 1
         if not self._in_place.step(
             lease, values, share.trained, options, step, lambda: self._own_ids(gradient)
         ):
@@ -244,10 +245,12 @@ class TrainedField:
 
     def _own_ids(self, gradient: Gradient) -> Tensor:
         """Return the id of each row of a gradient in its own table."""
-        rows = gradient.batch.distinct[: gradient.batch.lease.bound]
-        if not isinstance(self.rows.table, JointTable):
-            return rows
-        own: Tensor = self.rows.table.location.own(rows)
+        own = gradient.batch.distinct[: gradient.batch.lease.bound]
+        if isinstance(self.rows.table, JointTable):
+            own = self.rows.table.location.own(own)
+        owner = self.rows.table._owner
+        if isinstance(owner, DistributedStore) and owner.ranks > 1:
+            own = owner.ids_of(own)
         return own
 
     def _projected(self, project: Project, weights: Tensor) -> Tensor:
