@@ -16,7 +16,7 @@ from typing import Any
 
 import criteo
 from common import Answer, arguments, workspace
-from gpu import needed_device, seconds
+from gpu import needed_device, seconds, wait
 
 QUESTION = "A training step over 26 tables that several ranks share, beside one rank's"
 SHARE = 0.1
@@ -63,12 +63,12 @@ class Loop:
         torch.autograd.backward(found, self.gradients[size])
         self.optimizer.step()
 
-    def ahead(self, batches: list[Any]) -> None:
-        """Take steps beside the dense model, with the ids of each given one step ahead."""
+    def ahead(self, batches: list[Any], products: int = 0) -> None:
+        """Take steps beside a dense model, with the ids of each given one step ahead."""
         for number, batch in enumerate(batches):
             for coming in batches[number + 1 : number + 2]:
                 self.layer.prefetch(dict(zip(self.names, coming, strict=True)), window=2)
-            self(batch, self.products)
+            self(batch, products)
 
 
 def exchanges(batch: Any, rows: dict[str, int], dim: int, ranks: int) -> Callable[[], None]:
@@ -132,8 +132,11 @@ def work(rank: int, ranks: int, path: str, meeting: str, options: Namespace, out
             batches = [ids[:, :samples].contiguous() for ids in drawn[WARMING:]]
             line = {"ranks": ranks, "samples a rank": samples}
             line["step, ms"] = timed(lambda some: [loop(each) for each in some], batches, options)
+            line["announced, ms"] = timed(loop.ahead, batches, options)
+            line["issued, ms"] = issued(loop, batches)
             if options.dense_ms:
-                line["beside a dense model, ms"] = timed(loop.ahead, batches, options)
+                beside = functools.partial(loop.ahead, products=loop.products)
+                line["beside a dense model, ms"] = timed(beside, batches, options)
             if ranks > 1:
                 send = exchanges(batches[0], rows, options.dim, ranks)
                 line["all_to_all alone, ms"] = timed(
@@ -168,6 +171,23 @@ def timed(step: Callable[[list[Any]], object], batches: list[Any], options: Name
         if turn:
             times.append(float(taken) / len(some))
     return 1e3 * statistics.median(times)
+
+
+def issued(loop: Loop, batches: list[Any]) -> float:
+    """Return the milliseconds for which the host is busy with a step that was announced.
+
+    The device has much to do before, so that none of them is waited for but what the host needs.
+    """
+    import time
+
+    wait()
+    for _ in range(loop.products):
+        loop.multiply()
+    begin = time.perf_counter()
+    loop.ahead(batches[:IN_A_ROW])
+    taken = time.perf_counter() - begin
+    wait()
+    return 1e3 * taken / IN_A_ROW
 
 
 def made(path: Path, options: Namespace) -> None:
@@ -232,6 +252,7 @@ def main() -> None:
     answer.notes = [
         f"each rank has fresh batches of its own, and a GPU tier for {SHARE:.0%} of its rows",
         f"{IN_A_ROW} steps in a row are timed on the slowest rank, one wait behind them",
+        "issued is the host's time for steps that were announced, what it waits for included",
         "all_to_all alone sends the distinct rows of a batch in equal parts, nothing else",
     ]
     answer.give(options)

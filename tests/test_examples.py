@@ -211,6 +211,7 @@ def figures(printed: str) -> tuple[list[str], dict[str, Any]]:
     return [re.sub(r"[\d.]+ min", "", line) for line in lines], found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["knowledge_graph", "light_gcn", "matrix_factorization"])
 def test_a_tenth_of_the_rows_in_memory_gives_the_same_figures(name: str, tmp_path: Path) -> None:
     data = published(name, tmp_path)

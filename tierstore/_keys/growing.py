@@ -28,6 +28,8 @@ PARTS = {"int64": ("int64",), "text": ("utf8", "ends")}
 """The endings of the files of each kind of keys; the last file has eight bytes a key."""
 
 _AHEAD = 1 << 22
+_LOADED = 1 << 17
+"""Keys that are loaded at a time."""
 
 
 class Asked:
@@ -38,6 +40,11 @@ class Asked:
         self.codes = codes
         self.shape = shape
         self.texts = texts
+
+    def take(self, at: npt.NDArray[np.intp]) -> Asked:
+        """Return the keys at some positions."""
+        texts = None if self.texts is None else self.texts.take(at)
+        return Asked(self.codes[at], at.shape, texts)
 
 
 class KeyMap(ABC):
@@ -76,6 +83,10 @@ class KeyMap(ABC):
     @abstractmethod
     def truncate(self, rows: int) -> None:
         """Drop the keys of all rows from `rows` on."""
+
+    @abstractmethod
+    def keep(self, rows: Rows) -> None:
+        """Keep the keys of these distinct rows alone, which are numbered in this order then."""
 
     @abstractmethod
     def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
@@ -128,6 +139,10 @@ class _Integers(KeyMap):
             if rows < len(self):
                 self._map.truncate(rows)
 
+    def keep(self, rows: Rows) -> None:
+        with self.lock:
+            self._map.keep(rows)
+
     def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
         with self.lock:
             return self._map.codes_of(rows).view(np.int64)
@@ -144,10 +159,11 @@ class _Integers(KeyMap):
     def load(self, parts: Parts) -> None:
         codes = parts["int64"].view("<u8")
         with self.lock:
-            start = len(self)
-            found = self._map.add(codes[start:].astype(np.uint64))
-            if not np.array_equal(found, np.arange(start, codes.size)):
-                raise CorruptStoreError("a key occurs more than once")
+            self._map.reserve(codes.size)
+            for start in range(len(self), codes.size, _LOADED):
+                found = self._map.add(codes[start : start + _LOADED].astype(np.uint64))
+                if not np.array_equal(found, np.arange(start, start + found.size)):
+                    raise CorruptStoreError("a key occurs more than once")
 
 
 class _Texts(KeyMap):
@@ -210,6 +226,12 @@ class _Texts(KeyMap):
         with self.lock:
             if rows < len(self):
                 self._map.truncate(rows)
+
+    def keep(self, rows: Rows) -> None:
+        with self.lock:
+            texts = self._texts().take(rows)
+            self._blob, self._offsets = texts.blob, texts.offsets
+            self._map.keep(rows)
 
     def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
         with self.lock:

@@ -148,7 +148,7 @@ def _described(table: Table, rows: Rows) -> dict[str, Any]:
     return {
         "rows": table.rows,
         "record_bytes": table.spec.layout.record_bytes,
-        "fields": [[name, item.dim, item.dtype] for name, item in table.fields.items()],
+        "fields": [[name, item.dim, item.form] for name, item in table.fields.items()],
         "changed": rows.size,
         "scalars": dict(table.scalars),
     }
@@ -310,7 +310,7 @@ def _check_table(state: State, patch: _Patch, change: _Change) -> None:
     table = state.tables.get(change.name)
     if table is None:
         raise state.damaged.get(change.name) or CorruptStoreError(f"no table {change.name!r}")
-    fields = [[name, item.dim, item.dtype] for name, item in table.fields.items()]
+    fields = [[name, item.dim, item.form] for name, item in table.fields.items()]
     shape = (table.rows, table.spec.layout.record_bytes, fields)
     if shape != (change.rows, change.record_bytes, change.fields):
         raise FormatError(

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tierstore._door import Call, Door, Use
+from tierstore._dtypes import DTypeName
 from tierstore._table.address import Ids, host_ids, last_of_each
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.values import Columns, from_bytes, to_bytes
@@ -146,8 +147,8 @@ class Access(Protocol):
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
 
-    def to_array(self, data: Any, item: Field, ids: Ids) -> Any:
-        """Return the bytes of a field as the array that answers these ids."""
+    def to_array(self, data: Any, item: Field, ids: Ids, dtype: DTypeName | None = None) -> Any:
+        """Return the bytes of a field as the array that answers these ids, of `dtype` if given."""
 
     def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
         """Return values for these ids as bytes of a field, on this side, checked."""

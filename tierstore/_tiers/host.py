@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy
+from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
 from tierstore._tiers import memory
 from tierstore._tiers.base import Bytes, DeviceView, Rows, Tier
@@ -123,6 +124,7 @@ class HostTier:
         kind: str = "pageable",
         policy: PolicySpec | None = None,
         starts: Sequence[int] = (0,),
+        grows: bool = False,
     ) -> None:
         """Reserve the arena.
 
@@ -132,6 +134,8 @@ class HostTier:
             kind: kind of memory, as `memory.allocate` knows them.
             policy: which rows to keep; least recently used go first if None.
             starts: the rows at which ranges begin whose batches are counted apart, ascending.
+            grows: whether `grow` may be called; then slots may be more than rows, and rows are
+                never held in place.
         """
         policy = policy or lru()
         if slots < 1:
@@ -139,8 +143,9 @@ class HostTier:
         self.below = below
         self.rows: int = below.rows
         self.record_bytes: int = below.record_bytes
-        self.slots: int = min(slots, self.rows)
-        self.direct: bool = self.slots == self.rows
+        self.slots: int = slots if grows else min(slots, self.rows)
+        self.direct: bool = self.slots == self.rows and not grows
+        self.grows: bool = grows
         self._starts = tuple(starts)
         self._edges = np.array([*starts, below.rows])
         self._counted = [TierStats() for _ in starts]
@@ -148,8 +153,9 @@ class HostTier:
         self._edges = np.array([*starts, self.rows], np.int64)
         self._across = {name: np.zeros(len(starts), np.int64) for name in _ACROSS}
         self._batches = 0
-        self.nbytes: int = bytes_for(self.rows, self.record_bytes, self.slots, policy)
-        arena = arena_bytes(self.rows, self.record_bytes, self.slots, policy)
+        mapped = max(self.rows, self.slots + 1) if grows else self.rows
+        self.nbytes: int = bytes_for(mapped, self.record_bytes, self.slots, policy)
+        arena = arena_bytes(mapped, self.record_bytes, self.slots, policy)
         self._arena = Arrays(kind, arena + 16 * ALIGNMENT)
         self.records: Bytes = self._arena.take(
             "records", self.slots * self.record_bytes, np.uint8
@@ -157,7 +163,14 @@ class HostTier:
         self.map: SlotMap = (
             DirectSlots(self.rows, self._arena.take)
             if self.direct
-            else CachedSlots(self.rows, self.slots, policy, self._arena.take)
+            else CachedSlots(
+                self.rows,
+                self.slots,
+                policy,
+                self._arena.take,
+                dense=kind != "pageable",
+                grows=grows,
+            )
         )
         self._part = staging_rows(self.record_bytes)
         self._lock = threading.RLock()
@@ -166,9 +179,20 @@ class HostTier:
         self._windows: dict[tuple[int, int], npt.NDArray[np.void]] = {}
         self.before_change: Callable[[], None] = nothing_to_await
 
+    def grow(self, rows: int) -> None:
+        """Have `rows` rows instead of fewer, of which the tier below has the new ones by now."""
+        with self._lock:
+            if not (self.grows and isinstance(self.map, CachedSlots)):
+                raise RuntimeError("a host tier whose maps are in its arena cannot grow")
+            self.map.grow(rows)
+            self.rows = rows
+            self._edges[-1] = rows
+
     def view(self) -> DeviceView:
         """Return the memory that a tier above may reach on its own; see `before_change`."""
         slot_of = self.map.slot_of if isinstance(self.map, CachedSlots) else None
+        if isinstance(slot_of, SparseMap):
+            raise CapacityError(f"the map of {self.rows} rows is not one array, as a GPU needs it")
         return DeviceView(self.records, self.map.dirty, slot_of)
 
     @property
@@ -302,6 +326,12 @@ class HostTier:
         if isinstance(self.map, CachedSlots):
             with self._lock:
                 self.map.pins.give_back(slots)
+
+    def unpin(self) -> None:
+        """End every lease, of which none is given back then."""
+        if isinstance(self.map, CachedSlots):
+            with self._lock:
+                self.map.pins.clear()
 
     # -- rows that have a slot; the lock is held
 
