@@ -70,7 +70,7 @@ def test_no_rows_have_no_sums():
 
 
 @pytest.mark.parametrize("width", [1, 7, 64, 384, 1540])
-@pytest.mark.parametrize("count", [256, 257, 1000, 4095, 4096])
+@pytest.mark.parametrize("count", [512, 513, 1000, 4095, 4096])
 def test_many_records_are_compared_together(width, count, monkeypatch):
     rng = np.random.default_rng([width, count])
     rows, records = rng.integers(0, 2**40, count), rng.integers(0, 256, (count, width), np.uint8)

@@ -22,7 +22,7 @@ from crc32c import crc32c as _crc32c
 __all__ = ["crc32c", "mismatches", "row_checksums"]
 
 
-_MANY = 256
+_MANY = 512
 """Records from which it is faster to compare one checksum of all, before that of each."""
 _AT_ONCE = 1024
 """Checksums computed before other threads may run: a call keeps the interpreter to itself."""

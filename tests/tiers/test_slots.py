@@ -74,9 +74,9 @@ def test_a_tier_for_every_row_needs_no_map():
     assert slots.distinct(rows).tolist() == [3, 7]
     slots.bind(np.array([3]), slots.free(np.array([3])))
     assert slots.lookup(rows).tolist() == [3, -1, 3]
-    assert not slots.full
+    assert slots.missing
     slots.bind(np.arange(ROWS), np.arange(ROWS))
-    assert slots.full
+    assert not slots.missing
     assert slots.lookup(rows) is rows
     slots.release(np.array([7]))
     assert slots.lookup(rows).tolist() == [3, -1, 3]

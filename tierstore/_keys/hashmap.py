@@ -157,7 +157,8 @@ def _claimed(
         asked = np.flatnonzero(known)
         known[asked] = same(rows[rest[asked]], others[asked])
     holders[rest[known]] = others[known]
-    return rest[~known]
+    left: Rows = rest[~known]
+    return left
 
 
 def build(

@@ -250,6 +250,8 @@ class DeviceLease:
         gpu: the tier's own lease, for kernels that work on records where they are.
     """
 
+    groups = None
+
     def __init__(self, access: DeviceArrays, ids: Ids) -> None:
         """Promote and pin the distinct rows of a batch."""
         self._access = access

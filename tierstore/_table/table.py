@@ -55,6 +55,7 @@ IntegerArrayLike: TypeAlias = (
 """Row ids on the host: integers, lists and ranges of them, integer arrays."""
 
 _SCAN_BYTES = 8 << 20
+_NAME = (type(None), str)
 
 
 class Touched:
@@ -117,7 +118,9 @@ class Table:
         """Use these tiers from now on."""
         self._space = space
         self._extent = extent
-        self._access = self._make_access()  # last: a call of another thread takes it before fields
+        access = self._make_access()
+        self._few = access if isinstance(access, HostAccess) and access.few else None
+        self._access = access  # last: a call of another thread takes it before fields
 
     def _moved_to(self, other: Table) -> Table:
         """Use what another table has opened, in its place; return this one."""
@@ -329,6 +332,12 @@ class Table:
                 if out is not None or (raw and dtype is not None):
                     raise InvalidInputError("give one of dtype=, raw= and out=")
                 return self._read_as(ids, field, dtype, cache=cache, as_tensor=as_tensor)
+            if type(ids) is np.ndarray and cache and out is None and not as_tensor:
+                few = self._few
+                if few is not None and self._recording is None and type(field) in _NAME:
+                    found = few.read_few(ids, field)  # type: ignore[arg-type]
+                    if found is not None:
+                        return found
             if isinstance(field, (list, tuple)):  # a union would be made each time
                 return self._read_fields(ids, field, out, cache=cache, as_tensor=as_tensor)
             access = self._access  # before its fields; see `_attach`

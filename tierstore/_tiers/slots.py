@@ -104,7 +104,11 @@ class SlotMap(Protocol):
 
 
 class DirectSlots:
-    """Every row has its own slot; only whether it has been loaded is to be known."""
+    """Every row has its own slot; only whether it has been loaded is to be known.
+
+    Attributes:
+        missing: rows that have not been loaded.
+    """
 
     keeps_batch = True
 
@@ -112,7 +116,7 @@ class DirectSlots:
         """Start with no row loaded."""
         self.resident: npt.NDArray[np.uint8] = take("resident", rows, np.uint8)
         self.dirty: npt.NDArray[np.uint8] = take("dirty", rows, np.uint8)
-        self._missing = rows
+        self.missing: int = rows
 
     @staticmethod
     def bytes_for(rows: int) -> int:
@@ -122,16 +126,11 @@ class DirectSlots:
     @property
     def used(self) -> int:
         """Slots that hold a row."""
-        return self.resident.size - self._missing
-
-    @property
-    def full(self) -> bool:
-        """Whether every row has been loaded."""
-        return self._missing == 0
+        return self.resident.size - self.missing
 
     def lookup(self, rows: Rows) -> Slots:
         """Return the rows themselves, -1 for those not loaded."""
-        if self._missing == 0:
+        if self.missing == 0:
             return rows
         return np.where(self.resident[rows] != 0, rows, -1)
 
@@ -177,12 +176,12 @@ class DirectSlots:
 
     def bind(self, rows: Rows, slots: Slots) -> None:
         """Mark rows as loaded."""
-        self._missing -= int(rows.size - np.count_nonzero(self.resident[rows]))
+        self.missing -= int(rows.size - np.count_nonzero(self.resident[rows]))
         self.resident[rows] = 1
 
     def release(self, slots: Slots) -> None:
         """Mark rows as not loaded."""
-        self._missing += int(np.count_nonzero(self.resident[slots]))
+        self.missing += int(np.count_nonzero(self.resident[slots]))
         self.resident[slots] = 0
         self.dirty[slots] = 0
 

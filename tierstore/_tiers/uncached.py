@@ -114,6 +114,12 @@ class Uncached:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of leased rows, distinct."""
         self.write(rows, records, lo, hi)
 
+    def update_held(
+        self, rows: Rows, lo: int, hi: int, change: Callable[[Bytes, slice], object]
+    ) -> bool:
+        """Return False: no record is here."""
+        return False
+
     def give_back(self, slots: Slots) -> None:
         """End a lease."""
 

@@ -332,9 +332,8 @@ class TieredOptimizer(torch.optim.Optimizer):
             every.append(group["params"])
             given.append([each for each in group["params"] if type(each) not in _ROWS])
         for field, gradient in gradients:
-            on_device = gradient.batch.lease.device is not None
             for share in field.shares(gradient):
-                if on_device and field.step_in_place(gradient, share, groups[share.group]):
+                if field.step_in_place(gradient, share, groups[share.group]):
                     continue
                 copy, state = field.load(gradient, share)
                 if self._sparse and copy.grad is not None:

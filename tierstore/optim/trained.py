@@ -136,7 +136,7 @@ class TrainedField:
             return False
         before = None if self._ema is None else self._averages[0].before(lease)
         first, values = self.states[share.tables[0]], gradient.values
-        step = first.steps + 1
+        step = int(first.table._scalars.get(first.step, 0)) + 1
         if not self._in_place.step(
             lease, values, share.trained, options, step, lambda: self._own_ids(gradient)
         ):
