@@ -351,13 +351,36 @@ class Table:
         except INTERNAL as error:
             raise internal_error(error) from error
 
+    def _read_as(
+        self,
+        ids: object,
+        field: str | Sequence[str] | None,
+        dtype: Any,
+        *,
+        cache: bool,
+        as_tensor: bool,
+    ) -> Any:
+        """Read fields as `dtype`, or as their bytes if it is None."""
+        access = self._access  # before its fields; see `_attach`
+        names = [self._named(field)] if isinstance(field, str | None) else map(self._named, field)
+        batch = self._batch(ids, record=cache)
+        batch = batch.for_tensors() if as_tensor else batch
+        found = {}
+        for name in names:
+            item, lo, hi = self._spans[name]
+            data = access.read(batch, lo, hi, admit=cache)
+            if dtype is None:
+                found[name] = raw_rows(data, item, batch)
+            else:
+                found[name] = access.to_array(data, item, batch, dtype)
+        return found.popitem()[1] if isinstance(field, str | None) else found
+
     def read_into(self, ids: Any, out: Any, field: str | None = None) -> None:
         """Read the rows of `ids` into `out`; on a GPU a CUDA graph may capture this.
 
         Args:
             ids: row ids of any shape; in a graph int64 on the table's device, contiguous.
-            out: an array or tensor `ids.shape + (dim,)`, contiguous, of the type of the field, or
-                float32 for a scaled field.
+            out: an array or tensor `ids.shape + (dim,)`, contiguous, of the type of the field.
             field: the field to read, the first if None.
 
         Outside of a capture this is `read(ids, field, out=out)`; call it so once before a capture,
@@ -385,30 +408,6 @@ class Table:
         with internal_errors():
             self._owner.door.check()
             self._access.adapt()
-
-    def _read_as(
-        self,
-        ids: object,
-        field: str | Sequence[str] | None,
-        dtype: Any,
-        *,
-        cache: bool,
-        as_tensor: bool,
-    ) -> Any:
-        """Read fields as `dtype`, or as their bytes if it is None."""
-        access = self._access  # before its fields; see `_attach`
-        names = [self._named(field)] if isinstance(field, str | None) else map(self._named, field)
-        batch = self._batch(ids, record=cache)
-        batch = batch.for_tensors() if as_tensor else batch
-        found = {}
-        for name in names:
-            item, lo, hi = self._spans[name]
-            data = access.read(batch, lo, hi, admit=cache)
-            if dtype is None:
-                found[name] = raw_rows(data, item, batch)
-            else:
-                found[name] = access.to_array(data, item, batch, dtype)
-        return found.popitem()[1] if isinstance(field, str | None) else found
 
     def _read_into(self, out: Any, batch: Ids, name: str, *, cache: bool) -> Any:
         """Read a field into `out`: straight to its memory where that holds what is stored."""
