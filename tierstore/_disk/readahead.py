@@ -81,6 +81,11 @@ class MappedRows:
     records: npt.NDArray[np.uint8]
     rows: npt.NDArray[np.int64]
 
+    @property
+    def cold(self) -> bool:
+        """Whether there are enough rows to prefetch, and a sample is not entirely in memory."""
+        return self.rows.size > _FEW and not looks_resident(self.records, self.rows)
+
     def announce(self, gap: int = USUAL_GAP) -> None:
         """Prefetch the pages of these rows; see `announce`."""
         announce(self.records, self.rows, gap)
