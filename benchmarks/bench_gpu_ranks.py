@@ -16,7 +16,7 @@ from typing import Any
 
 import criteo
 from common import Answer, arguments, workspace
-from gpu import needed_device, seconds
+from gpu import needed_device, seconds, wait
 
 QUESTION = "A training step over 26 tables that several ranks share, beside one rank's"
 SHARE = 0.1
@@ -40,12 +40,12 @@ class Loop:
         self.layer = TieredEmbeddingCollection(store, {name: name for name in rows})
         self.optimizer = TieredOptimizer(RowWiseAdagrad, [self.layer], lr=LR)
         self.names, self.gradients = list(rows), {}
-        side = 64 if device == "cpu" else 4096
+        side = 64 if device == "cpu" else 2048
         self.matrix = torch.rand(side, side, device=device)
-        self.products = 0
-        if options.dense_ms:
-            once = [seconds(self.multiply) for _ in range(5)]
-            self.products = max(1, round(options.dense_ms / 1e3 / min(once)))
+        self.products: int = options.products
+        if options.dense_ms and not self.products:
+            many = [seconds(lambda: [self.multiply() for _ in range(50)]) for _ in range(5)]
+            self.products = max(1, round(options.dense_ms / 1e3 / min(many) * 50))
 
     def multiply(self) -> None:
         self.matrix @ self.matrix
@@ -63,12 +63,12 @@ class Loop:
         torch.autograd.backward(found, self.gradients[size])
         self.optimizer.step()
 
-    def ahead(self, batches: list[Any]) -> None:
-        """Take steps beside the dense model, with the ids of each given one step ahead."""
+    def ahead(self, batches: list[Any], products: int = 0) -> None:
+        """Take steps beside a dense model, with the ids of each given one step ahead."""
         for number, batch in enumerate(batches):
             for coming in batches[number + 1 : number + 2]:
                 self.layer.prefetch(dict(zip(self.names, coming, strict=True)), window=2)
-            self(batch, self.products)
+            self(batch, products)
 
 
 def exchanges(batch: Any, rows: dict[str, int], dim: int, ranks: int) -> Callable[[], None]:
@@ -130,10 +130,13 @@ def work(rank: int, ranks: int, path: str, meeting: str, options: Namespace, out
             loop(ids)
         for samples in options.samples:
             batches = [ids[:, :samples].contiguous() for ids in drawn[WARMING:]]
-            line = {"ranks": ranks, "samples a rank": samples}
+            line = {"ranks": ranks, "samples a rank": samples, "products": loop.products}
             line["step, ms"] = timed(lambda some: [loop(each) for each in some], batches, options)
+            line["announced, ms"] = timed(loop.ahead, batches, options)
+            line["issued, ms"] = issued(loop, batches)
             if options.dense_ms:
-                line["beside a dense model, ms"] = timed(loop.ahead, batches, options)
+                beside = functools.partial(loop.ahead, products=loop.products)
+                line["beside a dense model, ms"] = timed(beside, batches, options)
             if ranks > 1:
                 send = exchanges(batches[0], rows, options.dim, ranks)
                 line["all_to_all alone, ms"] = timed(
@@ -168,6 +171,23 @@ def timed(step: Callable[[list[Any]], object], batches: list[Any], options: Name
         if turn:
             times.append(float(taken) / len(some))
     return 1e3 * statistics.median(times)
+
+
+def issued(loop: Loop, batches: list[Any]) -> float:
+    """Return the milliseconds for which the host is busy with a step that was announced.
+
+    The device has much to do before, so that none of them is waited for but what the host needs.
+    """
+    import time
+
+    wait()
+    for _ in range(loop.products):
+        loop.multiply()
+    begin = time.perf_counter()
+    loop.ahead(batches[:IN_A_ROW])
+    taken = time.perf_counter() - begin
+    wait()
+    return 1e3 * taken / IN_A_ROW
 
 
 def made(path: Path, options: Namespace) -> None:
@@ -206,6 +226,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, nargs="*", default=[256, 2048, 16384, 65536])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
+    options.products = 0
     if options.device != "cpu":
         needed_device()
     answer = Answer(
@@ -216,7 +237,9 @@ def main() -> None:
     )
     with workspace(options) as place:
         made(place / "store", options)
-        one, many = (measured(ranks, place / "store", options) for ranks in (1, options.ranks))
+        one = measured(1, place / "store", options)
+        options.products = one[0]["products"]  # one model for all
+        many = measured(options.ranks, place / "store", options)
     answer.rows = [*one, *many]
     for before, after in zip(one, many, strict=True):
         where = f"{before['samples a rank']} samples a rank"
@@ -232,6 +255,7 @@ def main() -> None:
     answer.notes = [
         f"each rank has fresh batches of its own, and a GPU tier for {SHARE:.0%} of its rows",
         f"{IN_A_ROW} steps in a row are timed on the slowest rank, one wait behind them",
+        "issued is the host's time for steps that were announced, what it waits for included",
         "all_to_all alone sends the distinct rows of a batch in equal parts, nothing else",
     ]
     answer.give(options)

@@ -68,6 +68,7 @@ def many(count: int) -> tierstore.Store:
     return made
 
 
+@pytest.mark.slow
 def test_a_commit_of_one_row_calls_the_same_functions_however_many_tables() -> None:
     counts = []
     for count in (3, 30, 300):
@@ -82,6 +83,7 @@ def test_a_commit_of_one_row_calls_the_same_functions_however_many_tables() -> N
     assert np.ptp(np.array(counts), axis=0).max() <= 25, counts  # of some thousands
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what", ["open", "write", "info", "refresh", "commit", "rollback", "close"]
 )

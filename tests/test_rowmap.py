@@ -8,7 +8,7 @@ import pytest
 
 from tierstore import _rowmap
 from tierstore._disk.index import DeltaIndex
-from tierstore._rowmap import SparseMap, bytes_for, row_map, zeros
+from tierstore._rowmap import SparseMap, bytes_for, resize, row_map, zeros
 from tierstore._tiers.slots import CachedSlots
 from tierstore.policy import lru
 
@@ -37,6 +37,19 @@ def test_a_map_is_as_an_array(dense_rows: None, rows: int) -> None:
         wanted = rng.integers(0, rows, 300)
         assert np.array_equal(found.take(wanted), oracle[wanted])
     assert sum(array.nbytes for array in taken) == found.nbytes == bytes_for(rows)
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 1000])
+def test_a_map_of_more_rows_keeps_its_numbers(dense_rows: None, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    found, oracle = row_map(rows), np.zeros(5000, np.int32)
+    for more in (rows, rows + 1, rows + 64, 5000):
+        resize(found, more)
+        some = rng.permutation(more)[: more // 2]
+        oracle[some] = rng.integers(0, 2**31, some.size)
+        found[some] = oracle[some]
+        assert np.array_equal(found.take(np.arange(more)), oracle[:more])
+        assert found.nbytes == bytes_for(more)
 
 
 def test_a_map_grows_by_blocks_that_are_used() -> None:

@@ -87,11 +87,13 @@ def missing(names: list[str], block: tuple[str, ...] = ()) -> dict[str, str]:
     return json.loads(run(RESOLVE, names, block))
 
 
+@pytest.mark.slow
 def test_public_names_are_there_in_a_fresh_process():
     pytest.importorskip("torch")
     assert missing([f"tierstore.{name}" for name in (*MODULES, *tierstore.__all__)]) == {}
 
 
+@pytest.mark.slow
 def test_without_the_extras_what_needs_none_is_there():
     names = [f"tierstore.{name}" for name in (*WITHOUT_TORCH, *tierstore.__all__)]
     assert missing(names, EXTRAS) == {}
@@ -163,6 +165,7 @@ def docstrings(path: Path) -> str:
     return "\n".join(found)
 
 
+@pytest.mark.slow
 def test_every_name_of_documents_and_docstrings_exists():
     """Those that are not public by themselves, which the first test looks for."""
     pytest.importorskip("torch")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tierstore._rowcopy import unique
 
-__all__ = ["RowMap", "SparseMap", "Take", "bytes_for", "row_map", "zeros"]
+__all__ = ["RowMap", "SparseMap", "Take", "bytes_for", "resize", "row_map", "zeros"]
 
 Rows = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int32]
@@ -51,6 +51,13 @@ class SparseMap:
         blocks = -(-rows >> _SHIFT)
         return 4 * blocks + (4 * (blocks + 1) << _SHIFT)
 
+    def resize(self, rows: int) -> None:
+        """Have `rows` rows instead of fewer, in memory of its own."""
+        blocks = -(-rows >> _SHIFT)
+        self._blocks = _extended(self._blocks, self._blocks.size, blocks)
+        self.numbers = _extended(self.numbers, self.size, (blocks + 1) << _SHIFT)
+        self.nbytes = self._blocks.nbytes + self.numbers.nbytes
+
     @property
     def size(self) -> int:
         """Elements of `numbers` that were ever set, and those of their blocks."""
@@ -81,6 +88,13 @@ def _places(blocks: Numbers, rows: Rows) -> npt.NDArray[np.int64]:
     return (blocks.astype(np.int64) << _SHIFT) | (rows & _WITHIN)
 
 
+def _extended(numbers: Numbers, used: int, size: int) -> Numbers:
+    """Return the first `used` numbers and zeros after them, whose pages nothing touches."""
+    found = np.zeros(size, np.int32)
+    found[:used] = numbers[:used]
+    return found
+
+
 RowMap = Numbers | SparseMap
 
 
@@ -92,6 +106,17 @@ def zeros(name: str, size: int, dtype: Any) -> npt.NDArray[Any]:
 def row_map(rows: int, take: Take = zeros) -> RowMap:
     """Return a map of so many rows: an array, in large tables of blocks."""
     return take("numbers", rows, np.int32) if rows <= _DENSE_ROWS else SparseMap(rows, take)
+
+
+def resize(numbers: RowMap, rows: int) -> None:
+    """Have `rows` rows instead of fewer, the new ones without a number.
+
+    The memory is the map's own, as that of `zeros` is, and no other thread uses the map meanwhile.
+    """
+    if isinstance(numbers, SparseMap):
+        numbers.resize(rows)
+    else:
+        numbers.resize(rows, refcheck=False)  # remaps large memory, copies nothing
 
 
 def bytes_for(rows: int) -> int:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 import tierstore
-from tests.distributed.ranks import run, values
+from tests.distributed.ranks import Killed, run, values
+from tests.distributed.test_commit import hooked
 from tests.distributed.test_ranks import assert_same, contents
 from tierstore import distributed
 from tierstore.errors import InvalidInputError
@@ -47,6 +52,11 @@ def grow(store: Any, rank: int, ranks: int) -> None:
         store.grow("item", rows, init=init)
         assert store["item"].rows == one.num_embeddings == rows
         assert len(store["item"].read(np.arange(rows))) == rows
+    added = np.random.default_rng(5).standard_normal((23, 4)).astype(np.float32)
+    assert store.append("user", added) == range(20, 43)
+    assert np.array_equal(store["user"].read(np.arange(20, 43)), added)
+    state = next(name for name in store["user"].fields if name != "weight")
+    store.append("user", {"weight": added[:2], state: added[2:4]})
 
 
 def grow_in_parts(rank: int, path: Path) -> None:
@@ -76,6 +86,10 @@ def refused(rank: int, path: Path) -> list[str]:
                 store.grow("item", rows)
             told.append(str(caught.value))
         store.rollback()
+        for shape in ((2, 4 + rank), (2 + rank, 4)):
+            with pytest.raises(InvalidInputError) as caught:
+                store.append("item", np.ones(shape, np.float32))
+            told.append(str(caught.value))
         store.grow("item", 60)
     return told
 
@@ -88,5 +102,62 @@ def test_what_cannot_grow_is_refused_on_all_ranks(tmp_path: Path) -> None:
         assert "cannot shrink" in told[0]
         assert "disagree on rows" in told[1]
         assert "not committed" in told[2]
+        assert "(2, 4)" in told[3]
+        assert "every rank gives the same" in told[4]
     with tierstore.open(path) as store:
         assert store["item"].rows == 60
+
+
+def killed_as_it_grows(rank: int, path: Path, victim: int, moment: tuple[str, str]) -> None:
+    with distributed.open(path) as store:
+
+        def hook(what: str, when: str) -> None:
+            if rank == victim and (what, when) == moment:
+                time.sleep(0.2)  # the others come as far as they can
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        hooked(hook)
+        store.grow("item", 100)
+
+
+def grow_again(rank: int, path: Path) -> None:
+    with distributed.open(path) as store:
+        store.grow("item", 120)
+
+
+MOMENTS = [
+    (f"{what} its {of}", when)
+    for what, of in (("check that it can grow", "tables"), ("grow", "partitions"))
+    for when in ("before", "done", "told")
+] + [
+    ("confirm the version", "before"),
+    ("confirm the version", "done"),
+    ("place its tables", "done"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_is_killed_at_each_moment_of_growing(tmp_path: Path, victim: int) -> None:
+    before = tmp_path / "before"
+    distributed.create(before, specs(), partitions=4).close()
+    expected: dict[int, Any] = {}
+    with tierstore.create(tmp_path / "plain", specs()) as plain:
+        for rows in (ROWS, 100, 120):
+            plain.grow("item", rows)
+            expected[rows] = plain["item"].read(np.arange(rows))
+    seen = set()
+    for moment in MOMENTS:
+        path = tmp_path / " ".join(moment).replace(" ", "-")
+        shutil.copytree(before, path)
+        found = run(2, killed_as_it_grows, path, victim, moment, timeout=2)
+        assert isinstance(found[victim], Killed), (moment, found)
+        with tierstore.open(path) as store:
+            rows = store["item"].rows
+            assert np.array_equal(store["item"].read(np.arange(rows)), expected[rows]), moment
+        seen.add(rows)
+        assert tierstore.verify(path).ok
+        values(run(2, grow_again, path))
+        with tierstore.open(path) as store:
+            assert np.array_equal(store["item"].read(np.arange(120)), expected[120]), moment
+    assert seen == {ROWS, 100}

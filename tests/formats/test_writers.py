@@ -335,6 +335,7 @@ BINARY_WRITERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", BINARY_WRITERS)
 @pytest.mark.parametrize("keys", [None, IDS, WORDS], ids=["none", "ids", "words"])
 def test_binary_files_of_other_tools(tmp_path, writer, keys):

@@ -165,6 +165,7 @@ def read_ahead(root: Path, *, kill: int | None = None, resume: bool = False) -> 
     return {"rows": rows, "losses": module.losses, "head": setting.model.head.state_dict()}
 
 
+@pytest.mark.slow
 def test_a_run_killed_within_an_epoch_goes_on_to_the_bit(tmp_path: Path) -> None:
     whole = read_ahead(tmp_path / "whole")
     assert list(whole["losses"]) == list(range(32))

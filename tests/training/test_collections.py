@@ -148,7 +148,7 @@ def test_training_equals_one_layer_a_table(place: Place, variant: str) -> None:
     twins.check()
 
 
-@pytest.mark.parametrize("tables", [1, 2, 26, 200])
+@pytest.mark.parametrize("tables", [1, 2, 26, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("budget", ["one slot", "some", "all"])
 def test_any_number_of_tables_and_any_budget(place: Place, tables: int, budget: str) -> None:
     if tables == 200 and budget == "some":

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tierstore._disk.delta import Delta, LiveDelta
 from tierstore._rowcopy import unique
-from tierstore._rowmap import RowMap, SparseMap, row_map
+from tierstore._rowmap import RowMap, SparseMap, resize, row_map
 from tierstore.errors import CapacityError, CorruptStoreError
 
 __all__ = ["DeltaIndex", "check_positions"]
@@ -51,6 +51,11 @@ class DeltaIndex:
         self.entries: RowMap = row_map(rows)
         self.replaced: Places = np.empty(0, np.int32)
         self.starts = np.zeros(1, np.int64)
+
+    def grow(self, rows: int) -> None:
+        """Have more rows, in the base; no other thread may look rows up meanwhile."""
+        resize(self.entries, rows)
+        self.rows = rows
 
     @property
     def stop(self) -> int:
@@ -213,7 +218,7 @@ class DeltaIndex:
         sources: list[Delta | LiveDelta] = [*self.deltas]
         if live is not None:
             sources.append(live)
-        for found in np.unique(number[places > 0]).tolist():
+        for found in unique(number[places > 0]).tolist():
             which = np.flatnonzero((number == found) & (places > 0))
             parts.append((sources[found], int(self.starts[found]), which))
         return parts

@@ -84,6 +84,13 @@ class DiskTier:
         """Maximum size of the index in bytes."""
         return self._index.entries.nbytes
 
+    def grow(self, rows: int) -> None:
+        """Have more rows, which read as zeros; a writer extends the files."""
+        with self._lock:
+            self._base.grow(rows, extend=self._new_live is not None)
+            self._index.grow(rows)
+            self.rows = rows
+
     def follow(self, deltas: Sequence[Delta]) -> None:
         """Replace the committed deltas by `deltas`, oldest first.
 
@@ -213,6 +220,11 @@ class DiskTier:
         records = np.empty((which.size, self.record_bytes), np.uint8)
         source.read(places[which].astype(np.int64) - 1 - start, records)
         out[which] = records
+
+    def let_go(self, rows: npt.NDArray[np.int64]) -> None:
+        """Drop the mapped pages of consecutive `rows` from memory, which a scan has passed."""
+        for place in self._places(rows):
+            place.let_go()
 
     def stage(self, rows: npt.NDArray[np.int64]) -> Callable[[], None]:
         """Return a function that prefetches `rows`; it may block, so call it without a lock."""

@@ -29,7 +29,7 @@ from tierstore._table.table import Table
 from tierstore._table.values import to_bytes
 from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.initializers import Initializer
-from tierstore.spec import Field, TableSpec
+from tierstore.spec import USES, Field, TableSpec
 
 __all__ = ["Rewrite", "altered", "appended", "grown", "renamed", "replaced", "rewrite", "set_keys"]
 
@@ -185,6 +185,9 @@ def altered(
         compression=compression,
         chunk_rows=chunk_rows,
         keys=table.spec.keys,
+        grows=table.spec.grows and backend == table.spec.backend,
+        track_uses=table.spec.track_uses and USES in fields,
+        admit_after=table.spec.admit_after,
     )
     return Rewrite(table.name, spec, _converted(table, spec), table.scalars, _keys_of(table))
 
@@ -210,7 +213,7 @@ def _altered_fields(
     if not add and set(old) <= set(drop):
         raise InvalidInputError(f"table {table.name!r} needs at least one field; drop the table")
     kept = {
-        name: dataclasses.replace(item, dtype=dtypes.get(name, item.dtype))
+        name: item.of_dtype(dtypes[name]) if name in dtypes else item
         for name, item in old.items()
         if name not in drop
     }
@@ -251,23 +254,29 @@ def appended(table: Table, rows: Any, keys: Sequence[Any] | None) -> Rewrite:
     """Return a table with these rows appended; omitted fields are zero."""
     if isinstance(table, KeyedTable):
         raise InvalidInputError(f"table {table.name!r} is by key: write the rows of new keys")
-    given = rows if isinstance(rows, Mapping) else {next(iter(table.fields)): rows}
-    values = {name: _field_bytes(table, name, each) for name, each in given.items()}
-    counts = {name: len(each) for name, each in values.items()}
-    if len(set(counts.values())) != 1:
-        raise InvalidInputError(f"give the same number of rows for all fields: {counts or 'none'}")
-    count = next(iter(counts.values()))
-    spec = _with_rows(table, table.rows + count)
-    new = np.zeros((count, spec.layout.record_bytes), np.uint8)
-    for name, each in values.items():
-        lo, hi = spec.layout.span(name)
-        new[:, lo:hi] = each
+    new = records_of(table, rows)
+    spec = _with_rows(table, table.rows + len(new))
 
     def blocks() -> Blocks:
         yield from table._records()
         yield new
 
-    return Rewrite(table.name, spec, blocks(), table.scalars, _more_keys(table, count, keys))
+    return Rewrite(table.name, spec, blocks(), table.scalars, _more_keys(table, len(new), keys))
+
+
+def records_of(table: Table, rows: Any) -> Records:
+    """Return rows to append, of the first field or by field, as records of a table."""
+    given = rows if isinstance(rows, Mapping) else {next(iter(table.fields)): rows}
+    values = {name: _field_bytes(table, name, each) for name, each in given.items()}
+    counts = {name: len(each) for name, each in values.items()}
+    if len(set(counts.values())) != 1:
+        raise InvalidInputError(f"give the same number of rows for all fields: {counts or 'none'}")
+    layout = table.spec.layout
+    new = np.zeros((next(iter(counts.values())), layout.record_bytes), np.uint8)
+    for name, each in values.items():
+        lo, hi = layout.span(name)
+        new[:, lo:hi] = each
+    return new
 
 
 def _field_bytes(table: Table, name: str, values: Any) -> Records:
@@ -351,7 +360,7 @@ def _converted(table: Table, spec: TableSpec) -> Blocks:
         for name, item in spec.fields.items():
             if name not in table.fields:
                 continue
-            if item.dtype == table.fields[name].dtype:
+            if item.form == table.fields[name].form:
                 (lo, hi), (begin, end) = old.span(name), new.span(name)
                 records[:, begin:end] = block[:, lo:hi]
             else:
@@ -368,13 +377,12 @@ def _first_records(table: KeyedTable, spec: TableSpec) -> Blocks:
 
 
 def _encoded(values: npt.NDArray[Any], item: Field, table: str, name: str) -> npt.NDArray[Any]:
-    """Convert values to stored elements; raise InvalidInputError if one becomes infinite."""
+    """Convert values to stored elements; raise InvalidInputError if one is out of range."""
     stored = item.element.encode(values)
-    lost = np.isfinite(values) & ~np.isfinite(item.element.decode(stored))
-    if lost.any():
+    lost = item.element.overflowed(values, stored)
+    if lost:
         raise InvalidInputError(
-            f"{int(lost.sum())} values of field {name!r} of table {table!r} do not fit in "
-            f"{item.dtype}, the largest is {np.abs(values[lost]).max():g}; scale them first, or "
-            "choose a wider type"
+            f"{lost} values of field {name!r} of table {table!r} do not fit in {item.dtype}, the "
+            f"largest is {np.nanmax(np.abs(values)):g}; scale them first, or choose a wider type"
         )
     return stored

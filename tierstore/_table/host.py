@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._door import Call, Door, Use
+from tierstore._dtypes import DTypeName
 from tierstore._table.address import Groups, Ids, grouped, host_ids, last_of_each
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.values import Columns, from_bytes, to_bytes
@@ -154,8 +155,8 @@ class Access(Protocol):
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
 
-    def to_array(self, data: Any, item: Field, ids: Ids) -> Any:
-        """Return the bytes of a field as the array that answers these ids."""
+    def to_array(self, data: Any, item: Field, ids: Ids, dtype: DTypeName | None = None) -> Any:
+        """Return the bytes of a field as the array that answers these ids, of `dtype` if given."""
 
     def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
         """Return values for these ids as bytes of a field, on this side, checked."""
@@ -209,7 +210,7 @@ class HostAccess:
         self._plain: dict[str | None, tuple[tuple[int, int], np.dtype[Any], int]] = {
             name: ((lo, hi), item.storage, item.dim)
             for name, (item, lo, hi) in self.fields.items()
-            if not item.element.as_bits
+            if not item.element.as_bits and item.scaled is None
         }
         first = layout.fields[0][0]
         if first in self._plain:

@@ -82,6 +82,9 @@ class LowestTier(Tier, Protocol):
     def live(self) -> Changed | None:
         """What was handed down since the last commit."""
 
+    def let_go(self, rows: Rows) -> None:
+        """Drop from memory what a scan mapped to read consecutive `rows`."""
+
     def discard(self) -> Rows:
         """Drop what was handed down since the last commit; return its rows."""
 
@@ -104,6 +107,7 @@ class DeviceView(NamedTuple):
 ROLLED_BACK = "the store was rolled back"
 REFRESHED = "the store was refreshed"
 OPENED_ANEW = "the table got other fields or rows, or another version,"
+EXPIRED = "rows of the table expired"
 GONE = "the table was renamed or dropped"
 
 

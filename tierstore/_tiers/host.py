@@ -139,6 +139,7 @@ class HostTier:
         kind: str = "pageable",
         policy: PolicySpec | None = None,
         starts: Sequence[int] = (0,),
+        grows: bool = False,
     ) -> None:
         """Reserve the arena.
 
@@ -148,6 +149,8 @@ class HostTier:
             kind: kind of memory, as `memory.allocate` knows them.
             policy: which rows to keep; least recently used go first if None.
             starts: the rows at which ranges begin whose batches are counted apart, ascending.
+            grows: whether `grow` may be called; then slots may be more than rows, and rows are
+                never held in place.
         """
         policy = policy or lru()
         if slots < 1:
@@ -155,8 +158,9 @@ class HostTier:
         self.below = below
         self.rows: int = below.rows
         self.record_bytes: int = below.record_bytes
-        self.slots: int = min(slots, self.rows)
-        self.direct: bool = self.slots == self.rows
+        self.slots: int = slots if grows else min(slots, self.rows)
+        self.direct: bool = self.slots == self.rows and not grows
+        self.grows: bool = grows
         self._starts = tuple(starts)
         self._edges = np.array([*starts, below.rows])
         self._counted = [TierStats() for _ in starts]
@@ -164,8 +168,9 @@ class HostTier:
         self._edges = np.array([*starts, self.rows], np.int64)
         self._across = {name: np.zeros(len(starts), np.int64) for name in _ACROSS}
         self._batches = 0
-        self.nbytes: int = bytes_for(self.rows, self.record_bytes, self.slots, policy)
-        arena = arena_bytes(self.rows, self.record_bytes, self.slots, policy)
+        mapped = max(self.rows, self.slots + 1) if grows else self.rows
+        self.nbytes: int = bytes_for(mapped, self.record_bytes, self.slots, policy)
+        arena = arena_bytes(mapped, self.record_bytes, self.slots, policy)
         self._arena = Arrays(kind, arena + 16 * ALIGNMENT)
         self.records: Bytes = self._arena.take(
             "records", self.slots * self.record_bytes, np.uint8
@@ -174,7 +179,12 @@ class HostTier:
             DirectSlots(self.rows, self._arena.take)
             if self.direct
             else CachedSlots(
-                self.rows, self.slots, policy, self._arena.take, dense=kind != "pageable"
+                self.rows,
+                self.slots,
+                policy,
+                self._arena.take,
+                dense=kind != "pageable",
+                grows=grows,
             )
         )
         self._scratch = np.empty(max(_PART_BYTES, self.record_bytes), np.uint8)
@@ -185,6 +195,15 @@ class HostTier:
         self._moves: list[_Move] = []
         self._windows = _Windows(self.records)
         self.before_change: Callable[[], None] = nothing_to_await
+
+    def grow(self, rows: int) -> None:
+        """Have `rows` rows instead of fewer, of which the tier below has the new ones by now."""
+        with self._lock:
+            if not (self.grows and isinstance(self.map, CachedSlots)):
+                raise RuntimeError("a host tier whose maps are in its arena cannot grow")
+            self.map.grow(rows)
+            self.rows = rows
+            self._edges[-1] = rows
 
     def view(self) -> DeviceView:
         """Return the memory that a tier above may reach on its own; see `before_change`."""
@@ -358,6 +377,12 @@ class HostTier:
         if isinstance(self.map, CachedSlots):
             with self._lock:
                 self.map.pins.give_back(slots)
+
+    def unpin(self) -> None:
+        """End every lease, of which none is given back then."""
+        if isinstance(self.map, CachedSlots):
+            with self._lock:
+                self.map.pins.clear()
 
     # -- rows that have a slot; the lock is held
 

@@ -197,11 +197,22 @@ class CachedSlots:
     """
 
     def __init__(
-        self, rows: int, slots: int, policy: PolicySpec, take: Take, *, dense: bool = False
+        self,
+        rows: int,
+        slots: int,
+        policy: PolicySpec,
+        take: Take,
+        *,
+        dense: bool = False,
+        grows: bool = False,
     ) -> None:
-        """Start with every slot free; `dense`: `slot_of` is an array in large tables too."""
+        """Start with every slot free.
+
+        `dense`: `slot_of` is an array in large tables too; `grows`: it can be resized.
+        """
+        own = _rowmap.zeros if grows else take
         self.slot_of: RowMap = (
-            take("slot_of", rows, np.int32) if dense else _rowmap.row_map(rows, take)
+            own("slot_of", rows, np.int32) if dense else _rowmap.row_map(rows, own)
         )
         self.row_of: npt.NDArray[np.int64] = take("row_of", slots, np.int64)
         self.dirty: npt.NDArray[np.uint8] = take("dirty", slots, np.uint8)
@@ -209,6 +220,11 @@ class CachedSlots:
         self.policy = policy.make(rows, slots, self.lookup, self.row_of)
         self._unused = 0
         self._released: list[Slots] = []
+
+    def grow(self, rows: int) -> None:
+        """Have `rows` rows instead of fewer, the new ones without slots."""
+        _rowmap.resize(self.slot_of, rows)
+        self.policy.grow(rows)
 
     @property
     def keeps_batch(self) -> bool:

@@ -82,6 +82,10 @@ class Uncached:
         self.record_bytes: int = below.record_bytes
         self._lock = threading.Lock()
 
+    def grow(self, rows: int) -> None:
+        """Have `rows` rows instead of fewer, of which the tier below has the new ones by now."""
+        self.rows = rows
+
     def read(
         self, rows: Rows, out: Bytes, lo: int = 0, hi: int | None = None, *, admit: bool = True
     ) -> None:

@@ -1,15 +1,21 @@
 """Rows and gradients between the ranks that use them and the ranks that own them.
 
 A batch asks the owner of each of its distinct ids for the row; what the owners are asked for comes
-to them in the order of ranks, and so do the gradients later: their sum repeats to the bit. Tensors
-stay on their device; the one wait of a step is for the number of rows to send.
+to them in the order of ranks, and so do the gradients later: their sum repeats to the bit.
+
+A request has two halves. The first sends how many rows each owner is asked for, the second waits
+for these numbers and sends which. Between them nothing waits, so the first half of a batch that is
+announced runs beside the batches before it. All collectives are those of one group, in the order of
+the program, which is the same on every rank.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,12 +24,16 @@ from torch import Tensor
 from tierstore.distributed.ranks import Ranks
 from tierstore.errors import InvalidInputError, RanksError, TierStoreError
 
-__all__ = ["Exchange", "Request", "Wanted"]
+__all__ = ["Exchange", "Known", "Request", "Wanted", "uploaded"]
 
 _SHIFT = 48
 """Bits of an id; above them stands the rank that owns it."""
+_NONE = 1 << 62
+"""More than any id with its owner."""
 _BITS = 62
-"""Features that one number of a message tells of."""
+"""Features, or batches that are announced, that one number of a message tells of."""
+_ANNOUNCED = 1 << 40
+"""Added to the tag of a request that is announced, and not made by a lookup."""
 
 
 class Exchange:
@@ -32,6 +42,7 @@ class Exchange:
     Attributes:
         owners_of: the rank that owns each of some ids.
         rows_of: the row of each id on its owner.
+        announced: requests of coming batches, oldest first, as on every rank.
     """
 
     def __init__(
@@ -49,6 +60,59 @@ class Exchange:
         self.name = name
         self.owners_of = owners_of
         self.rows_of = rows_of
+        self.announced: deque[Request] = deque()
+        self._announces = False
+
+    def request(self, wanted: Wanted) -> Request:
+        """Ask for rows, or return the request of these ids that was announced. Collective.
+
+        What is wrong with the ids of a rank is raised there once the others know, and RanksError on
+        the others. Raises InvalidInputError on all ranks where they look up different tables.
+        """
+        if self.announced:
+            own = [each.is_for(wanted.given, wanted.tag, wanted.lengths) for each in self.announced]
+            common = self.ranks.common(sum(yes << place for place, yes in enumerate(own)))
+            if common:
+                for _ in range((common & -common).bit_length() - 1):  # of batches left out
+                    self.announced.popleft()
+                request = self.announced.popleft()
+                if not request.settled:
+                    request.settle()
+                return request
+        request = Request(self, wanted)
+        request.settle()
+        return request
+
+    def known(self, given: Tensor, tag: int, lengths: Sequence[int]) -> Request | None:
+        """Return the oldest request of these ids that was announced, or None."""
+        return next((each for each in self.announced if each.is_for(given, tag, lengths)), None)
+
+    def announce(self, wanted: Wanted, window: int, fetch: Callable[[Tensor], object]) -> None:
+        """Ask for the rows of a coming batch without waiting. Collective.
+
+        Those of the batch announced before are asked for in full by now; `fetch` is called with the
+        rows of this rank among them. The last `window` batches are remembered. Raises what
+        `request` does, of the batch before.
+        """
+        self._settle(fetch)
+        while len(self.announced) >= min(window, _BITS):
+            self.announced.popleft()
+        self.announced.append(Request(self, wanted, announced=True))
+        if not self._announces:  # ranks that do not announce are told at once
+            self._announces = True
+            self._settle(fetch)
+
+    def _settle(self, fetch: Callable[[Tensor], object]) -> None:
+        """Complete what was announced."""
+        for each in list(self.announced):
+            if not each.settled:
+                try:
+                    each.settle()
+                except TierStoreError:
+                    self.announced.remove(each)
+                    raise
+                if len(each.asked):
+                    fetch(each.asked)
 
     def swap(self, values: Tensor, given: list[int] | None, taken: list[int] | None) -> Tensor:
         """Send rows `(n, …)` to the ranks, so many to each, and return what comes from each."""
@@ -67,6 +131,7 @@ class Wanted:
 
     Attributes:
         ids: int64 `(n,)`, on the device of the table.
+        given: these ids as the caller has them.
         tag: a number that is equal on ranks that look up the same.
         tables: the number of the table of each feature.
         lengths: how many of the ids each feature has.
@@ -76,6 +141,7 @@ class Wanted:
     """
 
     ids: Tensor
+    given: Tensor
     tag: int
     tables: Sequence[int] = (0,)
     lengths: Sequence[int] = (1,)
@@ -95,48 +161,83 @@ class Wanted:
 class Request:
     """The distinct rows that a batch asks for, and those that are asked of this rank.
 
+    All but `positions` are there when it is settled.
+
     Attributes:
+        wanted: what this rank asks for.
+        settled: whether the ranks know what they are asked for.
         positions: int64, for each id the index of its row among those that come back.
         size: the number of distinct ids.
         total: the number of ids of all ranks.
         asked: the rows of this rank that each rank asks for, in the order of ranks; distinct for
             each rank, and perhaps not among them.
         counts: for each feature 1 if any rank has ids of it, else 0.
+        touched: the numbers of the tables of these features.
     """
 
-    def __init__(self, exchange: Exchange, wanted: Wanted) -> None:
-        """Exchange how many rows are asked for, then which. Every rank does so at the same time.
+    positions: Tensor
+    size: int
+    total: int
+    asked: Tensor
+    counts: list[int]
+    touched: frozenset[int]
 
-        What is wrong with the ids of a rank is raised there once the others know, and RanksError on
-        the others. Raises InvalidInputError on all ranks where they look up different tables.
-        """
-        self._exchange = exchange
+    def __init__(self, exchange: Exchange, wanted: Wanted, *, announced: bool = False) -> None:
+        """Send how many rows are asked for. Every rank does so at the same time."""
+        self._exchange, self.wanted, self.settled = exchange, wanted, False
+        self._tag = wanted.tag + announced * _ANNOUNCED
+        self._known = Known(wanted.given) if announced else None
         ranks, ids = exchange.ranks.count, wanted.ids
-        self.positions: Tensor
-        keys, self.positions = torch.unique(
-            (exchange.owners_of(ids) << _SHIFT) + ids, return_inverse=True
-        )
-        self.size: int = len(keys)
-        edges = torch.arange(ranks + 1, device=keys.device) << _SHIFT
-        counts = torch.searchsorted(keys, edges).diff()
+        self._keys, self.positions = _distinct((exchange.owners_of(ids) << _SHIFT) + ids)
+        edges = torch.arange(ranks + 1, device=ids.device) << _SHIFT
+        counts = torch.searchsorted(self._keys, edges).diff()
         failed = counts.new_full((1,), wanted.error is not None)
         if wanted.is_bad is not None:
             failed = failed + wanted.is_bad
-        told = torch.tensor([wanted.tag, len(ids), *wanted.used()]).to(keys.device)
+        told = uploaded([self._tag, len(ids), *wanted.used()], ids.device)
         same = torch.cat([failed, told]).expand(ranks, -1)
         mine = torch.cat([counts[:, None], same], 1)
-        both = torch.stack([mine, exchange.swap(mine, None, None)]).tolist()  # the wait
-        self._given: list[int] = [each[0] for each in both[0]]
-        self._taken: list[int] = [each[0] for each in both[1]]
-        self._check(wanted, both[1])
-        self.total: int = sum(each[3] for each in both[1])
-        self.counts: list[int] = [
-            int(any(each[4 + number // _BITS] >> number % _BITS & 1 for each in both[1]))
+        theirs = torch.empty_like(mine)
+        with exchange.ranks.explained(f"exchange rows of table {exchange.name!r}"):
+            self._sending: Any = dist.all_to_all_single(
+                theirs, mine, group=exchange.ranks.data_group, async_op=True
+            )
+        self._told = [mine, theirs]
+        if not on_host(ids):
+            self._sending.wait()  # on the device: the host goes on
+            self._told = [_fetched(torch.stack(self._told))]
+            self._sending = torch.cuda.current_stream(ids.device).record_event()
+
+    def is_for(self, given: Tensor, tag: int, lengths: Sequence[int]) -> bool:
+        """Tell whether this request, which was announced, is for these ids."""
+        own = self.wanted
+        alike = own.tag == tag and list(own.lengths) == list(lengths)
+        return alike and self._known is not None and self._known.is_as(given)
+
+    def settle(self) -> None:
+        """Wait for what all ranks ask for, and send which rows this one asks for. Collective."""
+        self.settled, exchange, wanted = True, self._exchange, self.wanted
+        with exchange.ranks.explained(f"exchange rows of table {exchange.name!r}"):
+            if isinstance(self._sending, dist.Work):
+                self._sending.wait()
+            else:
+                self._sending.synchronize()
+        given, taken = (
+            self._told[0].tolist() if len(self._told) == 1 else [e.tolist() for e in self._told]
+        )
+        self._given: list[int] = [each[0] for each in given]
+        self._taken: list[int] = [each[0] for each in taken]
+        self._check(wanted, taken)
+        self.size = sum(self._given)
+        self.total = sum(each[3] for each in taken)
+        self.counts = [
+            int(any(each[4 + number // _BITS] >> number % _BITS & 1 for each in taken))
             for number in range(len(wanted.lengths))
         ]
-        self.touched: frozenset[int] = frozenset(compress(wanted.tables, self.counts))
-        ids_of = keys & ((1 << _SHIFT) - 1)
-        self.asked: Tensor = exchange.rows_of(exchange.swap(ids_of, self._given, self._taken))
+        self.touched = frozenset(compress(wanted.tables, self.counts))
+        ids_of = self._keys[: self.size] & ((1 << _SHIFT) - 1)
+        self.asked = exchange.rows_of(exchange.swap(ids_of, self._given, self._taken))
+        del self._keys, self._told, self._sending
 
     def _check(self, wanted: Wanted, told: list[list[int]]) -> None:
         """Raise what is wrong with the ids of this rank, or of another."""
@@ -151,11 +252,11 @@ class Request:
                     f"rank {rank} of {len(told)} asked table {name!r} for ids that it does not "
                     "have, and nothing was looked up; that rank says which"
                 )
-            if tag != wanted.tag:
+            if tag != self._tag:
                 raise InvalidInputError(
                     f"rank {rank} of {len(told)} looks up something else than {name!r} on rank "
                     f"{own}: every rank calls the same layers in the same order, with the same "
-                    "features"
+                    "features, and announces the same batches (lookahead, prefetch)"
                 )
 
     def answer(self, rows: Tensor) -> Tensor:
@@ -165,3 +266,81 @@ class Request:
     def deliver(self, values: Tensor) -> Tensor:
         """Give values `(size, dim)` of the distinct rows to their owners; return `(asked, dim)`."""
         return self._exchange.swap(values, self._given, self._taken)
+
+
+class Known:
+    """Ids that are known again: on a host by their values, on a device by where they are.
+
+    There a comparison of values would wait. Their memory is kept, so that no others come to it, and
+    torch counts what it writes to it.
+    """
+
+    def __init__(self, *ids: Tensor) -> None:
+        """Remember ids, which may be in several tensors."""
+        self._ids = [each.clone() if on_host(each) else each.detach() for each in ids]
+        self._where = [_where(each) for each in ids]
+
+    def is_as(self, *ids: Tensor) -> bool:
+        """Tell whether ids are these, and not known to be written since."""
+        if len(ids) != len(self._ids):
+            return False
+        return all(map(self._is_same, self._ids, self._where, ids))
+
+    @staticmethod
+    def _is_same(own: Tensor, where: object, ids: Tensor) -> bool:
+        if ids.device != own.device or ids.dtype != own.dtype or ids.shape != own.shape:
+            return False
+        same: bool = torch.equal(ids, own) if on_host(ids) else where == _where(ids)
+        return same
+
+
+def on_host(ids: Tensor) -> bool:
+    """Tell whether ids are on the host, where they can be compared."""
+    kind: str = ids.device.type
+    return kind == "cpu"
+
+
+def _where(ids: Tensor) -> object:
+    """Return where ids are in memory, and how often that was written.
+
+    Of tensors whose writes torch does not count, something that is equal to nothing.
+    """
+    if ids.is_inference():
+        return object()
+    return ids.data_ptr(), ids._version, ids.stride()
+
+
+def _distinct(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Return distinct keys, ascending, and for each key the index of its like.
+
+    On a device more may follow; see `padded`.
+    """
+    if not on_host(keys):
+        return padded(keys)
+    distinct, positions = torch.unique(keys, return_inverse=True)
+    return distinct, positions
+
+
+def padded(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Do so without waiting for their number: as many as keys, `_NONE` behind the distinct ones."""
+    ordered, order = keys.sort()
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    numbers = begins.cumsum(0) - 1
+    positions = torch.empty_like(order).scatter_(0, order, numbers)
+    return torch.full_like(keys, _NONE).scatter_(0, numbers, ordered), positions
+
+
+def uploaded(values: Sequence[int], device: torch.device | str) -> Tensor:
+    """Return numbers on a device, int64, without waiting for what the device is at."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=torch.int64)
+    pinned = torch.tensor(values, dtype=torch.int64, pin_memory=True)
+    return pinned.to(device, non_blocking=True)
+
+
+def _fetched(values: Tensor) -> Tensor:
+    """Return values of a device on the host, where they are when it has come so far."""
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return host.copy_(values, non_blocking=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tierstore._table.joint import Features, JointTable, Location
-from tierstore.distributed.exchange import Exchange, Request, Wanted
+from tierstore.distributed.exchange import Exchange, Request, Wanted, uploaded
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import RowIndexError
 from tierstore.spec import TableSpec
@@ -61,6 +61,8 @@ class DistributedJointTable:
             self._ends = rows.cumsum(0).to(self.device)
             self._starts = self._ends - self._sizes
             self._own_starts = torch.from_numpy(location.starts).to(self.device)
+            self._bounds: dict[Features, tuple[Tensor, Tensor]] = {}
+            self._exchange.announced.clear()  # they ask by other numbers
             self._seen = location
 
     def _split(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,12 +82,21 @@ class DistributedJointTable:
         An id that is not in its table raises in the request that follows.
         """
         self._number()
+        known = self._exchange.known(ids, self._tag(features), lengths)
+        if known is not None:
+            self._wanted = known.wanted
+            return known.wanted.ids
         own = ids.to(self.device)
-        numbers = torch.tensor(features.tables).to(self.device)
-        counts = torch.tensor(list(lengths)).to(self.device)
-        tables = numbers.repeat_interleave(counts, output_size=len(own))
-        is_bad = ((own < 0) | (own >= self._sizes[tables])).any()
-        found = own + self._starts[tables]
+        starts, sizes = self._bounds_of(features)
+        if len(set(lengths)) == 1:
+            split = own.view(len(lengths), -1)
+            starts, sizes = starts[:, None], sizes[:, None]
+        else:
+            counts, split = uploaded(list(lengths), self.device), own
+            starts = starts.repeat_interleave(counts, output_size=len(own))
+            sizes = sizes.repeat_interleave(counts, output_size=len(own))
+        is_bad = ((split < 0) | (split >= sizes)).any()
+        found = (split + starts).view(-1)
 
         def refuse() -> None:
             pairs = zip(*features, own.split(list(lengths)), strict=True)
@@ -100,9 +111,16 @@ class DistributedJointTable:
                     )
 
         self._wanted = Wanted(
-            found, self._tag(features), features.tables, list(lengths), is_bad, refuse
+            found, ids, self._tag(features), features.tables, list(lengths), is_bad, refuse
         )
         return found
+
+    def _bounds_of(self, features: Features) -> tuple[Tensor, Tensor]:
+        """Return the first number and the rows of the table of each feature, on the device."""
+        if features not in self._bounds:
+            tables = uploaded(features.tables, self.device)
+            self._bounds[features] = self._starts[tables], self._sizes[tables]
+        return self._bounds[features]
 
     def _tag(self, features: Features) -> int:
         tag = self._tags.get(features)
@@ -118,26 +136,35 @@ class DistributedJointTable:
 
         Raises RowIndexError, and RanksError on the other ranks.
         """
+        return self._exchange.request(self._last(numbers))
+
+    def _last(self, numbers: Tensor) -> Wanted:
         wanted, self._wanted = self._wanted, None
         if wanted is None or wanted.ids is not numbers:
             raise RuntimeError("a request is for what in_space returned last")
-        return Request(self._exchange, wanted)
+        return wanted
 
     def padding(self, padding_idx: int | None) -> None:
         """Return None: joint tables have no padding."""
 
     def read(self, numbers: Tensor, field: str, touched: object = ()) -> Tensor:
         """Return a field of rows, `(n, dim)`; see `JointTable.read`. Collective."""
+        return self.read_with(numbers, lambda rows, of: self.shard.read(rows, field, of))
+
+    def read_with(
+        self, numbers: Tensor, read: Callable[[Tensor, frozenset[int]], Tensor]
+    ) -> Tensor:
+        """Return what `read` makes of rows of a shard, of some tables, for each number."""
         request = self.request(numbers)
-        rows = self.shard.read(request.asked, field, request.touched)
-        return request.answer(rows)[request.positions]
+        rows = read(request.asked, request.touched)
+        return request.answer(rows).index_select(0, request.positions)
 
     def prefetch(self, numbers: Tensor, *, window: int = 16) -> None:
-        """Start bringing those rows nearer that are on this rank."""
-        self._wanted = None
-        mine = numbers[self._exchange.owners_of(numbers) == self._ranks.rank]
-        if len(mine):
-            self.shard.prefetch(self._rows_of(mine), window=window)
+        """Announce a coming batch; see `DistributedTable.prefetch`. Collective."""
+        wanted = self._last(numbers)
+        self._exchange.announce(
+            wanted, window, lambda rows: self.shard.prefetch(rows, window=window)
+        )
 
     # -- what is equal of all tables
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from tierstore import _io
@@ -76,6 +77,13 @@ class Ranks:
         with self.explained(what):
             dist.all_gather_object(found, value, group=self._group)
         return found
+
+    def common(self, bits: int) -> int:
+        """Return the bits that all ranks give; on the host, beside what GPUs are at."""
+        told = torch.tensor([bits])
+        with self.explained("look up the same batch"):
+            dist.all_reduce(told, dist.ReduceOp.BAND, group=self._group)
+        return int(told)
 
     def agree(self, what: str, values: Mapping[str, object]) -> None:
         """Raise InvalidInputError on every rank unless all give the same values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from tierstore._disk.base import Progress
 from tierstore._disk.generation import as_kept, initial_records
 from tierstore._disk.manifest import TableInfo
 from tierstore._disk.partitioning import Shard
-from tierstore._store.alter import Rewrite
+from tierstore._store.alter import Rewrite, records_of
 from tierstore._store.copy import Overall
 from tierstore._store.store import Store
 from tierstore.distributed.prepared import agreed
@@ -24,7 +25,7 @@ from tierstore.spec import Field, TableSpec
 if TYPE_CHECKING:
     from tierstore.distributed.store import DistributedStore
 
-__all__ = ["alter_tables", "grow"]
+__all__ = ["alter_tables", "append", "grow"]
 
 _HELD_BYTES = 256 << 20
 """Records of new rows that a rank holds at a time."""
@@ -87,6 +88,42 @@ def grow(
             bound = store._ranks.gather("draw the same values", bound)[0]
         fields = {**spec.fields, first: dataclasses.replace(item, init=bound)}
         spec = dataclasses.replace(spec, fields=fields, init=None)
+    _extend_all(store, name, spec, lambda: initial_records(spec, info.spec.rows), progress)
+
+
+def append(
+    store: DistributedStore, name: str, rows: Any, progress: Progress | None = None
+) -> range:
+    """Append rows to a table; see `DistributedStore.append`."""
+    store._agree("append rows", {"name": name})
+    table, ranks = store._tables[store[name].name], store._ranks
+    records = np.empty((0, table.spec.layout.record_bytes), np.uint8)
+
+    def read() -> str:
+        nonlocal records
+        records = records_of(table, rows)
+        return hashlib.blake2b(records.tobytes()).hexdigest()
+
+    if len(set(ranks.together("read the rows", read))) > 1:
+        raise InvalidInputError(
+            f"ranks disagree on the rows to append to table {name!r}: every rank gives the same"
+        )
+    spec = store._manifest.tables[name].spec
+    ids = range(spec.rows, spec.rows + len(records))
+    larger = dataclasses.replace(spec, rows=ids.stop, chunk_rows=None)
+    _extend_all(store, name, larger, lambda: iter([records]), progress)
+    return ids
+
+
+def _extend_all(
+    store: DistributedStore,
+    name: str,
+    spec: TableSpec,
+    blocks: Callable[[], Iterator[Records]],
+    progress: Progress | None,
+) -> None:
+    """Have a table be as a spec says; `blocks` yields the records of the rows that it lacks."""
+    info, rows = store._manifest.tables[name], spec.rows
 
     def grown() -> dict[str, TableInfo]:
         parts, shard = store._parts.numbered(), store._parts.shard(rows)
@@ -95,7 +132,8 @@ def grow(
         report = Overall(progress, len(parts) * shard.blocks)
         for first in range(0, len(parts), some):
             held = parts[first : first + some]
-            of = _new_records(spec, info.spec.rows, shard, [number for number, _ in held])
+            numbers = [number for number, _ in held]
+            of = _new_records(spec, info.spec.rows, blocks(), shard, numbers)
             for number, part in held:
                 _extend(part, name, shard.blocks, *of[number], report)
                 report.passed(shard.blocks)
@@ -106,11 +144,15 @@ def grow(
 
 
 def _new_records(
-    spec: TableSpec, start: int, shard: Shard, numbers: Sequence[int]
+    spec: TableSpec,
+    start: int,
+    blocks: Iterator[Records],
+    shard: Shard,
+    numbers: Sequence[int],
 ) -> dict[int, tuple[Rows, Records]]:
-    """Return the first records of rows from `start` on, with their rows, of some partitions."""
+    """Return the records of rows from `start` on, with their rows, of some partitions."""
     found: dict[int, list[tuple[Rows, Records]]] = {number: [] for number in numbers}
-    for records in initial_records(spec, start):
+    for records in blocks:
         ids = np.arange(start, start + len(records))
         partitions = shard.partition_of(ids)
         for number in numbers:

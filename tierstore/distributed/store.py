@@ -457,9 +457,16 @@ class DistributedStore(Closing, Mapping[str, Any]):
         """Grow a table to `rows` rows, as `Store.grow` does; a commit of its own. Collective.
 
         New rows are those that a plain store would have, to the bit; without a seed, that of the
-        first rank counts. Rows to append are written afterwards.
+        first rank counts.
         """
         schema.grow(self, name, whole_number("rows", rows), init, progress)
+
+    def append(self, name: str, rows: Any, *, progress: Progress | None = None) -> range:
+        """Append rows with values to a table and return their ids, as `Store.append` does.
+
+        Collective, and a commit of its own. Every rank gives the same rows.
+        """
+        return schema.append(self, name, rows, progress)
 
     # -- pointers, for states that hold no rows
 

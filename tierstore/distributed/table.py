@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -119,20 +120,23 @@ class DistributedTable:
 
         Raises RowIndexError and InvalidTypeError, and RanksError on the other ranks.
         """
+        return self.exchange.request(self._wanted(ids))
+
+    def _wanted(self, ids: Any) -> Wanted:
         error: TierStoreError | None = None
         is_bad: Tensor | None = None
         try:
             own, is_bad = self._flat(ids)
         except TierStoreError as found:
             error, own = found, torch.empty(0, dtype=torch.int64, device=self.device)
-        wanted = Wanted(
+        return Wanted(
             own,
+            ids if isinstance(ids, Tensor) else own,
             self._tag,
             is_bad=is_bad,
             refuse=lambda: host_ids(ids, self.rows),
             error=error,
         )
-        return Request(self.exchange, wanted)
 
     def _flat(self, ids: Any) -> tuple[Tensor, Tensor | None]:
         """Return ids on the device, flat int64, and whether some are bad where that is not known.
@@ -156,14 +160,17 @@ class DistributedTable:
 
     def read(self, ids: Any, field: str | None = None) -> Any:
         """Read the rows of `ids`, `ids.shape + (dim,)`, as `Table.read` does. Collective."""
-        request = self.request(ids)
-        rows: Tensor = self.shard.read(request.asked, field, as_tensor=True)
-        found = request.answer(rows)[request.positions]
+        found = self.read_with(ids, lambda rows: self.shard.read(rows, field, as_tensor=True))
         if isinstance(ids, Tensor):
             return found.reshape(*ids.shape, found.shape[1])
         own = found.cpu()
         values = (own.float() if own.dtype == torch.bfloat16 else own).numpy()
         return values.reshape(*np.shape(ids), values.shape[-1])
+
+    def read_with(self, ids: Any, read: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what `read` makes of rows of a shard, `(rows, dim)`, for each id. Collective."""
+        request = self.request(ids)
+        return request.answer(read(request.asked)).index_select(0, request.positions)
 
     def write(self, ids: Any, rows: Any, field: str | None = None) -> None:
         """Write rows `ids.shape + (dim,)` over those of `ids`. Collective.
@@ -187,12 +194,16 @@ class DistributedTable:
         self.shard.write(request.asked, request.deliver(values.to(self.device)), field)
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
-        """Start bringing those rows of a coming batch nearer that are on this rank."""
-        rows = host_ids(ids, self.rows).rows
-        partitions = self.place.partition_of(rows) - self.place.first
-        mine = rows[(partitions >= 0) & (partitions < self.place.count)]
-        if mine.size:
-            self.shard.prefetch(self.place.rows_of(mine), window=window)
+        """Announce the ids of a coming batch, and start bringing their rows nearer. Collective.
+
+        Which rows the ranks ask each other for is exchanged beside what is under way. A lookup of
+        the same ids among the next `window` then does not wait for it; on a GPU those are the same
+        tensor, not written since. Raises what a lookup does, of an earlier batch.
+        """
+        wanted = self._wanted(ids)
+        self.exchange.announce(
+            wanted, window, lambda rows: self.shard.prefetch(rows, window=window)
+        )
 
     def ids_of(self, rows: Any) -> Any:
         """Return the ids of rows of the shard, an int64 array or tensor."""

@@ -27,7 +27,7 @@ from tierstore.nn.remote import RemoteBatch
 from tierstore.nn.rows import RowsParameter
 from tierstore.spec import TableSpec
 
-__all__ = ["TieredEmbedding", "warn_of_zeros"]
+__all__ = ["TieredEmbedding", "from_start", "warn_of_zeros"]
 
 
 class TieredEmbedding(RowsLayer):
@@ -51,8 +51,6 @@ class TieredEmbedding(RowsLayer):
     """
 
     table: Table
-    takes_keys = True
-    """Whether the layer can be over a table by key."""
 
     def __init__(
         self,
@@ -95,18 +93,16 @@ class TieredEmbedding(RowsLayer):
         if scale_grad_by_freq:
             raise InvalidInputError("scale_grad_by_freq is not supported: gradients are summed")
         keyed = table if isinstance(table, KeyedTable) else None
-        if keyed is not None and (padding_idx is not None or not self.takes_keys):
-            what = "padding_idx" if self.takes_keys else type(self).__name__
+        if keyed is not None and padding_idx is not None:
             raise InvalidInputError(
-                f"table {table.name!r} is by key, and {what} goes by row: use "
-                "TieredEmbedding without padding_idx"
+                f"table {table.name!r} is by key, and padding_idx goes by row: leave it out"
             )
         super().__init__(
             table if keyed is None else keyed.by_row,
             next(iter(table.fields)) if field is None else field,
         )
         self._keyed: KeyedTable | None = keyed
-        self.padding_idx: int | None = _from_start(padding_idx, table.rows)
+        self.padding_idx: int | None = from_start(padding_idx, table.rows)
         self._average: Average | None = None
         if keyed is None:
             warn_of_zeros(table, self.field)
@@ -154,7 +150,6 @@ class TieredEmbedding(RowsLayer):
         """
         if self._keyed is not None:
             raise InvalidInputError(f"table {self.table.name!r} is by key; averages go by row")
-        self._check_own("averages")
         average = Average(self._shard, self.field)
         average.check_kept()
         layer = copy.deepcopy(self)
@@ -198,16 +193,33 @@ class TieredEmbedding(RowsLayer):
 
     def _look_up_keys(self, keys: Any, table: KeyedTable) -> Tensor:
         """Return the row of each key; those that are new get one where they are trained."""
+        self._check_eager(table)
+        if self._trains() and self.training:
+            ids = table._rows_for(keys)
+            if table.spec.admit_after is not None and bool((ids < 0).any()):
+                return self._look_up_admitted(ids, keys, table)
+            return autograd.Lookup.apply(self._own, ids, self)
+        self._own.settle()
+        rows: Tensor = table.read(keys, self.field, as_tensor=True)
+        return rows.to(self._anchor)
+
+    def _look_up_admitted(self, ids: Tensor, keys: Any, table: KeyedTable) -> Tensor:
+        """Return the row of each key; those that are not admitted have first rows, no gradient."""
+        _, unknown, first = table._known_or_first(keys, self.field)
+        flat = ids.reshape(-1)
+        known = (flat >= 0).nonzero()[:, 0]
+        rows: Tensor = autograd.Lookup.apply(self._own, flat[known], self)
+        found = rows.new_zeros(len(flat), self.embedding_dim)
+        found[torch.from_numpy(unknown).to(found.device)] = first.to(found)
+        return found.index_copy(0, known, rows).view(*ids.shape, self.embedding_dim)
+
+    def _check_eager(self, table: KeyedTable) -> None:
+        """Raise InvalidInputError where a graph is being made, which cannot look keys up."""
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             raise InvalidInputError(
                 f"table {table.name!r} is by key: keys are looked up outside of torch.compile and "
                 "torch.func, so keep this layer out of them"
             )
-        if self._trains() and self.training:
-            return autograd.Lookup.apply(self._own, table._rows_for(keys), self)
-        self._own.settle()
-        rows: Tensor = table.read(keys, self.field, as_tensor=True)
-        return rows.to(self._anchor)
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; see `Table.prefetch`."""
@@ -228,6 +240,10 @@ class TieredEmbedding(RowsLayer):
         """Return the rows of ids that take no part in training."""
         self._own.settle()
         if self._average is not None:
+            if self.is_shared:
+                shared: Any = self.table
+                found: Tensor = shared.read_with(ids, self._average.read)
+                return found.view(*ids.shape, self.embedding_dim).to(self._anchor)
             return self._average.read(ids).to(self._anchor)
         rows: Tensor = self.table.read(ids, self.field)
         return rows.to(self._anchor)
@@ -311,7 +327,8 @@ def warn_of_zeros(table: Table | DistributedTable, field: str) -> None:
         )
 
 
-def _from_start(padding_idx: int | None, rows: int) -> int | None:
+def from_start(padding_idx: int | None, rows: int) -> int | None:
+    """Return a row of padding, which counts from the end if negative, as one from the start."""
     if padding_idx is None:
         return None
     if not -rows <= padding_idx < rows:

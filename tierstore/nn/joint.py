@@ -11,6 +11,7 @@ pooled bags add them up.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore._table.joint import Features, JointTable
+from tierstore.distributed.exchange import Known, on_host
 from tierstore.distributed.joint import DistributedJointTable
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Batch, accumulates
@@ -28,7 +30,36 @@ from tierstore.nn.average import Average
 from tierstore.nn.layer import RowsLayer, tracing_refused
 from tierstore.nn.remote import RemoteBatch, RemoteLease
 
-__all__ = ["JointLayer"]
+__all__ = ["JointLayer", "KeyedJointLayer"]
+
+
+class Coming:
+    """Ids of coming batches on a device, with one tensor of those of all features.
+
+    A lookup of ids that were announced gets that tensor, by which the request for them is found.
+    """
+
+    def __init__(self) -> None:
+        """Keep none."""
+        self._kept: deque[tuple[Known, tuple[Tensor, list[int]]]] = deque()
+
+    def keep(self, given: list[Tensor], joined: tuple[Tensor, list[int]], window: int) -> None:
+        """Keep the ids of features, as given and as one tensor with their lengths."""
+        if on_host(joined[0]):
+            return  # those are known by their values
+        while len(self._kept) >= window:
+            self._kept.popleft()
+        self._kept.append((Known(*given), joined))
+
+    def find(self, given: list[Tensor]) -> tuple[Tensor, list[int]] | None:
+        """Return these ids as one tensor, and their lengths, if they are kept; then no more."""
+        if self._kept and not all(isinstance(each, Tensor) for each in given):
+            return None
+        for place, (known, joined) in enumerate(self._kept):
+            if known.is_as(*given):
+                del self._kept[place]
+                return joined
+        return None
 
 
 class JointLayer(RowsLayer):
@@ -36,6 +67,7 @@ class JointLayer(RowsLayer):
 
     Attributes:
         table: the tables, by rows of their space.
+        coming: ids that were announced to tables which ranks share.
     """
 
     table: Any
@@ -44,9 +76,14 @@ class JointLayer(RowsLayer):
         """Put a layer over a field of a joint table."""
         super().__init__(table, field)
         self._averages: list[Average] = []
+        self.coming: Coming = Coming()
 
     def look_up(
-        self, ids: Tensor, features: Features, lengths: Sequence[int]
+        self,
+        ids: Tensor,
+        features: Features,
+        lengths: Sequence[int],
+        counted: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Return the rows of each feature, `(length, dim)`.
 
@@ -54,12 +91,13 @@ class JointLayer(RowsLayer):
             ids: int64 `(n,)`, those of all features one behind the other.
             features: which.
             lengths: how many ids each has.
+            counted: bool `(n,)`, the ids that take part in training; None means all.
         """
         self.refuse_transforms()
         rows = self.in_space(ids, features, lengths)
         if self._trains():
             apply: Callable[..., tuple[Tensor, ...]] = _Lookup.apply
-            return apply(self._own, self, rows, features, lengths)
+            return apply(self._own, self, rows, features, lengths, counted)
         read = self.read_rows(rows, features.touched(lengths))
         return tuple(torch.unsafe_split_with_sizes(read, lengths))
 
@@ -93,14 +131,21 @@ class JointLayer(RowsLayer):
     def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
         """Return rows that take no part in training, `(n, dim)`."""
         self._own.settle()
+        if self._averages and self.is_shared:
+            averages: Tensor = self.table.read_with(rows, self._averaged)
+            return averages.to(self._anchor)
         if self._averages:
-            first = self._averages[0]
-            steps = torch.tensor([each.steps for each in self._averages], device=rows.device)
-            values = self.table.read(rows, first.names, touched)
-            tables = self.table.location.tables_of(rows)
-            return first.after(steps[tables][:, None], values).to(self._anchor)
+            return self._averaged(rows, touched).to(self._anchor)
         found: Tensor = self.table.read(rows, self.field, touched)
         return found.to(self._anchor)
+
+    def _averaged(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
+        """Return the averages of rows of this rank, `(n, dim)`."""
+        first = self._averages[0]
+        steps = torch.tensor([each.steps for each in self._averages], device=rows.device)
+        values = self._shard.read(rows, first.names, touched)
+        tables = self._shard.location.tables_of(rows)
+        return first.after(steps[tables][:, None], values)
 
     def take_gradient(
         self,
@@ -116,8 +161,7 @@ class JointLayer(RowsLayer):
 
     def average(self) -> None:
         """Look averages up from now on, frozen. Raises InvalidInputError where none are kept."""
-        self._check_own("averages")
-        averages = [Average(table, self.field) for table in self.table.tables]
+        averages = [Average(table, self.field) for table in self._shard.tables]
         for each in averages:
             each.check_kept()
         self._averages = averages
@@ -137,6 +181,20 @@ class JointLayer(RowsLayer):
         """Take nothing."""
 
 
+class KeyedJointLayer(JointLayer):
+    """The same over tables by key, of which it takes row numbers; see `keyed.numbered`.
+
+    In `eval()` it is not trained.
+    """
+
+    def _trains(self) -> bool:
+        return self.training and super()._trains()
+
+    def average(self) -> None:
+        """Raise InvalidInputError: averages go by row."""
+        raise InvalidInputError(f"table {self.table.name!r} is by key; averages go by row")
+
+
 class _Lookup(torch.autograd.Function):
     """Look up rows of several features; see `autograd.Lookup`."""
 
@@ -148,10 +206,11 @@ class _Lookup(torch.autograd.Function):
         rows: Tensor,
         features: Features,
         lengths: Sequence[int],
+        counted: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """Return the rows of each feature, as no views of each other: they may be changed."""
         ctx.set_materialize_grads(False)
-        ctx.layer, ctx.features, ctx.lengths = layer, features, lengths
+        ctx.layer, ctx.features, ctx.lengths, ctx.counted = layer, features, lengths, counted
         with interrupts_deferred():  # once for all that follows
             ctx.batch = layer.lease_rows(rows, features.touched(lengths))
             found = ctx.batch.lease.expand(layer.field).to(layer._anchor)
@@ -161,16 +220,20 @@ class _Lookup(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
         """Give the layer the gradient of the features that have one."""
-        nothing = None, None, None, None, None
+        nothing = None, None, None, None, None, None
         if not accumulates(ctx.next_functions[0][0]):
             return nothing
         given = [each is not None for each in gradients]
         positions, features, lengths = None, ctx.features, ctx.lengths
         counts = ctx.batch.counts(lengths)
+        if ctx.counted is not None:
+            every = ctx.batch.positions
+            positions = torch.where(ctx.counted.to(every.device), every, -1)
         if not all(given):  # as if the others had not been looked up
             if not any(given):
                 return nothing
-            parts = ctx.batch.positions.split(lengths)
+            every = ctx.batch.positions if positions is None else positions
+            parts = every.split(lengths)
             positions = torch.cat(tuple(compress(parts, given)))
             counts = [count if each else 0 for count, each in zip(counts, given, strict=True)]
             gradients = tuple(compress(gradients, given))

@@ -32,6 +32,7 @@ class RowsLayer(torch.nn.Module):
         field: the field that is looked up and trained.
         embedding_dim: elements of a row.
         rows: the parameter.
+        is_shared: whether ranks share the table.
     """
 
     rows: RowsParameter
@@ -43,13 +44,13 @@ class RowsLayer(torch.nn.Module):
         item = table.spec.layout.field(field)
         if not item.element.trainable:
             raise InvalidTypeError(
-                f"field {field!r} of table {table.name!r} is {item.dtype}, and torch trains "
-                "floats alone; read it with table.read"
+                f"field {field!r} of table {table.name!r} is {item.dtype}, which is only read: "
+                "weights that train are float32 or bfloat16; read it with table.read"
             )
         self._dtype = item.element.torch_dtype()
         self._device: str = table.device
         empty = torch.empty(0, item.dim, dtype=self._dtype, device=self._device)
-        self._is_shared = isinstance(table, Shared)
+        self.is_shared: bool = isinstance(table, Shared)
         shard = table.shard if isinstance(table, Shared) else table
         rows = _parameter_over(shard, field, empty)
         self.table: Any = rows.table if shard is table else table
@@ -105,14 +106,14 @@ class RowsLayer(torch.nn.Module):
         """Lease the rows of ids whose gradient may come, on every rank that has some of them."""
         own = self._own
         own.settle()
-        if self._is_shared:
+        if self.is_shared:
             return RemoteBatch(self.table, ids, padding_idx, own.abandoned)
         return Batch(self.table, ids, padding_idx, own.abandoned, *touched)
 
     def _lease_to_read(self, ids: Tensor, *touched: frozenset[int]) -> Lease | RemoteLease:
         """Lease the rows of ids that take no part in training, wherever they are."""
         self._own.settle()
-        if self._is_shared:
+        if self.is_shared:
             request = self.table.request(ids)
             of = [request.touched] if touched else []
             return RemoteLease(request, self.table.shard.lease(request.asked, *of))
@@ -124,17 +125,9 @@ class RowsLayer(torch.nn.Module):
 
         On the host that is faster than to find the distinct rows, as long as it takes little room.
         """
-        if self._is_shared:
+        if self.is_shared:
             return False
         return _first_of(self.table)._space.gpu is None and nbytes <= _MUCH
-
-    def _check_own(self, what: str) -> None:
-        """Raise InvalidInputError for what cannot be looked up on other ranks."""
-        if self._is_shared:
-            raise InvalidInputError(
-                f"{what} of table {self.table.name!r}, whose rows {self.table.ranks} ranks share, "
-                "cannot be looked up yet; open the store with one rank, or tierstore.open(path)"
-            )
 
     # -- as a module
 

@@ -23,6 +23,7 @@ from tierstore._table.table import Table
 from tierstore._table.values import Columns
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
+from tierstore.optim.rounding import Rounding
 from tierstore.optim.row_wise import RowWiseAdagrad
 from tierstore.spec import RecordLayout
 
@@ -62,15 +63,15 @@ class InPlace:
         field: str,
         states: Mapping[str, str],
         *,
-        at_random: bool,
+        rounding: Rounding,
     ) -> None:
         """Compile nothing yet; `states` are the fields of the optimizer's states."""
         self._rule = _RULES.get(optimizer_class)
-        self._on_host = None if at_random else _ON_HOST.get(optimizer_class)
+        self._on_host = None if rounding else _ON_HOST.get(optimizer_class)
         self._table = table
         self._field = field
         self._states = states
-        self._at_random = at_random
+        self._rounding = rounding
         self._places: dict[tuple[Any, ...], _Places | None] = {}
         self._layout: RecordLayout | None = None
         self._block: _Block | None = None
@@ -109,10 +110,11 @@ class InPlace:
         if places is None:
             return False
         gradient = gradient.to(places.computed).contiguous()
-        rows = ids() if self._at_random else None
+        rows = ids() if self._rounding else None
         work = places.work(gradient, trained)
         if rows is not None:
             work.rows, work.count = rows.data_ptr(), step
+            work.seed = self._rounding.seed
         numbers = rule.numbers(group, step)
         work.number[: len(numbers)] = numbers
         lease.launch(places.kernel(gradient), work, lease.bound, writes=places.names)
@@ -157,8 +159,10 @@ class InPlace:
             if set(states) == set(self._states):
                 names = (self._field, *(self._states[state] for state in states))
                 if all(layout.field(name).element.kernel for name in names):
-                    at_random = self._at_random
-                    self._places[key] = _Places(rule, layout, names, flags, at_random=at_random)
+                    columns = self._rounding.columns(states)
+                    self._places[key] = _Places(
+                        rule, layout, names, flags, self._rounding, [columns[s] for s in states]
+                    )
         return self._places[key]
 
 
@@ -176,10 +180,11 @@ class _Places:
         layout: RecordLayout,
         names: tuple[str, ...],
         flags: Mapping[str, bool],
-        *,
-        at_random: bool,
+        rounding: Rounding,
+        columns: list[int],
     ) -> None:
         self.names = names
+        self._columns = columns
         fields = [layout.field(name) for name in names]
         self._dim = fields[0].dim
         self._starts = [layout.span(name)[0] for name in names]
@@ -190,9 +195,13 @@ class _Places:
         types = zip(("WEIGHT", "FIRST", "SECOND", "THIRD"), kinds, strict=False)
         self._macros: dict[str, object] = {"OPTIMIZER": rule.name, **dict(types), **_FLAGS}
         self._macros |= {flag: int(value) for flag, value in flags.items()}
-        computed = ELEMENT_TYPES[DEFAULT_DTYPE] if at_random else fields[0].element
+        computed = ELEMENT_TYPES[DEFAULT_DTYPE] if rounding else fields[0].element
         self.computed: torch.dtype = computed.torch_dtype()
-        self._macros |= {"COMPUTED": computed.kernel, "STOCHASTIC": int(at_random)}
+        self._macros |= {
+            "COMPUTED": computed.kernel,
+            "STOCHASTIC": int(rounding.weights),
+            "NARROW": int(rounding.states),
+        }
         self._kernels: dict[int, Kernel] = {}
 
     def work(self, gradient: Tensor, trained: Tensor | None) -> Any:
@@ -201,6 +210,7 @@ class _Places:
         work = _Step(gradient.data_ptr(), marks)
         work.dim, work.weight = self._dim, self._starts[0]
         work.state[: len(self._starts) - 1] = self._starts[1:]
+        work.column[: len(self._columns)] = self._columns
         work.share = 1 / self._dim
         return work
 

@@ -11,13 +11,15 @@ from torch import Tensor
 
 from tierstore._table.joint import JointTable
 from tierstore._table.values import Columns
+from tierstore.distributed import DistributedStore
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Gradient
 from tierstore.nn.average import Average
 from tierstore.nn.rows import RowsParameter
 from tierstore.optim.in_place import InPlace
 from tierstore.optim.probe import StatePlan
-from tierstore.optim.state import State, StoredState, rounded_at_random
+from tierstore.optim.rounding import rounded_at_random
+from tierstore.optim.state import State, StoredState
 
 __all__ = ["Project", "Share", "TrainedField"]
 
@@ -163,7 +165,7 @@ class TrainedField:
                 found = values[first.fields[key]].to(kept.dtype)
                 state[key] = found.reshape(lease.bound, *kept.shape)
         weights = values[self.rows.field]
-        copy = torch.nn.Parameter(weights.float() if first.at_random else weights)
+        copy = torch.nn.Parameter(weights.float() if first.rounding.weights else weights)
         copy.grad = gradient.values.to(copy.dtype)
         return copy, state
 
@@ -176,13 +178,18 @@ class TrainedField:
         if self._project is not None:
             weights = self._projected(self._project, weights)
         before = None if self._ema is None else self._averages[0].before(lease)
-        if first.at_random:
-            own = self._own_ids(gradient).to(weights.device)
-            weights = rounded_at_random(weights, own, first.steps + 1)
-        values = {self.rows.field: weights}
+        own = self._own_ids(gradient).to(weights.device) if first.rounding else None
+
+        def rounded(exact: Tensor, column: int) -> Tensor:
+            step, seed = first.steps + 1, first.rounding.seed
+            return rounded_at_random(exact, own, step, seed=seed, column=column)
+
+        values = {self.rows.field: rounded(weights, 0) if first.rounding.weights else weights}
         for key, name in first.fields.items():
             dim, dtype = self._kinds[name]
-            values[name] = state[key].reshape(lease.bound, dim).to(dtype)
+            kept = state[key].reshape(lease.bound, dim)
+            narrow = first.is_narrow(key)
+            values[name] = rounded(kept, first.columns[key]) if narrow else kept.to(dtype)
         if share.trained is not None:
             old = lease.read_columns(columns)
             values = {name: torch.where(share.trained, values[name], old[name]) for name in values}
@@ -238,10 +245,12 @@ class TrainedField:
 
     def _own_ids(self, gradient: Gradient) -> Tensor:
         """Return the id of each row of a gradient in its own table."""
-        rows = gradient.batch.distinct[: gradient.batch.lease.bound]
-        if not isinstance(self.rows.table, JointTable):
-            return rows
-        own: Tensor = self.rows.table.location.own(rows)
+        own = gradient.batch.distinct[: gradient.batch.lease.bound]
+        if isinstance(self.rows.table, JointTable):
+            own = self.rows.table.location.own(own)
+        owner = self.rows.table._owner
+        if isinstance(owner, DistributedStore) and owner.ranks > 1:
+            own = owner.ids_of(own)
         return own
 
     def _projected(self, project: Project, weights: Tensor) -> Tensor:

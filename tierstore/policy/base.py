@@ -91,6 +91,9 @@ class Policy(ABC):
     def next_batch(self) -> None:
         """End the current batch."""
 
+    def grow(self, rows: int) -> None:
+        """Have `rows` rows instead of fewer, the new ones without a slot."""
+
     def announce(self, rows: Rows) -> None:
         """Announce that a future batch, after those already announced, will use `rows`."""
 

@@ -54,6 +54,9 @@ class Ranking(ABC):
         """Return the keys by which `rows` of the current batch compete for a slot."""
         return self.keys(rows)
 
+    def grow(self, rows: int) -> None:
+        """Have `rows` rows instead of fewer, the new ones not used yet."""
+
     def announce(self, rows: Rows) -> Rows:
         """Announce that a future batch will use `rows`; return the rows with changed keys."""
         return NO_ROWS
@@ -110,6 +113,9 @@ class Ranked(Policy):
             self._revalue_all()
         else:
             self._revalue(changed)
+
+    def grow(self, rows: int) -> None:
+        self.ranking.grow(rows)
 
     def announce(self, rows: Rows) -> None:
         self._revalue(self.ranking.announce(rows))

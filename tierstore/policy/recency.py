@@ -254,6 +254,9 @@ class Recency(Ranking):
         self._used[rows] = self._now
         return NO_ROWS
 
+    def grow(self, rows: int) -> None:
+        self._used.resize(rows, refcheck=False)
+
     def keys(self, rows: Rows) -> Keys:
         """Return the numbers of the batches, modulo 2**31."""
         return self._used[rows] & np.uint32(2**31 - 1)
