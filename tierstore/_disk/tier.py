@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._disk import readahead
 from tierstore._disk.base import Base
 from tierstore._disk.delta import Delta, LiveDelta
 from tierstore._disk.index import DeltaIndex, check_positions
@@ -160,7 +161,11 @@ class DiskTier:
         """Whether a sample of `rows` is not entirely in memory, where prefetching would pay."""
         sample = rows[:: max(1, rows.size // _SAMPLE)]
         places = self._places(sample)
-        return any(place.cold for place in places)
+        return any(
+            place.rows.size > readahead.FEW
+            and not readahead.looks_resident(place.records, place.rows)
+            for place in places
+        )
 
     def _places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped memory of the newest images of `rows`, and of their checksums."""
