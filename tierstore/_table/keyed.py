@@ -364,7 +364,8 @@ class KeyedTable(RowsByNumber):
                 f"table {self.name!r} holds {self.capacity} keys, and these would be {keys}: "
                 f"commit, then store.grow({self.name!r}, rows)"
             )
-        more = max(self.capacity // _GROWTH, EXTENT_ROWS)
+        parts = _GROWTH if self._space.can_grow else 1  # else its tiers are made anew
+        more = max(self.capacity // parts, EXTENT_ROWS)
         spec = self.spec.with_rows(max(keys, self.capacity + more))
         cast(Grower, self._owner).grow(self.name, spec.rows)
 
