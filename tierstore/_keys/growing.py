@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tierstore._keys.given import integers_asked, texts_asked
 from tierstore._keys.hashmap import Codes, HashMap, Rows
 from tierstore._keys.text import Texts
+from tierstore._rowcopy import ascends
 from tierstore.errors import CorruptStoreError, InvalidInputError
 
 __all__ = ["PARTS", "Asked", "KeyMap", "key_map"]
@@ -253,7 +254,7 @@ class _Texts(KeyMap):
     def load(self, parts: Parts) -> None:
         blob, ends = parts["utf8"], parts["ends"].view("<i8").astype(np.int64)
         offsets = np.concatenate([np.zeros(1, np.int64), ends])
-        if offsets[-1] != blob.size or (np.diff(offsets) < 0).any():
+        if offsets[-1] != blob.size or not ascends(offsets):
             raise CorruptStoreError("the ends do not delimit the texts")
         try:
             blob.tobytes().decode()
