@@ -187,7 +187,10 @@ def test_a_huge_sparse_table(run, tmp_path):
         ("tierstore export PAIR out.npy --table ", {"item", "user"}),
         ("tierstore export PAIR out.npy --table i", {"item"}),
         ("tierstore export nowhere out.npy --table ", set()),
-        ("tierstore init PAIR --dtype f", {"float16", "float32", "float64"}),
+        (
+            "tierstore init PAIR --dtype f",
+            {name for name in ELEMENT_TYPES if name.startswith("f")},
+        ),
     ],
 )
 def test_completion(pair, words, offered):
