@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from tierstore._dtypes import ELEMENT_TYPES
 from tierstore_cli.commands import summaries
 from tierstore_cli.main import cli
 from tierstore_cli.text import printable
