@@ -4,6 +4,7 @@
 #               that mount file systems (skipped otherwise)
 # make torture  the long crash and fault runs, and the whole matrix of file systems (as root)
 # make lint     ruff, mypy, the import contracts;  make docs: regenerate docs/cli.md and the layers in CONTRIBUTING.md
+# make docs-site  the documentation site, in build/site
 # make wheel    build the wheel and use it in fresh environments
 # make bench    the benchmarks;  make clean
 #
@@ -19,28 +20,35 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO ?= demo
 
-.PHONY: demo test test-all lint torture docs wheel bench clean
+.PHONY: demo test test-all lint torture docs docs-site wheel bench clean
 .DEFAULT_GOAL := test
 
 $(VENV): $(READY)
 
 $(READY): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet 'pip>=25.1'  # which knows groups of dependencies
 	$(BIN)/pip install --quiet $(TORCH) -c $(CONSTRAINTS)
-	$(BIN)/pip install --quiet -e '.[all,dev]' -c $(CONSTRAINTS)
+	$(BIN)/pip install --quiet -e '.[torch,formats,cli,plot]' --group dev -c $(CONSTRAINTS)
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/python examples/word2vec.py $(DEMO)
-	$(BIN)/tierstore inspect $(DEMO)/words.tier --stats
-	$(BIN)/tierstore export $(DEMO)/words.tier $(DEMO)/words.npy --table input --force
+	@echo "Training word vectors of the documentation on this machine, in a quarter of the memory they need."
+	@$(BIN)/python examples/word2vec.py --store $(DEMO)/words.tier
+	@$(BIN)/tierstore report $(DEMO)/words.tier $(DEMO)/report.html --table input --key python --force
+	@$(BIN)/tierstore export $(DEMO)/words.tier $(DEMO)/words.npy --table input --force
+	@echo
+	@echo "A picture of the words: open $(DEMO)/report.html in a browser. Next, try:"
+	@echo "  1. $(BIN)/tierstore near $(DEMO)/words.tier --table input --key file"
+	@echo "  2. $(BIN)/python examples/word2vec.py --store $(DEMO)/words.tier --epochs 12 --budget 1MiB"
+	@echo "  3. docs/how-to/replace-an-embedding.md: the four lines that change in a script of yours"
 
 # One process a core.
 test: $(READY)
 	$(BIN)/python -m pytest -q -n auto $(TESTS)
 
 test-all: $(READY)
-	$(BIN)/pip install --quiet -e '.[formats,integrations]' -c $(CONSTRAINTS)
+	$(BIN)/pip install --quiet --group integrations --group writers -c $(CONSTRAINTS)
 	$(BIN)/python -m pytest -q -n auto --slow
 	$(BIN)/python -m pytest -q --thorough -m thorough
 
@@ -60,11 +68,16 @@ docs: $(READY)
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_layers.py
 
+# Strict: a warning is an error, and so is a link to a page or heading that is not there.
+docs-site: $(READY)
+	$(BIN)/pip install --quiet --group docs -c $(CONSTRAINTS)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/site
+
 wheel:
 	tests/wheel.sh $(PYTHON) $(TORCH)
 
 bench: $(READY)
-	$(BIN)/pip install --quiet -e '.[bench]' -c $(CONSTRAINTS)
+	$(BIN)/pip install --quiet --group bench -c $(CONSTRAINTS)
 	set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,11 @@ QUESTION = "Reading 8 rows that are in the host tier, alone and beside a thread 
 FEW = 8
 SLOTS = 8
 """A host tier of one row in so many: nearly all that the other thread reads is missing."""
+PYTHON = "runs Python"
+TAKES = "copies rows"
+MISSES = "misses"
 ROUNDS = 5
+QUANTILES = (50, 99, 99.9)
 
 Nanoseconds = npt.NDArray[np.int64]
 
@@ -51,11 +56,11 @@ def beside(work: Callable[[], object], read: Callable[[], object], count: int) -
 
 
 def measure(path: Path, batch: int, count: int) -> dict[str, list[float]]:
-    """Return median and 99th percentile in microseconds, by what the other thread does."""
+    """Return `QUANTILES` in microseconds, by what the other thread does."""
     rng = np.random.default_rng(3)
-    numbers = rng.standard_normal(1 << 16)
     with tierstore.open(path) as store:
-        rows = store["item"].rows
+        rows, dim = store["item"].rows, store["item"].dim
+    plain = np.ones((rows, dim), np.float32)
     found: dict[str, list[Nanoseconds]] = {}
     with tierstore.open(path, budget=tierstore.Budget(host_rows=rows // SLOTS)) as store:
         table = store["item"]
@@ -63,8 +68,9 @@ def measure(path: Path, batch: int, count: int) -> dict[str, list[float]]:
         with table.lease(resident):  # nothing can take their slots
             ways: dict[str, Callable[[], object] | None] = {
                 "nothing": None,
-                "sorts an array": lambda: np.sort(numbers),
-                "misses": lambda: table.read(rng.integers(FEW, rows, batch)),
+                TAKES: lambda: plain.take(rng.integers(FEW, rows, batch), axis=0),
+                PYTHON: lambda: sum(range(batch)),
+                MISSES: lambda: table.read(rng.integers(FEW, rows, batch)),
             }
             for _ in range(ROUNDS):
                 for way, work in ways.items():
@@ -72,7 +78,7 @@ def measure(path: Path, batch: int, count: int) -> dict[str, list[float]]:
                     times = timed(read, count) if work is None else beside(work, read, count)
                     found.setdefault(way, []).append(times)
     return {
-        way: [float(np.median([np.percentile(each, q) for each in times])) / 1e3 for q in (50, 99)]
+        way: [float(np.median([np.percentile(each, q) for each in times])) / 1e3 for q in QUANTILES]
         for way, times in found.items()
     }
 
@@ -92,17 +98,24 @@ def main() -> None:
         spec = tierstore.TableSpec(options.rows, options.dim, init=tierstore.normal(seed=7))
         tierstore.create(path, {"item": spec}, budget=tierstore.Budget(host_rows=0)).close()
         found = in_child(measure, path, options.batch, options.reads)
-    for way, (median, high) in found.items():
-        answer.rows.append({"the other thread": way, "median us": median, "p99 us": high})
-    alone, missing = found["nothing"], found["misses"]
+    for way, (median, high, highest) in found.items():
+        times = {"median us": median, "p99 us": high, "p99.9 us": highest}
+        answer.rows.append({"the other thread": way, **times})
+    alone, missing = found["nothing"], found[MISSES]
     answer.ratios = {
         "median beside misses / alone": missing[0] / alone[0],
         "p99 beside misses / alone": missing[1] / alone[1],
     }
-    answer.notes.append(
-        "sorting shows what any busy thread costs: the interpreter changes threads every 5 ms"
-    )
     answer.met = max(answer.ratios.values()) <= 3
+    for way in (TAKES, PYTHON):
+        answer.ratios[f"p99.9 beside misses / beside a thread that {way}"] = (
+            missing[2] / found[way][2]
+        )
+    answer.notes.append(
+        f"the thread that {PYTHON} shows the floor: the interpreter changes threads every "
+        f"{1e3 * sys.getswitchinterval():g} ms, so one read in as many as fit into that waits as "
+        "long; reads that take 50 us meet it in their 99th percentile, faster ones only beyond"
+    )
     answer.give(options)
 
 

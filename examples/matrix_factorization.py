@@ -34,6 +34,7 @@ arguments.add_argument("--dim", type=int, default=64)
 arguments.add_argument("--batch", type=int, default=4096)
 arguments.add_argument("--lr", type=float, default=5e-3)
 arguments.add_argument("--negatives", type=int, default=1, help="drawn for a click")
+arguments.add_argument("--state-dtype", choices=("bfloat16",), help="of the moments of Adam")
 arguments.add_argument("--decay", type=float, default=1e-3, help="of the vectors of a batch")
 given = arguments.parse_args()
 
@@ -57,7 +58,9 @@ rows = {name: math.ceil(given.memory * rows) for name, rows in tables.items()}
 budget = tierstore.Budget(host_rows=rows, gpu_rows=rows)
 with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
     users, items = TieredEmbedding(store["user"]), TieredEmbedding(store["item"])
-    opt = TieredOptimizer(torch.optim.Adam, [users, items], lr=given.lr)
+    opt = TieredOptimizer(
+        torch.optim.Adam, [users, items], lr=given.lr, state_dtype=given.state_dtype
+    )
     run = tierstore.Checkpoint(store, opt=opt)
     data.to(users.table.device)
 

@@ -1,15 +1,16 @@
 """Word vectors by skip-gram with negative sampling, from rows that live in a store.
 
-    python examples/word2vec.py demo                      # text found on this machine
-    python examples/word2vec.py demo --data corpus.txt    # a text file of yours
+    python examples/word2vec.py                                  # text found on this machine
+    python examples/word2vec.py --data corpus.txt --epochs 20    # a text file of yours
 
-Writes demo/words.tier. Kill it whenever you like: run again, it goes on from the last commit.
+Writes demo/words.tier. Kill it whenever you like: the next run continues from the last commit.
 Mikolov et al., "Distributed representations of words and phrases", 2013; negatives are shared by a
 batch.
 """
 
 import argparse
 import re
+import sys
 import sysconfig
 import time
 from collections import Counter
@@ -24,9 +25,10 @@ from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
 
 arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-arguments.add_argument("folder", nargs="?", default="demo", type=Path)
+arguments.add_argument("--store", type=Path, default=Path("demo/words.tier"))
 arguments.add_argument("--data", type=Path, help="a text file, or an .npz with an array `tokens`")
-arguments.add_argument("--steps", type=int, default=1500)
+arguments.add_argument("--epochs", type=int, default=10)
+arguments.add_argument("--budget", help="memory for rows, such as 2MiB; default: a quarter of them")
 arguments.add_argument("--device", default="auto")
 given = arguments.parse_args()
 
@@ -39,8 +41,19 @@ window = 5
 least = 5  # occurrences of a word
 frequent = 1e-3  # words above this share of the text are thinned out
 lr = 0.2
-commit_every = 500
 # -----
+
+
+told = 0.0
+
+
+def tell(text, *, last=False):
+    """Print a line over the one before, a few times a second; in a file, every ten seconds."""
+    global told
+    now, live = time.perf_counter(), sys.stdout.isatty()
+    if last or now - told > (0.2 if live else 10):
+        told = now
+        print(f"\r\x1b[K{text}" if live else text, end="\n" if last or not live else "", flush=True)
 
 
 def documentation(words_wanted=1_000_000):
@@ -52,6 +65,7 @@ def documentation(words_wanted=1_000_000):
                 continue
             for text in re.findall(r'"""(.*?)"""', path.read_text(errors="ignore"), re.DOTALL):
                 words += re.findall(r"[a-z]{2,}", text.lower())
+            tell(f"reading docstrings: {len(words):,} words")
             if len(words) > words_wanted:
                 return words
     return words
@@ -65,18 +79,19 @@ else:
     text = re.findall(r"\w+", given.data.read_text(errors="ignore").lower())
 
 # A store knows its words: they are the keys of its rows.
-path = given.folder / "words.tier"
+path = given.store
+tell(f"counting {len(text):,} words", last=True)
 if not path.exists():
     if isinstance(text, np.ndarray):
         counts = np.bincount(text)
         words = [str(word) for word in np.flatnonzero(counts >= least)]
     else:
         words = [word for word, count in Counter(text).most_common() if count >= least]
-    given.folder.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     init = tierstore.uniform(-0.5 / dim, 0.5 / dim, seed=1)
     tables = {
         "input": tierstore.TableSpec(len(words), dim, init=init),
-        "output": tierstore.TableSpec(len(words), dim),
+        "output": tierstore.TableSpec(len(words), dim, init=init),
     }
     with tierstore.create(path, tables) as made:
         made.set_keys("input", words)
@@ -109,32 +124,43 @@ def loss_of(words, contexts):
 
 
 torch.manual_seed(0)
-budget = tierstore.Budget(host_rows=rows // 4, gpu_rows=rows // 8)  # the tables do not fit
+steps = len(tokens) // batch + 1  # of an epoch
+budget = given.budget or tierstore.Budget(host_rows=rows // 4, gpu_rows=rows // 8)
 with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
     inputs, outputs = TieredEmbedding(store["input"]), TieredEmbedding(store["output"])
     opt = TieredOptimizer(torch.optim.Adagrad, [inputs, outputs], lr=lr)
     run = tierstore.Checkpoint(store, opt=opt)
     first, start = run.resume(), time.perf_counter()
-    print(f"{len(text):,} words, {rows:,} different; going on from step {first}")
+    print(f"{rows:,} different words of {dim} numbers; epochs {first + 1} to {given.epochs}")
 
-    for step in range(first + 1, given.steps + 1):
-        loss = loss_of(*pairs(tokens)) * batch
-        loss.backward()
-        opt.step()
-        if step % commit_every == 0 or step == given.steps:
-            run.commit(step)
-            speed = (step - first) * batch / (time.perf_counter() - start)
-            tier = next(iter(store["input"].stats().values()))
-            hits = tier.hits / tier.requested
-            print(f"step {step}: loss {loss / batch:.3f}, {speed:,.0f} pairs/s, {hits:.0%} hits")
+    for epoch in range(first + 1, given.epochs + 1):
+        for step in range(1, steps + 1):
+            loss = loss_of(*pairs(tokens)) * batch
+            loss.backward()
+            opt.step()
+            done = (epoch - first - 1) * steps + step
+            speed = done * batch / (time.perf_counter() - start)
+            tell(f"epoch {epoch}, step {step} of {steps}: {speed:,.0f} pairs/s")
+        run.commit(epoch)
+        tell(f"epoch {epoch}: loss {loss / batch:.3f}, {speed:,.0f} pairs/s, committed", last=True)
 
+    stats = store["input"].stats()
     with torch.no_grad():
         held = np.mean([float(loss_of(*pairs(held_out))) for _ in range(20)])
         vectors = normalize(inputs(torch.arange(rows)))
+    print("\nnearest words")
     common = [w for w in ("file", "list", "error", "first", "python") if w in number] or words[
         100:105
     ]
     for word in common:
         near = (vectors @ vectors[number[word]]).topk(6).indices[1:].tolist()
-        print(f"{word}: {', '.join(words[row] for row in near)}")
-    print(f"loss on {len(held_out):,} held-out words: {held:.3f}, {6 * np.log(2):.3f} untrained")
+        print(f"{word:>8}: {', '.join(words[row] for row in near)}")
+
+asked = next(iter(stats.values())).requested
+if asked:
+    found = {name: tier.hits / asked for name, tier in stats.items() if name != "disk"}
+    found["disk"] = 1 - sum(found.values())
+    print(f"\nwhere the {asked:,} rows that were asked for came from")
+    for name, part in found.items():
+        print(f"{name:>8}: {'█' * round(50 * part)} {part:.1%}")
+print(f"loss on {len(held_out):,} held-out words: {held:.3f}, {6 * np.log(2):.3f} untrained")

@@ -127,8 +127,8 @@ MUTANTS = [
     # Slots.
     Mutant(
         "_tiers/slots.py",
-        "self.slot_of[rows.compress(rows >= 0)] = -1",
-        "self.slot_of[rows.compress(rows > 0)] = -1",
+        "self.slot_of[rows.compress(rows >= 0)] = 0",
+        "self.slot_of[rows.compress(rows > 0)] = 0",
         "tests/tiers/test_slots.py",
     ),
     Mutant(
@@ -556,7 +556,7 @@ MUTANTS = [
         "tests/training/test_equivalence.py",
     ),
     Mutant(
-        "optim/state.py",
+        "optim/rounding.py",
         "torch.where(values.isnan(), values, up.view(torch.float32))",
         "up.view(torch.float32)",
         "tests/training/test_rounding.py",

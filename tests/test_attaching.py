@@ -8,10 +8,12 @@ import pytest
 
 import tierstore
 from tests.gpu.emulator import EmulatedDevice
+from tierstore._dtypes import ELEMENT_TYPES
 from tierstore.budget import Budget
 from tierstore.errors import (
     CapacityError,
     ClosedError,
+    CorruptRowError,
     CorruptStoreError,
     FormatError,
     InvalidInputError,
@@ -25,21 +27,34 @@ torch = pytest.importorskip("torch")
 
 ROWS, DIM = 5_000, 12
 BUDGETS = [Budget(host=0), Budget(host_rows=1), Budget(host_rows=300), Budget(host_rows=ROWS)]
-DTYPES = ["float16", "bfloat16", "float32", "float64"]
+DTYPES = list(ELEMENT_TYPES)
+
+
+CODES = {
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "int8": "I8",
+    "uint8": "U8",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+}
 
 
 def matrix(rows=ROWS, dim=DIM, dtype="float32", seed=0):
     rng = np.random.default_rng(seed)
-    return torch.from_numpy(rng.standard_normal((rows, dim))).to(getattr(torch, dtype))
+    given = rng.standard_normal((rows, dim)) * (1 if "float" in dtype else 40)
+    return torch.from_numpy(given).to(getattr(torch, dtype))
 
 
 def save_tensors(path, tensors):
     """Write .safetensors by hand, its data at an odd offset where the header ends there."""
     header, data = {}, b""
-    codes = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
     for name, tensor in tensors.items():
         raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
-        code = codes[str(tensor.dtype).removeprefix("torch.")]
+        code = CODES[str(tensor.dtype).removeprefix("torch.")]
         span = [len(data), len(data) + len(raw)]
         header[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": span}
         data += raw
@@ -74,7 +89,8 @@ def test_rows_are_those_of_the_tensor(tmp_path, dtype, budget):
         for ids in batches(1):
             found = ple.read(torch.from_numpy(ids))
             assert same_bits(found, given[torch.from_numpy(ids)])
-        wide = given[10:20] if dtype == "float64" else given[10:20].float()
+        wide = given[10:20].float() if ELEMENT_TYPES[dtype].as_bits else given[10:20]
+        assert ple[10:20].dtype == ELEMENT_TYPES[dtype].numpy
         assert np.array_equal(ple[10:20], wide.numpy())
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
@@ -156,27 +172,169 @@ def test_training_is_refused_before_anything_is_trained(tmp_path):
             tierstore.optim.TieredOptimizer(torch.optim.Adam, [layer], lr=0.1)
 
 
-def test_a_file_that_became_shorter_is_an_error_and_no_signal(tmp_path):
+def shorten(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def replace_by_another(path):
+    np.save(path.with_suffix(".new"), matrix(seed=9).numpy())
+    os.replace(path.with_suffix(".new.npy"), path)
+
+
+def overwrite(path):
+    with path.open("r+b") as file:
+        file.seek(200)
+        file.write(b"changed")
+    os.utime(path, ns=(1, 1))  # a clock ticks too slowly for a test
+
+
+CHANGES = {
+    "was shortened": shorten,
+    "was replaced": replace_by_another,
+    "was written to": overwrite,
+    "vanished": os.unlink,
+}
+
+
+@pytest.mark.parametrize("meaning", CHANGES)
+def test_a_file_that_changes_is_an_error_and_no_signal(tmp_path, meaning):
     path = tmp_path / "rows.npy"
     given = matrix()
     np.save(path, given.numpy())
     with tierstore.attach({"t": path}, budget=Budget(host_rows=9)) as tables:
         assert np.array_equal(tables["t"].read([4_999]), given[[4_999]].numpy())
-        os.truncate(path, path.stat().st_size - 1)
-        with pytest.raises(CorruptStoreError, match="was shortened"):
-            tables["t"].read(np.arange(100, 200))
-    with pytest.raises(FormatError, match="truncated"):
-        tierstore.attach({"t": path})
+        CHANGES[meaning](path)
+        for _ in range(2):
+            with pytest.raises(CorruptStoreError, match=f"rows.npy {meaning}.* attach it again"):
+                tables["t"].read(np.arange(100, 200))
+    if meaning == "was shortened":
+        with pytest.raises(FormatError, match="truncated"):
+            tierstore.attach({"t": path})
 
 
-def test_a_file_that_was_replaced_is_read_as_it_was(tmp_path):
-    path = tmp_path / "rows.npy"
-    given = matrix()
-    np.save(path, given.numpy())
-    with tierstore.attach({"t": path}, budget=Budget(host=0)) as tables:
-        np.save(tmp_path / "new.npy", matrix(seed=9).numpy())
-        os.replace(tmp_path / "new.npy", path)
-        assert np.array_equal(tables["t"].read([7]), given[[7]].numpy())
+def zarr_array(path, given, *, chunk_rows, form=3, name=None, **options):
+    zarr = pytest.importorskip("zarr")
+    where = zarr.create_group(path, zarr_format=form) if name else None
+    options = {"shape": given.shape, "chunks": (chunk_rows, given.shape[1]), **options}
+    if where is None:
+        array = zarr.create_array(path, zarr_format=form, dtype=given.dtype, **options)
+    else:
+        array = where.create_array(name, dtype=given.dtype, **options)
+    array[:] = given
+    return [each for each in path.rglob("*") if each.is_file() and not each.name.startswith("z")]
+
+
+ZARRS = {
+    "pages": {"chunk_rows": 1024, "compressors": None},
+    "pages of version 2": {"chunk_rows": 1024, "compressors": None, "form": 2},
+    "one chunk": {"chunk_rows": 7_000, "compressors": None},
+    "no pages": {"chunk_rows": 999, "compressors": None},
+    "compressed": {"chunk_rows": 700},
+    "compressed, version 2": {"chunk_rows": 700, "form": 2},
+    "split by columns": {"chunk_rows": 900, "chunks": (900, 5), "compressors": None},
+    "in a group": {"chunk_rows": 1024, "name": "ple", "compressors": None},
+    "shards": {"chunk_rows": 100, "shards": (1000, DIM)},
+}
+
+
+@pytest.mark.parametrize("kind", ZARRS)
+def test_zarr_arrays(tmp_path, kind):
+    given = matrix(seed=3).numpy()
+    options = ZARRS[kind]
+    zarr_array(tmp_path / "a.zarr", given, **options)
+    where = f"{tmp_path}/a.zarr" + (f"::{options['name']}" if "name" in options else "")
+    for budget in BUDGETS:
+        with tierstore.attach({"t": where}, budget=budget) as tables:
+            for ids in batches(5):
+                assert tables["t"].read(ids).tobytes() == given[ids].tobytes()
+
+
+def test_plain_chunks_of_whole_pages_are_mapped_and_others_decoded(tmp_path):
+    given = matrix(seed=3).numpy()
+    for number, (kind, options) in enumerate(ZARRS.items()):
+        zarr_array(tmp_path / f"{number}.zarr", given, **options)
+        with tierstore.attach({"t": tmp_path / f"{number}.zarr"}, budget=Budget(host=0)) as tables:
+            mapped = bool(tables["t"]._disk._base.places(np.array([0])))
+            assert mapped == (kind in ("pages", "pages of version 2", "one chunk", "in a group"))
+
+
+def test_chunks_that_are_not_stored_are_fill_values(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    array = zarr.create_array(
+        tmp_path / "a.zarr", shape=(4096, 16), chunks=(1024, 16), dtype="f4", fill_value=7.5,
+        compressors=None,
+    )  # fmt: skip
+    array[1024:2048] = matrix(rows=1024, dim=16).numpy()
+    expected = array[:]
+    with tierstore.attach({"t": tmp_path / "a.zarr"}, budget=Budget(host=0)) as tables:
+        assert np.array_equal(tables["t"][0:4096], expected)
+
+
+@pytest.mark.parametrize("kind", ["pages", "compressed"])
+@pytest.mark.parametrize("meaning", ["was shortened", "was written to", "vanished"])
+def test_a_chunk_that_changes_is_an_error_for_its_rows(tmp_path, kind, meaning):
+    given = matrix(seed=3).numpy()
+    zarr_array(tmp_path / "a.zarr", given, **ZARRS[kind])
+    with tierstore.attach({"t": tmp_path / "a.zarr"}, budget=Budget(host=0)) as tables:
+        CHANGES[meaning](tmp_path / "a.zarr" / "c" / "2" / "0")
+        assert np.array_equal(tables["t"].read([0, 4999]), given[[0, 4999]])
+        with pytest.raises(CorruptStoreError, match=f"{meaning}.* attach it again"):
+            tables["t"].read([0, ZARRS[kind]["chunk_rows"] * 2 + 5])
+
+
+def test_a_damaged_chunk_is_an_error(tmp_path):
+    given = matrix(seed=3).numpy()
+    zarr_array(tmp_path / "a.zarr", given, **ZARRS["compressed"])
+    chunk = tmp_path / "a.zarr" / "c" / "2" / "0"
+    chunk.write_bytes(b"x" * chunk.stat().st_size)
+    with tierstore.attach({"t": tmp_path / "a.zarr"}, budget=Budget(host=0)) as tables:
+        assert np.array_equal(tables["t"].read([0]), given[[0]])
+        with pytest.raises(CorruptStoreError, match="2/0 cannot be decoded"):
+            tables["t"].read([0, 1_405])
+
+
+def test_checksums_are_made_once_and_find_changed_bytes(tmp_path):
+    one, two = matrix(seed=4), matrix(rows=70, dim=3, seed=5)
+    np.save(tmp_path / "one.npy", one.numpy())
+    zarr_array(tmp_path / "two.zarr", two.numpy(), chunk_rows=16)
+    files = {"one": tmp_path / "one.npy", "two": tmp_path / "two.zarr"}
+    sums = tmp_path / "x.crc"
+    for _ in range(2):
+        with tierstore.attach(files, budget=Budget(host=0), checksums=sums) as tables:
+            assert np.array_equal(tables["one"][0:ROWS], one.numpy())
+            assert np.array_equal(tables["two"][0:70], two.numpy())
+        before = (sums.read_bytes(), sums.stat().st_ino)
+    assert before == (sums.read_bytes(), sums.stat().st_ino)
+
+    with (tmp_path / "one.npy").open("r+b") as file:
+        file.seek(-4 * DIM * 10 + 5, os.SEEK_END)
+        file.write(bytes([file.read(1)[0] ^ 1]))
+    with tierstore.attach(files, budget=Budget(host_rows=50)) as tables:  # negative control
+        tables["one"].read([ROWS - 10])
+    with tierstore.attach(files, budget=Budget(host_rows=50), checksums=sums) as tables:
+        assert np.array_equal(tables["one"].read([ROWS - 11]), one[[ROWS - 11]].numpy())
+        with pytest.raises(CorruptRowError, match=r"x\.crc") as caught:
+            tables["one"].read([3, ROWS - 10, 5])
+        assert caught.value.rows == [ROWS - 10]
+
+
+def test_checksums_of_others_are_refused(tmp_path):
+    np.save(tmp_path / "one.npy", matrix().numpy())
+    sums = tmp_path / "x.crc"
+    tierstore.attach({"t": tmp_path / "one.npy"}, checksums=str(sums)).close()
+    good = sums.read_bytes()
+    with pytest.raises(InvalidInputError, match="of other tables"):
+        tierstore.attach({"u": tmp_path / "one.npy"}, checksums=sums)
+    for bad in (good[:-1], good + b"x", b"", good[:100]):
+        sums.write_bytes(bad)
+        with pytest.raises((FormatError, InvalidInputError), match="remove it"):
+            tierstore.attach({"t": tmp_path / "one.npy"}, checksums=sums)
+    sums.write_bytes(good)
+    one = {"t": tmp_path / "one.npy"}
+    with tierstore.attach(one, budget=Budget(host=0), checksums=sums) as t:
+        os.truncate(sums, 100)
+        with pytest.raises(CorruptStoreError, match=r"x\.crc was shortened"):
+            t["t"].read([0])
 
 
 def test_what_cannot_be_read_in_place_says_what_can(tmp_path):

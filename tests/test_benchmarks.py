@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("bench_*.py"))
 TINY = {
+    "bench_attach": ["--rows", "20000", "--batch", "500", "--gigabytes", "2"],
     "bench_bookkeeping": ["--slots", "4096", "--batch", "200"],
     "bench_commit": ["--rows", "5000"],
     "bench_commit_protocols": ["--rows", "5000"],

@@ -67,3 +67,30 @@ def test_no_rows_have_no_sums():
     none = np.empty(0, np.int64)
     assert _checksum.row_checksums(none, np.empty((0, 16), np.uint8)).size == 0
     assert _checksum.mismatches(none, np.empty((0, 16), np.uint8), np.empty(0, np.uint32)).size == 0
+
+
+@pytest.mark.parametrize("width", [1, 7, 64, 384, 1540])
+@pytest.mark.parametrize("count", [512, 513, 1000, 4095, 4096])
+def test_many_records_are_compared_together(width, count, monkeypatch):
+    rng = np.random.default_rng([width, count])
+    rows, records = rng.integers(0, 2**40, count), rng.integers(0, 256, (count, width), np.uint8)
+    sums = _checksum.row_checksums(rows, records)
+    with monkeypatch.context() as patch:
+        patch.setattr(_checksum, "row_checksums", None)
+        assert not _checksum.mismatches(rows, records, sums).size
+    for at in [0, 1, count - 1, *rng.integers(0, count, 20).tolist()]:
+        bit = np.uint8(1 << rng.integers(8))
+        byte = rng.integers(width)
+        records[at, byte] ^= bit
+        assert _checksum.mismatches(rows, records, sums).tolist() == [at]
+        records[at, byte] ^= bit
+        sums[at] ^= np.uint32(1 << rng.integers(32))
+        assert _checksum.mismatches(rows, records, sums).tolist() == [at]
+        sums[at] = _checksum.row_checksums(rows[at : at + 1], records[at : at + 1])[0]
+        rows[at] += 1
+        assert _checksum.mismatches(rows, records, sums).tolist() == [at]
+        rows[at] -= 1
+    swapped = records.copy()
+    swapped[[3, 200]] = records[[200, 3]]
+    different = (records[3] != records[200]).any()
+    assert _checksum.mismatches(rows, swapped, sums).tolist() == ([3, 200] if different else [])

@@ -20,6 +20,19 @@ torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[1]
 SHARED = {"interactions"}
+SHORT = {
+    "minimal": r"step 100: loss (0\.\d+), rows in minimal.npy: 10000",
+    "best_version": r"best of \d+ epochs: (0\.\d+) at step",
+    "from_parquet": r"\['key', 'weight'\] (1002)",
+    "gnn_features": r"loss (0\.\d+); \d+% of 61,440 features",
+    "loader_workers": r"step 20: loss (0\.\d+), \d+% of the rows",
+    "many_gpus": r"1 ranks, version \d+, loss (\d\.\d+)",
+    "server": r"nearest to row 7: \[7, \d+, \d+\]; served (\d+) versions",
+    "three_tiers": r"loss (0\.\d+)",
+    "with_accelerate": r"back at the first of (\d) versions",
+    "with_lightning": r"loss (0\.\d+) in \S*checkpoints",
+}
+"""What each short example prints last: less than 60 lines to copy, without arguments."""
 SCRIPTS = {path.stem for path in (ROOT / "examples").glob("*.py")} - SHARED
 FIGURES = {
     "click_model": r"held-out impressions: (0\.\d+)",
@@ -70,7 +83,58 @@ def run(name: str, *given: object) -> str:
 
 
 def test_every_example_is_here() -> None:
-    assert set(FIGURES) == SCRIPTS
+    assert set(FIGURES) | set(SHORT) == SCRIPTS
+    for name in SHORT:
+        lines = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8").splitlines()
+        assert len(lines) <= (25 if name == "minimal" else 60)
+
+
+SLOW_IMPORTS = {"with_accelerate", "with_lightning"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW_IMPORTS else name
+        for name in sorted(SHORT)
+    ],
+)
+def test_the_short_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in SLOW_IMPORTS:
+        pytest.importorskip(name.removeprefix("with_"), reason="the library is not installed")
+    monkeypatch.chdir(tmp_path)
+    found = re.search(SHORT[name], run(name).splitlines()[-1])
+    assert found
+    assert float(found[1]) > 0
+
+
+def test_the_minimal_example_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [run("minimal").split(":")[0] for _ in range(2)] == ["step 100", "step 200"]
+
+
+@pytest.mark.slow
+def test_two_ranks_run_the_short_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command = [*torchrun, str(ROOT / "examples/many_gpus.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks" in done.stdout
+
+
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells, in order, in one namespace; no output is kept in the file."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((ROOT / "examples/tour.ipynb").read_text(encoding="utf-8"))
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for number, cell in enumerate(notebook["cells"]):
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"]
+            exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
+    assert (tmp_path / "hits.svg").exists()
+    assert np.load("tour.npy").shape == (50_000, 32)
 
 
 # 3,400 rows of 128 bytes, a sixth of which fit into memory.
@@ -84,7 +148,7 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
     data = file_for(name, tmp_path)
     given: list[object] = ["--data", data, "--device", "cpu"]
     if name == "word2vec":
-        given += [tmp_path / "demo", "--steps", 5]
+        given += ["--store", tmp_path / "demo/words.tier", "--epochs", 1]
     elif name == "click_model":
         given += CLICKS
     else:

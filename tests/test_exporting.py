@@ -112,6 +112,44 @@ def test_half_precision_goes_to_float32_where_there_is_none(store, tmp_path):
         export_table(store["item"], tmp_path / "out.bin", field="wide")
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_several_fields_are_columns_of_one_file(store, tmp_path, suffix):
+    pytest.importorskip("pyarrow")
+    out = tmp_path / f"out{suffix}"
+    result = export_table(store["item"], out, field=["moment", "weight"], rows=(100, 350))
+    assert (result.rows, result.dim, result.dtype) == (250, 3 + DIM, "float32")
+    for name in ("moment", "weight"):
+        found = read_file(f"{out}:{name}")
+        assert found.tobytes() == values()[name][100:350].astype(np.float32).tobytes()
+    export_table(store["item"], out, field=list(values()), rows=[650, 3], force=True)
+    for name, rows in values().items():
+        assert read_file(f"{out}:{name}").tobytes() == rows[[650, 3]].astype("f8").tobytes()
+
+
+def test_values_too_large_are_counted_in_all_fields(store, tmp_path):
+    pytest.importorskip("pyarrow")
+    with pytest.warns(UserWarning, match="too large"):
+        both = export_table(
+            store["item"], tmp_path / "a.parquet", field=["weight", "wide"], dtype="float16"
+        )
+        each = [
+            export_table(store["item"], tmp_path / f"{name}.parquet", field=name, dtype="float16")
+            for name in ("weight", "wide")
+        ]
+    assert both.overflowed == sum(one.overflowed for one in each) > each[0].overflowed
+
+
+def test_fields_that_no_file_holds_together(store, tmp_path):
+    with pytest.raises(InvalidInputError, match=r"holds one field; several go into .*\.parquet"):
+        export_table(store["item"], tmp_path / "out.npy", field=["weight", "wide"])
+    for wrong in ([], ["weight", "weight"]):
+        with pytest.raises(InvalidInputError, match="each field once"):
+            export_table(store["item"], tmp_path / "out.parquet", field=wrong)
+    with pytest.raises(UnknownNameError, match="nothing"):
+        export_table(store["item"], tmp_path / "out.parquet", field=["weight", "nothing"])
+    assert list(tmp_path.iterdir()) == [tmp_path / "s.tier"]
+
+
 def test_what_is_not_committed_is_exported_too(store, tmp_path):
     row = random_matrix(1, DIM, seed=9)
     store["item"].write([3], row, field="weight")
@@ -166,9 +204,11 @@ def test_targets_that_must_not_be_written(store, tmp_path):
     ]:
         with pytest.raises(error):
             export_table(store["item"], tmp_path / path)
-    with pytest.raises(ExistsError):
-        export_table(store["item"], tmp_path / "link.npy", force=True)
+    export_table(store["item"], tmp_path / "link.npy", force=True)  # not what the link points to
+    assert not (tmp_path / "link.npy").is_symlink()
     assert (tmp_path / "out.npy").read_bytes() == b"precious"
+    with pytest.raises(ExistsError):
+        export_table(store["item"], tmp_path / "directory.npy", force=True)
     export_table(store["item"], tmp_path / "out.npy", force=True)
     assert read_file(tmp_path / "out.npy").shape == (ROWS, DIM)
 

@@ -118,3 +118,23 @@ def test_every_counter_is_exported(store, tmp_path):
 def test_a_file_that_cannot_be_written(store, tmp_path):
     with pytest.raises((StoreIOError, InvalidInputError)):
         write_prometheus(store, tmp_path / "nowhere" / "x.prom")
+
+
+def test_the_difference_of_counters_is_what_happened_between(tmp_path):
+    rng = np.random.default_rng(1)
+    spec = tierstore.TableSpec(200, 4, init=tierstore.normal(seed=1))
+    with tierstore.create(
+        tmp_path / "s", {"t": spec}, budget=tierstore.Budget(host_rows=50)
+    ) as store:
+        table = store["t"]
+        table.read(rng.integers(0, 200, 300))
+        before = table.stats()["host"]
+        table.read([3, 3, 7])
+        table.read([7, 3, 7])
+        since = table.stats()["host"] - before
+        assert since.requested == 6
+        assert since.hits + before.hits == table.stats()["host"].hits
+        assert since.hit_rate == since.hits / 6
+        assert (before - before).requested == 0
+        with pytest.raises(TypeError):
+            before - 1

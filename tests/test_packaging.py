@@ -1,4 +1,4 @@
-"""What pip is told."""
+"""What pip is told, and what the page on the package index shows."""
 
 import importlib.metadata
 import re
@@ -10,12 +10,16 @@ import pytest
 import tierstore
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+GROUPS = PYPROJECT["dependency-groups"]
+GPU = {"cuda12x", "cuda13x"}
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def name_of(requirement):
-    return re.match(r"[\w-]+", requirement)[0].lower().replace("_", "-")
+    return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
 
 
 def test_the_installed_version_is_that_of_the_module():
@@ -26,22 +30,87 @@ def test_the_base_is_small():
     assert sorted(map(name_of, PROJECT["dependencies"])) == ["click", "crc32c", "numpy", "zarr"]
 
 
-def test_all_is_every_extra_that_needs_no_gpu():
-    named = set(re.search(r"\[(.*)\]", EXTRAS["all"][0])[1].split(","))
-    assert named == set(EXTRAS) - {
-        "all",
-        "bench",
-        "dev",
-        "formats",
-        "integrations",
-        "cuda12x",
-        "cuda13x",
-    }
+def test_extras_are_what_users_need():
+    """What developers need is in groups, which are not in the metadata."""
+    files = {"parquet", "hdf5", "safetensors"}
+    assert set(EXTRAS) == {"torch", "formats", "s3", "cli", "plot"} | files | GPU
+    assert set(re.search(r"\[(.*)\]", EXTRAS["formats"][0])[1].split(",")) == files
+    assert set(GROUPS) == {"dev", "docs", "release", "bench", "integrations", "writers"}
 
 
-@pytest.mark.parametrize("extra", [None, *sorted(set(EXTRAS) - {"all", "cuda12x", "cuda13x"})])
-def test_what_the_tests_install_is_pinned(extra):
+def test_a_missing_package_names_an_extra_that_exists():
+    named = set()
+    for path in [*(ROOT / "tierstore").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]:
+        text = path.read_text(encoding="utf-8")
+        for extras in re.findall(r"tierstore\[([\w,]+)\]", text):
+            named |= set(extras.split(","))
+        named |= set(re.findall(r'needs\("\w+", "(\w+)"', text))
+    assert named - {"extra"} <= set(EXTRAS)  # {extra}, in the message that names any
+    assert {"torch", "cuda13x", "plot"} <= named
+
+
+def pinned() -> set[str]:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pinned = {name_of(line) for line in lines if line[0] != "#"}
+    return {name_of(line) for line in lines if line[0] != "#"}
+
+
+@pytest.mark.parametrize("extra", [None, *sorted(set(EXTRAS) - {"formats", "s3"} - GPU)])
+def test_what_the_tests_install_is_pinned(extra):
     wanted = EXTRAS[extra] if extra else PROJECT["dependencies"]
-    assert {name_of(each) for each in wanted} <= pinned
+    assert {name_of(each) for each in wanted} <= pinned()
+
+
+@pytest.mark.parametrize("group", sorted(GROUPS))
+def test_what_developers_install_is_pinned(group):
+    assert {name_of(each) for each in GROUPS[group]} <= pinned()
+
+
+def test_the_pages_of_the_project_are_named():
+    assert set(PROJECT["urls"]) == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
+    assert all(url.startswith("https://") for url in PROJECT["urls"].values())
+    supported = [each for each in PROJECT["classifiers"] if "Python :: 3." in each]
+    assert f">={supported[0].rpartition(' ')[2]}" == PROJECT["requires-python"]
+
+
+def targets_of(text: str) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def path_of(url: str) -> Path | None:
+    """Return the file of this tree that a link to the project shows; None for other pages."""
+    url = url.partition("#")[0]
+    source, site = PROJECT["urls"]["Source"], PROJECT["urls"]["Documentation"]
+    raw = source.replace("github.com", "raw.githubusercontent.com")
+    if url.startswith(f"{site}/"):
+        return ROOT / "docs" / url.removeprefix(f"{site}/").replace(".html", ".md")
+    for start in (f"{source}/blob/main/", f"{raw}/main/"):
+        if url.startswith(start):
+            return ROOT / url.removeprefix(start)
+    return None
+
+
+def test_every_link_of_the_readme_works_on_the_package_index():
+    targets = targets_of(README)
+    assert all(target.startswith("https://") for target in targets)
+    ours = [found for found in map(path_of, targets) if found is not None]
+    assert len(ours) >= 8
+    for path in ours:
+        assert path.exists(), path
+
+
+def test_the_citation_is_of_this_version():
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version: {tierstore.__version__}\n" in text
+    assert f"repository-code: {PROJECT['urls']['Source']}\n" in text
+
+
+def test_the_readme_is_one_screen():
+    """Ten lines of Python, six figures with a number each."""
+    program = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
+    assert len(program.strip().splitlines()) <= 13
+    assert "TieredEmbedding" in program
+    figures = re.search(r"## Measured\n(.*?)\n## ", README, re.DOTALL)[1]
+    lines = [line for line in figures.splitlines() if line.startswith("|")][2:]
+    assert len(lines) == 6
+    assert all(len(re.findall(r"\*\*[\d.]+\*\*", line)) == 1 for line in lines)
+    assert len(README.splitlines()) <= 90

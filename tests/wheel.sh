@@ -10,8 +10,10 @@ trap 'rm -rf "$work"' EXIT
 
 rm -rf dist
 "$python" -m venv "$work/build"
-"$work/build/bin/pip" install --quiet build
+"$work/build/bin/pip" install --quiet build check-wheel-contents 'readme-renderer[md]' twine
 "$work/build/bin/python" -m build --outdir dist
+"$work/build/bin/twine" check --strict dist/*
+"$work/build/bin/check-wheel-contents" dist/*.whl
 
 "$python" -m venv "$work/user"
 PATH=$work/user/bin:$PATH
@@ -30,4 +32,5 @@ tierstore doctor || true # reports file systems that were not tested
 
 echo "== with torch"
 pip install --quiet "$@"
+python "$root/examples/minimal.py"
 python "$root/examples/matrix_factorization.py" --epochs 1 --device cpu

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from tierstore.initializers import zeros as zeros
     from tierstore.loader import lookahead as lookahead
     from tierstore.spec import Field as Field
+    from tierstore.spec import Scale as Scale
     from tierstore.spec import TableSpec as TableSpec
 
 __version__ = "0.1.0"
@@ -76,6 +77,7 @@ __all__ = [
     "Field",
     "ImportResult",
     "KeyedTable",
+    "Scale",
     "Store",
     "Table",
     "TableSpec",
@@ -104,6 +106,7 @@ _HOMES = {
     "Checkpoint": "checkpoint",
     "ExportResult": "exporting",
     "Field": "spec",
+    "Scale": "spec",
     "ImportResult": "importing",
     "KeyedTable": "_table.keyed",
     "Store": "_store.store",

@@ -4,11 +4,15 @@ A row's checksum is crc32c(row id as eight little-endian bytes ‖ record), so a
 place is detected like one with changed bits. crc32c is linear: the checksum of the eight id bytes
 is the exclusive-or of one table entry per byte, computed for a whole batch in NumPy. The crc32c
 library then continues over the record with the hardware instruction.
+
+For the same reason the checksum of many records in a row follows from those of each, which takes a
+fraction of the time of computing each. Any damage to one record changes it; damage to several goes
+unnoticed once in 2^32 times.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +20,12 @@ import numpy.typing as npt
 from crc32c import crc32c as _crc32c
 
 __all__ = ["crc32c", "mismatches", "row_checksums"]
+
+
+_MANY = 512
+"""Records from which it is faster to compare one checksum of all, before that of each."""
+_AT_ONCE = 1024
+"""Checksums computed before other threads may run: a call keeps the interpreter to itself."""
 
 
 def crc32c(data: bytes | memoryview | npt.NDArray[Any], value: int = 0) -> int:
@@ -30,7 +40,12 @@ def row_checksums(
     count, width = records.shape
     whole = np.ascontiguousarray(records).view(f"V{width}").ravel()  # items without a copy
     seeds = _id_checksums(rows).tolist()
-    return np.fromiter(map(_crc32c, cast(Any, whole), seeds), np.uint32, count)
+    sums = np.empty(count, np.uint32)
+    for at in range(0, count, _AT_ONCE):
+        part = slice(at, at + _AT_ONCE)
+        each = map(_crc32c, cast(Any, whole[part]), seeds[part])
+        sums[part] = np.fromiter(each, np.uint32, min(_AT_ONCE, count - at))
+    return sums
 
 
 def mismatches(
@@ -44,6 +59,9 @@ def mismatches(
 
     In a sparse file, a checksum of 0 may also mark a row that was never written and reads as zeros.
     """
+    many = len(rows) >= _MANY and not (sparse and not expected.all())
+    if many and _match_together(rows, records, expected):
+        return np.empty(0, np.intp)
     wrong = np.flatnonzero(row_checksums(rows, records) != expected)
     if sparse and wrong.size:
         untouched = (expected[wrong] == 0) & ~records[wrong].any(axis=1)
@@ -72,3 +90,54 @@ def _id_checksums(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
     for position in range(used):
         result ^= table[position][octets[:, position]]
     return result
+
+
+def _match_together(
+    rows: npt.NDArray[np.int64],
+    records: npt.NDArray[np.uint8],
+    expected: npt.NDArray[np.uint32],
+) -> bool:
+    """Whether the checksum of all records together is what it is if each has the expected one.
+
+    The register of crc32c starts from all ones and is inverted at the end. Here, each record is
+    taken as if the register had started from zero, so that records before it, whose bytes shift it
+    by as many zeros as the record has bytes, only add to it.
+    """
+    width = records.shape[1]
+    own = ~expected ^ _shifted(~_id_checksums(rows), _by_zeros(width, 0))
+    level = 0
+    while own.size > 1:
+        if own.size % 2:
+            own = np.concatenate([np.zeros(1, np.uint32), own])  # before all others: adds nothing
+        own = _shifted(np.ascontiguousarray(own[::2]), _by_zeros(width, level)) ^ own[1::2]
+        level += 1
+    return crc32c(np.ascontiguousarray(records), 0xFFFFFFFF) ^ 0xFFFFFFFF == int(own[0])
+
+
+def _shifted(
+    registers: npt.NDArray[np.uint32], table: npt.NDArray[np.uint32]
+) -> npt.NDArray[np.uint32]:
+    """Return registers `(n,)` after the zeros that a table of `_by_zeros` is for."""
+    octets = registers.astype("<u4", copy=False).view(np.uint8).reshape(-1, 4)
+    result: npt.NDArray[np.uint32] = table[0].take(octets[:, 0])
+    for position in range(1, 4):
+        result ^= table[position].take(octets[:, position])
+    return result
+
+
+@lru_cache(maxsize=256)
+def _by_zeros(width: int, level: int) -> npt.NDArray[np.uint32]:
+    """Return what `width << level` zero bytes make of each value of the register's four bytes."""
+    bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    if level:
+        half = _by_zeros(width, level - 1)
+        bits = _shifted(_shifted(bits, half), half)
+    else:
+        zeros = bytes(width)
+        bits = np.array([~_crc32c(zeros, ~bit & 0xFFFFFFFF) & 0xFFFFFFFF for bit in bits.tolist()])
+    table = np.zeros((4, 256), np.uint32)
+    for value in range(8):
+        table[:, 1 << value : 2 << value] = (
+            table[:, : 1 << value] ^ bits.astype(np.uint32).reshape(4, 8)[:, value, None]
+        )
+    return table

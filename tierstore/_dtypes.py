@@ -30,7 +30,19 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
-DTypeName: TypeAlias = Literal["float16", "bfloat16", "float32", "float64"] | str
+DTypeName: TypeAlias = (
+    Literal[
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "int8",
+        "uint8",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+    ]
+    | str
+)
 """The name of an element type: one of these (for completion in editors), or a registered one."""
 
 DEFAULT_DTYPE: DTypeName = "float32"
@@ -38,7 +50,7 @@ DEFAULT_DTYPE: DTypeName = "float32"
 
 
 class ElementType:
-    """A floating-point type that NumPy supports; subclasses override what differs.
+    """A type of numbers, by default floats that NumPy supports; subclasses override what differs.
 
     Attributes:
         name: the name for users, in manifests, and in NumPy and torch if they have the type.
@@ -49,12 +61,16 @@ class ElementType:
             accept its values, and files without the type use them instead.
         kernel: its name in the CUDA kernels of `optim`; None if they do not support it.
         trainable: whether torch computes gradients of this type.
+        integer: whether it holds whole numbers; files of such are read as floats.
+        largest: its largest number if it can have a scale, otherwise None.
         stochastic: whether training may use stochastic rounding to it.
         beyond: the result for values out of range, for warnings.
     """
 
     kernel: str | None = None
     trainable = True
+    integer = False
+    largest: float | None = None
     stochastic = False
     beyond = "infinite"
 
@@ -139,7 +155,14 @@ class ElementType:
         return array
 
     def to_cupy(self, data: Any) -> Any:
-        """View a contiguous CuPy array of stored elements or bytes as an array of this type."""
+        """View a contiguous CuPy array of stored elements or bytes as an array of this type.
+
+        CuPy takes types that NumPy lacks from `ml_dtypes`.
+        """
+        if self.as_bits:
+            import ml_dtypes
+
+            return data.view(getattr(ml_dtypes, self.name))
         import cupy
 
         return data.view(cupy.dtype(self.name))
@@ -177,16 +200,123 @@ class _BFloat16(ElementType):
         """Convert to a new float32 array."""
         return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
-    def to_cupy(self, data: Any) -> Any:
-        """View the array as `ml_dtypes.bfloat16`, which CuPy uses."""
-        import ml_dtypes
 
-        return data.view(ml_dtypes.bfloat16)
+class _Float8(ElementType):
+    """An 8-bit float; NumPy users read and write it as float32.
+
+    One sign bit, then the exponent, then `mantissa` bits. With infinities the last exponent is
+    theirs and NaN's as in IEEE 754, otherwise only the last code of each sign is NaN.
+    """
+
+    trainable = False
+
+    def __init__(self, name: str, code: str, mantissa: int, *, infinities: bool) -> None:
+        wider = ("float16", "bfloat16", "float32", "float64")
+        super().__init__(name, "|u1", safetensors=code, held_by=wider)
+        self.numpy = np.dtype("<f4")
+        self.beyond = "infinite" if infinities else "its largest value"
+        self._mantissa = mantissa
+        self._bias = (1 << (6 - mantissa)) - 1
+        self._infinities = infinities
+        self.largest = 57344.0 if infinities else 448.0
+
+    @cached_property
+    def _values(self) -> Array:
+        """The float32 of each of the 256 codes."""
+        codes = np.arange(128)
+        exponent, fraction = codes >> self._mantissa, codes & ((1 << self._mantissa) - 1)
+        normal = exponent > 0
+        whole = fraction + (normal << self._mantissa)
+        power = np.where(normal, exponent, 1) - self._bias - self._mantissa
+        values = np.ldexp(whole.astype(np.float32), power).astype(np.float32)
+        if self._infinities:
+            values[exponent == exponent[-1]] = np.nan
+            values[(exponent == exponent[-1]) & (fraction == 0)] = np.inf
+        else:
+            values[-1] = np.nan
+        return np.concatenate([values, -values])
+
+    def encode(self, values: Array) -> Array:
+        """Round to new codes, ties to even; other types are converted to float32 first.
+
+        What is too large becomes infinite or, without infinities, the largest value, as in torch.
+        """
+        with np.errstate(over="ignore"):
+            bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        sign = (bits >> np.uint32(24)) & np.uint32(0x80)
+        size = bits & np.uint32(0x7FFFFFFF)
+        dropped = 23 - self._mantissa
+        first_normal = (128 - self._bias) << 23
+        even = (size >> np.uint32(dropped)) & np.uint32(1)
+        half = np.uint32((1 << (dropped - 1)) - 1)
+        rebias = np.uint32((127 - self._bias) << 23)
+        normal = (np.maximum(size, first_normal) - rebias + half + even) >> np.uint32(dropped)
+        # Adding this power of two leaves the code of a smaller value in the last bits, rounded.
+        magic = np.uint32((128 - self._bias + dropped) << 23)
+        small = np.minimum(size, np.uint32(first_normal)).view(np.float32)
+        subnormal = (small + magic.view(np.float32)).view(np.uint32) - magic
+        infinity = np.uint32(((1 << (7 - self._mantissa)) - 1) << self._mantissa)
+        last = infinity if self._infinities else np.uint32(0x7E)
+        code = np.where(size < first_normal, subnormal, np.minimum(normal, last))
+        code = np.where(size > np.uint32(0x7F800000), np.uint32(0x7F), code)
+        return (sign | code).astype(np.uint8)
+
+    def decode(self, stored: Array) -> Array:
+        """Convert to a new float32 array."""
+        return np.asarray(self._values.take(stored))
+
+    def overflowed(self, values: Array, stored: Array) -> int:
+        """Count the `values` beyond the largest; infinities where there are none."""
+        if self._infinities:
+            return super().overflowed(values, stored)
+        largest, next_smaller = self._values[[0x7E, 0x7D]]
+        return int((np.abs(values) > largest + (largest - next_smaller) / 2).sum())
+
+
+class _Integer(ElementType):
+    """Whole numbers of 8 bits, which do not train and have no NaN."""
+
+    trainable = False
+    integer = True
+    beyond = "the nearest whole number that it holds (0 for NaN)"
+
+    def __init__(self, name: str, stored: str, code: str) -> None:
+        wider = ("float16", "bfloat16", "float32", "float64")
+        super().__init__(name, stored, safetensors=code, held_by=wider)
+        self._range = np.iinfo(self.stored).min, np.iinfo(self.stored).max
+        self.largest = float(self._range[1])
+
+    def from_numbers(self, array: Array) -> Array:
+        """Convert whole numbers in the range of the type."""
+        fits = array.dtype.kind in "iu" and (
+            not array.size or (self._range[0] <= array.min() and array.max() <= self._range[1])
+        )
+        return array.astype(self.stored) if fits else array
+
+    def encode(self, values: Array) -> Array:
+        """Round to the nearest whole number, ties to even; clip to the range; NaN becomes 0."""
+        if values.dtype.kind == "f":
+            values = np.nan_to_num(np.rint(values), nan=0.0, posinf=np.inf, neginf=-np.inf)
+        clipped: Array = np.clip(values, *self._range)
+        return clipped.astype(self.stored)
+
+    def overflowed(self, values: Array, stored: Array) -> int:
+        """Count the `values` that were out of range, or NaN."""
+        least, most = self._range
+        rounded = np.rint(values)
+        return int((~((least <= rounded) & (rounded <= most))).sum())
+
+    def nan(self) -> None:
+        """Return None: there is none."""
 
 
 ELEMENT_TYPES: dict[str, ElementType] = {
     each.name: each
     for each in (
+        _Float8("float8_e4m3fn", "F8_E4M3", 3, infinities=False),
+        _Float8("float8_e5m2", "F8_E5M2", 2, infinities=True),
+        _Integer("int8", "|i1", "I8"),
+        _Integer("uint8", "|u1", "U8"),
         ElementType(
             "float16", "<f2", safetensors="F16", held_by=("float32", "float64"), kernel="F16"
         ),
@@ -248,10 +378,10 @@ class Converter:
         overflowed: number of values so far that were out of range of the target type.
     """
 
-    def __init__(self, source: str, target: str) -> None:
+    def __init__(self, source: ElementType, target: ElementType) -> None:
         """Convert from `source` to `target`."""
-        self._source = ELEMENT_TYPES[source]
-        self._target = ELEMENT_TYPES[target]
+        self._source = source
+        self._target = target
         self.overflowed = 0
 
     def __call__(self, block: Array) -> Array:

@@ -116,6 +116,9 @@ class Origin:
     def flush(self) -> None:
         """Do nothing: there is no tier below."""
 
+    def let_go(self, rows: Rows) -> None:
+        """Do nothing: nothing is mapped."""
+
     def discard(self) -> npt.NDArray[np.int64]:
         """Return no rows: there is no version to return to."""
         return np.empty(0, np.int64)

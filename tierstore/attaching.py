@@ -5,23 +5,28 @@
     rows = tables["ple"].read(ids)
 
 For tables that another program wrote and that are only read, such as the row memories of language
-models: opening takes no longer for 100 GB than for one.
+models.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from tierstore._closing import Closing
 from tierstore._disk.base import Base
-from tierstore._disk.foreign import ForeignBase, ForeignField
+from tierstore._disk.foreign import ChunkedColumn, ForeignBase, MappedColumn, Watch
+from tierstore._disk.foreign_checksums import open_checksums
 from tierstore._disk.generation import Generation
 from tierstore._disk.tier import DiskTier
 from tierstore._door import Door, internal_errors
-from tierstore._formats import SpanSource, open_source, split_name
+from tierstore._dtypes import ELEMENT_TYPES
+from tierstore._formats import Source, StoredChunks, StoredRows, open_source, split_name
+from tierstore._formats.files import open_input
+from tierstore._io import File
 from tierstore._memory_table import Unversioned
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
@@ -36,7 +41,7 @@ from tierstore.errors import (
     UnknownNameError,
 )
 from tierstore.policy import Policies
-from tierstore.spec import DeviceName, Field, TableSpec, check_name
+from tierstore.spec import DeviceName, Field, Scale, TableSpec, check_name
 
 if TYPE_CHECKING:
     import torch
@@ -46,14 +51,23 @@ __all__ = ["Attached", "attach"]
 Matrix: TypeAlias = str | os.PathLike[str]
 """A file, or `FILE:NAME` for one of its matrices."""
 
+Column: TypeAlias = Matrix | tuple[Matrix, Matrix]
+"""A matrix, or 8-bit elements and their scales."""
+
 _FIELD = "weight"
+_SCALES: Mapping[str, Literal["float32", "e8m0"]] = {
+    "float32": "float32",
+    "float8_e8m0fnu": "e8m0",
+    "uint8": "e8m0",
+}
+"""The scales that elements of 8 bits may have, by the type of their matrix."""
 
 
 class Attached(Closing, Mapping[str, Table]):
     """Tables over files of others, by name; read-only. Make it with `tierstore.attach`.
 
     Tables read, prefetch, lease, warm, scan and search as those of a store do. They have no
-    versions and no checksums; writing raises ReadOnlyError.
+    versions, and checksums only on request; writing raises ReadOnlyError.
 
     Attributes:
         door, prefetcher, sync_checks, touched, store: for the tables.
@@ -64,10 +78,11 @@ class Attached(Closing, Mapping[str, Table]):
 
     def __init__(
         self,
-        tables: Mapping[str, Matrix | Mapping[str, Matrix]],
+        tables: Mapping[str, Column | Mapping[str, Column]],
         budget: Budget,
         policy: Policies | None,
         device: Device | None,
+        checksums: Path | None = None,
     ) -> None:
         """Open and map the files, and place the tables in memory; see `attach`."""
         self.door: Door = Door(f"what is attached as {', '.join(tables)}", writable=False)
@@ -75,13 +90,17 @@ class Attached(Closing, Mapping[str, Table]):
         self.touched: Touched = Touched()
         with contextlib.ExitStack() as opened:
             specs: dict[str, TableSpec] = {}
-            tiers: dict[str, DiskTier] = {}
+            bases: dict[str, ForeignBase] = {}
             for name, given in tables.items():
-                specs[name], base = _opened(name, given)
-                opened.callback(base.close)
-                # The disk tier asks a base without deltas only to read, to place and to close.
-                tiers[name] = DiskTier(cast(Base, base), [], table=name)
+                specs[name], bases[name] = _opened(name, given)
+                opened.callback(bases[name].close)
             check_names(specs, budget, policy)
+            if checksums is not None:
+                described = {name: _described(spec) for name, spec in specs.items()}
+                for name, each in open_checksums(checksums, described, bases).items():
+                    bases[name].checksums = each
+            # The disk tier asks a base without deltas only to read, to place and to close.
+            tiers = {n: DiskTier(cast(Base, base), [], table=n) for n, base in bases.items()}
             placement = Placement(budget, policy, device)
             self._tables: dict[str, Table] = {}
             for part in placement.plan(specs):
@@ -125,31 +144,37 @@ class Attached(Closing, Mapping[str, Table]):
 
 
 def attach(
-    tables: Mapping[str, Matrix | Mapping[str, Matrix]],
+    tables: Mapping[str, Column | Mapping[str, Column]],
     *,
     budget: Budget | Size | None = None,
     policy: Policies | None = None,
     device: DeviceName | torch.device | Device = "cpu",
+    checksums: str | os.PathLike[str] | None = None,
 ) -> Attached:
     """Read matrices of other programs in place, through the tiers of a store.
 
     Args:
         tables: for each table the file of its rows, as `FILE` or `FILE:NAME`: `.npy`,
-            `.safetensors`, or the `.json` index of several of those. A dict from field to file
-            makes one record of several matrices with as many rows, such as values and scales. A
-            single matrix is the field "weight". NAME may follow one colon or two.
+            `.safetensors`, the `.json` index of several of those, or the directory of a `.zarr`. A
+            dict from field to file makes one record of several matrices with as many rows, such as
+            keys and values. A single matrix is the field "weight". A tuple (elements, scales) of
+            two matrices, 8-bit elements and the scales of their blocks, is a field that reads as
+            floats; see `Scale`. NAME may follow one colon or two.
         budget: memory for the tiers; see Budget for the defaults. A size such as "24GiB" applies to
             the host tier.
         policy: the replacement policy of the tiers, as in `tierstore.open`.
         device: the device of the nearest tier, as in `tierstore.open`.
+        checksums: a file with the checksums of all rows, against which rows are checked when they
+            are read from the disk. If it is missing, every row is read once to make it.
 
-    Nothing is copied, so opening takes the time of reading the headers. The files must stay as they
-    are while they are attached: they are checked for their size before each read, and have no
-    checksums.
+    Nothing is copied, so opening takes the time of reading the headers. Chunks of zarr that are
+    compressed, or do not fill whole pages, are decoded whole when one of their rows is read, and
+    the last few are kept. The files must stay as they are while they are attached: a read of a file
+    that vanished, was replaced, or changed in size or time raises CorruptStoreError.
 
-    Raises FormatError for files that are damaged or cannot be read in place, such as compressed
-    ones, columns first or the wrong byte order (import these), InvalidInputError for other kinds of
-    files and matrices of different rows, InvalidTypeError, CapacityError and DeviceError.
+    Raises FormatError for files that are damaged or cannot be read in place, such as columns first
+    or the wrong byte order (import these), InvalidInputError for other kinds of files, matrices of
+    different rows and checksums of other tables, InvalidTypeError, CapacityError and DeviceError.
     """
     with internal_errors():
         if not isinstance(tables, Mapping):
@@ -158,49 +183,115 @@ def attach(
             raise InvalidInputError("nothing to attach; give a dict from name to file")
         for name in tables:
             check_name(name)
-        return Attached(tables, Budget.of(budget), policy, find_device(device))
+        path = None if checksums is None else Path(os.path.abspath(checksums))
+        return Attached(tables, Budget.of(budget), policy, find_device(device), path)
+
+
+def _described(spec: TableSpec) -> dict[str, Any]:
+    """Return what the checksums of a table depend on."""
+    fields = {name: [item.form, item.dim] for name, item in spec.fields.items()}
+    return {"rows": spec.rows, "fields": fields}
 
 
 def _opened(name: str, given: object) -> tuple[TableSpec, ForeignBase]:
-    """Return the spec of a table and its rows; the base closes the files."""
+    """Return the spec of a table and its rows."""
     matrices = given if isinstance(given, Mapping) else {_FIELD: given}
     if not matrices:
         raise InvalidInputError(f"table {name!r} needs at least one matrix")
     with contextlib.ExitStack() as opened:
-        sources: dict[str, SpanSource] = {}
+        sources: dict[str, list[Source]] = {}
         for field, matrix in matrices.items():
-            sources[check_name(field, "field")] = source = _source(name, matrix)
-            opened.callback(source.close)
-        counts = {field: source.rows for field, source in sources.items()}
-        if len(set(counts.values())) > 1:
+            parts = matrix if isinstance(matrix, tuple) else (matrix,)
+            if not 1 <= len(parts) <= 2:
+                raise InvalidInputError(f"field {field!r} is a matrix or (elements, scales)")
+            found = [opened.enter_context(_source(name, part)) for part in parts]
+            sources[check_name(field, "field")] = found
+        counts = {field: [each.rows for each in found] for field, found in sources.items()}
+        rows = next(iter(counts.values()))[0]
+        if any(count != rows for found in counts.values() for count in found):
             raise InvalidInputError(
                 f"the matrices of table {name!r} have different numbers of rows: "
-                + ", ".join(f"{field!r} {rows}" for field, rows in counts.items())
+                + ", ".join(f"{field!r} {' and '.join(map(str, n))}" for field, n in counts.items())
             )
-        rows = next(iter(counts.values()))
-        fields = {field: Field(each.dim, each.dtype) for field, each in sources.items()}
+        stored = {field: [_stored(each) for each in found] for field, found in sources.items()}
+        fields = {field: _field(found, stored[field]) for field, found in sources.items()}
         spec = TableSpec(rows, fields=fields)
-        layout = spec.layout
-        spans = [
-            ForeignField(each.file, each.offset, *layout.span(field))
-            for field, each in sources.items()
-        ]
-        base = ForeignBase(rows, layout.record_bytes, spans)
-        opened.pop_all()  # which the base closes
-        return spec, base
+        columns = []
+        for field, places in stored.items():
+            start = spec.layout.offsets[field]
+            columns += [
+                _column(rows, place, start + lo, start + hi)
+                for place, (lo, hi) in zip(places, _spans(fields[field]), strict=True)
+            ]
+        return spec, ForeignBase(rows, spec.layout.record_bytes, columns)
 
 
-def _source(name: str, matrix: Any) -> SpanSource:
-    """Open a matrix, and check that its bytes are those of a field."""
+def _field(sources: Sequence[Source], stored: Sequence[StoredRows | StoredChunks]) -> Field:
+    """Return the field for a matrix, or for elements and their scales."""
+    dim, dtype = sources[0].dim, stored[0].dtype
+    if len(sources) == 1:
+        if dtype not in ELEMENT_TYPES:
+            raise FormatError(
+                f"{sources[0].path} holds {dtype}, which can only be scales: (elements, scales)"
+            )
+        return Field(dim, dtype)
+    blocks, kind = sources[1].dim, _SCALES.get(stored[1].dtype)
+    if kind is None or dim % blocks:
+        raise FormatError(
+            f"{sources[1].path}: {blocks} scales of {stored[1].dtype} for {dim} elements; need "
+            f"float32, float8_e8m0fnu or uint8, and a number that divides {dim}"
+        )
+    return Field(dim, dtype, scale=Scale(kind, "row" if blocks == 1 else dim // blocks))
+
+
+def _spans(field: Field) -> list[tuple[int, int]]:
+    """Return the bytes of a field that each of its matrices fills."""
+    scaled = field.scaled
+    if scaled is None:
+        return [(0, field.nbytes)]
+    return [(0, scaled.dim), (scaled.scales_at, scaled.nbytes)]
+
+
+def _source(name: str, matrix: Any) -> Source:
     if not isinstance(matrix, str | os.PathLike):
         raise InvalidTypeError(f"table {name!r} is attached to a file or FILE:NAME, not {matrix!r}")
     file, within = split_name(os.fspath(matrix))
-    source = open_source(file if within is None else f"{file}:{within.removeprefix(':')}")
-    if not isinstance(source, SpanSource) or not source.in_place:
-        source.close()
+    return open_source(file if within is None else f"{file}:{within.removeprefix(':')}")
+
+
+def _stored(source: Source) -> StoredRows | StoredChunks:
+    """Return where the rows of a source can be read at random."""
+    stored = source.stored()
+    if stored is None:
         raise FormatError(
             f"{source.path} cannot be read in place, which takes one matrix row by row in little-"
-            "endian numbers: .npy, .safetensors or an index of those; import it with "
-            "tierstore.import_table"
+            "endian numbers: .npy, .safetensors, an index of those, .fbin, or a .zarr directory; "
+            "import it with tierstore.import_table"
         )
-    return source
+    return stored
+
+
+def _column(
+    rows: int, stored: StoredRows | StoredChunks, start: int, stop: int
+) -> ChunkedColumn | MappedColumn:
+    """Open the files of a matrix as bytes `start:stop` of records."""
+    if isinstance(stored, StoredChunks):
+        watch, step = Watch(stored.files), stored.rows_per_chunk
+        return ChunkedColumn(stored.decode, watch, start, stop, rows=rows, rows_per_chunk=step)
+    watch = Watch([[file] for file in stored.files])
+    return MappedColumn(
+        _each_open(stored.files),
+        watch,
+        start,
+        stop,
+        rows=rows,
+        offset=stored.offset,
+        rows_per_file=stored.rows_per_file,
+    )
+
+
+def _each_open(files: Iterable[Path]) -> Iterator[File]:
+    """Yield the files; each stays open until the next iteration."""
+    for path in files:
+        with open_input(path) as found:
+            yield found.file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._dtypes import ELEMENT_TYPES, Converter, DTypeName, ElementType, check_dtype
+from tierstore._dtypes import (
+    DEFAULT_DTYPE,
+    ELEMENT_TYPES,
+    Converter,
+    DTypeName,
+    ElementType,
+    check_dtype,
+)
 from tierstore._formats import format_of, keys_beside, locate, open_sink, read_keys
 from tierstore._formats.base import block_rows_for
 from tierstore.budget import DEFAULT_MEMORY, Size
@@ -20,6 +27,7 @@ from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError,
 
 if TYPE_CHECKING:
     from tierstore._table.table import Table
+    from tierstore.spec import Field
 
 __all__ = ["ExportResult", "export_table"]
 
@@ -31,7 +39,7 @@ class ExportResult:
     Attributes:
         path: the file, the directory of a `.zarr`, or the name of a zarr store.
         rows: number of rows written.
-        dim: number of elements per row.
+        dim: number of elements per row, of all fields.
         dtype: element type in the file.
         bytes: size of the file, of all files in the directory, or of the matrix in a zarr store.
         overflowed: number of finite values that became infinite in the conversion to `dtype`.
@@ -53,7 +61,7 @@ def export_table(
     table: Table,
     out: Any,
     *,
-    field: str | None = None,
+    field: str | Sequence[str] | None = None,
     rows: tuple[int, int] | Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
     dtype: DTypeName | None = None,
     keys: Any = None,
@@ -62,7 +70,7 @@ def export_table(
     damaged: Literal["raise", "skip"] = "raise",
     progress: Callable[[int, int], None] | None = None,
 ) -> ExportResult:
-    """Stream a field's rows `(n, dim)` to a file; the suffix of `out` selects the format.
+    """Stream rows `(n, dim)` of a field to a file; the suffix of `out` selects the format.
 
     The file appears complete and synced, or not at all. It includes uncommitted rows.
 
@@ -73,10 +81,13 @@ def export_table(
             fsspec, such as "s3://bucket/items.parquet", is accepted for all but `.projector`. A
             `.zarr` at a URL, and a zarr store, which are accepted too, have no rename, so readers
             see them grow, and `import_table` refuses them until they are complete.
-        field: the field to write; the first if None.
+        field: the field to write, the first if None; or a list of fields, each of which becomes a
+            column of a `.parquet`, `.arrow` or `.feather` file, all of one element type: the
+            narrowest that holds their values exactly, or `dtype`.
         rows: the range of rows as a tuple (start, stop), or a list or array of row ids in any
             order; all rows if None.
-        dtype: element type to convert to, rounding to nearest; that of the field if None. If the
+        dtype: element type to convert to, rounding to nearest; that of the field if None, and
+            float32 for a field with scales. If the
             format cannot hold a half-precision type, float32 is written, which is exact.
         keys: one key for each row of the table or of `rows`, or a file of keys: .txt, .npy or
             FILE.parquet:COLUMN. None uses the table's keys. They are written beside a file that
@@ -105,14 +116,9 @@ def export_table(
     path, elsewhere = target.path, target.store is not None or target.url is not None
     if not elsewhere:
         _refuse_inside_store(path)
-    if field is None:
-        field = next(iter(table.fields))
-    if field not in table.fields:
-        raise UnknownNameError(
-            f"table {table.name!r} has no field {field!r}, only {', '.join(table.fields)}"
-        )
-    stored = table.fields[field]
-    wanted = stored.dtype if dtype is None else check_dtype(dtype)
+    fields = _checked_fields(table, field)
+    wanted = _common_dtype(fields) if dtype is None else check_dtype(dtype)
+    _refuse_bare_elements(fields, wanted)
     ids = None
     if rows is None or isinstance(rows, tuple):
         start, stop = _checked_range(cast("tuple[int, int] | None", rows), table.rows)
@@ -124,46 +130,115 @@ def export_table(
     if isinstance(keys, str | os.PathLike):
         keys = read_keys(os.fspath(keys), memory=memory)
     keys = _keys_of(table, keys, start, stop, ids)
-    converter = Converter(stored.dtype, wanted)
-    done = 0
-    skipped: list[int] | None = None if _checked_choice(damaged) == "raise" else []
+    columns = [
+        _Column(table, name, wanted, skips=_checked_choice(damaged) == "skip") for name in fields
+    ]
+    done, dim = 0, sum(item.dim for item in fields.values())
 
     with open_sink(
         target,
         rows=stop - start,
-        dim=stored.dim,
+        dim=dim,
         dtype=wanted,
-        field=field,
+        field={name: item.dim for name, item in fields.items()},
         keys=keys,
         first_row=start,
         force=force,
     ) as sink:
-        size = block_rows_for(stored.nbytes)
-        blocks = (
-            table.scan(field, start=start, stop=stop, block_rows=size, raw=True, damaged=skipped)
-            if ids is None
-            else _chosen(table, field, ids, size)
-        )
-        for block in blocks:
-            _blank(block, stored.element, start + done, skipped)
-            sink.write(converter(block))
-            done += len(block)
+        size = block_rows_for(sum(item.nbytes for item in fields.values()))
+        blocks = [each.blocks(start, stop, ids, size) for each in columns]
+        for parts in zip(*blocks, strict=True):
+            sink.write(parts[0] if len(parts) == 1 else np.hstack(parts))
+            done += len(parts[0])
             if progress is not None:
                 progress(done, stop - start)
 
-    converter.warn(f"field {field!r}")
-    width = stored.dim * ELEMENT_TYPES[sink.dtype].stored.itemsize
-    nbytes = (stop - start) * width if elsewhere else _size(path)
+    for each in columns:
+        each.converter.warn(f"field {each.name!r}")
+    width = dim * ELEMENT_TYPES[sink.dtype].stored.itemsize
     return ExportResult(
         path,
         stop - start,
-        stored.dim,
+        dim,
         sink.dtype,
-        nbytes,
-        converter.overflowed,
-        skipped or [],
+        (stop - start) * width if elsewhere else _size(path),
+        sum(each.converter.overflowed for each in columns),
+        sorted({row for each in columns for row in each.skipped}),
         _notes(path, keyed=keys is not None),
     )
+
+
+def _checked_fields(table: Table, field: str | Sequence[str] | None) -> dict[str, Field]:
+    """Return the fields to write by name; raises UnknownNameError."""
+    if field is None:
+        field = next(iter(table.fields))
+    names = [field] if isinstance(field, str) else list(field)
+    for name in names:
+        if name not in table.fields:
+            raise UnknownNameError(
+                f"table {table.name!r} has no field {name!r}, only {', '.join(table.fields)}"
+            )
+    if not names or len(set(names)) < len(names):
+        raise InvalidInputError(f"name each field once, and at least one, not {names}")
+    return {name: table.fields[name] for name in names}
+
+
+def _common_dtype(fields: Mapping[str, Field]) -> str:
+    """Return the narrowest element type that holds the values of all fields exactly."""
+    able = [
+        each
+        for each in ELEMENT_TYPES.values()
+        if all(each.accepts(_read_as(item)) for item in fields.values())
+    ]
+    return min(able, key=lambda each: each.stored.itemsize).name
+
+
+def _read_as(item: Field) -> str:
+    """Return the element type of the values of a field: of a scaled one, float32."""
+    return item.dtype if item.scaled is None else DEFAULT_DTYPE
+
+
+def _refuse_bare_elements(fields: Mapping[str, Field], dtype: str) -> None:
+    """Raise InvalidInputError where values with scales would be rounded to whole numbers."""
+    for name, item in fields.items():
+        if item.scaled is not None and ELEMENT_TYPES[dtype].integer:
+            raise InvalidInputError(
+                f"field {name!r} holds {item.dtype} times a scale, which are floats: export "
+                "another dtype, or read the bytes with table.read(ids, raw=True)"
+            )
+
+
+class _Column:
+    """A field that is written, converted block by block.
+
+    Attributes:
+        name: of the field.
+        converter: counts the values that are too large for the type in the file.
+        skipped: ids of damaged rows, written as NaN; empty unless they are to be skipped.
+    """
+
+    def __init__(self, table: Table, name: str, dtype: str, *, skips: bool) -> None:
+        self.name = name
+        self.converter = Converter(table.fields[name].element, ELEMENT_TYPES[dtype])
+        self.skipped: list[int] = []
+        self._table = table
+        self._skips = skips
+
+    def blocks(
+        self, start: int, stop: int, ids: npt.NDArray[np.int64] | None, size: int
+    ) -> Iterator[npt.NDArray[Any]]:
+        """Yield rows start..stop-1, or those of `ids`, in blocks of `size`."""
+        if ids is not None:
+            yield from map(self.converter, _chosen(self._table, self.name, ids, size))
+            return
+        damaged = self.skipped if self._skips else None
+        scanned = self._table.scan(
+            self.name, start=start, stop=stop, block_rows=size, raw=True, damaged=damaged
+        )
+        for block in scanned:
+            _blank(block, self._table.fields[self.name].element, start, self.skipped)
+            start += len(block)
+            yield self.converter(block)
 
 
 def _notes(path: Path, *, keyed: bool) -> tuple[str, ...]:
@@ -180,7 +255,7 @@ def _checked_choice(damaged: str) -> str:
     return damaged
 
 
-def _blank(block: Any, element: ElementType, first: int, skipped: list[int] | None) -> None:
+def _blank(block: Any, element: ElementType, first: int, skipped: list[int]) -> None:
     """Set the skipped rows of a block that starts at row `first` to NaN."""
     nan = element.nan()
     if skipped and nan is None:
@@ -188,7 +263,7 @@ def _blank(block: Any, element: ElementType, first: int, skipped: list[int] | No
             f"{len(skipped)} rows are damaged, the first is row {skipped[0]}, and {element.name} "
             "has no NaN to mark them: repair the store first (tierstore repair)"
         )
-    for row in reversed(skipped or []):
+    for row in reversed(skipped):
         if row < first:
             break
         block[row - first] = nan

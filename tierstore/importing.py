@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, Converter, DTypeName, check_dtype
-from tierstore._formats import TextOptions, open_source, read_keys
+from tierstore._formats import TextOptions, fetched, open_source, read_keys
 from tierstore._formats.base import SelectedSource, Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._io import publish
 from tierstore._keys.strings import Strings, may_repeat
 from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
+from tierstore._upsert import merged, upsert_rows
 from tierstore.budget import DEFAULT_MEMORY, Budget, Size
 from tierstore.errors import InvalidInputError, UnknownNameError
 from tierstore.spec import Field, TableSpec
@@ -47,7 +48,7 @@ class ImportResult:
     Attributes:
         table: name of the table.
         field: name of the field.
-        rows: number of rows loaded, all rows of the table.
+        rows: number of rows loaded: all rows of the table, or of an upsert those of the file.
         dim: number of elements per row.
         dtype: element type of the field.
         created: whether the table was created by the import.
@@ -57,6 +58,7 @@ class ImportResult:
         read_as: what was decided about a file in text, such as 'header yes, keys from "item", 128
             numbers'; None for other files.
         notes: what was left out, kept or narrowed, a sentence each.
+        added: of an upsert, the number of rows that the table did not have.
     """
 
     table: str
@@ -70,6 +72,7 @@ class ImportResult:
     overflowed: int
     read_as: str | None = None
     notes: tuple[str, ...] = ()
+    added: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +117,12 @@ def preview(
     """
     text = TextOptions(header, key_column, sep, decimal, tuple(null))
     wanted = None if dtype is None else check_dtype(dtype)
-    with open_source(
-        src, field=field, text_dtype=_text_dtype(wanted), memory=memory, text=text
-    ) as source:
+    with (
+        fetched(src) as place,
+        open_source(
+            place, field=field, text_dtype=_text_dtype(wanted), memory=memory, text=text
+        ) as source,
+    ):
         first = np.empty((0, source.dim), ELEMENT_TYPES[source.dtype].stored)
         if source.rows:
             first = next(iter(source.blocks(rows)))[:rows].copy()
@@ -147,6 +153,7 @@ def import_table(
     decimal: str | None = None,
     null: Sequence[str] = (),
     duplicates: Literal["error", "first", "last"] = "error",
+    upsert: bool = False,
     memory: Size = DEFAULT_MEMORY,
     allow_untested: bool = False,
     progress: Progress | None = None,
@@ -163,7 +170,9 @@ def import_table(
         src: the file; its suffix selects the format: `.npy`, `.npz`, `.safetensors`, `.parquet`,
             `.zarr`, `.vec`, `.txt`, `.tsv`, `.bin`, `.csv` or `.pt`. `FILE:NAME` selects an array,
             tensor or column of a file that contains several. Text files may be packed: `.csv.gz`,
-            `.bz2` or `.zst`. A zarr store is accepted too, as in `export_table`.
+            `.bz2` or `.zst`. A URL for fsspec, such as "s3://bucket/items.parquet", is copied to a
+            temporary file first, but for a `.zarr`. A zarr store is accepted too, as in
+            `export_table`.
         table: the table; None selects the only table, or creates `embeddings` in an empty store.
         field: the field; None selects the first field, or `weight` in a new table. If the file
             contains several arrays and `src` names none, the array of this name is read.
@@ -172,7 +181,7 @@ def import_table(
             separately as the keys of the table. A table that has other fields and different keys is
             refused.
         dtype: element type of the field in a new table; that of the file if None,
-            and float32 for text.
+            and float32 for text. "int8" and "uint8" quantise floats, with a scale for each row.
         header: whether the first line of a file in text names its columns. What None leaves open
             here and below is decided from the types of the cells, and `read_as` says how.
         key_column: the column of keys, its name or its number from 1; False if there is none.
@@ -180,6 +189,9 @@ def import_table(
         decimal: what is before the decimals of a number in text, "." or ",".
         null: cells that are read as NaN, such as "" or "NA"; otherwise they are errors.
         duplicates: which row stays of those with equal keys, "first" or "last"; or "error".
+        upsert: write the rows over those of their keys and append the others, whose other fields
+            get initial values. A table without keys takes row ids for keys. To append, the table is
+            written anew, with the rows to replace in memory.
         memory: limit in bytes for keys, headers and directories of the file, on top of a block of
             rows. Sizes that the file claims are checked against it before memory is allocated.
         allow_untested: as in `tierstore.open`, if `store` is a path.
@@ -203,8 +215,9 @@ def import_table(
         raise InvalidInputError(f"duplicates is 'error', 'first' or 'last', not {duplicates!r}")
     if isinstance(keys, str | os.PathLike):
         keys = read_keys(os.fspath(keys), memory=memory)
-    with _opened(store, allow_untested) as opened:
-        return _load(opened, src, table, field, keys, dtype, text, duplicates, memory, progress)
+    with fetched(src) as place, _opened(store, allow_untested) as opened:
+        where = table, field
+        return _load(opened, place, *where, keys, dtype, text, duplicates, upsert, memory, progress)
 
 
 @contextmanager
@@ -234,6 +247,7 @@ def _load(
     dtype: str | None,
     text: TextOptions,
     duplicates: str,
+    upsert: bool,
     memory: Size,
     progress: Progress | None,
 ) -> ImportResult:
@@ -258,23 +272,30 @@ def _load(
             notes.append(f"left out {len(keys) - int(kept.sum()):,} rows whose key came twice")
             keys = _chosen(keys, kept)
             source = stack.enter_context(SelectedSource(source, kept))
-        converter = Converter(source.dtype, wanted or source.dtype)
+        rows, added = source.rows, 0
         if existing is None:
-            spec = _new_spec(source, field, wanted or source.dtype)
+            spec = _new_spec(source, field, _new_field(opened, wanted or source.dtype))
+        else:
+            spec = existing.spec if upsert else dataclasses.replace(existing.spec, sparse=False)
+        converter = Converter(ELEMENT_TYPES[source.dtype], spec.fields[field].element)
+        if existing is None:
             records = _new_records(spec, field, source, converter)
-            loaded = store.create_table(name, spec, blocks=records, keys=keys, progress=progress)
+            store.create_table(name, spec, blocks=records, keys=keys, progress=progress)
+        elif upsert:
+            added = upsert_rows(
+                store, existing, field, source, keys, converter, memory=memory, progress=progress
+            )
         else:
             _check_fit(existing, field, source, keys)
-            spec = dataclasses.replace(existing.spec, sparse=False)
-            records = _merged_records(existing, field, source, converter)
-            loaded = store.replace_table(name, spec, blocks=records, keys=keys, progress=progress)
+            records = merged(existing._records(), existing, field, source, converter)
+            store.replace_table(name, spec, blocks=records, keys=keys, progress=progress)
 
     converter.overflowed += opened.overflowed
     converter.warn(str(src))
     return ImportResult(
         table=name,
         field=field,
-        rows=loaded.rows,
+        rows=rows,
         dim=spec.fields[field].dim,
         dtype=spec.fields[field].dtype,
         created=existing is None,
@@ -283,6 +304,7 @@ def _load(
         overflowed=converter.overflowed,
         read_as=read_as,
         notes=tuple(notes),
+        added=added,
     )
 
 
@@ -383,7 +405,8 @@ def _check_fit(table: Table, field: str, source: Source, keys: Keys | None) -> N
     if (source.rows, source.dim) != (table.rows, dim):
         raise InvalidInputError(
             f"{source.path} holds {source.rows} rows of {source.dim}, but field {field!r} of table "
-            f"{table.name!r} is {table.rows} rows of {dim}; load it into another table"
+            f"{table.name!r} is {table.rows} rows of {dim}; load it into another table, or "
+            "only its rows, by key (--upsert, upsert=True)"
         )
     if keys is None or table.keys is None or len(table.fields) == 1:
         return
@@ -403,10 +426,17 @@ def _equal(keys: Keys, others: Any) -> bool:
     return all(list(keys[s : s + step]) == list(others[s : s + step]) for s in starts)
 
 
-def _new_spec(source: Source, field: str, dtype: str) -> TableSpec:
+def _new_field(source: Source, dtype: str) -> Field:
+    """Return the field for the rows of a file."""
+    stored = source.stored()
+    whole = stored is not None and stored.dtype == dtype  # 8-bit numbers, which are read as floats
+    return Field(source.dim, dtype if whole else source.dtype).of_dtype(dtype)
+
+
+def _new_spec(source: Source, name: str, field: Field) -> TableSpec:
     if source.rows == 0:
         raise InvalidInputError(f"{source.path} holds no rows; a table needs at least one")
-    return TableSpec(source.rows, fields={field: Field(source.dim, dtype)})
+    return TableSpec(source.rows, fields={name: field})
 
 
 def _new_records(
@@ -417,22 +447,4 @@ def _new_records(
     for block in source.blocks(block_rows_for(width)):
         records = np.zeros((len(block), width), np.uint8)
         spec.layout.view(records, field)[:] = converter(block)
-        yield records
-
-
-def _merged_records(
-    table: Table, field: str, source: Source, converter: Converter
-) -> Iterator[Records]:
-    """Yield the table's records with one field replaced from the source, row for row."""
-    blocks = source.blocks()
-    rest = next(blocks)
-    for records in table._records():
-        values = table.spec.layout.view(records, field)
-        filled = 0
-        while filled < len(values):
-            part = rest[: len(values) - filled]
-            values[filled : filled + len(part)] = converter(part)
-            filled, rest = filled + len(part), rest[len(part) :]
-            if not len(rest):
-                rest = next(blocks, rest)
         yield records

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._registry import Registry
+from tierstore._scaled import SCALE_TYPES, ScaledElements
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.initializers import Initializer
 
@@ -33,6 +34,7 @@ __all__ = [
     "Field",
     "KeyName",
     "RecordLayout",
+    "Scale",
     "TableSpec",
     "check_name",
 ]
@@ -59,6 +61,8 @@ RECORD_ALIGNMENT = 16
 MAX_ROWS = 2**40
 MAX_RECORD_BYTES = 2**24
 MAX_TABLE_BYTES = 2**50
+EXTENT_ROWS = 1 << 16
+"""Least rows by which a table without a capacity grows, and those that it has at first."""
 
 TABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
@@ -86,16 +90,39 @@ def _check_count(value: object, what: str, most: int) -> int:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """The scales of a field of 8-bit elements, kept in the same record.
+
+    `dtype` is "float32", or "e8m0" for powers of two in a byte. `block` is the number of
+    neighbouring elements that share a scale, or "row".
+    """
+
+    dtype: Literal["float32", "e8m0"] = "float32"
+    block: int | Literal["row"] = "row"
+
+    def __post_init__(self) -> None:
+        """Validate the values."""
+        if self.dtype not in SCALE_TYPES:
+            known = ", ".join(SCALE_TYPES)
+            raise InvalidInputError(f"not a type of scales: {self.dtype!r}; choose from {known}")
+        if self.block != "row":
+            block = _check_count(self.block, "block", MAX_RECORD_BYTES)
+            object.__setattr__(self, "block", block)
+
+
+@dataclass(frozen=True)
 class Field:
     """A named, typed vector in every record.
 
     `dim` is the number of elements, `dtype` one of DTYPES and `init` the initializer of the first
-    values (zeros if None). Comparisons of fields ignore `init`.
+    values (zeros if None). Comparisons of fields ignore `init`. `scale` is for 8-bit elements: rows
+    are then float32 to users, and an element times its scale in the file.
     """
 
     dim: int
     dtype: DTypeName = DEFAULT_DTYPE
     init: Initializer | None = field(default=None, compare=False)
+    scale: Scale | None = None
 
     def __post_init__(self) -> None:
         """Validate the values and replace the dtype by its name."""
@@ -105,11 +132,43 @@ class Field:
             raise InvalidTypeError(
                 f"init must be an initializer such as tierstore.zeros(), not {self.init!r}"
             )
+        if self.scale is not None and not isinstance(self.scale, Scale):
+            raise InvalidTypeError(f"scale must be a tierstore.Scale, not {self.scale!r}")
+        if self.scale is not None and ELEMENT_TYPES[self.dtype].largest is None:
+            able = ", ".join(name for name, each in ELEMENT_TYPES.items() if each.largest)
+            raise InvalidInputError(f"{self.dtype} takes no scale; the types that do are {able}")
 
     @cached_property
     def element(self) -> ElementType:
-        """The type of one element."""
-        return ELEMENT_TYPES[self.dtype]
+        """The type of one element; of a scaled field, that of a row's elements and scales."""
+        element = ELEMENT_TYPES[self.dtype]
+        if self.scale is None:
+            return element
+        block = self.dim if self.scale.block == "row" else min(self.scale.block, self.dim)
+        return ScaledElements(element, SCALE_TYPES[self.scale.dtype], self.dim, block)
+
+    def of_dtype(self, dtype: DTypeName) -> Field:
+        """Return the field for the same values in another element type.
+
+        Scales stay where the type can have some. Floats that become whole numbers get one a row.
+        """
+        element = ELEMENT_TYPES[check_dtype(dtype)]
+        scale = self.scale if element.largest is not None else None
+        if scale is None and element.integer and not ELEMENT_TYPES[self.dtype].integer:
+            scale = Scale()
+        return replace(self, dtype=element.name, scale=scale)
+
+    @property
+    def scaled(self) -> ScaledElements | None:
+        """The elements and scales of a scaled field, otherwise None."""
+        return self.element if isinstance(self.element, ScaledElements) else None
+
+    @property
+    def form(self) -> str:
+        """The dtype, with the scales of a scaled field: two fields of one form store alike."""
+        if self.scale is None:
+            return self.dtype
+        return f"{self.dtype} * {self.scale.dtype}[{self.scale.block}]"
 
     @cached_property
     def storage(self) -> np.dtype[Any]:
@@ -119,15 +178,30 @@ class Field:
     @property
     def nbytes(self) -> int:
         """Bytes of the field in one record."""
-        return self.dim * self.storage.itemsize
+        return self.width * self.storage.itemsize
+
+    @cached_property
+    def width(self) -> int:
+        """Stored elements of the field in one record; of a scaled field all bytes."""
+        return self.dim if self.scaled is None else self.scaled.nbytes
+
+    @property
+    def alignment(self) -> int:
+        """Bytes of which the field's offset in the record is a multiple."""
+        return (self.storage if self.scaled is None else self.scaled.scale.stored).itemsize
+
+
+USES = "uses"
+"""The field of tables that track uses: their number, and the version of the last one."""
+USES_FIELD = Field(2, "float64")
 
 
 @dataclass(frozen=True)
 class RecordLayout:
     """The offset of each field in a record.
 
-    Fields are stored in order, each aligned to its element size. The record is padded with zeros to
-    a multiple of 16 bytes, the unit in which the GPU reads.
+    Fields are stored in order, each aligned to its element size, or to that of its scales. The
+    record is padded with zeros to a multiple of 16 bytes, the unit in which the GPU reads.
     """
 
     fields: tuple[tuple[str, Field], ...]
@@ -137,7 +211,7 @@ class RecordLayout:
         """Byte offset of each field in the record."""
         offsets, end = {}, 0
         for name, item in self.fields:
-            size = item.storage.itemsize
+            size = item.alignment
             offsets[name] = -(-end // size) * size
             end = offsets[name] + item.nbytes
         return offsets
@@ -172,7 +246,7 @@ class RecordLayout:
         return self._spans[name]
 
     def view(self, records: npt.NDArray[np.uint8], name: str) -> npt.NDArray[Any]:
-        """View one field of records `(n, record_bytes)` as `(n, dim)`, without a copy."""
+        """View one field of records `(n, record_bytes)` as `(n, width)`, without a copy."""
         lo, hi = self.span(name)
         return records[:, lo:hi].view(self.field(name).storage)
 
@@ -187,7 +261,7 @@ class RecordLayout:
         return np.dtype(
             {
                 "names": [name for name, _ in self.fields],
-                "formats": [(item.storage, (item.dim,)) for _, item in self.fields],
+                "formats": [(item.storage, (item.width,)) for _, item in self.fields],
                 "offsets": [self.offsets[name] for name, _ in self.fields],
                 "itemsize": self.record_bytes,
             }
@@ -208,7 +282,7 @@ class TableSpec:
     Field.
 
     Args:
-        rows: number of rows, 1..2**40.
+        rows: number of rows, 1..2**40. Left out for a table by key, the table `grows`.
         dim: number of elements of `weight`.
         dtype: element type of `weight`, one of DTYPES; float32 if None.
         init: the initializer of `weight`, or of the first of `fields`.
@@ -221,9 +295,16 @@ class TableSpec:
         keys: "int64" or "text" for a table by key: `rows` is how many keys it can hold. A key gets
             a row when it is first written or trained, and starts from a row drawn from the seed of
             `init` and the key. Rows without a key take no space on the disk.
+        grows: whether rows are added as keys arrive, an eighth of the table at a time; True for a
+            table by key without `rows`. The numbers of rows are multiples of 65,536 then. Only for
+            memmap.
+        track_uses: whether a field `uses`, two float64, keeps how often each key of a table by key
+            was trained, leased or written, and the version that used it last; for `expire`.
+        admit_after: the use with which a key gets a row; before, it reads as its first row, and its
+            gradient is dropped. Only in training: `write` and `lease` give it one at once.
     """
 
-    rows: int
+    rows: int = None  # type: ignore[assignment]  # may be left out, and is filled in
     dim: int | None = None
     dtype: DTypeName | None = None
     init: Initializer | None = field(default=None, compare=False)
@@ -233,10 +314,19 @@ class TableSpec:
     compression: CompressionName | None = None
     chunk_rows: int | None = None
     keys: KeyName | None = None
+    grows: bool = False
+    track_uses: bool = False
+    admit_after: int | None = None
 
     def __post_init__(self) -> None:
-        """Validate the spec and normalize it: `fields` is always filled in."""
+        """Validate the spec and normalize it: `rows` and `fields` are always filled in."""
+        given: int | None = self.rows
+        if given is None and self.keys is not None:
+            object.__setattr__(self, "grows", True)
+            object.__setattr__(self, "rows", EXTENT_ROWS)
         object.__setattr__(self, "rows", _check_count(self.rows, "rows", MAX_ROWS))
+        if self.grows:
+            self._check_growing()
         object.__setattr__(self, "fields", self._resolved_fields())
         first = next(iter(self.fields.values()))
         object.__setattr__(self, "dim", first.dim)
@@ -245,24 +335,29 @@ class TableSpec:
         self._check_sizes()
         if self.keys is not None:
             self._check_keys()
+        elif self.track_uses or self.admit_after is not None:
+            raise InvalidInputError("track_uses and admit_after are for tables by key; give keys=")
         self._check_backend()
 
     def _resolved_fields(self) -> dict[str, Field]:
         if not self.fields:
             if self.dim is None:
                 raise InvalidInputError("a table needs dim=, or fields= with at least one field")
-            return {"weight": Field(self.dim, self.dtype or DEFAULT_DTYPE, self.init)}
+            only = {"weight": Field(self.dim, self.dtype or DEFAULT_DTYPE, self.init)}
+            return only | ({USES: USES_FIELD} if self.track_uses else {})
         fields = {}
         for name, item in self.fields.items():
             if not isinstance(item, Field):
                 raise InvalidTypeError(f"field {name!r} must be a tierstore.Field, not {item!r}")
             fields[check_name(name, "field")] = item
+        if self.track_uses and fields.setdefault(USES, USES_FIELD) != USES_FIELD:
+            raise InvalidInputError(f"track_uses=True needs the name {USES!r} for its own field")
         first = next(iter(fields))
         dim, dtype = fields[first].dim, fields[first].dtype
         if (self.dim or dim, self.dtype or dtype) != (dim, dtype):
             raise InvalidInputError("give dim and dtype, or fields, not both")
         if self.init is not None:
-            fields[first] = Field(dim, dtype, self.init)
+            fields[first] = replace(fields[first], init=self.init)
         return fields
 
     def _check_sizes(self) -> None:
@@ -284,6 +379,16 @@ class TableSpec:
         if self.sparse and self.keys is None and drawn:
             raise InvalidInputError("sparse=True starts from zeros; leave init out")
 
+    def _check_growing(self) -> None:
+        if self.keys is None:
+            raise InvalidInputError("grows=True is for tables by key; store.grow adds rows by id")
+        if self.backend != "memmap":
+            raise InvalidInputError(
+                f"backend {self.backend!r} has a fixed number of rows: give rows=, the keys that "
+                "the table can hold, or use backend='memmap'"
+            )
+        object.__setattr__(self, "rows", -(-self.rows // EXTENT_ROWS) * EXTENT_ROWS)
+
     def _check_keys(self) -> None:
         if self.keys not in get_args(KeyName):
             raise InvalidInputError(f"keys are 'int64' or 'text', not {self.keys!r}")
@@ -294,6 +399,8 @@ class TableSpec:
                     "order of rows; write them with table.write(keys, rows)"
                 )
         object.__setattr__(self, "sparse", True)
+        if self.admit_after is not None:
+            _check_count(self.admit_after, "admit_after", 2**31)
 
     def _check_compression(self, backend: Backend) -> None:
         if self.compression in backend.compressions:
@@ -309,6 +416,10 @@ class TableSpec:
     def layout(self) -> RecordLayout:
         """The layout of a record."""
         return RecordLayout(tuple(self.fields.items()))
+
+    def with_rows(self, rows: int) -> TableSpec:
+        """Return the spec of a table that has grown to at least so many rows."""
+        return self if rows <= self.rows else replace(self, rows=rows)
 
     def bound(self, table: str) -> TableSpec:
         """Return the spec with the initializers that a new table of this name uses."""

@@ -149,6 +149,13 @@ class TierStats(Hits):
         """Whether distinct ids were counted only in a sample of the batches."""
         return self.unique_of < self.requested
 
+    def __sub__(self, before: TierStats) -> TierStats:
+        """Return what was counted since `before`, an earlier copy of the same counters."""
+        if not isinstance(before, TierStats):
+            return NotImplemented
+        earlier = asdict(before)
+        return TierStats(**{name: count - earlier[name] for name, count in asdict(self).items()})
+
     def to_dict(self) -> dict[str, int | float | bool]:
         """Return the counters and rates under stable keys."""
         return {

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import click
 
 import tierstore
-from tierstore import Store, Table
+from tierstore import Attached, Store, Table
 from tierstore.errors import ConcurrentWriterError, LockedError, RowIndexError
 from tierstore_cli.command import WAITING
 from tierstore_cli.params import Place, Rows, Share
@@ -39,6 +41,31 @@ def open_store(
     return work() if mode == "r" else awaited(work)
 
 
+def open_to_read(path: Place, version: int | str | None = None) -> Store | Attached:
+    """Open a store without caches; or a file of another program, which is read in place.
+
+    A store is a directory, and a file is FILE or FILE:NAME, or a directory FILE.zarr.
+    """
+    file, name = _file_and_name(path)
+    if file is None:
+        return open_store(path, version=version)
+    if version is not None:
+        raise click.UsageError(f"{file} has no versions; leave --version out")
+    table = re.sub(r"[^A-Za-z0-9_-]", "_", name or file.stem)[-64:] or "rows"
+    return tierstore.attach({table: str(path)}, budget=NO_CACHE)
+
+
+def _file_and_name(path: Place) -> tuple[Path | None, str]:
+    """Split FILE:NAME or FILE::NAME; the file is None for what is no file but a store."""
+    text = str(path)
+    ends = [len(text), *(match.start() for match in re.finditer(":", text))]
+    for end in () if "://" in text else ends:
+        file = Path(text[:end])
+        if file.suffix and (file.is_file() or (file.suffix == ".zarr" and file.is_dir())):
+            return file, text[end:].strip(":")
+    return None, ""
+
+
 def awaited(work: Callable[[], Result]) -> Result:
     """Call `work` until no LockedError is raised, for at most the seconds of --wait."""
     context = click.get_current_context(silent=True)
@@ -56,7 +83,7 @@ def awaited(work: Callable[[], Result]) -> Result:
             time.sleep(min(_POLL_SECONDS, left))
 
 
-def choose_table(store: Store, name: str | None) -> Table:
+def choose_table(store: Mapping[str, Table], name: str | None) -> Table:
     """Return the table of that name, or the only table if `name` is None."""
     if name is not None:
         return store[name]

@@ -11,7 +11,7 @@ EXPORT_KEYS = [
     "store",
     "version",
     "table",
-    "field",
+    "fields",
     "out",
     "rows",
     "dim",
@@ -34,6 +34,7 @@ LOAD_KEYS = [
     "version",
     "read_as",
     "notes",
+    "added",
 ]
 NEEDS = {".parquet": "pyarrow", ".safetensors": "safetensors"}
 FORMATS = [
@@ -86,7 +87,7 @@ def test_npy_opens_as_a_map_without_pickle(run, pair, tmp_path):
 def test_export_options(run, run_json, pair, tmp_path):
     options = ["--table", "item", "--field", "exp_avg", "--rows", "1:93", "--dtype", "float16"]
     data = run_json("export", pair, tmp_path / "a.npy", *options)
-    assert (data["rows"], data["field"], data["dtype"]) == (92, "exp_avg", "float16")
+    assert (data["rows"], data["fields"], data["dtype"]) == (92, ["exp_avg"], "float16")
     expected = rows_of(pair, "item", "exp_avg")[1:93].astype("f2")
     assert np.array_equal(np.load(tmp_path / "a.npy"), expected)
 
@@ -254,3 +255,37 @@ def test_what_is_left_out_is_a_line_on_stderr_and_a_field_of_json(run, run_json,
     options = [tmp_path / "new.tier", tmp_path / "f.vec"]
     assert "'a' in rows 0 and 2" in run("load", *options, code=1).stderr
     assert run_json("load", *options, "--duplicates", "last")["rows"] == 2
+
+
+def test_load_by_key(run, run_json, tmp_path):
+    rng = np.random.default_rng(4)
+    weight, some = (rng.standard_normal((n, 3)).astype("f4") for n in (5, 2))
+    np.savez(tmp_path / "all.npz", weight=weight, keys=np.array(list("abcde")))
+    np.savez(tmp_path / "some.npz", weight=some, keys=np.array(["x", "b"]))
+    run("load", tmp_path / "s.tier", tmp_path / "all.npz")
+    done = run_json("load", tmp_path / "s.tier", tmp_path / "some.npz", "--upsert")
+    assert (done["rows"], done["added"]) == (2, 1)
+    assert (
+        "1 of them new"
+        not in run("load", tmp_path / "s.tier", tmp_path / "some.npz", "--upsert").output
+    )
+    with tierstore.open(tmp_path / "s.tier") as store:
+        table = store["embeddings"]
+        assert list(table.keys[:]) == list("abcdex")
+        expected = np.concatenate([weight, some[:1]])
+        expected[1] = some[1]
+        assert table.read(np.arange(6)).tobytes() == expected.tobytes()
+
+
+def test_export_of_several_fields(pair, run, run_json, tmp_path):
+    pytest.importorskip("pyarrow")
+    out = tmp_path / "both.parquet"
+    names = ["weight", "exp_avg"]
+    data = run_json("export", pair, out, "--table", "item", "--fields", ",".join(names))
+    assert data["fields"] == names
+    with tierstore.open(pair) as store:
+        expected = store["item"].read(np.arange(300), names)
+    for name in names:
+        run("load", tmp_path / "again.tier", f"{out}:{name}", "--table", name)
+        assert np.array_equal(rows_of(tmp_path / "again.tier", name), expected[name])
+    run("export", pair, out, "--fields", "weight", "--field", "weight", code=2)

@@ -51,10 +51,14 @@ def test_rows_go_to_a_url_and_come_back(run, run_json, tmp_path):
     run("export", path, there, "--table", "item", "--force")
 
 
-def test_files_of_other_formats_are_written_to_a_url_and_read_from_a_disk(run, tmp_path):
+def test_files_of_other_formats_go_to_a_url_and_come_back(run, run_json, tmp_path):
     path, there = tmp_path / "emb.tier", f"memory://{uuid.uuid4().hex}/items.npy"
     run("init", path, "--table", "item", "--rows", 5, "--dim", 4, "--init", "normal(0,1)")
     run("export", path, there)
     with fsspec.open(there, "rb") as file, tierstore.open(path) as store:
         assert np.array_equal(np.load(file), store["item"][:])
-    assert "only .zarr is read from a URL; copy the file" in run("load", path, there, code=1).stderr
+    assert run_json("load", path, there, "--table", "back")["source"] == there
+    with tierstore.open(path) as store:
+        assert np.array_equal(store["back"][:], store["item"][:])
+    assert "no such file" in run("load", path, f"{there}.npy", "--table", "x", code=3).stderr
+    assert "cannot be read" in run("load", path, f"{there}.xyz", "--table", "x", code=1).stderr

@@ -90,9 +90,9 @@ def test_a_chunk_that_is_decoded_has_a_bounded_size(tmp_path: Path, compression:
 
 
 def test_few_large_chunks_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tierstore._disk import compressed
+    from tierstore._disk import chunks
 
-    monkeypatch.setattr(compressed, "_CACHED_BYTES", 3 * 64)
+    monkeypatch.setattr(chunks, "_CACHED_BYTES", 3 * 64)
     made(tmp_path / "s", backend="zarr", compression="zstd", chunk_rows=4)
     with tierstore.open(tmp_path / "s", budget=Budget(host=0)) as store:
         found = store["t"].read(np.arange(16))

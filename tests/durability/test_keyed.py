@@ -26,15 +26,32 @@ DIM = 4
 SPECS = {
     "int64": tierstore.TableSpec(64, DIM, keys="int64", init=tierstore.normal(seed=1)),
     "text": tierstore.TableSpec(64, DIM, keys="text", init=tierstore.normal(seed=1)),
+    "expiring": tierstore.TableSpec(64, DIM, keys="int64", track_uses=True),
+    "growing": tierstore.TableSpec(dim=DIM, keys="int64", init=tierstore.normal(seed=1)),
 }
 
 
 def keys_of(kind: str, numbers: range) -> list:
-    return [n * 977 - 9 if kind == "int64" else f"{n} 🙂" * n for n in numbers]
+    return [f"{n} 🙂" * n if kind == "text" else n * 977 - 9 for n in numbers]
+
+
+def grow(table: tierstore.KeyedTable) -> None:
+    """Add an extent, as if the keys were too many for the table."""
+    with table._owner.door.use(write=True):
+        table._grow(table.capacity + 1)
+
+
+def expire(table: tierstore.KeyedTable, truth: Truth) -> None:
+    """Remove all but seven keys."""
+    for keys, _ in table.expire(keep_at_most=7):
+        for key in keys.tolist():
+            truth.pop(key, None)
 
 
 def write(table: tierstore.Table, truth: Truth, numbers: range, seed: int) -> None:
     new = drawn(table.spec.keys, numbers, seed)
+    if table.spec.grows:
+        grow(table)
     table.write(list(new), np.frombuffer(b"".join(new.values()), np.float32).reshape(-1, DIM))
     truth |= new
 
@@ -59,7 +76,7 @@ def work(path: Path, mark) -> list[dict[str, Truth]]:
     """Commit, roll back and go back; return the truth of each state, by the number of its mark."""
     states: list[dict[str, Truth]] = [{kind: {} for kind in SPECS}]
     mark("begin", "s", 0)
-    store = tierstore.create(path, SPECS, budget=Budget(host_rows=4), keep=4)
+    store = tierstore.create(path, SPECS, budget=Budget(host_rows=4), keep=7)
     mark("done", "s", 0)
     first = store.version
 
@@ -67,21 +84,26 @@ def work(path: Path, mark) -> list[dict[str, Truth]]:
         truth = {kind: dict(states[-1][kind]) for kind in SPECS}
         for kind, numbers in steps:
             write(store[kind], truth[kind], numbers, len(states))
+            if kind == "expiring":
+                expire(store[kind], truth[kind])
         mark("begin", "s", len(states))
         act()
         states.append(truth)
         mark("done", "s", len(states) - 1)
 
     commit([("int64", range(6)), ("text", range(5))], store.commit)
-    commit([("int64", range(3, 12))], store.commit)
+    commit([("int64", range(3, 12)), ("growing", range(5))], store.commit)
     write(store["text"], {}, range(20, 25), 99)
+    write(store["growing"], {}, range(20, 25), 99)
     store.rollback()
     commit([("text", range(4, 9)), ("int64", range(20, 23))], store.commit)
+    commit([("growing", range(3, 12)), ("expiring", range(9))], store.commit)
+    commit([("expiring", range(15))], store.commit)
     mark("begin", "s", len(states))
     store.restore(first + 1)
     states.append(states[1])
     mark("done", "s", len(states) - 1)
-    commit([("text", range(30, 34)), ("int64", range(30, 35))], store.commit)
+    commit([(kind, range(30, 34)) for kind in SPECS], store.commit)
     store.close()
     return states
 
@@ -136,9 +158,12 @@ def test_a_power_cut_leaves_each_key_its_own_row():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("site", ["append_keys > File.sync", "_write > Directory.write_file"])
+@pytest.mark.parametrize(
+    "site",
+    ["append_keys > File.sync", "_write > Directory.write_file", "RecordFiles.grow > File.sync"],
+)
 def test_without_a_sync_keys_are_lost(site):
-    """A negative control: the cuts are those from which the syncs of keys protect."""
+    """A negative control: the cuts are those from which the syncs of keys and growth protect."""
     log, states = recorded()
     kept = [event for event in log if not (isinstance(event, Sync) and site in event.site)]
     assert len(kept) < len(log)

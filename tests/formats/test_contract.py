@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import tierstore
 from tests.formats.matrices import (
     random_integers,
     random_matrix,
@@ -69,7 +70,8 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path, suffix, dtype, shape):
     assert held in (dtype, *ELEMENT_TYPES[dtype].held_by)
 
     found = read_file(path, block_rows=7, text_dtype=held)
-    assert found.tobytes() == convert(matrix, dtype, held).tobytes()
+    named = held if not ELEMENT_TYPES[held].integer or suffix == ".zarr" else "float32"
+    assert found.tobytes() == convert(matrix, dtype, named).tobytes()
     assert read_file(path, text_dtype=held).tobytes() == found.tobytes()
     assert read_keys_of(path) is None
 
@@ -222,8 +224,48 @@ def test_a_link_is_never_written_through(tmp_path, suffix):
     target.write_bytes(b"precious")
     link.symlink_to(target)
     with pytest.raises(ExistsError):
-        write_file(link, random_matrix(3, 2), "float32", force=True)
+        write_file(link, random_matrix(3, 2), "float32")
+    write_file(link, random_matrix(3, 2), "float32", force=True)
     assert target.read_bytes() == b"precious"
+    assert not link.is_symlink()
+    assert read_file(link).tobytes() == random_matrix(3, 2).tobytes()
+    assert sorted(tmp_path.iterdir()) == sorted([target, link])
+
+
+@pytest.mark.parametrize("suffix", DIRECTORIES)
+def test_a_directory_is_replaced_if_it_is_of_the_format(tmp_path, suffix):
+    path = tmp_path / f"file{suffix}"
+    write_file(path, random_matrix(3, 2), "float32", keys=list("abc"))
+    with pytest.raises(ExistsError, match="--force"):
+        write_file(path, random_matrix(5, 4), "float32")
+    write_file(path, random_matrix(5, 4), "float32", force=True)
+    assert read_file(path).tobytes() == random_matrix(5, 4).tobytes()
+    assert read_keys_of(path) is None
+    assert list(tmp_path.iterdir()) == [path]
+
+    with (
+        pytest.raises(RuntimeError),
+        open_sink(path, rows=9, dim=2, dtype="float32", force=True) as sink,
+    ):
+        sink.write(random_matrix(9, 2)[:5])
+        raise RuntimeError
+    assert read_file(path).tobytes() == random_matrix(5, 4).tobytes()
+
+    other = tmp_path / f"other{suffix}"
+    other.mkdir()
+    (other / "thesis.txt").write_text("precious")
+    with pytest.raises(ExistsError, match="is a directory; choose another name"):
+        write_file(other, random_matrix(3, 2), "float32", force=True)
+    assert (other / "thesis.txt").read_text() == "precious"
+    assert sorted(tmp_path.iterdir()) == [path, other]
+
+
+def test_a_store_is_not_replaced_by_an_export(tmp_path):
+    path = tmp_path / "store.zarr"
+    tierstore.create(path, {"item": tierstore.TableSpec(3, 2)}).close()
+    with pytest.raises(ExistsError):
+        write_file(path, random_matrix(3, 2), "float32", force=True)
+    tierstore.open(path).close()
 
 
 @every_sink

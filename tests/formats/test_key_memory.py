@@ -8,21 +8,26 @@ import pytest
 import tierstore
 from tests.formats.matrices import write_file
 
-COUNT = 200_000
+COUNT = 60_000
 MATRIX = np.random.default_rng(0).standard_normal((COUNT, 2), np.float32)
 KEYS = {"words": [f"user-{n:07}" for n in range(COUNT)], "ids": np.arange(COUNT) * 3}
+
+
+def peak_while(work):
+    """Return the most that Python and NumPy had allocated at once during `work`."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def peak_of(tmp_path, name, keys=None):
     """Return the most that Python and NumPy had allocated at once while a file was imported."""
     place = tmp_path / f"{name}.tier"
     write_file(tmp_path / name, MATRIX, "float32", block_rows=10_000, keys=keys)
-    tracemalloc.start()
-    try:
-        tierstore.import_table(place, tmp_path / name)
-        found = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    found = peak_while(lambda: tierstore.import_table(place, tmp_path / name))
     if keys is not None:
         with tierstore.open(place) as store:
             assert list(store["embeddings"].keys[-3:]) == list(keys[-3:])
@@ -30,13 +35,28 @@ def peak_of(tmp_path, name, keys=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".parquet"])
+@pytest.mark.parametrize(
+    "suffix",
+    [".npz", ".safetensors", ".parquet", ".arrow", ".zarr", ".vec", ".bin", ".tsv", ".csv"],
+)
 def test_keys_are_packed_while_they_are_loaded(tmp_path, suffix):
-    if suffix == ".parquet":
+    if suffix in (".parquet", ".arrow"):
         pytest.importorskip("pyarrow")
     without = peak_of(tmp_path, f"without{suffix}")
     for kind, keys in KEYS.items():
         assert peak_of(tmp_path, f"{kind}{suffix}", keys) - without <= 40 * COUNT, kind
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_files_of_keys_are_packed(tmp_path, kind):
+    write_file(tmp_path / "rows.npy", MATRIX, "float32", block_rows=10_000)
+    without = peak_of(tmp_path, "without.npy")
+    keys = tmp_path / "keys.txt"
+    keys.write_text("\n".join(map(str, KEYS[kind])))
+    with_keys = peak_while(
+        lambda: tierstore.import_table(tmp_path / "s.tier", tmp_path / "rows.npy", keys=keys)
+    )
+    assert with_keys - without <= 40 * COUNT
 
 
 def test_what_is_measured_sees_a_list():

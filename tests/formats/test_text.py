@@ -52,7 +52,7 @@ DIGITS = ["0", "1", "2", "3"]
 
 # What tools write by default: file, text, keys, and what is said about it.
 READ = {
-    "pandas": ("f.csv", table(ROWS, header=["", *DIGITS], index=range(7)), None, 'keys from ""'),
+    "pandas": ("f.csv", table(ROWS, header=["", *DIGITS], index=range(7)), None, "from column 1"),
     "pandas, named": ("f.csv", table(ROWS, header=["item", *NAMES], index=TENS), TENS, '"item"'),
     "pandas, no index": ("f.csv", table(ROWS, header=DIGITS), None, "header yes, no keys, 4"),
     "pandas, no header": ("f.csv", table(ROWS, index=TENS), TENS, "header no, keys from column 1"),

@@ -1,12 +1,17 @@
 """Files at URLs: whole ones with the rows, or none."""
 
+import functools
+import http.server
+import threading
+
 import numpy as np
 import pytest
 
+import tierstore
 from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of, write_file
 from tierstore._formats import SINK_SUFFIXES, open_sink, open_source, read_keys
 from tierstore._formats.base import FORMATS
-from tierstore.errors import ExistsError, InvalidInputError
+from tierstore.errors import ExistsError, FormatError, InvalidInputError
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -57,6 +62,47 @@ def test_nothing_is_there_when_the_rows_break_off(place, bucket, suffix):
         sink.write(MATRIX[:100])
         raise RuntimeError
     assert bucket() == []
+
+
+@pytest.mark.parametrize("suffix", STREAMS)
+def test_every_stream_is_loaded(tmp_path, place, suffix):
+    write_file(f"{place}/items{suffix}", MATRIX, "float32", block_rows=70, keys=WORDS)
+    keys = f"{place}/items.keys.npy" if FORMATS[suffix].keys == "never" else None
+    tierstore.import_table(tmp_path / "s.tier", f"{place}/items{suffix}", keys=keys)
+    with tierstore.open(tmp_path / "s.tier") as store:
+        assert list(store["embeddings"].keys[:]) == WORDS
+        assert store["embeddings"][:].tobytes() == MATRIX.tobytes()
+    assert list(tmp_path.glob("tierstore-*")) == []
+
+
+def test_one_of_several_arrays_at_a_url(tmp_path, place):
+    with fsspec.open(f"{place}/two.npz", "wb") as file:
+        np.savez(file, one=MATRIX[:5], two=MATRIX)
+    tierstore.import_table(tmp_path / "s.tier", f"{place}/two.npz:one")
+    with tierstore.open(tmp_path / "s.tier") as store:
+        assert store["embeddings"][:].tobytes() == MATRIX[:5].tobytes()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+def test_a_file_on_the_web(tmp_path):
+    pytest.importorskip("aiohttp")
+    write_file(tmp_path / "items.csv", MATRIX, "float32", keys=WORDS)
+    serve = functools.partial(Quiet, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/items.csv"
+        try:
+            tierstore.import_table(tmp_path / "s.tier", url)
+            with pytest.raises(FormatError, match="no such file"):
+                tierstore.import_table(tmp_path / "t.tier", url.replace("items", "none"))
+        finally:
+            server.shutdown()
+    with tierstore.open(tmp_path / "s.tier") as store:
+        assert store["embeddings"][:].tobytes() == MATRIX.tobytes()
 
 
 def test_what_is_no_stream(place):

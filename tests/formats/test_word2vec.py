@@ -184,6 +184,19 @@ def test_bad_binaries_are_named_as_such(tmp_path, content, why):
         read_file(tmp_path / "file.bin")
 
 
+@pytest.mark.parametrize("end", [b"\n", b""], ids=["word2vec", "gensim"])
+@pytest.mark.parametrize("numbers", [[1.0, 2.0], [-0.1, 0.3]])
+def test_a_word_with_a_blank_is_refused_and_named(tmp_path, end, numbers):
+    words = [b"one", b"new york", b"two", b"three"]
+    rows = [word + b" " + np.array(numbers, "<f4").tobytes() + end for word in words]
+    (tmp_path / "file.bin").write_bytes(b"4 2\n" + b"".join(rows))
+    for read in (read_file, read_keys_of):
+        with pytest.raises(FormatError, match="that of row 1, 'new', hold a blank"):
+            read(tmp_path / "file.bin")
+    (tmp_path / "file.bin").write_bytes(b"4 2\n" + b"".join(rows).replace(b"new ", b"new_"))
+    assert read_keys_of(tmp_path / "file.bin") == ["one", "new_york", "two", "three"]
+
+
 def test_a_source_that_is_only_opened_reads_no_rows(tmp_path):
     (tmp_path / "file.bin").write_bytes(b"1 2\nw 12345678")
     with open_source(tmp_path / "file.bin") as source:

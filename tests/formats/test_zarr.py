@@ -45,7 +45,7 @@ def test_reads_shards(tmp_path):
     assert read_file(tmp_path / "file.zarr", block_rows=5).tobytes() == matrix.tobytes()
     (tmp_path / "file.zarr/c/4/0").unlink()
     with open_source(tmp_path / "file.zarr") as source:
-        assert source.notes == ("1 chunks are not stored and read as 0.0, the fill value",)
+        assert source.notes == ("1 chunk is not stored and reads as 0.0, the fill value",)
     matrix[48:] = 0
     assert read_file(tmp_path / "file.zarr", block_rows=5).tobytes() == matrix.tobytes()
 

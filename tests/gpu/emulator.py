@@ -70,6 +70,7 @@ class EmulatedDevice:
     """
 
     beside = 1
+    arrays = np
     torch_name = "cpu"
 
     def __init__(self, *, processors: int = 2, seed: int = 0) -> None:

@@ -243,3 +243,35 @@ def test_two_tables_share_a_budget_in_proportion(tmp_path: Path, place: Place) -
         taken = {table.name: table.tiers[0].nbytes for table in store.info().tables}
         assert taken["a"] <= 1_000_000
         assert taken["b"] <= 3_000_000
+
+
+@pytest.mark.parametrize("metric", ["dot", "cosine"])
+@pytest.mark.parametrize("queries", [1, 7])
+def test_topk_is_what_the_host_finds(
+    tmp_path: Path, place: Place, metric: Any, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With equal rows, zeros, NaN and exclusions; the newest rows are on the device only."""
+    monkeypatch.setattr("tierstore._table.topk._MOST_SCORES", 90)
+    rng = np.random.default_rng(queries)
+    rows = rng.integers(-3, 4, (ROWS, 8)).astype("f4")  # so that products are exact, and equal
+    rows[[5, 17]] = 0
+    rows[30] = np.nan
+    wanted = rng.integers(-3, 4, (queries, 8)).astype("f4")
+    exclude = [rng.integers(-1, ROWS, 9) for _ in range(queries)]
+    with tierstore.create(
+        tmp_path / "emb.tier",
+        {"a": TableSpec(rows=ROWS, dim=8)},
+        budget=Budget(host_rows=40, gpu_rows=ROWS),
+        device=place.device,
+    ) as store:
+        store["a"].write(np.arange(ROWS), rows)
+        for k, without in [(1, None), (12, exclude), (ROWS + 3, exclude)]:
+            found = store["a"].topk(wanted, k, exclude=without, metric=metric)
+            with tierstore.create(None, {"a": TableSpec(rows=ROWS, dim=8)}) as host:
+                host["a"].write(np.arange(ROWS), rows)
+                expected = host["a"].topk(wanted, k, exclude=without, metric=metric)
+                host.rollback()
+            np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6)
+            if metric == "dot":  # cosines are rounded
+                np.testing.assert_array_equal(found[1], expected[1])
+        store.rollback()

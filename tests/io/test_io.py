@@ -4,6 +4,7 @@ import contextlib
 import errno
 import mmap
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from tierstore.errors import (
     StoreFullError,
     StoreIOError,
     TierStoreError,
+    UpkeepWarning,
 )
 
 
@@ -551,6 +553,27 @@ def test_a_target_is_replaced_only_by_force(tmp_path):
         temporary.write_bytes(b"new")
         assert (tmp_path / "file").read_bytes() == b"old"
     assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_what_a_killed_process_left_is_mentioned(tmp_path):
+    """An hour after the last write; others may be at work."""
+    left, tree = tmp_path / ".file.0123abcd.partial", tmp_path / ".file.4567abcd.partial"
+    left.write_bytes(b"half")
+    tree.mkdir()
+    (tree / "part").write_bytes(b"half")
+    (tmp_path / ".file.old.0123abcd.partial").write_bytes(b"of another")
+    for each in tmp_path.iterdir():
+        os.utime(each, (1, 1))
+    mentioned = pytest.warns(UpkeepWarning, match=re.escape(str(left)))
+    with mentioned as seen, _io.publish(tmp_path / "file") as temporary:
+        temporary.write_bytes(b"content")
+    assert len(seen) == 1
+    assert left.exists()
+    left.unlink()
+    os.utime(tree / "part", (1, 1))
+    mentioned = pytest.warns(UpkeepWarning, match=re.escape(str(tree)))
+    with mentioned, _io.publish(tmp_path / "file", force=True) as temporary:
+        temporary.write_bytes(b"content")
 
 
 def test_a_target_that_appears_meanwhile_stays(tmp_path):

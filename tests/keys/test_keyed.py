@@ -23,6 +23,7 @@ from tierstore import Budget, Field, TableSpec
 from tierstore._memory_table import MemoryTable
 from tierstore._table.keyed import KeyedTable
 from tierstore.errors import (
+    ClosedError,
     CorruptStoreError,
     InvalidInputError,
     InvalidTypeError,
@@ -41,6 +42,16 @@ def spec(kind: str, rows: int = CAPACITY) -> TableSpec:
     return TableSpec(rows, fields={"weight": Field(DIM, init=INIT), "age": Field(1)}, keys=kind)
 
 
+def growing(kind: str) -> TableSpec:
+    return TableSpec(fields={"weight": Field(DIM, init=INIT), "age": Field(1)}, keys=kind)
+
+
+def grow(table: KeyedTable) -> None:
+    """Add an extent, as if the keys were too many for the table."""
+    with table._owner.door.use(write=True):
+        table._grow(table.capacity + 1)
+
+
 def given(kind: str, keys: list) -> object:
     return np.array(keys, np.int64) if kind == "int64" else keys
 
@@ -49,12 +60,13 @@ class KeyedMachine(RuleBasedStateMachine):
     """Every key has its own row, through commits, rollbacks, restores and readers."""
 
     kind = "int64"
+    spec = staticmethod(spec)
 
     @initialize()
     def make(self) -> None:
         self.path = Path(tempfile.mkdtemp()) / "s"
         budget = Budget(host_rows=8)
-        self.store = tierstore.create(self.path, {"t": spec(self.kind)}, budget=budget, keep=5)
+        self.store = tierstore.create(self.path, {"t": self.spec(self.kind)}, budget=budget, keep=5)
         self.truth: dict[object, np.ndarray] = {}
         self.versions = {self.store.version: ({}, [])}
         self.committed = self.store.version
@@ -164,7 +176,55 @@ class TextMachine(KeyedMachine):
     kind = "text"
 
 
-@pytest.mark.parametrize("machine", [KeyedMachine, TextMachine])
+def tracking(kind: str) -> TableSpec:
+    fields = {"weight": Field(DIM, init=INIT), "age": Field(1)}
+    return TableSpec(CAPACITY, fields=fields, keys=kind, track_uses=True)
+
+
+class ExpiringMachine(KeyedMachine):
+    spec = staticmethod(tracking)
+
+    @rule(count=st.integers(0, 15))
+    def expire(self, count: int) -> None:
+        before = {key: self.table.read(given(self.kind, [key]), "uses")[0] for key in self.order}
+        ranked = sorted(self.order, key=lambda key: (*before[key], self.order.index(key)))
+        goes = set(ranked[: max(0, len(ranked) - count)])
+        archived = {}
+        for keys, rows in self.table.expire(keep_at_most=count):
+            archived |= dict(zip(keys.tolist(), rows["weight"], strict=True))
+        assert archived.keys() == goes
+        for key, row in archived.items():
+            assert np.array_equal(row, self.truth.pop(key))
+            assert key not in self.table
+        left = [key for key in self.order if key not in goes]
+        self.order = list(self.table.keys)
+        assert sorted(self.order, key=repr) == sorted(left, key=repr)
+        for key in left:
+            assert np.array_equal(self.table.read(given(self.kind, [key]), "uses")[0], before[key])
+
+
+class ExpiringTextMachine(ExpiringMachine):
+    kind = "text"
+
+
+class GrowingMachine(KeyedMachine):
+    spec = staticmethod(growing)
+
+    @rule(data=st.data())
+    def write_more(self, data: st.DataObject) -> None:
+        with self.table.lease([next(iter(self.truth), 0)]) as lease:
+            if not self.truth:
+                self.order.append(0)
+            self.truth.setdefault(next(iter(self.truth), 0), np.asarray(lease.read("weight"))[0])
+            grow(self.table)
+            self.write(data)
+            assert np.array_equal(lease.read("weight")[0], self.truth[next(iter(self.truth))])
+
+
+MACHINES = [KeyedMachine, TextMachine, GrowingMachine, ExpiringMachine, ExpiringTextMachine]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.filterwarnings("ignore")
 def test_a_table_by_key_is_a_dict(machine):
     few = settings(
@@ -214,6 +274,129 @@ def test_first_rows_depend_on_seed_and_key_alone(tmp_path, kind):
     assert all(np.array_equal(each, found[0]) for each in found)
     assert len(np.unique(found[0], axis=0)) == 50
     assert 0.05 < found[0].std() < 0.2
+
+
+@pytest.mark.parametrize("budget", [None, Budget(host=0), Budget(host_rows=999)])
+def test_a_table_without_a_capacity_grows(tmp_path, kind, budget):
+    rng, count = np.random.default_rng(3), 70_000
+    rows = rng.standard_normal((3, count, DIM), np.float32)
+    with tierstore.create(tmp_path / "s", {"t": growing(kind)}, budget=budget) as store:
+        table, before = store["t"], [*tmp_path.glob("s/t/*")]
+        assert table.capacity == 65536
+        for number in range(3):
+            table.write(some(kind, count, number * count), rows[number])
+            if number == 1:
+                store.commit()
+                reader = tierstore.open(tmp_path / "s")
+        assert (table.rows, table.capacity) == (210_000, 262_144)
+        assert [*tmp_path.glob("s/t/*")] == before
+        store.rollback()
+        assert table.rows == 140_000
+        table.write(some(kind, count, 2 * count), rows[2])
+        store.commit()
+        with reader:
+            assert (reader["t"].rows, reader["t"].capacity) == (140_000, 196_608)
+            reader.refresh()
+            assert (reader["t"].rows, reader["t"].capacity) == (210_000, 262_144)
+            assert np.array_equal(reader["t"].read(some(kind, 3 * count)), rows.reshape(-1, DIM))
+        store.fold()
+        grow(table)
+        table.write(some(kind, 1, 3 * count), ones(1))
+        store.commit()
+    with tierstore.open(tmp_path / "s", "r+", budget=budget) as store:
+        table = store["t"]
+        assert store.verify().ok
+        assert table.capacity == 327_680
+        assert np.array_equal(table.read(some(kind, 3 * count)), rows.reshape(-1, DIM))
+        store.fold()
+        assert np.array_equal(table.read(some(kind, 3 * count)), rows.reshape(-1, DIM))
+        file = np.load(next(tmp_path.glob("s/t/*/rows.npy")), mmap_mode="r")
+        assert len(file) == table.capacity
+
+
+def test_expiry(tmp_path, kind):
+    rng = np.random.default_rng(4)
+    rows = rng.standard_normal((200, DIM), np.float32)
+    with tierstore.create(tmp_path / "s", {"t": tracking(kind)}, budget=Budget(host_rows=9)) as s:
+        table, keys = s["t"], some(kind, 200)
+        table.write(keys, rows)
+        s.commit()
+        for _ in range(3):
+            table.write(keys[:50], rows[:50])
+            s.commit()
+        table.lease(keys[150:]).release()
+        s.commit()
+        reader = tierstore.open(tmp_path / "s")
+        assert table.read(keys[:1], "uses").tolist() == [[4, s.version - 1]]
+        assert table.read(keys[150:151], "uses").tolist() == [[2, s.version]]
+        assert not list(table.expire(unused_for=100, fewer_than=1, keep_at_most=200))
+        next(iter(table.expire(keep_at_most=0)))
+        assert table.rows == 200
+        lease = table.lease(keys[:4])
+        gone = list(table.expire(unused_for=3))
+        assert lease.ended
+        assert [each for found, _ in gone for each in found] == list(keys[50:150])
+        assert np.array_equal(np.concatenate([each["weight"] for _, each in gone]), rows[50:150])
+        assert table.rows == 100
+        s.rollback()
+        assert np.array_equal(table.read(keys), rows)
+        assert table.rows == 200
+        list(table.expire(fewer_than=3, unused_for=4))
+        assert table.rows == 50
+        table.write(some(kind, 20, 500), rows[:20])
+        s.commit()
+        assert reader["t"].rows == 200
+        reader.refresh()
+        for found in (table, reader["t"]):
+            assert found.rows == 70
+            assert np.array_equal(found.read(keys[:50]), rows[:50])
+            assert np.array_equal(found.read(some(kind, 20, 500)), rows[:20])
+            assert not found.contains(keys[50:]).any()
+        coming = table.expire(keep_at_most=5)
+        next(coming)
+        s.rollback()
+        with pytest.raises(ClosedError):
+            next(coming)
+        reader.close()
+    with tierstore.open(tmp_path / "s", "r+") as s:
+        assert s["t"].rows == 70
+        assert s.verify().ok
+        list(s["t"].expire(keep_at_most=0))
+        assert s["t"].rows == 0
+        s.commit()
+        assert s["t"].rows == 0
+    with tierstore.open(tmp_path / "s", "r+") as s:
+        assert s["t"].rows == 0
+        s["t"].write(keys, rows)
+        assert np.array_equal(s["t"].read(keys), rows)
+        s.rollback()
+
+
+def test_what_cannot_expire(store, kind):
+    with pytest.raises(InvalidInputError, match="track_uses"):
+        store["t"].expire(unused_for=1)
+    with pytest.raises(InvalidInputError, match="at least one"):
+        store["t"].expire()
+    with pytest.raises(InvalidTypeError):
+        store["t"].expire(keep_at_most=1.5)
+    with pytest.raises(InvalidInputError, match="at least 0"):
+        store["t"].expire(keep_at_most=-1)
+    with pytest.raises(InvalidInputError, match="by key"):
+        TableSpec(5, 2, track_uses=True)
+    with pytest.raises(InvalidInputError, match="by key"):
+        TableSpec(5, 2, admit_after=2)
+    with pytest.raises(InvalidInputError, match="its own field"):
+        TableSpec(fields={"uses": Field(1)}, keys=kind, track_uses=True)
+
+
+def test_what_cannot_grow():
+    with pytest.raises(InvalidInputError, match="by key"):
+        TableSpec(5, 2, grows=True)
+    with pytest.raises(InvalidInputError, match="fixed number of rows"):
+        TableSpec(dim=2, keys="int64", backend="zarr")
+    with pytest.raises(InvalidTypeError):
+        TableSpec(dim=2)
+    assert TableSpec(70_000, 2, keys="text", grows=True).rows == 131_072
 
 
 def test_reading_takes_no_place(store, kind):
@@ -270,6 +453,29 @@ def test_what_cannot_be(store, kind):
         TableSpec(5, 2, init=tierstore.from_array(np.ones((5, 2))), keys=kind)
     with pytest.raises(InvalidInputError, match="int64"):
         TableSpec(5, 2, keys="float")
+
+
+def test_schema_changes_leave_a_table_that_grows(tmp_path, kind):
+    specs = {"t": growing(kind)}
+    with tierstore.open_or_create(tmp_path / "s", specs) as store:
+        grow(store["t"])
+        store["t"].write(some(kind, 30), ones(30))
+        store.commit()
+        store.add_fields("t", {"state": Field(2)})
+        store.rename("t", "u")
+        store.rename("u", "t")
+        store.save(tmp_path / "copy")
+    for path in (tmp_path / "s", tmp_path / "copy"):
+        with tierstore.open_or_create(path, specs) as store:
+            table = store["t"]
+            assert (table.spec.grows, table.capacity) == (True, 131_072)
+            assert np.array_equal(table.read(some(kind, 30)), ones(30))
+            grow(table)
+            store.alter_table("t", backend="zarr")
+            assert (store["t"].spec.grows, store["t"].capacity) == (False, 196_608)
+    other = "text" if kind == "int64" else "int64"
+    with pytest.raises(InvalidInputError, match="keys"):
+        tierstore.open_or_create(tmp_path / "s", {"t": growing(other)})
 
 
 def test_schema_changes_and_copies_keep_keys(store, kind, tmp_path):

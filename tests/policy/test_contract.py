@@ -85,7 +85,7 @@ def test_the_rows_of_least_score_go_first(pair, seed):
         gone = run(slots, rows, force=bool(rng.random() < 0.3))
         went += gone.size
         score = np.maximum(pair.twin.score, 1e-35)  # less is as good as never used
-        stayed = np.setdiff1d(slots.row_of[slots.row_of >= 0], rows)
+        stayed = np.setdiff1d(slots.resident, rows)
         if gone.size:
             least = score[stayed].min()
             assert (score[gone] <= least * (1 + 1e-4)).all()
@@ -146,8 +146,8 @@ def test_repeats_in_a_batch_count_once(pair):
         run(once, rows, force=True)
         run(many, np.repeat(rows, 3), force=True)
     if pair.spec.name != "lru":  # among the rows of one batch LRU lets chance decide
-        assert np.array_equal(np.sort(once.row_of), np.sort(many.row_of))
-    assert np.count_nonzero(once.row_of >= 0) == np.count_nonzero(many.row_of >= 0)
+        assert np.array_equal(np.sort(once.resident), np.sort(many.resident))
+    assert once.resident.size == many.resident.size
 
 
 def test_a_policy_without_a_twin_is_reported():

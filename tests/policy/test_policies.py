@@ -19,7 +19,7 @@ from tierstore.policy.recency import Recency
 
 
 def kept(slots) -> set[int]:
-    return set(slots.row_of[slots.row_of >= 0].tolist())
+    return set(slots.resident.tolist())
 
 
 def test_lfu_does_not_let_a_scan_in():

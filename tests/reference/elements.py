@@ -48,7 +48,33 @@ def _float(code: str, exponent: int) -> Element:
     )
 
 
+def _float8(name: str, exponent: int, smallest: float) -> Element:
+    """Shown by tests/test_dtypes.py to round as torch does."""
+    kind = ELEMENT_TYPES[name]
+    return Element(
+        np.dtype("<f4"),
+        np.dtype("u1"),
+        exponent,
+        smallest,
+        lambda v: kind.decode(kind.encode(v)),
+        lambda v: kind.encode(v.astype(np.float32)),
+    )
+
+
+def _integer(code: str) -> Element:
+    dtype, limits = np.dtype(code), np.iinfo(code)
+
+    def exact(values: Array) -> Array:
+        return np.rint(values).clip(limits.min, limits.max).astype(dtype)
+
+    return Element(dtype, dtype, 2, 1, exact, exact)
+
+
 ELEMENTS = {
+    "float8_e4m3fn": _float8("float8_e4m3fn", 2, 2.0**-9),
+    "float8_e5m2": _float8("float8_e5m2", 4, 2.0**-16),
+    "int8": _integer("i1"),
+    "uint8": _integer("u1"),
     "float16": _float("<f2", 4),
     "bfloat16": Element(
         np.dtype("<f4"),

@@ -200,6 +200,17 @@ def test_what_is_not_installed_is_named(monkeypatch):
         tierstore.open("s3://bucket/emb.tier")
 
 
+def test_a_place_that_answers_wrongly_is_an_error_of_its_address(monkeypatch):
+    """An old s3fs with a new botocore raises TypeError, a refused connection what it likes."""
+
+    def old(url, **options):
+        raise TypeError("unexpected keyword argument")
+
+    monkeypatch.setattr(zarr.storage.FsspecStore, "from_url", old)
+    with pytest.raises(StoreIOError, match=r"check the address, .* is recent"):
+        tierstore.open("s3://bucket/emb.tier")
+
+
 def rewrite(place, ending, change):
     (key,) = [key for key in place._store_dict if key.startswith("chunks/") and ending in key]
     data = change(bytearray(place._store_dict[key].to_bytes()))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.oracle import values
-from tests.reference.elements import BFLOAT16, DTYPES, element
+from tests.reference.elements import DTYPES, element
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._table.address import Ids
 from tierstore._table.values import from_bytes, to_bytes
@@ -36,13 +36,15 @@ def test_torch_values_come_back_in_their_own_type(dtype):
     given = torch.from_numpy(values(np.random.default_rng(1), (4, 3), dtype))
     given = given.to(getattr(torch, dtype))
     item = Field(3, dtype)
-    tensors = [given, given.T.contiguous().T, -given.neg()]
+    tensors = [given, given.T.contiguous().T]
+    if "float8" not in dtype:  # which torch cannot negate
+        tensors.append(-given.neg())
     if ELEMENT_TYPES[dtype].trainable:
         tensors.append(given.clone().requires_grad_())
     for tensor in tensors:
         found = from_bytes(to_bytes(tensor, item, (4,), "weight"), item, ids((4,), "torch"))
         assert found.dtype == getattr(torch, dtype)
-        assert torch.equal(found, given)
+        assert torch.equal(found.view(torch.uint8), given.view(torch.uint8))
 
 
 @every_dtype
@@ -52,8 +54,8 @@ def test_narrower_floats_are_taken_and_wider_ones_refused(dtype):
         given = values(np.random.default_rng(2), (2, 3), "float16").astype(kind)
         if np.can_cast(kind, held, "safe"):
             item, expected = Field(3, dtype), given.astype(held)
-            if dtype == "bfloat16":
-                expected = BFLOAT16.decode(BFLOAT16.encode(given))
+            if ELEMENT_TYPES[dtype].as_bits:
+                expected = element(dtype).exact(given)
             found = from_bytes(to_bytes(given, item, (2,), "w"), item, ids((2,)))
             assert np.array_equal(found, expected)
         else:

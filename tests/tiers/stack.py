@@ -63,12 +63,14 @@ def check(tier: HostTier) -> None:
         assert slots.used == np.count_nonzero(slots.resident)
         return
     assert isinstance(slots, CachedSlots)
-    rows = np.flatnonzero(slots.slot_of >= 0)
-    taken = slots.slot_of[rows]
+    taken = slots.lookup(np.arange(tier.rows))
+    rows = np.flatnonzero(taken >= 0)
+    taken = taken[rows]
     assert np.unique(taken).size == taken.size, "two rows in one slot"
     assert np.array_equal(slots.row_of[taken], rows), "row_of is not the inverse of slot_of"
-    assert np.count_nonzero(slots.row_of >= 0) == taken.size, "a free slot names a row"
-    assert not np.any(slots.dirty[slots.row_of < 0]), "a free slot is dirty"
+    assert slots.resident.size == taken.size, "a free slot names a row"
+    free = np.setdiff1d(np.arange(tier.slots), taken)
+    assert not np.any(slots.dirty[free]), "a free slot is dirty"
     assert taken.size == slots.used <= tier.slots, "a slot is lost"
     assert slots.pins.leases.min() >= 0
     assert slots.pins.leases.sum() == slots.pins._leased, "a pin is lost"

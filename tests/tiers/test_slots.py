@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tierstore import _rowmap
 from tierstore._tiers.slots import CachedSlots, DirectSlots, Pins
 from tierstore.policy import lru
 
@@ -73,9 +74,9 @@ def test_a_tier_for_every_row_needs_no_map():
     assert slots.distinct(rows).tolist() == [3, 7]
     slots.bind(np.array([3]), slots.free(np.array([3])))
     assert slots.lookup(rows).tolist() == [3, -1, 3]
-    assert not slots.full
+    assert slots.missing
     slots.bind(np.arange(ROWS), np.arange(ROWS))
-    assert slots.full
+    assert not slots.missing
     assert slots.lookup(rows) is rows
     slots.release(np.array([7]))
     assert slots.lookup(rows).tolist() == [3, -1, 3]
@@ -113,8 +114,10 @@ def test_slots_fetched_ahead_are_pinned_until_used_or_overtaken():
     assert pins.ahead == 0
 
 
+@pytest.mark.parametrize("dense_rows", [2000, 0])
 @pytest.mark.parametrize("slots", [1, 5, 1000])
-def test_the_map_takes_the_memory_it_says(slots):
+def test_the_map_takes_the_memory_it_says(slots, dense_rows, monkeypatch):
+    monkeypatch.setattr(_rowmap, "_DENSE_ROWS", dense_rows)
     taken: list[np.ndarray] = []
 
     def counted(name: str, size: int, dtype: type) -> np.ndarray:

@@ -5,7 +5,7 @@ import pytest
 
 from tests.oracle import records
 from tests.tiers.stack import check, random_span, read
-from tierstore import _io
+from tierstore import _io, _rowmap
 from tierstore._disk.generation import Generation, create
 from tierstore._disk.manifest import TableInfo
 from tierstore._tiers.host import HostTier
@@ -18,8 +18,10 @@ ROWS, DIM, WIDTH = 300, 20, 80
 @pytest.mark.parametrize(
     ("near", "far"), [(1, 10), (10, 1), (7, 50), (50, ROWS), (ROWS, 7), (400, 400)]
 )
-def test_three_tiers_are_one_table(tmp_path, backend, near, far):
+@pytest.mark.parametrize("dense_rows", [ROWS, 0])
+def test_three_tiers_are_one_table(tmp_path, backend, near, far, dense_rows, monkeypatch):
     """Reads, writes, evictions, commits and rollbacks, in batches larger than either cache."""
+    monkeypatch.setattr(_rowmap, "_DENSE_ROWS", dense_rows)
     rng = np.random.default_rng([near, far])
     committed = records(rng, ROWS, WIDTH)
     with _io.Directory.open(tmp_path) as table:

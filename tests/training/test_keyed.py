@@ -6,8 +6,14 @@ import torch
 
 import tierstore
 from tierstore import Budget, TableSpec
+from tierstore._table.joint import JointTable
 from tierstore.errors import InvalidInputError
-from tierstore.nn import TieredEmbedding, TieredEmbeddingBag, TieredEmbeddingCollection
+from tierstore.nn import (
+    TieredEmbedding,
+    TieredEmbeddingBag,
+    TieredEmbeddingBagCollection,
+    TieredEmbeddingCollection,
+)
 from tierstore.optim import TieredOptimizer
 
 DIM = 4
@@ -97,11 +103,218 @@ def test_layers_that_go_by_row_refuse(store, kind):
     table = store["t"]
     with pytest.raises(InvalidInputError, match="by key, and padding_idx"):
         TieredEmbedding(table, padding_idx=0)
-    with pytest.raises(InvalidInputError, match="by key, and TieredEmbeddingBag"):
-        TieredEmbeddingBag(table)
     with pytest.raises(InvalidInputError, match="by key"):
-        TieredEmbeddingCollection(store, {"a": table})
+        TieredEmbeddingCollection(store, {"a": table}).averaged()
+    with pytest.raises(InvalidInputError, match="by key"):
+        JointTable([table])
     with pytest.raises(InvalidInputError, match="by key"):
         TieredEmbedding(table).averaged()
     with pytest.raises(InvalidInputError, match="by key"):
         store.replace_table("t", table.spec, blocks=[], keys=[])
+
+
+class Plain(torch.nn.Module):
+    """What collections and bags compute, by torch's own layers over rows in an order of keys."""
+
+    def __init__(self, first, modes):
+        super().__init__()
+        self.modes = modes
+        self.of = torch.nn.ModuleDict(
+            {
+                name: torch.nn.Embedding.from_pretrained(rows.clone(), freeze=False)
+                for name, rows in first.items()
+            }
+        )
+
+    def forward(self, features):
+        found = {}
+        for name, numbers in features.items():
+            table = name.partition("_")[0]
+            rows = self.of[table](numbers)
+            mode = self.modes.get(name)
+            found[name] = rows if mode is None else rows.mean(1) if mode == "mean" else rows.sum(1)
+        return found
+
+
+SPECS = {
+    "user": {"rows": 300, "keys": "int64"},
+    "word": {"rows": 300, "keys": "text"},
+    "item": {"keys": "int64"},
+    "plain": {"rows": 40},
+}
+FEATURES = {"user": "user", "user_too": "user", "word": "word", "item": "item", "plain": "plain"}
+
+
+@pytest.fixture
+def many(tmp_path):
+    specs = {name: TableSpec(dim=DIM, init=INIT, **each) for name, each in SPECS.items()}
+    with tierstore.create(tmp_path / "m", specs, budget=Budget(host_rows=60)) as made:
+        yield made
+        made.rollback()
+
+
+def features_for(numbers, name):
+    """Return the keys, or ids, of a feature for numbers of any shape."""
+    if name == "plain":
+        return torch.from_numpy(numbers)
+    if name != "word":
+        return torch.from_numpy(numbers * 0x9E3779B9 - 7)
+    return np.array([f"word {each}" for each in numbers.ravel()], object).reshape(numbers.shape)
+
+
+@pytest.mark.parametrize("modes", [{}, dict.fromkeys(FEATURES, "sum") | {"user_too": "mean"}])
+def test_collections_by_key_train_as_torch_does(many, modes):
+    every = np.arange(40)
+    first = {name: torch.as_tensor(many[name].read(features_for(every, name))) for name in SPECS}
+    plain = Plain(first, modes)
+    if modes:
+        layer = TieredEmbeddingBagCollection(many, FEATURES, mode=modes)
+    else:
+        layer = TieredEmbeddingCollection(many, FEATURES)
+    optimizer = TieredOptimizer(torch.optim.SGD, layer, lr=0.2)
+    expected = torch.optim.SGD(plain.parameters(), lr=0.2)
+    rng = np.random.default_rng(2)
+    seen = {name: set() for name in SPECS}
+    for step in range(8):
+        numbers = {name: rng.integers(0, 40, (6, 3)) for name in FEATURES}
+        given = {name: features_for(each, name) for name, each in numbers.items()}
+        own = {name: torch.from_numpy(each) for name, each in numbers.items()}
+        before = {name: many[name].rows for name in SPECS}
+        if step % 3 == 0:
+            layer.prefetch(given)
+        layer.eval()
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad):
+                found, wanted = layer(given), plain(own)
+                for name in FEATURES:
+                    torch.testing.assert_close(found[name], wanted[name], rtol=1e-5, atol=1e-6)
+        assert {name: many[name].rows for name in SPECS} == before
+        layer.train()
+        for model, opt, ids in ((layer, optimizer, given), (plain, expected, own)):
+            opt.zero_grad()
+            sum((each - step).square().sum() for each in model(ids).values()).backward()
+            opt.step()
+        for name, table in FEATURES.items():
+            seen[table].update(numbers[name].ravel().tolist())
+        for name in SPECS:
+            if name != "plain":
+                assert many[name].rows == len(seen[name])
+        many.commit()
+    for name in SPECS:
+        found = torch.as_tensor(many[name].read(features_for(every, name)))
+        torch.testing.assert_close(found, plain.of[name].weight.detach(), rtol=1e-4, atol=1e-5)
+
+
+class Jagged:
+    """The least that torchrec's KeyedJaggedTensor has."""
+
+    def __init__(self, bags):
+        self._bags = bags
+
+    def keys(self):
+        return list(self._bags)
+
+    def values(self):
+        return torch.cat([torch.cat(each) for each in self._bags.values()])
+
+    def lengths(self):
+        return torch.tensor([len(bag) for each in self._bags.values() for bag in each])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_jagged_keys(many, training):
+    keys = {
+        name: [features_for(np.arange(at, at + n), name) for at, n in ((1, 2), (5, 0), (2, 3))]
+        for name in ("user", "plain", "item")
+    }
+    given = Jagged(keys)
+    expected = {
+        name: [torch.as_tensor(many[name].read(bag)) for bag in bags] for name, bags in keys.items()
+    }
+    rows = TieredEmbeddingCollection(many, ["user", "item", "plain"]).train(training)
+    bags = TieredEmbeddingBagCollection(many, ["user", "item", "plain"]).train(training)
+    for layer in (rows, bags):
+        layer.prefetch(given)
+        found = layer(given)
+        for name, each in expected.items():
+            wanted = torch.cat(each) if layer is rows else torch.stack([bag.sum(0) for bag in each])
+            torch.testing.assert_close(found[name], wanted)
+    assert many["user"].rows == (4 if training else 0)
+    nested = torch.nested.nested_tensor(keys["user"], layout=torch.jagged)
+    found = rows({"user": nested})["user"]
+    torch.testing.assert_close(found.values(), torch.cat(expected["user"]))
+    found = bags({"user": (torch.cat(keys["user"]), torch.tensor([0, 2, 2]))})["user"]
+    torch.testing.assert_close(found, torch.stack([bag.sum(0) for bag in expected["user"]]))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_by_key(store, kind, mode):
+    table = store["t"]
+    keys = keys_for(kind, range(12))
+    square = np.array(keys, object).reshape(4, 3) if kind == "text" else keys.reshape(4, 3)
+    rows = torch.as_tensor(table.read(keys)).reshape(4, 3, DIM)
+    wanted = {"sum": rows.sum(1), "mean": rows.mean(1), "max": rows.amax(1)}[mode]
+    layer = TieredEmbeddingBag(table, mode=mode)
+    optimizer = TieredOptimizer(torch.optim.SGD, layer, lr=0.1)
+    layer.eval()
+    torch.testing.assert_close(layer(square), wanted)
+    with torch.no_grad():
+        torch.testing.assert_close(layer.train()(keys, torch.arange(0, 12, 3)), wanted)
+    assert table.rows == 0
+    weights = torch.ones(4, 3, requires_grad=True)
+    if mode == "sum":
+        with pytest.raises(InvalidInputError, match="only read"):
+            layer.eval()(square, per_sample_weights=weights)
+        layer.train()
+    found = layer(square)
+    torch.testing.assert_close(found, wanted)
+    found.sum().backward()
+    optimizer.step()
+    assert table.rows == 12
+    assert not np.array_equal(table.read(keys), rows.reshape(-1, DIM))
+
+
+def test_growth_between_lookups_of_a_step(many):
+    """Rows that a forward pass has leased stay while another one makes the table grow."""
+    table = many["item"]
+    layer = TieredEmbeddingCollection(many, {"item": "item"})
+    optimizer = TieredOptimizer(torch.optim.SGD, layer, lr=0.5)
+    keys = torch.arange(70_000) * 31 + 5
+    first = torch.as_tensor(table.read(keys))
+    one = layer({"item": keys[:50]})["item"]
+    two = layer({"item": keys})["item"]
+    (one.sum() + two.sum()).backward()
+    optimizer.step()
+    assert table.capacity == 131_072
+    first[:50] -= 0.5
+    torch.testing.assert_close(torch.as_tensor(table.read(keys)), first - 0.5)
+
+
+def test_keys_are_admitted_with_their_third_use(tmp_path, kind):
+    spec = TableSpec(dim=DIM, init=INIT, keys=kind, admit_after=3, track_uses=True)
+    with tierstore.create(tmp_path / "a", {"t": spec}) as store:
+        table = store["t"]
+        layer = TieredEmbedding(table)
+        optimizer = TieredOptimizer(torch.optim.Adam, layer, lr=0.1)
+        often, seldom = keys_for(kind, range(4)), keys_for(kind, range(10, 20))
+        first = torch.as_tensor(table.read(often))
+        for step in range(4):
+            some = seldom[3 * step : 3 * step + 3]
+            both = [*often, *some, *often] if kind == "text" else torch.cat([often, some, often])
+            found = layer(both)
+            if step < 3:
+                torch.testing.assert_close(found[:4], first)
+            found.square().sum().backward()
+            optimizer.step()
+            assert table.rows == (4 if step >= 2 else 0)
+            store.commit()
+        assert not table.contains(seldom).any()
+        assert not torch.equal(torch.as_tensor(table.read(often)), first)
+        assert table.read(often, "uses").tolist() == [[2, store.version]] * 4
+        with pytest.raises(InvalidInputError, match="admits keys"):
+            TieredEmbeddingBag(table)(often, torch.tensor([0, 2]))
+        table.write(keys_for(kind, [99]), torch.ones(1, DIM))
+        assert table.rows == 5
+        store.commit()
+    with tierstore.open(tmp_path / "a") as store:
+        assert store["t"].spec.admit_after == 3

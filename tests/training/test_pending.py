@@ -137,16 +137,16 @@ def test_a_step_that_failed_is_not_taken_twice_after_a_rollback(
     opt = TieredOptimizer(torch.optim.Adam, layers, lr=0.1)
     for layer in layers:
         layer(torch.arange(3)).sum().backward()
-    written, calls = HostTier.write_held, []
+    updated, calls = HostTier.update_held, []
 
-    def fail_later(*given: Any) -> None:
+    def fail_later(*given: Any) -> bool:
         calls.append(given)
         if len(calls) > 1:
             raise tierstore.errors.StoreFullError("no space left")
-        written(*given)
+        return updated(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(HostTier, "write_held", fail_later)
+        patch.setattr(HostTier, "update_held", fail_later)
         with pytest.raises(tierstore.errors.StoreFullError):
             opt.step()
     store.rollback()

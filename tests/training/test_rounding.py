@@ -14,7 +14,7 @@ from tests.training.conftest import ROWS, Place, rows_of
 from tierstore.errors import InvalidInputError
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import RowWiseAdagrad, TieredOptimizer
-from tierstore.optim.state import rounded_at_random
+from tierstore.optim.rounding import rounded_at_random
 
 DIM = 8
 SGD, ADAM = torch.optim.SGD, torch.optim.Adam
@@ -33,7 +33,7 @@ def mixed(x: int) -> int:
     return x ^ x >> 16
 
 
-def oracle(values: np.ndarray, rows: np.ndarray, step: int) -> np.ndarray:
+def oracle(values: np.ndarray, rows: np.ndarray, step: int, column: int = 0) -> np.ndarray:
     """Round one number at a time, to the neighbour that is drawn; return float32."""
     out = np.empty_like(values)
     for (k, element), value in np.ndenumerate(values):
@@ -42,7 +42,7 @@ def oracle(values: np.ndarray, rows: np.ndarray, step: int) -> np.ndarray:
             continue
         row = int(rows[k])
         key = mixed((mixed((row + step * 0x9E3779B9) % 2**32) + (row >> 32)) % 2**32)
-        drawn = (mixed(key ^ element * 0x9E3779B9 % 2**32) >> 16) / 2**16
+        drawn = (mixed(key ^ (column + element) * 0x9E3779B9 % 2**32) >> 16) / 2**16
         below = (value.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
         beyond = (below.view(np.uint32) + np.uint32(0x10000)).view(np.float32)
         part = (np.float64(value) - np.float64(below)) / (np.float64(beyond) - np.float64(below))

@@ -33,7 +33,15 @@ from tierstore.errors import (
 )
 from tierstore.spec import BACKENDS, TableSpec
 
-__all__ = ["DIGEST_ROWS", "Base", "block_sums", "foreign_blocks", "read_digest", "write_digest"]
+__all__ = [
+    "DIGEST_ROWS",
+    "Base",
+    "block_sums",
+    "foreign_blocks",
+    "padded",
+    "read_digest",
+    "write_digest",
+]
 
 CHECKSUMS = "rows.crc"
 
@@ -124,6 +132,15 @@ class Base:
         checksums = _checksums(files, spec, files.create(sparse=spec.sparse))
         return cls(directory, spec, (BACKENDS[spec.backend].create(directory, spec), checksums))
 
+    def grow(self, rows: int, *, extend: bool) -> None:
+        """Have more rows: a writer extends the files, a reader maps what a writer added."""
+        records, checksums = self._files
+        self._spec = self._spec.with_rows(rows)
+        BACKENDS[self._spec.backend].grow(records, self._spec, extend=extend)
+        if isinstance(checksums, RecordFiles):
+            checksums.grow(rows, b"" if extend else None)
+        self.rows = rows
+
     def append(self, done: int, block: npt.NDArray[np.uint8]) -> None:
         """Write the records `(n, record_bytes)` behind the first `done` rows of a new table."""
         _check_block(block, self, done + len(block))
@@ -148,7 +165,9 @@ class Base:
                 base._records.forget()  # this opens them
                 return base
             status = generation.status(CHECKSUMS)
-            if status.st_size != 4 * spec.rows:
+            if status.st_size < 4 * spec.rows or (
+                status.st_size > 4 * spec.rows and not spec.grows
+            ):
                 raise CorruptStoreError(
                     f"{generation.join(CHECKSUMS)} has {status.st_size} bytes, "
                     f"not {4 * spec.rows}; restore it from a copy"
@@ -186,6 +205,8 @@ class Base:
         out = np.empty((rows.size, self.record_bytes), np.uint8)
         try:
             bad: list[int] = rows[self._read(rows, out)].tolist()
+            for place in self.places(rows):
+                place.let_go()
             return bad
         except CorruptStoreError:
             if rows.size == 1:
@@ -287,7 +308,7 @@ def _check_block(block: npt.NDArray[np.uint8], base: Base, done: int) -> None:
 
 
 def _checksum_files(directory: _io.Holder, spec: TableSpec) -> Files:
-    return Files(directory, lambda number: CHECKSUMS, 4 * spec.rows)
+    return Files(directory, lambda number: CHECKSUMS, 4 * spec.rows, grows=spec.grows)
 
 
 def _checksums(files: Files, spec: TableSpec, created: Sequence[_io.File] = ()) -> Records:
@@ -379,13 +400,23 @@ def write_digest(generation: _io.Directory, sums: Sums, name: str) -> DigestInfo
     return DigestInfo(name, len(data), crc32c(data))
 
 
-def read_digest(generation: _io.Directory, info: DigestInfo, rows: int) -> Sums | None:
-    """Return the digest of a base with this many rows; None if it is damaged.
+def padded(sums: Sums, rows: int) -> Sums:
+    """Return the digest of a base that has grown to so many rows since, by blocks of holes."""
+    missing = _block_count(rows) - sums.size
+    if missing <= 0:
+        return sums
+    return np.append(sums, np.full(missing, _zeros_sum(4 * DIGEST_ROWS), np.uint32))
+
+
+def read_digest(generation: _io.Directory, info: DigestInfo, spec: TableSpec) -> Sums | None:
+    """Return the digest of the base of a table; None if it is damaged.
 
     Raises CorruptStoreError if it is missing or has the wrong size, as in a generation restored
     from a copy of a different time.
     """
-    path, size = generation.join(info.name), 4 * _block_count(rows)
+    path, size = generation.join(info.name), 4 * _block_count(spec.rows)
+    if spec.grows:
+        size = min(size, info.size)
     try:
         found = generation.size(info.name)
     except FileNotFoundError:
@@ -397,4 +428,6 @@ def read_digest(generation: _io.Directory, info: DigestInfo, rows: int) -> Sums 
             f"{path} has {found} bytes instead of {size}; restore the whole store from one copy"
         )
     data = generation.read_file(info.name, size)
-    return np.frombuffer(data, "<u4") if crc32c(data) == info.crc32c else None
+    if crc32c(data) != info.crc32c:
+        return None
+    return padded(np.frombuffer(data, "<u4"), spec.rows)

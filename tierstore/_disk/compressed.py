@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import uuid
-from collections import OrderedDict
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -18,15 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
+from tierstore._disk.chunks import ChunkedRecords
 from tierstore._disk.readahead import MappedRows
 from tierstore.errors import FILE_CURE, CorruptStoreError
 from tierstore.spec import TableSpec
 
 __all__ = ["CompressedRecords"]
-
-_CACHED_CHUNKS = 16
-_CACHED_BYTES = 256 << 20
-"""Size of the cache of decoded chunks; a single chunk is cached whatever its size."""
 
 
 class _Codec(Protocol):
@@ -73,35 +68,18 @@ def _zstd_bytes(packed: bytes) -> int:
     return int.from_bytes(packed[first : first + size], "little") + 256 * (size == 2)
 
 
-class CompressedRecords:
+class CompressedRecords(ChunkedRecords):
     """The records of a compressed array, read and replaced in whole chunks.
 
-    The most recently decoded chunks are cached, since rows of a batch often share chunks. One
-    thread may write while another reads.
+    One thread may write while another reads.
     """
 
     def __init__(self, directory: _io.Held[_io.Directory], spec: TableSpec) -> None:
         """Take over the array's directory."""
-        self.rows = spec.rows
-        self.record_bytes = spec.layout.record_bytes
+        super().__init__(spec.rows, spec.layout.record_bytes, spec.chunk_rows or spec.rows)
         self._directory = directory
-        self._chunk_rows = spec.chunk_rows or spec.rows
         self._codec = _codec(spec.compression)
         self._is_blosc = spec.compression == "lz4"
-        chunk_bytes = self._chunk_rows * self.record_bytes
-        self._kept_chunks = max(1, min(_CACHED_CHUNKS, _CACHED_BYTES // chunk_bytes))
-        self._decoded: OrderedDict[int, npt.NDArray[np.uint8]] = OrderedDict()
-        self._lock = threading.Lock()  # so that the cache agrees with the files
-
-    def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`."""
-        chunks = rows // self._chunk_rows
-        order = np.argsort(chunks, kind="stable")
-        bounds = np.flatnonzero(np.diff(chunks[order], prepend=-1))
-        for part in np.split(order, bounds[1:]):
-            if part.size:
-                number = int(chunks[part[0]])
-                out[part] = self._chunk(number)[rows[part] - number * self._chunk_rows]
 
     def places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return nothing: chunks are read and decoded whole, not mapped."""
@@ -131,11 +109,6 @@ class CompressedRecords:
             return [f"c.{number}.0"]
         return [f"c.{number}.0"] if rest.any() else []
 
-    def forget(self) -> None:
-        """Drop the decoded chunks: another process may have replaced their files."""
-        with self._lock:
-            self._decoded.clear()
-
     def close(self) -> None:
         """Close the directory and drop the decoded chunks."""
         self._decoded.clear()
@@ -149,21 +122,6 @@ class CompressedRecords:
             number = int(numbers[begin])
             chunk = self._decode(number, past_cache=True)
             out[begin:end] = chunk[rows[begin:end] - number * self._chunk_rows]
-
-    def _chunk(self, number: int) -> npt.NDArray[np.uint8]:
-        """Return the records of a chunk, read-only."""
-        with self._lock:
-            chunk = self._decoded.get(number)
-            if chunk is None:
-                chunk = self._decode(number)
-            self._keep(number, chunk)
-        return chunk
-
-    def _keep(self, number: int, chunk: npt.NDArray[np.uint8]) -> None:
-        self._decoded[number] = chunk
-        self._decoded.move_to_end(number)
-        if len(self._decoded) > self._kept_chunks:
-            self._decoded.popitem(last=False)
 
     def _decode(self, number: int, *, past_cache: bool = False) -> npt.NDArray[np.uint8]:
         shape = (self._chunk_rows, self.record_bytes)

@@ -150,11 +150,10 @@ class Delta:
         bad: list[int] = []
         step = max(1, _CHECKED_BYTES // self.record_bytes)
         for start in range(0, self.info.rows, step):
-            ids = self.ids[start : start + step]
-            wrong = _checksum.mismatches(
-                ids, self.records[start : start + step], self.sums[start : start + step]
-            )
-            bad += ids[wrong].tolist()
+            part = slice(start, start + step)
+            wrong = _checksum.mismatches(self.ids[part], self.records[part], self.sums[part])
+            bad += self.ids[part][wrong].tolist()
+            _io.let_go(self.records[part])
         return bad
 
 

@@ -25,6 +25,7 @@ from tierstore._disk.base import (
     Progress,
     block_sums,
     foreign_blocks,
+    padded,
     read_digest,
     write_digest,
 )
@@ -99,7 +100,7 @@ def first_records(
     """
     layout = spec.layout
     records = np.zeros((codes.size, layout.record_bytes), np.uint8)
-    for number, (name, item) in enumerate(layout.fields):
+    for number, (name, item) in enumerate(layout.fields if codes.size else ()):
         if item.init is not None and not item.init.is_zero and (names is None or name in names):
             values = item.init.of_keys(codes, item.dim, number)
             layout.view(records, name)[:] = item.element.encode(values)
@@ -266,6 +267,8 @@ class Generation:
         self._held: dict[str, KeyFile] = {}
         self._held_next: dict[str, KeyFile] = {}
         self._map: KeyMap | None = None
+        self._grown: TableSpec | None = None
+        self._has_moved_keys = False
         self._coming: list[Delta] = []
         try:
             with self.directory.use() as directory:
@@ -284,7 +287,17 @@ class Generation:
         if info.digest is None:
             return None
         with self.directory.use() as directory:
-            return read_digest(directory, info.digest, info.spec.rows)
+            return read_digest(directory, info.digest, info.spec)
+
+    @property
+    def spec(self) -> TableSpec:
+        """The spec of the table, with the rows that it has grown to since the last commit."""
+        spec = self.info.spec
+        if self.tier.rows <= spec.rows:
+            return spec
+        if self._grown is None or self._grown.rows != self.tier.rows:
+            self._grown = spec.with_rows(self.tier.rows)
+        return self._grown
 
     def _open_tier(self) -> DiskTier:
         spec, write = self.info.spec, self._next_seq is not None
@@ -370,6 +383,8 @@ class Generation:
             with contextlib.suppress(CorruptStoreError):  # a writer may have removed it
                 self._digest = self._read_digest(info)
         changed = self.tier.changed(deltas, folded)
+        if info.spec.rows > self.tier.rows:
+            self.tier.grow(info.spec.rows)
         self.tier.follow(deltas)
         if info.keys != self.info.keys:
             self._held = self._held_next
@@ -398,6 +413,8 @@ class Generation:
                 self.tier.follow(self.open_deltas(info))
         if info.digest != self.info.digest:
             self._digest = self._read_digest(info)
+        if info.keys != self.info.keys:
+            self._has_moved_keys = False
         self._coming = []
         self.info = info
 
@@ -410,9 +427,9 @@ class Generation:
     def key_map(self) -> KeyMap:
         """The map of a table by key, filled from its files when it is asked for."""
         info, found = self.info.keys, self._map or key_map(self.info.spec.keys or "int64")
-        if info is not None and len(found) < info.count:
+        if info is not None and len(found) < info.count and not self._has_moved_keys:
             files = self._held or self._hold_keys(self.info)
-            load_keys(found, files, info, self.info.spec.rows)
+            load_keys(found, files, info, self.tier.rows)
         self._map = found
         return found
 
@@ -424,14 +441,22 @@ class Generation:
     def seal_keys(self) -> KeysInfo | None:
         """Make keys that were added durable; return what the next version names."""
         keys, info = self._map, self.info.keys
-        if keys is None or len(keys) == self.key_count:
+        if keys is None or (len(keys) == self.key_count and not self._has_moved_keys):
             return info
         with self.directory.use() as directory:
-            return append_keys(directory, self.info.spec.keys or "int64", info, keys)
+            continued = None if self._has_moved_keys else info
+            return append_keys(directory, self.info.spec.keys or "int64", continued, keys)
+
+    def keep_keys(self, rows: Rows) -> None:
+        """Keep the keys of these rows alone, in this order; the next commit writes them all."""
+        self.key_map.keep(rows)
+        self._has_moved_keys = True
 
     def drop_new_keys(self) -> None:
-        """Drop the keys that were added since the last commit."""
-        if self._map is not None:
+        """Go back to the keys of the last commit."""
+        if self._has_moved_keys:
+            self._map, self._has_moved_keys = None, False
+        elif self._map is not None:
             self._map.truncate(self.key_count)
 
     def keys(self, info: KeysInfo | None) -> Keys | None:
@@ -461,7 +486,7 @@ class Generation:
                 sums = block_sums(directory, rows)
             else:
                 touched = self.tier.touched(upto, DIGEST_ROWS)
-                sums = self._digest.copy()
+                sums = padded(self._digest, rows).copy()
                 sums[touched] = block_sums(directory, rows, touched)
             info = write_digest(directory, sums, self._new_name("digest-", ".crc"))
             directory.sync()
@@ -499,8 +524,9 @@ class Generation:
             return []
         touched = self.tier.touched(floor, DIGEST_ROWS)
         rows = self.info.spec.rows
+        digest = padded(self._digest, rows)
         with self.directory.use() as directory:
-            return foreign_blocks(directory, self.tier, rows, self._digest, touched, most=most)
+            return foreign_blocks(directory, self.tier, rows, digest, touched, most=most)
 
     def damaged_binding(self, floor: int) -> list[str]:
         """Return the damage to the digest, and all mismatches between digest and base.

@@ -369,7 +369,7 @@ class _Base:
             contextlib.suppress(TierStoreError, FileNotFoundError),
             self._directory.use() as directory,
         ):
-            digest = bases.read_digest(directory, info.digest, info.spec.rows)
+            digest = bases.read_digest(directory, info.digest, info.spec)
             if digest is not None:
                 rows = info.spec.rows
                 found = bases.foreign_blocks(directory, self, rows, digest, blocks)

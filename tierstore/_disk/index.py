@@ -1,8 +1,8 @@
 """The index of a table: maps each row to the delta position of its newest image, or the base.
 
 Positions number the records of all deltas consecutively, the live delta last. An entry is one more
-than a position, or 0 if the newest image is in the base. Memory pages are allocated as rows change,
-so the index takes four bytes per row of the table only if deltas are dense.
+than a position, or 0 if the newest image is in the base. Memory is taken as rows change, so the
+index takes four bytes per row of the table only if deltas are dense.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tierstore._disk.delta import Delta, LiveDelta
 from tierstore._rowcopy import unique
+from tierstore._rowmap import RowMap, SparseMap, resize, row_map
 from tierstore.errors import CapacityError, CorruptStoreError
 
 __all__ = ["DeltaIndex", "check_positions"]
@@ -47,9 +48,14 @@ class DeltaIndex:
         """Start with every row in the base."""
         self.rows = rows
         self.deltas: list[Delta] = []
-        self.entries: Places = np.zeros(rows, np.int32)
+        self.entries: RowMap = row_map(rows)
         self.replaced: Places = np.empty(0, np.int32)
         self.starts = np.zeros(1, np.int64)
+
+    def grow(self, rows: int) -> None:
+        """Have more rows, in the base; no other thread may look rows up meanwhile."""
+        resize(self.entries, rows)
+        self.rows = rows
 
     @property
     def stop(self) -> int:
@@ -126,7 +132,7 @@ class DeltaIndex:
         check_positions(last)
         for delta in gone:
             ids = np.asarray(delta.ids)
-            places = self.entries[ids]
+            places = self.entries.take(ids)
             self.entries[ids[(places > first) & (places <= self.starts[end])]] = 0
         for delta, start in zip(coming, starts.tolist(), strict=False):
             for at in range(0, delta.info.rows, _IDS):
@@ -134,7 +140,7 @@ class DeltaIndex:
                 first = start + at + 1
                 places = np.arange(first, first + ids.size, dtype=np.int32)
                 if not is_last:
-                    older = self.entries[ids] <= last
+                    older = self.entries.take(ids) <= last
                     ids, places = ids[older], places[older]
                 self._point(ids, places)
         self._uncover(gone, begin)
@@ -150,7 +156,9 @@ class DeltaIndex:
         """
         if not begin:
             return
-        bare = [ids[self.entries[ids] == 0] for ids in (np.asarray(delta.ids) for delta in gone)]
+        bare = [
+            ids[self.entries.take(ids) == 0] for ids in (np.asarray(delta.ids) for delta in gone)
+        ]
         rows = unique(np.concatenate([np.empty(0, np.int64), *bare]))
         for number in range(begin if rows.size else 0):
             ids = np.asarray(self.deltas[number].ids)
@@ -169,7 +177,11 @@ class DeltaIndex:
 
         If an id repeats, its last place counts, which plain assignment does not guarantee.
         """
-        np.maximum.at(self.entries, ids, places)
+        entries = self.entries
+        if isinstance(entries, SparseMap):
+            np.maximum.at(entries.numbers, entries.reserve(ids), places)
+        else:
+            np.maximum.at(entries, ids, places)
 
     def lift(self, ids: Rows) -> Rows:
         """Point all entries to committed records; return `ids`, those of the live delta."""
@@ -181,7 +193,7 @@ class DeltaIndex:
         if ids.size:
             start = self.stop + 1
             check_positions(start + ids.size)
-            self.replaced[: ids.size] = self.entries[ids]
+            self.replaced[: ids.size] = self.entries.take(ids)
             self._point(ids, np.arange(start, start + ids.size, dtype=np.int32))
 
     def _close_gaps(self) -> None:
@@ -189,8 +201,9 @@ class DeltaIndex:
         sizes = [delta.info.rows for delta in self.deltas]
         starts = np.cumsum([0, *sizes])
         shift = (self.starts[:-1] - starts[:-1]).astype(np.int32)
-        for at in range(0, self.rows, _INDEX_ROWS):
-            entries = self.entries[at : at + _INDEX_ROWS]
+        numbers = self.entries.numbers if isinstance(self.entries, SparseMap) else self.entries
+        for at in range(0, self.entries.size, _INDEX_ROWS):
+            entries = numbers[at : at + _INDEX_ROWS]
             held = np.flatnonzero(entries)
             number = np.searchsorted(self.starts, entries[held] - 1, side="right") - 1
             entries[held] -= shift[number]
@@ -205,7 +218,7 @@ class DeltaIndex:
         sources: list[Delta | LiveDelta] = [*self.deltas]
         if live is not None:
             sources.append(live)
-        for found in np.unique(number[places > 0]).tolist():
+        for found in unique(number[places > 0]).tolist():
             which = np.flatnonzero((number == found) & (places > 0))
             parts.append((sources[found], int(self.starts[found]), which))
         return parts

@@ -25,6 +25,7 @@ from tierstore._disk.manifest import KeysInfo
 from tierstore._keys.given import given, integers_asked, texts_asked
 from tierstore._keys.hashmap import Rows
 from tierstore._keys.text import Texts
+from tierstore._rowcopy import ascends
 from tierstore.errors import (
     FILE_CURE,
     CorruptStoreError,
@@ -46,7 +47,6 @@ __all__ = [
 ]
 
 _HEADER = 128
-_BLOCK = 1 << 20
 _WALKED = 1 << 12
 _NPY_TYPES = {"int64": "<i8", "uint64": "<u8"}
 
@@ -104,7 +104,7 @@ class Keys(Sequence[Any]):
         self._whole(parts["offsets"], 8 * (self._rows + 1), files)
         texts = Texts(parts["utf8"], parts["offsets"].view("<i8"))
         ends = texts.offsets[[0, -1]].tolist()
-        if ends != [0, texts.blob.size] or not _ascending(texts.offsets):
+        if ends != [0, texts.blob.size] or not ascends(texts.offsets):
             raise CorruptStoreError(f"{_path(files)}: the offsets do not delimit the strings")
         return texts
 
@@ -237,12 +237,6 @@ def _objects(values: list[Any]) -> npt.NDArray[np.object_]:
 
 def _plain(key: object) -> object:
     return key.item() if isinstance(key, np.generic) else key
-
-
-def _ascending(numbers: npt.NDArray[np.int64]) -> bool:
-    """Whether numbers are in ascending order; compares them in blocks."""
-    starts = range(0, numbers.size, _BLOCK)
-    return all((np.diff(numbers[at : at + _BLOCK + 1]) >= 0).all() for at in starts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from tierstore._disk.partitioning import MOST_PARTITIONS
 from tierstore._strictjson import MAX_SCALARS_BYTES, Section, canonical, seal, unseal
 from tierstore.errors import FormatError, TierStoreError
 from tierstore.initializers import from_call
-from tierstore.spec import TABLE_NAME, Field, TableSpec
+from tierstore.spec import TABLE_NAME, Field, Scale, TableSpec
 
 __all__ = [
     "FORMAT",
@@ -149,6 +149,7 @@ class TableInfo:
             "fields": [
                 {"name": name, "dim": item.dim, "dtype": item.dtype}
                 | ({"init": item.init.text} if item.init and item.init.text else {})
+                | ({} if item.scale is None else {"scale": vars(item.scale)})
                 for name, item in spec.fields.items()
             ],
             "backend": spec.backend,
@@ -161,6 +162,9 @@ class TableInfo:
             "keys": None if self.keys is None else vars(self.keys),
             "digest": None if self.digest is None else vars(self.digest),
             **({} if spec.keys is None else {"by": spec.keys}),
+            **({"grows": True} if spec.grows else {}),
+            **({"track_uses": True} if spec.track_uses else {}),
+            **({} if spec.admit_after is None else {"admit_after": spec.admit_after}),
         }
         return canonical(content)
 
@@ -476,7 +480,8 @@ def _known(tables: Section, key: str, known: Mapping[str, TableInfo]) -> TableIn
 def _table(section: Section, is_first: bool, *, is_partitioned: bool) -> TableInfo:
     section.only(
         {"rows", "fields", "backend", "sparse", "compression", "chunk_rows"}
-        | {"generation", "deltas", "scalars", "keys", "by"}
+        | {"generation", "deltas", "scalars", "keys", "by", "grows"}
+        | {"track_uses", "admit_after"}
         | (set() if is_first else {"digest"})
     )
     spec = _spec(section)
@@ -493,16 +498,23 @@ def _table(section: Section, is_first: bool, *, is_partitioned: bool) -> TableIn
     )
 
 
+def _scale(section: Section) -> Scale:
+    section.only({"dtype", "block"})
+    block = "row" if section.value("block") == "row" else section.integer("block")
+    return Scale(cast(Any, section.text("dtype")), cast(Any, block))
+
+
 def _spec(section: Section) -> TableSpec:
     fields: dict[str, Field] = {}
     try:
         for item in section.items("fields"):
             part = Section(item, section.name)
-            part.only({"name", "dim", "dtype", "init"})
+            part.only({"name", "dim", "dtype", "init", "scale"})
             if part.text("name") in fields:
                 raise FormatError(f"{section.name}: field {part.text('name')!r} occurs twice")
             init = from_call(part.text("init")) if "init" in part else None
-            fields[part.text("name")] = Field(part.integer("dim"), part.text("dtype"), init)
+            scale = _scale(part.section("scale")) if "scale" in part else None
+            fields[part.text("name")] = Field(part.integer("dim"), part.text("dtype"), init, scale)
         for key in ("compression", "chunk_rows"):
             if section.value(key) is not None:
                 (section.text if key == "compression" else section.integer)(key)
@@ -514,6 +526,9 @@ def _spec(section: Section) -> TableSpec:
             compression=section.value("compression"),
             chunk_rows=section.value("chunk_rows"),
             keys=cast(Any, section.text("by")) if "by" in section else None,
+            grows="grows" in section and section.flag("grows"),
+            track_uses="track_uses" in section and section.flag("track_uses"),
+            admit_after=section.integer("admit_after") if "admit_after" in section else None,
         )
     except FormatError:
         raise

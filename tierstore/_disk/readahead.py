@@ -85,6 +85,11 @@ class MappedRows:
         """Prefetch the pages of these rows; see `announce`."""
         announce(self.records, self.rows, gap)
 
+    def let_go(self) -> None:
+        """Drop the pages from the first of these ascending rows to the last; see `_io.let_go`."""
+        if self.rows.size:
+            _io.let_go(self.records[int(self.rows[0]) : int(self.rows[-1]) + 1])
+
 
 def announce(
     records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], gap: int = USUAL_GAP

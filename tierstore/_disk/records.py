@@ -11,7 +11,7 @@ import contextlib
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from typing import Any, cast
 
@@ -35,6 +35,7 @@ class Files:
         directory: the directory of the generation.
         name: returns the name of a file, given its number.
         inside: the subdirectory that contains the files, if any.
+        grows: whether a file may be longer, for rows of later versions.
     """
 
     directory: _io.Holder
@@ -42,6 +43,7 @@ class Files:
     nbytes: int
     count: int = 1
     inside: str | None = None
+    grows: bool = False
 
     @contextlib.contextmanager
     def place(self) -> Iterator[_io.Directory]:
@@ -85,10 +87,10 @@ class Files:
     def _open(self, place: _io.Directory, number: int, *, write: bool = False) -> _io.File:
         file = place.open_file(self.name(number), write=write)
         try:
-            if file.size != self.nbytes:
+            size = file.size
+            if size < self.nbytes or (size > self.nbytes and not self.grows):
                 raise CorruptStoreError(
-                    f"{file.path} has {file.size} bytes instead of {self.nbytes}; "
-                    "restore it from a copy"
+                    f"{file.path} has {size} bytes instead of {self.nbytes}; restore it from a copy"
                 )
         except BaseException:
             file.close()
@@ -152,12 +154,33 @@ class RecordFiles(LaidRecords):
         self._inodes = np.empty(files.count, np.uint64)
         self._writing: dict[int, _io.File] = {}
         self._written: list[tuple[int, int, int]] = []
+        self.records: npt.NDArray[np.uint8] = self._mapped()
+        """The rows, `(rows, record_bytes)`, read-only."""
+
+    def _mapped(self) -> npt.NDArray[np.uint8]:
+        files = self._files
         mapped = _io.map_files(
             self._noted(), files.nbytes, count=files.count, advice=mmap.MADV_RANDOM
         )
         data = mapped[self._offset : self._offset + self.rows * self.record_bytes]
-        self.records: npt.NDArray[np.uint8] = data.reshape(self.rows, self.record_bytes)
-        """The rows, `(rows, record_bytes)`, read-only."""
+        return data.reshape(self.rows, self.record_bytes)
+
+    def grow(self, rows: int, head: bytes | None = None) -> None:
+        """Have more rows in a single file, which a writer extends and gives another `head`.
+
+        What another thread writes meanwhile stays; the file is to be synced.
+        """
+        nbytes = self._offset + rows * self.record_bytes
+        if head is not None:
+            with self._files.open(0, write=True) as file:
+                if file.size < nbytes:
+                    file.truncate(nbytes)
+                if head:
+                    file.write(head, 0)
+                file.sync()
+        self._files = replace(self._files, nbytes=nbytes)
+        self.rows = self._rows_per_file = rows
+        self.records = self._mapped()
 
     def _noted(self) -> Iterator[_io.File]:
         """Yield the files and record their identities."""

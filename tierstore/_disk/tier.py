@@ -85,6 +85,13 @@ class DiskTier:
         """Maximum size of the index in bytes."""
         return self._index.entries.nbytes
 
+    def grow(self, rows: int) -> None:
+        """Have more rows, which read as zeros; a writer extends the files."""
+        with self._lock:
+            self._base.grow(rows, extend=self._new_live is not None)
+            self._index.grow(rows)
+            self.rows = rows
+
     def follow(self, deltas: Sequence[Delta]) -> None:
         """Replace the committed deltas by `deltas`, oldest first.
 
@@ -159,7 +166,7 @@ class DiskTier:
     def _places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped memory of the newest images of `rows`, and of their checksums."""
         with self._lock:
-            entries = self._index.entries[rows]
+            entries = self._index.entries.take(rows)
             if not entries.any():
                 return self._base.places(rows)
             places = self._base.places(rows[entries == 0])
@@ -188,7 +195,7 @@ class DiskTier:
 
     def _copy(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         with self._lock:
-            places = self._index.entries[rows]
+            places = self._index.entries.take(rows)
             parts = self._index.by_delta(places, self.live) if places.any() else []
             if parts and isinstance(parts[-1][0], LiveDelta):
                 self._copy_part(*parts.pop(), places, out)
@@ -214,6 +221,11 @@ class DiskTier:
         records = np.empty((which.size, self.record_bytes), np.uint8)
         source.read(places[which].astype(np.int64) - 1 - start, records)
         out[which] = records
+
+    def let_go(self, rows: npt.NDArray[np.int64]) -> None:
+        """Drop the mapped pages of consecutive `rows` from memory, which a scan has passed."""
+        for place in self._places(rows):
+            place.let_go()
 
     def stage(self, rows: npt.NDArray[np.int64]) -> Callable[[], None]:
         """Return a function that prefetches `rows`; it may block, so call it without a lock."""
@@ -250,7 +262,7 @@ class DiskTier:
             live = self.live = self._create_live()
             self._superseded = 0
         start, first = self._index.stop, live.count
-        places = self._index.entries[rows]
+        places = self._index.entries.take(rows)
         known = np.flatnonzero(places > start)  # already in the live delta
         there = places[known].astype(np.int64) - 1 - start
         positions, superseded = np.arange(first, first + rows.size), known.size
@@ -272,7 +284,7 @@ class DiskTier:
         new = slice(None) if count == first + rows.size else positions >= first
         replaced[first:count] = places[new]
         self._index.replaced = replaced
-        self._index.entries[rows[new]] = positions[new] + 1 + start
+        self._index.entries[rows[new]] = (positions[new] + 1 + start).astype(np.int32)
         self.stats.written += rows.size
         self.stats.bytes_in += rows.size * self.record_bytes
         self._superseded += superseded
@@ -286,7 +298,7 @@ class DiskTier:
         now on.
         """
         rows = unique(live.ids)
-        places = self._index.entries[rows].astype(np.int64) - 1 - self._index.stop
+        places = self._index.entries.take(rows).astype(np.int64) - 1 - self._index.stop
         compact = self._create_live()
         step = max(1, 4 * BLOCK_BYTES // self.record_bytes)
         try:

@@ -14,23 +14,26 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, check_dtype, convert, held_dtype
 from tierstore._formats._encoding import is_packed
-from tierstore._formats._remote import publish_remote
+from tierstore._formats._remote import fetch, publish_remote
 from tierstore._formats.base import (
     FORMATS,
     Array,
     Content,
     Format,
     Source,
-    SpanSource,
+    StoredChunks,
+    StoredRows,
     TextOptions,
     Wanted,
     Write,
@@ -55,8 +58,10 @@ __all__ = [
     "Location",
     "Sink",
     "Source",
-    "SpanSource",
+    "StoredChunks",
+    "StoredRows",
     "TextOptions",
+    "fetched",
     "format_of",
     "keys_beside",
     "locate",
@@ -116,6 +121,26 @@ def split_name(source: str | Path) -> tuple[Path, str | None]:
             return Path(text[:colon]), text[colon + 1 :]
         colon = text.find(":", colon + 1)
     return Path(text), None
+
+
+@contextlib.contextmanager
+def fetched(where: Any) -> Iterator[Any]:
+    """Yield what to open: `where`, or the path of a temporary copy of a file at a URL.
+
+    A `.zarr` is read where it is. `URL:NAME` becomes `FILE:NAME`. Raises FormatError for a missing
+    file, InvalidInputError for an unknown suffix, MissingExtraError and StoreIOError.
+    """
+    if not isinstance(where, str) or "://" not in where:
+        yield where
+        return
+    file, colon, name = urlsplit(where.rstrip("/")).path.rpartition("/")[2].partition(":")
+    if format_of(Path(file)).takes_stores:
+        yield where
+        return
+    with tempfile.TemporaryDirectory(prefix="tierstore-") as directory:
+        copy = Path(directory, file)
+        fetch(where.removesuffix(colon + name), copy)
+        yield f"{copy}{colon}{name}"
 
 
 def _locate_file(url: str, able: list[str], *, write: bool) -> Location:
@@ -209,6 +234,11 @@ def read_keys(path: str | Path, *, memory: Size = DEFAULT_MEMORY) -> Keys:
     strings, by default `key`. Raises FormatError for any other content or if the keys need more
     than `memory` bytes, InvalidInputError for another suffix.
     """
+    with fetched(path) as place:
+        return _read_keys(place, memory)
+
+
+def _read_keys(path: str | Path, memory: Size) -> Keys:
     file, name = split_name(path)
     able = [suffix for suffix, each in FORMATS.items() if each.holds_keys_alone]
     if format_suffix(file) not in able and not file.is_dir():
@@ -300,7 +330,7 @@ def open_sink(
     rows: int,
     dim: int,
     dtype: str,
-    field: str = "weight",
+    field: str | Mapping[str, int] = "weight",
     keys: Any = None,
     first_row: int = 0,
     force: bool = False,
@@ -317,7 +347,8 @@ def open_sink(
         dim: number of elements per row.
         dtype: element type of the blocks. If the format does not support it, the narrowest type
             that represents its values exactly is written; if there is none, it is refused.
-        field: name of the matrix, if the format has names.
+        field: name of the matrix, if the format has names; or the names of several, side by side in
+            the blocks, and how many of the `dim` columns each has.
         keys: one integer or string per row, in a sequence that is only sliced, or None. They are
             written to a file of their own beside a file that has no place for them (`keys_beside`).
         first_row: number of the first row; without keys, formats that need a word in each row count
@@ -350,7 +381,13 @@ def _sink(
             file: Any = stack.enter_context(publish_remote(target.url, force=force))
             write = stack.enter_context(format_.write(file, content))
         elif target.store is None:
-            partial = stack.enter_context(publish(target.path, force=force))
+            partial = stack.enter_context(
+                publish(
+                    target.path,
+                    force=force,
+                    replaceable=lambda old: old.is_symlink() or format_.wrote(old),
+                )
+            )
             if content.keys is not None and format_.keys == "never":
                 beside = stack.enter_context(publish(keys_beside(target.path), force=force))
                 write_keys(beside, content.keys)
@@ -370,24 +407,30 @@ def _content(
     rows: int,
     dim: int,
     dtype: str,
-    field: str,
+    field: str | Mapping[str, int],
     keys: Any,
     first_row: int,
 ) -> Content:
     """Check that the format supports the data to write."""
-    if keys is not None and field in _RESERVED:
-        raise InvalidInputError(f"a field named {field!r} cannot be written together with keys")
+    fields = {field: dim} if isinstance(field, str) else field
+    for name in _RESERVED.intersection(fields) if keys is not None else ():
+        raise InvalidInputError(f"a field named {name!r} cannot be written together with keys")
+    if len(fields) > 1 and not format_.several:
+        able = " ".join(name for name, each in FORMATS.items() if each.several)
+        raise InvalidInputError(
+            f"{path}: a {path.suffix} file holds one field; several go into one of {able}"
+        )
     if rows < 0 or dim < 1:
         raise InvalidInputError(f"a matrix needs rows >= 0 and dim >= 1, not {rows} and {dim}")
-    able = [name for name, each in ELEMENT_TYPES.items() if format_.holds(each)]
-    held = held_dtype(dtype, able, f"{path}: {path.suffix}")
+    types = [name for name, each in ELEMENT_TYPES.items() if format_.holds(each)]
+    held = held_dtype(dtype, types, f"{path}: {path.suffix}")
     row_bytes = dim * ELEMENT_TYPES[held].stored.itemsize
     return Content(
         rows=rows,
         dim=dim,
         dtype=held,
         block_rows=block_rows_for(row_bytes, format_.block_bytes),
-        field=field,
+        fields=fields,
         keys=None if keys is None else KeyColumn(keys, rows),
         first_row=first_row,
     )

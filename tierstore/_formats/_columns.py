@@ -358,11 +358,14 @@ def _by_numbers(name: str) -> list[Any]:
 
 
 def arrow_schema(content: Content, key: str) -> Any:
-    """Return Arrow's schema of what is written: the column `key`, if any, and that of the field."""
+    """Return Arrow's schema of what is written: the column `key`, if any, and the fields."""
     import pyarrow
 
     element = pyarrow.field("element", pyarrow.from_numpy_dtype(content.storage), nullable=False)
-    fields = [pyarrow.field(content.field, pyarrow.list_(element, content.dim), nullable=False)]
+    fields = [
+        pyarrow.field(name, pyarrow.list_(element, dim), nullable=False)
+        for name, dim in content.fields.items()
+    ]
     if content.keys is not None:
         kind = pyarrow.int64() if content.keys.integers else pyarrow.string()
         fields.insert(0, pyarrow.field(key, kind, nullable=False))
@@ -373,8 +376,11 @@ def arrow_batch(content: Content, schema: Any, start: int, block: Array) -> Any:
     """Return a block of rows, which starts at row `start`, as a record batch."""
     import pyarrow
 
-    values = pyarrow.array(block.reshape(-1))
-    columns = [pyarrow.FixedSizeListArray.from_arrays(values, type=schema[-1].type)]
+    columns, first = [], 0
+    for name, dim in content.fields.items():
+        values = pyarrow.array(block[:, first : first + dim].reshape(-1))
+        columns.append(pyarrow.FixedSizeListArray.from_arrays(values, type=schema.field(name).type))
+        first += dim
     if content.keys is not None:
         keys = content.keys.block(start, start + len(block))
         columns.insert(0, pyarrow.array(keys, schema[0].type))

@@ -70,8 +70,9 @@ class Layout:
         head = "counts" if self.counts else "yes" if self.names is not None else "no"
         keys = "no keys"
         if self.key is not None:
-            named = bool(self.names) and f'"{self.names[self.key]}"'  # type: ignore[index]
-            keys = f"keys from {named or f'column {self.key + 1}'}"
+            name = self.names[self.key] if self.names else ""
+            shown = f'"{name}"' if name else f"column {self.key + 1}"
+            keys = f"keys from {shown}"
         parts = [f"header {head}", keys, f"{len(self.values)} numbers"]
         if self.sep != suffix_sep:
             shown = {"\t": "tab", BLANKS: "blanks"}.get(self.sep, f'"{self.sep}"')

@@ -1,14 +1,17 @@
-"""Files at URLs of fsspec, written as a stream; they appear when they are complete."""
+"""Files at URLs of fsspec: copied to be read; written as a stream, to appear complete."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, Any
 
-from tierstore.errors import ExistsError, InvalidInputError, MissingExtraError
+from tierstore._io import unreachable
+from tierstore.errors import ExistsError, FormatError
 
-__all__ = ["RemoteFile", "publish_remote"]
+__all__ = ["RemoteFile", "fetch", "publish_remote"]
 
 
 class RemoteFile:
@@ -40,6 +43,19 @@ class RemoteFile:
                     self._system.rm(self._path)
 
 
+def fetch(url: str, path: Path) -> None:
+    """Copy a file at a URL to a new path; raises FormatError if there is none."""
+    try:
+        import fsspec
+
+        with fsspec.open(url, "rb") as source, path.open("xb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+    except FileNotFoundError as error:
+        raise FormatError(f"{url}: no such file") from error
+    except Exception as error:  # every kind of place has its own errors
+        raise unreachable(url, error) from error
+
+
 @contextmanager
 def publish_remote(url: str, *, force: bool) -> Iterator[RemoteFile]:
     """Create a file at a URL that appears complete, or not at all.
@@ -50,14 +66,9 @@ def publish_remote(url: str, *, force: bool) -> Iterator[RemoteFile]:
         import fsspec
 
         system, path = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{url} cannot be reached ({error}); pip install fsspec and the package for "
-            "this kind of store, such as s3fs"
-        ) from error
-    except ValueError as error:
-        raise InvalidInputError(f"{url} cannot be reached: {error}") from error
-    exists = system.exists(path)
+        exists = system.exists(path)
+    except Exception as error:  # every kind of place has its own errors
+        raise unreachable(url, error) from error
     if exists and not force:
         raise ExistsError(f"{url} exists; choose another name, or replace it (force=True, --force)")
     file = RemoteFile(system, path, replaces=exists)

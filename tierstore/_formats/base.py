@@ -17,7 +17,6 @@ from tierstore._closing import Closing
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType
 from tierstore._formats.files import InputFile
 from tierstore._formats.keys import KeyColumn, Keys
-from tierstore._io import File
 from tierstore._registry import Registry
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import FormatError, InvalidInputError
@@ -31,6 +30,8 @@ __all__ = [
     "SelectedSource",
     "Source",
     "SpanSource",
+    "StoredChunks",
+    "StoredRows",
     "TextOptions",
     "Wanted",
     "Write",
@@ -53,18 +54,49 @@ def block_rows_for(row_bytes: int, block_bytes: int = BLOCK_BYTES) -> int:
     return max(1, block_bytes // max(1, row_bytes))
 
 
-_BYTES = frozenset({"int8", "uint8"})
-
-
 def element_of(number: object) -> str | None:
     """Return the element type as which numbers of a NumPy type, by name, are read, or None.
 
     Bytes, as quantised vectors have, are read as the default type, which holds them exactly.
     """
-    if number in _BYTES:
-        return DEFAULT_DTYPE
     element = ELEMENT_TYPES.get(str(number))
-    return None if element is None or element.as_bits else element.name
+    if element is None or element.as_bits:
+        return None
+    return DEFAULT_DTYPE if element.integer else element.name
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Files in which the rows of a matrix are as a table stores them, one after the other.
+
+    Attributes:
+        dtype: name of the element type.
+        files: the files, in order.
+        offset: the byte of the file at which the first row begins; 0 if there are several.
+        rows_per_file: rows of each file, which fill whole pages if there are several.
+    """
+
+    dtype: str
+    files: tuple[Path, ...]
+    offset: int
+    rows_per_file: int
+
+
+@dataclass(frozen=True)
+class StoredChunks:
+    """Chunks of whole rows, each decoded alone.
+
+    Attributes:
+        dtype: name of the element type.
+        files: for each chunk the files it is in, which may be missing.
+        rows_per_chunk: rows of every chunk except the last, which may have fewer.
+        decode: returns the rows of a chunk by its number, as a table stores them.
+    """
+
+    dtype: str
+    files: tuple[tuple[Path, ...], ...]
+    rows_per_chunk: int
+    decode: Callable[[int], Array]
 
 
 class Source(Closing):
@@ -111,6 +143,10 @@ class Source(Closing):
 
         Raises FormatError.
         """
+        return None
+
+    def stored(self) -> StoredRows | StoredChunks | None:
+        """Return where rows can be read at random; None if the file must be read in order."""
         return None
 
     def blocks(self, block_rows: int | None = None) -> Iterator[Array]:
@@ -230,7 +266,8 @@ class Content:
     Attributes:
         rows, dim, dtype: shape and element type of the matrix in the file.
         block_rows: rows of every block except the last, which may have fewer.
-        field: name of the matrix, if the format has names.
+        fields: name of the matrix and `dim`; formats with `several` may get more, side by side in
+            the blocks, each with its number of columns.
         keys: the key of each row, or None.
         first_row: number of the first row, for formats that write row numbers in place of keys.
     """
@@ -239,9 +276,14 @@ class Content:
     dim: int
     dtype: str
     block_rows: int
-    field: str
+    fields: Mapping[str, int]
     keys: KeyColumn | None
     first_row: int
+
+    @property
+    def field(self) -> str:
+        """Name of the matrix, if the format has names; of several, the first."""
+        return next(iter(self.fields))
 
     @property
     def storage(self) -> np.dtype[Any]:
@@ -272,6 +314,7 @@ class Format(ABC):
         takes_stores: whether the format supports zarr stores in addition to paths.
         is_directory: whether what is written is a directory; others are streams of bytes.
         is_text: whether files are text: read with `TextOptions`, and packed ones too.
+        several: whether a written file can hold several matrices.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
@@ -280,6 +323,7 @@ class Format(ABC):
     takes_stores: ClassVar[bool] = False
     is_directory: ClassVar[bool] = False
     is_text: ClassVar[bool] = False
+    several: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Register the format under its suffixes."""
@@ -302,6 +346,10 @@ class Format(ABC):
 
     def claims(self, directory: Path) -> bool:
         """Whether a directory of any name holds files of this format."""
+        return False
+
+    def wrote(self, directory: Path) -> bool:
+        """Whether a directory looks like one that `write` made, and may be replaced by another."""
         return False
 
     @abstractmethod
@@ -367,15 +415,14 @@ class SpanSource(Source):
         self.offset = offset
         self._stored = ELEMENT_TYPES[dtype].stored if stored is None else stored
 
-    @property
-    def file(self) -> File:
-        """The open file."""
-        return self._file.file
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the span holds the rows as a table stores them."""
-        return self._stored == ELEMENT_TYPES[self.dtype].stored
+    def stored(self) -> StoredRows | None:
+        """Return the span, if it holds the rows as a table stores them."""
+        dtype = self.dtype
+        if self._stored != ELEMENT_TYPES[dtype].stored:
+            dtype = self._stored.name  # whole numbers, which are imported as floats
+        if dtype not in ELEMENT_TYPES or self._stored != ELEMENT_TYPES[dtype].stored:
+            return None
+        return StoredRows(dtype, (self.path,), self.offset, max(1, self.rows))
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         for start in range(0, self.rows, block_rows):

@@ -41,6 +41,7 @@ class Arrow(Format):
     """Named columns, of element types that NumPy supports."""
 
     suffixes = (".arrow", ".feather")
+    several = True
     block_bytes = 16 << 20
 
     def holds(self, element: ElementType) -> bool:
@@ -87,7 +88,7 @@ class Arrow(Format):
 
     @contextlib.contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write a column of lists, and a column of keys."""
+        """Write a column of lists for each field, and a column of keys."""
         need(_KIND)
         from pyarrow import ipc
 

@@ -164,7 +164,8 @@ def _is_column_major(header: NpyHeader) -> bool:
 class _ColumnMajorSource(SpanSource):
     """A Fortran-ordered array, such as a saved transposed one: needs one read per column."""
 
-    in_place = False
+    def stored(self) -> None:
+        """Return None: a row is in as many places as it has elements."""
 
     def _block(self, start: int, count: int) -> Array:
         block = np.empty((count, self.dim), ELEMENT_TYPES[self.dtype].stored)

@@ -1,6 +1,6 @@
 """.parquet: a column of vectors, or a column for each element, and one of keys. Needs pyarrow.
 
-The writer stores a column of fixed-size lists with the name of the field, and keys as a column
+The writer stores a column of fixed-size lists with the name of each field, and keys as a column
 `key`. Trained floats hardly repeat, so there is no dictionary; they compress better when they are
 split into byte streams before zstd. The reader accepts any column of lists of numbers of equal
 length without nulls, or else all columns of floats, and the column `key` if it contains integers or
@@ -61,6 +61,7 @@ class Parquet(Format):
     """Named columns, of element types that NumPy supports."""
 
     suffixes = (".parquet",)
+    several = True
     block_bytes = 16 << 20
 
     def holds(self, element: ElementType) -> bool:
@@ -78,7 +79,7 @@ class Parquet(Format):
 
     @contextlib.contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write a column of lists, and a column of keys."""
+        """Write a column of lists for each field, and a column of keys."""
         need(_KIND)
         import pyarrow.parquet
 
@@ -92,7 +93,9 @@ class Parquet(Format):
             "use_dictionary": False,
             # DuckDB reads it of the types of the specification's first version alone.
             "use_byte_stream_split": (
-                [f"{content.field}.list.element"] if content.storage.itemsize > 2 else False
+                [f"{name}.list.element" for name in content.fields]
+                if content.storage.itemsize > 2
+                else False
             ),
             "write_statistics": [_KEY] if content.keys is not None else False,
         }

@@ -74,6 +74,10 @@ class Projector(Format):
         """Whether the type is one as which text can be read."""
         return element.accepts(DEFAULT_DTYPE)
 
+    def wrote(self, directory: Path) -> bool:
+        """Whether it holds nothing but these files."""
+        return {each.name for each in directory.iterdir()} <= {_VECTORS, _METADATA, _CONFIG}
+
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open the rows."""
         rows = FORMATS[".tsv"].open(path / _VECTORS, replace(wanted, text=_ROWS))

@@ -7,6 +7,7 @@ strings are their UTF-8 bytes, `keys`, and their start offsets, `keys_offsets`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import struct
@@ -26,6 +27,7 @@ from tierstore._formats.base import (
     Format,
     Source,
     SpanSource,
+    StoredRows,
     Wanted,
     Write,
     choose,
@@ -33,6 +35,7 @@ from tierstore._formats.base import (
 )
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings
+from tierstore._scaled import SCALE_TYPES
 from tierstore.budget import JSON_COST
 from tierstore.errors import FormatError
 
@@ -42,8 +45,9 @@ MAX_HEADER_BYTES = 100_000_000
 MAX_DIMENSIONS = 64
 _KEYS, _OFFSETS = "keys", "keys_offsets"
 
-_NAMES = {each.safetensors: each.name for each in ELEMENT_TYPES.values()}
-_BYTES = {"I8": np.dtype("i1"), "U8": np.dtype("u1")}
+_NAMES = {each.safetensors: each.name for each in ELEMENT_TYPES.values() if not each.integer}
+_POWERS = "F8_E8M0"
+_BYTES = {"I8": np.dtype("i1"), "U8": np.dtype("u1"), _POWERS: np.dtype("u1")}
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
     "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "I16": 16, "U16": 16, "F16": 16,
@@ -149,12 +153,26 @@ class _SafetensorsSource(SpanSource):
             offset=data_offset + tensor.start,
             stored=_BYTES.get(tensor.code),
         )
+        self._code = tensor.code
         self._tensors = tensors
         self._data_offset = data_offset
         shapes = {n: t.shape for n, t in tensors.items() if n not in (_KEYS, _OFFSETS)}
         self.notes = note_unread(rows, shapes, "save it under the name 'keys'")
         if _KEYS in tensors:
             self.called_keys = f"a tensor of {tensors[_KEYS]}"
+
+    def stored(self) -> StoredRows | None:
+        """Return the span; powers of two are no element type and can only be scales."""
+        found = super().stored()
+        if found is None or self._code != _POWERS:
+            return found
+        return dataclasses.replace(found, dtype="float8_e8m0fnu")
+
+    def _elements(self, first: int, count: int) -> npt.NDArray[Any]:
+        found = super()._elements(first, count)
+        if self._code != _POWERS:
+            return found
+        return SCALE_TYPES["e8m0"].decode(found.astype(np.uint8))
 
     @cached_property
     def keys(self) -> Keys | None:

@@ -23,6 +23,7 @@ __all__ = ["Word2VecBinary"]
 MAX_WORD_BYTES = 4 * MAX_WORD_CHARACTERS + 2
 
 _BINARY_COUNTS = re.compile(rb"(\d{1,15}) (\d{1,9})[ \r]*\n")
+_CONTROL = re.compile(rb"[\0-\x1f\x7f]")
 _ZIP_MAGIC = b"PK\3\4"
 _TORCH = ".pt"
 _FASTTEXT_MAGIC = b"\xba\x16O/"
@@ -44,24 +45,19 @@ class _BinSource(Source):
     @cached_property
     def keys(self) -> Keys | None:
         """The words, unless they merely number the rows; integers become int64."""
-        words = (self._decoded(row, word) for row, (word, _) in enumerate(self._records()))
+        words = (word for word, _ in self._records())
         allowance = self._file.allowance
         return without_row_numbers(take_words(words, allowance), allowance)
 
-    def _decoded(self, row: int, word: bytes) -> str:
-        try:
-            return word.decode()
-        except UnicodeDecodeError as error:
-            raise FormatError(
-                f"{self.path}: the word of row {row} is not UTF-8: {error}; a word that holds a "
-                "blank ends there"
-            ) from None
+    def _records(self) -> Iterator[tuple[str, bytes]]:
+        """Yield each word and the bytes of its numbers; nothing may follow the last.
 
-    def _records(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield each word and the bytes of its numbers; nothing may follow the last."""
+        A word that holds a blank seems to end there, so that numbers are taken from the wrong
+        bytes. What follows is then no word, or not as far from the line ends as in other rows.
+        """
         stream = self._file.stream()
         stream.seek(self._offset)
-        nbytes = 4 * self.dim
+        nbytes, ends_lines, before = 4 * self.dim, False, ""
         data, at = b"", 0
         for row in range(self.rows):
             if len(data) - at <= MAX_WORD_BYTES + nbytes:
@@ -69,17 +65,37 @@ class _BinSource(Source):
             space = data.find(b" ", at, at + MAX_WORD_BYTES)
             stop = space + 1 + nbytes
             # The original tool ends each row with a newline, other tools do not.
-            word = data[at:space].removeprefix(b"\n")
+            ended = data[at : at + 1] == b"\n"
+            if row == 1:
+                ends_lines = ended
+            first = data[at:space].removeprefix(b"\n")
+            odd = not ends_lines and _CONTROL.search(first) is not None
+            word = _decoded(first)
+            if word is None and not row:
+                raise FormatError(f"{self.path}: the word of row 0 is not UTF-8")
+            if word is None or (row and (odd or ended != ends_lines)):
+                raise FormatError(
+                    f"{self.path}: row {row} does not begin with a word in UTF-8; does that of row "
+                    f"{row - 1}, {before!r:.100}, hold a blank, at which it seems to end?"
+                )
             if space < 0 or not word or stop > len(data):
                 raise FormatError(f"{self.path}: row {row} of {self.rows} is truncated or no word")
             yield word, data[space + 1 : stop]
-            at = stop
+            at, before = stop, word
         if (data[at:] + stream.read(2))[:2] not in (b"", b"\n"):
             raise FormatError(f"{self.path}: extra bytes follow the {self.rows} rows")
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _decoded(word: bytes) -> str | None:
+    """Return a word, or None for what is no UTF-8."""
+    try:
+        return word.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 class Word2VecBinary(Format):

@@ -12,6 +12,7 @@ incomplete groups are refused.
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import stat
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ from tierstore._formats.base import (
     Content,
     Format,
     Source,
+    StoredChunks,
+    StoredRows,
     Wanted,
     Write,
     choose,
@@ -65,9 +68,12 @@ class _ZarrSource(Source):
         shapes = {n: a.shape for n, a in siblings.items() if n not in (_KEYS, _OFFSETS)}
         self.notes = note_unread(rows, shapes, "save it under the name 'keys'")
         if left_out:
-            self.notes += (
-                f"{left_out} chunks are not stored and read as {array.fill_value}, the fill value",
+            which = (
+                "1 chunk is not stored and reads"
+                if left_out == 1
+                else (f"{left_out} chunks are not stored and read")
             )
+            self.notes += (f"{which} as {array.fill_value}, the fill value",)
         if _KEYS in siblings:
             self.called_keys = f"an array of {siblings[_KEYS].dtype} {siblings[_KEYS].shape}"
 
@@ -75,11 +81,33 @@ class _ZarrSource(Source):
         """Read whole chunks; a block has several chunks or a part of one."""
         step = max(1, block_rows // self._chunk_rows) * self._chunk_rows
         for start in range(0, self.rows, step):
-            with parsing(self.path, "zarr array", Exception):
-                chunks = self._array[start : start + step]
-            chunks = np.ascontiguousarray(chunks, ELEMENT_TYPES[self.dtype].stored)
+            chunks = self._read(start, start + step, self.dtype)
             for at in range(0, len(chunks), block_rows):
                 yield chunks[at : at + block_rows]
+
+    def _read(self, start: int, stop: int, dtype: str) -> Array:
+        with parsing(self.path, "zarr array", Exception):
+            chunks = self._array[start:stop]
+        return np.ascontiguousarray(chunks, ELEMENT_TYPES[dtype].stored)
+
+    def stored(self) -> StoredRows | StoredChunks | None:
+        """Return plain chunks that can be mapped end to end, or else chunks to decode.
+
+        None for what is in no directory.
+        """
+        if not self.path.is_dir() or not self.rows:
+            return None
+        step, files = self._chunk_rows, _chunk_files(self.path, self._array)
+        nbytes = step * self.dim * self._array.dtype.itemsize
+        dtype = self.dtype if ELEMENT_TYPES[self.dtype].as_bits else self._array.dtype.name
+        whole = len(files) == 1 or nbytes % mmap.PAGESIZE == 0
+        if whole and _is_plain(self._array) and _have_size(files, nbytes):
+            return StoredRows(dtype, tuple(each for (each,) in files), 0, step)
+
+        def decode(number: int) -> Array:
+            return self._read(number * step, (number + 1) * step, dtype)
+
+        return StoredChunks(dtype, files, step, decode)
 
     @cached_property
     def keys(self) -> Keys | None:
@@ -108,16 +136,45 @@ class _ZarrSource(Source):
 
 def _element(array: Any) -> str | None:
     """Return the name of the element type if tables support it."""
-    for name in (str(array.attrs.get("dtype")), array.dtype.name):
-        element = ELEMENT_TYPES.get(name)
-        if element is not None and array.dtype.newbyteorder("<") == element.stored:
-            return name
+    name = str(array.attrs.get("dtype"))
+    if name in ELEMENT_TYPES and array.dtype.newbyteorder("<") == ELEMENT_TYPES[name].stored:
+        return name
     return element_of(array.dtype.name)
 
 
 def _outer_chunks(array: Any) -> tuple[int, ...]:
     """Return the shape of the part in one file, a shard or a chunk."""
     return tuple(array.shards or array.chunks)
+
+
+def _chunk_files(path: Path, array: Any) -> tuple[tuple[Path, ...], ...]:
+    """Return the files of each row of chunks, whether they exist or not."""
+    counts = [-(-n // size) for n, size in zip(array.shape, _outer_chunks(array), strict=True)]
+    keys, place = array.metadata, path / array.path
+    return tuple(
+        tuple(place / keys.encode_chunk_key((row, column)) for column in range(counts[1]))
+        for row in range(counts[0])
+    )
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether chunks are the elements of whole rows as a table stores them."""
+    metadata, dtype = array.metadata, array.dtype
+    if array.chunks[1] != array.shape[1] or dtype != dtype.newbyteorder("<"):
+        return False
+    if metadata.zarr_format == 3:
+        names = [type(codec).__name__ for codec in metadata.codecs]
+        big = getattr(getattr(metadata.codecs[0], "endian", None), "value", "little") == "big"
+        return names == ["BytesCodec"] and not (big and dtype.itemsize > 1)
+    return metadata.compressor is None and not metadata.filters and metadata.order == "C"
+
+
+def _have_size(files: tuple[tuple[Path, ...], ...], nbytes: int) -> bool:
+    """Whether there is one file for each row of chunks, of that size."""
+    try:
+        return all(each.stat().st_size == nbytes for (each,) in files)
+    except OSError:
+        return False
 
 
 def _checked(path: Path, array: Any, allowance: Allowance) -> Any:
@@ -205,7 +262,12 @@ def _open_node(where: Any, path: Path, wanted: Wanted, allowance: Allowance) -> 
         arrays = {"": node} if isinstance(node, zarr.Array) else dict(sorted(node.arrays()))
         described = {n: f"{a.dtype} {tuple(a.shape)}" for n, a in arrays.items()}
         matrices = {n: described[n] for n, a in arrays.items() if a.ndim == 2 and _element(a)}
-        floats = {n: matrices[n] for n in matrices if str(arrays[n].dtype) not in ("int8", "uint8")}
+        floats = {
+            n: matrices[n]
+            for n in matrices
+            if _element(arrays[n]) == arrays[n].attrs.get("dtype")
+            or str(arrays[n].dtype) not in ("int8", "uint8")
+        }
     name = choose(path, wanted, floats, described, matrices)
     with parsing(path, "zarr array", Exception):
         return _ZarrSource(path, arrays[name], arrays, allowance)
@@ -263,6 +325,11 @@ class Zarr(Format):
     suffixes = (".zarr",)
     takes_stores = True
     is_directory = True
+
+    def wrote(self, directory: Path) -> bool:
+        """Whether it is a group or array of zarr, and no store of tables."""
+        names = {each.name for each in directory.iterdir()}
+        return bool(names & _METADATA) and "STORE.json" not in names
 
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open a matrix in a directory, checking the size of its metadata first."""

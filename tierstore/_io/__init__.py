@@ -10,9 +10,9 @@ store, accessed through the same classes.
 from tierstore._io import direct
 from tierstore._io.atomic import leftovers, publish, withdraw
 from tierstore._io.directory import Directory
-from tierstore._io.file import File, map_files
+from tierstore._io.file import File, let_go, map_files
 from tierstore._io.held import Held, Holder, hold_directory, hold_file
-from tierstore._io.objects import ObjectFile, Objects, locate, reach, read_ranges
+from tierstore._io.objects import ObjectFile, Objects, locate, reach, read_ranges, unreachable
 from tierstore._io.system import LASTING_INODES, TESTED, explained, filesystem
 
 __all__ = [
@@ -30,10 +30,12 @@ __all__ = [
     "hold_directory",
     "hold_file",
     "leftovers",
+    "let_go",
     "locate",
     "map_files",
     "publish",
     "reach",
     "read_ranges",
+    "unreachable",
     "withdraw",
 ]

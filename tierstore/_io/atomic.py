@@ -6,9 +6,10 @@ import contextlib
 import errno
 import os
 import re
+import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tierstore._io import system
@@ -26,32 +27,44 @@ from tierstore.errors import (
 
 __all__ = ["leftovers", "publish", "withdraw"]
 
+_ENDING = "01234567.partial"
+_STALE_SECONDS = 3600
+"""A temporary file that nothing was written to for so long is taken for left over."""
+
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial", re.ASCII | re.DOTALL)
 
 
 @contextlib.contextmanager
-def publish(target: str | Path, *, force: bool = False) -> Iterator[Path]:
+def publish(
+    target: str | Path,
+    *,
+    force: bool = False,
+    replaceable: Callable[[Path], bool] = lambda _: False,
+) -> Iterator[Path]:
     """Create a file or directory that appears complete and durable, or not at all.
 
     Yields a new path beside `target` for the body to create. When the body ends, the new file or
     directory is synced and moved to `target`; if the body raises, it is removed. Raises ExistsError
-    if the target exists and `force` is False. Symbolic links are always refused as targets, and
-    `force` replaces files only. Write errors in the body become StoreFullError or StoreIOError.
+    if the target exists and `force` is False. `force` replaces files, and those directories and
+    symbolic links themselves, never their targets, that are `replaceable`. Write errors in the body
+    become StoreFullError or StoreIOError.
 
     CommitFailedError means that the target exists and is complete, but may not be durable. A
     RuntimeWarning names files that could not be removed after another error.
     """
     target = Path(os.path.abspath(target))
     with explained("create", str(target)):
-        _check_target(target, force=force)
+        _check_target(target, force, replaceable)
+    _mention_leftovers(target)
     temporary = _beside(target)
     try:
         with _writing(temporary, target):
             yield temporary
         with explained("publish", str(target)), Directory.open(target.parent) as parent:
             _sync_tree(parent, temporary.name)
-            _check_target(target, force=force)
+            _check_target(target, force, replaceable)
             _give_name(parent, temporary.name, target.name, force=force)
+        _clean_up(temporary)  # a directory that was replaced
     except BaseException:
         _clean_up(temporary)
         raise
@@ -77,14 +90,42 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name[:50]}.{uuid.uuid4().hex[:8]}.partial")
 
 
-def _check_target(target: Path, *, force: bool) -> None:
+def _mention_leftovers(target: Path) -> None:
+    """Warn of what killed processes left of earlier attempts to write the target."""
+    begin, limit = f".{target.name[:50]}.", time.time() - _STALE_SECONDS
+    with contextlib.suppress(OSError):  # such as a directory that cannot be listed
+        for each in leftovers(target.parent):
+            named = each.name.startswith(begin) and len(each.name) == len(begin + _ENDING)
+            if named and _last_written(each) < limit:
+                warnings.warn(
+                    f"{each} is left of a process that was killed while it wrote {target.name}; "
+                    "remove it",
+                    UpkeepWarning,
+                    stacklevel=5,
+                )
+
+
+def _last_written(path: Path) -> float:
+    parts = [path, *path.rglob("*")] if path.is_dir() else [path]
+    return max(part.lstat().st_mtime for part in parts)
+
+
+def _check_target(target: Path, force: bool, replaceable: Callable[[Path], bool]) -> None:
     if not target.parent.is_dir():
         raise InvalidInputError(f"{target.parent} is not a directory; create it first")
-    if target.is_symlink():
-        raise ExistsError(f"{target} is a symbolic link; name the file itself", filename=target)
-    if target.is_dir() or (target.exists() and not force):
-        hint = "" if target.is_dir() else ", or replace it (force=True, --force)"
-        raise ExistsError(f"{target} exists; choose another name{hint}", filename=target)
+    try:
+        target.lstat()
+    except FileNotFoundError:
+        return
+    special = target.is_symlink() or target.is_dir()
+    if special and not replaceable(target):
+        kind = "is a symbolic link" if target.is_symlink() else "is a directory"
+        raise ExistsError(f"{target} exists and {kind}; choose another name", filename=target)
+    if not force:
+        raise ExistsError(
+            f"{target} exists; choose another name, or replace it (force=True, --force)",
+            filename=target,
+        )
 
 
 @contextlib.contextmanager
@@ -123,12 +164,15 @@ def _sync_tree(parent: Directory, name: str) -> None:
 def _give_name(parent: Directory, temporary: str, name: str, *, force: bool) -> None:
     """Move a complete file or directory to its name, durably.
 
-    If an error occurs during or after the move, a target that now exists is removed again, unless
-    it replaced a file.
+    A directory takes the name of an entry by exchanging both. If an error occurs during or after
+    the move, a target that now exists is removed again, unless it replaced an entry.
     """
     made = parent.status(temporary)
+    swaps = force and parent.is_directory(temporary) and parent.exists(name)
     try:
-        if force and not parent.is_directory(temporary):
+        if swaps:
+            parent.exchange(temporary, name)
+        elif force and not parent.is_directory(temporary):
             parent.rename(temporary, name)
         elif not parent.put_if_absent(temporary, name):
             raise ExistsError(f"{parent.join(name)} exists; nothing was changed")

@@ -269,6 +269,17 @@ class Directory(Descriptor):
                 component(old), component(new), src_dir_fd=self.fd, dst_dir_fd=self.fd
             )
 
+    def exchange(self, one: str, other: str) -> None:
+        """Exchange the names of two entries of any kind in one step.
+
+        Raises StoreIOError on file systems that cannot, such as NFS.
+        """
+        with explained("exchange", self.join(one)):
+            self.unsynced = True
+            system.calls.rename_exchange(
+                component(one), component(other), src_dir_fd=self.fd, dst_dir_fd=self.fd
+            )
+
     def unlink(self, name: str) -> None:
         """Remove a file, if it exists."""
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import stat
 import struct
@@ -30,7 +31,7 @@ from tierstore._io.system import (
 )
 from tierstore.errors import CorruptStoreError, StoreIOError
 
-__all__ = ["Buffer", "Descriptor", "File", "map_files"]
+__all__ = ["Buffer", "Descriptor", "File", "let_go", "map_files"]
 
 Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
 
@@ -333,6 +334,26 @@ def map_files(
             system.calls.madvise(array.ctypes.data, array.size, advice)
         return array
     return np.frombuffer(b"".join(parts), np.uint8)
+
+
+def let_go(array: npt.NDArray[np.uint8]) -> None:
+    """Drop the pages of a part of a mapping from the memory of this process.
+
+    They stay in the page cache. The last page stays if the part ends within it. Does nothing for an
+    array that is not from `map_files`, or of objects: its contents would be lost.
+    """
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    owner = owner.obj if isinstance(owner, memoryview) else owner
+    if not isinstance(owner, system.Reserved):
+        return
+    page = mmap.PAGESIZE
+    begin = array.ctypes.data // page * page
+    end = (array.ctypes.data + array.nbytes) // page * page
+    if end > begin:
+        with contextlib.suppress(OSError):  # only advice
+            system.calls.madvise(begin, end - begin, mmap.MADV_DONTNEED)
 
 
 def _reserved(nbytes: int, path: str) -> npt.NDArray[np.uint8]:

@@ -7,13 +7,12 @@ access uses zarr, on the event loop where zarr keeps its connections.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from tierstore._io.directory import Directory, component
 from tierstore._io.file import Buffer, File
@@ -25,7 +24,18 @@ from tierstore.errors import (
     TierStoreError,
 )
 
-__all__ = ["ObjectDirectory", "ObjectFile", "Objects", "locate", "reach", "read_ranges"]
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = [
+    "ObjectDirectory",
+    "ObjectFile",
+    "Objects",
+    "locate",
+    "reach",
+    "read_ranges",
+    "unreachable",
+]
 
 T = TypeVar("T")
 
@@ -76,13 +86,23 @@ def reach(url: str, *, write: bool = False) -> Any:
 
     try:
         return FsspecStore.from_url(url, read_only=not write)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{url} cannot be reached ({error}); pip install 'zarr[remote]' and "
-            "the package for this kind of store"
-        ) from error
-    except ValueError as error:
-        raise InvalidInputError(f"{url} cannot be reached: {error}") from error
+    except Exception as error:  # every kind of place has its own errors
+        raise unreachable(url, error) from error
+
+
+def unreachable(url: str, error: Exception) -> TierStoreError:
+    """Return the error to raise for a URL that fsspec cannot open."""
+    if isinstance(error, ImportError):
+        return MissingExtraError(
+            f"{url} cannot be reached ({error}); pip install 'tierstore[s3]' for s3://, or fsspec "
+            "and its package for another kind of place"
+        )
+    if isinstance(error, ValueError):
+        return InvalidInputError(f"{url} cannot be reached: {error}")
+    return StoreIOError(
+        f"{url} cannot be reached: {type(error).__name__}: {error}; check the address, the "
+        "credentials, and that the package of this kind of place is recent"
+    )
 
 
 def locate(where: Any) -> Path | Objects:
@@ -110,8 +130,8 @@ def _wait(awaited: Awaitable[T], action: str, path: str) -> T:
         raise
     except Exception as error:  # every kind of store has its own errors
         raise StoreIOError(
-            f"cannot {action} {path}: {type(error).__name__}: {error}; if the last save was "
-            "interrupted, save again"
+            f"cannot {action} {path}: {type(error).__name__}: {error}; check the network and the "
+            "credentials, and if the last save was interrupted, save again"
         ) from error
     return found
 
@@ -238,6 +258,7 @@ class ObjectFile(File):
 
 def read_ranges(wanted: Sequence[tuple[ObjectFile, int, int]]) -> list[bytes]:
     """Return bytes `begin:end` of each `(file, begin, end)`, with concurrent requests."""
+    import asyncio  # which takes as long to import as a small command takes to run
 
     async def one(file: ObjectFile, begin: int, end: int, turn: asyncio.Semaphore) -> bytes:
         async with turn:

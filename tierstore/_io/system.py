@@ -44,6 +44,7 @@ __all__ = [
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
 _RENAME_NOREPLACE = 1
+_RENAME_EXCHANGE = 2
 _STATFS_BYTES = 256
 _SYS_PIDFD_OPEN = 434
 _SYS_PROCESS_MADVISE = 440
@@ -83,6 +84,10 @@ def _call(name: str, *given: Any) -> int:
             raise OSError(code, os.strerror(code))
 
 
+class Reserved(mmap.mmap):
+    """Address space that is reserved to map files into, and holds nothing else."""
+
+
 class Calls:
     """The system calls by name; a test may replace an instance."""
 
@@ -115,14 +120,20 @@ class Calls:
         _call("renameat2", src_dir_fd, names[0], dst_dir_fd, names[1], _RENAME_NOREPLACE)
 
     @staticmethod
+    def rename_exchange(one: str, other: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        """Exchange two names in one step (renameat2)."""
+        names = os.fsencode(one), os.fsencode(other)
+        _call("renameat2", src_dir_fd, names[0], dst_dir_fd, names[1], _RENAME_EXCHANGE)
+
+    @staticmethod
     def sync_file_range(fd: int, offset: int, nbytes: int, flags: int) -> None:
         """Start writing a range to the disk, or wait for it."""
         _call("sync_file_range", fd, offset, nbytes, flags)
 
     @staticmethod
-    def reserve(nbytes: int) -> mmap.mmap:
+    def reserve(nbytes: int) -> Reserved:
         """Reserve address space without memory."""
-        return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ)
+        return Reserved(-1, nbytes, mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ)
 
     @staticmethod
     def map_file(address: int, nbytes: int, fd: int) -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tierstore._keys.given import integers_asked, texts_asked
 from tierstore._keys.hashmap import Codes, HashMap, Rows
 from tierstore._keys.text import Texts
+from tierstore._rowcopy import ascends
 from tierstore.errors import CorruptStoreError, InvalidInputError
 
 __all__ = ["PARTS", "Asked", "KeyMap", "key_map"]
@@ -28,6 +29,8 @@ PARTS = {"int64": ("int64",), "text": ("utf8", "ends")}
 """The endings of the files of each kind of keys; the last file has eight bytes a key."""
 
 _AHEAD = 1 << 22
+_LOADED = 1 << 17
+"""Keys that are loaded at a time."""
 
 
 class Asked:
@@ -38,6 +41,11 @@ class Asked:
         self.codes = codes
         self.shape = shape
         self.texts = texts
+
+    def take(self, at: npt.NDArray[np.intp]) -> Asked:
+        """Return the keys at some positions."""
+        texts = None if self.texts is None else self.texts.take(at)
+        return Asked(self.codes[at], at.shape, texts)
 
 
 class KeyMap(ABC):
@@ -76,6 +84,10 @@ class KeyMap(ABC):
     @abstractmethod
     def truncate(self, rows: int) -> None:
         """Drop the keys of all rows from `rows` on."""
+
+    @abstractmethod
+    def keep(self, rows: Rows) -> None:
+        """Keep the keys of these distinct rows alone, which are numbered in this order then."""
 
     @abstractmethod
     def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
@@ -128,6 +140,10 @@ class _Integers(KeyMap):
             if rows < len(self):
                 self._map.truncate(rows)
 
+    def keep(self, rows: Rows) -> None:
+        with self.lock:
+            self._map.keep(rows)
+
     def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
         with self.lock:
             return self._map.codes_of(rows).view(np.int64)
@@ -144,10 +160,11 @@ class _Integers(KeyMap):
     def load(self, parts: Parts) -> None:
         codes = parts["int64"].view("<u8")
         with self.lock:
-            start = len(self)
-            found = self._map.add(codes[start:].astype(np.uint64))
-            if not np.array_equal(found, np.arange(start, codes.size)):
-                raise CorruptStoreError("a key occurs more than once")
+            self._map.reserve(codes.size)
+            for start in range(len(self), codes.size, _LOADED):
+                found = self._map.add(codes[start : start + _LOADED].astype(np.uint64))
+                if not np.array_equal(found, np.arange(start, start + found.size)):
+                    raise CorruptStoreError("a key occurs more than once")
 
 
 class _Texts(KeyMap):
@@ -211,6 +228,12 @@ class _Texts(KeyMap):
             if rows < len(self):
                 self._map.truncate(rows)
 
+    def keep(self, rows: Rows) -> None:
+        with self.lock:
+            texts = self._texts().take(rows)
+            self._blob, self._offsets = texts.blob, texts.offsets
+            self._map.keep(rows)
+
     def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
         with self.lock:
             texts, flat = self._texts(), np.arange(len(self))[rows].ravel().tolist()
@@ -231,7 +254,7 @@ class _Texts(KeyMap):
     def load(self, parts: Parts) -> None:
         blob, ends = parts["utf8"], parts["ends"].view("<i8").astype(np.int64)
         offsets = np.concatenate([np.zeros(1, np.int64), ends])
-        if offsets[-1] != blob.size or (np.diff(offsets) < 0).any():
+        if offsets[-1] != blob.size or not ascends(offsets):
             raise CorruptStoreError("the ends do not delimit the texts")
         try:
             blob.tobytes().decode()

@@ -27,7 +27,7 @@ _LEAST_PLACES = 16
 _MIX = [(np.uint64(30), 0xBF58476D1CE4E5B9), (np.uint64(27), 0x94D049BB133111EB)]
 _STEP_BITS = np.uint64(32)
 _MOVED_ROWS = 1 << 16
-"""Rows that a growing map moves with each batch, some milliseconds of work."""
+"""Least rows that a growing map moves with each batch, some milliseconds of work."""
 _AHEAD = 7 / 8
 """Share of the rows that places can take from which on the next ones are prepared."""
 _BUILT_ROWS = 1 << 17
@@ -115,28 +115,50 @@ def claim(
     """
     codes = stored[rows]
     at, mixed = _probes(codes, places.size)
-    steps = _steps(mixed)
-    holders = rows.copy()
-    taken = at.copy()
-    left = np.arange(rows.size)
-    while left.size:
-        held = places[at]
-        free = np.flatnonzero(held == 0)
-        if free.size:
-            free = free[::-1]  # of rows that meet in a place the first takes it
-            places[at[free]] = rows[left[free]] + 1
-            held = places[at]
-        others = held.astype(np.int64) - 1
-        done = stored[others] == codes
-        if same is not None:
-            asked = np.flatnonzero(done & (others != rows[left]))
-            done[asked] = same(rows[left[asked]], others[asked])
-        holders[left[done]] = others[done]
-        taken[left[done]] = at[done]
-        on = np.flatnonzero(~done)
-        left, codes, steps = left[on], codes[on], steps[on]
-        at = (at[on] + steps) & (places.size - 1)
+    holders, taken = rows.copy(), at.copy()
+    left, on = np.arange(rows.size), _claimed(places, stored, rows, codes, at, holders, same)
+    steps = _steps(mixed[on])
+    while on.size:
+        left, codes, at = left[on], codes[on], (at[on] + steps) & (places.size - 1)
+        taken[left] = at
+        held = holders[left]
+        on = _claimed(places, stored, rows[left], codes, at, held, same)
+        holders[left] = held
+        steps = steps[on]
     return holders, taken
+
+
+def _claimed(
+    places: Places,
+    stored: Codes,
+    rows: Rows,
+    codes: Codes,
+    at: Rows,
+    holders: Rows,
+    same: Callable[[Rows, Rows], Any] | None,
+) -> npt.NDArray[np.intp]:
+    """Enter rows at places that are free; return which are to go on.
+
+    Rows whose key a place has already get that row as holder.
+    """
+    held = places.take(at)
+    free = np.flatnonzero(held == 0)
+    if free.size:
+        back = free[::-1]  # of rows that meet in a place the first takes it
+        to = at.take(back)
+        places[to] = rows.take(back) + 1
+        held[back] = places.take(to)
+    others = held.astype(np.int64)
+    others -= 1
+    rest = np.flatnonzero(others != rows)
+    others = others.take(rest)
+    known = stored.take(others) == codes.take(rest)
+    if same is not None:
+        asked = np.flatnonzero(known)
+        known[asked] = same(rows[rest[asked]], others[asked])
+    holders[rest[known]] = others[known]
+    left: Rows = rest[~known]
+    return left
 
 
 def build(
@@ -231,10 +253,21 @@ class HashMap:
         self._move(max(_MOVED_ROWS, 2 * count))
         self._prepare(count)
 
+    def reserve(self, rows: int) -> None:
+        """Provide for this many keys, so that the map need not grow while they come."""
+        self._reserve(rows)
+
     def truncate(self, rows: int) -> None:
         """Drop the keys of all rows from `rows` on."""
         self._rows = min(rows, self._rows)
         self._places, _ = build(self._codes[: self._rows], self._same_rows)
+        self._before = self._next = None
+
+    def keep(self, rows: Rows) -> None:
+        """Keep the keys of these distinct rows alone, which are numbered in this order then."""
+        self._codes = self._codes[: self._rows][rows]
+        self._rows = rows.size
+        self._places, _ = build(self._codes, self._same_rows)
         self._before = self._next = None
 
     def _enter(self, codes: Codes) -> Rows:

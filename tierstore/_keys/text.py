@@ -70,6 +70,20 @@ class Texts:
         """Return the number of texts."""
         return self.offsets.size - 1
 
+    def take(self, numbers: Positions) -> Texts:
+        """Return some of the texts, in this order; copies them."""
+        begins = self.offsets[numbers]
+        lengths = self.offsets[1:][numbers] - begins
+        offsets = np.zeros(len(numbers) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        blob = np.empty(int(offsets[-1]), np.uint8)
+        for start in range(0, len(numbers), _BLOCK):
+            part = slice(start, min(start + _BLOCK, len(numbers)))
+            first, end = offsets[[part.start, part.stop]].tolist()
+            shifts = (begins[part] - offsets[:-1][part]).repeat(lengths[part])
+            blob[first:end] = self.blob[np.arange(first, end) + shifts]
+        return Texts(blob, offsets)
+
     def encoded(self, number: int) -> bytes:
         """Return the UTF-8 of one text."""
         begin, end = self.offsets[number : number + 2].tolist()

@@ -29,7 +29,7 @@ from tierstore._table.table import Table
 from tierstore._table.values import to_bytes
 from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.initializers import Initializer
-from tierstore.spec import Field, TableSpec
+from tierstore.spec import USES, Field, TableSpec
 
 __all__ = ["Rewrite", "altered", "appended", "grown", "renamed", "replaced", "rewrite", "set_keys"]
 
@@ -185,6 +185,9 @@ def altered(
         compression=compression,
         chunk_rows=chunk_rows,
         keys=table.spec.keys,
+        grows=table.spec.grows and backend == table.spec.backend,
+        track_uses=table.spec.track_uses and USES in fields,
+        admit_after=table.spec.admit_after,
     )
     return Rewrite(table.name, spec, _converted(table, spec), table.scalars, _keys_of(table))
 
@@ -210,7 +213,7 @@ def _altered_fields(
     if not add and set(old) <= set(drop):
         raise InvalidInputError(f"table {table.name!r} needs at least one field; drop the table")
     kept = {
-        name: dataclasses.replace(item, dtype=dtypes.get(name, item.dtype))
+        name: item.of_dtype(dtypes[name]) if name in dtypes else item
         for name, item in old.items()
         if name not in drop
     }
@@ -357,7 +360,7 @@ def _converted(table: Table, spec: TableSpec) -> Blocks:
         for name, item in spec.fields.items():
             if name not in table.fields:
                 continue
-            if item.dtype == table.fields[name].dtype:
+            if item.form == table.fields[name].form:
                 (lo, hi), (begin, end) = old.span(name), new.span(name)
                 records[:, begin:end] = block[:, lo:hi]
             else:
@@ -374,13 +377,12 @@ def _first_records(table: KeyedTable, spec: TableSpec) -> Blocks:
 
 
 def _encoded(values: npt.NDArray[Any], item: Field, table: str, name: str) -> npt.NDArray[Any]:
-    """Convert values to stored elements; raise InvalidInputError if one becomes infinite."""
+    """Convert values to stored elements; raise InvalidInputError if one is out of range."""
     stored = item.element.encode(values)
-    lost = np.isfinite(values) & ~np.isfinite(item.element.decode(stored))
-    if lost.any():
+    lost = item.element.overflowed(values, stored)
+    if lost:
         raise InvalidInputError(
-            f"{int(lost.sum())} values of field {name!r} of table {table!r} do not fit in "
-            f"{item.dtype}, the largest is {np.abs(values[lost]).max():g}; scale them first, or "
-            "choose a wider type"
+            f"{lost} values of field {name!r} of table {table!r} do not fit in {item.dtype}, the "
+            f"largest is {np.nanmax(np.abs(values)):g}; scale them first, or choose a wider type"
         )
     return stored

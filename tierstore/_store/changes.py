@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._rowcopy import unique
 from tierstore._table.table import Table
 
 __all__ = ["changed_rows", "same_fields"]
@@ -27,8 +28,8 @@ def changed_rows(old: Mapping[str, Table], new: Mapping[str, Table]) -> dict[str
 
 def same_fields(old: Table, new: Table) -> bool:
     """Whether the records of two tables consist of the same fields."""
-    return [(name, item.dim, item.dtype) for name, item in old.fields.items()] == [
-        (name, item.dim, item.dtype) for name, item in new.fields.items()
+    return [(name, item.dim, item.form) for name, item in old.fields.items()] == [
+        (name, item.dim, item.form) for name, item in new.fields.items()
     ]
 
 
@@ -56,7 +57,7 @@ def _candidates(old: Table, new: Table) -> Iterator[Rows]:
         return
     before, after = old._generation.delta_rows(), new._generation.delta_rows()
     ids = [{**before, **after}[name] for name in before.keys() ^ after.keys()]
-    every = np.unique(np.concatenate([np.empty(0, np.int64), *ids]))
+    every = unique(np.concatenate([np.empty(0, np.int64), *ids]))
     every = every[every < min(old.rows, new.rows)]  # a table by key has more rows by now
     for start in range(0, every.size, step):
         yield every[start : start + step]

@@ -154,8 +154,10 @@ def seal(draft: CommitDraft) -> dict[str, TableInfo]:
         if info.spec.keys is not None:
             keys = table._generation.seal_keys()
         if (delta := table._generation.seal(version)) is not None:
-            deltas = (*info.deltas, delta)
-            changed[name] = dataclasses.replace(info, deltas=deltas, scalars=scalars, keys=keys)
+            deltas, spec = (*info.deltas, delta), table._generation.spec
+            changed[name] = dataclasses.replace(
+                info, spec=spec, deltas=deltas, scalars=scalars, keys=keys
+            )
         elif keys != info.keys or not _same(scalars, info.scalars):
             changed[name] = dataclasses.replace(info, scalars=scalars, keys=keys)
         elif table._disk.live is None:

@@ -163,7 +163,8 @@ def _copy_table(
 ) -> TableInfo:
     spec = table.spec
     if not on_disk:
-        spec = dataclasses.replace(spec, backend=BACKENDS[spec.backend].on_objects)
+        backend = BACKENDS[spec.backend].on_objects
+        spec = dataclasses.replace(spec, backend=backend, grows=False)
     with directory.make_directory(table.name) as target:
         bad: list[int] | None = None if skipped is None else []
         info = generations.create(target, spec, 1, table._records(bad), report)

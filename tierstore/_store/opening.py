@@ -158,9 +158,15 @@ def _check_same(store: Store, name: str, spec: TableSpec) -> None:
             f"{store.path} has no table {name!r}; add it with store.create_table({name!r}, spec)"
         )
     table = store[name]
-    if table.rows < spec.rows:
+    if table.spec.keys != spec.keys:
         raise InvalidInputError(
-            f"table {name!r} of {store.path} has {table.rows} rows, not {spec.rows}; "
+            f"table {name!r} of {store.path} has {table.spec.keys or 'no'} keys, not "
+            f"{spec.keys or 'none'}"
+        )
+    rows = table.spec.rows
+    if rows < spec.rows and not table.spec.grows:
+        raise InvalidInputError(
+            f"table {name!r} of {store.path} has {rows} rows, not {spec.rows}; "
             f"store.grow({name!r}, {spec.rows}) adds them"
         )
     for field, item in spec.fields.items():

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from tierstore import _checksum, _io
 from tierstore._disk.manifest import Manifest
+from tierstore._rowcopy import ascends
 from tierstore._store.changes import changed_rows, same_fields
 from tierstore._store.commit import CommitDraft, commit, flush
 from tierstore._store.compaction import Folder
@@ -148,7 +149,7 @@ def _described(table: Table, rows: Rows) -> dict[str, Any]:
     return {
         "rows": table.rows,
         "record_bytes": table.spec.layout.record_bytes,
-        "fields": [[name, item.dim, item.dtype] for name, item in table.fields.items()],
+        "fields": [[name, item.dim, item.form] for name, item in table.fields.items()],
         "changed": rows.size,
         "scalars": dict(table.scalars),
     }
@@ -231,7 +232,7 @@ class _Patch:
         if _checksum.crc32c(sums, _checksum.crc32c(ids)) != int.from_bytes(stored, "little"):
             raise self._damaged(change.name)
         rows, expected = np.frombuffer(ids, "<i8"), np.frombuffer(sums, "<u4")
-        if count and not (rows[0] >= 0 and rows[-1] < change.rows and (np.diff(rows) > 0).all()):
+        if count and (rows[0] < 0 or rows[-1] >= change.rows or not ascends(rows, strictly=True)):
             raise self._damaged(change.name)
         for part in _blocks(count, width):
             size = part.stop - part.start
@@ -310,7 +311,7 @@ def _check_table(state: State, patch: _Patch, change: _Change) -> None:
     table = state.tables.get(change.name)
     if table is None:
         raise state.damaged.get(change.name) or CorruptStoreError(f"no table {change.name!r}")
-    fields = [[name, item.dim, item.dtype] for name, item in table.fields.items()]
+    fields = [[name, item.dim, item.form] for name, item in table.fields.items()]
     shape = (table.rows, table.spec.layout.record_bytes, fields)
     if shape != (change.rows, change.record_bytes, change.fields):
         raise FormatError(

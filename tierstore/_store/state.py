@@ -271,6 +271,18 @@ class State:
         """
         self.spaces.check_fit({**self._specs(), **changed})
 
+    def grow(self, name: str, rows: int) -> None:
+        """Have more rows in a table that grows; they are part of the next commit."""
+        self.spaces.grow(self, name, rows, self._present_specs)
+
+    def end_leases(self, name: str) -> None:
+        """End the leases of a table whose rows are about to move."""
+        self.spaces.end_leases(self, name, self._present_specs)
+
+    def _present_specs(self) -> dict[str, TableSpec]:
+        """Return the specs of all tables, with the rows that they have grown to."""
+        return self._specs() | {each.name: each.spec for each in self.tables.values()}
+
     def reopen(self, names: Collection[str]) -> None:
         """Open new generations of tables after releasing the memory of the old ones.
 

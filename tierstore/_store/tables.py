@@ -23,7 +23,7 @@ from tierstore._store.partitions import PartitionReaders
 from tierstore._store.versions import History
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Owner, Table, Touched
-from tierstore._tiers.base import GONE
+from tierstore._tiers.base import EXPIRED, GONE
 from tierstore._tiers.placement import Placement
 from tierstore._tiers.space import Space
 from tierstore.errors import CorruptStoreError, FormatError
@@ -252,6 +252,37 @@ class Spaces:
         names = set(group)
         space = self._of.get(next(iter(names)))
         return space is not None and {extent.table for extent in space.extents} == names
+
+    def grow(
+        self, owner: Owner, name: str, rows: int, specs: Callable[[], Mapping[str, TableSpec]]
+    ) -> None:
+        """Have more rows in a table, whose uncommitted ones stay.
+
+        Its leases and cached rows stay too, but where it has a GPU tier. `specs` returns those of
+        all tables of the store then.
+        """
+        table, space = self._tables[name], self._of[name]
+        if space.can_grow:
+            table._disk.grow(rows)
+            space.grow(rows)
+            table._move(space, table._extent)
+            return
+        space.flush()
+        table._disk.grow(rows)
+        self.vacate([name])
+        self.place(owner, {}, specs())
+
+    def end_leases(
+        self, owner: Owner, name: str, specs: Callable[[], Mapping[str, TableSpec]]
+    ) -> None:
+        """End the leases of a table and those that it shares tiers with; rows stay as they are."""
+        space = self._of[name]
+        if space.gpu is None:
+            space.end_leases(EXPIRED)
+            return
+        space.flush()
+        self.vacate([name])
+        self.place(owner, {}, specs())
 
     def vacate(self, names: Iterable[str]) -> None:
         """Close the spaces of tables, after writing changed rows of other tables to their files."""

@@ -518,7 +518,7 @@ def _damaged_binding(
     if info.digest is None:
         return []
     try:
-        digest = bases.read_digest(directory, info.digest, info.spec.rows)
+        digest = bases.read_digest(directory, info.digest, info.spec)
     except TierStoreError as error:
         return [str(error)]
     if digest is None:

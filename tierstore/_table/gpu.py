@@ -13,10 +13,12 @@ from typing import Any, Self
 import numpy as np
 
 from tierstore._door import Door, Use
+from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, check_dtype
+from tierstore._scaled import ScaledElements
 from tierstore._table.address import Ids, host_ids, is_cupy, is_torch, on_host
 from tierstore._table.host import Piece
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.values import Columns, from_bytes, to_bytes
+from tierstore._table.values import Columns, converted, from_bytes, to_bytes, unscaling
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device, device_error
@@ -170,8 +172,41 @@ class DeviceArrays:
         """Enter the store, explain the driver's errors, and check ids if every call does."""
         return _Using(self, write=write)
 
-    def to_array(self, data: Any, item: Field, ids: Ids) -> Any:
-        """Return the bytes of a field as the array that answers these ids."""
+    def to_array(self, data: Any, item: Field, ids: Ids, dtype: DTypeName | None = None) -> Any:
+        """Return the bytes of a field as the array that answers these ids, of `dtype` if given."""
+        if item.scaled is not None and ids.kind != "numpy":
+            rows = self._unscaled(data, item.scaled, ids.kind, dtype)
+            return rows.reshape(*ids.shape, item.dim)
+        rows = self._typed(data, item, ids)
+        return rows if dtype is None else converted(rows, dtype)
+
+    def _unscaled(
+        self, data: Any, scaled: ScaledElements, kind: str, dtype: DTypeName | None
+    ) -> Any:
+        """Return the rows of a scaled field on the device, rounded once to `dtype`."""
+        wanted = DEFAULT_DTYPE if dtype is None else check_dtype(dtype)
+        element = ELEMENT_TYPES[wanted if ELEMENT_TYPES[wanted].kernel else DEFAULT_DTYPE]
+        count = data.shape[0]
+        if kind == "torch":
+            import torch
+
+            data = data.contiguous()
+            out = torch.empty(
+                (count, scaled.dim), dtype=element.torch_dtype(), device=self.torch_device
+            )
+        else:
+            import cupy
+
+            data = cupy.ascontiguousarray(data)
+            out = element.to_cupy(cupy.empty((count, scaled.dim), element.stored))
+        if count:
+            rows, to = self.device.pointer(data), self.device.pointer(out)
+            kernel, arguments = unscaling(scaled, rows, to, count, element)
+            with self.using():
+                self.gpu.launcher.launch(kernel, arguments, count * scaled.dim, self.stream(kind))
+        return out if element.name == wanted else converted(out, wanted)
+
+    def _typed(self, data: Any, item: Field, ids: Ids) -> Any:
         if isinstance(data, np.ndarray) and ids.kind == "numpy":
             return from_bytes(data, item, ids)
         if ids.kind == "torch":
@@ -184,7 +219,8 @@ class DeviceArrays:
 
     def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
         """Return values for these ids as bytes of a field, checked, where they were."""
-        if not is_torch(values) or values.device.type != self.torch_device.type:
+        here = is_torch(values) and values.device.type == self.torch_device.type
+        if not here or item.scaled is not None:
             return to_bytes(values, item, ids.shape, name)
         import torch
 
@@ -213,6 +249,8 @@ class DeviceLease:
     Attributes:
         gpu: the tier's own lease, for kernels that work on records where they are.
     """
+
+    groups = None
 
     def __init__(self, access: DeviceArrays, ids: Ids) -> None:
         """Promote and pin the distinct rows of a batch."""
@@ -305,17 +343,19 @@ class DeviceLease:
         out = self._empty(item, ids)
         with access.using():
             copy(out, *span, stream=access.stream(self._kind))
-            return self._answer(out, item, ids)
+            if item.scaled is None:
+                return self._answer(out, item, ids)
+        return self._answer(out, item, ids)
 
     def _empty(self, item: Field, ids: Ids) -> Any:
-        """Return room on the device for a field of some rows."""
-        if self._kind == "torch":
+        """Return room on the device for a field of some rows, of a scaled field for its bytes."""
+        if self._kind == "torch" and item.scaled is None:
             return self._access.tensor(item, ids.shape)
         return self._access.empty(self._kind, math.prod(ids.shape), item.nbytes)
 
     def _answer(self, out: Any, item: Field, ids: Ids) -> Any:
         """Return what was copied there as an array of the ids' kind."""
-        if self._kind == "torch":
+        if self._kind == "torch" and item.scaled is None:
             return out
         if self._kind == "numpy":
             out = self.device.download(out)

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from tierstore._door import Call, Door, Use
-from tierstore._table.address import Ids, host_ids, last_of_each
+from tierstore._dtypes import DTypeName
+from tierstore._table.address import Groups, Ids, grouped, host_ids, last_of_each
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.values import Columns, from_bytes, to_bytes
 from tierstore._tiers.base import ROLLED_BACK, lease_ended
@@ -30,6 +32,9 @@ __all__ = ["Access", "HostAccess", "HostLease", "Lease", "Piece", "assembled"]
 
 _FEW = 1024
 """Rows of a read that is over before it would pay to note that it is under way."""
+
+_INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
+_largest = np.maximum.reduce
 
 Piece = tuple[int, int, Any]
 """A byte range `lo, hi` of the records and its bytes `(n, hi - lo)`."""
@@ -62,6 +67,10 @@ class Lease(Protocol):
     @property
     def positions(self) -> Any:
         """For each id of the batch, in its shape, the index of its row in compact arrays."""
+
+    @property
+    def groups(self) -> Groups | None:
+        """The ids grouped by row; None on a GPU."""
 
     @property
     def device(self) -> Device | None:
@@ -146,8 +155,8 @@ class Access(Protocol):
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
 
-    def to_array(self, data: Any, item: Field, ids: Ids) -> Any:
-        """Return the bytes of a field as the array that answers these ids."""
+    def to_array(self, data: Any, item: Field, ids: Ids, dtype: DTypeName | None = None) -> Any:
+        """Return the bytes of a field as the array that answers these ids, of `dtype` if given."""
 
     def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
         """Return values for these ids as bytes of a field, on this side, checked."""
@@ -177,7 +186,11 @@ def assembled(access: Access, pieces: Sequence[Piece], width: int) -> Piece:
 
 
 class HostAccess:
-    """Access from the host to the tiers of a space."""
+    """Access from the host to the tiers of a space.
+
+    Attributes:
+        few: most rows that may be read in one look, where each row has its slot; else 0.
+    """
 
     def __init__(
         self, space: Space, extent: Extent | WholeSpace, layout: RecordLayout, door: Door
@@ -190,10 +203,18 @@ class HostAccess:
         self.layout = layout
         self.fields = {name: (item, *layout.span(name)) for name, item in layout.fields}
         self.nearest = space.nearest
-        self._few = 0
+        self.few = 0
         if isinstance(extent, Extent) and space.host is not None and space.host.direct:
-            self._few, self._host = _FEW, space.host
+            self.few, self._host = _FEW, space.host
             self._stats = space.host.counters_from(extent.start)
+        self._plain: dict[str | None, tuple[tuple[int, int], np.dtype[Any], int]] = {
+            name: ((lo, hi), item.storage, item.dim)
+            for name, (item, lo, hi) in self.fields.items()
+            if not item.element.as_bits and item.scaled is None
+        }
+        first = layout.fields[0][0]
+        if first in self._plain:
+            self._plain[None] = self._plain[first]
 
     def ids(self, ids: object) -> Ids:
         """Check ids and bring them to the host; see `host_ids`."""
@@ -203,13 +224,32 @@ class HostAccess:
         """Enter the store beside the calls of other threads."""
         return Call(self.door, write=write)
 
+    def read_few(self, ids: npt.NDArray[Any], name: str | None) -> Any:
+        """Return a field of a few valid rows, `ids.shape + (dim,)`, if that takes one look.
+
+        None stands for the first field. Returns None for ids and fields for which more is to be
+        done, or said.
+        """
+        place = self._plain.get(name)
+        if place is None or ids.dtype != _INT64 or not (ids.ndim and 0 < ids.size <= self.few):
+            return None
+        # Without its sign a negative id is a huge one.
+        if _largest(ids.view(_UINT64), None) >= self.rows or os.getpid() != self.door.pid:
+            return None
+        span, dtype, dim = place
+        rows = ids + self.start if self.start else ids
+        found = self._host.read_resident(rows, span, self._stats)
+        if found is None or self.door.reason or self.extent.epoch.ended:
+            return None
+        return found.view(dtype).reshape(*ids.shape, dim)
+
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool, into: Any = None) -> Any:
         """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`."""
-        if 0 < ids.rows.size <= self._few and into is None and os.getpid() == self.door.pid:
+        if 0 < ids.rows.size <= self.few and into is None and os.getpid() == self.door.pid:
             rows = ids.rows + self.start if self.start else ids.rows
-            found = self._host.read_resident(rows, lo, hi, self._stats)
+            found = self._host.read_resident(rows, (lo, hi), self._stats)
             if found is not None and not (self.door.reason or self.extent.epoch.ended):
-                return found
+                return found.view(np.uint8).reshape(rows.size, hi - lo)
         if into is None:
             out = np.empty((ids.rows.size, hi - lo), np.uint8)
         else:
@@ -278,7 +318,8 @@ class HostLease:
 
     def __init__(self, access: HostAccess, ids: Ids) -> None:
         """Promote and pin the distinct rows of a batch."""
-        self.rows, positions = np.unique(ids.rows, return_inverse=True)
+        self.groups: Groups | None = grouped(ids.rows)
+        self.rows, positions, *_ = self.groups
         self.positions = positions.reshape(ids.shape)
         self.bound = int(self.rows.size)
         self._layout = access.layout
@@ -287,7 +328,7 @@ class HostLease:
         self._nearest = access.nearest
         self._held = self.rows + access.start if access.start else self.rows
         self._ids = Ids(self.rows, (self.bound,), ids.kind)
-        self._batch = Ids(positions.reshape(-1), ids.shape, ids.kind)
+        self._batch = Ids(positions, ids.shape, ids.kind)
         self._released = False
         with Call(self._door):
             self._epoch = access.extent.epoch
@@ -340,6 +381,17 @@ class HostLease:
                 self._refuse()
             for lo, hi, data in pieces:
                 self._nearest.write_held(self._held, data, lo, hi)
+
+    def update(self, columns: Columns, change: Callable[[Any, slice], object]) -> bool:
+        """Change the bytes of several fields of the distinct rows in place, part by part.
+
+        They reach from the first of the fields to the last. Returns False, having done nothing,
+        where rows are in a lower tier; see `HostTier.update_held`.
+        """
+        with Call(self._door, write=True):
+            if self._released or self._epoch.ended:
+                self._refuse()
+            return self._nearest.update_held(self._held, columns.lo, columns.hi, change)
 
     def launch(self, *_: object, **__: object) -> None:
         """Raise DeviceError: kernels cannot reach these records."""

@@ -75,7 +75,7 @@ def alike(table: Table, field: str) -> tuple[object, ...]:
 
 
 def _shape(layout: RecordLayout) -> tuple[object, ...]:
-    return tuple((name, item.dim, item.dtype, layout.span(name)) for name, item in layout.fields)
+    return tuple((name, item.dim, item.form, layout.span(name)) for name, item in layout.fields)
 
 
 class Location:
@@ -83,6 +83,7 @@ class Location:
 
     Attributes:
         space: the space that they share.
+        space_rows: how many rows it has then; it may grow.
         access: to all of its rows.
         tables: the tables.
         starts, rows: of each table, its first row in the space and the number of its rows, int64.
@@ -92,6 +93,7 @@ class Location:
         """Look the tables up. Raises InvalidInputError where they no longer share a space."""
         first = tables[0]
         self.space: Space = first._space
+        self.space_rows: int = self.space.nearest.rows
         shape = _shape(first.spec.layout)
         for table in tables:
             if table._space is not self.space or _shape(table.spec.layout) != shape:
@@ -244,10 +246,10 @@ class JointTable:
     def __init__(self, tables: Sequence[Table]) -> None:
         """Join tables that are `alike`; raises InvalidInputError for a table by key."""
         for table in tables:
-            if table.spec.keys is not None:
+            if table.by_row is not table:
                 raise InvalidInputError(
                     f"table {table.name!r} is by key, and tables that are looked up as one go by "
-                    "row: use TieredEmbedding for it"
+                    "row: join its by_row"
                 )
         self.tables: tuple[Table, ...] = tuple(tables)
         self.name: str = _listed(tables)
@@ -256,7 +258,8 @@ class JointTable:
     @property
     def location(self) -> Location:
         """Where the tables are now; raises InvalidInputError where they were parted."""
-        if self.tables[0]._space is not self._location.space:
+        space = self.tables[0]._space
+        if space is not self._location.space or space.nearest.rows != self._location.space_rows:
             self._location = Location(self.tables)
         return self._location
 

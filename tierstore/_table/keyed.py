@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import first_records
+from tierstore._keys.admission import Candidates
 from tierstore._keys.growing import Asked, KeyMap
+from tierstore._table import expiry
 from tierstore._table.address import Ids, host_ids, is_torch
 from tierstore._table.host import Lease
-from tierstore._table.table import Table
-from tierstore._table.values import from_bytes
+from tierstore._table.table import Owner, Table
+from tierstore._table.values import from_bytes, raw_rows
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
+from tierstore.spec import EXTENT_ROWS, USES, TableSpec
 
 __all__ = ["KeyedTable"]
 
 _BLOCK_ROWS = 1 << 16
+_GROWTH = 8
+"""A table without a capacity grows by one part in so many."""
+
+
+class Grower(Owner, Protocol):
+    """What tables that grow share besides."""
+
+    def grow(self, name: str, rows: int) -> None:
+        """Have more rows in a table, while no other thread is in a call."""
+
+    def end_leases(self, name: str) -> None:
+        """End the leases of a table whose rows are about to move, likewise."""
 
 
 class KeyBatch(Ids):
@@ -62,7 +77,16 @@ class RowKeys(Sequence[Any]):
         return self._table.keys_of(rows[operator.index(index)]).item()
 
 
-class KeyedTable(Table):
+class RowsByNumber(Table):
+    """The rows of a table by key by their numbers."""
+
+    @property
+    def spec(self) -> TableSpec:
+        """What the table is made of, with the rows that it has grown to."""
+        return self._generation.spec
+
+
+class KeyedTable(RowsByNumber):
     """A table whose rows belong to keys; `store["user"]` of `TableSpec(keys="int64")`.
 
     Keys are integers of 64 bits (uint64 by their bits) or texts, in arrays, tensors or lists of any
@@ -84,14 +108,14 @@ class KeyedTable(Table):
 
     @property
     def capacity(self) -> int:
-        """Number of keys that the table can hold; `store.grow` changes it."""
+        """Number of keys that the table can hold; `store.grow` changes it, or it grows itself."""
         return self.spec.rows
 
     @property
     def by_row(self) -> Table:
         """The same table by row numbers; those from `rows` on belong to no key yet."""
         if "_by_row" not in self.__dict__:
-            view = Table.__new__(Table)
+            view = RowsByNumber.__new__(RowsByNumber)
             view.__dict__ = self.__dict__
             self._by_row = view
         return self._by_row
@@ -190,7 +214,13 @@ class KeyedTable(Table):
             elif on_conflict == "mean" and known.any():
                 own = self.read(keys[known], list(self.fields))
                 for name, each in values.items():
-                    each[known] = (each[known] + own[name]) / 2
+                    both = each[known], own[name]
+                    if name == USES:
+                        each[known] = np.maximum(*both)
+                    elif each.dtype.kind in "iu":  # whose sum would wrap
+                        each[known] = np.rint((both[0] + both[1].astype(np.float32)) / 2)
+                    else:
+                        each[known] = (both[0] + both[1]) / 2
             self.write(keys, values)
             if progress is not None:
                 progress(int(rows[-1]) + 1, other.rows)
@@ -220,6 +250,8 @@ class KeyedTable(Table):
         *,
         cache: bool = True,
         as_tensor: bool = False,
+        dtype: Any = None,
+        raw: bool = False,
         out: Any = None,
     ) -> Any:
         """Read the rows of `keys`, `keys.shape + (dim,)`; see `Table.read`.
@@ -231,25 +263,33 @@ class KeyedTable(Table):
         unknown = np.flatnonzero(rows < 0)
         rows[unknown] = 0
         ids = self._like(rows.reshape(asked.shape), kind)
-        found = self.by_row.read(ids, field, cache=cache, as_tensor=as_tensor, out=out)
+        found = self.by_row.read(
+            ids, field, cache=cache, as_tensor=as_tensor, dtype=dtype, raw=raw, out=out
+        )
         if unknown.size:
             records = first_records(self.spec, asked.codes[unknown])
             parts = found if isinstance(found, dict) else {self._named(_one(field)): found}
             for name, values in parts.items():
-                self._fill(name, values, unknown, records)
+                self._fill(name, values, unknown, records, raw=raw)
         return found
 
     def _fill(
-        self, name: str, values: Any, at: npt.NDArray[np.intp], records: npt.NDArray[np.uint8]
+        self,
+        name: str,
+        values: Any,
+        at: npt.NDArray[np.intp],
+        records: npt.NDArray[np.uint8],
+        *,
+        raw: bool,
     ) -> None:
         """Put a field of first records at positions of an answer."""
         item, lo, hi = self._spans[name]
-        kind = "torch" if is_torch(values) else "numpy"
+        ids = Ids(at, at.shape, "torch" if is_torch(values) else "numpy")
         data = np.ascontiguousarray(records[:, lo:hi])
-        first = from_bytes(data, item, Ids(at, at.shape, kind))
-        flat = values.reshape(-1, item.dim)
-        if kind == "torch":
-            first = first.to(values.device)
+        first = raw_rows(data, item, ids) if raw else from_bytes(data, item, ids)
+        flat = values.reshape(-1, values.shape[-1])
+        if ids.kind == "torch":
+            first = first.to(values)
         flat[at] = first
 
     def _like(self, rows: npt.NDArray[np.int64], kind: str) -> Any:
@@ -271,7 +311,7 @@ class KeyedTable(Table):
         """Give rows to keys that have none, before what was checked is written."""
         if not isinstance(batch, KeyBatch):
             return batch
-        rows = self._add(batch.asked).reshape(batch.shape)
+        rows = self._used(batch.asked).reshape(batch.shape)
         return self.by_row._batch(self._like(rows, batch.kind))
 
     def _add(self, asked: Asked) -> npt.NDArray[np.int64]:
@@ -292,10 +332,7 @@ class KeyedTable(Table):
     def _write_first(self, rows: npt.NDArray[np.int64]) -> None:
         """Write the first records of keys that were just added."""
         if len(self._map) > self.capacity:
-            raise InvalidInputError(
-                f"table {self.name!r} holds {self.capacity} keys, and these would be "
-                f"{len(self._map)}: commit, then store.grow({self.name!r}, rows)"
-            )
+            self._grow(len(self._map))
         for start in range(0, rows.size, _BLOCK_ROWS):
             block = rows[start : start + _BLOCK_ROWS]
             records = first_records(self.spec, self._map.codes_of(block))
@@ -305,15 +342,157 @@ class KeyedTable(Table):
             }
             self.by_row.write(block, values)
 
-    def _rows_for(self, keys: object) -> Any:
-        """Return row numbers in the shape of keys, as a tensor; keys without one get one."""
+    def _grow(self, keys: int) -> None:
+        """Have places for so many keys, by an eighth more rows or as many as are needed."""
+        if not self.spec.grows:
+            raise InvalidInputError(
+                f"table {self.name!r} holds {self.capacity} keys, and these would be {keys}: "
+                f"commit, then store.grow({self.name!r}, rows)"
+            )
+        more = max(self.capacity // _GROWTH, EXTENT_ROWS)
+        spec = self.spec.with_rows(max(keys, self.capacity + more))
+        cast(Grower, self._owner).grow(self.name, spec.rows)
+
+    def _known_or_first(
+        self, keys: object, field: str
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp], Any]:
+        """Return row numbers in the shape of keys, which have none, and first values of those.
+
+        Those have the number 0; their values are `(n, dim)`, a tensor.
+        """
         asked, _ = self._asked(keys)
-        return self._like(self._add(asked).reshape(asked.shape), "torch")
+        rows = self._map.find(asked)
+        unknown = np.flatnonzero(rows < 0)
+        rows[unknown] = 0
+        item, lo, hi = self._spans[field]
+        records = first_records(self.spec, asked.codes[unknown], [field])
+        data = np.ascontiguousarray(records[:, lo:hi])
+        values = from_bytes(data, item, Ids(unknown, unknown.shape, "torch"))
+        return rows.reshape(asked.shape), unknown, values
+
+    def _rows_for(self, keys: object) -> Any:
+        """Return row numbers for training, in the shape of keys, as a tensor.
+
+        Keys without one get one once they are admitted; until then it is -1.
+        """
+        asked, _ = self._asked(keys)
+        return self._like(self._trained(asked).reshape(asked.shape), "torch")
+
+    def _trained(self, asked: Asked) -> npt.NDArray[np.int64]:
+        """Return the rows of keys of a training batch; -1 for those that are not admitted yet."""
+        if self.spec.admit_after is None:
+            return self._used(asked)
+        rows = self._map.find(asked)
+        unknown = np.flatnonzero(rows < 0)
+        if unknown.size:
+            with self._map.lock:
+                uses = self._candidates.use(asked.codes[unknown])
+            admitted = unknown[uses >= self.spec.admit_after]
+            if admitted.size:
+                rows[admitted] = self._add(asked.take(admitted))
+        self._note_uses(rows)
+        return rows
+
+    def _used(self, asked: Asked) -> npt.NDArray[np.int64]:
+        """Return the rows of keys that are used; those that have none get one."""
+        rows = self._add(asked)
+        self._note_uses(rows)
+        return rows
+
+    def _note_uses(self, rows: npt.NDArray[np.int64]) -> None:
+        """Count a use of each row, where the table tracks that; -1 stands for none."""
+        if not self.spec.track_uses:
+            return
+        used = np.unique(rows)
+        used = used[used >= 0]
+        if used.size:
+            uses = self.by_row.read(used, USES)
+            uses[:, 0] += 1
+            uses[:, 1] = self.store.version + 1
+            self.by_row.write(used, uses, USES)
+
+    def expire(
+        self,
+        *,
+        unused_for: int | None = None,
+        fewer_than: int | None = None,
+        keep_at_most: int | None = None,
+    ) -> Iterator[tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]]:
+        """Yield keys that expire with their rows, `(n,)` and a dict of fields, then remove them.
+
+        Args:
+            unused_for: a key expires that was last used so many commits ago, or more.
+            fewer_than: a key expires that was used fewer times.
+            keep_at_most: the keys with the fewest uses expire, of these the longest unused first,
+                until no more are left than this.
+
+        Keys are removed when the last block has been taken, and not at all if the loop ends before.
+        Then every lease of the table ends, and other rows take the numbers of the removed ones, so
+        that new keys use their places before the table grows. Final after `store.commit()`;
+        `store.rollback()` brings them back, also after an error.
+
+        >>> spec = tierstore.TableSpec(dim=16, keys="int64", track_uses=True)
+        >>> user = store.create_table("users", spec)
+        >>> user.write([7, -5], np.ones((2, 16), np.float32))
+        >>> [keys.tolist() for keys, rows in user.expire(keep_at_most=0)]
+        [[7, -5]]
+
+        Raises InvalidInputError for a table that does not track uses.
+        """
+        conditions = {
+            "unused_for": unused_for,
+            "fewer_than": fewer_than,
+            "keep_at_most": keep_at_most,
+        }
+        expiry.check(**conditions)
+        self._owner.door.check(write=True)
+        if not self.spec.track_uses:
+            raise InvalidInputError(
+                f"table {self.name!r} keeps no uses: make it with TableSpec(track_uses=True)"
+            )
+        return self._expired(conditions)
+
+    def _expired(
+        self, conditions: dict[str, int | None]
+    ) -> Iterator[tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]]:
+        epoch = self._extent.epoch
+        blocks = list(self.scan(USES))
+        uses = np.concatenate(blocks) if blocks else np.empty((0, 2))
+        rows = expiry.expired(uses, self.store.version, **conditions)
+        for start in range(0, rows.size, _BLOCK_ROWS):
+            part = rows[start : start + _BLOCK_ROWS]
+            epoch.check_open()
+            yield self.keys_of(part), self.by_row.read(part, list(self.fields), cache=False)
+        if rows.size:
+            with self._owner.door.use(write=True), self._map.lock:
+                epoch.check_open()  # a rollback or another expiry has other rows
+                self._remove(rows)
+
+    def _remove(self, rows: npt.NDArray[np.int64]) -> None:
+        """Remove keys by their rows, ascending, whose places the last rows take."""
+        cast(Grower, self._owner).end_leases(self.name)
+        self._owner.touched.rows.setdefault(self.name)
+        count = len(self._map)
+        moved, to = expiry.moves(count, rows)
+        for start in range(0, moved.size, _BLOCK_ROWS):
+            part = slice(start, start + _BLOCK_ROWS)
+            values = self.by_row.read(moved[part], list(self.fields), cache=False)
+            self.by_row.write(to[part], values)
+        order = np.arange(count - rows.size)
+        order[to] = moved
+        self._generation.keep_keys(order)
+
+    @property
+    def _candidates(self) -> Candidates:
+        """The keys that were used and have no row yet."""
+        if "_counted" not in self.__dict__:
+            self._counted = Candidates()
+        return self._counted
 
     def lease(self, ids: object) -> Lease:
         """Pin the rows of a batch of keys for a step; adds those that are new."""
         asked, kind = self._asked(ids)
-        rows = self._add(asked).reshape(asked.shape)
+        rows = self._used(asked).reshape(asked.shape)
         return self.by_row.lease(self._like(rows, kind))
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:

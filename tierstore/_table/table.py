@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, TypeAlias, overload
 
 import numpy as np
@@ -15,19 +16,27 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import INTERNAL, Door, internal_error, internal_errors
+from tierstore._dtypes import DTypeName
 from tierstore._table.address import Ids, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.topk import Best, excluded_pairs
 from tierstore._table.trace import Recording
-from tierstore._table.values import check_out, from_bytes, read_dtype, writable_bytes
+from tierstore._table.values import (
+    check_out,
+    from_bytes,
+    raw_rows,
+    read_dtype,
+    writable_bytes,
+)
 from tierstore._tiers.space import Extent, Nearest, Space
 from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import Occupancy, TableInformation, TierInformation, TierStats
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from tierstore._store.store import Store
@@ -46,6 +55,7 @@ IntegerArrayLike: TypeAlias = (
 """Row ids on the host: integers, lists and ranges of them, integer arrays."""
 
 _SCAN_BYTES = 8 << 20
+_NAME = (type(None), str)
 
 
 class Touched:
@@ -108,7 +118,9 @@ class Table:
         """Use these tiers from now on."""
         self._space = space
         self._extent = extent
-        self._access = self._make_access()  # last: a call of another thread takes it before fields
+        access = self._make_access()
+        self._few = access if isinstance(access, HostAccess) and access.few else None
+        self._access = access  # last: a call of another thread takes it before fields
 
     def _moved_to(self, other: Table) -> Table:
         """Use what another table has opened, in its place; return this one."""
@@ -218,6 +230,8 @@ class Table:
         *,
         cache: bool = True,
         as_tensor: Literal[False] = False,
+        dtype: DTypeName | np.dtype[Any] | type | None = None,
+        raw: bool = False,
         out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[np.floating[Any]]: ...
     @overload
@@ -228,6 +242,8 @@ class Table:
         *,
         cache: bool = True,
         as_tensor: Literal[False] = False,
+        dtype: DTypeName | np.dtype[Any] | type | None = None,
+        raw: bool = False,
         out: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> dict[str, npt.NDArray[np.floating[Any]]]: ...
     @overload
@@ -238,6 +254,8 @@ class Table:
         *,
         cache: bool = True,
         as_tensor: Literal[True],
+        dtype: DTypeName | np.dtype[Any] | type | torch.dtype | None = None,
+        raw: bool = False,
         out: Tensor | None = None,
     ) -> Tensor: ...
     @overload
@@ -248,6 +266,8 @@ class Table:
         *,
         cache: bool = True,
         as_tensor: Literal[True],
+        dtype: DTypeName | np.dtype[Any] | type | torch.dtype | None = None,
+        raw: bool = False,
         out: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]: ...
     @overload
@@ -258,6 +278,8 @@ class Table:
         *,
         cache: bool = True,
         as_tensor: bool = False,
+        dtype: DTypeName | np.dtype[Any] | type | torch.dtype | None = None,
+        raw: bool = False,
         out: Tensor | None = None,
     ) -> Tensor: ...
     @overload
@@ -268,6 +290,8 @@ class Table:
         *,
         cache: bool = True,
         as_tensor: bool = False,
+        dtype: DTypeName | np.dtype[Any] | type | torch.dtype | None = None,
+        raw: bool = False,
         out: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]: ...
     def read(
@@ -277,6 +301,8 @@ class Table:
         *,
         cache: bool = True,
         as_tensor: bool = False,
+        dtype: Any = None,
+        raw: bool = False,
         out: Any = None,
     ) -> Any:
         """Read the rows of `ids` as a fresh array of shape `ids.shape + (dim,)`.
@@ -288,6 +314,10 @@ class Table:
             cache: False reads rows without keeping them in memory: for rows that are read once.
             as_tensor: return torch tensors on the table's device for NumPy ids too, which spares
                 the wait for a GPU.
+            dtype: the floats to convert to, such as torch.bfloat16 or "float32"; rows of a field
+                with scales are multiplied in float32 and rounded once.
+            raw: return the bytes as they are stored, uint8 `ids.shape + (nbytes,)`: of a field with
+                scales its elements, then its scales.
             out: the array or tensor to read into and return, of the shape, dtype and device of the
                 result, contiguous; for a list of fields a dict of them. After an error its contents
                 are undefined.
@@ -298,6 +328,16 @@ class Table:
         and the next call that waits raises.
         """
         try:
+            if dtype is not None or raw:
+                if out is not None or (raw and dtype is not None):
+                    raise InvalidInputError("give one of dtype=, raw= and out=")
+                return self._read_as(ids, field, dtype, cache=cache, as_tensor=as_tensor)
+            if type(ids) is np.ndarray and cache and out is None and not as_tensor:
+                few = self._few
+                if few is not None and self._recording is None and type(field) in _NAME:
+                    found = few.read_few(ids, field)  # type: ignore[arg-type]
+                    if found is not None:
+                        return found
             if isinstance(field, (list, tuple)):  # a union would be made each time
                 return self._read_fields(ids, field, out, cache=cache, as_tensor=as_tensor)
             access = self._access  # before its fields; see `_attach`
@@ -310,6 +350,30 @@ class Table:
             return access.to_array(data, item, batch)
         except INTERNAL as error:
             raise internal_error(error) from error
+
+    def _read_as(
+        self,
+        ids: object,
+        field: str | Sequence[str] | None,
+        dtype: Any,
+        *,
+        cache: bool,
+        as_tensor: bool,
+    ) -> Any:
+        """Read fields as `dtype`, or as their bytes if it is None."""
+        access = self._access  # before its fields; see `_attach`
+        names = [self._named(field)] if isinstance(field, str | None) else map(self._named, field)
+        batch = self._batch(ids, record=cache)
+        batch = batch.for_tensors() if as_tensor else batch
+        found = {}
+        for name in names:
+            item, lo, hi = self._spans[name]
+            data = access.read(batch, lo, hi, admit=cache)
+            if dtype is None:
+                found[name] = raw_rows(data, item, batch)
+            else:
+                found[name] = access.to_array(data, item, batch, dtype)
+        return found.popitem()[1] if isinstance(field, str | None) else found
 
     def _read_into(self, out: Any, batch: Ids, name: str, *, cache: bool) -> Any:
         """Read a field into `out`: straight to its memory where that holds what is stored."""
@@ -401,7 +465,10 @@ class Table:
             ]
             if len(pieces) == len(layout.fields):
                 pieces = [assembled(access, pieces, layout.record_bytes)]
-            access.write(self._placed(batch), pieces)
+            placed = self._placed(batch)
+            if placed is not batch and self._layout is layout:
+                access = self._access  # the table may have grown
+            access.write(placed, pieces)
         except INTERNAL as error:
             raise internal_error(error) from error
 
@@ -562,7 +629,8 @@ class Table:
 
         Returns scores `(n, k)`, float32, and row ids `(n, k)`, int64, the best first and of equal
         ones the lowest row first: tensors for tensors. Where fewer rows are left than `k`, the rest
-        is -inf and -1. Uncommitted rows count. Products are float32, on the CPU.
+        is -inf and -1. Uncommitted rows count. Products are float32, and computed on the GPU of a
+        store that was opened with one.
         """
         name, k = self._named(field), _whole(k, "k")
         dim = self._layout.field(name).dim
@@ -575,16 +643,25 @@ class Table:
         if metric not in ("dot", "cosine"):
             raise InvalidInputError(f"metric must be 'dot' or 'cosine', not {metric!r}")
         cosine = metric == "cosine"
-        best = Best(wanted, k, excluded_pairs(exclude, len(wanted), self.rows), cosine=cosine)
-        rows = min(best.block_rows, max(1, _SCAN_BYTES // self._layout.record_bytes))
-        for number, block in enumerate(self.scan(name, block_rows=rows)):
-            best.add(number * rows, np.asarray(block, np.float32))
+        excluded = excluded_pairs(exclude, len(wanted), self.rows)
+        gpu = self._space.gpu
+        with nullcontext() if gpu is None else gpu.device.current():
+            arrays = np if gpu is None else gpu.device.arrays
+            best = Best(wanted, k, excluded, cosine=cosine, arrays=arrays)
+            rows = min(best.block_rows, max(1, _SCAN_BYTES // self._layout.record_bytes))
+            for number, block in enumerate(self.scan(name, block_rows=rows)):
+                best.add(number * rows, np.asarray(block, np.float32))
+            scores, ids = best.scores, best.ids
+            if gpu is not None:
+                scores, ids = gpu.device.download(scores), gpu.device.download(ids)
         if not is_torch(queries):
-            return best.scores, best.ids
+            return scores, ids
         import torch
 
-        scores, ids = torch.from_numpy(best.scores), torch.from_numpy(best.ids)
-        return scores.to(queries.device), ids.to(queries.device)
+        return (
+            torch.from_numpy(scores).to(queries.device),
+            torch.from_numpy(ids).to(queries.device),
+        )
 
     def _records(self, damaged: list[int] | None = None) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield all records in order, in blocks `(n, record_bytes)`; `scan` says of `damaged`."""
@@ -623,6 +700,7 @@ class Table:
             else:
                 bad = _read_sound(space.nearest, held, out, lo, hi)
                 damaged += [row - extent.start for row in bad]
+            extent.tier.let_go(rows)
         return out
 
     @property
@@ -697,6 +775,7 @@ class Table:
             fields=tuple(
                 {"name": name, "dim": item.dim, "dtype": item.dtype}
                 | ({"init": item.init.text} if item.init and item.init.text else {})
+                | ({} if item.scale is None else {"scale": vars(item.scale)})
                 for name, item in self._layout.fields
             ),
             backend=self.spec.backend,
@@ -728,6 +807,9 @@ class Table:
         Returns the rows of its space that its tiers are to forget.
         """
         changed = self._generation.follow(info, deltas, folded)
+        if self._disk.rows > self._space.nearest.rows and self.spec.grows:
+            self._space.grow(self._disk.rows)
+            self._move(self._space, self._extent)
         self._reset_scalars()
         return self._extent.in_space(changed)
 

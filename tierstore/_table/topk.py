@@ -19,19 +19,34 @@ _MOST_SCORES = 4 << 20
 """Scores that are held at a time, 16 MiB of them."""
 
 
+_CACHED_BYTES = 256 << 10
+"""Rows that are multiplied twice, with a query and with themselves, while the CPU caches them."""
+
+
 class Best:
-    """The best rows of each query so far: scores descending, of equal ones the lowest row first."""
+    """The best rows of each query so far: scores descending, of equal ones the lowest row first.
+
+    `arrays` is NumPy, or CuPy to multiply on a GPU, where then queries, scores and ids are.
+    """
 
     def __init__(
-        self, queries: Floats, k: int, excluded: tuple[Ints, Ints], *, cosine: bool = False
+        self,
+        queries: Floats,
+        k: int,
+        excluded: tuple[Ints, Ints],
+        *,
+        cosine: bool = False,
+        arrays: Any = np,
     ) -> None:
         """Start with none for `queries` `(n, dim)`; `excluded` are pairs (query, row), by row."""
-        self._queries = queries / lengths(queries)[:, None] if cosine else queries
+        self._arrays = arrays
+        queries = arrays.asarray(queries)
+        self._queries = queries / lengths(queries, arrays)[:, None] if cosine else queries
         self._cosine = cosine
         self._k = k
         self._which, self._rows = excluded
-        self.scores: Floats = np.full((len(queries), k), -np.inf, np.float32)
-        self.ids: Ints = np.full((len(queries), k), -1, np.int64)
+        self.scores: Floats = arrays.full((len(queries), k), -np.inf, np.float32)
+        self.ids: Ints = arrays.full((len(queries), k), -1, np.int64)
 
     @property
     def block_rows(self) -> int:
@@ -40,49 +55,66 @@ class Best:
 
     def add(self, first: int, rows: Floats) -> None:
         """Take rows from `first` on; they come in ascending order."""
-        scores = self._products(rows)
-        if self._cosine:
-            with np.errstate(invalid="ignore"):  # an infinite element
-                scores /= lengths(rows)
+        arrays = self._arrays
         begin, end = np.searchsorted(self._rows, [first, first + len(rows)])
-        scores[self._which[begin:end], self._rows[begin:end] - first] = -np.inf
-        near = np.flatnonzero((scores > self.scores[:, -1:]).any(axis=0))  # few, after some blocks
+        scores = self._scores(arrays.asarray(rows))
+        if end > begin:
+            which, taken = self._which[begin:end], self._rows[begin:end] - first
+            scores[arrays.asarray(which), arrays.asarray(taken)] = -np.inf
+        near = arrays.flatnonzero((scores > self.scores[:, -1:]).any(axis=0))  # few, soon
         if not near.size:
             return
         scores = scores[:, near]
-        scores[np.isnan(scores)] = -np.inf
-        ids = np.broadcast_to(first + near, scores.shape)
-        self._keep(np.hstack([self.scores, scores]), np.hstack([self.ids, ids]))
+        scores[arrays.isnan(scores)] = -np.inf
+        ids = arrays.broadcast_to(first + near, scores.shape)
+        self._keep(arrays.hstack([self.scores, scores]), arrays.hstack([self.ids, ids]))
 
-    def _products(self, rows: Floats) -> Any:
-        """Return the dot products of the queries and some rows, `(queries, n)`."""
-        if len(self._queries) == 1:  # memory is the limit, and threads of BLAS only wait
-            return np.einsum("d,nd->n", self._queries[0], rows)[None]
-        return self._queries @ rows.T
+    def _scores(self, rows: Floats) -> Any:
+        """Return the scores of some rows, `(queries, n)`."""
+        if len(self._queries) != 1 or self._arrays is not np:
+            scores = self._queries @ rows.T
+            return self._divided(scores, rows) if self._cosine else scores
+        # Memory is the limit here, and threads of BLAS would only wait.
+        scores = np.empty((1, len(rows)), np.float32)
+        step = max(1, _CACHED_BYTES // (4 * rows.shape[1])) if self._cosine else len(rows)
+        for start in range(0, len(rows), step or 1):
+            part = slice(start, start + step)
+            np.vecdot(rows[part], self._queries[0], out=scores[0, part])
+            if self._cosine:
+                self._divided(scores[:, part], rows[part])
+        return scores
+
+    def _divided(self, scores: Any, rows: Floats) -> Any:
+        with np.errstate(invalid="ignore"):  # an infinite element
+            scores /= lengths(rows, self._arrays)
+        return scores
 
     def _keep(self, scores: Floats, ids: Ints) -> None:
         """Keep `k` of more scores, in which lower rows come first."""
-        least = np.partition(scores, -self._k, axis=1)[:, -self._k, None]
+        arrays, count = self._arrays, scores.shape[1]
+        least = arrays.partition(scores, count - self._k, axis=1)[:, count - self._k, None]
         better, equal = scores > least, scores == least
         room = self._k - better.sum(1, keepdims=True)
         kept = better | (equal & (equal.cumsum(1) <= room))
         shape = len(scores), self._k
         scores, ids = scores[kept].reshape(shape), ids[kept].reshape(shape)
-        ids = np.where(np.isneginf(scores), -1, ids)
-        order = np.argsort(-scores, axis=1, kind="stable")
-        self.scores = np.take_along_axis(scores, order, 1)
-        self.ids = np.take_along_axis(ids, order, 1)
+        ids = arrays.where(scores == -np.inf, -1, ids)
+        order = arrays.argsort(-scores, axis=1, kind="stable")
+        self.scores = arrays.take_along_axis(scores, order, 1)
+        self.ids = arrays.take_along_axis(ids, order, 1)
 
 
-def lengths(vectors: Floats) -> Floats:
+def lengths(vectors: Floats, arrays: Any = np) -> Floats:
     """Return the length of each of `vectors` `(n, dim)`, 1 for those of zeros."""
     with np.errstate(over="ignore", invalid="ignore"):
-        found: Floats = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
+        squares = np.vecdot(vectors, vectors) if arrays is np else (vectors * vectors).sum(axis=1)
+        found: Floats = arrays.sqrt(squares)
     # Squares of large or small elements leave the range of float32.
-    odd = np.flatnonzero(~((found > 1e-15) & (found < 1e15)))
-    exact = np.sqrt(np.square(vectors[odd], dtype=np.float64).sum(axis=1))
-    exact[exact == 0] = 1
-    found[odd] = exact
+    odd = arrays.flatnonzero(~((found > 1e-15) & (found < 1e15)))
+    if odd.size:
+        exact = arrays.sqrt(arrays.square(vectors[odd], dtype=np.float64).sum(axis=1))
+        exact[exact == 0] = 1
+        found[odd] = exact
     return found
 
 

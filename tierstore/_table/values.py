@@ -9,16 +9,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._dtypes import ELEMENT_TYPES, ElementType
+from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
+from tierstore._scaled import ScaledElements
 from tierstore._table.address import Ids, is_cupy, is_torch
-from tierstore._tiers.gpu.abi import RECORDS, Structure
+from tierstore._tiers.gpu.abi import RECORDS, Arguments, Structure
 from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, RecordLayout
 
-__all__ = ["Columns", "check_out", "from_bytes", "read_dtype", "to_bytes", "writable_bytes"]
+__all__ = [
+    "Columns",
+    "check_out",
+    "converted",
+    "from_bytes",
+    "raw_rows",
+    "read_dtype",
+    "to_bytes",
+    "unscaling",
+    "writable_bytes",
+]
 
 _SOURCE = RECORDS.extended("tierstore._table", "columns.cu")
+_SCALED = RECORDS.extended("tierstore._table", "scaled.cu")
+_Scaled: Any = _SCALED.structure("Scaled")
+_Nothing: Any = _SCALED.structure("Nothing")
+_KERNEL_NAMES = {"float8_e4m3fn": "E4M3FN", "float8_e5m2": "E5M2", "int8": "I8", "uint8": "U8"}
 
 
 def read_dtype(item: Field) -> np.dtype[Any]:
@@ -31,7 +46,8 @@ def check_out(out: Any, item: Field, ids: Ids, device: str, name: str) -> None:
     if ids.kind == "torch":
         if not is_torch(out):
             raise InvalidTypeError(f"{name} is read as a tensor; out is a {type(out).__name__}")
-        dtype, wanted = str(out.dtype).removeprefix("torch."), item.dtype
+        dtype = str(out.dtype).removeprefix("torch.")
+        wanted = item.dtype if item.scaled is None else DEFAULT_DTYPE
         fits = out.is_contiguous() and not out.requires_grad and str(out.device) == device
     elif ids.kind == "numpy":
         if not isinstance(out, np.ndarray):
@@ -53,6 +69,8 @@ def check_out(out: Any, item: Field, ids: Ids, device: str, name: str) -> None:
 
 def writable_bytes(out: Any, item: Field) -> Any:
     """Return a checked `out` as bytes `(n, nbytes)` of its own memory, None if they differ."""
+    if item.scaled is not None:
+        return None
     if not isinstance(out, np.ndarray):
         import torch
 
@@ -62,12 +80,17 @@ def writable_bytes(out: Any, item: Field) -> Any:
     return out.reshape(-1, item.dim).view(np.uint8)
 
 
-def from_bytes(data: npt.NDArray[np.uint8], item: Field, ids: Ids) -> Any:
+def from_bytes(
+    data: npt.NDArray[np.uint8], item: Field, ids: Ids, dtype: DTypeName | None = None
+) -> Any:
     """Return field bytes `(n, nbytes)` as the array `ids.shape + (dim,)` that answers these ids.
 
-    Copies bytes that are not contiguous, bfloat16 for NumPy, which becomes float32, and for CuPy.
+    It is of the field's own type unless a `dtype` is given. Copies bytes that are not contiguous,
+    bfloat16 for NumPy, which becomes float32, and for CuPy.
     """
-    stored = np.ascontiguousarray(data).view(item.storage).reshape(*ids.shape, item.dim)
+    stored = np.ascontiguousarray(data).view(item.storage).reshape(*ids.shape, item.width)
+    if dtype is not None:
+        return converted(from_bytes(data, item, ids), dtype)
     kind, element = ids.kind, item.element
     if kind == "torch":
         if element.as_bits:
@@ -82,6 +105,70 @@ def from_bytes(data: npt.NDArray[np.uint8], item: Field, ids: Ids) -> Any:
     return element.decode(stored) if element.as_bits else stored
 
 
+def converted(rows: Any, dtype: DTypeName) -> Any:
+    """Return rows as another type of floats; raises InvalidInputError for other types.
+
+    NumPy has no bfloat16.
+    """
+    name = check_dtype(dtype)
+    if not ELEMENT_TYPES[name].trainable:
+        able = ", ".join(each for each, kind in ELEMENT_TYPES.items() if kind.trainable)
+        raise InvalidInputError(f"rows are converted to {able}, not to {name}; see raw=True")
+    if is_torch(rows):
+        return rows.to(ELEMENT_TYPES[name].torch_dtype())
+    if ELEMENT_TYPES[name].as_bits:
+        raise InvalidInputError(
+            f"NumPy has no {name}; give torch ids or as_tensor=True, or read float32"
+        )
+    with np.errstate(over="ignore"):
+        return rows.astype(ELEMENT_TYPES[name].numpy, copy=False)
+
+
+def raw_rows(data: Any, item: Field, ids: Ids) -> Any:
+    """Return field bytes `(n, nbytes)` as uint8 `ids.shape + (nbytes,)` for these ids."""
+    rows = data.reshape(*ids.shape, item.nbytes)
+    if ids.kind == "torch" and isinstance(rows, np.ndarray):
+        import torch
+
+        return torch.from_numpy(rows)
+    if ids.kind == "cupy":
+        import cupy
+
+        return cupy.asarray(rows)
+    return rows
+
+
+def unscaling(
+    scaled: ScaledElements, rows: int, out: int, count: int, kind: ElementType
+) -> tuple[Kernel, Arguments]:
+    """Return the kernel that turns stored rows of a scaled field into floats, and its arguments.
+
+    Args:
+        scaled: the elements and scales.
+        rows: address of `(count, nbytes)` bytes.
+        out: address of `(count, dim)` elements of `kind`.
+        count: number of rows.
+        kind: a type that has a name in kernels.
+    """
+    return _unscale(scaled, kind.kernel), Arguments(
+        _Scaled(rows=rows, out=out, count=count), _Nothing()
+    )
+
+
+@functools.cache
+def _unscale(scaled: ScaledElements, out: str) -> Kernel:
+    macros = {
+        "ELEMENT": _KERNEL_NAMES[scaled.name],
+        "SCALE": scaled.scale.kernel,
+        "OUT": out,
+        "DIM": scaled.dim,
+        "BLOCK": scaled.block,
+        "SCALES": scaled.scales_at,
+        "BYTES": scaled.nbytes,
+    }
+    return Kernel(_SCALED, "unscale", as_large_as_the_work, macros)
+
+
 def to_bytes(values: Any, item: Field, shape: tuple[int, ...], name: str) -> npt.NDArray[np.uint8]:
     """Return values for rows of `shape` as field bytes `(n, nbytes)`, contiguous.
 
@@ -89,11 +176,14 @@ def to_bytes(values: Any, item: Field, shape: tuple[int, ...], name: str) -> npt
     rounds to nearest even. Lists of numbers are taken too. Raises InvalidTypeError for a type that
     would lose digits, InvalidInputError for another shape: nothing is cast or broadcast silently.
     """
-    stored = _stored(values, item, name)
+    given = tuple(values.shape) if hasattr(values, "shape") else None
     expected = (*shape, item.dim)
-    if stored.shape != expected:
-        raise InvalidInputError(f"{name} for these ids is {expected}, not {stored.shape}")
-    return np.ascontiguousarray(stored).reshape(-1, item.dim).view(np.uint8)
+    if given is None or given == expected:
+        stored = _stored(values, item, name)
+        given = (*stored.shape[:-1], item.dim) if item.scaled is not None else stored.shape
+    if given != expected:
+        raise InvalidInputError(f"{name} for these ids is {expected}, not {given}")
+    return np.ascontiguousarray(stored).reshape(-1, item.width).view(np.uint8)
 
 
 def _stored(values: Any, item: Field, name: str) -> npt.NDArray[Any]:
@@ -156,8 +246,10 @@ class Columns:
         self.gapless: bool = sum(hi - lo for lo, hi in set(self.spans)) == self.hi - self.lo
         self._dims = [item.dim for item in self.items]
         ends = [self.lo, *(hi for _, hi in self.spans)]
-        self._alike = len({item.dtype for item in self.items}) == 1 and all(
-            lo == end for (lo, _), end in zip(self.spans, ends, strict=False)
+        self._alike = (
+            len({item.dtype for item in self.items}) == 1
+            and not any(item.scaled for item in self.items)
+            and all(lo == end for (lo, _), end in zip(self.spans, ends, strict=False))
         )
         """Whether the fields lie one behind the other, in elements of one type."""
         self._odd = functools.reduce(int.__or__, (lo | hi for lo, hi in self.spans), 16)

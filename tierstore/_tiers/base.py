@@ -82,6 +82,9 @@ class LowestTier(Tier, Protocol):
     def live(self) -> Changed | None:
         """What was handed down since the last commit."""
 
+    def let_go(self, rows: Rows) -> None:
+        """Drop from memory what a scan mapped to read consecutive `rows`."""
+
     def discard(self) -> Rows:
         """Drop what was handed down since the last commit; return its rows."""
 
@@ -92,7 +95,8 @@ class DeviceView(NamedTuple):
     Attributes:
         records: uint8 `(slots, record_bytes)`.
         dirty: uint8 `(slots,)`, whether a record has changed.
-        slot_of: int32 `(rows,)`, the slot of each row, negative without one; None where slot = row.
+        slot_of: int32 `(rows,)`, one more than the slot of each row, 0 without one; None where
+            slot = row.
     """
 
     records: Bytes
@@ -103,6 +107,7 @@ class DeviceView(NamedTuple):
 ROLLED_BACK = "the store was rolled back"
 REFRESHED = "the store was refreshed"
 OPENED_ANEW = "the table got other fields or rows, or another version,"
+EXPIRED = "rows of the table expired"
 GONE = "the table was renamed or dropped"
 
 

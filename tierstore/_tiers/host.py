@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy
+from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
 from tierstore._tiers import memory
 from tierstore._tiers.base import Bytes, DeviceView, Rows, Tier
@@ -59,6 +60,10 @@ _ACROSS = (
     "bytes_promoted",
 )
 """What is counted for batches that are in several ranges; evictions are the first range's."""
+_FEW_BYTES = 64 << 10
+"""Bytes up to which copying items of a window takes less time than what is faster for many."""
+_PART_BYTES = 256 << 10
+"""Bytes changed at a time, which stay in a processor's own cache meanwhile."""
 _PATIENCE = 0.05
 """Seconds after which a thread looks again whether the rows it waits for have arrived."""
 _NONE = np.empty(0, np.intp)
@@ -67,6 +72,17 @@ _NO_ROWS = np.empty(0, np.int64)
 
 def nothing_to_await() -> None:
     """Return at once: where no tier above copies beside."""
+
+
+class _Windows(dict[tuple[int, int], npt.NDArray[np.void]]):
+    """By `lo, hi`: these bytes of every record as one item each, `(slots,)`, in place."""
+
+    def __init__(self, records: Bytes) -> None:
+        self._records = records
+
+    def __missing__(self, span: tuple[int, int]) -> npt.NDArray[np.void]:
+        found = self[span] = _rowcopy.window(self._records, *span)
+        return found
 
 
 class _Room(NamedTuple):
@@ -123,6 +139,7 @@ class HostTier:
         kind: str = "pageable",
         policy: PolicySpec | None = None,
         starts: Sequence[int] = (0,),
+        grows: bool = False,
     ) -> None:
         """Reserve the arena.
 
@@ -132,6 +149,8 @@ class HostTier:
             kind: kind of memory, as `memory.allocate` knows them.
             policy: which rows to keep; least recently used go first if None.
             starts: the rows at which ranges begin whose batches are counted apart, ascending.
+            grows: whether `grow` may be called; then slots may be more than rows, and rows are
+                never held in place.
         """
         policy = policy or lru()
         if slots < 1:
@@ -139,8 +158,9 @@ class HostTier:
         self.below = below
         self.rows: int = below.rows
         self.record_bytes: int = below.record_bytes
-        self.slots: int = min(slots, self.rows)
-        self.direct: bool = self.slots == self.rows
+        self.slots: int = slots if grows else min(slots, self.rows)
+        self.direct: bool = self.slots == self.rows and not grows
+        self.grows: bool = grows
         self._starts = tuple(starts)
         self._edges = np.array([*starts, below.rows])
         self._counted = [TierStats() for _ in starts]
@@ -148,8 +168,9 @@ class HostTier:
         self._edges = np.array([*starts, self.rows], np.int64)
         self._across = {name: np.zeros(len(starts), np.int64) for name in _ACROSS}
         self._batches = 0
-        self.nbytes: int = bytes_for(self.rows, self.record_bytes, self.slots, policy)
-        arena = arena_bytes(self.rows, self.record_bytes, self.slots, policy)
+        mapped = max(self.rows, self.slots + 1) if grows else self.rows
+        self.nbytes: int = bytes_for(mapped, self.record_bytes, self.slots, policy)
+        arena = arena_bytes(mapped, self.record_bytes, self.slots, policy)
         self._arena = Arrays(kind, arena + 16 * ALIGNMENT)
         self.records: Bytes = self._arena.take(
             "records", self.slots * self.record_bytes, np.uint8
@@ -157,18 +178,38 @@ class HostTier:
         self.map: SlotMap = (
             DirectSlots(self.rows, self._arena.take)
             if self.direct
-            else CachedSlots(self.rows, self.slots, policy, self._arena.take)
+            else CachedSlots(
+                self.rows,
+                self.slots,
+                policy,
+                self._arena.take,
+                dense=kind != "pageable",
+                grows=grows,
+            )
         )
+        self._scratch = np.empty(max(_PART_BYTES, self.record_bytes), np.uint8)
+        self._direct = self.map if isinstance(self.map, DirectSlots) else None
         self._part = staging_rows(self.record_bytes)
         self._lock = threading.RLock()
         self._arrived = Condition(self._lock)
         self._moves: list[_Move] = []
-        self._windows: dict[tuple[int, int], npt.NDArray[np.void]] = {}
+        self._windows = _Windows(self.records)
         self.before_change: Callable[[], None] = nothing_to_await
+
+    def grow(self, rows: int) -> None:
+        """Have `rows` rows instead of fewer, of which the tier below has the new ones by now."""
+        with self._lock:
+            if not (self.grows and isinstance(self.map, CachedSlots)):
+                raise RuntimeError("a host tier whose maps are in its arena cannot grow")
+            self.map.grow(rows)
+            self.rows = rows
+            self._edges[-1] = rows
 
     def view(self) -> DeviceView:
         """Return the memory that a tier above may reach on its own; see `before_change`."""
         slot_of = self.map.slot_of if isinstance(self.map, CachedSlots) else None
+        if isinstance(slot_of, SparseMap):
+            raise CapacityError(f"the map of {self.rows} rows is not one array, as a GPU needs it")
         return DeviceView(self.records, self.map.dirty, slot_of)
 
     @property
@@ -195,31 +236,31 @@ class HostTier:
             else:
                 self._read_missing(rows, slots, missing, out, lo, admit=admit)
 
-    def read_resident(self, rows: Rows, lo: int, hi: int, stats: TierStats) -> Bytes | None:
-        """Return bytes `lo:hi` of a few rows as `read` does, where every row of the tier is here.
+    def read_resident(
+        self, rows: Rows, span: tuple[int, int], stats: TierStats
+    ) -> npt.NDArray[np.void] | None:
+        """Return some bytes of a few rows as `read` does, where each has its slot and all are here.
 
         Then nothing is to be looked up, admitted or waited for, and no use of the store needs to
         be kept out. Returns None otherwise, and for a batch whose distinct rows are counted.
 
         Args:
-            rows: `(n,)`, at least one.
-            lo: the first byte.
-            hi: the byte after the last.
+            rows: of any shape but `()`, at least one; the bytes come as an item for each.
+            span: the first byte and the one after the last.
             stats: the counters of the range that all of them are in.
         """
         with self._lock:
-            if not (isinstance(self.map, DirectSlots) and self.map.full and self.records.size):
+            direct = self._direct
+            if direct is None or self._batches % _SAMPLE == 0:
                 return None
-            if self._batches % _SAMPLE == 0:
+            if direct.missing and not direct.resident.take(rows).all():
                 return None
-            window = self._windows.get((lo, hi))
-            if window is None:
-                window = self._windows[lo, hi] = _rowcopy.window(self.records, lo, hi)
-            found: Bytes = window[rows].view(np.uint8).reshape(rows.size, hi - lo)
+            found: npt.NDArray[np.void] = self._windows[span][rows]
             self._batches += 1
-            stats.requested += rows.size
-            stats.hits += rows.size
-            stats.bytes_out += found.size
+            count = found.size
+            stats.requested += count
+            stats.hits += count
+            stats.bytes_out += found.nbytes
             return found
 
     def stream(self, rows: Rows) -> Generator[tuple[slice, Bytes]]:
@@ -279,7 +320,11 @@ class HostTier:
             absent = _NONE if slots is rows else np.flatnonzero(slots < 0)
             if not absent.size:
                 at = slots if positions is None else slots.take(positions)
-                _rowcopy.gather(self.records, at, out, lo)
+                if out.nbytes <= _FEW_BYTES:
+                    window = self._windows[lo, hi]
+                    out.view(window.dtype)[:, 0] = window[at]
+                else:
+                    _rowcopy.gather(self.records, at, out, lo)
             else:
                 block = out if positions is None else np.empty((rows.size, hi - lo), np.uint8)
                 self._copy_found(slots, absent.size, block, lo)
@@ -297,11 +342,47 @@ class HostTier:
                 self._write_below(rows[absent], records[absent], lo)
             self._add(rows, written=1, bytes_in=records.shape[1])
 
+    def update_held(
+        self, rows: Rows, lo: int, hi: int, change: Callable[[Bytes, slice], object]
+    ) -> bool:
+        """Change bytes `lo:hi` of leased rows, distinct, part by part, if all of them are here.
+
+        `change` is called with the bytes of a part, `(n, hi - lo)`, and which of `rows` they are
+        of. No other call sees part of that, or changes the part meanwhile. Returns False, having
+        done nothing, where the rows are not all here.
+        """
+        step = max(1, _PART_BYTES // (hi - lo))
+        with self._lock:
+            window = self._windows[lo, hi]
+            block = self._scratch[: step * (hi - lo)].view(window.dtype)
+            slots = self.map.lookup(rows)
+            if slots is not rows and slots.size and np.minimum.reduce(slots) < 0:
+                return False
+            self.map.dirty[slots] = 1
+            for at in range(0, slots.size, step):
+                part = slice(at, min(at + step, slots.size))
+                here = slots[part]
+                items = block[: here.size]
+                if hi - lo == self.record_bytes:
+                    window.take(here, out=items, mode="clip")
+                else:
+                    items[:] = window[here]
+                change(items.view(np.uint8).reshape(here.size, hi - lo), part)
+                window[here] = items
+            self._add(rows, written=1, bytes_in=hi - lo, bytes_out=hi - lo)
+            return True
+
     def give_back(self, slots: Slots) -> None:
         """End a lease, of which `lease` returned the slots."""
         if isinstance(self.map, CachedSlots):
             with self._lock:
                 self.map.pins.give_back(slots)
+
+    def unpin(self) -> None:
+        """End every lease, of which none is given back then."""
+        if isinstance(self.map, CachedSlots):
+            with self._lock:
+                self.map.pins.clear()
 
     # -- rows that have a slot; the lock is held
 
@@ -566,7 +647,7 @@ class HostTier:
 
         Blocks are read in place, in order. `progress` is called with rows done and in all.
         """
-        if not isinstance(self.map, DirectSlots) or self.map.full:
+        if not isinstance(self.map, DirectSlots) or not self.map.missing:
             return
         step = max(1, _FILL_BYTES // self.record_bytes)
         for start in range(0, self.rows, step):
@@ -652,8 +733,8 @@ class HostTier:
     def close(self) -> None:
         """Give the memory back."""
         with self._lock:
-            self._windows.clear()
             self.records = np.empty((0, self.record_bytes), np.uint8)
+            self._windows, self._direct = _Windows(self.records), None
             self._arena.memory.close()
 
     # -- counters

@@ -31,6 +31,9 @@ from tierstore.spec import TableSpec
 if TYPE_CHECKING:
     import torch
 
+_EXPECTED_ROWS = 1 << 20
+"""Least rows that a table without a capacity is expected to have, when memory is divided."""
+
 __all__ = ["Part", "Placement", "check_names", "divided", "find_device"]
 
 
@@ -84,6 +87,8 @@ class Part(NamedTuple):
         record_bytes: of each.
         policy: of the tiers.
         host_slots, gpu_slots: records that the tiers hold.
+        grows: whether it is of a table that grows without being placed anew; `rows` are those that
+            it is expected to have.
     """
 
     tables: tuple[str, ...]
@@ -92,6 +97,7 @@ class Part(NamedTuple):
     policy: PolicySpec
     host_slots: int = 0
     gpu_slots: int = 0
+    grows: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -166,8 +172,8 @@ class Placement:
     def parts(self, specs: Mapping[str, TableSpec]) -> list[Part]:
         """Return the tables that are to share a space, without slots yet, in the order of `specs`.
 
-        Their records are equally long, their policy is the same and no table's own, and the budget
-        names none of them.
+        Their records are equally long, their policy is the same and no table's own, the budget
+        names none of them, and none grows.
         """
         by_table = isinstance(self._policy, Mapping)
         policy = choose(None if by_table else self._policy)
@@ -175,13 +181,25 @@ class Placement:
         found: dict[tuple[str, int, PolicySpec], list[str]] = {}
         for name, spec in specs.items():
             chosen = choose(self._policy, name) if by_table else policy
-            alone = name if chosen.by_table or name in named else ""
+            alone = name if chosen.by_table or name in named or spec.grows else ""
             key = alone, spec.layout.record_bytes, chosen
             found.setdefault(key, []).append(name)
         return [
-            Part(tuple(names), sum(specs[name].rows for name in names), record_bytes, chosen)
+            self._part(tuple(names), specs, record_bytes, chosen)
             for (_, record_bytes, chosen), names in found.items()
         ]
+
+    def _part(
+        self,
+        names: tuple[str, ...],
+        specs: Mapping[str, TableSpec],
+        record_bytes: int,
+        policy: PolicySpec,
+    ) -> Part:
+        rows = sum(specs[name].rows for name in names)
+        if self._device is None and specs[names[0]].grows:
+            return Part(names, max(2 * rows, _EXPECTED_ROWS), record_bytes, policy, grows=True)
+        return Part(names, rows, record_bytes, policy)
 
     def plan(self, specs: Mapping[str, TableSpec], *, any_gpu: bool = False) -> list[Part]:
         """Return the spaces of tables of these specs, with the slots that each gets.
@@ -195,7 +213,7 @@ class Placement:
         least = 0 if self._device is None and not any_gpu else 1
         on_host = self._slots("host", parts, specs, _ON_HOST)
         parts = [
-            part._replace(host_slots=max(min(slots, part.rows), least))
+            part._replace(host_slots=max(min(slots, part.rows - part.grows), least))
             for part, slots in zip(parts, on_host, strict=True)
         ]
         for part in parts:
@@ -228,10 +246,10 @@ class Placement:
         starts = [extent.start for extent in extents]
         queue = queue_bytes(width, slots)
         for extent in extents:
-            extent.tier.queue_bytes = queue * extent.rows // rows
+            extent.tier.queue_bytes = queue if part.grows else queue * extent.rows // rows
         device = self._device
         if device is None:
-            host = HostTier(lowest, slots=slots, policy=policy, starts=starts)
+            host = HostTier(lowest, slots=slots, policy=policy, starts=starts, grows=part.grows)
             return Space(extents, lowest, host)
         kind = device.arena_kind(part.host_bytes)
         with device.current():
@@ -266,7 +284,8 @@ class Placement:
     def _asked(self, tier: str, part: Part, specs: Mapping[str, TableSpec]) -> int | None:
         """Return the slots that the budget asks for by number, or None where bytes decide."""
         asked = [(name, self._budget._slots(tier, name)) for name in part.tables]
-        counts = [min(count, specs[name].rows) for name, count in asked if count is not None]
+        most = {name: part.rows if part.grows else specs[name].rows for name in part.tables}
+        counts = [min(count, most[name]) for name, count in asked if count is not None]
         return sum(counts) if counts else None
 
 

@@ -7,13 +7,14 @@ that holds every row: slot = row, and nothing is to be looked up once all are th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore import _rowmap
 from tierstore._rowcopy import unique
+from tierstore._rowmap import RowMap, Take
 from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
 
@@ -38,8 +39,6 @@ _QUEUE_SHARE = 16
 
 Rows = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.integer[Any]]
-Take = Callable[[str, int, Any], npt.NDArray[Any]]
-"""Hands out a named array of a size and dtype from the tier's arena."""
 
 
 class SlotMap(Protocol):
@@ -105,7 +104,11 @@ class SlotMap(Protocol):
 
 
 class DirectSlots:
-    """Every row has its own slot; only whether it has been loaded is to be known."""
+    """Every row has its own slot; only whether it has been loaded is to be known.
+
+    Attributes:
+        missing: rows that have not been loaded.
+    """
 
     keeps_batch = True
 
@@ -113,7 +116,7 @@ class DirectSlots:
         """Start with no row loaded."""
         self.resident: npt.NDArray[np.uint8] = take("resident", rows, np.uint8)
         self.dirty: npt.NDArray[np.uint8] = take("dirty", rows, np.uint8)
-        self._missing = rows
+        self.missing: int = rows
 
     @staticmethod
     def bytes_for(rows: int) -> int:
@@ -123,16 +126,11 @@ class DirectSlots:
     @property
     def used(self) -> int:
         """Slots that hold a row."""
-        return self.resident.size - self._missing
-
-    @property
-    def full(self) -> bool:
-        """Whether every row has been loaded."""
-        return self._missing == 0
+        return self.resident.size - self.missing
 
     def lookup(self, rows: Rows) -> Slots:
         """Return the rows themselves, -1 for those not loaded."""
-        if self._missing == 0:
+        if self.missing == 0:
             return rows
         return np.where(self.resident[rows] != 0, rows, -1)
 
@@ -178,33 +176,55 @@ class DirectSlots:
 
     def bind(self, rows: Rows, slots: Slots) -> None:
         """Mark rows as loaded."""
-        self._missing -= int(rows.size - np.count_nonzero(self.resident[rows]))
+        self.missing -= int(rows.size - np.count_nonzero(self.resident[rows]))
         self.resident[rows] = 1
 
     def release(self, slots: Slots) -> None:
         """Mark rows as not loaded."""
-        self._missing += int(np.count_nonzero(self.resident[slots]))
+        self.missing += int(np.count_nonzero(self.resident[slots]))
         self.resident[slots] = 0
         self.dirty[slots] = 0
 
 
 class CachedSlots:
-    """A direct map from row to slot, four bytes a row, and its inverse.
+    """A map from row to slot, four bytes a row, and its inverse.
 
     Fully associative: a table that fits has no misses after one pass, whatever its ids.
+
+    Attributes:
+        slot_of: one more than the slot of each row, 0 where it has none.
+        row_of: the row in each slot, -1 in free ones; undefined in slots that were never used.
     """
 
-    def __init__(self, rows: int, slots: int, policy: PolicySpec, take: Take) -> None:
-        """Start with every slot free."""
-        self.slot_of: npt.NDArray[np.int32] = take("slot_of", rows, np.int32)
+    def __init__(
+        self,
+        rows: int,
+        slots: int,
+        policy: PolicySpec,
+        take: Take,
+        *,
+        dense: bool = False,
+        grows: bool = False,
+    ) -> None:
+        """Start with every slot free.
+
+        `dense`: `slot_of` is an array in large tables too; `grows`: it can be resized.
+        """
+        own = _rowmap.zeros if grows else take
+        self.slot_of: RowMap = (
+            own("slot_of", rows, np.int32) if dense else _rowmap.row_map(rows, own)
+        )
         self.row_of: npt.NDArray[np.int64] = take("row_of", slots, np.int64)
         self.dirty: npt.NDArray[np.uint8] = take("dirty", slots, np.uint8)
-        self.slot_of.fill(-1)
-        self.row_of.fill(-1)
         self.pins = Pins(slots, take)
-        self.policy = policy.make(rows, slots, self.slot_of, self.row_of)
+        self.policy = policy.make(rows, slots, self.lookup, self.row_of)
         self._unused = 0
         self._released: list[Slots] = []
+
+    def grow(self, rows: int) -> None:
+        """Have `rows` rows instead of fewer, the new ones without slots."""
+        _rowmap.resize(self.slot_of, rows)
+        self.policy.grow(rows)
 
     @property
     def keeps_batch(self) -> bool:
@@ -219,11 +239,20 @@ class CachedSlots:
     @staticmethod
     def bytes_for(rows: int, slots: int, policy: PolicySpec) -> int:
         """Bytes of the maps, the marks and the policy."""
-        return 4 * rows + (9 + Pins.BYTES) * slots + policy.bytes_for(rows, slots)
+        maps = _rowmap.bytes_for(rows) + (9 + Pins.BYTES) * slots
+        return maps + policy.bytes_for(rows, slots)
 
-    def lookup(self, rows: Rows) -> Slots:
+    @property
+    def resident(self) -> Rows:
+        """The rows that have a slot, in any order."""
+        rows = self.row_of[: self._unused]
+        return rows[rows >= 0]
+
+    def lookup(self, rows: Rows) -> npt.NDArray[np.int32]:
         """Return the slot of each row, negative where it has none."""
-        return self.slot_of.take(rows, mode="clip")  # rows are valid; a second check takes time
+        slots = self.slot_of.take(rows, mode="clip")  # rows are valid; a second check takes time
+        slots -= 1
+        return slots
 
     def use(self, rows: Rows) -> None:
         """Note that a batch begins, which uses `rows`, with or without slots; they may repeat."""
@@ -274,6 +303,7 @@ class CachedSlots:
         """Take free slots for a leading part of `rows`: never used ones first, in order."""
         fresh = min(rows.size, self.row_of.size - self._unused)
         parts: list[Slots] = [np.arange(self._unused, self._unused + fresh, dtype=np.int32)]
+        self.row_of[self._unused : self._unused + fresh] = -1
         self._unused += fresh
         wanted = rows.size - fresh
         while wanted and self._released:
@@ -291,7 +321,7 @@ class CachedSlots:
 
     def evict(self, victims: Slots) -> None:
         """Take the rows out of `victims`; `bind` or `release` them next."""
-        _store(self.slot_of, self.row_of.take(victims, mode="clip"), -1)
+        _store(self.slot_of, self.row_of.take(victims, mode="clip"), 0)
         self.row_of[victims] = -1
 
     def rows(self, slots: Slots) -> Rows:
@@ -301,7 +331,7 @@ class CachedSlots:
     def bind(self, rows: Rows, slots: Slots) -> None:
         """Enter each row in its slot, in the current batch."""
         self.row_of[slots.astype(np.intp)] = rows
-        _store(self.slot_of, rows, slots)
+        _store(self.slot_of, rows, slots.astype(np.int32) + 1)
         self.touch(slots)
 
     def release(self, slots: Slots) -> None:
@@ -311,14 +341,14 @@ class CachedSlots:
         numbers: npt.NDArray[np.int32] = slots.astype(np.int32, copy=False)
         at = numbers.astype(np.intp)
         rows = self.row_of[at]
-        self.slot_of[rows.compress(rows >= 0)] = -1
+        self.slot_of[rows.compress(rows >= 0)] = 0
         self.row_of[at] = -1
         self.dirty[at] = 0
         self.policy.forget(numbers)
         self._released.append(numbers)
 
 
-def _store(array: npt.NDArray[np.int32], at: Rows, values: Slots | int) -> None:
+def _store(array: RowMap, at: Rows, values: npt.NDArray[np.int32] | int) -> None:
     """Set entries that are unlikely to be in a cache of the processor.
 
     It has more reads than writes under way at a time, so reading them first saves a third.

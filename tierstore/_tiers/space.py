@@ -209,6 +209,15 @@ class Space:
                 raise
             raise meaning from error
 
+    @property
+    def can_grow(self) -> bool:
+        """Whether its table may grow where it is, with its leases and cached rows."""
+        return self.gpu is None and (self.host is None or self.host.grows)
+
+    def grow(self, rows: int) -> None:
+        """Have more rows of its only table, whose lowest tier has them by now."""
+        self.nearest.grow(rows)
+
     def flush_gpu(self) -> None:
         """Have the tiers below the GPU know every record that changed there; waits for it."""
         if self.gpu is not None:
@@ -242,6 +251,13 @@ class Space:
                 self.gpu.discard()
         gone = [extent.in_space(extent.tier.discard()) for extent in self.extents]
         self.nearest.discard(np.concatenate(gone))
+        self._begin_epochs()
+
+    def end_leases(self, reason: str) -> None:
+        """End every lease, where there is no GPU tier."""
+        self._end_leases(reason)
+        if self.host is not None:
+            self.host.unpin()
         self._begin_epochs()
 
     def _end_leases(self, reason: str) -> None:

@@ -82,6 +82,10 @@ class Uncached:
         self.record_bytes: int = below.record_bytes
         self._lock = threading.Lock()
 
+    def grow(self, rows: int) -> None:
+        """Have `rows` rows instead of fewer, of which the tier below has the new ones by now."""
+        self.rows = rows
+
     def read(
         self, rows: Rows, out: Bytes, lo: int = 0, hi: int | None = None, *, admit: bool = True
     ) -> None:
@@ -109,6 +113,12 @@ class Uncached:
     def write_held(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of leased rows, distinct."""
         self.write(rows, records, lo, hi)
+
+    def update_held(
+        self, rows: Rows, lo: int, hi: int, change: Callable[[Bytes, slice], object]
+    ) -> bool:
+        """Return False: no record is here."""
+        return False
 
     def give_back(self, slots: Slots) -> None:
         """End a lease."""

@@ -71,6 +71,11 @@ def summed(values: Tensor, lease: Lease, positions: Tensor | None) -> Tensor:
     comes, which is several times faster, in no particular order and leaving what is behind the
     distinct rows undefined; `torch.use_deterministic_algorithms(True)` brings the order back.
     """
+    if positions is None and lease.groups is not None and values.dtype == torch.float32:
+        of_rows = map(torch.from_numpy, (lease.groups.order, lease.groups.starts))
+        bags = torch.embedding_bag(values.contiguous(), *of_rows, False, 0, False, None, True)
+        total: Tensor = bags[0]
+        return total  # as `sum_by_row` does, to the bit, in a fraction of the time
     on_host = lease.device is None or values.dtype != torch.float32
     if on_host or torch.are_deterministic_algorithms_enabled():
         if positions is None:

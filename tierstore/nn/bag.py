@@ -11,6 +11,7 @@ from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
 from tierstore.nn.embedding import TieredEmbedding
 from tierstore.nn.jagged import Bags
+from tierstore.nn.keyed import Reading, numbered
 from tierstore.nn.pooling import Columns, Part, pool, read_pooled
 
 __all__ = ["TieredEmbeddingBag"]
@@ -23,8 +24,6 @@ class TieredEmbeddingBag(TieredEmbedding):
     gradient of a bag is added to those of its rows: neither takes room for a row an id, but in
     graphs that are compiled and under `torch.func`.
     """
-
-    takes_keys = False
 
     def __init__(
         self,
@@ -77,10 +76,17 @@ class TieredEmbeddingBag(TieredEmbedding):
         """Return one row a bag, `(bags, embedding_dim)`.
 
         Args:
-            input: ids, 2-D `(bags, n)`, nested of layout `torch.jagged`, or 1-D with `offsets`.
+            input: ids, 2-D `(bags, n)`, nested of layout `torch.jagged`, or 1-D with `offsets`; of
+                a table by key the keys, which may be texts in lists or arrays of these shapes.
             offsets: where each bag starts in a 1-D input.
             per_sample_weights: a factor for each id, in the shape of `input`; only with mode "sum".
         """
+        layer: TieredEmbeddingBag | Reading = self
+        if self._keyed is not None:
+            self._check_eager(self._keyed)
+            trained = self.training and self._trains()
+            input, first = numbered(self._keyed, self.field, input, add=trained)
+            layer = self if trained else Reading(self, first)
         bags = Bags.of(input, offsets, per_sample_weights, ends=self.include_last_offset)
         if bags.weights is not None and self.mode != "sum":
             raise InvalidInputError(f"per_sample_weights are for mode 'sum', not {self.mode!r}")
@@ -93,9 +99,9 @@ class TieredEmbeddingBag(TieredEmbedding):
             or self._average is not None
         ):
             return self._expanded(bags)
-        parts = [Part(self, self._columns, bags, (0,), (len(bags.ids),), (0,))]
+        parts = [Part(layer, self._columns, bags, (0,), (len(bags.ids),), (0,))]
         weighed = bags.weights is not None and bags.weights.requires_grad
-        if self._trains() or (weighed and torch.is_grad_enabled()):
+        if (layer is self and self._trains()) or (weighed and torch.is_grad_enabled()):
             return pool(parts)[0]
         return read_pooled(parts)
 

@@ -21,6 +21,8 @@ from tierstore.nn.collection import (
     lengths_of,
 )
 from tierstore.nn.jagged import Bags, jagged
+from tierstore.nn.joint import KeyedJointLayer
+from tierstore.nn.keyed import FirstRows, Reading
 from tierstore.nn.pooled import MODES
 from tierstore.nn.pooling import Columns, Part, pool, read_pooled
 
@@ -184,7 +186,10 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
     def prefetch(self, features: Any, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; takes what `forward` takes."""
         if not is_keyed(features):
+            features, _ = self._numbered(features, add=False)
             features = {name: self._bags_of(name, each).values for name, each in features.items()}
+            self._prefetch_numbers(features, window)
+            return
         super().prefetch(features, window=window)
 
     # -- from features to bags by layer
@@ -192,9 +197,10 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
     def _parts(self, features: Any) -> tuple[tuple[str, ...], list[Part]]:
         """Return the features of a call, and their bags by layer."""
         self._layer(0).refuse_transforms()
+        features, first = self._numbered(features)
         if is_keyed(features):
             names = tuple(features.keys())
-            return names, self._keyed_parts(names, features)
+            return names, self._keyed_parts(names, features, first)
         names, parts = tuple(features), []
         plan = self._arrange(names)
         given = {}
@@ -218,10 +224,12 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             ids, lengths = found or concatenated(part.features.names, flat)
             offsets = self._joined_offsets(own, lengths, ids.device)
             weights = _joined_weights(own)
-            parts.append(self._part(plan, number, part, ids, lengths, offsets, weights))
+            parts.append(self._part(plan, number, part, ids, lengths, offsets, weights, first))
         return names, parts
 
-    def _keyed_parts(self, names: tuple[str, ...], features: Any) -> list[Part]:
+    def _keyed_parts(
+        self, names: tuple[str, ...], features: Any, first: Mapping[str, FirstRows]
+    ) -> list[Part]:
         """Return the bags of a KeyedJaggedTensor by layer."""
         lengths, plan, parts = lengths_of(features, len(names)), self._arrange(names), []
         if hasattr(features, "offsets"):
@@ -249,7 +257,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
                 of = pad(of.reshape(-1), (0, 1), value=len(ids))
                 if pieces is not None:
                     own_weights = torch.cat([pieces[place] for place in part.places])
-            parts.append(self._part(plan, number, part, ids, own, of, own_weights))
+            parts.append(self._part(plan, number, part, ids, own, of, own_weights, first))
         return parts
 
     def _part(
@@ -261,8 +269,12 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         lengths: Sequence[int],
         offsets: Tensor,
         weights: Tensor | None,
+        first: Mapping[str, FirstRows],
     ) -> Part:
         """Return the bags of the features that one layer pools."""
+        layer: Any = part.layer
+        if isinstance(layer, KeyedJointLayer) and not layer._trains():
+            layer = Reading(layer, _joined_first(part.features.names, lengths, first))
         counted = self._counted(part.features.names, ids, lengths)
         if counted is not None:  # as if those of padding had not been given
             before = pad(counted.cumsum(0), (1, 0))
@@ -271,7 +283,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             offsets, ids = before.to(offsets.device)[offsets], ids[counted]
             weights = None if weights is None else weights[counted.to(weights.device)]
         return Part(
-            part.layer,
+            layer,
             plan.columns[number],
             Bags(part.layer.in_space(ids, part.features, lengths), offsets, weights),
             part.features.tables,
@@ -404,6 +416,23 @@ def _modes(mode: Any, features: Sequence[str]) -> dict[str, str]:
                 f"the mode of feature {name!r} is 'sum', 'mean' or 'max', not {modes.get(name)!r}"
             )
     return modes
+
+
+def _joined_first(
+    names: Sequence[str], lengths: Sequence[int], first: Mapping[str, FirstRows]
+) -> FirstRows | None:
+    """Return the first rows of keys of some features, one behind the other."""
+    begins = itertools.accumulate(lengths[:-1], initial=0)
+    found = [
+        FirstRows(first[name].at + begin, first[name].rows)
+        for name, begin in zip(names, begins, strict=True)
+        if name in first
+    ]
+    if not found:
+        return None
+    return FirstRows(
+        torch.cat([each.at for each in found]), torch.cat([each.rows for each in found])
+    )
 
 
 def _joined_weights(own: Sequence[_Ids]) -> Tensor | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tierstore._store.store import Store
 from tierstore._table.joint import Features, JointTable, alike
+from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table
 from tierstore.distributed.exchange import uploaded
 from tierstore.distributed.joint import DistributedJointTable
@@ -20,7 +21,8 @@ from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameErr
 from tierstore.nn import pointers
 from tierstore.nn.embedding import from_start, warn_of_zeros
 from tierstore.nn.jagged import jagged
-from tierstore.nn.joint import JointLayer
+from tierstore.nn.joint import JointLayer, KeyedJointLayer
+from tierstore.nn.keyed import FirstRows, numbered
 from tierstore.nn.rows import TableRows
 
 __all__ = ["Source", "TieredEmbeddingCollection", "concatenated", "is_keyed", "lengths_of"]
@@ -94,17 +96,23 @@ class TieredEmbeddingCollection(torch.nn.Module):
         self._sources = {name: _source(store, name, given) for name, given in sources.items()}
         joined: dict[tuple[object, ...], dict[Any, int]] = {}
         for table, field in self._sources.values():
-            members = joined.setdefault(alike(_shard(table), field), {})
+            members = joined.setdefault(_group_of(table, field), {})
             members.setdefault(table, len(members))
         self.groups = torch.nn.ModuleList(
-            JointLayer(_joined(list(members)), str(key[-1])) for key, members in joined.items()
+            _layer_over(list(members), str(key[-1])) for key, members in joined.items()
         )
         numbers = {key: number for number, key in enumerate(joined)}
         self._places: dict[str, tuple[int, int]] = {}
         for name, (table, field) in self._sources.items():
-            key = alike(_shard(table), field)
+            key = _group_of(table, field)
             self._places[name] = numbers[key], joined[key][table]
-            warn_of_zeros(table, field)
+            if not isinstance(table, KeyedTable):
+                warn_of_zeros(table, field)
+        self._by_key: dict[str, KeyedTable] = {
+            name: table
+            for name, (table, _) in self._sources.items()
+            if isinstance(table, KeyedTable)
+        }
         self._plans: dict[tuple[str, ...], list[_Part]] = {}
         given = padding_idx if isinstance(padding_idx, Mapping) else {}
         if isinstance(padding_idx, int):
@@ -112,6 +120,10 @@ class TieredEmbeddingCollection(torch.nn.Module):
         self.padding: dict[str, int] = {}
         for name, row in given.items():
             self._place(name)
+            if name in self._by_key:
+                raise InvalidInputError(
+                    f"the table of feature {name!r} is by key, and padding_idx goes by row"
+                )
             self.padding[name] = from_start(row, self.features[name].rows) or 0
 
     @property
@@ -148,14 +160,16 @@ class TieredEmbeddingCollection(torch.nn.Module):
                 `torch.jagged`, which give nested rows. A feature that is left out is left out of
                 the result. Or what has the methods of torchrec's `KeyedJaggedTensor` (`keys`,
                 `values`, `offsets` or `lengths`): its values are taken as they are, and each of its
-                keys gets the rows of its ids, `(ids, dim)`.
+                keys gets the rows of its ids, `(ids, dim)`. Tables by key take keys as ids, which
+                may be texts in lists or arrays; in training, keys that are new get a row.
 
         The rows of features are parts of one tensor. Raises UnknownNameError for another feature,
         and RowIndexError for an id outside its table, naming feature, table and position; on a GPU
         as `Table.read` does, in the next call that waits.
         """
+        features, first = self._numbered(features)
         if not is_keyed(features):
-            return self._look_up_each(features)
+            return self._look_up_each(features, first)
         names = tuple(features.keys())
         values, lengths = features.values(), lengths_of(features, len(names))
         found: dict[str, Tensor] = {}
@@ -163,9 +177,44 @@ class TieredEmbeddingCollection(torch.nn.Module):
             counted = self._counted(part.features.names, ids, own)
             rows = part.layer.look_up(ids, part.features, own, counted)
             found.update(zip(part.features.names, rows, strict=True))
+        for name, each in first.items():
+            each.put(found[name])
         return {name: found[name] for name in names}
 
-    def _look_up_each(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _numbered(self, features: Any, *, add: bool = True) -> tuple[Any, dict[str, FirstRows]]:
+        """Return features with row numbers in place of keys, and the first rows of keys without.
+
+        With `add`, keys of layers that are trained get a row.
+        """
+        first: dict[str, FirstRows] = {}
+        if not self._by_key:
+            return features, first
+
+        def number(name: str, keys: Any) -> Tensor:
+            table, field = self._by_key[name], self._sources[name][1]
+            trained = add and self._layer(self._places[name][0])._trains()
+            numbers, unknown = numbered(table, field, keys, add=trained)
+            if unknown is not None:
+                first[name] = unknown
+            return numbers
+
+        if is_keyed(features):
+            names = tuple(features.keys())
+            pieces = list(features.values().split(lengths_of(features, len(names))))
+            for place, name in enumerate(names):
+                if name in self._by_key:
+                    pieces[place] = number(name, pieces[place])
+            return Renumbered(features, torch.cat(pieces)), first
+        given = dict(features)
+        for name in self._by_key.keys() & given.keys():
+            keys = given[name]
+            of = (number(name, keys[0]), *keys[1:]) if isinstance(keys, tuple) else None
+            given[name] = number(name, keys) if of is None else of
+        return given, first
+
+    def _look_up_each(
+        self, features: Mapping[str, Tensor], first: Mapping[str, FirstRows]
+    ) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         parts = self._plan(tuple(features))
         for part in parts:
@@ -176,6 +225,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
             rows = part.layer.look_up(ids, part.features, lengths, counted)
             found.update(zip(names, rows, strict=True))
             for name, each in zip(names, given, strict=True):
+                if name in first:
+                    first[name].put(found[name])
                 if each.is_nested:
                     found[name] = _nested(found[name], each)
                 elif each.ndim != 1:
@@ -247,6 +298,11 @@ class TieredEmbeddingCollection(torch.nn.Module):
 
         Takes what `forward` takes.
         """
+        features, _ = self._numbered(features, add=False)
+        self._prefetch_numbers(features, window)
+
+    def _prefetch_numbers(self, features: Any, window: int) -> None:
+        """Do so for features that have row numbers in place of keys."""
         if is_keyed(features):
             names = tuple(features.keys())
             wanted = self._parted(names, features.values(), lengths_of(features, len(names)))
@@ -307,6 +363,35 @@ class TieredEmbeddingCollection(torch.nn.Module):
 def _shard(table: Table | DistributedTable) -> Table:
     """Return the rows of a table that are on this rank."""
     return table.shard if isinstance(table, DistributedTable) else table
+
+
+class Renumbered:
+    """Features as torchrec's KeyedJaggedTensor has them, with other values."""
+
+    def __init__(self, features: Any, values: Tensor) -> None:
+        """Replace the values."""
+        self._features = features
+        self._values = values
+
+    def values(self) -> Tensor:
+        """Return the values of all keys."""
+        return self._values
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the features have."""
+        return getattr(self._features, name)
+
+
+def _group_of(table: Table | DistributedTable, field: str) -> tuple[object, ...]:
+    """Return what is equal of tables that one layer looks up."""
+    return isinstance(table, KeyedTable), *alike(_shard(table), field)
+
+
+def _layer_over(tables: Sequence[Any], field: str) -> JointLayer:
+    """Return a layer over tables that are alike."""
+    if isinstance(tables[0], KeyedTable):
+        return KeyedJointLayer(JointTable([table.by_row for table in tables]), field)
+    return JointLayer(_joined(tables), field)
 
 
 def _joined(tables: Sequence[Any]) -> JointTable | DistributedJointTable:

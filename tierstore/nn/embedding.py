@@ -51,8 +51,6 @@ class TieredEmbedding(RowsLayer):
     """
 
     table: Table
-    takes_keys = True
-    """Whether the layer can be over a table by key."""
 
     def __init__(
         self,
@@ -95,11 +93,9 @@ class TieredEmbedding(RowsLayer):
         if scale_grad_by_freq:
             raise InvalidInputError("scale_grad_by_freq is not supported: gradients are summed")
         keyed = table if isinstance(table, KeyedTable) else None
-        if keyed is not None and (padding_idx is not None or not self.takes_keys):
-            what = "padding_idx" if self.takes_keys else type(self).__name__
+        if keyed is not None and padding_idx is not None:
             raise InvalidInputError(
-                f"table {table.name!r} is by key, and {what} goes by row: use "
-                "TieredEmbedding without padding_idx"
+                f"table {table.name!r} is by key, and padding_idx goes by row: leave it out"
             )
         super().__init__(
             table if keyed is None else keyed.by_row,
@@ -197,16 +193,33 @@ class TieredEmbedding(RowsLayer):
 
     def _look_up_keys(self, keys: Any, table: KeyedTable) -> Tensor:
         """Return the row of each key; those that are new get one where they are trained."""
+        self._check_eager(table)
+        if self._trains() and self.training:
+            ids = table._rows_for(keys)
+            if table.spec.admit_after is not None and bool((ids < 0).any()):
+                return self._look_up_admitted(ids, keys, table)
+            return autograd.Lookup.apply(self._own, ids, self)
+        self._own.settle()
+        rows: Tensor = table.read(keys, self.field, as_tensor=True)
+        return rows.to(self._anchor)
+
+    def _look_up_admitted(self, ids: Tensor, keys: Any, table: KeyedTable) -> Tensor:
+        """Return the row of each key; those that are not admitted have first rows, no gradient."""
+        _, unknown, first = table._known_or_first(keys, self.field)
+        flat = ids.reshape(-1)
+        known = (flat >= 0).nonzero()[:, 0]
+        rows: Tensor = autograd.Lookup.apply(self._own, flat[known], self)
+        found = rows.new_zeros(len(flat), self.embedding_dim)
+        found[torch.from_numpy(unknown).to(found.device)] = first.to(found)
+        return found.index_copy(0, known, rows).view(*ids.shape, self.embedding_dim)
+
+    def _check_eager(self, table: KeyedTable) -> None:
+        """Raise InvalidInputError where a graph is being made, which cannot look keys up."""
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             raise InvalidInputError(
                 f"table {table.name!r} is by key: keys are looked up outside of torch.compile and "
                 "torch.func, so keep this layer out of them"
             )
-        if self._trains() and self.training:
-            return autograd.Lookup.apply(self._own, table._rows_for(keys), self)
-        self._own.settle()
-        rows: Tensor = table.read(keys, self.field, as_tensor=True)
-        return rows.to(self._anchor)
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; see `Table.prefetch`."""

@@ -30,7 +30,7 @@ from tierstore.nn.average import Average
 from tierstore.nn.layer import RowsLayer, tracing_refused
 from tierstore.nn.remote import RemoteBatch, RemoteLease
 
-__all__ = ["JointLayer"]
+__all__ = ["JointLayer", "KeyedJointLayer"]
 
 
 class Coming:
@@ -179,6 +179,20 @@ class JointLayer(RowsLayer):
 
     def _load_from_state_dict(self, *_: Any) -> None:
         """Take nothing."""
+
+
+class KeyedJointLayer(JointLayer):
+    """The same over tables by key, of which it takes row numbers; see `keyed.numbered`.
+
+    In `eval()` it is not trained.
+    """
+
+    def _trains(self) -> bool:
+        return self.training and super()._trains()
+
+    def average(self) -> None:
+        """Raise InvalidInputError: averages go by row."""
+        raise InvalidInputError(f"table {self.table.name!r} is by key; averages go by row")
 
 
 class _Lookup(torch.autograd.Function):

@@ -19,6 +19,7 @@ from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore.nn.autograd import Batch, accumulates
 from tierstore.nn.jagged import Bags
+from tierstore.nn.keyed import Reading
 from tierstore.nn.pooled import MODES, Composed, Launched, Pooled, positions_of
 from tierstore.spec import Field
 
@@ -260,6 +261,11 @@ class _Lookup(torch.autograd.Function):
             for part, trained, weighed in zip(
                 parts, needed[: len(parts)], needed[len(parts) :], strict=True
             ):
+                if isinstance(part.layer, Reading) and not weighed:
+                    rows = part.layer.read_rows(part.bags.ids, part.touched())
+                    out = part.pool_rows(rows, dtype, out)
+                    ctx.pooled.append(None)
+                    continue
                 batch = part.layer.lease_rows(part.bags.ids, part.touched())
                 out, pooled = part.pool(batch.lease, dtype, out, trained=trained, weighed=weighed)
                 ctx.pooled.append((batch, pooled))
@@ -273,8 +279,11 @@ class _Lookup(torch.autograd.Function):
         needed, behind = ctx.needs_input_grad[2:], len(ctx.parts)
         found: list[Tensor | None] = [None] * len(needed)
         gradient, given = _joined(of_all, of_each, ctx.split)
-        for k, (part, (batch, pooled)) in enumerate(zip(ctx.parts, ctx.pooled, strict=True)):
-            if gradient is None or not part.touched(given, batch):
+        for k, (part, of_part) in enumerate(zip(ctx.parts, ctx.pooled, strict=True)):
+            if gradient is None or of_part is None:
+                continue
+            batch, pooled = of_part
+            if not part.touched(given, batch):
                 continue
             trained = needed[k] and accumulates(ctx.next_functions[k][0])
             weighed = needed[behind + k]

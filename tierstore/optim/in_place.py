@@ -1,4 +1,4 @@
-"""Steps of an optimizer as one kernel on the records of a batch, where they lie.
+"""Steps of an optimizer on the records of a batch, where they are: a kernel, or torch's operators.
 
 The results are those of torch's optimizer over lists of tensors, to the bit; what is saved is to
 copy weights and state out of the records and back, and a pass over them for every operation.
@@ -9,18 +9,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
+from tierstore._table.values import Columns
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
+from tierstore.optim.rounding import Rounding
 from tierstore.optim.row_wise import RowWiseAdagrad
 from tierstore.spec import RecordLayout
 
@@ -51,7 +54,7 @@ class _Rule:
 
 
 class InPlace:
-    """The kernel for a field of a table, for as long as the options of the optimizer allow it."""
+    """The step for a field of a table, for as long as the options of the optimizer allow it."""
 
     def __init__(
         self,
@@ -60,16 +63,18 @@ class InPlace:
         field: str,
         states: Mapping[str, str],
         *,
-        at_random: bool,
+        rounding: Rounding,
     ) -> None:
         """Compile nothing yet; `states` are the fields of the optimizer's states."""
         self._rule = _RULES.get(optimizer_class)
+        self._on_host = None if rounding else _ON_HOST.get(optimizer_class)
         self._table = table
         self._field = field
         self._states = states
-        self._at_random = at_random
+        self._rounding = rounding
         self._places: dict[tuple[Any, ...], _Places | None] = {}
         self._layout: RecordLayout | None = None
+        self._block: _Block | None = None
 
     def step(
         self,
@@ -90,24 +95,56 @@ class InPlace:
             step: the number of the step, counted from 1.
             ids: returns what decides how the rows round at random, int64 `(bound,)`.
 
-        Returns False, having done nothing, where this is left to torch's optimizer: off the GPU,
-        for another class, float64, and options that ask for a way of its own.
+        Returns False, having done nothing, where this is left to torch's optimizer: for another
+        class (on the host, all but Adam and AdamW), for types that differ, rows that are not in the
+        host tier, and options that ask for a way of its own.
         """
         rule = self._rule
-        if rule is None or lease.device is None or not _usual(group):
+        if rule is None:
+            return False
+        if lease.device is None:
+            return self._step_on_host(lease, gradient, trained, group, step)
+        if not _usual(group):
             return False
         places = self._found(rule, group)
         if places is None:
             return False
         gradient = gradient.to(places.computed).contiguous()
-        rows = ids() if self._at_random else None
+        rows = ids() if self._rounding else None
         work = places.work(gradient, trained)
         if rows is not None:
             work.rows, work.count = rows.data_ptr(), step
+            work.seed = self._rounding.seed
         numbers = rule.numbers(group, step)
         work.number[: len(numbers)] = numbers
         lease.launch(places.kernel(gradient), work, lease.bound, writes=places.names)
         return True
+
+    def _step_on_host(
+        self, lease: Any, gradient: Tensor, trained: Tensor | None, group: Group, step: int
+    ) -> bool:
+        take_step = self._on_host
+        if take_step is None or not _plain(group):
+            return False
+        block = self._block
+        if block is None or block.columns.layout is not self._table.spec.layout:
+            names = (self._field, *map(self._states.__getitem__, ("exp_avg", "exp_avg_sq")))
+            block = self._block = _Block(Columns(self._table.spec.layout, names))
+        if not block.fits:
+            return False
+        gradient = gradient.to(block.dtype)
+        numbers = take_step(group, step)
+
+        def change(data: Any, part: slice) -> None:
+            before = data.copy() if trained is not None else data
+            here = gradient if len(data) == len(gradient) else gradient[part]
+            _update_adam(block.fields(data), here, numbers)
+            if trained is not None:
+                kept = ~trained[part].numpy()
+                np.copyto(data, before, where=kept)
+
+        done: bool = lease.update(block.columns, change)
+        return done
 
     def _found(self, rule: _Rule, group: Group) -> _Places | None:
         """Return where the fields lie now, or None if these are not the fields that are needed."""
@@ -122,8 +159,10 @@ class InPlace:
             if set(states) == set(self._states):
                 names = (self._field, *(self._states[state] for state in states))
                 if all(layout.field(name).element.kernel for name in names):
-                    at_random = self._at_random
-                    self._places[key] = _Places(rule, layout, names, flags, at_random=at_random)
+                    columns = self._rounding.columns(states)
+                    self._places[key] = _Places(
+                        rule, layout, names, flags, self._rounding, [columns[s] for s in states]
+                    )
         return self._places[key]
 
 
@@ -141,10 +180,11 @@ class _Places:
         layout: RecordLayout,
         names: tuple[str, ...],
         flags: Mapping[str, bool],
-        *,
-        at_random: bool,
+        rounding: Rounding,
+        columns: list[int],
     ) -> None:
         self.names = names
+        self._columns = columns
         fields = [layout.field(name) for name in names]
         self._dim = fields[0].dim
         self._starts = [layout.span(name)[0] for name in names]
@@ -155,9 +195,13 @@ class _Places:
         types = zip(("WEIGHT", "FIRST", "SECOND", "THIRD"), kinds, strict=False)
         self._macros: dict[str, object] = {"OPTIMIZER": rule.name, **dict(types), **_FLAGS}
         self._macros |= {flag: int(value) for flag, value in flags.items()}
-        computed = ELEMENT_TYPES[DEFAULT_DTYPE] if at_random else fields[0].element
+        computed = ELEMENT_TYPES[DEFAULT_DTYPE] if rounding else fields[0].element
         self.computed: torch.dtype = computed.torch_dtype()
-        self._macros |= {"COMPUTED": computed.kernel, "STOCHASTIC": int(at_random)}
+        self._macros |= {
+            "COMPUTED": computed.kernel,
+            "STOCHASTIC": int(rounding.weights),
+            "NARROW": int(rounding.states),
+        }
         self._kernels: dict[int, Kernel] = {}
 
     def work(self, gradient: Tensor, trained: Tensor | None) -> Any:
@@ -166,6 +210,7 @@ class _Places:
         work = _Step(gradient.data_ptr(), marks)
         work.dim, work.weight = self._dim, self._starts[0]
         work.state[: len(self._starts) - 1] = self._starts[1:]
+        work.column[: len(self._columns)] = self._columns
         work.share = 1 / self._dim
         return work
 
@@ -176,6 +221,95 @@ class _Places:
             macros = {"VECTOR": vector, "SQUARES_FUSED": _squares_fused(gradient.device)}
             self._kernels[vector] = Kernel(_SOURCE, "step", macros={**self._macros, **macros})
         return self._kernels[vector]
+
+
+class _Block:
+    """Fields of one type in the bytes of records.
+
+    Attributes:
+        columns: the fields, the weight first.
+        dtype: their type.
+        fits: whether they are of one type that torch computes in.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        """Find out whether operators can work on the fields in place."""
+        self.columns = columns
+        items, starts = columns.items, [lo for lo, _ in columns.spans]
+        size = items[0].storage.itemsize
+        self.dtype: torch.dtype = items[0].element.torch_dtype()
+        self.fits: bool = (
+            self.dtype in (torch.float32, torch.float64)
+            and all(item.dtype == items[0].dtype for item in items)
+            and all(start % size == 0 for start in (*starts, columns.hi))
+        )
+        self._places = [((start - columns.lo) // size, items[0].dim) for start in starts]
+        ends = [0, *(at + dim for at, dim in self._places)]
+        self._adjacent = all(at == end for (at, _), end in zip(self._places, ends, strict=False))
+
+    def fields(self, data: Any) -> Sequence[Tensor]:
+        """Return the fields of records `(n, nbytes)`, views of them."""
+        values = torch.from_numpy(data).view(self.dtype)
+        if self._adjacent:
+            parts: Sequence[Tensor] = values.split(self._places[0][1], 1)
+            return parts
+        return [values.narrow(1, at, dim) for at, dim in self._places]
+
+
+def _plain(group: Group) -> bool:
+    """Tell whether options ask for what torch's Adam does on the host by default."""
+    asked = any(map(group.get, ("fused", "foreach", "capturable", "differentiable", "amsgrad")))
+    numbers = [group["lr"], *group["betas"], group["weight_decay"], group["eps"]]
+    return not asked and not any(isinstance(number, Tensor) for number in numbers)
+
+
+class _Adam(NamedTuple):
+    """The numbers of a step of Adam."""
+
+    maximize: bool
+    decay: float
+    keep: float
+    first: float
+    second: float
+    deviation: float
+    eps: float
+    rate: float
+
+
+def _adam_numbers(kind: type, group: Group, step: float) -> _Adam:
+    beta1, beta2 = group["betas"]
+    lr, decay = group["lr"], group["weight_decay"]
+    decouples = _decouples(group, kind)
+    return _Adam(
+        group["maximize"],
+        0.0 if decouples else decay,
+        1 - lr * decay if decouples and decay != 0 else 1.0,
+        beta1,
+        beta2,
+        (1 - beta2**step) ** 0.5,
+        group["eps"],
+        lr / (1 - beta1**step),
+    )
+
+
+def _update_adam(fields: Sequence[Tensor], gradient: Tensor, numbers: _Adam) -> None:
+    """Do what `torch.optim.Adam` does, operator by operator."""
+    weight, first, second = fields
+    if numbers.maximize:
+        gradient = -gradient
+    if numbers.keep != 1:
+        weight.mul_(numbers.keep)
+    if numbers.decay != 0:
+        gradient = gradient.add(weight, alpha=numbers.decay)
+    first.lerp_(gradient, 1 - numbers.first)
+    second.mul_(numbers.second).addcmul_(gradient, gradient, value=1 - numbers.second)
+    deviation = second.sqrt().div_(numbers.deviation).add_(numbers.eps)
+    weight.addcdiv_(first, deviation, value=-numbers.rate)
+
+
+_ON_HOST: dict[type, Callable[[Group, float], _Adam]] = {
+    kind: functools.partial(_adam_numbers, kind) for kind in (torch.optim.Adam, torch.optim.AdamW)
+}
 
 
 def _usual(group: Group) -> bool:

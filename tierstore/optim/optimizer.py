@@ -6,7 +6,7 @@ import inspect
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import torch
 
@@ -24,6 +24,7 @@ from tierstore.nn.pointers import to_tensor as pointer_to
 from tierstore.nn.rows import TableRows
 from tierstore.optim.in_place import InPlace
 from tierstore.optim.probe import StatePlan, as_gradient, probe
+from tierstore.optim.rounding import Rounding
 from tierstore.optim.state import StoredState
 from tierstore.optim.trained import Project, Share, TrainedField
 
@@ -70,6 +71,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         progress: Callable[[int, int], None] | None = None,
         in_place: bool = True,
         stochastic_rounding: bool = False,
+        state_dtype: Literal["bfloat16"] | None = None,
+        rounding_seed: int = 0,
         project: Project | Mapping[TieredEmbedding, Project] | None = None,
         reset: bool = False,
         replicated: bool = False,
@@ -94,6 +97,12 @@ class TieredOptimizer(torch.optim.Optimizer):
             stochastic_rounding: for weights in bfloat16: train them in float32 and round at random,
                 so that steps too small for bfloat16 add up. What a row rounds to depends on the
                 row and the count of steps alone: results stay the same for any budget.
+            state_dtype: "bfloat16" keeps what the optimizer keeps of a row in half the bytes:
+                everything is computed in float32, and state is rounded at random as weights are by
+                `stochastic_rounding`. For weights in float32, and for those in bfloat16 with
+                `stochastic_rounding`. None: state in the type that torch gives it.
+            rounding_seed: 0 to 2^32 - 1; what is rounded at random depends on it, on the count of
+                steps, the row and the column, and on nothing else. Resumed runs give the same.
             project: called with the rows of a step after it, `(distinct rows, dim)`, returns what
                 is to be written instead, of the same shape; or a dict of such by layer.
             reset: drop the state that an optimizer left in the tables, and start from none: for
@@ -106,7 +115,8 @@ class TieredOptimizer(torch.optim.Optimizer):
 
         Raises InvalidInputError for a class that cannot train rows, naming the reason, for a table
         whose state is that of another class, where fields must be added to a table with uncommitted
-        rows, and for stochastic rounding of weights that are not bfloat16.
+        rows, for stochastic rounding of weights that are not bfloat16, and for a `state_dtype`
+        that is not there or not that of the state in the table.
         """
         if not (
             isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)
@@ -119,7 +129,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._options = options
         self._progress = progress
         self._in_place = in_place
-        self._at_random = stochastic_rounding
+        self._rounding = _rounding(stochastic_rounding, state_dtype, rounding_seed)
         self._project = project
         self._reset = reset
         self._replicated = replicated
@@ -174,7 +184,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         for field in trained:
             self._fields[field.rows] = field
             field.rows.optimizers.add(self)
-            field.rows.widened = self._at_random
+            field.rows.widened = self._rounding.weights
         for rows in whole:
             self._fields[rows].group = number
         for part in parts:
@@ -226,7 +236,7 @@ class TieredOptimizer(torch.optim.Optimizer):
             in_place = None
             if self._in_place and project is None:
                 in_place = InPlace(
-                    self._class, rows.table, rows.field, first.fields, at_random=first.at_random
+                    self._class, rows.table, rows.field, first.fields, rounding=first.rounding
                 )
             made.append(TrainedField(rows, states[rows], plans[rows], in_place, project, self._ema))
         return made
@@ -235,18 +245,24 @@ class TieredOptimizer(torch.optim.Optimizer):
         """Return the state that rows need."""
         item = rows.table.spec.layout.field(rows.field)
         element = item.element
-        if self._at_random and not element.stochastic:
+        if self._rounding.weights and not element.stochastic:
             raise InvalidInputError(
                 f"stochastic rounding is for bfloat16; field {rows.field!r} of table "
                 f"{rows.table.name!r} is {element.name}"
             )
-        dtype = torch.float32 if self._at_random else element.torch_dtype()
+        dtype = torch.float32 if self._rounding.weights else element.torch_dtype()
+        if self._rounding.states and dtype != torch.float32:
+            raise InvalidInputError(
+                f"state_dtype rounds state that is computed in float32; field {rows.field!r} of "
+                f"table {rows.table.name!r} is {element.name}: use float32, or bfloat16 with "
+                "stochastic_rounding=True"
+            )
         return probe(self._class, options, dim=item.dim, dtype=dtype, device=rows.table.device)
 
     def _states_of(self, rows: RowsParameter, plan: StatePlan) -> list[StoredState]:
         owner = class_name(self._class)
         return [
-            StoredState(table, rows.field, plan, owner=owner, at_random=self._at_random)
+            StoredState(table, rows.field, plan, owner=owner, rounding=self._rounding)
             for table in rows.tables
         ]
 
@@ -316,9 +332,8 @@ class TieredOptimizer(torch.optim.Optimizer):
             every.append(group["params"])
             given.append([each for each in group["params"] if type(each) not in _ROWS])
         for field, gradient in gradients:
-            on_device = gradient.batch.lease.device is not None
             for share in field.shares(gradient):
-                if on_device and field.step_in_place(gradient, share, groups[share.group]):
+                if field.step_in_place(gradient, share, groups[share.group]):
                     continue
                 copy, state = field.load(gradient, share)
                 if self._sparse and copy.grad is not None:
@@ -404,7 +419,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         table = " ".join(sorted(table.name for table in rows.tables))
         first = self._fields[rows].states[0]
         kept = [*first.fields, *(["ema"] if self._ema is not None else [])]
-        optimizer = f"{class_name(self._class)} with {', '.join(kept) or 'no state'}"
+        narrow = "" if first.state_dtype is None else f" in {first.state_dtype}"
+        optimizer = f"{class_name(self._class)} with {', '.join(kept) or 'no state'}{narrow}"
         return {"table": table, "field": rows.field, "optimizer": optimizer}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -470,6 +486,17 @@ def class_name(kind: type[torch.optim.Optimizer]) -> str:
     """Return what tells a class of optimizers from others: "torch.optim.Adam"."""
     module = kind.__module__
     return f"{'torch.optim' if module.startswith('torch.optim.') else module}.{kind.__qualname__}"
+
+
+def _rounding(weights: bool, state_dtype: object, seed: object) -> Rounding:
+    """Return what is rounded at random; raises InvalidInputError for what is not there."""
+    if state_dtype not in (None, "bfloat16"):
+        raise InvalidInputError(
+            f"state_dtype is 'bfloat16', or None for the type that torch gives; not {state_dtype!r}"
+        )
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:
+        raise InvalidInputError(f"rounding_seed is a number from 0 to 2^32 - 1, not {seed!r}")
+    return Rounding(weights=weights, states=state_dtype is not None, seed=seed)
 
 
 def _check_alone(fields: Iterable[TrainedField], ranks: int) -> None:

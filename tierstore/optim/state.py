@@ -11,14 +11,13 @@ from torch import Tensor
 from tierstore import initializers
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
-from tierstore.optim.probe import StatePlan
+from tierstore.optim.probe import RowState, StatePlan
+from tierstore.optim.rounding import Rounding
 from tierstore.spec import Field
 
-__all__ = ["State", "StoredState", "rounded_at_random"]
+__all__ = ["State", "StoredState"]
 
 _BLOCK = 65_536
-_ALL = 0xFFFFFFFF
-_GOLDEN = 0x9E3779B9
 
 State = dict[str, Any]
 """The state of a parameter, as a torch optimizer keeps it."""
@@ -37,7 +36,8 @@ class StoredState:
         step, owned: the scalars that count the steps, and tell whose state this is.
         fields: the field of each state that has values for each row.
         shared: the scalar of each number that all rows share.
-        at_random: whether weights round at random.
+        rounding: what rounds at random: weights, and the state of rows, which then is bfloat16.
+        columns: the first column of each state of a row, for its random bits.
     """
 
     def __init__(
@@ -47,12 +47,9 @@ class StoredState:
         plan: StatePlan,
         *,
         owner: str,
-        at_random: bool = False,
+        rounding: Rounding,
     ) -> None:
-        """Bind what a probe has found to a table, for an optimizer whose class is `owner`.
-
-        With `at_random` the weights, bfloat16, are trained in float32 and rounded at random.
-        """
+        """Bind what a probe has found to a table, for an optimizer whose class is `owner`."""
         self.table = table
         self._plan = plan
         prefix = "" if field == next(iter(table.fields)) else f"{field}_"
@@ -61,7 +58,8 @@ class StoredState:
         self.owner = owner
         self.fields: dict[str, str] = {key: prefix + key for key in plan.rows}
         self.shared: dict[str, str] = {key: prefix + key for key in plan.shared}
-        self.at_random = at_random
+        self.rounding = rounding
+        self.columns: dict[str, int] = rounding.columns(list(plan.rows))
 
     def check_owner(self) -> None:
         """Raise InvalidInputError if the state there is an optimizer's of another class."""
@@ -72,6 +70,22 @@ class StoredState:
                 f"{self.steps} steps, which {self.owner} cannot go on from: make the optimizer "
                 "with reset=True to drop that state, or go on with the same class"
             )
+        if found is not None and found.get("state_dtype") != self.state_dtype:
+            raise InvalidInputError(
+                f"table {self.table.name!r} holds state that was trained with state_dtype="
+                f"{found.get('state_dtype')!r}, which state_dtype={self.state_dtype!r} cannot go "
+                "on from: make the optimizer with reset=True to drop that state, or go on with the "
+                "same type"
+            )
+
+    @property
+    def state_dtype(self) -> str | None:
+        """The type that the state of rows is rounded to at random, if it is."""
+        return "bfloat16" if self.rounding.states else None
+
+    def is_narrow(self, key: str) -> bool:
+        """Whether a state of rows is rounded at random."""
+        return self.rounding.states and self._plan.rows[key].dtype == torch.float32
 
     def stale(self) -> list[str]:
         """Return the fields of the state there, of any class of optimizer; forget its scalars."""
@@ -91,20 +105,32 @@ class StoredState:
             name = self.fields[key]
             found = self.table.fields.get(name)
             if found is None:
-                dtype = str(state.dtype).removeprefix("torch.")
+                dtype = str(self._dtype(key, state)).removeprefix("torch.")
                 missing[name] = Field(state.dim, dtype, initializers.constant(state.initial))
             elif found.dim != state.dim:
                 raise InvalidInputError(
                     f"field {name!r} of table {self.table.name!r} has {found.dim} elements, the "
                     f"optimizer's state of that name {state.dim}; another optimizer made it"
                 )
+            elif self.is_narrow(key) and found.dtype != "bfloat16":
+                raise InvalidInputError(
+                    f"field {name!r} of table {self.table.name!r} is {found.dtype}, and "
+                    "state_dtype='bfloat16' asks for bfloat16: make the optimizer with reset=True "
+                    "to drop that state, or without state_dtype"
+                )
         return missing
+
+    def _dtype(self, key: str, state: RowState) -> torch.dtype:
+        """Return the type of the field that is made for a state."""
+        return torch.bfloat16 if self.is_narrow(key) else state.dtype
 
     def reset(self) -> None:
         """Write the values that states start from over those of every row, and count anew."""
         for key, kept in self._plan.rows.items():
             for ids in self._blocks():
-                values = torch.full((len(ids), kept.dim), kept.initial, dtype=kept.dtype)
+                values = torch.full(
+                    (len(ids), kept.dim), kept.initial, dtype=self._dtype(key, kept)
+                )
                 self.table.write(ids, values, self.fields[key])
         for name in (self.step, self.owned, *self.shared.values()):
             self.table.scalars.pop(name, None)
@@ -130,7 +156,8 @@ class StoredState:
         for key, kept in plan.rows.items():
             values = state[key].reshape(rows, kept.dim)
             for ids in self._blocks():
-                self.table.write(ids, values[ids].cpu(), self.fields[key])
+                block = values[ids].cpu().to(self._dtype(key, kept))
+                self.table.write(ids, block, self.fields[key])
         self.table.scalars[self.step] = max(1, self.steps)  # so that late states are read
         for key, name in self.shared.items():
             value = state[key].item() if isinstance(state[key], Tensor) else state[key]
@@ -152,35 +179,4 @@ class StoredState:
             "class": self.owner,
             "fields": list(self.fields.values()),
             "scalars": list(self.shared.values()),
-        }
-
-
-def rounded_at_random(values: Tensor, rows: Tensor, step: int) -> Tensor:
-    """Return float32 `values` `(n, dim)` of `rows` `(n,)` as bfloat16, on average the same.
-
-    A number between two of bfloat16 becomes the one farther from zero in as many of all cases as
-    it is on the way there: a step smaller than half of what bfloat16 tells apart would be lost
-    every time otherwise. Only row, element and step decide, so rows round alike on every device and
-    with any budget. Infinities and NaN stay.
-    """
-    bits = values.contiguous().view(torch.int32)
-    up = (bits + _noise(rows.to(torch.int64), values.shape[1], step)) & ~0xFFFF
-    return torch.where(values.isnan(), values, up.view(torch.float32)).to(torch.bfloat16)
-
-
-def _noise(rows: Tensor, dim: int, step: int) -> Tensor:
-    """Return 16 random bits for each element, int32 `(n, dim)`; step.cu draws the same."""
-    low, high = rows & _ALL, rows >> 32
-    key = _mixed((_mixed((low + step * _GOLDEN) & _ALL) + high) & _ALL)
-    elements = torch.arange(dim, device=rows.device) * _GOLDEN & _ALL
-    return (_mixed(key[:, None] ^ elements) >> 16).to(torch.int32)
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """Return a number of 32 bits, in int64, of which every bit depends on every bit of another.
-
-    Shifts and factors: lowbias32, found by C. Wellons' hash prospector (2018, public domain).
-    """
-    x = (x ^ x >> 16) * 0x7FEB352D & _ALL
-    x = (x ^ x >> 15) * 0x846CA68B & _ALL
-    return x ^ x >> 16
+        } | ({} if self.state_dtype is None else {"state_dtype": self.state_dtype})

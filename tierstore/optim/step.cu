@@ -7,6 +7,7 @@
 //   WEIGHT                 type of the weight: F32, BF16 or F16
 //   COMPUTED               type of the gradient, and of what torch computes with
 //   STOCHASTIC             0 or 1: round the weight, BF16, up or down at random
+//   NARROW                 0 or 1: the same for the states, BF16 too
 //   FIRST, SECOND, THIRD   types of the states' fields, None where there is no such state
 //   VECTOR                 elements that a thread moves in one access: 4 or 1
 //   SQUARES_FUSED          0 or 1: whether this torch adds a square in one operation
@@ -21,10 +22,11 @@
 struct Step {
     const u8 *gradient;      // of each record, [count][dim]
     const u8 *trained;       // [count], or null where all are
-    const i64 *rows;         // [count]: row of each record; only where STOCHASTIC
+    const i64 *rows;         // [count]: row of each record; only where STOCHASTIC or NARROW
     u32 dim;
     u32 count;               // of steps, this one included
     u32 weight, state[3];    // first byte of each field within a record
+    u32 seed, column[3];     // for random bits: of all, and the first column of each state
     float number[8];         // what the host has worked out for all rows
     float share;             // 1 / dim
 };
@@ -36,21 +38,39 @@ struct None {};
 __device__ float value(None) { return 0; }
 __device__ void set(None &, float) {}
 
-// Random bits for a row in a step, and for an element of it; those of rounding.py.
+// Random bits for a row in a step, and for a column of it; those of rounding.py.
 __device__ u32 mixed(u32 x) {
     x = (x ^ x >> 16) * 0x7feb352du;
     x = (x ^ x >> 15) * 0x846ca68bu;
     return x ^ x >> 16;
 }
-__device__ u32 key_of(u64 row, u32 count) {
-    return mixed(mixed((u32)row + count * 0x9e3779b9u) + (u32)(row >> 32));
+__device__ u32 key_of(const Step &step, u64 row) {
+    if (!STOCHASTIC && !NARROW) return 0;
+    const u64 own = step.rows[row];
+    const u32 high = (u32)(own >> 32) + step.seed * 0x85ebca6bu;
+    return mixed(mixed((u32)own + step.count * 0x9e3779b9u) + high);
 }
-__device__ u32 noise(u32 key, u32 element) { return mixed(key ^ element * 0x9e3779b9u) >> 16; }
+__device__ u32 noise(u32 key, u32 column) { return mixed(key ^ column * 0x9e3779b9u) >> 16; }
 
 // Away from zero in as many of all cases as what is cut off has of the way to the next number.
+template <class Type>
+__device__ void set_at_random(Type &x, float to, u32 key, u32 column) {
+    x.bits = to != to ? 0x7fff : (u16)((__float_as_uint(to) + noise(key, column)) >> 16);
+}
+__device__ void set_at_random(None &, float, u32, u32) {}
+
 __device__ void set_weight(WEIGHT &x, float to, u32 key, u32 element) {
 #if STOCHASTIC
-    x.bits = to != to ? 0x7fff : (u16)((__float_as_uint(to) + noise(key, element)) >> 16);
+    set_at_random(x, to, key, element);
+#else
+    set(x, to);
+#endif
+}
+
+template <class Type>
+__device__ void set_state(Type &x, float to, u32 key, u32 column) {
+#if NARROW
+    set_at_random(x, to, key, column);
 #else
     set(x, to);
 #endif
@@ -159,7 +179,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
         u8 *const record = (u8 *)rows.records[row];
         WEIGHT *const weight = (WEIGHT *)(record + step.weight);
         const COMPUTED *const gradient = (const COMPUTED *)step.gradient + row * step.dim;
-        const u32 key = STOCHASTIC ? key_of(step.rows[row], step.count) : 0;
+        const u32 key = key_of(step, row);
         float squares = 0;
         for (u32 k = lane; k < step.dim; k += 32) {
             const float g = prepared(value(gradient[k]), value(weight[k]), step.number[0]);
@@ -171,7 +191,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
         const float sum = add(stored(value(state)), mul(squares, step.share));
         const float deviation = add(root(sum), step.number[2]);
         __syncwarp();
-        if (lane == 0) set(state, sum);
+        if (lane == 0) set_state(state, sum, key, step.column[0]);
         for (u32 k = lane; k < step.dim; k += 32) {
             const float p = value(weight[k]);
             const float g = prepared(value(gradient[k]), p, step.number[0]);
@@ -192,7 +212,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
         if (step.trained && !step.trained[row]) continue;
         if (pack == 0) changed(rows, row);
         u8 *const record = (u8 *)rows.records[row];
-        const u32 key = STOCHASTIC ? key_of(step.rows[row], step.count) : 0;
+        const u32 key = key_of(step, row);
         Pack<COMPUTED> g;
         Pack<WEIGHT> p;
         Pack<FIRST> a;
@@ -207,10 +227,11 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
             float x = value(p.at[k]);
             float y[] = {stored(value(a.at[k])), stored(value(b.at[k])), stored(value(c.at[k]))};
             update(step.number, x, value(g.at[k]), y[0], y[1], y[2]);
-            set_weight(p.at[k], x, key, pack * VECTOR + k);
-            set(a.at[k], y[0]);
-            set(b.at[k], y[1]);
-            set(c.at[k], y[2]);
+            const u32 column = pack * VECTOR + k;
+            set_weight(p.at[k], x, key, column);
+            set_state(a.at[k], y[0], key, step.column[0] + column);
+            set_state(b.at[k], y[1], key, step.column[1] + column);
+            set_state(c.at[k], y[2], key, step.column[2] + column);
         }
         store(p, record + step.weight, pack);
         store(a, record + step.state[0], pack);

@@ -18,7 +18,8 @@ from tierstore.nn.average import Average
 from tierstore.nn.rows import RowsParameter
 from tierstore.optim.in_place import InPlace
 from tierstore.optim.probe import StatePlan
-from tierstore.optim.state import State, StoredState, rounded_at_random
+from tierstore.optim.rounding import rounded_at_random
+from tierstore.optim.state import State, StoredState
 
 __all__ = ["Project", "Share", "TrainedField"]
 
@@ -135,7 +136,7 @@ class TrainedField:
             return False
         before = None if self._ema is None else self._averages[0].before(lease)
         first, values = self.states[share.tables[0]], gradient.values
-        step = first.steps + 1
+        step = int(first.table._scalars.get(first.step, 0)) + 1
         if not self._in_place.step(
             lease, values, share.trained, options, step, lambda: self._own_ids(gradient)
         ):
@@ -164,7 +165,7 @@ class TrainedField:
                 found = values[first.fields[key]].to(kept.dtype)
                 state[key] = found.reshape(lease.bound, *kept.shape)
         weights = values[self.rows.field]
-        copy = torch.nn.Parameter(weights.float() if first.at_random else weights)
+        copy = torch.nn.Parameter(weights.float() if first.rounding.weights else weights)
         copy.grad = gradient.values.to(copy.dtype)
         return copy, state
 
@@ -177,13 +178,18 @@ class TrainedField:
         if self._project is not None:
             weights = self._projected(self._project, weights)
         before = None if self._ema is None else self._averages[0].before(lease)
-        if first.at_random:
-            own = self._own_ids(gradient).to(weights.device)
-            weights = rounded_at_random(weights, own, first.steps + 1)
-        values = {self.rows.field: weights}
+        own = self._own_ids(gradient).to(weights.device) if first.rounding else None
+
+        def rounded(exact: Tensor, column: int) -> Tensor:
+            step, seed = first.steps + 1, first.rounding.seed
+            return rounded_at_random(exact, own, step, seed=seed, column=column)
+
+        values = {self.rows.field: rounded(weights, 0) if first.rounding.weights else weights}
         for key, name in first.fields.items():
             dim, dtype = self._kinds[name]
-            values[name] = state[key].reshape(lease.bound, dim).to(dtype)
+            kept = state[key].reshape(lease.bound, dim)
+            narrow = first.is_narrow(key)
+            values[name] = rounded(kept, first.columns[key]) if narrow else kept.to(dtype)
         if share.trained is not None:
             old = lease.read_columns(columns)
             values = {name: torch.where(share.trained, values[name], old[name]) for name in values}

@@ -20,6 +20,7 @@ from tierstore.errors import InvalidInputError, InvalidTypeError
 __all__ = [
     "Barred",
     "DeviceScores",
+    "Lookup",
     "Policies",
     "Policy",
     "PolicyLike",
@@ -33,6 +34,9 @@ __all__ = [
 
 Rows = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int32]
+
+Lookup = Callable[[Rows], Slots]
+"""Returns the slot of each given row, negative where it has none."""
 
 Barred = Callable[[Slots], npt.NDArray[np.bool_]]
 """Returns a bool for each given slot: whether it must stay."""
@@ -86,6 +90,9 @@ class Policy(ABC):
     @abstractmethod
     def next_batch(self) -> None:
         """End the current batch."""
+
+    def grow(self, rows: int) -> None:
+        """Have `rows` rows instead of fewer, the new ones without a slot."""
 
     def announce(self, rows: Rows) -> None:
         """Announce that a future batch, after those already announced, will use `rows`."""
@@ -154,10 +161,8 @@ class PolicySpec(ABC):
         """Maximum memory of the policy in a tier, without the batches that lookahead queues."""
 
     @abstractmethod
-    def make(
-        self, rows: int, slots: int, slot_of: npt.NDArray[np.int32], row_of: npt.NDArray[np.int64]
-    ) -> Policy:
-        """Create the policy of a tier with the maps `slot_of` `(rows,)` and `row_of` `(slots,)`."""
+    def make(self, rows: int, slots: int, lookup: Lookup, row_of: npt.NDArray[np.int64]) -> Policy:
+        """Create the policy of a tier; `row_of` `(slots,)` is the row in each slot that has one."""
 
     @abstractmethod
     def on_device(self) -> DeviceScores | None:

@@ -64,6 +64,9 @@ class AgedFrequency(Ranking):
             return self._half_life
         return max(_TURNOVERS * self._slots / max(self._unique, 1.0), 1 / 16)
 
+    def grow(self, rows: int) -> None:
+        self._scores.resize(rows, refcheck=False)
+
     def use(self, rows: Rows) -> Rows | None:
         """Add one use to each of `rows`, counting repeated rows once."""
         self._measure(rows)

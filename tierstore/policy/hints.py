@@ -64,6 +64,11 @@ class DueSoonest(Ranking):
         coming = sum(batch.rows.nbytes + batch.following.nbytes for batch in self._coming.values())
         return int(self._next.nbytes + self._last.nbytes + coming + self.base.nbytes)
 
+    def grow(self, rows: int) -> None:
+        self._next.resize(rows, refcheck=False)
+        self._last.resize(rows, refcheck=False)
+        self.base.grow(rows)
+
     def announce(self, rows: Rows) -> Rows:
         """Queue a batch after those already announced; return the rows with changed keys."""
         rows = unique(rows)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.policy.base import Barred, Policy, PolicySpec, Rows, Slots
+from tierstore.policy.base import Barred, Lookup, Policy, PolicySpec, Rows, Slots
 
 __all__ = ["NO_ROWS", "Keys", "Ranked", "RankedSpec", "Ranking"]
 
@@ -54,6 +54,9 @@ class Ranking(ABC):
         """Return the keys by which `rows` of the current batch compete for a slot."""
         return self.keys(rows)
 
+    def grow(self, rows: int) -> None:
+        """Have `rows` rows instead of fewer, the new ones not used yet."""
+
     def announce(self, rows: Rows) -> Rows:
         """Announce that a future batch will use `rows`; return the rows with changed keys."""
         return NO_ROWS
@@ -76,22 +79,18 @@ class RankedSpec(PolicySpec, ABC):
     def bytes_for(self, rows: int, slots: int) -> int:
         return Ranked.bytes_for(slots) + self.ranking_bytes(rows)
 
-    def make(
-        self, rows: int, slots: int, slot_of: npt.NDArray[np.int32], row_of: npt.NDArray[np.int64]
-    ) -> Policy:
-        return Ranked(self.ranking(rows, slots), slot_of, row_of)
+    def make(self, rows: int, slots: int, lookup: Lookup, row_of: npt.NDArray[np.int64]) -> Policy:
+        return Ranked(self.ranking(rows, slots), lookup, row_of)
 
 
 class Ranked(Policy):
-    """A policy based on a ranking of rows; `slot_of` and `row_of` are the maps of the tier."""
+    """A policy based on a ranking of rows; `lookup` and `row_of` are those of the tier."""
 
-    def __init__(
-        self, ranking: Ranking, slot_of: npt.NDArray[np.int32], row_of: npt.NDArray[np.int64]
-    ) -> None:
+    def __init__(self, ranking: Ranking, lookup: Lookup, row_of: npt.NDArray[np.int64]) -> None:
         """Start with no slot in use."""
         self.ranking = ranking
         self.keeps_batch: bool = ranking.keeps_batch
-        self._slot_of = slot_of
+        self._lookup = lookup
         self._row_of = row_of
         self._keys = np.full(row_of.size, _FREE)
         self._held: list[Slots] = []
@@ -115,6 +114,9 @@ class Ranked(Policy):
         else:
             self._revalue(changed)
 
+    def grow(self, rows: int) -> None:
+        self.ranking.grow(rows)
+
     def announce(self, rows: Rows) -> None:
         self._revalue(self.ranking.announce(rows))
 
@@ -131,7 +133,7 @@ class Ranked(Policy):
 
     def _revalue(self, rows: Rows) -> None:
         """Update the keys of the slots of `rows`."""
-        slots = self._slot_of[rows]
+        slots = self._lookup(rows)
         slots = slots[slots >= 0]
         self._assign(slots[self._keys[slots] < _HELD])
 

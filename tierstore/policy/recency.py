@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.policy.base import Barred, DeviceScores, Policy, Rows, Slots
+from tierstore.policy.base import Barred, DeviceScores, Lookup, Policy, Rows, Slots
 from tierstore.policy.ranked import NO_ROWS, Keys, RankedSpec, Ranking
 
 __all__ = ["LRU", "LRUSpec", "Recency", "lru"]
@@ -254,6 +254,9 @@ class Recency(Ranking):
         self._used[rows] = self._now
         return NO_ROWS
 
+    def grow(self, rows: int) -> None:
+        self._used.resize(rows, refcheck=False)
+
     def keys(self, rows: Rows) -> Keys:
         """Return the numbers of the batches, modulo 2**31."""
         return self._used[rows] & np.uint32(2**31 - 1)
@@ -268,9 +271,7 @@ class LRUSpec(RankedSpec):
     def bytes_for(self, rows: int, slots: int) -> int:
         return LRU.bytes_for(slots)
 
-    def make(
-        self, rows: int, slots: int, slot_of: npt.NDArray[np.int32], row_of: npt.NDArray[np.int64]
-    ) -> Policy:
+    def make(self, rows: int, slots: int, lookup: Lookup, row_of: npt.NDArray[np.int64]) -> Policy:
         return LRU(slots)  # exact, and cheaper than a ranking
 
     def on_device(self) -> DeviceScores | None:

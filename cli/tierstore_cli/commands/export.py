@@ -9,12 +9,12 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import Store, Table
+from tierstore import Attached, Store, Table
 from tierstore.budget import format_bytes
 from tierstore.exporting import export_table
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Unchanged
-from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_store
+from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_to_read
 from tierstore_cli.output import Output
 from tierstore_cli.params import (
     DTYPE,
@@ -45,6 +45,7 @@ from tierstore_cli.text import some_rows
 @FORMAT
 @TABLE
 @FIELD
+@click.option("--fields", metavar="A,B,…", help="Several fields, as columns of one file.")
 @click.option("--rows", type=RowRange(), help="Export only rows A to B-1.")
 @click.option(
     "--ids", "id_file", metavar="FILE", help="Export the rows in a file of ids, in its order."
@@ -74,6 +75,7 @@ def export(
     suffix: str | None,
     table: str | None,
     field: str | None,
+    fields: str | None,
     rows: Rows | None,
     id_file: str | None,
     key_file: str | None,
@@ -97,9 +99,14 @@ def export(
     standard output and needs --format. Processes that share an export write one --part each, to
     files of their own and of the same --version.
 
+    --fields writes several fields, each a column of a .parquet, .arrow or .feather file, in the
+    narrowest element type that holds them all exactly.
+
     --ids, --keys-from and --since write some rows only, with their keys; of a table without keys
     the ids are the keys. Versions that --since and --if-changed compare with must be kept, see
     `tierstore keep`. If nothing has changed, nothing is written and the exit code is 10.
+
+    STORE may also be a matrix of another program, FILE or FILE::NAME, which is read in place.
 
     \b
     Examples:
@@ -113,6 +120,7 @@ def export(
       tierstore export emb.tier - --format csv --table item | head
       tierstore export emb.tier changed.parquet --since yesterday
       tierstore export emb.tier some.tsv --table item --keys-from wanted.txt
+      tierstore export emb.tier trained.parquet --fields weight,exp_avg,exp_avg_sq
       tierstore export emb.tier s3://bucket/items.parquet --table item
     """
     streamed = str(target) == STREAM
@@ -120,6 +128,8 @@ def export(
         raise click.UsageError("rows and --json would both go to standard output")
     if suffix is not None and not streamed:
         raise click.UsageError(f"--format is that of {STREAM}; the suffix of OUT names its format")
+    if field is not None and fields is not None:
+        raise click.UsageError("give one of --field and --fields")
     given = [each for each in (rows, id_file, key_file, since) if each is not None]
     if len(given) > 1:
         raise click.UsageError("give one of --rows, --ids, --keys-from and --since")
@@ -127,11 +137,12 @@ def export(
         raise click.UsageError("--part is that of all rows, or of --rows")
     with (
         into_stream(suffix) if streamed else nullcontext(target) as place,
-        open_store(store, version=version) as opened,
+        open_to_read(store, version) as opened,
         Progress("exporting") as progress,
     ):
-        version, chosen = opened.version, choose_table(opened, table)
-        field = choose_field(chosen, field)
+        version = opened.version if isinstance(opened, Store) else None
+        chosen = choose_table(opened, table)
+        names = fields.split(",") if fields is not None else [choose_field(chosen, field)]
         picked: Any
         if id_file is not None:
             picked = ids_in(id_file)
@@ -146,7 +157,7 @@ def export(
         done = export_table(
             chosen,
             place,
-            field=field,
+            field=names,
             rows=picked,
             dtype=dtype,
             keys=keys,
@@ -159,7 +170,7 @@ def export(
         "store": full_name(store),
         "version": version,
         "table": chosen.name,
-        "field": field,
+        "fields": names,
         "out": full_name(target),
         "rows": done.rows,
         "dim": done.dim,
@@ -180,8 +191,10 @@ def export(
     out.show(data, f"wrote {target}: {shape}, {format_bytes(done.bytes)}")
 
 
-def _changed(store: Store, table: Table, since: int | str) -> npt.NDArray[np.int64]:
+def _changed(store: Store | Attached, table: Table, since: int | str) -> npt.NDArray[np.int64]:
     """Return the rows of a table that changed since a version; raises Unchanged for none."""
+    if isinstance(store, Attached):
+        raise click.UsageError("a file has no versions; leave --since and --if-changed out")
     changed = store.changed(since).get(table.name)
     if changed is None:
         raise Unchanged(f"no row of {table.name} changed since version {since}; nothing written")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tierstore import Table
 from tierstore_cli.command import Command
-from tierstore_cli.opening import choose_field, choose_table, open_store
+from tierstore_cli.opening import choose_field, choose_table, open_to_read
 from tierstore_cli.output import Output
 from tierstore_cli.params import FIELD, READ_STORE, TABLE, VERSION, Place
 from tierstore_cli.picking import chosen_ids
@@ -41,15 +41,17 @@ def get(
     """Print rows of a table of STORE: the id, the key if there is one, and all elements.
 
     A row is a line, its cells divided by tabs, every digit that tells its numbers apart. Lines come
-    as rows are read. STORE may be written meanwhile; one version is read.
+    as rows are read. STORE may be written meanwhile; one version is read. It may also be a matrix
+    of another program, FILE or FILE::NAME, which is read in place.
 
     \b
     Examples:
       tierstore get emb.tier 0 17 4711
       tierstore get emb.tier --table word --key the --key "of"
       tierstore get emb.tier --table item --ids ids.txt --field exp_avg | cut -f 1,2
+      tierstore get model.safetensors::ple.weight 0 17
     """
-    with open_store(store, version=version) as opened:
+    with open_to_read(store, version) as opened:
         chosen = choose_table(opened, table)
         field = choose_field(chosen, field)
         rows = chosen_ids(chosen, ids, keys, file)

@@ -124,6 +124,7 @@ def init(
       sgd-momentum                         momentum_buffer
       NAME[:DTYPE[:DIM]]                   any field; DTYPE and DIM default to the weight's;
                                            field:NAME where NAME is like one of the above
+    adam:bfloat16 is that of TieredOptimizer(..., state_dtype="bfloat16"), likewise the others.
     """
     spec = _spec(rows, (dim, dtype, initializer(seed)), state, backend, table, sparse, keys)
     exists = os.path.lexists(store) and not _is_empty(store)

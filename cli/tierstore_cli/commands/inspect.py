@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from tierstore import Table
+from tierstore import Attached, Table
 from tierstore.budget import format_bytes
 from tierstore.spec import BACKENDS
 from tierstore.stats import LISTED, SpaceInformation, label
 from tierstore_cli.command import Command
-from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_store
+from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_to_read
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import FIELD, READ_STORE, TABLE, Place, RowRange, Rows
+from tierstore_cli.params import FIELD, READ_STORE, TABLE, Place, RowRange, Rows, full_name
 from tierstore_cli.progress import Progress
 from tierstore_cli.rows import rows_data, rows_grid
 from tierstore_cli.rowstats import row_stats
@@ -53,6 +53,8 @@ def inspect(
     share have one line together, and --json lists all. STORE may be written meanwhile. Damaged
     tables are left out, named under "damaged" in --json, and the exit code is 4.
 
+    STORE may also be a matrix of another program, FILE or FILE::NAME, which is read in place.
+
     \b
     Examples:
       tierstore inspect emb.tier
@@ -60,12 +62,18 @@ def inspect(
       tierstore inspect emb.tier --table item --rows 0:5 --field exp_avg
       tierstore inspect emb.tier --versions
       tierstore inspect emb.tier --json | jq .version
+      tierstore inspect model.safetensors::ple.weight --stats
     """
     if full and not stats:
         raise click.UsageError("--full says which rows --stats reads; give both")
     if field is not None and not stats and span is None:
         raise click.UsageError("--field says what --stats and --rows show; give one of them")
-    with open_store(store) as opened:
+    with open_to_read(store) as opened:
+        if isinstance(opened, Attached):
+            if versions:
+                raise click.UsageError("a file has no versions; leave --versions out")
+            _show_file(out, store, choose_table(opened, table), field, stats, full, span)
+            return
         info = opened.info()
         data = info.to_dict()
         parts: list[str | Grid] = [_headline(store, data)]
@@ -94,18 +102,55 @@ def inspect(
             parts += ["", _versions(data["versions"])]
         if stats:
             for entry, each in zip(data["tables"], tables, strict=True):
-                with Progress(f"reading {each.name}") as progress:
-                    found = row_stats(each, choose_field(each, field), full, progress)
-                entry["stats"] = dataclasses.asdict(found)
-                parts += ["", found.text(each)]
+                parts += _add_stats(entry, each, field, full=full)
         if span is not None:
-            shown = choose_table(opened, table)
-            ids = range(*choose_rows(shown, span))
-            data["rows"] = rows_data(shown, choose_field(shown, field), ids)
-            parts += ["", rows_grid(data["rows"])]
+            parts += _add_rows(data, choose_table(opened, table), field, span)
     out.show(data, *parts)
     for error in damaged.values():
         raise error
+
+
+def _add_stats(
+    data: dict[str, Any], table: Table, field: str | None, *, full: bool
+) -> list[str | Grid]:
+    """Add the statistics of a field to the data, and return them for people."""
+    with Progress(f"reading {table.name}") as progress:
+        found = row_stats(table, choose_field(table, field), full, progress)
+    data["stats"] = dataclasses.asdict(found)
+    return ["", found.text(table)]
+
+
+def _add_rows(
+    data: dict[str, Any], table: Table, field: str | None, span: Rows
+) -> list[str | Grid]:
+    """Add rows to the data, and return them for people."""
+    ids = range(*choose_rows(table, span))
+    data["rows"] = rows_data(table, choose_field(table, field), ids)
+    return ["", rows_grid(data["rows"])]
+
+
+def _show_file(
+    out: Output,
+    file: Place,
+    table: Table,
+    field: str | None,
+    stats: bool,
+    full: bool,
+    span: Rows | None,
+) -> None:
+    """Show a matrix of another program."""
+    (item,) = table.fields.values()
+    facts = {"rows": table.rows, "dim": item.dim, "dtype": item.dtype}
+    data: dict[str, Any] = {"file": full_name(file), "table": {"name": table.name, **facts}}
+    size = format_bytes(table.rows * item.nbytes)
+    parts: list[str | Grid] = [
+        f"{file}   {table.rows:,} rows of {item.dim} {item.dtype} · {size} · read in place"
+    ]
+    if stats:
+        parts += _add_stats(data["table"], table, field, full=full)
+    if span is not None:
+        parts += _add_rows(data, table, field, span)
+    out.show(data, *parts)
 
 
 def _headline(store: Place, data: dict[str, Any]) -> str:
@@ -182,7 +227,7 @@ def _opening_line(table: Table, base: str) -> str:
     layout = table.spec.layout
     _, field = layout.fields[0]
     line = BACKENDS[table.spec.backend].opening_line(layout, base)
-    return f"{line}  # {field.dtype}, as bits" if field.element.as_bits else line
+    return f"{line}  # {field.form}, as bits" if field.element.as_bits else line
 
 
 def _versions(versions: list[dict[str, Any]]) -> Grid:

@@ -44,6 +44,9 @@ from tierstore_cli.streams import FORMAT, as_file
     show_default=True,
     help="Which row stays of those with equal keys.",
 )
+@click.option(
+    "--upsert", is_flag=True, help="Replace the rows of the keys in SRC, append those that are new."
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be read, and the first rows.")
 @MEMORY
 @UNTESTED
@@ -59,6 +62,7 @@ def load(
     memory: int,
     allow_untested: bool,
     duplicates: Literal["error", "first", "last"],
+    upsert: bool,
     dry_run: bool,
     **text: Any,
 ) -> None:
@@ -67,9 +71,12 @@ def load(
     SRC is a .npy .npz .safetensors .pt .pth .ckpt .parquet .arrow .feather .h5 .vec .txt .bin .zarr
     .csv .tsv .jsonl .fvecs or .fbin file, the .json index of a model in several .safetensors files,
     or a directory of .parquet or .arrow files, as Hugging Face saves data sets. FILE:NAME selects
-    one of several arrays, and a .zarr may be a URL for fsspec. - is standard input, which like a
-    pipe needs --format. A missing store or table is created with the shape and element type of the
-    file. Other fields of the table do not change.
+    one of several arrays. SRC may be a URL for fsspec, from which all but a .zarr is copied to a
+    temporary file. - is standard input, which like a pipe needs --format. A missing store or table
+    is created with the shape and element type of the file. Other fields of the table do not change.
+
+    With --upsert, only rows of the keys in SRC are written; of a table without keys, the keys are
+    row ids. New keys get a row in a table by key, and are appended to another.
 
     Files in text may be packed: .csv.gz, .vec.bz2, .tsv.zst. Their header, keys, separator and
     decimal mark are found by the types of their cells; what was found is said on stderr. What can
@@ -84,6 +91,7 @@ def load(
       tierstore load emb.tier rows.npy --table item --keys keys.txt
       curl -s https://example.org/words.vec.gz | tierstore load emb.tier - --format vec.gz
       tierstore load emb.tier items.csv.gz --key-column item_id --dry-run
+      tierstore load emb.tier today.parquet --table item --upsert
     """
     with as_file(source, suffix) as file:
         if dry_run:
@@ -100,6 +108,7 @@ def load(
                     keys=keys,
                     dtype=dtype,
                     duplicates=duplicates,
+                    upsert=upsert,
                     memory=memory,
                     allow_untested=allow_untested,
                     progress=progress,
@@ -121,9 +130,12 @@ def load(
         "version": done.version,
         "read_as": done.read_as,
         "notes": list(done.notes),
+        "added": done.added,
     }
     verb = "made" if done.created else "loaded"
     shape = f"{done.rows:,} rows of {done.dim} {done.dtype}{', with keys' if done.keys else ''}"
+    if done.added:
+        shape += f", {done.added:,} of them new"
     out.show(
         data, f"{verb} {done.table} {done.field}: {shape}; {store} is now at version {done.version}"
     )

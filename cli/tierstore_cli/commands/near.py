@@ -7,9 +7,9 @@ from typing import Any, Literal
 import click
 import numpy as np
 
-from tierstore import Table
+from tierstore import Store, Table
 from tierstore_cli.command import Command
-from tierstore_cli.opening import choose_field, choose_table, open_store
+from tierstore_cli.opening import choose_field, choose_table, open_to_read
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import FIELD, READ_STORE, TABLE, VERSION, Count, Place, full_name
 from tierstore_cli.picking import chosen_ids
@@ -47,6 +47,7 @@ def near(
 
     The result is exact: every row is read once and compared in float32, with memory for a few
     blocks of rows. The row itself is left out. STORE may be written meanwhile; one version is read.
+    It may also be a matrix of another program, FILE or FILE::NAME, which is read in place.
 
     \b
     Examples:
@@ -56,7 +57,7 @@ def near(
     """
     if (row is None) == (key is None):
         raise click.UsageError("which row? Give --key or --id")
-    with open_store(store, version=version) as opened:
+    with open_to_read(store, version) as opened:
         chosen = choose_table(opened, table)
         field = choose_field(chosen, field)
         ids = chosen_ids(chosen, [] if row is None else [row], [] if key is None else [key])
@@ -65,7 +66,7 @@ def near(
         rows = _rows(chosen, scores[0], found[0])
         data = {
             "store": full_name(store),
-            "version": opened.version,
+            "version": opened.version if isinstance(opened, Store) else None,
             "table": chosen.name,
             "field": field,
             "id": int(ids[0]),

@@ -132,6 +132,10 @@ class Backend(ABC):
         del directory, spec
         return None
 
+    def grow(self, records: Records, spec: TableSpec, *, extend: bool) -> None:
+        """Have `spec.rows` rows in open records; a writer extends the files, which then last."""
+        raise NotImplementedError(f"backend {self.name!r} has a fixed number of rows")
+
     @abstractmethod
     def plain_files(self, spec: TableSpec) -> PlainFiles | None:
         """Return where records are in the files, for repairs; None if they are compressed."""

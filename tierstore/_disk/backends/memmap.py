@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from tierstore import _io
 from tierstore._disk.backends import Backend, PlainFiles, Records
-from tierstore._disk.records import Files, record_files
+from tierstore._disk.records import Files, RecordFiles, record_files
 from tierstore.errors import CorruptStoreError
 from tierstore.spec import RecordLayout, TableSpec
 
@@ -17,6 +18,7 @@ __all__ = ["Memmap"]
 
 DATA_OFFSET = 4096
 """The header fills one page, so that records start at a page boundary."""
+_SHAPE = re.compile(rb"'shape': \((\d{1,16}),")
 
 
 def header(layout: RecordLayout, rows: int) -> bytes:
@@ -63,6 +65,11 @@ class Memmap(Backend):
             _check_header(file, spec)
             return file.inode
 
+    def grow(self, records: Records, spec: TableSpec, *, extend: bool) -> None:
+        """Lengthen the file, and say so in its header."""
+        if isinstance(records, RecordFiles):
+            records.grow(spec.rows, header(spec.layout, spec.rows) if extend else None)
+
     def plain_files(self, spec: TableSpec) -> PlainFiles:
         """Return the single file."""
         return PlainFiles(_file_name, 1, spec.rows, DATA_OFFSET)
@@ -74,7 +81,10 @@ class Memmap(Backend):
 
 
 def _check_header(file: _io.File, spec: TableSpec) -> None:
-    if file.read(DATA_OFFSET) != header(spec.layout, spec.rows):
+    found, rows = file.read(DATA_OFFSET), spec.rows
+    if spec.grows and (shape := _SHAPE.search(found)) is not None:
+        rows = max(rows, int(shape.group(1)))  # of a later version
+    if found != header(spec.layout, rows):
         raise CorruptStoreError(
             f"{file.path}: the header does not match a table of {spec.rows} rows; "
             "restore the file from a copy"
@@ -87,7 +97,7 @@ def _file_name(number: int) -> str:
 
 
 def _files(directory: _io.Holder, spec: TableSpec) -> Files:
-    return Files(directory, _file_name, DATA_OFFSET + spec.nbytes)
+    return Files(directory, _file_name, DATA_OFFSET + spec.nbytes, grows=spec.grows)
 
 
 def _records(files: Files, spec: TableSpec, created: Sequence[_io.File] = ()) -> Records:

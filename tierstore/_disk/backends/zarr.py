@@ -78,6 +78,7 @@ def metadata(spec: TableSpec) -> bytes:
         "attributes": {
             "fields": {
                 name: {"dtype": item.dtype, "columns": columns[name]}
+                | ({} if item.scale is None else {"scale": vars(item.scale)})
                 for name, item in layout.fields
             }
         },

@@ -38,10 +38,12 @@ class Device(Protocol):
     Attributes:
         processors: its multiprocessors.
         beside: a stream for copies beside the caller's own.
+        arrays: the module of its arrays, which has NumPy's functions.
     """
 
     processors: int
     beside: int
+    arrays: Any
 
     @property
     def torch_name(self) -> str:
@@ -158,7 +160,7 @@ class CudaDevice(Device):
         if not 0 <= index < count:
             raise DeviceError(f"there is no CUDA device {index}; this machine has {count}")
         self.index = index
-        self._cupy = cupy
+        self.arrays = self._cupy = cupy
         self._runtime = runtime
         self._range = time_range if cupy.cuda.nvtx.available else nullcontext
         self._ranges: dict[str, AbstractContextManager[Any]] = {}

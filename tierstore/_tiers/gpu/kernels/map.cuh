@@ -2,7 +2,7 @@
 
 __device__ u64 slot_address(const Tier &t, i64 slot) { return (u64)(t.slots + slot * t.record); }
 __device__ u64 host_address(const Tier &t, i64 slot) { return (u64)(t.host + slot * t.record); }
-__device__ i64 host_slot(const Tier &t, i64 row) { return t.direct ? row : t.host_slot_of[row]; }
+__device__ i64 host_slot(const Tier &t, i64 row) { return t.direct ? row : (i64)t.host_slot_of[row] - 1; }
 
 // Note that a record in host memory has changed. A direct host tier looks at its marks only after a
 // report; a byte sent over the link for each record would take as long as a tenth of the record.

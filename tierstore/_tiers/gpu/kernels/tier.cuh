@@ -70,7 +70,7 @@ struct Tier {
     u32 *mark;                    // [capacity]: winner of a write, index in a lease; 0 between batches
     u8 *dirty;                    // [capacity]
     u8 *host;                     // the host tier's records, its map and marks
-    const i32 *host_slot_of;      // null where the host tier is direct: slot = row
+    const i32 *host_slot_of;      // slot + 1; null where the host tier is direct
     u8 *host_dirty;
     u32 *host_changed;            // direct: a bit a row, which `report` turns into host_dirty
     Counters *counters;

@@ -1,0 +1,96 @@
+"""The documentation site: Sphinx over the Markdown of this folder and the docstrings.
+
+`make docs-site` builds it into build/site; a warning is an error.
+"""
+
+import posixpath
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SOURCE = PROJECT["urls"]["Source"] + "/blob/main"
+
+project = "tierstore"
+author = copyright = "tierstore contributors"
+release = re.search(
+    r'^__version__ = "(.*)"', (ROOT / "tierstore/__init__.py").read_text(encoding="utf-8"), re.M
+)[1]
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+suppress_warnings = ["myst.strikethrough"]
+
+html_theme = "furo"
+html_title = f"tierstore {release}"
+html_static_path = ["_static"]
+html_theme_options = {
+    "source_repository": PROJECT["urls"]["Source"],
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
+
+myst_heading_anchors = 3
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+
+# Docstrings are plain text with `code` in backticks, and sections as Google writes them.
+default_role = "code"
+napoleon_numpy_docstring = False
+autodoc_mock_imports = ["accelerate", "lightning", "torch_geometric", "transformers"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+autodoc_default_options = {"members": True, "show-inheritance": True, "inherited-members": False}
+python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
+
+# Types in signatures are internal, or of Python, NumPy and torch, whose pages are not fetched.
+nitpicky = True
+nitpick_ignore_regex = [("py:(class|obj)", ".*")]
+
+
+def link_to_the_repository(app: Sphinx, page: str, source: list[str]) -> None:
+    """Let a link to a file outside of this folder lead to the repository."""
+
+    def absolute(match: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), match[1]))
+        outside = not path.startswith("docs/") or path.endswith(".py")
+        return f"]({SOURCE}/{path})" if outside else match[0]
+
+    source[0] = re.sub(r"\]\((?!https?:|#)([^)#]+)\)", absolute, source[0])
+
+
+def mark_examples(
+    app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
+    """Make an indented paragraph of a docstring a block: of text for a drawing, else of code."""
+    marked: list[str] = []
+    inside = False
+    for number, line in enumerate(lines):
+        indented = line.startswith("    ")
+        if line and not indented:
+            inside = False
+        elif indented and not inside and number and not lines[number - 1]:
+            inside = True
+            drawing = any("├" in each or "│" in each for each in lines[number:])
+            marked += [f".. code-block:: {'text' if drawing else 'python'}", ""]
+        marked.append(line)
+    lines[:] = marked
+
+
+def setup(app: Sphinx) -> None:
+    """Connect what is done to pages and docstrings before they are read."""
+    app.connect("source-read", link_to_the_repository)
+    app.connect("autodoc-process-docstring", mark_examples, priority=400)  # before napoleon

@@ -1,0 +1,223 @@
+"""Upsert: rows of a file by key over those of a table, new ones behind them, in one version."""
+
+import numpy as np
+import pytest
+
+import tierstore
+from tests.formats.matrices import random_matrix, write_file
+from tests.reference.elements import BFLOAT16
+from tierstore.errors import (
+    FormatError,
+    InvalidInputError,
+    InvalidTypeError,
+    RowIndexError,
+)
+from tierstore.importing import import_table
+from tierstore.spec import Field, TableSpec
+
+ROWS, DIM = 500, 5
+WORDS = [f"w{row}" for row in range(ROWS)]
+RNG = np.random.default_rng(7)
+
+
+def made(path, keys, dtype="float32"):
+    fields = {"weight": Field(DIM, dtype), "sum": Field(2)}
+    with tierstore.create(path, {"item": TableSpec(ROWS, fields=fields)}) as store:
+        held = "float16" if dtype == "float16" else "float32"
+        rows = {
+            "weight": random_matrix(ROWS, DIM, held, seed=1),
+            "sum": random_matrix(ROWS, 2, seed=2),
+        }
+        store["item"].write(np.arange(ROWS), rows)
+        store.commit()
+        if keys is not None:
+            store.set_keys("item", keys)
+    return rows
+
+
+def held(path, field="weight"):
+    with tierstore.open(path) as store:
+        table = store["item"]
+        assert store.verify().ok
+        keys = None if table.keys is None else list(table.keys[:])
+        return keys, table.read(np.arange(table.rows), field)
+
+
+def expected(rows, keys, file_keys, matrix):
+    """Return keys and rows as a dict would have them: replaced in place, new ones at the end."""
+    found = dict(zip(keys, rows, strict=True)) | dict(zip(file_keys, matrix, strict=True))
+    return list(found), np.stack(list(found.values()))
+
+
+@pytest.mark.parametrize("kind", ["str", "int"])
+@pytest.mark.parametrize("new", [0, 40])
+def test_rows_are_replaced_and_new_ones_appended(tmp_path, kind, new):
+    names = WORDS if kind == "str" else [7 * row - 100 for row in range(ROWS)]
+    rows = made(tmp_path / "s.tier", names)
+    more = [f"new{n}" for n in range(new)] if kind == "str" else [10_000 + n for n in range(new)]
+    chosen = RNG.permutation([*RNG.choice(names, 90, replace=False).tolist(), *more]).tolist()
+    chosen = chosen if kind == "str" else list(map(int, chosen))
+    matrix = random_matrix(len(chosen), DIM, seed=5)
+    write_file(tmp_path / "f.parquet", matrix, "float32", keys=chosen, block_rows=17)
+
+    result = import_table(tmp_path / "s.tier", tmp_path / "f.parquet", upsert=True)
+    assert (result.rows, result.added, result.created) == (len(chosen), new, False)
+    keys, weight = expected(rows["weight"], names, chosen, matrix)
+    assert held(tmp_path / "s.tier")[0] == keys
+    assert held(tmp_path / "s.tier")[1].tobytes() == weight.tobytes()
+    others = held(tmp_path / "s.tier", "sum")[1]
+    assert others[:ROWS].tobytes() == rows["sum"].tobytes()
+    assert not others[ROWS:].any()  # initial values
+
+
+def test_it_is_one_version(tmp_path):
+    made(tmp_path / "s.tier", WORDS)
+    with tierstore.open(tmp_path / "s.tier") as store:
+        before = store.version
+    write_file(tmp_path / "f.npz", random_matrix(3, DIM), "float32", keys=["w3", "x", "w1"])
+    result = import_table(tmp_path / "s.tier", tmp_path / "f.npz", upsert=True)
+    assert result.version == before + 1
+
+
+def test_rows_of_a_table_without_keys_go_by_id(tmp_path):
+    rows = made(tmp_path / "s.tier", None)
+    matrix = random_matrix(3, DIM, seed=9)
+    write_file(tmp_path / "f.parquet", matrix, "float32", keys=[4, 499, 0])
+    import_table(tmp_path / "s.tier", tmp_path / "f.parquet", upsert=True)
+    rows["weight"][[4, 499, 0]] = matrix
+    keys, weight = held(tmp_path / "s.tier")
+    assert keys is None
+    assert weight.tobytes() == rows["weight"].tobytes()
+
+    write_file(tmp_path / "g.parquet", matrix, "float32", keys=[4, 500, 0])
+    with pytest.raises(RowIndexError, match=r"row 500 is outside .* 500 rows and no keys; grow"):
+        import_table(tmp_path / "s.tier", tmp_path / "g.parquet", upsert=True)
+    write_file(tmp_path / "h.parquet", matrix, "float32", keys=["a", "b", "c"])
+    with pytest.raises(InvalidInputError, match="has no keys"):
+        import_table(tmp_path / "s.tier", tmp_path / "h.parquet", upsert=True)
+    assert held(tmp_path / "s.tier")[1].tobytes() == rows["weight"].tobytes()
+
+
+def test_a_table_by_key_gets_new_keys_up_to_its_capacity(tmp_path):
+    path, matrix = tmp_path / "s.tier", random_matrix(6, DIM, seed=4)
+    spec = TableSpec(8, DIM, keys="int64")
+    with tierstore.create(path, {"item": spec}) as store:
+        store["item"].write([5, -3], matrix[:2])
+        store.commit()
+    write_file(tmp_path / "f.parquet", matrix[2:], "float32", keys=[-3, 11, 12, 13])
+    result = import_table(path, tmp_path / "f.parquet", upsert=True)
+    assert (result.rows, result.added) == (4, 3)
+    with tierstore.open(path) as store:
+        found = store["item"].read([5, -3, 11, 12, 13])
+    assert found.tobytes() == matrix[[0, 2, 3, 4, 5]].tobytes()
+
+    write_file(tmp_path / "g.parquet", random_matrix(4, DIM), "float32", keys=[-3, 21, 22, 23])
+    write_file(tmp_path / "h.parquet", random_matrix(5, DIM), "float32", keys=range(30, 35))
+    with pytest.raises(InvalidInputError, match="holds 8 keys, and these would be 10"):
+        import_table(path, tmp_path / "h.parquet", upsert=True)
+    with tierstore.open(path) as store:  # nothing of it stayed
+        assert store["item"].rows == 5
+    import_table(path, tmp_path / "g.parquet", upsert=True)
+    with tierstore.open(path) as store:
+        assert store["item"].rows == 8
+
+
+def test_values_are_converted_and_overflows_counted_once(tmp_path):
+    made(tmp_path / "s.tier", WORDS, "float16")
+    matrix = random_matrix(60, DIM, "float64", seed=8)
+    matrix[:, 0] = 1e30
+    file_keys = [*WORDS[30:60], *(f"n{n}" for n in range(30))]
+    write_file(tmp_path / "f.parquet", matrix, "float64", keys=file_keys)
+    with np.errstate(over="ignore"):
+        rounded = matrix.astype(np.float16)
+    infinite = int((np.isinf(rounded) & np.isfinite(matrix)).sum())
+    with pytest.warns(UserWarning, match=f"{infinite} values"):
+        result = import_table(tmp_path / "s.tier", tmp_path / "f.parquet", upsert=True)
+    assert result.overflowed == infinite >= 60
+    _, weight = held(tmp_path / "s.tier")
+    assert weight[[*range(30, 60), *range(ROWS, ROWS + 30)]].tobytes() == rounded.tobytes()
+
+
+def test_half_precision_bits_are_kept(tmp_path):
+    made(tmp_path / "s.tier", WORDS, "bfloat16")
+    bits = random_matrix(3, DIM, "bfloat16", seed=6)
+    write_file(tmp_path / "f.safetensors", bits, "bfloat16", keys=["w1", "fresh", "w0"])
+    import_table(tmp_path / "s.tier", tmp_path / "f.safetensors", upsert=True)
+    _, weight = held(tmp_path / "s.tier")
+    np.testing.assert_array_equal(weight[[1, ROWS, 0]], BFLOAT16.decode(bits))
+
+
+def test_keys_that_repeat(tmp_path):
+    made(tmp_path / "s.tier", WORDS)
+    matrix = random_matrix(3, DIM, seed=9)
+    write_file(tmp_path / "f.parquet", matrix, "float32", keys=["w2", "w9", "w2"])
+    with pytest.raises(InvalidInputError, match="'w2' in rows 0 and 2"):
+        import_table(tmp_path / "s.tier", tmp_path / "f.parquet", upsert=True)
+    import_table(tmp_path / "s.tier", tmp_path / "f.parquet", upsert=True, duplicates="last")
+    assert held(tmp_path / "s.tier")[1][[2, 9]].tobytes() == matrix[[2, 1]].tobytes()
+
+
+def test_numbers_are_strings_where_the_keys_of_the_table_are(tmp_path):
+    made(tmp_path / "s.tier", [str(row) for row in range(ROWS)])
+    matrix = random_matrix(2, DIM, seed=9)
+    write_file(tmp_path / "f.parquet", matrix, "float32", keys=[499, 500])
+    assert import_table(tmp_path / "s.tier", tmp_path / "f.parquet", upsert=True).added == 1
+    keys, weight = held(tmp_path / "s.tier")
+    assert keys[-2:] == ["499", "500"]
+    assert weight[-2:].tobytes() == matrix.tobytes()
+
+
+def test_keys_above_int64_stay(tmp_path):
+    large = [2**63 + row for row in range(ROWS)]
+    made(tmp_path / "s.tier", np.array(large, np.uint64))
+    write_file(tmp_path / "f.parquet", random_matrix(1, DIM), "float32", keys=[12])
+    import_table(tmp_path / "s.tier", tmp_path / "f.parquet", upsert=True)
+    assert held(tmp_path / "s.tier")[0] == [*large, 12]
+
+
+def test_what_does_not_fit_changes_nothing(tmp_path):
+    rows = made(tmp_path / "s.tier", WORDS)
+    write_file(tmp_path / "a.npz", random_matrix(3, DIM + 1), "float32", keys=["w1", "x", "y"])
+    with pytest.raises(InvalidInputError, match=f"rows of {DIM + 1}, .* has {DIM}"):
+        import_table(tmp_path / "s.tier", tmp_path / "a.npz", upsert=True)
+    write_file(tmp_path / "b.npy", random_matrix(3, DIM), "float32")
+    with pytest.raises(InvalidInputError, match=r"holds no keys, .*--keys"):
+        import_table(tmp_path / "s.tier", tmp_path / "b.npy", upsert=True)
+    assert held(tmp_path / "s.tier")[1].tobytes() == rows["weight"].tobytes()
+
+
+def test_rows_to_replace_are_held_against_the_memory(tmp_path):
+    made(tmp_path / "s.tier", list(range(ROWS)))
+    matrix = random_matrix(401, DIM, seed=2)
+    write_file(tmp_path / "f.npz", matrix, "float32", keys=[*range(400), ROWS])
+    with pytest.raises(FormatError, match=r"the rows to replace would take 7.* --memory"):
+        import_table(tmp_path / "s.tier", tmp_path / "f.npz", upsert=True, memory=7000)
+    import_table(tmp_path / "s.tier", tmp_path / "f.npz", upsert=True, memory=9000)
+    assert held(tmp_path / "s.tier")[1][[*range(400), ROWS]].tobytes() == matrix.tobytes()
+
+
+def test_words_are_no_whole_numbers(tmp_path):
+    made(tmp_path / "s.tier", list(range(ROWS)))
+    write_file(tmp_path / "f.npz", random_matrix(1, DIM), "float32", keys=["a"])
+    with pytest.raises(InvalidTypeError, match="keys int64, and not strings such as 'a'"):
+        import_table(tmp_path / "s.tier", tmp_path / "f.npz", upsert=True)
+
+
+def test_uncommitted_rows_are_in_the_way(tmp_path):
+    made(tmp_path / "s.tier", WORDS)
+    write_file(tmp_path / "f.npz", random_matrix(1, DIM), "float32", keys=["w3"])
+    with tierstore.open(tmp_path / "s.tier", "r+") as store:
+        store["item"].write([0], random_matrix(1, DIM, seed=2))
+        with pytest.raises(InvalidInputError, match="uncommitted rows"):
+            import_table(store, tmp_path / "f.npz", upsert=True)
+        store.rollback()
+
+
+def test_a_file_that_breaks_off_rolls_back(tmp_path):
+    rows = made(tmp_path / "s.tier", WORDS)
+    lines = [f"{word} " + " ".join(["0.5"] * DIM) for word in WORDS[:300]]
+    lines[250] = "w250 0.5 x 0.5 0.5 0.5"
+    (tmp_path / "f.vec").write_text(f"300 {DIM}\n" + "\n".join(lines) + "\n")
+    with pytest.raises(FormatError):
+        import_table(tmp_path / "s.tier", tmp_path / "f.vec", upsert=True)
+    assert held(tmp_path / "s.tier")[1].tobytes() == rows["weight"].tobytes()

@@ -1,0 +1,124 @@
+"""A number for each row, in memory that is taken as rows get one.
+
+Zero stands for no number, so that a map needs no filling: the system provides zeroed pages when
+they are first touched. In a large table even that costs: rows touched at random each take a page,
+of 2 MiB where the system provides huge ones. There, numbers are stored in blocks of 64 rows, in the
+order in which the blocks are first used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._rowcopy import unique
+
+__all__ = ["RowMap", "SparseMap", "Take", "bytes_for", "resize", "row_map", "zeros"]
+
+Rows = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int32]
+Take = Callable[[str, int, Any], npt.NDArray[Any]]
+"""Hands out a named, zeroed array of a size and dtype."""
+
+_DENSE_ROWS = 1 << 26
+"""Most rows of a map without blocks, which takes less time to look up."""
+_SHIFT = 6
+_WITHIN = (1 << _SHIFT) - 1
+
+
+class SparseMap:
+    """An int32 for each row, used like an array.
+
+    Attributes:
+        numbers: those of the rows of block after block; the first block is of rows without any.
+        nbytes: most bytes that the map can take.
+    """
+
+    def __init__(self, rows: int, take: Take) -> None:
+        """Start with 0 for every row."""
+        blocks = -(-rows >> _SHIFT)
+        self._blocks: Numbers = take("blocks", blocks, np.int32)
+        self.numbers: Numbers = take("numbers", (blocks + 1) << _SHIFT, np.int32)
+        self.nbytes: int = self._blocks.nbytes + self.numbers.nbytes
+        self._used = 1
+
+    @staticmethod
+    def bytes_for(rows: int) -> int:
+        """Return `nbytes` of a map of so many rows."""
+        blocks = -(-rows >> _SHIFT)
+        return 4 * blocks + (4 * (blocks + 1) << _SHIFT)
+
+    def resize(self, rows: int) -> None:
+        """Have `rows` rows instead of fewer, in memory of its own."""
+        blocks = -(-rows >> _SHIFT)
+        self._blocks = _extended(self._blocks, self._blocks.size, blocks)
+        self.numbers = _extended(self.numbers, self.size, (blocks + 1) << _SHIFT)
+        self.nbytes = self._blocks.nbytes + self.numbers.nbytes
+
+    @property
+    def size(self) -> int:
+        """Elements of `numbers` that were ever set, and those of their blocks."""
+        return self._used << _SHIFT
+
+    def take(self, rows: Rows, mode: Any = "clip") -> Numbers:
+        """Return the numbers of valid `rows` `(n,)` as a new array."""
+        blocks = self._blocks.take(rows >> _SHIFT, mode="clip")
+        return self.numbers.take(_places(blocks, rows), mode="clip")
+
+    def __setitem__(self, rows: Rows, numbers: Numbers | int) -> None:
+        """Set the numbers of distinct `rows` `(n,)`."""
+        self.numbers[self.reserve(rows)] = numbers
+
+    def reserve(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """Return where the numbers of `rows` are, in blocks that are used from now on."""
+        at = rows >> _SHIFT
+        blocks = self._blocks.take(at, mode="clip")
+        if not blocks.all():
+            fresh = unique(at.compress(blocks == 0))
+            self._blocks[fresh] = np.arange(self._used, self._used + fresh.size, dtype=np.int32)
+            self._used += fresh.size
+            blocks = self._blocks.take(at, mode="clip")
+        return _places(blocks, rows)
+
+
+def _places(blocks: Numbers, rows: Rows) -> npt.NDArray[np.int64]:
+    return (blocks.astype(np.int64) << _SHIFT) | (rows & _WITHIN)
+
+
+def _extended(numbers: Numbers, used: int, size: int) -> Numbers:
+    """Return the first `used` numbers and zeros after them, whose pages nothing touches."""
+    found = np.zeros(size, np.int32)
+    found[:used] = numbers[:used]
+    return found
+
+
+RowMap = Numbers | SparseMap
+
+
+def zeros(name: str, size: int, dtype: Any) -> npt.NDArray[Any]:
+    """Return a zeroed array of its own, whatever its name."""
+    return np.zeros(size, dtype)
+
+
+def row_map(rows: int, take: Take = zeros) -> RowMap:
+    """Return a map of so many rows: an array, in large tables of blocks."""
+    return take("numbers", rows, np.int32) if rows <= _DENSE_ROWS else SparseMap(rows, take)
+
+
+def resize(numbers: RowMap, rows: int) -> None:
+    """Have `rows` rows instead of fewer, the new ones without a number.
+
+    The memory is the map's own, as that of `zeros` is, and no other thread uses the map meanwhile.
+    """
+    if isinstance(numbers, SparseMap):
+        numbers.resize(rows)
+    else:
+        numbers.resize(rows, refcheck=False)  # remaps large memory, copies nothing
+
+
+def bytes_for(rows: int) -> int:
+    """Return the most bytes that the map of so many rows takes."""
+    return 4 * rows if rows <= _DENSE_ROWS else SparseMap.bytes_for(rows)

@@ -1,0 +1,100 @@
+"""Keys of a batch as row numbers, for layers that go by row.
+
+    numbers, first = numbered(table, "weight", keys, add=layer._trains())
+
+In training every key gets a row. Elsewhere those without one read as their first rows, which are
+put in place of what a layer reads for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tierstore._table.keyed import KeyedTable
+from tierstore.errors import InvalidInputError
+from tierstore.nn.jagged import jagged
+
+__all__ = ["FirstRows", "Reading", "numbered"]
+
+
+class FirstRows(NamedTuple):
+    """The first rows of keys of a batch that have no row.
+
+    Attributes:
+        at: where the keys are in the batch, flat, int64 `(n,)`.
+        rows: `(n, dim)`.
+    """
+
+    at: Tensor
+    rows: Tensor
+
+    def put(self, found: Tensor) -> None:
+        """Put the rows in place of those that were read for the batch, `(ids, dim)`."""
+        found[self.at.to(found.device)] = self.rows.to(found)
+
+
+def numbered(
+    table: KeyedTable, field: str, keys: Any, *, add: bool
+) -> tuple[Tensor, FirstRows | None]:
+    """Return the row numbers of keys, in their shape.
+
+    Keys without a row get one if they are to be added; else their number is 0, and their first
+    values of the field are returned too.
+    """
+    if isinstance(keys, Tensor) and keys.is_nested:
+        bags = jagged(keys)
+        flat, first = numbered(table, field, bags.values(), add=add)
+        return torch.nested.nested_tensor_from_jagged(flat, bags.offsets()), first
+    device = keys.device if isinstance(keys, Tensor) else torch.device("cpu")
+    if add and table.spec.admit_after is not None:
+        raise InvalidInputError(
+            f"table {table.name!r} admits keys with use {table.spec.admit_after}, which bags and "
+            "collections cannot train: use TieredEmbedding, or leave admit_after out"
+        )
+    if add:
+        return table._rows_for(keys).to(device), None
+    rows, unknown, values = table._known_or_first(keys, field)
+    numbers = torch.from_numpy(rows).to(device)
+    if not unknown.size:
+        return numbers, None
+    return numbers, FirstRows(torch.from_numpy(unknown), torch.as_tensor(values))
+
+
+class Reading:
+    """A layer over tables by key in a call that adds no key and trains none; see `pooling.Layer`.
+
+    Attributes:
+        table, field: those of the layer.
+    """
+
+    def __init__(self, layer: Any, first: FirstRows | None) -> None:
+        """Read through a layer, but for the first rows of keys that have none."""
+        self.table = layer.table
+        self.field: str = layer.field
+        self._own = layer._own
+        self._anchor: Tensor = layer._anchor
+        self._layer = layer
+        self._first = first
+
+    def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Any:
+        """Raise InvalidInputError: no gradient comes back to these bags."""
+        raise InvalidInputError(
+            f"weights that need a gradient are for training: the bags of table {self.table.name!r} "
+            "are only read, in eval() or frozen"
+        )
+
+    read_lease = lease_rows
+
+    def expands(self, nbytes: int) -> bool:
+        """Return True: a row is read for each key."""
+        return True
+
+    def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
+        """Return the row of each key, `(n, dim)`."""
+        found: Tensor = self._layer.read_rows(rows, touched)
+        if self._first is not None:
+            self._first.put(found)
+        return found
