@@ -25,6 +25,7 @@ SHORT = {
     "best_version": r"best of \d+ epochs: (0\.\d+) at step",
     "from_parquet": r"\['key', 'weight'\] (1002)",
     "gnn_features": r"loss (0\.\d+); \d+% of 61,440 features",
+    "hashed_clicks": r"loss (0\.\d+) over \d+ keys",
     "loader_workers": r"step 20: loss (0\.\d+), \d+% of the rows",
     "many_gpus": r"1 ranks, version \d+, loss (\d\.\d+)",
     "server": r"nearest to row 7: \[7, \d+, \d+\]; served (\d+) versions",

@@ -191,6 +191,8 @@ class DeviceArrays:
             import torch
 
             data = data.contiguous()
+            if self.device.pointer(data) % 16:  # one row of a wider piece
+                data = data.clone()
             out = torch.empty(
                 (count, scaled.dim), dtype=element.torch_dtype(), device=self.torch_device
             )
@@ -198,6 +200,8 @@ class DeviceArrays:
             import cupy
 
             data = cupy.ascontiguousarray(data)
+            if self.device.pointer(data) % 16:
+                data = data.copy()
             out = element.to_cupy(cupy.empty((count, scaled.dim), element.stored))
         if count:
             rows, to = self.device.pointer(data), self.device.pointer(out)
