@@ -40,12 +40,12 @@ class Loop:
         self.layer = TieredEmbeddingCollection(store, {name: name for name in rows})
         self.optimizer = TieredOptimizer(RowWiseAdagrad, [self.layer], lr=LR)
         self.names, self.gradients = list(rows), {}
-        side = 64 if device == "cpu" else 4096
+        side = 64 if device == "cpu" else 2048
         self.matrix = torch.rand(side, side, device=device)
-        self.products = 0
-        if options.dense_ms:
-            once = [seconds(self.multiply) for _ in range(5)]
-            self.products = max(1, round(options.dense_ms / 1e3 / min(once)))
+        self.products: int = options.products
+        if options.dense_ms and not self.products:
+            many = [seconds(lambda: [self.multiply() for _ in range(50)]) for _ in range(5)]
+            self.products = max(1, round(options.dense_ms / 1e3 / min(many) * 50))
 
     def multiply(self) -> None:
         self.matrix @ self.matrix
@@ -130,7 +130,7 @@ def work(rank: int, ranks: int, path: str, meeting: str, options: Namespace, out
             loop(ids)
         for samples in options.samples:
             batches = [ids[:, :samples].contiguous() for ids in drawn[WARMING:]]
-            line = {"ranks": ranks, "samples a rank": samples}
+            line = {"ranks": ranks, "samples a rank": samples, "products": loop.products}
             line["step, ms"] = timed(lambda some: [loop(each) for each in some], batches, options)
             line["announced, ms"] = timed(loop.ahead, batches, options)
             line["issued, ms"] = issued(loop, batches)
@@ -226,6 +226,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, nargs="*", default=[256, 2048, 16384, 65536])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
+    options.products = 0
     if options.device != "cpu":
         needed_device()
     answer = Answer(
@@ -236,7 +237,9 @@ def main() -> None:
     )
     with workspace(options) as place:
         made(place / "store", options)
-        one, many = (measured(ranks, place / "store", options) for ranks in (1, options.ranks))
+        one = measured(1, place / "store", options)
+        options.products = one[0]["products"]  # one model for all
+        many = measured(options.ranks, place / "store", options)
     answer.rows = [*one, *many]
     for before, after in zip(one, many, strict=True):
         where = f"{before['samples a rank']} samples a rank"

@@ -68,7 +68,7 @@ def loss_of(rows: dict[str, torch.Tensor], step: int) -> torch.Tensor:
 def train(store: Any, rank: int, ranks: int, kind: str) -> None:
     emb: Any
     if kind == "rows":
-        emb = TieredEmbeddingCollection(store, FEATURES)
+        emb = TieredEmbeddingCollection(store, FEATURES, padding_idx={"item": 3, "word": 0})
     else:
         modes = dict(zip(FEATURES, ["sum", "mean", "max", "sum", "mean"], strict=True))
         emb = TieredEmbeddingBagCollection(store, FEATURES, modes)

@@ -3,8 +3,13 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
+import torch.distributed as dist
 
 import tierstore
+from tests.distributed.ranks import run, values
+from tests.distributed.test_collections import specs, train
+from tests.distributed.test_ranks import assert_same, contents
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import distributed
 
@@ -45,3 +50,25 @@ def test_random_programs_equal_a_plain_store(tmp_path: Path) -> None:
         for table in specs:
             ids = np.arange(plain[table].rows)
             assert np.array_equal(plain[table].read(ids), reader[table].read(ids))
+
+
+def train_on_a_device(rank: int, path: Path, kind: str) -> None:
+    budget = tierstore.Budget(host_rows=120, gpu_rows=60)
+    device = EmulatedDevice(seed=rank)
+    with distributed.open(path, average=False, device=device, budget=budget) as store:
+        train(store, rank, dist.get_world_size(), kind)
+        store.commit(4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["rows", "bags"])
+def test_ranks_train_on_devices_what_one_process_trains_on_the_host(
+    tmp_path: Path, kind: str
+) -> None:
+    with tierstore.create(tmp_path / "plain", specs()) as plain:
+        train(plain, 0, 1, kind)
+        plain.commit(4)
+    path = tmp_path / "parts"
+    distributed.create(path, specs(), partitions=8).close()
+    values(run(2, train_on_a_device, path, kind))
+    assert_same(contents(path), contents(tmp_path / "plain"), exact=False)

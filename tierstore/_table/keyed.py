@@ -502,6 +502,10 @@ class KeyedTable(RowsByNumber):
             self._counted = Candidates()
         return self._counted
 
+    def read_into(self, ids: Any, out: Any, field: str | None = None) -> None:
+        """Read the rows of keys into `out`; keys are looked up on the host, so in no CUDA graph."""
+        self.read(ids, field, out=out)
+
     def lease(self, ids: object) -> Lease:
         """Pin the rows of a batch of keys for a step; adds those that are new."""
         asked, kind = self._asked(ids)

@@ -157,7 +157,7 @@ class DistributedJointTable:
         """Return what `read` makes of rows of a shard, of some tables, for each number."""
         request = self.request(numbers)
         rows = read(request.asked, request.touched)
-        return request.answer(rows)[request.positions]
+        return request.answer(rows).index_select(0, request.positions)
 
     def prefetch(self, numbers: Tensor, *, window: int = 16) -> None:
         """Announce a coming batch; see `DistributedTable.prefetch`. Collective."""

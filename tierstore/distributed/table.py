@@ -170,7 +170,7 @@ class DistributedTable:
     def read_with(self, ids: Any, read: Callable[[Tensor], Tensor]) -> Tensor:
         """Return what `read` makes of rows of a shard, `(rows, dim)`, for each id. Collective."""
         request = self.request(ids)
-        return request.answer(read(request.asked))[request.positions]
+        return request.answer(read(request.asked)).index_select(0, request.positions)
 
     def write(self, ids: Any, rows: Any, field: str | None = None) -> None:
         """Write rows `ids.shape + (dim,)` over those of `ids`. Collective.

@@ -29,6 +29,7 @@ __all__ = [
     "Lookup",
     "Transformed",
     "accumulates",
+    "add_as_it_comes",
     "cleared",
     "deposit",
     "lookup",
@@ -80,14 +81,21 @@ def summed(values: Tensor, lease: Lease, positions: Tensor | None) -> Tensor:
         if positions is None:
             positions = torch.as_tensor(lease.positions)
         return sum_by_row(values, positions.reshape(-1), lease.bound)
-    values = values.contiguous()
-    dim = values.shape[1]
-    total = cleared(lease, dim)
+    total = cleared(lease, values.shape[1])
+    add_as_it_comes(values, total, lease, positions)
+    return total
+
+
+def add_as_it_comes(values: Tensor, total: Tensor, lease: Lease, positions: Tensor | None) -> None:
+    """Add row i of `values` `(n, dim)` to row `positions[i]` of `total` unless negative, on a GPU.
+
+    Both are float32, positions int32; None stands for those of the lease's ids.
+    """
+    values, dim = values.contiguous(), values.shape[1]
     work = _Sum(values.data_ptr(), total.data_ptr(), dim)
     _, add = _KERNELS[4 if (4 * dim | values.data_ptr()) % 16 == 0 else 1]
     given = None if positions is None else (positions.data_ptr(), len(values))
     lease.launch(add, work, len(values), positions=given)
-    return total
 
 
 def cleared(lease: Lease, dim: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tierstore._store.store import Store
+from tierstore.distributed.exchange import uploaded
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.nn.collection import (
     Source,
@@ -123,6 +124,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         tables: Mapping[str, Source] | Sequence[str],
         mode: Mode | Mapping[str, Mode] = "sum",
         *,
+        padding_idx: int | Mapping[str, int] | None = None,
         include_last_offset: bool = False,
     ) -> None:
         """Put a collection over tables of a store; nothing is written.
@@ -131,9 +133,11 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             store: an open store.
             tables: from the name of a feature to its table; see `TieredEmbeddingCollection`.
             mode: "sum", "mean" or "max", of all features or of each.
+            padding_idx: a row that is left out of the bags of every feature, or of those that are
+                named. On a GPU a call waits for how many ids are left.
             include_last_offset: whether offsets end with the number of ids.
         """
-        super().__init__(store, tables)
+        super().__init__(store, tables, padding_idx=padding_idx)
         self.modes: dict[str, str] = _modes(mode, list(self.features))
         self.include_last_offset = include_last_offset
         self._arranged: dict[tuple[str, ...], _Plan] = {}
@@ -271,6 +275,13 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         layer: Any = part.layer
         if isinstance(layer, KeyedJointLayer) and not layer._trains():
             layer = Reading(layer, _joined_first(part.features.names, lengths, first))
+        counted = self._counted(part.features.names, ids, lengths)
+        if counted is not None:  # as if those of padding had not been given
+            before = pad(counted.cumsum(0), (1, 0))
+            ends = uploaded([0, *itertools.accumulate(lengths)], ids.device)
+            lengths = before[ends].diff().tolist()
+            offsets, ids = before.to(offsets.device)[offsets], ids[counted]
+            weights = None if weights is None else weights[counted.to(weights.device)]
         return Part(
             layer,
             plan.columns[number],

@@ -14,11 +14,12 @@ from tierstore._store.store import Store
 from tierstore._table.joint import Features, JointTable, alike
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table
+from tierstore.distributed.exchange import uploaded
 from tierstore.distributed.joint import DistributedJointTable
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.nn import pointers
-from tierstore.nn.embedding import warn_of_zeros
+from tierstore.nn.embedding import from_start, warn_of_zeros
 from tierstore.nn.jagged import jagged
 from tierstore.nn.joint import JointLayer, KeyedJointLayer
 from tierstore.nn.keyed import FirstRows, numbered
@@ -69,7 +70,13 @@ class TieredEmbeddingCollection(torch.nn.Module):
 
     groups: torch.nn.ModuleList
 
-    def __init__(self, store: Store, tables: Mapping[str, Source] | Sequence[str]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        tables: Mapping[str, Source] | Sequence[str],
+        *,
+        padding_idx: int | Mapping[str, int] | None = None,
+    ) -> None:
         """Put a collection over tables of a store; nothing is written.
 
         Args:
@@ -77,10 +84,12 @@ class TieredEmbeddingCollection(torch.nn.Module):
             tables: from the name of a feature to its table, by name or as it is, or to a table and
                 the field to look up; the first field if none is named. Features may share a table.
                 A list of tables makes a feature of each, of the same name.
+            padding_idx: a row that takes no part in training, of every feature or of those that are
+                named; see `TieredEmbedding`.
 
         Raises UnknownNameError for a table or field that is not there, InvalidInputError for a
-        table of another store, InvalidTypeError for what is no dict and no list of names. Warns as
-        `TieredEmbedding` does of tables that are still zeros.
+        table of another store and for padding of a table by key, InvalidTypeError for what is no
+        dict and no list of names. Warns as `TieredEmbedding` does of tables that are still zeros.
         """
         super().__init__()
         sources = _by_feature(tables)
@@ -105,6 +114,18 @@ class TieredEmbeddingCollection(torch.nn.Module):
             if isinstance(table, KeyedTable)
         }
         self._plans: dict[tuple[str, ...], list[_Part]] = {}
+        given = padding_idx if isinstance(padding_idx, Mapping) else {}
+        if isinstance(padding_idx, int):
+            given = dict.fromkeys(self.features, padding_idx)
+        self.padding: dict[str, int] = {}
+        for name, row in given.items():
+            self._place(name)
+            if name in self._by_key:
+                raise InvalidInputError(
+                    f"feature {name!r} is by key; padding_idx is a row of tables by id: leave out "
+                    "the keys of padding, or name the features that have it"
+                )
+            self.padding[name] = from_start(row, self.features[name].rows) or 0
 
     @property
     def features(self) -> dict[str, Table | DistributedTable]:
@@ -154,7 +175,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
         values, lengths = features.values(), lengths_of(features, len(names))
         found: dict[str, Tensor] = {}
         for part, ids, own in self._parted(names, values, lengths):
-            rows = part.layer.look_up(ids, part.features, own)
+            counted = self._counted(part.features.names, ids, own)
+            rows = part.layer.look_up(ids, part.features, own, counted)
             found.update(zip(part.features.names, rows, strict=True))
         for name, each in first.items():
             each.put(found[name])
@@ -200,7 +222,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
             names = part.features.names
             given = [features[name] for name in names]
             ids, lengths = part.layer.coming.find(given) or concatenated(names, given)
-            rows = part.layer.look_up(ids, part.features, lengths)
+            counted = self._counted(names, ids, lengths)
+            rows = part.layer.look_up(ids, part.features, lengths, counted)
             found.update(zip(names, rows, strict=True))
             for name, each in zip(names, given, strict=True):
                 if name in first:
@@ -210,6 +233,15 @@ class TieredEmbeddingCollection(torch.nn.Module):
                 elif each.ndim != 1:
                     found[name] = found[name].reshape(*each.shape, part.layer.embedding_dim)
         return found if len(parts) == 1 else {name: found[name] for name in features}
+
+    def _counted(self, names: Sequence[str], ids: Tensor, lengths: Sequence[int]) -> Tensor | None:
+        """Return for each id of some features whether it is no padding; None if all are none."""
+        if self.padding.keys().isdisjoint(names):
+            return None
+        rows = uploaded([self.padding.get(name, -1) for name in names], ids.device)
+        counts = uploaded(lengths, ids.device)
+        counted: Tensor = ids != rows.repeat_interleave(counts, output_size=len(ids))
+        return counted
 
     def _parted(
         self, names: tuple[str, ...], values: Tensor, lengths: Sequence[int]

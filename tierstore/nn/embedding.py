@@ -27,7 +27,7 @@ from tierstore.nn.remote import RemoteBatch
 from tierstore.nn.rows import RowsParameter
 from tierstore.spec import TableSpec
 
-__all__ = ["TieredEmbedding", "warn_of_zeros"]
+__all__ = ["TieredEmbedding", "from_start", "warn_of_zeros"]
 
 
 class TieredEmbedding(RowsLayer):
@@ -102,7 +102,7 @@ class TieredEmbedding(RowsLayer):
             next(iter(table.fields)) if field is None else field,
         )
         self._keyed: KeyedTable | None = keyed
-        self.padding_idx: int | None = _from_start(padding_idx, table.rows)
+        self.padding_idx: int | None = from_start(padding_idx, table.rows)
         self._average: Average | None = None
         if keyed is None:
             warn_of_zeros(table, self.field)
@@ -327,7 +327,8 @@ def warn_of_zeros(table: Table | DistributedTable, field: str) -> None:
         )
 
 
-def _from_start(padding_idx: int | None, rows: int) -> int | None:
+def from_start(padding_idx: int | None, rows: int) -> int | None:
+    """Return a row of padding, which counts from the end if negative, as one from the start."""
     if padding_idx is None:
         return None
     if not -rows <= padding_idx < rows:

@@ -79,7 +79,11 @@ class JointLayer(RowsLayer):
         self.coming: Coming = Coming()
 
     def look_up(
-        self, ids: Tensor, features: Features, lengths: Sequence[int]
+        self,
+        ids: Tensor,
+        features: Features,
+        lengths: Sequence[int],
+        counted: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Return the rows of each feature, `(length, dim)`.
 
@@ -87,12 +91,13 @@ class JointLayer(RowsLayer):
             ids: int64 `(n,)`, those of all features one behind the other.
             features: which.
             lengths: how many ids each has.
+            counted: bool `(n,)`, the ids that take part in training; None means all.
         """
         self.refuse_transforms()
         rows = self.in_space(ids, features, lengths)
         if self._trains():
             apply: Callable[..., tuple[Tensor, ...]] = _Lookup.apply
-            return apply(self._own, self, rows, features, lengths)
+            return apply(self._own, self, rows, features, lengths, counted)
         read = self.read_rows(rows, features.touched(lengths))
         return tuple(torch.unsafe_split_with_sizes(read, lengths))
 
@@ -201,10 +206,11 @@ class _Lookup(torch.autograd.Function):
         rows: Tensor,
         features: Features,
         lengths: Sequence[int],
+        counted: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """Return the rows of each feature, as no views of each other: they may be changed."""
         ctx.set_materialize_grads(False)
-        ctx.layer, ctx.features, ctx.lengths = layer, features, lengths
+        ctx.layer, ctx.features, ctx.lengths, ctx.counted = layer, features, lengths, counted
         with interrupts_deferred():  # once for all that follows
             ctx.batch = layer.lease_rows(rows, features.touched(lengths))
             found = ctx.batch.lease.expand(layer.field).to(layer._anchor)
@@ -214,16 +220,20 @@ class _Lookup(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
         """Give the layer the gradient of the features that have one."""
-        nothing = None, None, None, None, None
+        nothing = None, None, None, None, None, None
         if not accumulates(ctx.next_functions[0][0]):
             return nothing
         given = [each is not None for each in gradients]
         positions, features, lengths = None, ctx.features, ctx.lengths
         counts = ctx.batch.counts(lengths)
+        if ctx.counted is not None:
+            every = ctx.batch.positions
+            positions = torch.where(ctx.counted.to(every.device), every, -1)
         if not all(given):  # as if the others had not been looked up
             if not any(given):
                 return nothing
-            parts = ctx.batch.positions.split(lengths)
+            every = ctx.batch.positions if positions is None else positions
+            parts = every.split(lengths)
             positions = torch.cat(tuple(compress(parts, given)))
             counts = [count if each else 0 for count, each in zip(counts, given, strict=True)]
             gradients = tuple(compress(gradients, given))

@@ -12,7 +12,7 @@ from tierstore._table.host import Lease
 from tierstore.distributed.exchange import Request
 from tierstore.distributed.joint import DistributedJointTable
 from tierstore.distributed.table import DistributedTable
-from tierstore.nn.autograd import Abandoned, Batch, Gradient, sum_by_row
+from tierstore.nn.autograd import Abandoned, Batch, Gradient, add_as_it_comes, sum_by_row
 
 __all__ = ["RemoteBatch", "RemoteLease", "Shared"]
 
@@ -45,7 +45,7 @@ class RemoteLease:
 
     def expand(self, field: str) -> Tensor:
         """Return a field of the row of each id, `(ids, dim)`."""
-        return self.read(field)[self._request.positions]
+        return self.read(field).index_select(0, self._request.positions)
 
     def __enter__(self) -> Self:
         """Return the lease itself."""
@@ -101,7 +101,22 @@ class RemoteBatch:
         by row go to the owners, which add them in the order of ranks.
         """
         where = self.positions if positions is None else positions
-        return self.gathered(_summed(of_each, where, self._request.size), positions, touched)
+        return self.gathered(self._summed(of_each, where), positions, touched)
+
+    def _summed(self, values: Tensor, positions: Tensor) -> Tensor:
+        """Add row i of `values` to row `positions[i]` of `(size, dim)`, unless negative.
+
+        In the order of i, but on a GPU as it comes, unless deterministic algorithms are asked for.
+        """
+        size, lease = self._request.size, self.local.lease
+        if not len(values):
+            return values.new_zeros(size, values.shape[1])
+        ordered = torch.are_deterministic_algorithms_enabled() or values.dtype != torch.float32
+        if lease.device is None or ordered or lease.ended:
+            return sum_by_row(values, positions, size)
+        total = values.new_zeros(size, values.shape[1])
+        add_as_it_comes(values, total, lease, positions.to(torch.int32))
+        return total
 
     def gathered(
         self,
@@ -130,17 +145,3 @@ class RemoteBatch:
         if self._scale != 1:
             gradient.values = torch.div(gradient.values, self._scale)
         return gradient
-
-
-def _summed(values: Tensor, positions: Tensor, size: int) -> Tensor:
-    """Add row i of `values` to row `positions[i]` of `(size, dim)`, unless negative.
-
-    In the order of i, but on a GPU as it comes, unless deterministic algorithms are asked for.
-    """
-    if not size:
-        return values[:0]
-    ordered = torch.are_deterministic_algorithms_enabled() or values.dtype != torch.float32
-    if values.device.type == "cpu" or ordered:
-        return sum_by_row(values, positions, size)
-    total = values.new_zeros(size + 1, values.shape[1])
-    return total.index_add_(0, positions.remainder(size + 1), values)[:size]
