@@ -15,7 +15,7 @@ import pytest
 import tierstore
 from tests.gpu.conftest import cuda_device
 from tests.gpu.emulator import EmulatedDevice
-from tierstore import Budget, Field, TableSpec
+from tierstore import Budget, Field, Scale, TableSpec
 from tierstore._tiers.gpu.abi import BatchArgument, TierArgument
 from tierstore.errors import (
     DeviceError,
@@ -328,3 +328,25 @@ def test_two_layers_in_a_graph_with_more(tmp_path: Path) -> None:
         torch.testing.assert_close(out, expected)
         store["t0"].adapt()
     store.close()
+
+
+@pytest.mark.gpu
+def test_rows_with_scales_are_read_as_floats(tmp_path: Path) -> None:
+    rng = np.random.default_rng(8)
+    spec = TableSpec(ROWS, fields={"weight": Field(24, "int8", scale=Scale("float32", 8))})
+    with tierstore.create(tmp_path / "s.tier", {"t": spec}) as made:
+        made["t"].write(np.arange(ROWS), rng.standard_normal((ROWS, 24)).astype(np.float32))
+        made.commit()
+    place, budget = Place(cuda_device(), "cuda:0"), Budget(host_rows=ROWS, gpu_rows=7)
+    with tierstore.open(tmp_path / "s.tier", device=place.device, budget=budget) as store:
+        table = store["t"]
+        layer, ids = FrozenEmbedding(table), place.ids(*range(20))
+        assert layer(ids).dtype == torch.float32
+        found: list[Any] = []
+        replay = place.capture(lambda: found.append(layer(ids)))
+        for _ in range(5):
+            drawn = rng.integers(0, ROWS, 20)
+            ids.copy_(torch.from_numpy(drawn))
+            replay()
+            np.testing.assert_array_equal(found[0].cpu().numpy(), table.read(drawn))
+            table.adapt()

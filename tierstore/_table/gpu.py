@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from tierstore._door import Door, Use
-from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, check_dtype
+from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._scaled import ScaledElements
 from tierstore._table.address import Ids, host_ids, is_cupy, is_torch, on_host
 from tierstore._table.host import Piece
@@ -215,11 +215,17 @@ class DeviceArrays:
                 data = data.copy()
             out = element.to_cupy(cupy.empty((count, scaled.dim), element.stored))
         if count:
-            rows, to = self.device.pointer(data), self.device.pointer(out)
-            kernel, arguments = unscaling(scaled, rows, to, count, element)
             with self.using():
-                self.gpu.launcher.launch(kernel, arguments, count * scaled.dim, self.stream(kind))
+                self._unscale(data, out, scaled, element, self.stream(kind))
         return out if element.name == wanted else converted(out, wanted)
+
+    def _unscale(
+        self, data: Any, out: Any, scaled: ScaledElements, element: ElementType, stream: int
+    ) -> None:
+        """Write rows of a scaled field, as bytes at a multiple of 16, to `out` as floats."""
+        rows, to = self.device.pointer(data), self.device.pointer(out)
+        kernel, arguments = unscaling(scaled, rows, to, len(data), element)
+        self.gpu.launcher.launch(kernel, arguments, len(data) * scaled.dim, stream)
 
     def _typed(self, data: Any, item: Field, ids: Ids) -> Any:
         if isinstance(data, np.ndarray) and ids.kind == "numpy":
@@ -535,8 +541,13 @@ class DeviceAccess(DeviceArrays):
         item, batch = self.layout.field(name), Ids(ids.view(-1), tuple(ids.shape), "torch")
         check_out(out, item, batch, str(self.torch_device), name)
         lo, hi = self.layout.span(name)
+        count, scaled = len(batch.rows), item.scaled
         into = writable_bytes(out, item)
+        if scaled is not None and count:
+            into = self.empty("torch", count, hi - lo)  # of the graph's own memory
         self.gpu.capture(batch.rows, into, lo, hi, within=self.within, stream=stream)
+        if scaled is not None and count:
+            self._unscale(into, out, scaled, ELEMENT_TYPES[DEFAULT_DTYPE], stream)
         return True
 
     def adapt(self) -> None:
