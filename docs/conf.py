@@ -35,6 +35,7 @@ suppress_warnings = ["myst.strikethrough"]
 html_theme = "furo"
 html_title = f"tierstore {release}"
 html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_theme_options = {
     "source_repository": PROJECT["urls"]["Source"],
     "source_branch": "main",

@@ -53,8 +53,8 @@ MUTANTS = [
     # The host tier: changed rows are written down, rows without a slot are served from below.
     Mutant(
         "_tiers/host.py",
-        "self.map.dirty[slots] = 1",
-        "self.map.dirty[slots] = 0",
+        "self.map.dirty[slots] = 1\n        _rowcopy.scatter",
+        "self.map.dirty[slots] = 0\n        _rowcopy.scatter",
         "tests/tiers/test_host.py",
     ),
     Mutant(

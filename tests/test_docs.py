@@ -29,6 +29,7 @@ SAME_DIRECTORY = {"docs/quickstart.md", "docs/how-to/nightly.md"}
 SESSIONS = {
     "docs/attach.md",
     "docs/concepts.md",
+    "docs/file-format.md",
     "docs/from-speedtorch.md",
     "docs/how-to/row-memory.md",
     "docs/many-gpus.md",
@@ -126,6 +127,38 @@ def test_the_links_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_every_page_is_in_a_table_of_contents():
+    """Those of docs/how-to are found by a pattern."""
+    named = set()
+    for index in (ROOT / "docs/index.md", ROOT / "docs/api/index.md"):
+        for block in blocks_in_braces(index, "toctree"):
+            lines = [line for line in block.splitlines() if line and not line.startswith(":")]
+            found = [each for line in lines for each in index.parent.glob(f"{line}.md")]
+            assert len(found) >= len(lines)
+            named |= set(found)
+    pages = set((ROOT / "docs").rglob("*.md"))
+    assert pages - named == {ROOT / "docs/index.md"}
+
+
+def blocks_in_braces(page: Path, directive: str) -> list[str]:
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"^```{{{directive}}}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_every_public_module_is_in_the_reference():
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/api").glob("*.md"))
+    modules = [name for name in dir(tierstore) if name not in tierstore.__all__]
+    modules.remove("__version__")
+    assert len(modules) > 10
+    assert [name for name in modules if f"`tierstore.{name}" not in text] == []
+
+
+def test_troubleshooting_names_every_error_and_warning():
+    text = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    names = set(tierstore.errors.__all__) - {"TierStoreWarning"}
+    assert sorted(name for name in names if f"`{name}`" not in text and name not in text) == []
+
+
 def modules_with_examples() -> list[str]:
     sources = sorted((ROOT / "tierstore").rglob("*.py"))
     return [
@@ -166,7 +199,11 @@ def stage(tmp_path, monkeypatch) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_the_examples_in_docstrings_run(name, stage):
+    """Each docstring starts from what is committed."""
     module = importlib.import_module(name)
-    result = doctest.testmod(module, extraglobs=stage, optionflags=FLAGS)
-    assert result.attempted
-    assert not result.failed
+    runner = doctest.DocTestRunner(optionflags=FLAGS)
+    for test in doctest.DocTestFinder().find(module, extraglobs=stage):
+        runner.run(test)
+        stage["store"].rollback()
+    assert runner.tries
+    assert not runner.failures

@@ -183,6 +183,30 @@ def test_torch_values_are_written_from_any_place(tmp_path, place):
         store.commit()
 
 
+@pytest.mark.parametrize("place", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dim", [1, 3, 20, 48])
+@pytest.mark.parametrize("block", ["row", 4, 16])
+def test_a_row_at_an_odd_byte_of_a_piece(tmp_path, dim, block, place):
+    fields = {
+        "a": Field(3, "int8"),
+        "b": Field(1, "int8"),
+        "w": Field(dim, "int8", scale=Scale("float32", block)),
+    }
+    device = EmulatedDevice() if place == "emulated" else place
+    given = np.random.default_rng(1).standard_normal((9, dim)).astype("f4")
+    expected = torch.from_numpy(fields["w"].scaled.decode(fields["w"].scaled.encode(given)))
+    budget = Budget(host_rows=9, gpu_rows=4)
+    with tierstore.create(
+        tmp_path / "s", {"t": TableSpec(9, fields=fields)}, budget=budget, device=device
+    ) as store:
+        table = store["t"]
+        table.write(np.arange(9), given, "w")
+        for ids in (torch.tensor([5]), torch.arange(9)):
+            found = table.read(ids.to(table.device), ["b", "w"])
+            assert torch.equal(found["w"].cpu(), expected[ids])
+        store.commit()
+
+
 def test_training_is_refused(tmp_path):
     field = Field(8, "float8_e4m3fn", scale=Scale())
     store = tierstore.create(tmp_path / "s", {"t": TableSpec(9, fields={"w": field})})

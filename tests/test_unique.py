@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -27,6 +29,6 @@ EXTREMES = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from([-(2**63)
 def test_the_order_of_numbers_whose_differences_wrap(values, is_sorted):
     values = sorted(values) if is_sorted else values
     found = np.array(values, np.int64)
-    pairs = list(zip(values, values[1:], strict=False))
+    pairs = list(itertools.pairwise(values))
     assert ascends(found) == all(a <= b for a, b in pairs)
     assert ascends(found, strictly=True) == all(a < b for a, b in pairs)

@@ -28,13 +28,23 @@ def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _axes(x: tuple[str, str], y: tuple[str, str], label: str) -> Iterator[str]:
-    """Yield the frame of a chart with what its ends mean."""
+def _short(value: float) -> str:
+    """Return a number in a few characters, which fit beside an axis."""
+    for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
+
+
+def _axes(
+    x: tuple[str, str], y: tuple[str, str], label: str, right: float = _WIDTH - 8
+) -> Iterator[str]:
+    """Yield the frame of a chart, up to `right`, with what its ends mean."""
     base = _HEIGHT - _BOTTOM
-    yield f'<path class="axis" d="M{_LEFT} {_TOP}V{base}H{_WIDTH - 8}"/>'
-    yield _text(_LEFT, _HEIGHT - 10, x[0])
-    yield _text(_WIDTH - 8, _HEIGHT - 10, x[1], "end")
-    yield _text((_LEFT + _WIDTH) / 2, _HEIGHT - 10, label)
+    yield f'<path class="axis" d="M{_LEFT} {_TOP}V{base}H{right:.1f}"/>'
+    yield _text(_LEFT, _HEIGHT - 10, x[0], "start")
+    yield _text(right, _HEIGHT - 10, x[1], "end")
+    yield _text((_LEFT + right) / 2, _HEIGHT - 10, label)
     yield _text(_LEFT - 6, base, y[0], "end")
     yield _text(_LEFT - 6, _TOP + 8, y[1], "end")
 
@@ -42,13 +52,15 @@ def _axes(x: tuple[str, str], y: tuple[str, str], label: str) -> Iterator[str]:
 def bars(values: Sequence[float], titles: Sequence[str], ends: tuple[str, str], label: str) -> str:
     """Return a bar for each value; `titles` are shown under the pointer, `ends` below the axis."""
     most, inner = max([*values, 0]) or 1, _HEIGHT - _BOTTOM - _TOP
-    step = (_WIDTH - 8 - _LEFT) / max(1, len(values))
-    parts = [*_axes(ends, ("0", f"{most:,.4g}"), label)]
+    step = min(120, (_WIDTH - 8 - _LEFT) / max(1, len(values)))
+    width = max(0.8, min(step, 60) - 1)
+    right = _LEFT + step * max(1, len(values))
+    parts = [*_axes(ends, ("0", _short(most)), label, right)]
     for number, (value, title) in enumerate(zip(values, titles, strict=True)):
         height = inner * value / most
         parts.append(
-            f'<rect x="{_LEFT + number * step + 0.5:.1f}" y="{_TOP + inner - height:.1f}" '
-            f'width="{max(0.8, min(step, 60) - 1):.1f}" height="{height:.1f}">'
+            f'<rect x="{_LEFT + (number + 0.5) * step - width / 2:.1f}" '
+            f'y="{_TOP + inner - height:.1f}" width="{width:.1f}" height="{height:.1f}">'
             f"<title>{escape(title)}</title></rect>"
         )
     return _svg(parts, label)
@@ -89,12 +101,15 @@ def points(places: Floats, titles: Sequence[str], marked: Sequence[int], label: 
         "</circle>"
         for x, y, title in zip(across, down, titles, strict=True)
     ]
+    labels: list[tuple[float, float, float]] = []
     for number in marked:
         x, y = float(across[number]), float(down[number])
         parts.append(f'<circle class="mark" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
-        at_end = x > _WIDTH * 0.8
-        label_at = _text(
-            x - 6 if at_end else x + 6, y + 4, titles[number], "end" if at_end else "start"
-        )
-        parts.append(label_at)
+        width = 7.0 * len(titles[number])
+        left = x - 6 - width if x > _WIDTH * 0.8 else x + 6
+        while any(abs(y - v) < 12 and left < w and u < left + width for u, w, v in labels):
+            y += 12
+        labels.append((left, left + width, y))
+        anchor = "end" if left < x else "start"
+        parts.append(_text(left + width if left < x else left, y + 4, titles[number], anchor))
     return _svg(parts, label, size)

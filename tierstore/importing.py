@@ -21,6 +21,7 @@ from tierstore._io import publish
 from tierstore._keys.strings import Strings, may_repeat
 from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
+from tierstore._table.keyed import KeyedTable
 from tierstore._upsert import merged, upsert_rows
 from tierstore.budget import DEFAULT_MEMORY, Budget, Size
 from tierstore.errors import InvalidInputError, UnknownNameError
@@ -191,7 +192,8 @@ def import_table(
         duplicates: which row stays of those with equal keys, "first" or "last"; or "error".
         upsert: write the rows over those of their keys and append the others, whose other fields
             get initial values. A table without keys takes row ids for keys. To append, the table is
-            written anew, with the rows to replace in memory.
+            written anew, with the rows to replace in memory. What is loaded into a table by key
+            always is, and nothing is written anew.
         memory: limit in bytes for keys, headers and directories of the file, on top of a block of
             rows. Sizes that the file claims are checked against it before memory is allocated.
         allow_untested: as in `tierstore.open`, if `store` is a path.
@@ -258,6 +260,8 @@ def _load(
     wanted = None if dtype is None else check_dtype(dtype)
     if existing is not None:
         wanted = _field_of(existing, field, wanted).dtype
+
+    upsert = upsert or isinstance(existing, KeyedTable)
 
     text_dtype = _text_dtype(wanted)
     with ExitStack() as stack:

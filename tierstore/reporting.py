@@ -44,7 +44,7 @@ p, figcaption { color: var(--dim) } figure { margin: 1rem 0; max-width: 44rem }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 td, th { padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--rule); text-align: left }
-.n { text-align: right }
+.n { text-align: right; white-space: nowrap }
 svg { width: 100%; height: auto; font: 11px system-ui, sans-serif }
 svg text { fill: var(--dim) } svg rect, .dot { fill: var(--dot) } .dot { fill-opacity: .55 }
 .mark { fill: #c8553d } .axis { fill: none; stroke: var(--rule) }
@@ -128,7 +128,7 @@ def _head(store: Store) -> Iterator[str]:
     info = store.info()
     size = sum(each.disk_bytes + each.delta_bytes for each in info.tables)
     step = "" if info.step is None else f", step {info.step:,}"
-    yield f"<h1>{escape(str(store.path))}</h1>"
+    yield f"<h1>{escape(Path(str(store.path)).name)}</h1>"
     yield f"<p>version {info.version:,}{step}, {format_bytes(size)}</p>"
 
 

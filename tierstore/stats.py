@@ -272,7 +272,8 @@ class TableInformation:
     generation take on the disk: less where blocks were never written, as of sparse tables. `keys`
     is the kind of external keys, "int64" or "str", or None. `delta_rows` and `delta_bytes` count
     what was committed since the last fold; `index_bytes` is the most memory that their index can
-    take.
+    take. `capacity`, of a table by key alone, is how many keys it can hold, and `added` how many
+    more it has than in the version before, or None where that is not kept.
     """
 
     name: str
@@ -292,6 +293,8 @@ class TableInformation:
     keys: str | None = None
     sparse: bool = False
     compression: str | None = None
+    capacity: int | None = None
+    added: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return its part of the object that `tierstore inspect --json` prints."""

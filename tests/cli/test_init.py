@@ -15,6 +15,7 @@ KEYS = [
     "version",
     "table",
     "rows",
+    "grows",
     "dim",
     "dtype",
     "fields",

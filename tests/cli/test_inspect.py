@@ -26,6 +26,8 @@ TABLE_KEYS = [
     "keys",
     "sparse",
     "compression",
+    "capacity",
+    "added",
 ]
 STATS_KEYS = ["field", "rows_read", "zero_rows", "nan_rows", "inf_rows", "norm", "histogram"]
 

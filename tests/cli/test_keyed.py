@@ -19,7 +19,13 @@ def test_a_table_by_key(run, run_json, tmp_path, kind, keys):
     assert run("get", path, 2).stdout.split("\t")[:3] == ["2", str(keys[2]), "8"]
     run("get", path, 3, code=1)
     run("export", path, tmp_path / "user.npz")
-    run("load", path, tmp_path / "user.npz", "--table", "user", code=1)
+    run("put", path, "--key", keys[0], "9 9 9 9")
+    done = run_json("load", path, tmp_path / "user.npz", "--table", "user")
+    assert (done["rows"], done["added"]) == (3, 0)
+    with tierstore.open(path) as store:
+        assert np.array_equal(store["user"].read(keys), rows)
+    np.save(tmp_path / "bare.npy", rows)
+    run("load", path, tmp_path / "bare.npy", "--table", "user", code=1)
     run("load", tmp_path / "other", tmp_path / "user.npz", "--table", "user")
     with tierstore.open(tmp_path / "other") as other:
         assert other["user"].lookup(keys).tolist() == [0, 1, 2]
@@ -47,3 +53,39 @@ def test_a_table_by_key(run, run_json, tmp_path, kind, keys):
     with tierstore.open(tmp_path / "repaired") as repaired:
         assert np.array_equal(repaired["user"].read([new, keys[2]]), rows[[0, 2]])
         assert repaired["user"].capacity == 3000
+
+
+@pytest.mark.parametrize("kind", ["int64", "text"])
+def test_growth_and_expiry(run, run_json, tmp_path, kind):
+    path, first, more = tmp_path / "s", tmp_path / "first.npz", tmp_path / "more.npz"
+    run("init", path, "--dim", 2, code=2)
+    run("init", path, "--dim", 2, "--admit-after", 2, code=2)
+    made = run_json("init", path, "--dim", 2, "--keys", kind, "--track-uses", "--admit-after", 2)
+    assert (made["rows"], made["grows"]) == (65536, True)
+    numbers = np.arange(70_000) * 3 - 7
+    keys = numbers if kind == "int64" else np.array([f"k{each}" for each in numbers])
+    rows = np.random.default_rng(0).standard_normal((70_000, 2), np.float32)
+    np.savez(first, embeddings=rows, keys=keys)
+    np.savez(more, embeddings=rows[:5], keys=keys[:5])
+    for source, added in ((first, 70_000), (more, 0)):
+        done = run_json("load", path, source)
+        assert done["added"] == added
+        entry = run_json("inspect", path)["tables"][0]
+        assert [entry[name] for name in ("rows", "capacity", "added")] == [70_000, 131_072, added]
+    assert "70,000 of 131,072, +0" in run("inspect", path).stdout
+    run("expire", path, code=2)
+    for dry in (["--dry-run"], []):
+        done = run_json("expire", path, "--fewer-than", 2, *dry)
+        assert (done["removed"], done["rows"]) == (69_995, 5)
+    assert "removed 0" in run("expire", path, "--keep-at-most", 5).stdout
+    run("verify", path)
+    run("repair", path, tmp_path / "repaired")
+    run("save", path, tmp_path / "saved")
+    for place in (path, tmp_path / "repaired", tmp_path / "saved"):
+        with tierstore.open(place) as store:
+            table = store["embeddings"]
+            assert (table.rows, table.capacity, table.spec.grows) == (5, 131_072, True)
+            assert table.spec.admit_after == 2
+            assert np.array_equal(table.read(keys[:5].tolist()), rows[:5])
+    run("init", path, "--dim", 2, "--rows", 5, "--table", "plain")
+    run("expire", path, "--table", "plain", "--keep-at-most", 5, code=2)

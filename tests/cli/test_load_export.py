@@ -135,14 +135,18 @@ def test_export_refuses_targets_it_must_not_touch(run, pair, tmp_path, files):
     (tmp_path / "mine.npy").write_bytes(b"mine")
     (tmp_path / "link.npy").symlink_to("mine.npy")
     before = files(tmp_path)
-    for name in ("dir.npy", "link.npy", "pair.tier/a.npy", "pair.tier/item/a.npy", "no/a.npy"):
+    for name in ("dir.npy", "pair.tier/a.npy", "pair.tier/item/a.npy", "no/a.npy"):
         run("export", pair, tmp_path / name, "--table", "item", "--force", code=1)
-    run("export", pair, tmp_path / "mine.npy", "--table", "item", code=1)
+    for name in ("mine.npy", "link.npy"):
+        run("export", pair, tmp_path / name, "--table", "item", code=1)
     run("export", pair, tmp_path / "mine.xyz", "--table", "item", code=1)
     run(
         "export", pair, tmp_path / "mine.vec", "--table", "item", "--dtype", "no-such-thing", code=2
     )
     assert files(tmp_path) == before
+    run("export", pair, tmp_path / "link.npy", "--table", "item", "--force")  # the link itself
+    assert (tmp_path / "mine.npy").read_bytes() == b"mine"
+    assert np.load(tmp_path / "link.npy").shape == (300, 8)
     run("export", pair, tmp_path / "mine.npy", "--table", "item", "--force")
 
 

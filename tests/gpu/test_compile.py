@@ -42,6 +42,7 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
             "BLOCK": 128,
             "SCALES": 256,
             "BYTES": 264,
+            "VECTOR": 8,
         },
     ),
     "scaled by powers of two": (
@@ -54,6 +55,7 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
             "BLOCK": 3,
             "SCALES": 7,
             "BYTES": 10,
+            "VECTOR": 1,
         },
     ),
     "sum": ("nn/sum.cu", {"VECTOR": 4}),

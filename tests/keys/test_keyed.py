@@ -23,6 +23,7 @@ from tierstore import Budget, Field, TableSpec
 from tierstore._memory_table import MemoryTable
 from tierstore._table.keyed import KeyedTable
 from tierstore.errors import (
+    CapacityError,
     ClosedError,
     CorruptStoreError,
     InvalidInputError,
@@ -387,6 +388,15 @@ def test_what_cannot_expire(store, kind):
         TableSpec(5, 2, admit_after=2)
     with pytest.raises(InvalidInputError, match="its own field"):
         TableSpec(fields={"uses": Field(1)}, keys=kind, track_uses=True)
+
+
+def test_a_small_budget_has_room_for_a_table_that_grows(tmp_path):
+    spec = TableSpec(dim=8, keys="int64")
+    with tierstore.create(tmp_path / "s", {"t": spec}, budget="1MiB") as store:
+        tiers = store.info().tables[0].tiers
+        assert 0 < tiers[0].nbytes <= 1 << 20
+    with pytest.raises(CapacityError):
+        tierstore.open(tmp_path / "s", "r+", budget="100KiB")
 
 
 def test_what_cannot_grow():

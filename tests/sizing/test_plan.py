@@ -7,7 +7,7 @@ from tierstore import policy
 from tierstore._tiers.slots import bytes_for, slots_for
 from tierstore.errors import CapacityError, InvalidInputError
 from tierstore.machine.speeds import Speeds
-from tierstore.sizing import host_for_hits, plan, stream_of
+from tierstore.sizing import host_for_hits, plan, planning, stream_of
 from tierstore.sizing.simulation import replay
 
 SPEEDS = Speeds(
@@ -96,11 +96,35 @@ def test_times_are_those_measured_of_tierstore(stream):
     (host,) = plan(2000, 64, host=40_000, stream=stream, training=False).tiers
     cold = seconds(speeds=MEASURED, page_cache=0)
     assert cold["disk_reads"] == pytest.approx(host.misses_per_batch / 2e5)
-    assert cold["host_gather"] == pytest.approx(100 / 5e6)
+    assert cold["host_gather"] == pytest.approx(100 / 5e6 / 2)  # narrower than those measured
     cached = seconds(speeds=MEASURED, page_cache=2**30)
     assert cached["disk_reads"] == pytest.approx(host.misses_per_batch / 2e6)
     half = seconds(speeds=MEASURED, page_cache=2000 * 68 // 2)
     assert half["disk_reads"] == pytest.approx((cold["disk_reads"] + cached["disk_reads"]) / 2)
+
+
+def test_rows_in_the_caches_of_the_cpu_are_read_faster(stream, monkeypatch):
+    full = dataclasses.replace(MEASURED, hot_rows=2e7, leased_rows=1e6)
+
+    def gather(speeds=full, host=40_000, training=False):
+        found = plan(2000, 64, host=host, stream=stream, speeds=speeds, training=training)
+        return found.seconds["host_gather"]
+
+    first = planning._far_rows(stream, 64, 0.5)  # each row once, as the caches hold all
+    assert gather() == pytest.approx((first / 5e6 + (100 - first) / 2e7) / 2)
+    assert gather(training=True) == pytest.approx(5 * gather())  # as much slower as was measured
+    assert gather(host=0) == pytest.approx(100 / 2e7)
+    monkeypatch.setattr(planning, "HOT_BYTES", 1)
+    far = planning._far_rows(stream, 64, 0.5)
+    assert gather() == pytest.approx((far / 5e6 + (100 - far) / 2e7) / 2)
+    assert far > first
+
+
+def test_a_tier_for_every_row_reads_nothing_once_they_are_there(stream):
+    def disk(host):
+        return plan(2000, 64, host=host, stream=stream, speeds=MEASURED).seconds["disk_reads"]
+
+    assert disk(10**6) == 0 < disk(40_000)
 
 
 def test_rows_asked_for_first_are_counted():

@@ -114,5 +114,5 @@ def test_padding_that_is_no_row_is_refused(place: Place) -> None:
     with pytest.raises(UnknownNameError, match="no feature 'other'"):
         TieredEmbeddingCollection(store, ["wide"], padding_idx={"other": 0})
     keyed = place.store({"page": tierstore.TableSpec(10, 4, keys="int64")})
-    with pytest.raises(InvalidInputError, match="by key, and padding_idx goes by row"):
+    with pytest.raises(InvalidInputError, match="is by key"):
         TieredEmbeddingCollection(keyed, ["page"], padding_idx=0)

@@ -123,6 +123,11 @@ class PartitionedTier:
 
         return announce
 
+    def let_go(self, rows: Rows) -> None:
+        """Drop the mapped pages of `rows` from memory, which a scan has passed."""
+        for tier, _, own in self._routed(rows):
+            tier.let_go(own)
+
     def flush(self) -> None:
         """Do nothing: what was written is in a live delta already."""
 

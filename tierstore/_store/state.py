@@ -279,6 +279,12 @@ class State:
         """End the leases of a table whose rows are about to move."""
         self.spaces.end_leases(self, name, self._present_specs)
 
+    def keys_before(self, name: str) -> int | None:
+        """Return how many keys a table has in the version before; None where it is not kept."""
+        before = self.history.versions().get(self.manifest.previous)
+        info = None if before is None else before.tables.get(name)
+        return None if info is None else 0 if info.keys is None else info.keys.count
+
     def _present_specs(self) -> dict[str, TableSpec]:
         """Return the specs of all tables, with the rows that they have grown to."""
         return self._specs() | {each.name: each.spec for each in self.tables.values()}

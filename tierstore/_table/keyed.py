@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NoReturn, Protocol, cast
@@ -20,6 +21,7 @@ from tierstore._table.table import Owner, Table
 from tierstore._table.values import from_bytes, raw_rows
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.spec import EXTENT_ROWS, USES, TableSpec
+from tierstore.stats import TableInformation, TierInformation
 
 __all__ = ["KeyedTable"]
 
@@ -36,6 +38,9 @@ class Grower(Owner, Protocol):
 
     def end_leases(self, name: str) -> None:
         """End the leases of a table whose rows are about to move, likewise."""
+
+    def keys_before(self, name: str) -> int | None:
+        """Return how many keys a table has in the version before; None where it is not kept."""
 
 
 class KeyBatch(Ids):
@@ -123,6 +128,12 @@ class KeyedTable(RowsByNumber):
     @property
     def _map(self) -> KeyMap:
         return self._generation.key_map
+
+    def _information(self, tiers: tuple[TierInformation, ...]) -> TableInformation:
+        before = cast(Grower, self._owner).keys_before(self.name)
+        added = None if before is None else self.rows - before
+        found = super()._information(tiers)
+        return dataclasses.replace(found, capacity=self.capacity, added=added)
 
     # -- keys and rows
 
@@ -432,10 +443,12 @@ class KeyedTable(RowsByNumber):
         `store.rollback()` brings them back, also after an error.
 
         >>> spec = tierstore.TableSpec(dim=16, keys="int64", track_uses=True)
+        >>> store.rollback()
         >>> user = store.create_table("users", spec)
         >>> user.write([7, -5], np.ones((2, 16), np.float32))
         >>> [keys.tolist() for keys, rows in user.expire(keep_at_most=0)]
         [[7, -5]]
+        >>> store.rollback()
 
         Raises InvalidInputError for a table that does not track uses.
         """
@@ -488,6 +501,10 @@ class KeyedTable(RowsByNumber):
         if "_counted" not in self.__dict__:
             self._counted = Candidates()
         return self._counted
+
+    def read_into(self, ids: Any, out: Any, field: str | None = None) -> None:
+        """Read the rows of keys into `out`; keys are looked up on the host, so in no CUDA graph."""
+        self.read(ids, field, out=out)
 
     def lease(self, ids: object) -> Lease:
         """Pin the rows of a batch of keys for a step; adds those that are new."""

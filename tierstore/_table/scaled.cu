@@ -8,10 +8,11 @@
 //   BLOCK    elements that share a scale
 //   SCALES   byte of a row at which its scales begin
 //   BYTES    bytes of a row
+//   VECTOR   elements that a thread converts: a power of two to 16 that divides DIM, BLOCK and BYTES
 
 struct Scaled {
-    u8 *rows;       // [count][BYTES]
-    u8 *out;        // [count][DIM]
+    u8 *rows;       // [count][BYTES], aligned to 16 bytes
+    u8 *out;        // [count][DIM], likewise
     u64 count;
 };
 
@@ -49,13 +50,35 @@ __device__ float value(Float8<M, INFINITIES> x) {
     return __uint_as_float(sign | __float_as_uint(steps));
 }
 
+// A product that keeps subnormals, whether or not the source is compiled to flush them.
+__device__ float product(float x, float y) {
+#ifdef __CUDA_ARCH__
+    float found;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(found) : "f"(x), "f"(y));
+    return found;
+#else
+    return x * y;
+#endif
+}
+
+struct alignas(VECTOR) Elements {
+    ELEMENT each[VECTOR];
+};
+
+struct alignas(VECTOR * sizeof(OUT) < 16 ? VECTOR * sizeof(OUT) : 16) Values {
+    OUT each[VECTOR];
+};
+
 extern "C" __global__ void tierstore_unscale(const Scaled work, const Nothing nothing) {
-    for (u64 i = wide_thread(); i < work.count * DIM; i += wide_threads()) {
-        const u64 row = i / DIM;
-        const u32 within = (u32)(i - row * DIM);
+    constexpr u32 PARTS = DIM / VECTOR;
+    for (u64 i = wide_thread(); i < work.count * PARTS; i += wide_threads()) {
+        const u64 row = i / PARTS;
+        const u32 within = (u32)(i - row * PARTS) * VECTOR;
         const u8 *const bytes = work.rows + row * BYTES;
-        const ELEMENT element = {bytes[within]};
-        const SCALE scale = *(const SCALE *)(bytes + SCALES + within / BLOCK * sizeof(SCALE));
-        set(((OUT *)work.out)[i], value(element) * value(scale));
+        const Elements elements = *(const Elements *)(bytes + within);
+        const float scale = value(*(const SCALE *)(bytes + SCALES + within / BLOCK * sizeof(SCALE)));
+        Values values;
+        for (u32 k = 0; k < VECTOR; ++k) set(values.each[k], product(value(elements.each[k]), scale));
+        ((Values *)work.out)[i] = values;
     }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -145,8 +146,8 @@ def unscaling(
 
     Args:
         scaled: the elements and scales.
-        rows: address of `(count, nbytes)` bytes.
-        out: address of `(count, dim)` elements of `kind`.
+        rows: address of `(count, nbytes)` bytes, a multiple of 16.
+        out: address of `(count, dim)` elements of `kind`, likewise.
         count: number of rows.
         kind: a type that has a name in kernels.
     """
@@ -165,6 +166,7 @@ def _unscale(scaled: ScaledElements, out: str) -> Kernel:
         "BLOCK": scaled.block,
         "SCALES": scaled.scales_at,
         "BYTES": scaled.nbytes,
+        "VECTOR": math.gcd(16, scaled.dim, scaled.block, scaled.nbytes),
     }
     return Kernel(_SCALED, "unscale", as_large_as_the_work, macros)
 

@@ -87,8 +87,8 @@ class Part(NamedTuple):
         record_bytes: of each.
         policy: of the tiers.
         host_slots, gpu_slots: records that the tiers hold.
-        grows: whether it is of a table that grows without being placed anew; `rows` are those that
-            it is expected to have.
+        growing: of a table that grows without being placed anew, the rows that it has; `rows` are
+            those that it is expected to have.
     """
 
     tables: tuple[str, ...]
@@ -97,7 +97,12 @@ class Part(NamedTuple):
     policy: PolicySpec
     host_slots: int = 0
     gpu_slots: int = 0
-    grows: bool = False
+    growing: int | None = None
+
+    @property
+    def grows(self) -> bool:
+        """Whether it is of a table that grows without being placed anew."""
+        return self.growing is not None
 
     @property
     def nbytes(self) -> int:
@@ -198,7 +203,7 @@ class Placement:
     ) -> Part:
         rows = sum(specs[name].rows for name in names)
         if self._device is None and specs[names[0]].grows:
-            return Part(names, max(2 * rows, _EXPECTED_ROWS), record_bytes, policy, grows=True)
+            return Part(names, max(2 * rows, _EXPECTED_ROWS), record_bytes, policy, growing=rows)
         return Part(names, rows, record_bytes, policy)
 
     def plan(self, specs: Mapping[str, TableSpec], *, any_gpu: bool = False) -> list[Part]:
@@ -327,6 +332,8 @@ def _held(part: Part, nbytes: int, sizes: Sizes) -> int:
     try:
         return sizes.slots_for(part, nbytes)
     except CapacityError as error:
+        if part.growing is not None and part.growing < part.rows:
+            return _held(part._replace(rows=part.growing), nbytes, sizes)
         raise CapacityError(f"{part} cannot be placed: {error}") from None
 
 

@@ -124,6 +124,8 @@ class Speeds:
         warm_rows: rows of 512 bytes that tierstore reads from its host tier; see `stand`.
         cached_rows: those it reads from its files while they are in the page cache.
         cold_rows: those it reads from the disk.
+        hot_rows: those it reads from its host tier if they are few enough for the CPU's caches.
+        leased_rows: those it leases, reads and writes in its host tier, as a training step does.
     """
 
     copy_bytes: float
@@ -136,6 +138,8 @@ class Speeds:
     warm_rows: float | None = None
     cached_rows: float | None = None
     cold_rows: float | None = None
+    hot_rows: float | None = None
+    leased_rows: float | None = None
 
     def to_dict(self) -> dict[str, float | None]:
         """Return the figures by name."""
@@ -364,6 +368,12 @@ class Standing:
         return asdict(self) | {"ratio": self.ratio}
 
 
+_SMALL_BATCH = 8192
+"""Rows whose copies the caches hold too."""
+HOT_BYTES = 16 << 20
+"""Bytes of rows that the caches of a CPU are taken to hold."""
+
+
 def stand(
     directory: str | os.PathLike[str],
     speeds: Speeds,
@@ -383,7 +393,13 @@ def stand(
         create(path, {"t": spec}, budget=Budget(host=0), progress=progress).close()
         warm, cold = _warm(path, seconds), _cold(path, seconds)
         cached = _cached(path, seconds)
-        _keep(directory, replace(speeds, warm_rows=warm, cached_rows=cached, cold_rows=cold))
+        found = replace(speeds, warm_rows=warm, cached_rows=cached, cold_rows=cold)
+        found = replace(
+            found,
+            hot_rows=_warm(path, seconds, among=HOT_BYTES // ROW_BYTES),
+            leased_rows=_leased(path, seconds),
+        )
+        _keep(directory, found)
         return [
             Standing("rows from memory", "rows", speeds.gather_rows, warm),
             Standing("rows from the page cache", "rows", speeds.gather_rows, cached),
@@ -397,14 +413,33 @@ def stand(
         ]
 
 
-def _warm(path: Path, seconds: float) -> float:
-    """Return the rows per second read from the host tier, all resident."""
+def _warm(path: Path, seconds: float, among: int | None = None) -> float:
+    """Return the rows per second read from the host tier, all resident, or `among` a few."""
     with open_store(path, budget=Budget(host_rows=2**40)) as store:
         table = store["t"]
         table.warm()
-        count = min(_BATCH, table.rows)
-        batches = cycle(np.random.default_rng(1).integers(0, table.rows, (8, count)))
+        count = min(_BATCH if among is None else _SMALL_BATCH, table.rows)
+        rows = min(table.rows, among or table.rows)
+        batches = cycle(np.random.default_rng(1).integers(0, rows, (8, count)))
         return _reached_rate(lambda: len(table.read(next(batches))), seconds)
+
+
+def _leased(path: Path, seconds: float) -> float:
+    """Return the rows per second leased, read and written in the host tier, all resident."""
+    with open_store(path, "r+", budget=Budget(host_rows=2**40)) as store:
+        table = store["t"]
+        table.warm()
+        count = min(_BATCH, table.rows)
+        batches = cycle(np.random.default_rng(3).integers(0, table.rows, (8, count)))
+
+        def work() -> int:
+            with table.lease(next(batches)) as lease:
+                lease.write("weight", lease.read("weight"))
+            return count
+
+        rate = _reached_rate(work, seconds)
+        store.rollback()
+        return rate
 
 
 def _cached(path: Path, seconds: float) -> float:

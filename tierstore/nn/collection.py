@@ -88,8 +88,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
                 named; see `TieredEmbedding`.
 
         Raises UnknownNameError for a table or field that is not there, InvalidInputError for a
-        table of another store, InvalidTypeError for what is no dict and no list of names. Warns as
-        `TieredEmbedding` does of tables that are still zeros.
+        table of another store and for padding of a table by key, InvalidTypeError for what is no
+        dict and no list of names. Warns as `TieredEmbedding` does of tables that are still zeros.
         """
         super().__init__()
         sources = _by_feature(tables)
@@ -122,7 +122,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
             self._place(name)
             if name in self._by_key:
                 raise InvalidInputError(
-                    f"the table of feature {name!r} is by key, and padding_idx goes by row"
+                    f"feature {name!r} is by key; padding_idx is a row of tables by id: leave out "
+                    "the keys of padding, or name the features that have it"
                 )
             self.padding[name] = from_start(row, self.features[name].rows) or 0
 

@@ -14,7 +14,7 @@ from tierstore._tiers.placement import Placement, check_names
 from tierstore._tiers.slots import bytes_for, slots_for
 from tierstore.budget import Budget, Size
 from tierstore.errors import InvalidInputError
-from tierstore.machine.speeds import ROW_BYTES, Speeds
+from tierstore.machine.speeds import HOT_BYTES, ROW_BYTES, Speeds
 from tierstore.policy import Policies, PolicySpec, lru
 from tierstore.sizing.simulation import Rates, Replay, first_measured
 from tierstore.sizing.streams import Batch, Stream
@@ -207,7 +207,9 @@ def plan(
     if stream is not None and speeds is not None:
         free = max(0, available_bytes() - host) if page_cache is None else page_cache
         cached = min(1.0, free / (rows * (record_bytes + 4)))
-        seconds = _seconds(stream, record_bytes, rates, speeds, training, cached)
+        far = _far_rows(stream, record_bytes, measured) if speeds.hot_rows else 0.0
+        resident = touched if host_slots >= rows and touched is not None else 0.0
+        seconds = _seconds(stream, record_bytes, rates, speeds, training, cached, far, resident)
         notes += _unmeasured(speeds, gpu_slots)
     return Plan(
         rows, record_bytes, rows * (record_bytes + 4), policy.name, tuple(tiers), seconds, notes
@@ -256,7 +258,9 @@ def host_for_hits(
 def _notes(rows: int, host: int, gpu: int) -> tuple[str, ...]:
     notes = []
     if host >= rows:
-        notes.append("the host tier holds every row: each row is read from the disk only once")
+        notes.append(
+            "the host tier holds every row: each is read from the disk once, which no time counts"
+        )
     if gpu >= rows:
         notes.append("the GPU tier holds every row")
     return tuple(notes)
@@ -337,6 +341,16 @@ def _first_touches(stream: Stream, measured: float) -> float:
     return count / max(1, len(stream.batches) - first)
 
 
+def _far_rows(stream: Stream, record_bytes: int, measured: float) -> float:
+    """Return the distinct rows per measured batch that the caches of the CPU do not hold."""
+    near = Replay(stream.rows, max(1, HOT_BYTES // record_bytes), lru())
+    first, count = first_measured(stream, measured), 0
+    for number, batch in enumerate(stream.batches):
+        hit, _ = near.use(batch)
+        count += int(np.count_nonzero(~hit)) if number >= first else 0
+    return count / max(1, len(stream.batches) - first)
+
+
 def _seconds(
     stream: Stream,
     record_bytes: int,
@@ -344,14 +358,17 @@ def _seconds(
     speeds: Speeds,
     training: bool,
     cached: float,
+    far: float,
+    resident: float,
 ) -> dict[str, float]:
     """Return the seconds per step for each kind of data movement.
 
-    `cached` is the share of the table's files in the page cache.
+    `cached` is the share of the table's files in the page cache, `far` the rows that come from
+    memory rather than the caches of the CPU, `resident` the misses that end with all rows there.
     """
     ids = stream.ids / len(stream.batches)
     lowest = rates.get("host") or rates.get("gpu")
-    misses = stream.unique if lowest is None else lowest.misses_per_batch
+    misses = stream.unique if lowest is None else max(0.0, lowest.misses_per_batch - resident)
     written = stream.unique if lowest is None else lowest.evictions_per_batch
     blocks, wide = max(1.0, record_bytes / 4096), max(1.0, record_bytes / ROW_BYTES)
     cold = misses * blocks / (speeds.cold_rows or speeds.random_reads)
@@ -360,14 +377,31 @@ def _seconds(
         "disk_reads": cached * warm + (1 - cached) * cold,
         "disk_writes": written * record_bytes / speeds.append_bytes if training else 0.0,
     }
-    limit = record_bytes / (speeds.gather_rows * ROW_BYTES)
-    gathered = ids * (wide / speeds.warm_rows if speeds.warm_rows else limit)
     if "gpu" in rates:
         moved = rates["gpu"].misses_per_batch
         times["host_gather"] = moved * record_bytes / (speeds.gather_rows * ROW_BYTES)
         back = rates["gpu"].evictions_per_batch if training else 0.0
         if speeds.link_bytes:
             times["link"] = (moved + back) * record_bytes / speeds.link_bytes
+    elif lowest is None and speeds.hot_rows:  # what is read from files is copied once more
+        times["host_gather"] = ids * wide / speeds.hot_rows
     else:
-        times["host_gather"] = gathered * (2 if training else 1)
+        times["host_gather"] = _gather(ids, far, record_bytes, speeds, training)
     return times
+
+
+def _gather(ids: float, far: float, record_bytes: int, speeds: Speeds, training: bool) -> float:
+    """Return the seconds in which a batch is read from the host tier, and trained there.
+
+    A row takes as long as half of a measured one, however narrow it is.
+    """
+    wide = max(0.5, record_bytes / ROW_BYTES)
+    if speeds.warm_rows is None:
+        limit = record_bytes / (speeds.gather_rows * ROW_BYTES)
+        return ids * limit * (2 if training else 1)
+    seconds = ids * wide / speeds.warm_rows
+    if speeds.hot_rows is not None:
+        seconds = wide * (far / speeds.warm_rows + (ids - far) / speeds.hot_rows)
+    if not training:
+        return seconds
+    return seconds * (speeds.warm_rows / speeds.leased_rows if speeds.leased_rows else 2)

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -39,7 +39,9 @@ CHECKSUM_BYTES = 4
 
 @click.command(cls=Command)
 @STORE
-@click.option("--rows", type=COUNT, required=True, metavar="N", help="Number of rows.")
+@click.option(
+    "--rows", type=COUNT, metavar="N", help="Number of rows; may be left out with --keys."
+)
 @click.option("--dim", type=COUNT, required=True, metavar="D", help="Elements per row.")
 @click.option(
     "--table", default="embeddings", show_default=True, metavar="NAME", help="Name of the table."
@@ -80,14 +82,19 @@ CHECKSUM_BYTES = 4
 @click.option(
     "--keys",
     type=click.Choice(("int64", "text")),
-    help="Look rows up by keys of this kind; --rows is how many keys there can be.",
+    help="Look rows up by keys of this kind; --rows is how many keys there can be. Without it the "
+    "table grows as keys arrive.",
+)
+@click.option("--track-uses", is_flag=True, help="Keep the uses of each key, for `expire`.")
+@click.option(
+    "--admit-after", type=COUNT, metavar="N", help="Give a key its row with its use N in training."
 )
 @click.option("--dry-run", is_flag=True, help="Only print the size; create nothing.")
 @UNTESTED
 def init(
     out: Output,
     store: Path,
-    rows: int,
+    rows: int | None,
     dim: int,
     table: str,
     dtype: str,
@@ -97,6 +104,8 @@ def init(
     backend: str,
     sparse: bool,
     keys: Literal["int64", "text"] | None,
+    track_uses: bool,
+    admit_after: int | None,
     dry_run: bool,
     allow_untested: bool,
 ) -> None:
@@ -111,6 +120,7 @@ def init(
       tierstore init emb.tier --rows 10M --dim 64 --init "normal(0,0.01)" --seed 7
       tierstore init emb.tier --table user --rows 5000 --dim 64 --state adam --dtype bfloat16
       tierstore init emb.tier --table user --rows 50M --dim 64 --keys int64 --init "normal(0,0.01)"
+      tierstore init emb.tier --table word --dim 64 --keys text --track-uses
       tierstore init emb.tier --table item --rows 5000 --dim 64 --state sum:float32:1 --dry-run
 
     \b
@@ -126,7 +136,12 @@ def init(
                                            field:NAME where NAME is like one of the above
     adam:bfloat16 is that of TieredOptimizer(..., state_dtype="bfloat16"), likewise the others.
     """
-    spec = _spec(rows, (dim, dtype, initializer(seed)), state, backend, table, sparse, keys)
+    by_key = {"keys": keys, "track_uses": track_uses, "admit_after": admit_after}
+    if rows is not None:
+        by_key["rows"] = rows
+    elif keys is None:
+        raise click.UsageError("Missing option '--rows'.")
+    spec = _spec((dim, dtype, initializer(seed)), state, backend, table, sparse, by_key)
     exists = os.path.lexists(store) and not _is_empty(store)
     disk_bytes = spec.nbytes + CHECKSUM_BYTES * spec.rows
     free_bytes = examine_storage(store).free_bytes
@@ -141,7 +156,8 @@ def init(
         "dry_run": dry_run,
         "version": version,
         "table": table,
-        "rows": rows,
+        "rows": spec.rows,
+        "grows": spec.grows,
         "dim": dim,
         "dtype": dtype,
         "fields": [
@@ -156,19 +172,19 @@ def init(
     verb = "would make" if dry_run else "made"
     size = f"{spec.layout.record_bytes} B per row, {format_bytes(disk_bytes)}"
     fields = " ".join(f"{name}[{field.dim}]" for name, field in spec.fields.items())
-    out.show(data, f"{verb} {store}: table {table}, {rows:,} rows of {fields}, {size}")
+    count = f"{spec.rows:,} rows{' at first' if spec.grows else ''}"
+    out.show(data, f"{verb} {store}: table {table}, {count} of {fields}, {size}")
     if dry_run and disk_bytes > free_bytes and not spec.sparse:
         raise StoreFullError(f"only {format_bytes(free_bytes)} are free: the table would not fit")
 
 
 def _spec(
-    rows: int,
     weight: tuple[int, str, Initializer],
     state: tuple[list[StateField], ...],
     backend: str,
     table: str,
     sparse: bool,
-    keys: Literal["int64", "text"] | None,
+    by_key: dict[str, Any],
 ) -> TableSpec:
     """Return the table's spec; conflicting options are a usage error."""
     try:
@@ -178,7 +194,7 @@ def _spec(
             if each.name in fields:
                 raise click.UsageError(f"a row would have two fields named {each.name!r}")
             fields[each.name] = each.beside(fields["weight"])
-        return TableSpec(rows, fields=fields, backend=backend, sparse=sparse, keys=keys)
+        return TableSpec(fields=fields, backend=backend, sparse=sparse, **by_key)
     except (InvalidInputError, InvalidTypeError) as error:
         raise click.UsageError(str(error)) from None
 

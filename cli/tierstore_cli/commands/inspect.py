@@ -48,9 +48,11 @@ def inspect(
 
     STATE lists the fields beside the first. DISK is the size of the base file, and what it really
     takes on the disk if that is less. DELTA counts row writes that are committed and not yet folded
-    into the base file: a row counts once for each commit. Tables whose records are equally long
-    share tiers, unless a budget or a policy sets one apart; of more than 20 tables, those that
-    share have one line together, and --json lists all. STORE may be written meanwhile. Damaged
+    into the base file: a row counts once for each commit. ROWS of a table by key are its keys, how
+    many it can hold, and how many more they are than in the version before. Tables whose records
+    are equally long share tiers, unless a budget or a policy sets one apart; of more than 20
+    tables, those that share have one line together, and --json lists all. STORE may be written
+    meanwhile. Damaged
     tables are left out, named under "damaged" in --json, and the exit code is 4.
 
     STORE may also be a matrix of another program, FILE or FILE::NAME, which is read in place.
@@ -169,7 +171,7 @@ def _tables(tables: list[dict[str, Any]]) -> Grid:
     rows = [
         (
             each["name"],
-            f"{each['rows']:,}",
+            _rows(each),
             each["dim"],
             each["dtype"],
             " ".join(field["name"] for field in each["fields"][1:]) or "–",
@@ -182,6 +184,15 @@ def _tables(tables: list[dict[str, Any]]) -> Grid:
         for each in tables
     ]
     return Grid(headers, rows, right=frozenset({1, 2, 6, 7, 8}))
+
+
+def _rows(table: dict[str, Any]) -> str:
+    """Return the rows of a table; of one by key also its capacity, and the keys since before."""
+    if table["capacity"] is None:
+        return f"{table['rows']:,}"
+    new = table["added"]
+    since = "" if new is None else f", {new:+,}"
+    return f"{table['rows']:,} of {table['capacity']:,}{since}"
 
 
 def _size(table: dict[str, Any]) -> str:

@@ -68,6 +68,8 @@ def load(
 ) -> None:
     """Load the rows of SRC into a table of STORE, replacing all rows of the table.
 
+    In a table by key, the rows of SRC's keys are added or replaced, and the others stay.
+
     SRC is a .npy .npz .safetensors .pt .pth .ckpt .parquet .arrow .feather .h5 .vec .txt .bin .zarr
     .csv .tsv .jsonl .fvecs or .fbin file, the .json index of a model in several .safetensors files,
     or a directory of .parquet or .arrow files, as Hugging Face saves data sets. FILE:NAME selects

@@ -1,0 +1,72 @@
+"""Remove seldom used keys of a table by key."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from tierstore import KeyedTable
+from tierstore_cli.command import Command
+from tierstore_cli.opening import choose_table, open_store
+from tierstore_cli.output import Output
+from tierstore_cli.params import STORE, TABLE, UNTESTED, Count
+
+
+@click.command(cls=Command)
+@STORE
+@TABLE
+@click.option("--unused-for", type=Count(), metavar="N", help="Keys last used N commits ago.")
+@click.option("--fewer-than", type=Count(), metavar="N", help="Keys used fewer times than N.")
+@click.option(
+    "--keep-at-most", type=Count(), metavar="N", help="The least used, until N keys are left."
+)
+@click.option("--dry-run", is_flag=True, help="Only count them; remove nothing.")
+@UNTESTED
+def expire(
+    out: Output,
+    store: Path,
+    table: str | None,
+    unused_for: int | None,
+    fewer_than: int | None,
+    keep_at_most: int | None,
+    dry_run: bool,
+    allow_untested: bool,
+) -> None:
+    """Remove keys of a table of STORE that meet any of the conditions, in a commit of its own.
+
+    The table must have been made to track uses. New keys use the places that become free. No other
+    process may have STORE open for writing.
+
+    \b
+    Examples:
+      tierstore expire emb.tier --table user --unused-for 30 --fewer-than 2
+      tierstore expire emb.tier --table user --keep-at-most 50M --dry-run
+    """
+    with open_store(store, "r+", allow_untested=allow_untested) as opened:
+        chosen = choose_table(opened, table)
+        if not isinstance(chosen, KeyedTable):
+            raise click.UsageError(f"table {chosen.name!r} is not by key; its rows do not expire")
+        if unused_for is fewer_than is keep_at_most is None:
+            raise click.UsageError("give --unused-for, --fewer-than or --keep-at-most")
+        gone = chosen.expire(
+            unused_for=unused_for, fewer_than=fewer_than, keep_at_most=keep_at_most
+        )
+        removed = sum(len(keys) for keys, _ in gone)
+        left = chosen.rows
+        if dry_run:
+            opened.rollback()
+        elif removed:
+            opened.commit()
+        version = opened.version
+    data = {
+        "store": os.path.abspath(store),
+        "table": chosen.name,
+        "removed": removed,
+        "rows": left,
+        "dry_run": dry_run,
+        "version": version,
+    }
+    verb = "would remove" if dry_run else "removed"
+    out.show(data, f"{verb} {removed:,} keys of {chosen.name}: {left:,} are left")

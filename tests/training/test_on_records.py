@@ -1,0 +1,93 @@
+"""Steps on records in host memory, against torch's own code on copies of the rows."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tierstore
+from tierstore._tiers.host import HostTier
+from tierstore.nn import TieredEmbedding
+from tierstore.optim import TieredOptimizer
+
+ROWS = 3000
+ADAM, ADAMW = torch.optim.Adam, torch.optim.AdamW
+
+
+def trained(path: Path, kind: Any, spec: Any, ids: Any, padding: int | None, **options: Any) -> Any:
+    """Return every field after steps, and how many of them were taken in place."""
+    slots = options.pop("slots", ROWS)
+    budget = tierstore.Budget(host_rows=slots)
+    taken, update_held = [], HostTier.update_held
+    rng = torch.Generator().manual_seed(1)
+    with tierstore.create(path, {"t": spec}, budget=budget, device="cpu") as store:
+        emb = TieredEmbedding(store["t"], padding_idx=padding)
+        opt = TieredOptimizer(kind, [emb], lr=0.05, **options)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                HostTier,
+                "update_held",
+                lambda *given: taken.append(update_held(*given)) or taken[-1],
+            )
+            for batch in ids:
+                opt.zero_grad()
+                given = torch.randn(len(batch), spec.dim, generator=rng, dtype=torch.float64)
+                emb(torch.from_numpy(batch)).backward(given.to(emb._dtype))
+                opt.step()
+        table = store["t"]
+        everything = table.read(np.arange(ROWS), [name for name, _ in table.spec.layout.fields])
+        counters = store.stats()
+        store.rollback()
+        return everything, sum(taken), counters
+
+
+@pytest.mark.parametrize("dim", [1, 3, 16, 33, 128])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (ADAM, {}),
+        (ADAM, {"weight_decay": 0.1, "betas": (0.8, 0.9)}),
+        (ADAM, {"maximize": True, "eps": 1e-3}),
+        (ADAMW, {"weight_decay": 0.1}),
+        (ADAMW, {"foreach": False}),
+        (ADAM, {"ema": 0.9}),
+    ],
+)
+@pytest.mark.parametrize("padding", [None, 5])
+def test_bits_are_those_of_steps_on_copies(
+    tmp_path: Path, dim: int, kind: Any, options: dict[str, Any], padding: int | None
+) -> None:
+    rng = np.random.default_rng([dim, len(options)])
+    ids = [rng.integers(0, ROWS // 2, count) for count in (1, 40, 2500, 40)]
+    ids[1][:3] = 5
+    dtype: Any = "float64" if dim == 3 else "float32"
+    spec = tierstore.TableSpec(ROWS, dim, dtype=dtype, init=tierstore.normal(seed=1))
+    run = (kind, spec, ids, padding)
+    here, taken, counted = trained(tmp_path / "a", *run, **options)
+    copies, none, counted_too = trained(tmp_path / "b", *run, in_place=False, **options)
+    assert taken == len(ids) and none == 0
+    for name in copies:
+        assert here[name].tobytes() == copies[name].tobytes(), name
+    if padding is None and "ema" not in options:  # those read rows once more
+        assert counted == counted_too
+
+
+@pytest.mark.parametrize("slots", [0, 100, ROWS - 1])
+def test_rows_without_a_slot_are_left_to_torch(tmp_path: Path, slots: int) -> None:
+    rng = np.random.default_rng(slots)
+    ids = [rng.integers(0, ROWS, count) for count in (20, 800, 20)]
+    spec = tierstore.TableSpec(ROWS, 16, init=tierstore.normal(seed=1))
+    here, taken, _ = trained(tmp_path / "a", ADAM, spec, ids, None, slots=slots)
+    copies, *_ = trained(tmp_path / "b", ADAM, spec, ids, None, in_place=False)
+    assert taken == {0: 0, 100: 2, ROWS - 1: 3}[slots]
+    for name in copies:
+        assert here[name].tobytes() == copies[name].tobytes(), name
+
+
+@pytest.mark.parametrize("options", [{"amsgrad": True}, {"foreach": True}, {"fused": True}])
+def test_options_of_their_own_are_left_to_torch(tmp_path: Path, options: dict[str, Any]) -> None:
+    spec = tierstore.TableSpec(ROWS, 16, init=tierstore.normal(seed=1))
+    _, taken, _ = trained(tmp_path / "a", ADAM, spec, [np.arange(9)], None, **options)
+    assert taken == 0
