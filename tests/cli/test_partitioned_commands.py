@@ -1,0 +1,98 @@
+"""Every command on a store with partitions: it takes it as one store, or says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import tierstore
+from tierstore_cli.main import cli
+
+pytest.importorskip("torch")
+
+READING = [
+    "inspect s.tier --stats",
+    "log s.tier",
+    "get s.tier --table item 1",
+    "near s.tier --table item --id 1",
+    "export s.tier rows.npy --table item",
+    "diff s.tier 1 2",
+    "report s.tier page.html",
+    "verify s.tier",
+    "save s.tier copy.tier",
+    "save s.tier wide.tier --partitions 5",
+    "doctor s.tier",
+]
+"""Commands that read the store."""
+WRITING = [
+    "init s.tier --table more --rows 3 --dim 2",
+    "add-field s.tier more --table item --dim 4",
+    "put s.tier --table item --id 1 1 2 3 4",
+    "load s.tier rows.npy --table item",
+    "grow s.tier --table item --rows 80",
+    "rename s.tier item other",
+    "drop s.tier user",
+    "keys set s.tier keys.txt --table item",
+    "fold s.tier",
+    "keep s.tier best",
+    "release s.tier best",
+    "restore s.tier --version 1",
+    "expire s.tier --table item --fewer-than 2",
+    "patch s.tier some.patch",
+    "repair s.tier fixed.tier",
+]
+"""Commands that would write it by themselves."""
+OTHERS = {"bench", "plan", "simulate", "top"}
+"""Commands that take no store, or that watch one until they are interrupted."""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    tables = {
+        "item": tierstore.TableSpec(60, 4, init=tierstore.normal(seed=1)),
+        "user": tierstore.TableSpec(9, 4, init=tierstore.normal(seed=2)),
+    }
+    with tierstore.distributed.create("s.tier", tables, partitions=3) as store:
+        store["item"].write([1], np.ones((1, 4), np.float32))
+        store.commit(1)
+    np.save("rows.npy", np.ones((60, 4), np.float32))
+    Path("keys.txt").write_text("\n".join(map(str, range(60))), encoding="utf-8")
+    Path("some.patch").mkdir()
+    return tmp_path
+
+
+def outcome(line: str) -> Any:
+    return CliRunner().invoke(cli, line.split())
+
+
+def test_every_command_is_walked() -> None:
+    walked = {line.split()[0] for line in READING + WRITING}
+    assert walked | OTHERS == set(cli.list_commands(None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("line", READING)
+def test_commands_that_read_take_it_as_one_store(place: Path, line: str) -> None:
+    Path("rows.npy").unlink()
+    result = outcome(line)
+    assert result.exit_code == 0, result.output
+    if line.startswith("export"):
+        with tierstore.open("s.tier") as store:
+            assert np.array_equal(np.load("rows.npy"), store["item"][:])
+
+
+@pytest.mark.parametrize("line", WRITING)
+def test_commands_that_write_say_what_to_do(place: Path, line: str) -> None:
+    with tierstore.open("s.tier") as store:
+        before = store["item"][:]
+    result = outcome(line)
+    assert result.exit_code not in (0, 2), result.output
+    assert "partitions" in result.output
+    assert "unexpected" not in result.output
+    with tierstore.open("s.tier") as store:
+        assert store.version == 2
+        assert np.array_equal(store["item"][:], before)
