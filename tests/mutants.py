@@ -529,8 +529,8 @@ MUTANTS = [
     ),
     Mutant(
         "optim/in_place.py",
-        "(1 - beta2**step) ** 0.5",
-        "(1 - beta2**step)",
+        'beta2,\n        (1 - beta2**step) ** 0.5,\n        group["eps"],\n        lr',
+        'beta2,\n        (1 - beta2**step),\n        group["eps"],\n        lr',
         "tests/training/test_in_place.py",
     ),
     Mutant(

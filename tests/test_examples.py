@@ -40,6 +40,7 @@ FIGURES = {
     "knowledge_graph": r'"MRR": ([01]\.\d+)',
     "light_gcn": r'"recall@20": ([01]\.\d+)',
     "matrix_factorization": r'"recall@20": ([01]\.\d+)',
+    "ngram_memory": r'"bits a byte": (\d+\.\d+)',
     "word2vec": r"held-out words: (\d+\.\d+)",
 }
 
@@ -51,6 +52,10 @@ def file_for(name: str, folder: Path) -> Path:
     if name == "word2vec":
         words = [f"word{rank}" for rank in rng.zipf(1.6, 4000) if rank < 50]
         path.write_text(" ".join(words))
+    elif name == "ngram_memory":
+        path.write_bytes(
+            b"".join(part.read_bytes() for part in sorted(Path(ROOT, "docs").glob("*.md")))[:40_000]
+        )
     elif name in ("matrix_factorization", "light_gcn"):
         clicks = {(user, item) for user, item in rng.integers(0, 30, (600, 2)).tolist()}
         path.write_text("".join(f"u{user},i{item}\n" for user, item in sorted(clicks)))
@@ -221,6 +226,39 @@ def test_a_tenth_of_the_rows_in_memory_gives_the_same_figures(name: str, tmp_pat
     tenth, all_of_them = (figures(run(name, *given, "--memory", memory)) for memory in (0.1, 1))
     assert tenth == all_of_them
     assert len(tenth[0]) == 3
+
+
+NGRAMS = ["--device", "cpu", "--rows", 5000, "--width", 32, "--layers", 1, "--every", 5]
+
+
+def test_an_ngram_memory_helps_and_its_budget_changes_nothing(tmp_path: Path) -> None:
+    data = file_for("ngram_memory", tmp_path)
+    given = ["--data", data, *NGRAMS, "--epochs", 2]
+    tenth, whole, plain = (
+        figures(run("ngram_memory", *given, *more))
+        for more in (["--memory", 0.05], ["--memory", 1], ["--without-memory"])
+    )
+    assert tenth == whole
+    assert tenth[1]["steps"] == plain[1]["steps"] > 30
+    assert tenth[1]["bits a byte"] < plain[1]["bits a byte"]
+
+
+def test_an_ngram_memory_goes_on_after_a_kill(tmp_path: Path) -> None:
+    data = file_for("ngram_memory", tmp_path)
+    given = ["--data", data, *NGRAMS, "--state-dtype", "bfloat16"]
+    expected = figures(run("ngram_memory", *given))
+    given += ["--store", tmp_path / "kept.tier"]
+    script = str(ROOT / "examples" / "ngram_memory.py")
+    command = [sys.executable, script, *map(str, given)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        for line in killed.stdout:
+            if line.startswith("step 10 "):
+                killed.kill()
+    lines, found = figures(run("ngram_memory", *given))
+    assert re.fullmatch(r"goes on from step \d+", lines[0])
+    assert found == expected[1]
+    assert lines[1:] == expected[0][-len(lines[1:]) :]
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ what happened, the numbers involved and the next step. Classes derived from OSEr
     ├── ReadOnlyError          PermissionError     the store was opened for reading
     ├── ForkedStoreError       RuntimeError        a store used in a forked process
     ├── DeviceError            RuntimeError        a GPU that is missing, or the wrong one
-    │   └── DeviceLostError                        … or one that failed, losing uncommitted data
+    │   ├── DeviceLostError                        … or one that failed, losing uncommitted data
+    │   └── NotPrefetchedError                     … or rows that a CUDA graph could not reach
     ├── RanksError             RuntimeError        another rank failed, ended or does not answer
     ├── InternalError          RuntimeError        an unexpected failure
     └── MissingExtraError      ImportError         an optional dependency is not installed
@@ -68,6 +69,7 @@ __all__ = [
     "LockedError",
     "MissingExtraError",
     "NotAStoreError",
+    "NotPrefetchedError",
     "OverflowedValuesWarning",
     "RanksError",
     "ReadOnlyError",
@@ -244,6 +246,10 @@ class DeviceError(TierStoreError, RuntimeError):
 
 class DeviceLostError(DeviceError):
     """The GPU failed and its uncommitted data is lost; the last commit is intact."""
+
+
+class NotPrefetchedError(DeviceError):
+    """A CUDA graph read rows that were neither on the GPU nor in host memory, as NaN."""
 
 
 class RanksError(TierStoreError, RuntimeError):

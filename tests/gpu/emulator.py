@@ -176,6 +176,9 @@ class EmulatedDevice:
     def synchronize(self, stream: int) -> None:
         self.waits += 1
 
+    def drain(self) -> None:
+        self.waits += 1
+
     def event(self) -> Any:
         return None
 

@@ -13,12 +13,20 @@ from typing import Any, Self
 import numpy as np
 
 from tierstore._door import Door, Use
-from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, check_dtype
+from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._scaled import ScaledElements
 from tierstore._table.address import Ids, host_ids, is_cupy, is_torch, on_host
 from tierstore._table.host import Piece
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.values import Columns, converted, from_bytes, to_bytes, unscaling
+from tierstore._table.values import (
+    Columns,
+    check_out,
+    converted,
+    from_bytes,
+    to_bytes,
+    unscaling,
+    writable_bytes,
+)
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device, device_error
@@ -141,17 +149,20 @@ class DeviceArrays:
 
         Raises DeviceError if a CUDA graph is being captured there.
         """
-        if kind == "torch" and self.torch_device.type == "cuda":
-            stream = self._torch_stream()
-        else:
-            stream = self.device.current_stream()
+        stream = self.any_stream(kind)
         if self.device.capturing(stream):
             raise DeviceError(
                 f"table {self.name!r} was used while a CUDA graph is captured: replayed, it would "
-                "read what is in the slots now; read the rows before, and have the graph start "
-                "from a copy of them"
+                "read what is in the slots now; use table.read_into(ids, out), which a graph can "
+                "contain, or read the rows before"
             )
         return stream
+
+    def any_stream(self, kind: str) -> int:
+        """Return the caller's current stream, also where a graph is captured."""
+        if kind == "torch" and self.torch_device.type == "cuda":
+            return self._torch_stream()
+        return self.device.current_stream()
 
     def empty(self, kind: str, count: int, nbytes: int) -> Any:
         """Return uninitialised bytes `(count, nbytes)` on the device, of the library asked for."""
@@ -204,11 +215,17 @@ class DeviceArrays:
                 data = data.copy()
             out = element.to_cupy(cupy.empty((count, scaled.dim), element.stored))
         if count:
-            rows, to = self.device.pointer(data), self.device.pointer(out)
-            kernel, arguments = unscaling(scaled, rows, to, count, element)
             with self.using():
-                self.gpu.launcher.launch(kernel, arguments, count * scaled.dim, self.stream(kind))
+                self._unscale(data, out, scaled, element, self.stream(kind))
         return out if element.name == wanted else converted(out, wanted)
+
+    def _unscale(
+        self, data: Any, out: Any, scaled: ScaledElements, element: ElementType, stream: int
+    ) -> None:
+        """Write rows of a scaled field, as bytes at a multiple of 16, to `out` as floats."""
+        rows, to = self.device.pointer(data), self.device.pointer(out)
+        kernel, arguments = unscaling(scaled, rows, to, len(data), element)
+        self.gpu.launcher.launch(kernel, arguments, len(data) * scaled.dim, stream)
 
     def _typed(self, data: Any, item: Field, ids: Ids) -> Any:
         if isinstance(data, np.ndarray) and ids.kind == "numpy":
@@ -496,6 +513,54 @@ class DeviceAccess(DeviceArrays):
                         part, given, lo, hi, first=first, within=self.within, stream=stream
                     )
 
+    def capture(self, ids: Any, out: Any, name: str) -> bool:
+        """Have the graph that is captured read a field into `out`; False where there is none.
+
+        Raises DeviceError for what a graph cannot read, and before the first read outside of one.
+        """
+        here = is_torch(ids) and ids.device == self.torch_device
+        stream = self.any_stream("torch" if here else "numpy")
+        if not self.device.capturing(stream):
+            with self.using():
+                self.gpu.prepare_replays(stream)
+            return False
+        import torch
+
+        if not here or ids.dtype is not torch.int64 or not ids.is_contiguous():
+            raise DeviceError(
+                f"a CUDA graph reads table {self.name!r} by contiguous int64 ids on "
+                f"{self.torch_device}"
+            )
+        if not self.gpu.replays.ready:
+            raise DeviceError(
+                f"call table.read_into(ids, out) of table {self.name!r} once before the capture, "
+                "which reserves memory"
+            )
+        self.door.check()
+        self.extent.epoch.check_open()
+        item, batch = self.layout.field(name), Ids(ids.view(-1), tuple(ids.shape), "torch")
+        check_out(out, item, batch, str(self.torch_device), name)
+        lo, hi = self.layout.span(name)
+        count, scaled = len(batch.rows), item.scaled
+        into = writable_bytes(out, item)
+        if scaled is not None and self.device.pointer(out) % 16:
+            raise InvalidInputError(f"out for {name} must begin at a multiple of 16 bytes")
+        if scaled is not None and count:
+            into = self.empty("torch", count, hi - lo)  # of the graph's own memory
+        self.gpu.capture(batch.rows, into, lo, hi, within=self.within, stream=stream)
+        if scaled is not None and count:
+            rows, to = self.device.pointer(into), self.device.pointer(out)
+            kernel, arguments = unscaling(scaled, rows, to, count, ELEMENT_TYPES[DEFAULT_DTYPE])
+            # Not `launch`, whose markers of what lies outside a graph cannot be in one.
+            self.gpu.launcher.start(kernel, arguments, stream, count * scaled.dim)
+        return True
+
+    def adapt(self) -> None:
+        """Admit what replays of graphs have read; see `GpuTier.adapt`."""
+        with self.using():
+            self.extent.epoch.check_open()
+            self.gpu.adapt(self.stream("torch"))
+
     def zeros(self, like: Any, nbytes: int) -> Any:
         """Return zero bytes, `nbytes` for each row of `like`, of its library and place."""
         if is_torch(like):
@@ -510,14 +575,19 @@ class DeviceAccess(DeviceArrays):
         """Start promoting rows to the device; see `GpuTier.fetch`.
 
         Where the host tier is a cache itself, rows it lacks come from the disk first, on the
-        prefetcher's thread, and ids that are on the device are waited for.
+        prefetcher's thread, and ids that are on the device are waited for. Once graphs read the
+        table, all is done before this returns, in the order of the stream.
         """
+        replayed = self.gpu.replays.ready
         if self.gpu.host.direct:
             given = self.ids(ids)
             with self.using():
                 self.extent.epoch.check_open()
                 stream = self.stream(given.kind)
-                self.gpu.fetch(given.rows, window, within=self.within, stream=stream)
+                if replayed:
+                    self.gpu.bring(given.rows, within=self.within, stream=stream)
+                else:
+                    self.gpu.fetch(given.rows, window, within=self.within, stream=stream)
             return
         here = is_torch(ids) and getattr(ids, "device", None) == self.torch_device
         on_device = is_cupy(ids) or here
@@ -528,6 +598,15 @@ class DeviceAccess(DeviceArrays):
             rows = host_ids(ids, len(self.within)).rows.copy()  # the ids are the caller's
 
         gpu, epoch, held = self.gpu, self.extent.epoch, self.extent.in_space(rows)
+        if replayed:
+            with self.using():
+                epoch.check_open()
+                gpu.host.fetch(held, window)
+                if (gpu.host.map.lookup(held) < 0).any():  # what earlier ones keep makes room
+                    gpu.host.fetch(held[:0], 1)
+                    gpu.host.fetch(held, window)
+                gpu.check()
+            return
 
         def look() -> Callable[[], None] | None:
             if epoch.ended:

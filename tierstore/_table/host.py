@@ -161,6 +161,12 @@ class Access(Protocol):
     def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
         """Return values for these ids as bytes of a field, on this side, checked."""
 
+    def capture(self, ids: Any, out: Any, name: str) -> bool:
+        """Have a CUDA graph that is captured read a field into `out`; False where there is none."""
+
+    def adapt(self) -> None:
+        """Admit what replays of CUDA graphs have read to the GPU tier."""
+
     def zeros(self, like: Any, nbytes: int) -> Any:
         """Return zero bytes, `nbytes` for each row of `like`, of its library and place."""
 
@@ -281,6 +287,15 @@ class HostAccess:
     def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
         """Return values for these ids as bytes of a field; see `values.to_bytes`."""
         return to_bytes(values, item, ids.shape, name)
+
+    def capture(self, ids: Any, out: Any, name: str) -> bool:
+        """Return False: a table on the host is in no graph."""
+        return False
+
+    def adapt(self) -> None:
+        """Check that the table is open; there are no slots."""
+        with Call(self.door):
+            self.extent.epoch.check_open()
 
     def zeros(self, like: Any, nbytes: int) -> Any:
         """Return zero bytes, `nbytes` for each row of `like`."""

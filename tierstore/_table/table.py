@@ -375,6 +375,40 @@ class Table:
                 found[name] = access.to_array(data, item, batch, dtype)
         return found.popitem()[1] if isinstance(field, str | None) else found
 
+    def read_into(self, ids: Any, out: Any, field: str | None = None) -> None:
+        """Read the rows of `ids` into `out`; on a GPU a CUDA graph may capture this.
+
+        Args:
+            ids: row ids of any shape; in a graph int64 on the table's device, contiguous.
+            out: an array or tensor `ids.shape + (dim,)`, contiguous, of the type of the field.
+            field: the field to read, the first if None.
+
+        Outside of a capture this is `read(ids, field, out=out)`; call it so once before a capture,
+        which reserves what a graph needs. A replay runs no host code and allocates nothing: it
+        reads the ids that are in `ids` then, from the GPU's slots or over the link from host
+        memory, so that nothing comes from the disk. Rows in neither and ids outside the table read
+        as bytes 0xff, which is NaN, -1 in int8 and 255 in uint8; the next call that waits, such as
+        `adapt()`, raises NotPrefetchedError or RowIndexError, once. `prefetch` before the replay
+        brings its rows. Replay in the stream of the table's other calls, and capture anew when the
+        table was closed or has other rows or fields.
+        """
+        try:
+            if not self._access.capture(ids, out, self._named(field)):
+                self.read(ids, field, out=out)
+        except INTERNAL as error:
+            raise internal_error(error) from error
+
+    def adapt(self) -> None:
+        """Admit rows that CUDA graphs have read to the GPU's slots, as the policy ranks them.
+
+        For between replays, which admit nothing themselves: of the rows read since the last call
+        the latest count, up to 65,536. Waits for the device, and raises what replays could not
+        read; see `read_into`. Without a GPU it does nothing.
+        """
+        with internal_errors():
+            self._owner.door.check()
+            self._access.adapt()
+
     def _read_into(self, out: Any, batch: Ids, name: str, *, cache: bool) -> Any:
         """Read a field into `out`: straight to its memory where that holds what is stored."""
         access, (item, lo, hi) = self._access, self._spans[name]

@@ -251,6 +251,9 @@ class Space:
                 self.gpu.discard()
         gone = [extent.in_space(extent.tier.discard()) for extent in self.extents]
         self.nearest.discard(np.concatenate(gone))
+        if self.gpu is not None:
+            with self.on_device():
+                self.gpu.fill_for_replays()
         self._begin_epochs()
 
     def end_leases(self, reason: str) -> None:

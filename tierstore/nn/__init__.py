@@ -16,10 +16,12 @@ with needs("torch", "torch", "this needs PyTorch"):
     from tierstore.nn.bags import FeatureBags, TieredEmbeddingBagCollection
     from tierstore.nn.collection import TieredEmbeddingCollection
     from tierstore.nn.embedding import TieredEmbedding
+    from tierstore.nn.frozen import FrozenEmbedding
     from tierstore.nn.rows import RowsParameter
 
 __all__ = [
     "FeatureBags",
+    "FrozenEmbedding",
     "RowsParameter",
     "TieredEmbedding",
     "TieredEmbeddingBag",

@@ -139,6 +139,7 @@ TIER = _source(
     "batch.cu",
     "exchange.cu",
     "lease.cu",
+    "replay.cu",
     "maintain.cu",
 )
 """The tier's own kernels, which take a `TierArgument` and a `BatchArgument`."""

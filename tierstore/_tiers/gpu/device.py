@@ -123,6 +123,9 @@ class Device(Protocol):
     def synchronize(self, stream: int) -> None:
         """Wait until everything given to the stream so far is done."""
 
+    def drain(self) -> None:
+        """Wait until everything given to any stream so far is done."""
+
     def event(self) -> Any:
         """Make a marker for `record`, `follow`, `passed` and `await_event`."""
 
@@ -334,6 +337,10 @@ class CudaDevice(Device):
 
     def synchronize(self, stream: int) -> None:
         self._runtime.streamSynchronize(stream)
+
+    def drain(self) -> None:
+        with self.current():
+            self._runtime.deviceSynchronize()
 
     def event(self) -> Any:
         with self._cupy.cuda.Device(self.index):

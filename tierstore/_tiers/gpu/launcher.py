@@ -94,6 +94,7 @@ class OWN:
     LEASE_GATHER = Kernel(TIER, "lease_gather")
     LEASE_SCATTER = Kernel(TIER, "lease_scatter")
     LEASE_READ = Kernel(TIER, "lease_read")
+    LOOK_UP = Kernel(TIER, "look_up")
     FLUSH = Kernel(TIER, "flush")
     REPORT = Kernel(TIER, "report")
     REBASE = Kernel(TIER, "rebase")

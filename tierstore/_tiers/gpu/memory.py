@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tierstore._tiers.gpu.abi import (
     COUNTERS,
     COUNTERS_BYTES,
+    TIER,
     BatchArgument,
     BatchArguments,
     TierArgument,
@@ -19,7 +20,7 @@ from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.link import region_bits
 from tierstore._tiers.host import HostTier
-from tierstore.errors import CapacityError, RowIndexError
+from tierstore.errors import CapacityError, NotPrefetchedError, RowIndexError
 from tierstore.policy.base import DeviceScores
 from tierstore.stats import TierStats, tally
 
@@ -37,6 +38,7 @@ _FOREIGN = -(1 << 62)
 _BAD_ID = -(0x2D9A << 48)
 """From here down: ids that are bad for a feature, with its number, as joint.cu codes them."""
 _ID_BITS = 44
+_LOST = TIER.constants["LOST"]
 MOST_FEATURES = 1 << 14
 """Features that bad ids can be told by."""
 
@@ -119,6 +121,7 @@ class Counts:
         """
         if self._bad is None:
             counts = self._memory.counters(stream)
+            self._check_replays(counts, stream, tables)
             if counts["bad"]:
                 found = [int(counts[name]) for name in ("bad_start", "bad_row", "bad_position")]
                 self._bad = found[0], found[1], found[2]
@@ -141,6 +144,29 @@ class Counts:
                 f"has rows 0 to {len(rows) - 1}; that batch read NaN there and wrote nothing. "
                 "Nothing can be committed until rollback()"
             )
+
+    def _check_replays(
+        self, counts: npt.NDArray[Any], stream: int, tables: Sequence[tuple[str, range]]
+    ) -> None:
+        """Raise, once, what replays of CUDA graphs could not read since the last call."""
+        fault = int(counts["fault"])
+        if not fault:
+            return
+        self._memory.clear(("fault",), stream)
+        names = ("fault_id", "fault_start", "fault_position")
+        row, start, position = (int(counts[name]) for name in names)
+        table, rows = next(each for each in tables if each[1].start == start)
+        if fault == _LOST:
+            raise NotPrefetchedError(
+                f"row {row} of table {table!r}, at position {position} of a read that a CUDA graph "
+                "replayed, was neither on the GPU nor in host memory, and read NaN: call "
+                "prefetch(ids) before the replay, with at most half as many rows as the host tier "
+                "holds, or give the host tier room for every row"
+            )
+        raise RowIndexError(
+            f"row {row} at position {position} of a read that a CUDA graph replayed is outside "
+            f"table {table!r}, which has rows 0 to {len(rows) - 1}; it read NaN"
+        )
 
     def forgive(self) -> None:
         """Forget the bad id."""

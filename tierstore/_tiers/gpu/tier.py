@@ -22,6 +22,7 @@ from tierstore._tiers.gpu.lease import GpuLease, PinnedLeases
 from tierstore._tiers.gpu.link import Inbox, Mailbox, Ordering
 from tierstore._tiers.gpu.memory import Counts, GpuMemory, Scores, Workspace
 from tierstore._tiers.gpu.prefetch import Fetches
+from tierstore._tiers.gpu.replay import Replays
 from tierstore._tiers.host import HostTier, nothing_to_await
 from tierstore.errors import CapacityError, InvalidInputError
 from tierstore.policy import PolicySpec
@@ -81,6 +82,7 @@ class GpuTier:
         self._filled = False
         self._now = 0
         self._fetches = Fetches(launcher, device, self.memory.argument)
+        self.replays: Replays = Replays(launcher, device, self.memory)
         self._inbox = Inbox(device)
         # Where the host must help, a part would wait for it, and might fail when others are done.
         self._undivided = self.slots if host.direct else _MOST_IDS
@@ -100,7 +102,8 @@ class GpuTier:
     @property
     def nbytes(self) -> int:
         """Bytes of device memory the tier holds, the workspace of the largest batch included."""
-        return self.memory.nbytes + self._workspace.size * Workspace.BYTES
+        workspace = self._workspace.size * Workspace.BYTES
+        return self.memory.nbytes + workspace + self.replays.nbytes
 
     # -- batches
 
@@ -239,8 +242,51 @@ class GpuTier:
             self._fetches.copy(arguments, workspace, rows, ids, within, self.launcher.last)
 
     def await_fetches(self) -> None:
-        """Wait on the host until no prefetch reads the host tier's memory any more."""
+        """Wait on the host until no prefetch or replay reads the host tier's memory any more."""
         self._fetches.wait()
+        if self.replays.ready:
+            self.device.drain()
+
+    # -- CUDA graphs
+
+    def prepare_replays(self, stream: int) -> None:
+        """Have reads captured from now on; waits, the first time.
+
+        Then prefetches no longer run beside the caller's stream, where a replay would meet them.
+        """
+        self.fill_for_replays(ready=True)
+        if not self.replays.ready:
+            self._fetches.wait()
+            self.replays.prepare(self.slots, stream)
+
+    def fill_for_replays(self, *, ready: bool = False) -> None:
+        """Have the host tier hold again what a rollback dropped: replays read it unasked."""
+        if (ready or self.replays.ready) and not self._filled:
+            self.fill()
+
+    def capture(self, rows: Any, out: Any, lo: int, hi: int, *, within: range, stream: int) -> None:
+        """Have the graph that a stream captures read rows `(n,)`, on the device, into `out`.
+
+        Each replay reads the ids that are in `rows` then: from slots, or from host memory. Other
+        rows read as bytes 0xff, as ids outside `within` do; `check` reports both, once.
+        """
+        if not rows.shape[0]:
+            return
+        batch = BatchArgument(ids=self.device.pointer(rows), n=rows.shape[0])
+        batch.start, batch.bound = within.start, len(within)
+        self.describe(batch, out, lo, hi)
+        self.replays.launch(batch, stream)
+
+    def bring(self, rows: Any, *, within: range | None = None, stream: int | None = None) -> None:
+        """Promote rows in the order of the stream, as many as find slots."""
+        if rows.shape[0]:
+            self.lease(rows, within=within, stream=stream).release(stream=stream)
+
+    def adapt(self, stream: int) -> None:
+        """Admit the rows that replays have read to slots, by the policy; waits, and checks."""
+        if self.replays.ready:
+            self.bring(self.replays.take(stream), stream=stream)
+        self.check()
 
     # -- the steps of a batch
 
@@ -430,6 +476,7 @@ class GpuTier:
         self.host.before_change = nothing_to_await
         self.leases.clear()
         self._fetches.close()
+        self.replays.close()
         self._workspace = Workspace(self.device, 0)
         if self._staging is not None:
             self._staging.close()

@@ -45,7 +45,10 @@ struct Counters {
     i64 bad_start;                // where its extent starts
     u64 missed_ids, missed_rows, evicted_rows, written_rows;  // since the host last looked
     u64 leased_rows, leased_misses;  // distinct rows of leases, and those that were not there
+    i64 fault_id, fault_start, fault_position;  // the first id that replays could not read
     u32 bad;                      // 1 once bad_row is filled in
+    u32 fault;                    // what was wrong with it; see replay.cu
+    u32 logged;                   // rows that replays have read since the host last looked
     u32 missed, deferred;         // this batch: distinct rows claimed, positions not yet served
     u32 victims, ties;            // slots chosen for them
     u32 distinct;                 // this lease: records enrolled
@@ -100,7 +103,7 @@ struct Batch {
     i64 *leaving;                 // prefetch: dirty row that must leave the slot first, or -1
     // A lease: its distinct records in some order.
     u64 *records;                 // address of each record
-    i64 *rows;                    // its row
+    i64 *rows;                    // its row; of a replayed read: the log, `limit` entries
     i32 *held;                    // its slot, or -1; of a prefetch: slots it keeps for its batch
     i32 *positions;               // [n]: index of each id's record
     u32 *count;                   // their number; of a prefetch: slots to fill, slots it keeps

@@ -1,0 +1,86 @@
+"""A layer that only reads: on the CPU, compiled whole, and as a module."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tierstore
+from tests.training.conftest import ROWS, Place, rows_of
+from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.nn import FrozenEmbedding
+
+DIM = 6
+
+
+def test_rows_are_read_into_an_array(place: Place) -> None:
+    weights = torch.randn(ROWS, DIM)
+    table = place.table(weights)
+    ids = place.ids(3, 4)
+    out = torch.zeros(3, 4, DIM, device=place.torch)
+    assert table.read_into(ids, out) is None
+    assert torch.equal(out.cpu(), weights[ids.cpu()])
+    array = np.zeros((2, DIM), np.float32)
+    table.read_into([5, 1], array, "weight")
+    np.testing.assert_array_equal(array, weights[[5, 1]].numpy())
+    table.adapt()
+
+
+@pytest.mark.parametrize(
+    "out",
+    [np.zeros((2, DIM + 1), np.float32), np.zeros((2, DIM)), np.zeros((DIM, 2), np.float32).T],
+)
+def test_bad_arrays_are_refused(place: Place, out: Any) -> None:
+    table = place.table(torch.randn(ROWS, DIM))
+    with pytest.raises(InvalidInputError):
+        table.read_into([1, 2], out)
+    with pytest.raises(InvalidTypeError):
+        table.read_into(np.array([1, 2]), torch.zeros(2, DIM))
+
+
+def test_a_layer_looks_rows_up(place: Place) -> None:
+    weights = torch.randn(ROWS, DIM)
+    layer = FrozenEmbedding(place.table(weights))
+    ids = place.ids(3, 4)
+    rows = layer(ids)
+    assert torch.equal(rows.cpu(), weights[ids.cpu()]) and not rows.requires_grad
+    assert not list(layer.parameters()) and not layer.state_dict()
+    layer.prefetch(ids)
+    layer.adapt()
+    assert torch.equal(copy.deepcopy(layer)(ids), rows)
+    assert layer.to(torch.bfloat16)(ids).dtype == torch.bfloat16
+    assert "'item', 40, 6" in repr(layer)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="torch.compile needs a compiler")
+def test_compiled_whole(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    weights = torch.randn(ROWS, DIM)
+    table = place.table(weights)
+    layer, head = FrozenEmbedding(table), torch.nn.Linear(DIM, 2)
+
+    def model(ids: torch.Tensor) -> torch.Tensor:
+        return head(layer(ids) * 2).relu()
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for _ in range(3):
+        ids = place.ids(5)
+        torch.testing.assert_close(compiled(ids), head(weights[ids] * 2).relu())
+    compiled(place.ids(5)).sum().backward()
+    assert head.weight.grad is not None and torch.equal(rows_of(table), weights)
+    place.close()
+
+
+def test_other_tables_are_refused(place: Place) -> None:
+    with pytest.raises(InvalidTypeError, match="a layer needs a table"):
+        FrozenEmbedding(torch.nn.Embedding(2, 2))  # type: ignore[arg-type]
+    spec = tierstore.TableSpec(ROWS, DIM, init=tierstore.normal(seed=1), keys="int64")
+    store = place.store({"w": spec})
+    with pytest.raises(InvalidInputError, match="by key"):
+        FrozenEmbedding(store["w"])
