@@ -264,32 +264,23 @@ def _plain(group: Group) -> bool:
 
 
 class _Adam(NamedTuple):
-    """The numbers of a step of Adam."""
+    """A step of Adam: which kind, and the numbers of `_adam`."""
 
     maximize: bool
+    decouples: bool
     decay: float
-    keep: float
+    rate: float
     first: float
+    keep: float
     second: float
     deviation: float
     eps: float
-    rate: float
+    shrink: float
 
 
-def _adam_numbers(kind: type, group: Group, step: float) -> _Adam:
-    beta1, beta2 = group["betas"]
-    lr, decay = group["lr"], group["weight_decay"]
-    decouples = _decouples(group, kind)
-    return _Adam(
-        group["maximize"],
-        0.0 if decouples else decay,
-        1 - lr * decay if decouples and decay != 0 else 1.0,
-        beta1,
-        beta2,
-        (1 - beta2**step) ** 0.5,
-        group["eps"],
-        lr / (1 - beta1**step),
-    )
+def _adam_on_host(kind: type, group: Group, step: float) -> _Adam:
+    decouples = group["weight_decay"] != 0 and _decouples(group, kind)
+    return _Adam(group["maximize"], decouples, *_adam(kind, group, step))
 
 
 def _update_adam(fields: Sequence[Tensor], gradient: Tensor, numbers: _Adam) -> None:
@@ -297,18 +288,18 @@ def _update_adam(fields: Sequence[Tensor], gradient: Tensor, numbers: _Adam) -> 
     weight, first, second = fields
     if numbers.maximize:
         gradient = -gradient
-    if numbers.keep != 1:
-        weight.mul_(numbers.keep)
+    if numbers.decouples:
+        weight.mul_(numbers.shrink)
     if numbers.decay != 0:
         gradient = gradient.add(weight, alpha=numbers.decay)
-    first.lerp_(gradient, 1 - numbers.first)
-    second.mul_(numbers.second).addcmul_(gradient, gradient, value=1 - numbers.second)
+    first.lerp_(gradient, numbers.first)
+    second.mul_(numbers.keep).addcmul_(gradient, gradient, value=numbers.second)
     deviation = second.sqrt().div_(numbers.deviation).add_(numbers.eps)
-    weight.addcdiv_(first, deviation, value=-numbers.rate)
+    weight.addcdiv_(first, deviation, value=numbers.rate)
 
 
 _ON_HOST: dict[type, Callable[[Group, float], _Adam]] = {
-    kind: functools.partial(_adam_numbers, kind) for kind in (torch.optim.Adam, torch.optim.AdamW)
+    kind: functools.partial(_adam_on_host, kind) for kind in (torch.optim.Adam, torch.optim.AdamW)
 }
 
 
