@@ -509,8 +509,8 @@ MUTANTS = [
     ),
     Mutant(
         "optim/in_place.py",
-        "(1 - beta2**step) ** 0.5",
-        "(1 - beta2**step)",
+        "1 - beta2,\n        (1 - beta2**step) ** 0.5",
+        "1 - beta2,\n        (1 - beta2**step)",
         "tests/training/test_in_place.py",
     ),
     Mutant(
@@ -554,6 +554,18 @@ MUTANTS = [
         "if begun or not kept.late:",
         "if True:",
         "tests/training/test_equivalence.py",
+    ),
+    Mutant(
+        "optim/step.cu",
+        "set_at_random(x, to, key, column);",
+        "set(x, to);",
+        "tests/training/test_narrow_state.py",
+    ),
+    Mutant(
+        "_tiers/gpu/tier.py",
+        "if self.replays.ready:\n            self.device.drain()",
+        "if False:\n            self.device.drain()",
+        "tests/gpu/test_replay.py",
     ),
     Mutant(
         "optim/rounding.py",
