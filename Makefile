@@ -3,7 +3,7 @@
 # make test-all all tests, those of the integrations with their libraries, and as root those
 #               that mount file systems (skipped otherwise)
 # make torture  the long crash and fault runs, and the whole matrix of file systems (as root)
-# make lint     ruff, mypy, the import contracts;  make docs: regenerate docs/cli.md and the layers in CONTRIBUTING.md
+# make lint     ruff, mypy, the import contracts;  make docs: regenerate docs/cli.md, docs/json.md and the layers in CONTRIBUTING.md
 # make docs-site  the documentation site, in build/site
 # make wheel    build the wheel and use it in fresh environments
 # make bench    the benchmarks;  make clean
@@ -66,6 +66,7 @@ lint: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/generate_cli.py
+	$(BIN)/python docs/generate_json.py
 	$(BIN)/python docs/generate_layers.py
 
 # Strict: a warning is an error, and so is a link to a page or heading that is not there.

@@ -20,7 +20,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 README = {
-    "host_read": "of torch.index_select, 1 threads",
+    "host_read": "of torch.index_select, 2 threads",
     "cold_reads": "times LMDB, 32 threads",
     "power_cut": "tierstore: new ÷ cuts",
     "plan": "points apart, at most",

@@ -287,9 +287,29 @@ MUTANTS = [
     ),
     Mutant(
         "_checksum.py",
-        "(expected[wrong] == 0) & ~records[wrong].any(axis=1)",
-        "expected[wrong] == 0",
+        "expected.astype(np.bool_) | _are_set(records)",
+        "expected",
         "tests/test_checksum.py",
+    ),
+    Mutant(
+        "_checksum.py",
+        "own = np.concatenate([np.zeros(1, np.uint32), own])",
+        "own = np.concatenate([own, np.zeros(1, np.uint32)])",
+        "tests/test_checksum.py",
+    ),
+    # Maps of rows.
+    Mutant(
+        "_rowmap.py",
+        "fresh = unique(at.compress(blocks == 0))",
+        "fresh = at.compress(blocks == 0)",
+        "tests/test_rowmap.py",
+    ),
+    # Steps on records.
+    Mutant(
+        "optim/in_place.py",
+        "np.copyto(data, before, where=kept)",
+        "pass",
+        "tests/training/test_on_records.py",
     ),
     # The base.
     Mutant(
@@ -509,8 +529,8 @@ MUTANTS = [
     ),
     Mutant(
         "optim/in_place.py",
-        "1 - beta2,\n        (1 - beta2**step) ** 0.5",
-        "1 - beta2,\n        (1 - beta2**step)",
+        'beta2,\n        (1 - beta2**step) ** 0.5,\n        group["eps"],\n        lr',
+        'beta2,\n        (1 - beta2**step),\n        group["eps"],\n        lr',
         "tests/training/test_in_place.py",
     ),
     Mutant(

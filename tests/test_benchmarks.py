@@ -88,3 +88,43 @@ def test_committed_results_belong_to_a_benchmark(path):
     assert f"bench_{path.stem}" in SCRIPTS
     assert answer["met"] in (True, False, None)
     assert len(answer["load_before_and_after"]) == 2
+
+
+def compare(*arguments: str) -> str:
+    command = [sys.executable, str(ROOT / "benchmarks/compare.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_figures_are_printed_beside_those_of_the_results():
+    printed = compare("bookkeeping", "--", *TINY["bench_bookkeeping"], "--repeat", "2")
+    assert "ours" in printed and "yours" in printed
+    ours = json.loads((ROOT / "benchmarks/results/bookkeeping.json").read_text())["ratios"]
+    name, ratio = next(iter(ours.items()))
+    assert name in printed and f"{ratio:.3g}" in printed
+
+
+def test_every_result_can_be_compared():
+    listed = {line.split()[0] for line in compare("--list").splitlines()}
+    assert listed == {path.stem for path in (ROOT / "benchmarks/results").glob("*.json")}
+    assert all((ROOT / f"benchmarks/bench_{name}.py").exists() for name in listed)
+
+
+README = {
+    "host_read": ("of torch.index_select, 2 threads", "1.4"),
+    "cold_reads": ("times LMDB, 32 threads", "2.8"),
+    "plan": ("points apart, at most", "1.2"),
+    "gpu_read": ("all hits / F.embedding, 131072 ids, alpha 1.05", "1.03"),
+    "gpu_train_step": ("missing / FBGEMM cached", "0.63"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(README))
+def test_the_figures_of_the_readme_are_those_of_the_results(name):
+    """Rounded, or rounded to the worse side; of the last column in bold."""
+    ratio, said = README[name]
+    found = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["ratios"][ratio]
+    digits = len(said.partition(".")[2])
+    assert abs(found - float(said)) < 10**-digits
+    assert f"**{said}**" in (ROOT / "README.md").read_text()

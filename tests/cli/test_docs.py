@@ -1,4 +1,4 @@
-"""docs/cli.md says what the commands' help says."""
+"""The pages of docs about commands say what the commands say."""
 
 import importlib.util
 import re
@@ -6,14 +6,17 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_page_is_up_to_date():
-    spec = importlib.util.spec_from_file_location("generate_cli", ROOT / "docs/generate_cli.py")
-    generate_cli = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate_cli)
-    assert generate_cli.PAGE.read_text(encoding="utf-8") == generate_cli.page(), "run make docs"
+@pytest.mark.parametrize("name", ["generate_cli", "generate_json"])
+def test_the_page_is_up_to_date(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    assert generate.PAGE.read_text(encoding="utf-8") == generate.page(), "run make docs"
 
 
 def test_the_lines_for_cron_and_slurm_are_lines_of_theirs():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from hypothesis.stateful import (
 
 import tierstore
 from tierstore import Budget, Field, TableSpec
+from tierstore._keys.text import Texts
 from tierstore._memory_table import MemoryTable
 from tierstore._table.keyed import KeyedTable
 from tierstore.errors import (
@@ -146,6 +148,20 @@ class KeyedMachine(RuleBasedStateMachine):
         assert table.rows == len(order)
         if order:
             assert np.array_equal(table.read(given(self.kind, order)), [truth[k] for k in order])
+
+    @rule(on_conflict=st.sampled_from(["newest", "mean", "keep"]))
+    def merge(self, on_conflict: str) -> None:
+        """Take the rows that a reader still has, of an older version."""
+        others, order = self.versions[self.reader.version]
+        new = self.table.merge(self.reader["t"], on_conflict=on_conflict)
+        missing = [key for key in order if key not in self.truth]
+        assert new == len(missing)
+        self.order += missing
+        for key, row in others.items():
+            if key not in self.truth or on_conflict == "newest":
+                self.truth[key] = row.copy()
+            elif on_conflict == "mean":
+                self.truth[key] = (row + self.truth[key]) / 2
 
     @rule()
     def verify(self) -> None:
@@ -371,6 +387,71 @@ def test_expiry(tmp_path, kind):
         s["t"].write(keys, rows)
         assert np.array_equal(s["t"].read(keys), rows)
         s.rollback()
+
+
+def test_readers_and_writers_beside_expiry(tmp_path, kind):
+    """A key has its own row or none, whatever other threads remove."""
+    rows = np.random.default_rng(6).standard_normal((2000, DIM), np.float32)
+    keys = some(kind, 2000)
+    with tierstore.create(tmp_path / "s", {"t": tracking(kind)}, budget=Budget(host_rows=9)) as s:
+        s.grow("t", 3000)
+        table, wrong, done = s["t"], [], threading.Event()
+        table.write(keys, rows)
+        s.commit()
+
+        def read() -> None:
+            rng = np.random.default_rng(1)
+            while not done.is_set():
+                start = int(rng.integers(0, 1900))
+                part = slice(start, start + 100)
+                found = table.read(keys[part])
+                known = (found == rows[part]).all(1)
+                fresh = np.isin(found[~known].view(np.uint32)[:, 0], start_values)
+                if not fresh.all():
+                    wrong.append(part)
+
+        def write() -> None:
+            rng = np.random.default_rng(2)
+            while not done.is_set():
+                start = int(rng.integers(0, 1900))
+                part = slice(start, start + 20)
+                table.write(keys[part], rows[part])
+
+        with tierstore.create(tmp_path / "o", {"t": tracking(kind)}) as other:
+            start_values = other["t"].read(keys).view(np.uint32)[:, 0]
+        threads = [threading.Thread(target=each) for each in (read, read, write)]
+        for each in threads:
+            each.start()
+        try:
+            for number in range(12):
+                list(table.expire(keep_at_most=1500 - 100 * number))
+        finally:
+            done.set()
+            for each in threads:
+                each.join()
+        assert not wrong
+        known = table.contains(keys)
+        assert np.array_equal(table.read(keys)[known], rows[known])
+        s.rollback()
+
+
+def test_texts_of_one_hash(tmp_path, monkeypatch):
+    monkeypatch.setattr(Texts, "hashes", lambda self: np.full(len(self), 7, np.uint64))
+    keys, rows = some("text", 60), np.random.default_rng(2).standard_normal((60, DIM), np.float32)
+    with tierstore.create(tmp_path / "s", {"t": tracking("text")}) as store:
+        table = store["t"]
+        table.write(keys, rows)
+        table.write(keys[10:30], rows[10:30])
+        list(table.expire(keep_at_most=20))
+        store.commit()
+        table.write(keys[:5], rows[:5])
+        store.commit()
+    with tierstore.open(tmp_path / "s") as store:
+        table = store["t"]
+        known = [*range(10, 30), *range(5)]
+        assert np.array_equal(table.read([keys[at] for at in known]), rows[known])
+        assert table.rows == 25
+        assert not table.contains(keys[30:]).any()
 
 
 def test_what_cannot_expire(store, kind):

@@ -113,3 +113,6 @@ def test_padding_that_is_no_row_is_refused(place: Place) -> None:
         TieredEmbeddingCollection(store, ["wide"], padding_idx=9)
     with pytest.raises(UnknownNameError, match="no feature 'other'"):
         TieredEmbeddingCollection(store, ["wide"], padding_idx={"other": 0})
+    keyed = place.store({"page": tierstore.TableSpec(10, 4, keys="int64")})
+    with pytest.raises(InvalidInputError, match="is by key; padding_idx is a row of tables by id"):
+        TieredEmbeddingCollection(keyed, ["page"], padding_idx=0)

@@ -24,6 +24,7 @@ from tierstore._threads import Event, Worker
 from tierstore.errors import StoreIOError
 
 __all__ = [
+    "FEW",
     "SPEEDS",
     "MappedRows",
     "announce",
@@ -47,7 +48,8 @@ _RANGES_PER_CALL = 512
 _SAMPLES = 64
 _ROWS_PER_SAMPLE = 16
 _CLOSE = 4 * PAGE
-_FEW = 4
+FEW = 4
+"""Rows that are read as fast without prefetching."""
 
 
 @cache
@@ -100,7 +102,7 @@ def announce(
     pages, unless the request queue of the disk is full. If the pages are already in memory, it only
     samples the page table.
     """
-    if rows.size > _FEW and not looks_resident(records, rows):
+    if rows.size > FEW and not looks_resident(records, rows):
         _willneed(_page_ranges(records, rows, gap))
 
 

@@ -158,10 +158,14 @@ class DiskTier:
             yield parts[number]
 
     def _cold(self, rows: npt.NDArray[np.int64]) -> bool:
-        """Whether a sample of `rows` is not entirely in memory."""
+        """Whether a sample of `rows` is not entirely in memory, where prefetching would pay."""
         sample = rows[:: max(1, rows.size // _SAMPLE)]
         places = self._places(sample)
-        return not all(readahead.looks_resident(place.records, place.rows) for place in places)
+        return any(
+            place.rows.size > readahead.FEW
+            and not readahead.looks_resident(place.records, place.rows)
+            for place in places
+        )
 
     def _places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped memory of the newest images of `rows`, and of their checksums."""

@@ -319,7 +319,7 @@ def _single_numbers(columns: Columns, key: str) -> list[str]:
         for name, kind in columns.kinds.items()
         if name != key and element_of(kind.get("number"))
     }
-    floats = [name for name, number in numbers.items() if number in ELEMENT_TYPES]
+    floats = [name for name, number in numbers.items() if element_of(number) == number]
     return floats or list(numbers)
 
 

@@ -387,7 +387,7 @@ class _PtSource(Source):
 
 
 def _is_float(tensor: StoredTensor) -> bool:
-    return tensor.dtype in ELEMENT_TYPES
+    return tensor.dtype in ELEMENT_TYPES and element_of(tensor.dtype) in (None, tensor.dtype)
 
 
 def _is_matrix(tensor: StoredTensor) -> bool:

@@ -108,6 +108,14 @@ class KeyMap(ABC):
         Raises CorruptStoreError if they are no keys or not distinct.
         """
 
+    def _load(self, codes: Codes) -> None:
+        """Append stored keys by their codes, in blocks."""
+        self._map.reserve(len(self) + codes.size)
+        for at in range(0, codes.size, _LOADED):
+            block, start = codes[at : at + _LOADED].astype(np.uint64), len(self)
+            if not np.array_equal(self._map.append(block), np.arange(start, start + block.size)):
+                raise CorruptStoreError("a key occurs more than once")
+
 
 def key_map(kind: str) -> KeyMap:
     """Return an empty map of keys of a kind, "int64" or "text"."""
@@ -160,11 +168,7 @@ class _Integers(KeyMap):
     def load(self, parts: Parts) -> None:
         codes = parts["int64"].view("<u8")
         with self.lock:
-            self._map.reserve(codes.size)
-            for start in range(len(self), codes.size, _LOADED):
-                found = self._map.add(codes[start : start + _LOADED].astype(np.uint64))
-                if not np.array_equal(found, np.arange(start, start + found.size)):
-                    raise CorruptStoreError("a key occurs more than once")
+            self._load(codes[len(self) :])
 
 
 class _Texts(KeyMap):
@@ -261,11 +265,9 @@ class _Texts(KeyMap):
         except UnicodeDecodeError as error:
             raise CorruptStoreError(f"the keys are not UTF-8: {error.reason}") from None
         with self.lock:
-            start = len(self)
-            codes = Texts(blob, offsets[start:]).hashes()
+            codes = Texts(blob, offsets[len(self) :]).hashes()
             self._blob, self._offsets = blob.copy(), offsets
-            if not np.array_equal(self._map.append(codes), np.arange(start, start + codes.size)):
-                raise CorruptStoreError("a key occurs more than once")
+            self._load(codes)
 
 
 def _texts_of(asked: Asked) -> Texts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NoReturn, Protocol, cast
 
 import numpy as np
@@ -270,13 +271,16 @@ class KeyedTable(RowsByNumber):
         A key without a row reads as its first row, and nothing is added.
         """
         asked, kind = self._asked(keys)
-        rows = self._map.find(asked)
-        unknown = np.flatnonzero(rows < 0)
-        rows[unknown] = 0
-        ids = self._like(rows.reshape(asked.shape), kind)
-        found = self.by_row.read(
-            ids, field, cache=cache, as_tensor=as_tensor, dtype=dtype, raw=raw, out=out
-        )
+        epoch = None
+        while epoch is not self._extent.epoch:  # else keys have got other rows meanwhile
+            epoch = self._extent.epoch
+            rows = self._map.find(asked)
+            unknown = np.flatnonzero(rows < 0)
+            rows[unknown] = 0
+            ids = self._like(rows.reshape(asked.shape), kind)
+            found = self.by_row.read(
+                ids, field, cache=cache, as_tensor=as_tensor, dtype=dtype, raw=raw, out=out
+            )
         if unknown.size:
             records = first_records(self.spec, asked.codes[unknown])
             parts = found if isinstance(found, dict) else {self._named(_one(field)): found}
@@ -360,7 +364,8 @@ class KeyedTable(RowsByNumber):
                 f"table {self.name!r} holds {self.capacity} keys, and these would be {keys}: "
                 f"commit, then store.grow({self.name!r}, rows)"
             )
-        more = max(self.capacity // _GROWTH, EXTENT_ROWS)
+        parts = _GROWTH if self._space.can_grow else 1  # else its tiers are made anew
+        more = max(self.capacity // parts, EXTENT_ROWS)
         spec = self.spec.with_rows(max(keys, self.capacity + more))
         cast(Grower, self._owner).grow(self.name, spec.rows)
 
@@ -412,7 +417,7 @@ class KeyedTable(RowsByNumber):
 
     def _note_uses(self, rows: npt.NDArray[np.int64]) -> None:
         """Count a use of each row, where the table tracks that; -1 stands for none."""
-        if not self.spec.track_uses:
+        if not (self.spec.track_uses and self._owner.door.writable):
             return
         used = np.unique(rows)
         used = used[used >= 0]
@@ -437,7 +442,8 @@ class KeyedTable(RowsByNumber):
             keep_at_most: the keys with the fewest uses expire, of these the longest unused first,
                 until no more are left than this.
 
-        Keys are removed when the last block has been taken, and not at all if the loop ends before.
+        Call it between steps: no other thread may train the table meanwhile. Keys are removed when
+        the last block has been taken, and not at all if the loop ends before.
         Then every lease of the table ends, and other rows take the numbers of the removed ones, so
         that new keys use their places before the table grows. Final after `store.commit()`;
         `store.rollback()` brings them back, also after an error.
@@ -509,8 +515,20 @@ class KeyedTable(RowsByNumber):
     def lease(self, ids: object) -> Lease:
         """Pin the rows of a batch of keys for a step; adds those that are new."""
         asked, kind = self._asked(ids)
-        rows = self._used(asked).reshape(asked.shape)
-        return self.by_row.lease(self._like(rows, kind))
+        with self._still():
+            rows = self._used(asked).reshape(asked.shape)
+            return self.by_row.lease(self._like(rows, kind))
+
+    def write(self, ids: object, rows: Any, field: str | None = None) -> None:
+        """Write rows over those of keys, adding keys that are new; see `Table.write`."""
+        with self._still():
+            super().write(ids, rows, field)
+
+    def _still(self) -> AbstractContextManager[object]:
+        """Keep other threads from removing keys, where that can be."""
+        if not (self.spec.track_uses and self._owner.door.writable):
+            return nullcontext()
+        return self._owner.door.use(write=True)
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Start bringing the rows of coming keys into memory; see `Table.prefetch`."""

@@ -406,8 +406,9 @@ class Pins:
 
     def clear(self) -> None:
         """End every pin, of leases and of what was fetched ahead."""
-        self.leases.fill(0)
-        self._leased = 0
+        if self._leased:
+            self.leases.fill(0)
+            self._leased = 0
         self._tickets.clear()
         self._floor = self._ticket
 
