@@ -576,6 +576,18 @@ MUTANTS = [
         "tests/training/test_equivalence.py",
     ),
     Mutant(
+        "optim/step.cu",
+        "set_at_random(x, to, key, column);",
+        "set(x, to);",
+        "tests/training/test_narrow_state.py",
+    ),
+    Mutant(
+        "_tiers/gpu/tier.py",
+        "if self.replays.ready:\n            self.device.drain()",
+        "if False:\n            self.device.drain()",
+        "tests/gpu/test_replay.py",
+    ),
+    Mutant(
         "optim/rounding.py",
         "torch.where(values.isnan(), values, up.view(torch.float32))",
         "up.view(torch.float32)",

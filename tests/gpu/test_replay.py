@@ -232,6 +232,27 @@ def test_rows_of_a_cache_are_prefetched_or_missed(tmp_path: Path, place: Place) 
     np.testing.assert_array_equal(out.cpu().numpy(), expected[gone[:10]])
 
 
+def test_a_cache_waits_for_replays_before_it_changes(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("the emulator needs g++")
+    drained: list[int] = []
+
+    class Counting(CapturingDevice):
+        def drain(self) -> None:
+            drained.append(1)
+            super().drain()
+
+    place = Place(Counting(), "cpu")
+    store = place.store(tmp_path, host_rows=30, gpu_rows=4)
+    table = store["t0"]
+    table.read(place.ids(*range(30)))
+    assert not drained
+    table.read_into(place.ids(1), place.out(1))
+    table.prefetch(place.ids(*range(60, 70)))
+    assert drained
+    store.close()
+
+
 @pytest.mark.parametrize("bad", [-1, ROWS, 2**62, -(2**63)])
 def test_bad_ids_are_named_once(tmp_path: Path, place: Place, bad: int) -> None:
     store = place.store(tmp_path, tables=2, host_rows=2 * ROWS, gpu_rows=8)
