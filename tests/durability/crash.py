@@ -204,5 +204,5 @@ def change(writer: tierstore.Store) -> None:
     """Write to the last row of every table."""
     for table in writer.values():
         for name, item in table.fields.items():
-            dtype = np.float32 if item.dtype == "bfloat16" else item.storage
-            table.write([table.rows - 1], np.full((1, item.dim), 7.0, dtype), name)
+            values = np.full((1, item.dim), 7, item.element.numpy)
+            table.write([table.rows - 1], values, name)
