@@ -529,9 +529,9 @@ MUTANTS = [
     ),
     Mutant(
         "optim/in_place.py",
-        'beta2,\n        (1 - beta2**step) ** 0.5,\n        group["eps"],\n        lr',
-        'beta2,\n        (1 - beta2**step),\n        group["eps"],\n        lr',
-        "tests/training/test_in_place.py",
+        "(1 - beta2**step) ** 0.5",
+        "(1 - beta2**step)",
+        "tests/training/test_on_records.py",
     ),
     Mutant(
         "optim/trained.py",
