@@ -40,7 +40,7 @@ def rows(count: int, dim: int, seed: int) -> np.ndarray:
 def commit(store: tierstore.Store) -> None:
     for seed, table in enumerate(store.values()):
         for name, item in table.fields.items():
-            dtype = np.float32 if item.dtype == "bfloat16" else item.storage
+            dtype = item.element.numpy
             table.write([0, table.rows - 1, 0], rows(3, item.dim, seed).astype(dtype), name)
     store.commit(step=5, payload={"model": b"weights" * 300, "reader": b"7"})
 
@@ -49,7 +49,7 @@ def rewrite(store: tierstore.Store) -> None:
     """Write rows that are in the live delta already."""
     commit_later = next(iter(store.values()))
     name, item = next(iter(commit_later.fields.items()))
-    dtype = np.float32 if item.dtype == "bfloat16" else item.storage
+    dtype = item.element.numpy
     for seed in range(3):
         commit_later.write([0], rows(1, item.dim, seed).astype(dtype), name)
     store.commit(step=6)
