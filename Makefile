@@ -29,7 +29,7 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet 'pip>=25.1'  # which knows groups of dependencies
 	$(BIN)/pip install --quiet $(TORCH) -c $(CONSTRAINTS)
-	$(BIN)/pip install --quiet -e '.[torch,formats,s3,cli,plot]' --group dev -c $(CONSTRAINTS)
+	$(BIN)/pip install --quiet -e '.[torch,formats,cli,plot]' --group dev -c $(CONSTRAINTS)
 	touch $(READY)
 
 demo: $(READY)

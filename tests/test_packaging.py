@@ -54,7 +54,7 @@ def pinned() -> set[str]:
     return {name_of(line) for line in lines if line[0] != "#"}
 
 
-@pytest.mark.parametrize("extra", [None, *sorted(set(EXTRAS) - {"formats"} - GPU)])
+@pytest.mark.parametrize("extra", [None, *sorted(set(EXTRAS) - {"formats", "s3"} - GPU)])
 def test_what_the_tests_install_is_pinned(extra):
     wanted = EXTRAS[extra] if extra else PROJECT["dependencies"]
     assert {name_of(each) for each in wanted} <= pinned()

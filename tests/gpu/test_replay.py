@@ -323,6 +323,7 @@ def test_what_no_graph_can_read_is_refused(tmp_path: Path, place: Place) -> None
     refused_read = pytest.raises(DeviceError, match="read_into")
 
     def plain() -> None:
+        other.add_(1)
         with refused_read:
             table.read(ids)
 

@@ -287,9 +287,11 @@ class _Lookup(torch.autograd.Function):
                 continue
             trained = needed[k] and accumulates(ctx.next_functions[k][0])
             weighed = needed[behind + k]
-            whole, found[behind + k] = pooled.backward(
+            whole, of_weights = pooled.backward(
                 batch, gradient, given, trained=trained, weighed=weighed
             )
+            if of_weights is not None:  # which may be elsewhere than the rows
+                found[behind + k] = of_weights.to(part.bags.weights.device)
             if whole is not None:
                 part.layer._own.add(whole)
         return None, None, *found
