@@ -226,7 +226,8 @@ def strike(
         judge.wrong.append(f"{where}: it hangs, or ended with {status}")
     judge.wrong += [line for line in lines if not line.startswith("raised ")]
     raised = any(line.startswith("raised ") for line in lines)
-    judge.killed += os.WIFSIGNALED(status)
+    killed = os.WIFSIGNALED(status)
+    judge.killed += killed
     with tierstore.open(place / "s", "r+", budget=BUDGET) as again:
         if act not in ("write", "lease", "rollback") and not judge.on_disk(
             content(again), again.version
@@ -235,6 +236,8 @@ def strike(
         if not again.verify().ok:
             judge.wrong.append(f"{where}: verify finds damage")
     left = {entry.name for entry in place.iterdir()} - {"s"}
+    if killed:  # nobody was left to remove what was begun, which `doctor` lists
+        left = {name for name in left if not name.endswith(".partial")}
     if left - {"copy"}:
         judge.wrong.append(f"{where}: left {left}")
     elif left:  # what fails after it was made, such as closing it, leaves it whole
@@ -242,7 +245,7 @@ def strike(
             if not copy.verify().ok:
                 judge.wrong.append(f"{where}: left a copy that is not whole")
     shutil.rmtree(place)
-    return raised or os.WIFSIGNALED(status)
+    return raised or killed
 
 
 def _strike_here(

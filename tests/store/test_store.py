@@ -650,6 +650,8 @@ def test_inspect_has_stable_keys(store):
         "keys": None,
         "sparse": False,
         "compression": None,
+        "capacity": None,
+        "added": None,
     }
     assert [field["name"] for field in user["fields"]] == ["weight", "sum"]
 

@@ -30,7 +30,8 @@ _MOVED_ROWS = 1 << 16
 """Least rows that a growing map moves with each batch, some milliseconds of work."""
 _AHEAD = 7 / 8
 """Share of the rows that places can take from which on the next ones are prepared."""
-_BUILT_ROWS = 1 << 17
+_BUILT_ROWS = 1 << 13
+"""Rows that are entered at once: what they take meanwhile stays in the caches of a core."""
 _FURTHER_CODES = 1 << 22
 """Most codes for which memory is taken ahead."""
 

@@ -22,7 +22,8 @@ MAX_TEXT_BYTES = 1 << 16
 """Most bytes of a text in UTF-8."""
 
 _LONG = 256
-_BLOCK = 1 << 16
+_BLOCK = 1 << 13
+"""Texts worked on at once: what they take meanwhile stays in the caches of a core."""
 _WORD = 8
 _MASKS = np.array([(1 << 8 * count) - 1 for count in range(_WORD + 1)], np.uint64)
 
@@ -95,12 +96,11 @@ class Texts:
         for start in range(0, len(self), _BLOCK):
             stop = min(start + _BLOCK, len(self))
             begins = self.offsets[start:stop]
-            out[start:stop] = _murmur(
-                self.blob, begins, self.offsets[start + 1 : stop + 1] - begins
-            )
-        for number in self._long(np.arange(len(self))).tolist():
-            digest = hashlib.blake2b(self.encoded(number), digest_size=_WORD).digest()
-            out[number] = int.from_bytes(digest, "little")
+            lengths = self.offsets[start + 1 : stop + 1] - begins
+            out[start:stop] = _murmur(self.blob, begins, lengths)
+            for number in (start + np.flatnonzero(lengths > _LONG)).tolist():
+                digest = hashlib.blake2b(self.encoded(number), digest_size=_WORD).digest()
+                out[number] = int.from_bytes(digest, "little")
         return out
 
     def equal(
@@ -125,10 +125,6 @@ class Texts:
         for at in np.flatnonzero(equal & (lengths > _LONG)).tolist():
             equal[at] = self.encoded(numbers[at]) == others.encoded(other_numbers[at])
         return equal
-
-    def _long(self, numbers: Positions) -> Positions:
-        lengths = self.offsets[1:][numbers] - self.offsets[numbers]
-        return np.flatnonzero(lengths > _LONG)
 
 
 def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -381,8 +381,9 @@ def _encoded(values: npt.NDArray[Any], item: Field, table: str, name: str) -> np
     stored = item.element.encode(values)
     lost = item.element.overflowed(values, stored)
     if lost:
+        largest = np.max(np.abs(values), where=np.isfinite(values), initial=0)
         raise InvalidInputError(
             f"{lost} values of field {name!r} of table {table!r} do not fit in {item.dtype}, the "
-            f"largest is {np.nanmax(np.abs(values)):g}; scale them first, or choose a wider type"
+            f"largest is {largest:g}; scale them first, or choose a wider type"
         )
     return stored
