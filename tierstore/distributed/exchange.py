@@ -184,7 +184,9 @@ class Request:
 
     def __init__(self, exchange: Exchange, wanted: Wanted, *, announced: bool = False) -> None:
         """Send how many rows are asked for. Every rank does so at the same time."""
-        self._exchange, self.wanted, self.settled = exchange, wanted, False
+        self._exchange = exchange
+        self.wanted: Wanted = wanted
+        self.settled: bool = False
         self._tag = wanted.tag + announced * _ANNOUNCED
         self._known = Known(wanted.given) if announced else None
         ranks, ids = exchange.ranks.count, wanted.ids

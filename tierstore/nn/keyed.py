@@ -72,7 +72,7 @@ class Reading:
 
     def __init__(self, layer: Any, first: FirstRows | None) -> None:
         """Read through a layer, but for the first rows of keys that have none."""
-        self.table = layer.table
+        self.table: Any = layer.table
         self.field: str = layer.field
         self._own = layer._own
         self._anchor: Tensor = layer._anchor
