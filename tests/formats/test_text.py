@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -312,3 +313,27 @@ def test_pyarrow_and_the_plain_reader_read_the_same(tmp_path, monkeypatch, name)
         assert fast == outcome(path), (case, text[:200])
         parsed += any(calls)
     assert parsed > 5, "pyarrow was never used"
+
+
+def test_no_thread_of_pyarrow_holds_a_block(tmp_path, monkeypatch):
+    """It would release it without the interpreter, perhaps after its end: the process aborts."""
+    pytest.importorskip("pyarrow")
+    held = []
+    original = arrow.BlockParser.__call__
+
+    def counted(self, block):
+        before = sys.getrefcount(block)
+        found = original(self, block)
+        held.append((found is not None, sys.getrefcount(block) - before))
+        return found
+
+    monkeypatch.setattr(arrow, "MIN_BYTES", 0)
+    monkeypatch.setattr(arrow.BlockParser, "__call__", counted)
+    np.savetxt(
+        tmp_path / "f.csv", np.random.default_rng(0).standard_normal((3_000, 8)), delimiter=","
+    )
+    for _ in range(60):
+        with open_source(tmp_path / "f.csv") as source:
+            assert sum(len(block) for block in source.blocks()) == 3_000
+    assert len(held) >= 60
+    assert set(held) == {(True, 0)}
