@@ -57,6 +57,7 @@ __all__ = [
     "create_partitions",
     "initial_records",
     "may_have_partial_files",
+    "of_partition",
     "remove_generation",
     "remove_partial_files",
 ]
@@ -161,9 +162,7 @@ def create_partitions(
         raise InvalidInputError(
             "a table by key lives in a store of one process, not in one that ranks share"
         )
-    fields = {name: dataclasses.replace(each, init=None) for name, each in spec.fields.items()}
-    part = dataclasses.replace(spec, rows=shard.blocks, fields=fields, init=None)
-    part = BACKENDS[spec.backend].completed(part)
+    part = BACKENDS[spec.backend].completed(of_partition(spec, shard))
     name = unique_name("g", 1)
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(table.make_directory(name)) for table in tables]
@@ -179,6 +178,12 @@ def create_partitions(
             directory.sync()
             table.sync()
     return [TableInfo(part, name, digest=digest) for digest in digests]
+
+
+def of_partition(spec: TableSpec, shard: Shard) -> TableSpec:
+    """Return what a table is made of in each partition, where it starts from given records."""
+    fields = {name: dataclasses.replace(each, init=None) for name, each in spec.fields.items()}
+    return dataclasses.replace(spec, rows=shard.blocks, fields=fields, init=None)
 
 
 def _fill(

@@ -144,6 +144,10 @@ class Parts:
                 if there.get(name) != version:
                     part.keep(version, name)
 
+    def fold(self) -> None:
+        """Merge all deltas, and keep no version but the newest."""
+        self.each(Store.fold)
+
     def each(self, work: Callable[[Store], object]) -> None:
         """Do something to every partition, several at a time, and raise after all."""
         for call in _side_by_side(work, self.stores):

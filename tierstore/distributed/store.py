@@ -34,7 +34,7 @@ from tierstore._strictjson import canonical, json_values
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
 from tierstore._tiers.memory import available_bytes
-from tierstore.distributed import schema
+from tierstore.distributed import folding, schema
 from tierstore.distributed.parts import Parts
 from tierstore.distributed.prepared import Prepared, agreed
 from tierstore.distributed.ranks import Ranks
@@ -61,9 +61,9 @@ R = TypeVar("R")
 class DistributedStore(Closing, Mapping[str, Any]):
     """A store of which every rank writes some partitions; `tierstore.distributed.open` gives one.
 
-    `commit`, `rollback`, `alter_tables`, `add_fields` and `drop_fields` are collective: every rank
-    calls them, in the same order and with the same arguments, and an error on one rank is raised on
-    all. On one rank alone its tables are those of any store.
+    `commit`, `rollback`, `fold` and what changes tables are collective: every rank calls them, in
+    the same order and with the same arguments, and an error on one rank is raised on all. On one
+    rank alone its tables are those of any store.
     """
 
     def __init__(self, options: Options, ranks: Ranks, *, average: bool = True) -> None:
@@ -359,7 +359,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
             "partitions": tuple(mark for _, mark in sorted(prepared.partitions.items())),
         }
         self._root.publish(changes, draft)
-        for name in prepared.tables:
+        for name in prepared.tables.keys() & self._tables.keys():
             generation = self._tables[name]._generation
             scalars = self._manifest.tables[name].scalars
             generation.info = dataclasses.replace(generation.info, scalars=scalars)
@@ -423,7 +423,36 @@ class DistributedStore(Closing, Mapping[str, Any]):
             part.restore(self._manifest.partitions[number][0])
         self._place()
 
+    def _check_clean(self, what: str) -> None:
+        """Raise InvalidInputError where rows of this rank are not committed."""
+        rows = self._uncommitted()
+        if rows or self._parts.ahead(self._manifest):
+            raise InvalidInputError(
+                f"{rows} rows of rank {self.rank} are not committed; commit or roll back before "
+                f"you {what}"
+            )
+
+    def fold(self) -> list[int]:
+        """Merge all deltas into the bases of all partitions, and drop all versions but the newest.
+
+        Collective. Returns the dropped versions. Raises what `Store.fold` does, on all ranks; what
+        is folded by then is no less readable.
+        """
+        return folding.fold(self)
+
     # -- what tables are made of
+
+    def create_table(
+        self, name: str, spec: TableSpec, *, progress: Progress | None = None
+    ) -> Table | DistributedTable:
+        """Add a table and return it, as `Store.create_table` does; a commit of its own. Collective.
+
+        First values are those of a plain store with the same seeds, to the bit; without a seed,
+        that of the first rank counts. Raises ExistsError if there is one of that name.
+        """
+        schema.create_table(self, name, spec, progress)
+        table: Table | DistributedTable = self[name]
+        return table
 
     def add_fields(
         self, name: str, fields: Mapping[str, Field], *, progress: Progress | None = None
