@@ -21,6 +21,7 @@ from tierstore._closing import Closing
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest, TableInfo
+from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import Shard
 from tierstore._door import Door
 from tierstore._store import closing, keeping
@@ -130,10 +131,12 @@ class DistributedStore(Closing, Mapping[str, Any]):
             if name in self._shared:
                 self._shared[name].resize(self.shard_of(info.spec))
             generation = self._parts.generation(name, info)
-            specs[name] = generation.info.spec
             table = self._tables.get(name)
-            if table is None or not generation.is_over(table._generation):
-                opened[name] = cast(Generation, generation)
+            if table is not None and generation.is_over(table._generation):
+                specs[name] = table._generation.spec
+                continue
+            specs[name] = generation.spec
+            opened[name] = cast(Generation, generation)
         self._spaces.place(self, opened, specs)
         if self._ranks.count > 1:
             for name in self._tables.keys() - self._shared.keys():
@@ -144,6 +147,34 @@ class DistributedStore(Closing, Mapping[str, Any]):
                     self._ranks,
                     average=self.average,
                 )
+
+    # -- what tables by key ask for; each rank grows its own
+
+    def grow_rows(self, name: str, rows: int) -> None:
+        """Have room for more keys in a table of this rank, while no other thread is in a call."""
+        self._spaces.grow(self, name, rows, self._present_specs)
+
+    def end_leases(self, name: str) -> None:
+        """End the leases of a table whose rows are about to get other numbers, likewise.
+
+        Nothing of it stays in memory.
+        """
+        self._spaces.flush_and_vacate(name)
+        self._spaces.place(self, {}, self._present_specs())
+
+    def keys_before(self, name: str) -> int | None:
+        """Return None: the partitions know how many keys the version before had."""
+        return None
+
+    def _present_specs(self) -> dict[str, TableSpec]:
+        return {name: table._generation.spec for name, table in self._tables.items()}
+
+    def _keyed(self) -> Iterator[tuple[str, KeyedPartitionedGeneration]]:
+        """Yield the tables by key with what stands for their generations."""
+        for name, table in self._tables.items():
+            generation: object = table._generation
+            if isinstance(generation, KeyedPartitionedGeneration):
+                yield name, generation
 
     def ids_of(self, rows: Any) -> Any:
         """Return the ids of rows of this rank's shard of a table, whichever it is."""
@@ -363,6 +394,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
             generation = self._tables[name]._generation
             scalars = self._manifest.tables[name].scalars
             generation.info = dataclasses.replace(generation.info, scalars=scalars)
+        for _, by_key in self._keyed():
+            by_key.keys_committed()
         self._ranks.together("confirm the version", self._confirm)
 
     def _confirm(self) -> None:
@@ -412,6 +445,10 @@ class DistributedStore(Closing, Mapping[str, Any]):
         self._spaces.discard()
         for part in self._parts.stores:
             part.rollback()
+        for name, generation in self._keyed():
+            if generation.has_moved_keys:  # rows in memory go by numbers of their own
+                self._spaces.vacate([name])
+            generation.drop_new_keys()
         self._restore_parts()
         for table in self._tables.values():
             table._reset_scalars()
