@@ -19,6 +19,7 @@ from tests.distributed.ranks import Killed, run, values
 from tests.distributed.test_commit import hooked
 from tests.distributed.test_ranks import share
 from tierstore import distributed
+from tierstore._disk import partitioned_keys
 from tierstore.errors import (
     CorruptStoreError,
     InvalidInputError,
@@ -274,7 +275,8 @@ def test_what_cannot_be_is_refused_on_all_ranks(tmp_path: Path) -> None:
 def use(store: Any, steps: int) -> None:
     for step in range(steps):
         keys = np.arange(step * 10, 200)
-        here = store["user"].is_here(keys) if store.ranks > 1 else slice(None)
+        is_shared = isinstance(store, distributed.DistributedStore)
+        here = store["user"].is_here(keys) if is_shared else slice(None)
         store["user"].write(
             keys[here], np.random.default_rng(step).random((200, DIM), np.float32)[keys[here]]
         )
@@ -335,7 +337,7 @@ def test_random_programs_equal_a_plain_store(tmp_path: Path) -> None:
     tables = {"user": spec("int64", track_uses=True)}
     path = tmp_path / "parts"
     with tierstore.create(tmp_path / "plain", tables) as plain:
-        store = distributed.create(path, tables, partitions=5, budget="64KiB")
+        store = distributed.create(path, tables, partitions=5, budget="300KiB")
         for step in range(60):
             keys = random.integers(0, 150, random.integers(0, 30)) * 10**15
             rows = random.standard_normal((keys.size, DIM)).astype(np.float32)
@@ -356,7 +358,7 @@ def test_random_programs_equal_a_plain_store(tmp_path: Path) -> None:
                 plain.commit(step)
                 store.commit(step)
                 store.close()
-                store = distributed.open(path, budget="64KiB")
+                store = distributed.open(path, budget="300KiB")
             everything = np.arange(150) * 10**15
             assert plain["user"].rows == store["user"].rows, step
             assert np.array_equal(plain["user"].read(everything), store["user"].read(everything))
@@ -376,9 +378,6 @@ def test_copies_and_checks(tmp_path: Path, kind: str) -> None:
     with distributed.create(path, {"user": spec(kind)}, partitions=4) as store:
         store["user"].write(keys, rows)
         store.commit(1)
-        with pytest.raises(InvalidInputError, match="one process"):
-            store["user"]._map.parts  # noqa: B018
-            raise InvalidInputError("one process")
     expected = by_key(path)
     distributed.save(path, tmp_path / "wide", partitions=9)
     with tierstore.open(path) as reader:
@@ -391,6 +390,21 @@ def test_copies_and_checks(tmp_path: Path, kind: str) -> None:
     for each in ("wide", "plain", "few", "repaired"):
         same(by_key(tmp_path / each), expected, exact=True)
         assert tierstore.verify(tmp_path / each).ok
+    delta = next((path / "partitions" / "00002" / "user").glob("g*/delta-*.bin"))
+    data = bytearray(delta.read_bytes())
+    data[3] ^= 1
+    delta.write_bytes(data)
+    (bad,) = tierstore.verify(path).bad_rows["user"]
+    with tierstore.open(path) as reader:
+        with pytest.raises(CorruptStoreError):
+            reader["user"].by_row.read([bad])
+        key = reader["user"].keys[bad]
+    report = tierstore.repair(path, tmp_path / "filled", fill="nan")
+    assert (report.tables["user"].filled, report.tables["user"].older) == (1, 0)
+    found = by_key(tmp_path / "filled")
+    assert np.isnan(found.pop(key)).all() and expected.pop(key)
+    assert found == expected
+    assert f"user,{bad},{bad},1,filled," in (tmp_path / "filled.rows.csv").read_text()
     damaged = next((path / "partitions" / "00002" / "user").glob("g*/keys.*"))
     data = bytearray(damaged.read_bytes())
     data[5] ^= 1
@@ -400,16 +414,18 @@ def test_copies_and_checks(tmp_path: Path, kind: str) -> None:
         reader["user"].read(keys)
 
 
-def test_keys_of_another_partition_are_damage(tmp_path: Path) -> None:
+def test_keys_of_another_partition_are_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "parts"
     with distributed.create(path, {"user": spec("int64")}, partitions=2) as store:
         store["user"].write(np.arange(50), np.ones((50, DIM), np.float32))
         store.commit(1)
-    one, other = (path / "partitions" / each for each in ("00000", "00001"))
-    one.rename(path / "away")
-    other.rename(one)
-    (path / "away").rename(other)
-    with pytest.raises(CorruptStoreError):
+    partition_of = partitioned_keys.partition_of_key
+    monkeypatch.setattr(
+        partitioned_keys, "partition_of_key", lambda codes, count: 1 - partition_of(codes, count)
+    )
+    with pytest.raises(CorruptStoreError, match="keys of other partitions"):
         distributed.open(path)
 
 
