@@ -228,16 +228,16 @@ def _read_keys(file: InputFile) -> Keys:
         raise FormatError(f"{file.path}: holds {header}; need one dimension of integers or strings")
     if file.size != header.nbytes + header.data_bytes:
         raise FormatError(f"{file.path}: {file.size} bytes do not match {header}")
-    blocks = _npy_blocks(file, header)
+    blocks = _key_blocks(file, header)
     if header.dtype.kind == "U":
         return strings_of(file.path, blocks, file.allowance)
     return integers_of(blocks, header.shape[0], file.allowance)
 
 
-def _npy_blocks(file: InputFile, header: NpyHeader) -> Iterator[Array]:
-    """Yield the elements of an array in blocks."""
+def _key_blocks(file: InputFile, header: NpyHeader) -> Iterator[Array]:
+    """Yield keys in blocks."""
     size = header.dtype.itemsize
-    step = block_rows_for(size) * size
+    step = block_rows_for(size, _KEY_BLOCK_BYTES) * size
     for at in range(0, header.data_bytes, step):
         nbytes = min(step, header.data_bytes - at)
         yield np.frombuffer(file.read_at(header.nbytes + at, nbytes), header.dtype)
@@ -251,6 +251,8 @@ MAX_KEY_LENGTH = 1024
 """NumPy pads every string to the longest one, so a long key costs its length in each row."""
 
 _KEYS = "keys"
+_KEY_BLOCK_BYTES = 1 << 18
+"""Small, because every string of a block is a Python object until it is packed."""
 
 
 class Arrays:
@@ -335,7 +337,7 @@ class _NpzSource(Source):
             raise FormatError(f"{self.path}: {_KEYS!r} is {self._archive.described[_KEYS]}")
         if header is None or header.shape != (self.rows,) or header.dtype.kind not in "iuU":
             return None
-        blocks = self._archive.read(_KEYS, block_rows_for(header.dtype.itemsize))
+        blocks = self._archive.read(_KEYS, block_rows_for(header.dtype.itemsize, _KEY_BLOCK_BYTES))
         if header.dtype.kind == "U":
             return strings_of(self.path, blocks, self._file.allowance)
         return integers_of(blocks, self.rows, self._file.allowance)
