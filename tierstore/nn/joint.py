@@ -238,5 +238,6 @@ class _Lookup(torch.autograd.Function):
             counts = [count if each else 0 for count, each in zip(counts, given, strict=True)]
             gradients = tuple(compress(gradients, given))
         touched = features.touched(counts)
-        ctx.layer.take_gradient(ctx.batch, torch.cat(gradients), touched, positions)
+        with interrupts_deferred():  # once for all that follows
+            ctx.layer.take_gradient(ctx.batch, torch.cat(gradients), touched, positions)
         return nothing
