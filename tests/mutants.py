@@ -523,8 +523,8 @@ MUTANTS = [
     ),
     Mutant(
         "nn/bags.py",
-        "if self._seen() == self._versions:",
-        "if True:",
+        "if self._whole is not None and self._seen() == self._versions:",
+        "if self._whole is not None:",
         "tests/training/test_pooling.py",
     ),
     Mutant(

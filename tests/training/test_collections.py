@@ -775,18 +775,6 @@ def test_recordings_get_the_ids_of_their_table(place: Place) -> None:
     assert sorted(found.tolist()) == sorted(ids["t1"].tolist())
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-def test_graphs_break_around_a_collection(place: Place) -> None:
-    twins = Twins(place, [30, 12])
-
-    def model(ids: dict[str, Tensor]) -> Tensor:
-        return sum((rows * 2).sum() for rows in twins.collection(ids).values())
-
-    ids = twins.ids()
-    compiled = torch.compile(model, backend="eager")
-    torch.testing.assert_close(compiled(ids), model(ids))
-
-
 def test_counters_are_those_of_one_layer_a_table(place: Place) -> None:
     if place.device != "cpu":
         pytest.skip("a GPU tier counts for all tables of a space")

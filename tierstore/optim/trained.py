@@ -269,7 +269,7 @@ class TrainedField:
         Takes the other numbers that rows share from a `state` after the step; without one they stay
         as they are.
         """
-        averaged = {}
+        averaged: dict[str, Any] = {}
         if self._ema is not None and before is not None:
             # A row of padding is averaged like others; one of another table is not.
             trained = share.trained if len(self.states) > 1 else None
@@ -277,7 +277,9 @@ class TrainedField:
             averaged = first.update(gradient.batch.lease, before, self._ema, trained)
         alike, kept = share.of, self.states[share.of.tables[0]]
         earlier = alike.scalars[0]
-        numbers = {name: int(earlier.get(name, initial)) + 1 for name, initial in self._counts}
+        numbers: dict[str, Any] = {
+            name: int(earlier.get(name, initial)) + 1 for name, initial in self._counts
+        }
         if state is not None:
             for key in self._plan.shared.keys() - self._plan.counts:
                 value = state[key]
