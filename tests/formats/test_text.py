@@ -5,6 +5,8 @@ import csv
 import gzip
 import io
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -312,3 +314,52 @@ def test_pyarrow_and_the_plain_reader_read_the_same(tmp_path, monkeypatch, name)
         assert fast == outcome(path), (case, text[:200])
         parsed += any(calls)
     assert parsed > 5, "pyarrow was never used"
+
+
+def test_no_thread_of_pyarrow_holds_a_block(tmp_path, monkeypatch):
+    """It would release it without the interpreter, perhaps after its end: the process aborts."""
+    pytest.importorskip("pyarrow")
+    held = []
+    original = arrow.BlockParser.__call__
+
+    def counted(self, block):
+        before = sys.getrefcount(block)
+        found = original(self, block)
+        held.append((found is not None, sys.getrefcount(block) - before))
+        return found
+
+    monkeypatch.setattr(arrow, "MIN_BYTES", 0)
+    monkeypatch.setattr(arrow.BlockParser, "__call__", counted)
+    np.savetxt(
+        tmp_path / "f.csv", np.random.default_rng(0).standard_normal((3_000, 8)), delimiter=","
+    )
+    for _ in range(60):
+        with open_source(tmp_path / "f.csv") as source:
+            assert sum(len(block) for block in source.blocks()) == 3_000
+    assert len(held) >= 60
+    assert set(held) == {(True, 0)}
+
+
+IMPORTS = """
+import subprocess
+import sys
+from tierstore._formats import open_source
+with open_source(sys.argv[1]) as source:
+    for block in source.blocks():
+        pass
+print(" ".join(sys.modules))
+"""
+
+
+def test_text_is_read_without_pandas(tmp_path):
+    """Which pyarrow imports by itself in many of its methods: half a second."""
+    pytest.importorskip("pyarrow")
+    np.savetxt(
+        tmp_path / "f.csv", np.random.default_rng(0).standard_normal((3_000, 8)), delimiter=","
+    )
+    command = [sys.executable, "-c", IMPORTS, str(tmp_path / "f.csv")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    modules = done.stdout.split()
+    assert "pyarrow.csv" in modules
+    assert "pandas" not in modules

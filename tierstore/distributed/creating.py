@@ -25,10 +25,11 @@ from tierstore._store.ledger import write_skeleton
 from tierstore._store.options import whole_number
 from tierstore._store.payload import copy_payload
 from tierstore._store.store import Store
+from tierstore.distributed.ranks import Ranks
 from tierstore.errors import InvalidInputError
 from tierstore.spec import TableSpec
 
-__all__ = ["check_partitions", "make_store", "new_identities"]
+__all__ = ["check_partitions", "make_store", "new_identities", "same_seeds", "shape_of"]
 
 _TOGETHER = 64
 """Partitions that are filled at a time: each has files open meanwhile."""
@@ -47,6 +48,33 @@ def check_partitions(partitions: object, ranks: int) -> int:
 def new_identities(partitions: int) -> list[tuple[str, str]]:
     """Return a uuid and a first mark for the root, and for each partition behind it."""
     return [(uuid.uuid4().hex, new_mark()) for _ in range(partitions + 1)]
+
+
+def shape_of(spec: TableSpec) -> list[object]:
+    """Return what ranks must agree on of a table that they make: its rows and fields."""
+    return [spec.rows, *((field, each.dim, each.dtype) for field, each in spec.fields.items())]
+
+
+def same_seeds(ranks: Ranks, specs: Mapping[str, TableSpec]) -> dict[str, TableSpec]:
+    """Return specs with the initializers of rank 0, but for arrays, which every rank has."""
+    texts = {
+        name: {
+            field: each.init for field, each in spec.fields.items() if each.init and each.init.text
+        }
+        for name, spec in specs.items()
+    }
+    first = ranks.gather("draw the same values", texts)[0]
+    return {
+        name: dataclasses.replace(
+            spec,
+            fields={
+                field: dataclasses.replace(each, init=first[name].get(field, each.init))
+                for field, each in spec.fields.items()
+            },
+            init=None,
+        )
+        for name, spec in specs.items()
+    }
 
 
 def make_store(

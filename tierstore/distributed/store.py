@@ -21,6 +21,7 @@ from tierstore._closing import Closing
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest, TableInfo
+from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import Shard
 from tierstore._door import Door
 from tierstore._store import closing, keeping
@@ -34,7 +35,7 @@ from tierstore._strictjson import canonical, json_values
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
 from tierstore._tiers.memory import available_bytes
-from tierstore.distributed import schema
+from tierstore.distributed import folding, schema
 from tierstore.distributed.parts import Parts
 from tierstore.distributed.prepared import Prepared, agreed
 from tierstore.distributed.ranks import Ranks
@@ -61,9 +62,9 @@ R = TypeVar("R")
 class DistributedStore(Closing, Mapping[str, Any]):
     """A store of which every rank writes some partitions; `tierstore.distributed.open` gives one.
 
-    `commit`, `rollback`, `alter_tables`, `add_fields` and `drop_fields` are collective: every rank
-    calls them, in the same order and with the same arguments, and an error on one rank is raised on
-    all. On one rank alone its tables are those of any store.
+    `commit`, `rollback`, `fold` and what changes tables are collective: every rank calls them, in
+    the same order and with the same arguments, and an error on one rank is raised on all. On one
+    rank alone its tables are those of any store.
     """
 
     def __init__(self, options: Options, ranks: Ranks, *, average: bool = True) -> None:
@@ -130,10 +131,12 @@ class DistributedStore(Closing, Mapping[str, Any]):
             if name in self._shared:
                 self._shared[name].resize(self.shard_of(info.spec))
             generation = self._parts.generation(name, info)
-            specs[name] = generation.info.spec
             table = self._tables.get(name)
-            if table is None or not generation.is_over(table._generation):
-                opened[name] = cast(Generation, generation)
+            if table is not None and generation.is_over(table._generation):
+                specs[name] = table._generation.spec
+                continue
+            specs[name] = generation.spec
+            opened[name] = cast(Generation, generation)
         self._spaces.place(self, opened, specs)
         if self._ranks.count > 1:
             for name in self._tables.keys() - self._shared.keys():
@@ -144,6 +147,34 @@ class DistributedStore(Closing, Mapping[str, Any]):
                     self._ranks,
                     average=self.average,
                 )
+
+    # -- what tables by key ask for; each rank grows its own
+
+    def grow_rows(self, name: str, rows: int) -> None:
+        """Have room for more keys in a table of this rank, while no other thread is in a call."""
+        self._spaces.grow(self, name, rows, self._present_specs)
+
+    def end_leases(self, name: str) -> None:
+        """End the leases of a table whose rows are about to get other numbers, likewise.
+
+        Nothing of it stays in memory.
+        """
+        self._spaces.flush_and_vacate(name)
+        self._spaces.place(self, {}, self._present_specs())
+
+    def keys_before(self, name: str) -> int | None:
+        """Return None: the partitions know how many keys the version before had."""
+        return None
+
+    def _present_specs(self) -> dict[str, TableSpec]:
+        return {name: table._generation.spec for name, table in self._tables.items()}
+
+    def _keyed(self) -> Iterator[tuple[str, KeyedPartitionedGeneration]]:
+        """Yield the tables by key with what stands for their generations."""
+        for name, table in self._tables.items():
+            generation: object = table._generation
+            if isinstance(generation, KeyedPartitionedGeneration):
+                yield name, generation
 
     def ids_of(self, rows: Any) -> Any:
         """Return the ids of rows of this rank's shard of a table, whichever it is."""
@@ -359,10 +390,12 @@ class DistributedStore(Closing, Mapping[str, Any]):
             "partitions": tuple(mark for _, mark in sorted(prepared.partitions.items())),
         }
         self._root.publish(changes, draft)
-        for name in prepared.tables:
+        for name in prepared.tables.keys() & self._tables.keys():
             generation = self._tables[name]._generation
             scalars = self._manifest.tables[name].scalars
             generation.info = dataclasses.replace(generation.info, scalars=scalars)
+        for _, by_key in self._keyed():
+            by_key.keys_committed()
         self._ranks.together("confirm the version", self._confirm)
 
     def _confirm(self) -> None:
@@ -412,6 +445,10 @@ class DistributedStore(Closing, Mapping[str, Any]):
         self._spaces.discard()
         for part in self._parts.stores:
             part.rollback()
+        for name, generation in self._keyed():
+            if generation.has_moved_keys:  # rows in memory go by numbers of their own
+                self._spaces.vacate([name])
+            generation.drop_new_keys()
         self._restore_parts()
         for table in self._tables.values():
             table._reset_scalars()
@@ -423,7 +460,36 @@ class DistributedStore(Closing, Mapping[str, Any]):
             part.restore(self._manifest.partitions[number][0])
         self._place()
 
+    def _check_clean(self, what: str) -> None:
+        """Raise InvalidInputError where rows of this rank are not committed."""
+        rows = self._uncommitted()
+        if rows or self._parts.ahead(self._manifest):
+            raise InvalidInputError(
+                f"{rows} rows of rank {self.rank} are not committed; commit or roll back before "
+                f"you {what}"
+            )
+
+    def fold(self) -> list[int]:
+        """Merge all deltas into the bases of all partitions, and drop all versions but the newest.
+
+        Collective. Returns the dropped versions. Raises what `Store.fold` does, on all ranks; what
+        is folded by then is no less readable.
+        """
+        return folding.fold(self)
+
     # -- what tables are made of
+
+    def create_table(
+        self, name: str, spec: TableSpec, *, progress: Progress | None = None
+    ) -> Table | DistributedTable:
+        """Add a table and return it, as `Store.create_table` does; a commit of its own. Collective.
+
+        First values are those of a plain store with the same seeds, to the bit; without a seed,
+        that of the first rank counts. Raises ExistsError if there is one of that name.
+        """
+        schema.create_table(self, name, spec, progress)
+        table: Table | DistributedTable = self[name]
+        return table
 
     def add_fields(
         self, name: str, fields: Mapping[str, Field], *, progress: Progress | None = None
