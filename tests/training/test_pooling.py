@@ -498,7 +498,7 @@ def calls_of_a_step(place: Place, tables: int) -> int:
 
 def test_a_step_costs_the_same_for_any_number_of_tables(place: Place) -> None:
     few, many = calls_of_a_step(place, 26), calls_of_a_step(place, 100)
-    assert many - few <= 14 * (100 - 26), (few, many)
+    assert many - few <= 4 * (100 - 26), (few, many)
 
 
 def test_many_ids_are_read_as_distinct_rows(place: Place, monkeypatch: Any) -> None:

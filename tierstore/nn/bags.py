@@ -145,7 +145,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         self.modes: dict[str, str] = _modes(mode, list(self.features))
         self.include_last_offset = include_last_offset
         self._arranged: dict[tuple[str, ...], _Plan] = {}
-        self._offsets: dict[tuple[Any, ...], Tensor] = {}
+        self._offsets: dict[tuple[int, tuple[int, ...], torch.device], Tensor] = {}
 
     def forward(self, features: Any) -> FeatureBags:
         """Return what the bags of each feature come to, `(batch, dim)`, in the collection's order.
@@ -238,13 +238,10 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             return names, self._keyed_parts(names, features, first)
         names, parts = tuple(features), []
         plan = self._arrange(names)
-        given = {}
-        for name in names:  # with no call for each feature where all are plain
-            ids = features[name]
-            if type(ids) is Tensor and ids.ndim == 2 and not ids.is_nested:
-                given[name] = _Ids(ids.reshape(-1), None, ids.shape[0], ids.shape[1], None)
-            else:
-                given[name] = self._bags_of(name, ids)
+        shape = _shape_of(list(features.values()))
+        if shape is not None and not any(part.layer.coming for part in self._plan(names)):
+            return names, self._even_parts(names, features, shape, first)
+        given = {name: self._bags_of(name, ids) for name, ids in features.items()}
         batch = next(iter(given.values())).batch
         for name, one in given.items():
             if one.batch != batch:
@@ -258,6 +255,23 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             weights = _joined_weights(own)
             parts.append(self._part(plan, number, part, ids, lengths, offsets, weights, first))
         return names, parts
+
+    def _even_parts(
+        self,
+        names: tuple[str, ...],
+        features: Mapping[str, Tensor],
+        shape: torch.Size,
+        first: Mapping[str, FirstRows],
+    ) -> list[Part]:
+        """Return the bags of features whose ids are of one shape, with no operator for each."""
+        plan, parts, (batch, each) = self._arrange(names), [], shape
+        for number, part in enumerate(self._plan(names)):
+            own = [features[name] for name in part.features.names]
+            ids = (own[0] if len(own) == 1 else torch.cat(own)).reshape(-1)
+            lengths = [batch * each] * len(own)
+            offsets = self._even_offsets(batch, (each,) * len(own), ids.device)
+            parts.append(self._part(plan, number, part, ids, lengths, offsets, None, first))
+        return parts
 
     def _keyed_parts(
         self, names: tuple[str, ...], features: Any, first: Mapping[str, FirstRows]
@@ -393,13 +407,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         """Return where the bags of features begin among the ids of all of them."""
         batch, total = own[0].batch, sum(lengths)
         if all([each.starts is None for each in own]):  # noqa: C419 - one call, not one for each
-            key = (batch, *[each.each for each in own], device)
-            if key not in self._offsets:
-                if len(self._offsets) >= _REMEMBERED:
-                    self._offsets.clear()
-                sizes = torch.tensor([each.each for each in own]).repeat_interleave(batch)
-                self._offsets[key] = pad(sizes.cumsum(0), (1, 0)).to(device)
-            return self._offsets[key]
+            return self._even_offsets(batch, tuple([each.each for each in own]), device)
         every = [
             torch.arange(batch, device=device) * each.each if each.starts is None else each.starts
             for each in own
@@ -409,6 +417,16 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         begins = torch.tensor([*itertools.accumulate(lengths[:-1], initial=0)])
         starts = torch.stack(every) + begins.to(every[0].device)[:, None]
         return pad(starts.reshape(-1), (0, 1), value=total)
+
+    def _even_offsets(self, batch: int, each: tuple[int, ...], device: torch.device) -> Tensor:
+        """Return where bags begin whose features have so many ids in each."""
+        key = batch, each, device
+        if key not in self._offsets:
+            if len(self._offsets) >= _REMEMBERED:
+                self._offsets.clear()
+            sizes = torch.tensor(each).repeat_interleave(batch)
+            self._offsets[key] = pad(sizes.cumsum(0), (1, 0)).to(device)
+        return self._offsets[key]
 
     # -- as a module
 
@@ -423,6 +441,15 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         other = super().__deepcopy__(memo)
         other._arranged, other._offsets = {}, {}
         return other
+
+
+def _shape_of(given: Sequence[Any]) -> torch.Size | None:
+    """Return the shape `(bags, n)` of the ids of all features; None where they are not so plain."""
+    if {type(ids) for ids in given} != {Tensor} or any([ids.is_nested for ids in given]):  # noqa: C419
+        return None
+    kinds = {(ids.shape, ids.dtype, ids.device) for ids in given}
+    shape, dtype, _ = kinds.pop()
+    return shape if not kinds and len(shape) == 2 and dtype is torch.int64 else None
 
 
 def _offsets_of(features: Any) -> Tensor:

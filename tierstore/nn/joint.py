@@ -48,6 +48,10 @@ class Coming:
         """Keep none."""
         self._kept: deque[tuple[Known, tuple[Tensor, list[int]]]] = deque()
 
+    def __bool__(self) -> bool:
+        """Whether any are kept."""
+        return bool(self._kept)
+
     def keep(self, given: list[Tensor], joined: tuple[Tensor, list[int]], window: int) -> None:
         """Keep the ids of features, as given and as one tensor with their lengths."""
         if on_host(joined[0]):
