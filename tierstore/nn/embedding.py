@@ -18,7 +18,7 @@ from tierstore._table.table import Table
 from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
-from tierstore.nn import autograd, pointers
+from tierstore.nn import autograd, compiling, pointers
 from tierstore.nn.autograd import Batch
 from tierstore.nn.average import Average
 from tierstore.nn.jagged import jagged
@@ -111,7 +111,7 @@ class TieredEmbedding(RowsLayer):
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
         """Take a parameter, and a name for the operators."""
         super()._begin(empty, rows)
-        self._number = autograd.register(self, rows.table, self.field)
+        self._number = compiling.register(self, rows.table, self.field)
 
     @classmethod
     def from_pretrained(
@@ -181,16 +181,16 @@ class TieredEmbedding(RowsLayer):
             raise InvalidTypeError(f"a layer takes ids as a tensor, not {type(ids).__name__}")
         if torch.compiler.is_compiling():
             if self._trained and torch.is_grad_enabled():
-                return autograd.lookup(ids, self._anchor, self._number)[0]
-            return autograd.read(ids, self._anchor.detach(), self._number)
+                return compiling.lookup(ids, self._anchor, self._number)[0]
+            return compiling.read(ids, self._anchor.detach(), self._number)
         trained = self._trains()
         if not torch._C._are_functorch_transforms_active():
             if trained:
                 return autograd.Lookup.apply(self._own, ids, self)
             return self._read_rows(ids)
         if trained:
-            return autograd.Transformed.apply(self._own, ids, self)[0]
-        return autograd.read(ids, self._anchor.detach(), self._number)
+            return compiling.Transformed.apply(self._own, ids, self)[0]
+        return compiling.read(ids, self._anchor.detach(), self._number)
 
     def _look_up_keys(self, keys: Any, table: ByKey) -> Tensor:
         """Return the row of each key; those that are new get one where they are trained."""

@@ -187,10 +187,10 @@ class TieredOptimizer(torch.optim.Optimizer):
             field.rows.optimizers.add(self)
             field.rows.widened = self._rounding.weights
         for rows in whole:
-            self._fields[rows].group = number
+            self._fields[rows].assign(number)
         for part in parts:
             self._parts[part] = None
-            self._fields[part.whole].groups[part.number] = number
+            self._fields[part.whole].assign(number, part.number)
         for each in (*found, *parts):
             self._inner.state.pop(each, None)
 
@@ -334,14 +334,14 @@ class TieredOptimizer(torch.optim.Optimizer):
             given.append([each for each in group["params"] if type(each) not in _ROWS])
         for field, gradient in gradients:
             for share in field.shares(gradient):
-                if field.step_in_place(gradient, share, groups[share.group]):
+                if field.step_in_place(gradient, share, groups[share.of.group]):
                     continue
                 copy, state = field.load(gradient, share)
                 if self._sparse and copy.grad is not None:
                     copy.grad = as_gradient(self._inner, copy.grad)
                 states[copy] = state
                 copied.append((field, gradient, share, copy))
-                given[share.group].append(copy)
+                given[share.of.group].append(copy)
         if not any(given):
             return
         try:
