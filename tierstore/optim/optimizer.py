@@ -327,23 +327,24 @@ class TieredOptimizer(torch.optim.Optimizer):
         For its step, copies of the rows take the place of the parameters of the layers.
         """
         groups, states = self._inner.param_groups, self._inner.state
-        copied: list[tuple[TrainedField, Gradient, Share, torch.nn.Parameter]] = []
-        every, given = [], []
-        for group in groups:
-            every.append(group["params"])
-            given.append([each for each in group["params"] if type(each) not in _ROWS])
-        for field, gradient in gradients:
-            for share in field.shares(gradient):
-                if field.step_in_place(gradient, share, groups[share.group]):
-                    continue
-                copy, state = field.load(gradient, share)
-                if self._sparse and copy.grad is not None:
-                    copy.grad = as_gradient(self._inner, copy.grad)
-                states[copy] = state
-                copied.append((field, gradient, share, copy))
-                given[share.group].append(copy)
-        if not any(given):
+        left = [
+            (field, gradient, share)
+            for field, gradient in gradients
+            for share in field.shares(gradient)
+            if not field.step_in_place(gradient, share, groups[share.group])
+        ]
+        if not (left or self._ordinary):
             return
+        copied: list[tuple[TrainedField, Gradient, Share, torch.nn.Parameter]] = []
+        every = [group["params"] for group in groups]
+        given = [[each for each in listed if type(each) not in _ROWS] for listed in every]
+        for field, gradient, share in left:
+            copy, state = field.load(gradient, share)
+            if self._sparse and copy.grad is not None:
+                copy.grad = as_gradient(self._inner, copy.grad)
+            states[copy] = state
+            copied.append((field, gradient, share, copy))
+            given[share.group].append(copy)
         try:
             for group, listed in zip(groups, given, strict=True):
                 group["params"] = listed
