@@ -258,7 +258,7 @@ class TieredEmbedding(RowsLayer):
     def _take_gradient(self, batch: Batch | RemoteBatch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""
         if batch.size:
-            own = gradient.to(self._device, self._dtype)
+            own = gradient if self._as_stored else gradient.to(self._device, self._dtype)
             self._own.add(batch.gradient(own))
 
     # -- as a module

@@ -260,9 +260,10 @@ class _Block:
 
 def _plain(group: Group) -> bool:
     """Tell whether options ask for what torch's Adam does on the host by default."""
-    asked = any(map(group.get, ("fused", "foreach", "capturable", "differentiable", "amsgrad")))
-    numbers = [group["lr"], *group["betas"], group["weight_decay"], group["eps"]]
-    return not asked and not any(isinstance(number, Tensor) for number in numbers)
+    if any(map(group.get, ("fused", "foreach", "capturable", "differentiable", "amsgrad"))):
+        return False
+    numbers = group["lr"], *group["betas"], group["weight_decay"], group["eps"]
+    return True not in [isinstance(number, Tensor) for number in numbers]
 
 
 class _Adam(NamedTuple):
