@@ -518,6 +518,8 @@ class HostTier:
         if order is not None:
             rows = rows[order]
         room = self._make_room(rows, force=force)
+        if not room.slots.size:
+            return
         rows = np.sort(rows[: room.slots.size])
         done, sent = 0, False
         try:
