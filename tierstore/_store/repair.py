@@ -218,7 +218,7 @@ class _Repair:
                 report.left_out.append(f"payload {name}: {error}")
             else:
                 payload[name] = copy_payload(committed, directory, unique_name("payload-", 1))
-        write_copy(directory, manifest, tables, payload)
+        write_copy(directory, manifest, tables, payload, is_whole=False)
 
     def _copy_table(
         self,

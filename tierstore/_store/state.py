@@ -410,6 +410,7 @@ class State:
             "mark": new_mark(),
             "payload_mark": self.payload_mark if self.manifest.payload else "",
             "confirmed": version,
+            "origin": None,
         }
 
     @property

@@ -34,6 +34,7 @@ from tierstore._store.pointer import make_pointer, wanted_version
 from tierstore._store.repair import mend_rows
 from tierstore._store.schema import SchemaChanges
 from tierstore._store.state import State
+from tierstore._store.updating import CopyUpdate, check_copy, lacking, update, whole_copy
 from tierstore._store.verify import VerifyReport, verify_open
 from tierstore._table.table import Table
 from tierstore.budget import Budget
@@ -43,6 +44,7 @@ from tierstore.errors import (
     InvalidTypeError,
     LockedError,
     UnknownNameError,
+    VersionError,
 )
 from tierstore.spec import check_name
 from tierstore.stats import SpaceInformation, StoreInfo, TierStats, Version, tally
@@ -139,8 +141,8 @@ class Store(SchemaChanges):
 
     @property
     def parent(self) -> tuple[str, int] | None:
-        """For a copy, the uuid and version of the original."""
-        parent = self._state.identity.parent
+        """For a copy, the uuid of the original, and its version that was copied last."""
+        parent = self._state.manifest.origin or self._state.identity.parent
         return None if parent is None else (parent.uuid, parent.version)
 
     @property
@@ -412,6 +414,68 @@ class Store(SchemaChanges):
                 return self._save(where, skip=skip, progress=progress)
             with self._reader(wanted) as source:
                 return source._save(where, skip=skip, progress=progress)
+
+    def update_copy(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        version: int | str | None = None,
+        dry_run: bool = False,
+        allow_untested: bool = False,
+        progress: Progress | None = None,
+    ) -> CopyUpdate:
+        """Bring a copy that `save` made to the committed version, or another kept one.
+
+        Only what the copy lacks is written: rows and keys that differ, other scalars and payload,
+        and whole tables that are new or have other fields, numbers of rows or backends, as one
+        version of the copy. A kill or a power failure leaves the copy at its old version or at the
+        new one; readers of the copy switch with `refresh`. If there is no copy, this makes it.
+
+        The cost depends on the rows that were written between the versions if this store still
+        keeps the version of the copy, see `keep`; otherwise all rows of both are read and compared.
+        `dry_run` writes nothing, and returns what would be written.
+
+        Raises InvalidInputError if `path` is not a copy of this store, VersionError if the copy has
+        own changes or is newer, LockedError if it is open for writing, and the errors of `open`.
+        `allow_untested` is that of `tierstore.open`.
+        """
+        self._door.check()
+        with internal_errors(), contextlib.ExitStack() as opened:
+            where = _io.locate(path)
+            if isinstance(where, _io.Objects):
+                raise InvalidInputError(
+                    f"{where} is not on a disk, and objects never change: save a new copy there"
+                )
+            wanted = self.version if version is None else version_or_name(version)
+            new = self
+            if self._door.writable or wanted != self.version:
+                new = opened.enter_context(self._reader(wanted))
+            source = new._source()
+            if not os.path.lexists(where):
+                if not dry_run:
+                    new._save(where, skip=False, progress=progress)
+                return whole_copy(where, source)
+            options = Options(path=where, budget=_NOTHING)
+            with Store(options) as copy:  # a writer would tidy up what may be another store
+                if not check_copy(where, copy._state, source.manifest):
+                    return CopyUpdate(where, new.version, new.version)
+                if dry_run:
+                    return lacking(copy._state, source, self._like(copy, opened), progress)
+            options = dataclasses.replace(options, mode="r+", allow_untested=allow_untested)
+            with Store(options) as copy:
+                if not check_copy(where, copy._state, source.manifest):
+                    return CopyUpdate(where, new.version, new.version)
+                base = self._like(copy, opened)
+                return update(copy._state, copy._folder, source, base, progress)
+
+    def _like(self, copy: Store, opened: contextlib.ExitStack) -> Mapping[str, Table]:
+        """Open the version that a copy is equal to; return its tables, or none if not kept."""
+        mark = copy._state.manifest.mark
+        for manifest in self._state.history.versions().values():
+            if manifest.mark == mark:
+                with contextlib.suppress(VersionError):  # removed meanwhile
+                    return dict(opened.enter_context(self._reader(manifest.version)))
+        return {}
 
     def _reader(self, version: int | str) -> Store:
         """Open a kept version for reading, without caches."""
