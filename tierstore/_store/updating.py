@@ -292,7 +292,7 @@ def _write(
     report = Overall(progress, sum(table.rows for table in source.tables.values()))
     if plan.whole:
         copy.check_fit({name: table.spec for name, table in plan.whole.items()})
-    for name, table in plan.whole.items():
+    for table in plan.whole.values():
         write_table(copy, rewritten(table), draft.written, report)
         report.passed(table.rows)
     for name, table in plan.alike.items():
