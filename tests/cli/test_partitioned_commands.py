@@ -46,7 +46,7 @@ WRITING = [
     "repair s.tier fixed.tier",
 ]
 """Commands that would write it by themselves."""
-OTHERS = {"bench", "plan", "simulate", "top"}
+OTHERS = {"bench", "follow", "plan", "simulate", "top"}
 """Commands that take no store, or that watch one until they are interrupted."""
 
 

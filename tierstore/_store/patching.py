@@ -281,14 +281,9 @@ def apply_patch(state: State, folder: Folder, path: str | os.PathLike[str]) -> P
             _check_order(state, patch)
             for change in patch.changes:
                 _check_table(state, patch, change)
-            before = state.ledger.seq
-            try:
+            with state.unless_published(state.discard):
                 draft = _written(state, patch)
                 commit(draft, folder, use, flush)
-            except BaseException:
-                if state.ledger.seq == before and not state.door.closed:
-                    state.discard()
-                raise
         counts = {change.name: change.changed for change in patch.changes if change.changed}
         numbers = patch.old.natural("version"), patch.new.natural("version")
         return PatchInfo(Path(path), patch.store, *numbers, counts, os.fstat(file.fileno()).st_size)

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import html
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ from tierstore._store.changes import changed_rows
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
 from tierstore._store.compaction import Folder
 from tierstore._store.copy import Skipped, save_store
+from tierstore._store.following import NewVersion, Watch, union
 from tierstore._store.options import Options, version_or_name, whole_number
 from tierstore._store.patching import PatchInfo, Source, apply_patch, write_patch
 from tierstore._store.payload import Payload
@@ -349,6 +351,58 @@ class Store(SchemaChanges):
         with self._door.use():
             return self._state.refresh()
 
+    def follow(self, *, timeout: float | None = None, every: float = 0.5) -> Iterator[NewVersion]:
+        """Yield each version that a writer commits, after switching this reader to it.
+
+        The reader is at the yielded version, and `rows` are the ids, by table, of the rows that
+        changed since the one before; rows that changed twice and are as before may be among them.
+        Versions that are committed between two looks, or while the loop is busy, come as one.
+
+        Args:
+            timeout: end when no version comes for so many seconds; None waits for ever. 0 yields
+                what is there already.
+            every: seconds between two looks, each of which is one `fstat` of the directory as long
+                as nothing is committed.
+
+        Ctrl-C ends the wait. Raises InvalidInputError for a writer and for a copy of objects, which
+        never changes.
+
+        >>> with tierstore.open(store.path) as reader:
+        ...     for new in reader.follow(timeout=0):
+        ...         changed = reader["item"].read(new.rows["item"])
+        """
+        self._door.check()
+        if self._door.writable or not self._state.directory.removable:
+            raise InvalidInputError(
+                f"only readers of a store on a disk follow it: open {self.path} for reading"
+            )
+        if not (every > 0 and (timeout is None or timeout >= 0)):
+            raise InvalidInputError(
+                f"every must be above 0 and timeout at least 0, not {every!r} and {timeout!r}"
+            )
+        return self._follow(timeout, every)
+
+    def _follow(self, timeout: float | None, every: float) -> Iterator[NewVersion]:
+        self._door.check()
+        with self._reader(None) as ahead:
+            watch = Watch(ahead._state.directory)
+            until = None if timeout is None else time.monotonic() + timeout
+            while True:
+                watch.may_have_changed()
+                ahead.refresh()
+                self._door.check()
+                if ahead.version == self.version:
+                    if not watch.wait(until, every):
+                        return
+                    continue
+                with internal_errors():
+                    since, rows = self.version, changed_rows(self, ahead)
+                    self.refresh()
+                    if self.version != ahead.version:  # a commit came in between
+                        rows = union(rows, changed_rows(ahead, self))
+                yield NewVersion(self.version, self.step, since, rows)
+                until = None if timeout is None else time.monotonic() + timeout
+
     def fold(self) -> list[int]:
         """Merge all deltas into the base files and drop all versions but the newest.
 
@@ -477,8 +531,8 @@ class Store(SchemaChanges):
                     return dict(opened.enter_context(self._reader(manifest.version)))
         return {}
 
-    def _reader(self, version: int | str) -> Store:
-        """Open a kept version for reading, without caches."""
+    def _reader(self, version: int | str | None) -> Store:
+        """Open a kept version, or the newest, for reading, without caches."""
         options = Options(
             path=self._options.path,
             within=self._state.directory,

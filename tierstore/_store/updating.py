@@ -142,17 +142,12 @@ def update(
             folder.finish()  # a fold writes to generations that may be replaced
         copy.door.check(write=True)
         plan = _Plan.of(copy, source)
-        before = copy.ledger.seq
-        try:
+        with copy.unless_published(copy.discard):
             draft = _draft(copy, source, plan)
             with copy.unless_published(lambda: remove_written(copy, draft.written)):
                 rows = _write(copy, source, base, plan, draft, progress)
                 done = plan.result(copy, source, rows)
                 commit(draft, folder, use, flush)
-        except BaseException:
-            if copy.ledger.seq == before and not copy.door.closed:
-                copy.discard()
-            raise
     return done
 
 
