@@ -114,11 +114,13 @@ def write_copy(
     tables: Mapping[str, TableInfo],
     payload: Mapping[str, PayloadInfo],
     *,
-    is_whole: bool,
+    is_whole: bool = False,
+    partitions: tuple[tuple[int, str], ...] = (),
 ) -> None:
     """Turn a directory with complete tables and payload into a store of one version.
 
     If it is a whole copy, without omissions, later versions of the original can be brought to it.
+    `partitions` are the versions and marks of those that the directory has.
     """
     identity = Identity(
         uuid.uuid4().hex, Parent(manifest.uuid, manifest.version, manifest.previous)
@@ -135,6 +137,7 @@ def write_copy(
         mark=manifest.mark,
         payload_mark=manifest.payload_mark,
         origin=Origin(manifest.uuid, manifest.version) if is_whole else None,
+        partitions=partitions,
     )
     write_skeleton(directory, identity, copied)
 
