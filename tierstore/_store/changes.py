@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tierstore._rowcopy import unique
 from tierstore._table.table import Table
 
-__all__ = ["changed_rows", "same_fields"]
+__all__ = ["candidates", "changed_rows", "same_fields"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -37,13 +37,13 @@ def _changed(old: Table | None, new: Table) -> Rows:
     if old is None or not same_fields(old, new):
         return np.arange(new.rows, dtype=np.int64)
     parts = [np.empty(0, np.int64)]
-    for rows in _candidates(old, new):
+    for rows in candidates(old, new):
         differ = (old._read_records(rows) != new._read_records(rows)).any(axis=1)
         parts.append(rows[differ])
     return np.concatenate([*parts, np.arange(old.rows, new.rows, dtype=np.int64)])
 
 
-def _candidates(old: Table, new: Table) -> Iterator[Rows]:
+def candidates(old: Table, new: Table) -> Iterator[Rows]:
     """Yield, in blocks, the rows of both tables that may differ, ascending.
 
     Two versions with the same base have the same image of a row unless a delta that only one of

@@ -412,6 +412,7 @@ class State:
             "mark": new_mark(),
             "payload_mark": self.payload_mark if self.manifest.payload else "",
             "confirmed": version,
+            "origin": None,
         }
 
     @property
