@@ -47,6 +47,7 @@ class DistributedJointTable:
             self.shard.name,
             owners_of=lambda numbers: first.exchange.owners_of(self._split(numbers)[1]),
             rows_of=self._rows_of,
+            size=lambda: sum(table.rows for table in self.tables),
         )
         self._seen: Location | None = None
         self._tags: dict[Features, int] = {}

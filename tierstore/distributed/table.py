@@ -53,6 +53,7 @@ class DistributedTable:
             shard.name,
             owners_of=lambda ids: place.partition_of(ids) * ranks.count // place.partitions,
             rows_of=place.rows_of,
+            size=lambda: self.rows,
         )
         self._tag = zlib.crc32(shard.name.encode())
 
