@@ -38,7 +38,6 @@ class Exchange:
     """Sends rows of a table, or of tables that are looked up as one, between the ranks.
 
     Attributes:
-        owners_of: the rank that owns each of some ids.
         rows_of: the row of each id on its owner.
         size: how many ids there are, as on every rank.
         announced: requests of coming batches, oldest first, as on every rank.
@@ -50,7 +49,6 @@ class Exchange:
         device: str,
         name: str,
         *,
-        owners_of: Callable[[Tensor], Tensor],
         rows_of: Callable[[Tensor], Tensor],
         size: Callable[[], int],
     ) -> None:
@@ -58,7 +56,6 @@ class Exchange:
         self.ranks = ranks
         self.device = device
         self.name = name
-        self.owners_of = owners_of
         self.rows_of = rows_of
         self.size = size
         self.announced: deque[Request] = deque()
@@ -132,6 +129,7 @@ class Wanted:
 
     Attributes:
         ids: int64 `(n,)`, on the device of the table.
+        owners: the rank that owns each, likewise.
         given: these ids as the caller has them.
         tag: a number that is equal on ranks that look up the same.
         tables: the number of the table of each feature.
@@ -142,6 +140,7 @@ class Wanted:
     """
 
     ids: Tensor
+    owners: Tensor
     given: Tensor
     tag: int
     tables: Sequence[int] = (0,)
@@ -193,7 +192,7 @@ class Request:
         ranks, ids = exchange.ranks.count, wanted.ids
         self._bits = exchange.size().bit_length()  # of an id, above which stands its owner
         kind = _NARROW if ranks << self._bits < torch.iinfo(_NARROW).max else torch.int64
-        keys = ((exchange.owners_of(ids) << self._bits) + ids).to(kind)
+        keys = ((wanted.owners << self._bits) + ids).to(kind)
         self._keys, self.positions = _distinct(keys)
         edges = torch.arange(ranks + 1, dtype=kind, device=ids.device) << self._bits
         counts = torch.searchsorted(self._keys, edges).diff()
