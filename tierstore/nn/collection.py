@@ -13,19 +13,19 @@ from torch import Tensor
 from tierstore._store.store import Store
 from tierstore._table.joint import Features, JointTable, alike
 from tierstore._table.table import Table
-from tierstore.distributed.exchange import uploaded
 from tierstore.distributed.joint import DistributedJointTable
 from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
-from tierstore.nn import pointers
+from tierstore.nn import graphs, pointers
 from tierstore.nn.embedding import from_start, warn_of_zeros
-from tierstore.nn.jagged import jagged
+from tierstore.nn.graphs import Given
+from tierstore.nn.jagged import jagged, no_padding
 from tierstore.nn.joint import JointLayer, KeyedJointLayer
 from tierstore.nn.keyed import ByKey, FirstRows, numbered
 from tierstore.nn.rows import TableRows
 
-__all__ = ["Source", "TieredEmbeddingCollection", "concatenated", "is_keyed", "lengths_of"]
+__all__ = ["Source", "TieredEmbeddingCollection", "concatenated", "is_keyed", "lengths_of", "plain"]
 
 AnyTable: TypeAlias = Table | DistributedTable | DistributedKeyedTable
 """A table, of one process or of several ranks."""
@@ -150,7 +150,6 @@ class TieredEmbeddingCollection(torch.nn.Module):
             other._layer(group).average()
         return other
 
-    @torch.compiler.disable
     def forward(self, features: Any) -> dict[str, Tensor]:
         """Return the row of each id of each feature, `ids.shape + (dim,)`.
 
@@ -166,6 +165,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
         and RowIndexError for an id outside its table, naming feature, table and position; on a GPU
         as `Table.read` does, in the next call that waits.
         """
+        if torch.compiler.is_compiling():
+            return self._in_graph(features)
         features, first = self._numbered(features)
         if not is_keyed(features):
             return self._look_up_each(features, first)
@@ -179,6 +180,19 @@ class TieredEmbeddingCollection(torch.nn.Module):
         for name, each in first.items():
             each.put(found[name])
         return {name: found[name] for name in names}
+
+    def _in_graph(self, features: Any) -> dict[str, Tensor]:
+        """Do what `forward` does within a graph; nested ids are not taken there."""
+        if is_keyed(features):
+            names = tuple(features.keys())
+            pieces = features.values().split(lengths_of(features, len(names)))
+            return graphs.look_up(
+                self, {name: Given(ids) for name, ids in zip(names, pieces, strict=True)}
+            )
+        found = graphs.look_up(
+            self, {name: Given(plain(name, ids).reshape(-1)) for name, ids in features.items()}
+        )
+        return {name: rows.view(*features[name].shape, -1) for name, rows in found.items()}
 
     def _numbered(self, features: Any, *, add: bool = True) -> tuple[Any, dict[str, FirstRows]]:
         """Return features with row numbers in place of keys, and the first rows of keys without.
@@ -236,10 +250,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
         """Return for each id of some features whether it is no padding; None if all are none."""
         if self.padding.keys().isdisjoint(names):
             return None
-        rows = uploaded([self.padding.get(name, -1) for name in names], ids.device)
-        counts = uploaded(lengths, ids.device)
-        counted: Tensor = ids != rows.repeat_interleave(counts, output_size=len(ids))
-        return counted
+        return no_padding(ids, lengths, [self.padding.get(name, -1) for name in names])
 
     def _parted(
         self, names: tuple[str, ...], values: Tensor, lengths: Sequence[int]
@@ -456,6 +467,20 @@ def lengths_of(features: Any, keys: int) -> list[int]:
         return [end - begin for begin, end in itertools.pairwise(ends)]
     found: list[int] = features.lengths().reshape(keys, -1).sum(1).tolist()
     return found
+
+
+def plain(name: str, ids: object) -> Tensor:
+    """Return the ids of a feature; raises InvalidTypeError for what a graph does not take."""
+    if not isinstance(ids, Tensor):
+        raise InvalidTypeError(
+            f"a layer takes ids as tensors; those of feature {name!r} are a {type(ids).__name__}"
+        )
+    if ids.is_nested:
+        raise InvalidTypeError(
+            f"the ids of feature {name!r} are nested, which graphs do not take: give "
+            "ids.values(), and ids.offsets() to bags"
+        )
+    return ids
 
 
 def concatenated(names: Sequence[str], given: Sequence[Tensor]) -> tuple[Tensor, list[int]]:

@@ -18,7 +18,7 @@ from tierstore._table.table import Table
 from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
-from tierstore.nn import autograd, pointers
+from tierstore.nn import autograd, compiling, pointers
 from tierstore.nn.autograd import Batch
 from tierstore.nn.average import Average
 from tierstore.nn.jagged import jagged
@@ -111,7 +111,7 @@ class TieredEmbedding(RowsLayer):
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
         """Take a parameter, and a name for the operators."""
         super()._begin(empty, rows)
-        self._number = autograd.register(self, rows.table, self.field)
+        self._number = compiling.register(self, rows.table, self.field)
 
     @classmethod
     def from_pretrained(
@@ -181,16 +181,16 @@ class TieredEmbedding(RowsLayer):
             raise InvalidTypeError(f"a layer takes ids as a tensor, not {type(ids).__name__}")
         if torch.compiler.is_compiling():
             if self._trained and torch.is_grad_enabled():
-                return autograd.lookup(ids, self._anchor, self._number)[0]
-            return autograd.read(ids, self._anchor.detach(), self._number)
+                return compiling.lookup(ids, self._anchor, self._number)[0]
+            return compiling.read(ids, self._anchor.detach(), self._number)
         trained = self._trains()
         if not torch._C._are_functorch_transforms_active():
             if trained:
                 return autograd.Lookup.apply(self._own, ids, self)
             return self._read_rows(ids)
         if trained:
-            return autograd.Transformed.apply(self._own, ids, self)[0]
-        return autograd.read(ids, self._anchor.detach(), self._number)
+            return compiling.Transformed.apply(self._own, ids, self)[0]
+        return compiling.read(ids, self._anchor.detach(), self._number)
 
     def _look_up_keys(self, keys: Any, table: ByKey) -> Tensor:
         """Return the row of each key; those that are new get one where they are trained."""
@@ -233,9 +233,16 @@ class TieredEmbedding(RowsLayer):
         """Lease the rows of ids whose gradient may come; return them too, `ids.shape + (dim,)`."""
         if self._average is not None:
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
-        batch = self._leased(ids, self.padding_idx)
-        rows: Tensor = batch.lease.expand(self.field)
-        return batch, rows.view(*ids.shape, self.embedding_dim).to(self._anchor)
+        rows: Tensor
+        if self.is_shared:
+            batch = self._leased(ids, self.padding_idx)
+            rows = batch.lease.expand(self.field).view(*ids.shape, self.embedding_dim)
+            return batch, rows.to(self._anchor)
+        own = self._own
+        own.settle()
+        lease, rows = self.table._lease_and_read(ids, self.field)
+        batch = Batch(self.table, ids, self.padding_idx, own.abandoned, lease=lease)
+        return batch, rows if self._as_stored else rows.to(self._anchor)
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
@@ -252,7 +259,7 @@ class TieredEmbedding(RowsLayer):
     def _take_gradient(self, batch: Batch | RemoteBatch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""
         if batch.size:
-            own = gradient.to(self._device, self._dtype)
+            own = gradient if self._as_stored else gradient.to(self._device, self._dtype)
             self._own.add(batch.gradient(own))
 
     # -- as a module
