@@ -33,6 +33,10 @@ TINY = {
         *("--device", "cpu", "--rows", "3000", "--samples", "16", "--dim", "8"),
         *("--partitions", "4", "--dense-ms", "1"),
     ],
+    "bench_gpu_torchrec": [
+        *("--device", "cpu", "--rows", "3000", "--samples", "16", "--dim", "8"),
+        *("--partitions", "4"),
+    ],
     "bench_import": [],
     "bench_many_tables": ["--rows", "5000", "--batch", "64"],
     "bench_memory": ["--budget", "2000000", "--batch", "512"],
@@ -55,6 +59,7 @@ NEEDS = {
     "bench_train_end_to_end": "torch",
     "bench_gpu_many_tables": "torch",
     "bench_gpu_ranks": "torch",
+    "bench_gpu_torchrec": "torch",
     "bench_many_tables": "torch",
     "bench_small_steps": "torch",
     "bench_small_tier": "torch",
