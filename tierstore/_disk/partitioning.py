@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["MOST_PARTITIONS", "PARTITIONS", "Shard", "partition_name"]
+__all__ = ["MOST_PARTITIONS", "PARTITIONS", "Shard", "partition_name", "partition_of_key"]
 
 PARTITIONS = "partitions"
 """The directory that holds the stores of the partitions."""
@@ -36,6 +36,11 @@ def mix(blocks: Any) -> Any:
     x = blocks * _FIRST
     x = (x ^ (x >> 32 & 0xFFFFFFFF)) * _SECOND
     return x >> 33 & 0x7FFFFFFF
+
+
+def partition_of_key(codes: Any, partitions: int) -> Any:
+    """Return the partition of each key of a table by key, by their codes, uint64 `(n,)`."""
+    return mix(codes.view(np.int64)) % partitions
 
 
 @dataclass(frozen=True)

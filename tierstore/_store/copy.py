@@ -112,8 +112,13 @@ def write_copy(
     manifest: Manifest,
     tables: Mapping[str, TableInfo],
     payload: Mapping[str, PayloadInfo],
+    *,
+    partitions: tuple[tuple[int, str], ...] = (),
 ) -> None:
-    """Turn a directory with complete tables and payload into a store of one version."""
+    """Turn a directory with complete tables and payload into a store of one version.
+
+    `partitions` are the versions and marks of those that the directory has.
+    """
     identity = Identity(
         uuid.uuid4().hex, Parent(manifest.uuid, manifest.version, manifest.previous)
     )
@@ -128,6 +133,7 @@ def write_copy(
         previous=manifest.previous,
         mark=manifest.mark,
         payload_mark=manifest.payload_mark,
+        partitions=partitions,
     )
     write_skeleton(directory, identity, copied)
 

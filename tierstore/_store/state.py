@@ -271,7 +271,7 @@ class State:
         """
         self.spaces.check_fit({**self._specs(), **changed})
 
-    def grow(self, name: str, rows: int) -> None:
+    def grow_rows(self, name: str, rows: int) -> None:
         """Have more rows in a table that grows; they are part of the next commit."""
         self.spaces.grow(self, name, rows, self._present_specs)
 
@@ -280,8 +280,10 @@ class State:
         self.spaces.end_leases(self, name, self._present_specs)
 
     def keys_before(self, name: str) -> int | None:
-        """Return how many keys a table has in the version before; None where it is not kept."""
+        """Return how many keys a table has in the version before; None where that is not known."""
         before = self.history.versions().get(self.manifest.previous)
+        if before is not None and before.partitions:
+            return None  # their manifests know
         info = None if before is None else before.tables.get(name)
         return None if info is None else 0 if info.keys is None else info.keys.count
 

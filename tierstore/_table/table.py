@@ -102,6 +102,7 @@ class Table:
         self.name = name
         self._owner = owner
         self._recording: Recording | None = None
+        self._scalars: dict[str, Any] = {}
         self._attach(generation, space, extent)
 
     def _attach(self, generation: Generation, space: Space, extent: Extent) -> None:
@@ -859,8 +860,11 @@ class Table:
         return self._extent.in_space(changed)
 
     def _reset_scalars(self) -> None:
-        """Take the scalars of the version that is open."""
-        self._scalars: dict[str, Any] = dict(self._generation.info.scalars)
+        """Take the scalars of the version that is open, into the dict that others may hold."""
+        committed = dict(self._generation.info.scalars)
+        self._scalars.update(committed)
+        for name in self._scalars.keys() - committed.keys():
+            del self._scalars[name]
 
     def _close(self) -> None:
         """Close the files; the next writer sweeps up what is uncommitted."""

@@ -210,10 +210,10 @@ class TieredOptimizer(torch.optim.Optimizer):
             field.rows.optimizers.add(self)
             field.rows.widened = self._rounding.weights
         for rows in whole:
-            self._fields[rows].group = number
+            self._fields[rows].assign(number)
         for part in parts:
             self._parts[part] = None
-            self._fields[part.whole].groups[part.number] = number
+            self._fields[part.whole].assign(number, part.number)
         for each in (*found, *parts):
             self._inner.state.pop(each, None)
 
@@ -354,7 +354,7 @@ class TieredOptimizer(torch.optim.Optimizer):
             (field, gradient, share)
             for field, gradient in gradients
             for share in field.shares(gradient)
-            if not field.step_in_place(gradient, share, groups[share.group])
+            if not field.step_in_place(gradient, share, groups[share.of.group])
         ]
         if not (left or self._ordinary):
             return
@@ -367,7 +367,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 copy.grad = as_gradient(self._inner, copy.grad)
             states[copy] = state
             copied.append((field, gradient, share, copy))
-            given[share.group].append(copy)
+            given[share.of.group].append(copy)
         try:
             for group, listed in zip(groups, given, strict=True):
                 group["params"] = listed
