@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tierstore import _io
 
-__all__ = ["NewVersion", "DirectoryWatch", "union"]
+__all__ = ["DirectoryWatch", "NewVersion", "union"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -44,7 +44,7 @@ class DirectoryWatch:
     """Waits for changes of the entries of a directory."""
 
     def __init__(self, directory: _io.Directory, timeout: float | None, every: float) -> None:
-        """DirectoryWatch an open directory, looking every so many seconds, `timeout` seconds at most."""
+        """Watch an open directory, looking every so many seconds, `timeout` seconds at most."""
         self._directory = directory
         self._timeout = timeout
         self._every = every

@@ -27,7 +27,7 @@ from tierstore._store.changes import changed_rows
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
 from tierstore._store.compaction import Folder
 from tierstore._store.copy import Skipped, save_store
-from tierstore._store.following import NewVersion, DirectoryWatch, union
+from tierstore._store.following import DirectoryWatch, NewVersion, union
 from tierstore._store.options import Options, version_or_name, whole_number
 from tierstore._store.patching import PatchInfo, Source, apply_patch, write_patch
 from tierstore._store.payload import Payload
