@@ -426,7 +426,7 @@ class Store(SchemaChanges):
             return sorted(before - set(state.ledger.versions))
 
     def uncommitted_rows(self) -> int:
-        """Return the number of rows written since the last commit."""
+        """Return the number of rows written, or removed with their keys, since the last commit."""
         with self._door.use():
             return self._state.uncommitted_rows()
 
