@@ -22,6 +22,7 @@ from tierstore.nn import (
     TieredEmbedding,
     TieredEmbeddingBagCollection,
     TieredEmbeddingCollection,
+    joint,
 )
 from tierstore.optim import RowWiseAdagrad, TieredOptimizer
 
@@ -797,6 +798,34 @@ def test_counters_are_those_of_one_layer_a_table(place: Place) -> None:
 
 
 # -- what it costs
+
+
+def test_gradients_that_are_parts_of_one_tensor_are_not_copied(monkeypatch: Any) -> None:
+    monkeypatch.setattr(joint, "_MUCH", 0)
+    whole = torch.randn(9, 6)
+    for parts in (whole.split([2, 3, 0, 4]), whole[2:].split([3, 4])):
+        found = joint._one_behind_the_other(parts)
+        assert found.data_ptr() == parts[0].data_ptr()
+        assert torch.equal(found, torch.cat(parts))
+    others = [
+        [whole[3:], whole[:3]],  # in another order
+        [whole[:3], whole[4:]],  # with a gap
+        [whole[:3, :2], whole[3:, :2]],  # columns
+        [whole[:3], torch.randn(6, 6)],
+        [whole[:3].expand(2, 3, 6)[0], whole[3:].double()],
+    ]
+    for parts in others:
+        found = joint._one_behind_the_other(parts)
+        assert found.data_ptr() != parts[0].data_ptr()
+        assert torch.equal(found, torch.cat(parts))
+
+
+def test_neighbours_by_chance_are_not_one_tensor(monkeypatch: Any) -> None:
+    monkeypatch.setattr(joint, "_MUCH", 0)
+    memory = np.random.default_rng(3).standard_normal((5, 4)).astype(np.float32)
+    parts = [torch.from_numpy(memory[:2]), torch.from_numpy(memory[2:])]  # two storages
+    assert parts[0].data_ptr() + parts[0].nbytes == parts[1].data_ptr()
+    assert torch.equal(joint._one_behind_the_other(parts), torch.from_numpy(memory))
 
 
 PACKAGE = str(Path(tierstore.__file__).parent)
