@@ -288,6 +288,7 @@ class _PartitionedRepair(_Repair):
         manifest = self._manifest
         for name, info in manifest.tables.items():
             self._report.tables[name] = TableRepair(info.spec.rows)
+        self._keys_before = dict.fromkeys(manifest.tables, 0)
         with directory.make_directory(PARTITIONS) as place:
             for number in range(len(manifest.partitions)):
                 with place.make_directory(partition_name(number)) as target:
@@ -313,11 +314,21 @@ class _PartitionedRepair(_Repair):
             except (TierStoreError, FileNotFoundError) as error:
                 self._report.left_out.append(str(error))
             common = self._fills, self._progress, self._report
-            _PartRepair(number, self._manifest, part, found, *common)._write(target, rows)
+            job = _PartRepair(number, self._manifest, part, found, *common)
+            job.keys_before = self._keys_before
+            job._write(target, rows)
+            for name, info in job._manifest.tables.items():
+                self._keys_before[name] += 0 if info.keys is None else info.keys.count
 
 
 class _PartRepair(_Repair):
-    """The repair of a partition of a store, whose manifest says at which version."""
+    """The repair of a partition of a store, whose manifest says at which version.
+
+    Attributes:
+        keys_before: keys of the partitions before, by table.
+    """
+
+    keys_before: dict[str, int]
 
     def __init__(
         self,
@@ -349,6 +360,10 @@ class _PartRepair(_Repair):
             found.state[found.state == WHOLE] = OLDER
 
     def _ids_of(self, name: str, rows: Rows) -> Rows:
+        own = self._manifest.tables[name]
+        if own.spec.keys is not None:
+            known = 0 if own.keys is None else own.keys.count
+            return np.where(rows < known, rows + self.keys_before[name], -1)
         total, count = self._whole.tables[name].spec.rows, len(self._whole.partitions)
         ids: Rows = Shard(total, count, 0, count).rows_in(self._number, rows)
         return np.where(ids < total, ids, -1)
@@ -365,9 +380,10 @@ def _in_partitions(whole: Manifest) -> dict[str, TableInfo]:
 
 def _fitting(info: TableInfo | None, needed: TableInfo) -> TableInfo:
     """Return what a manifest says of a table, or what is needed where that has another shape."""
-    if info is None or info.spec.layout != needed.spec.layout or info.spec.rows != needed.spec.rows:
+    if info is None or info.spec.layout != needed.spec.layout:
         return needed
-    return info
+    is_fitting = info.spec.rows == needed.spec.rows or needed.spec.keys is not None
+    return info if is_fitting and info.spec.keys == needed.spec.keys else needed
 
 
 class _Sources:

@@ -32,10 +32,12 @@ from tierstore._store.pointer import make_pointer
 from tierstore._store.store import Store
 from tierstore._store.tables import Spaces
 from tierstore._strictjson import canonical, json_values
+from tierstore._table.keyed import KeyedTable
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
 from tierstore._tiers.memory import available_bytes
 from tierstore.distributed import folding, schema
+from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.parts import Parts
 from tierstore.distributed.prepared import Prepared, agreed
 from tierstore.distributed.ranks import Ranks
@@ -81,7 +83,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
         self.sync_checks: bool = options.check_ids == "sync"
         self.touched: Touched = Touched()
         self._tables: dict[str, Table] = {}
-        self._shared: dict[str, DistributedTable] = {}
+        self._shared: dict[str, DistributedTable | DistributedKeyedTable] = {}
         self._spaces = Spaces(self._tables, options)
         self._root = Root(options, ranks)
         self._parts = Parts(options)
@@ -117,7 +119,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
             lambda: self._parts.open(self._manifest, ranks.rank, ranks.count),
         )
         ranks.together("place its tables", self._place)
-        ranks.together("name the kept versions", self._follow_names)
+        self._count_keys(self._follow_names, "name the kept versions")
 
     @property
     def _manifest(self) -> Manifest:
@@ -128,8 +130,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
         opened: dict[str, Generation] = {}
         specs: dict[str, TableSpec] = {}
         for name, info in self._manifest.tables.items():
-            if name in self._shared:
-                self._shared[name].resize(self.shard_of(info.spec))
+            if isinstance(shared := self._shared.get(name), DistributedTable):
+                shared.resize(self.shard_of(info.spec))
             generation = self._parts.generation(name, info)
             table = self._tables.get(name)
             if table is not None and generation.is_over(table._generation):
@@ -140,13 +142,27 @@ class DistributedStore(Closing, Mapping[str, Any]):
         self._spaces.place(self, opened, specs)
         if self._ranks.count > 1:
             for name in self._tables.keys() - self._shared.keys():
-                spec = self._manifest.tables[name].spec
-                self._shared[name] = DistributedTable(
-                    self._tables[name],
-                    self.shard_of(spec),
-                    self._ranks,
-                    average=self.average,
-                )
+                self._shared[name] = self._over(self._tables[name])
+
+    def _over(self, shard: Table) -> DistributedTable | DistributedKeyedTable:
+        """Return a table of all ranks over the shard of this one."""
+        if isinstance(shard, KeyedTable):
+            count = len(self._manifest.partitions)
+            return DistributedKeyedTable(shard, count, self._ranks, average=self.average)
+        place = self.shard_of(self._manifest.tables[shard.name].spec)
+        return DistributedTable(shard, place, self._ranks, average=self.average)
+
+    def _count_keys(self, work: Callable[[], object], what: str) -> None:
+        """Do something on every rank, and let tables by key know how many keys all have then."""
+
+        def counted() -> dict[str, int]:
+            work()
+            return {name: len(generation.key_map) for name, generation in self._keyed()}
+
+        found = self._ranks.together(what, counted)
+        for name, shared in self._shared.items():
+            if isinstance(shared, DistributedKeyedTable):
+                shared.rows = sum(each[name] for each in found)
 
     # -- what tables by key ask for; each rank grows its own
 
@@ -194,7 +210,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Return a table; raises UnknownNameError, a KeyError.
 
-        One rank alone has a Table; each of several has a DistributedTable, with its own shard.
+        One rank alone has a Table; each of several has a DistributedTable, with its own shard, or
+        a DistributedKeyedTable.
         """
         try:
             shared = self._shared.get(name)
@@ -396,7 +413,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
             generation.info = dataclasses.replace(generation.info, scalars=scalars)
         for _, by_key in self._keyed():
             by_key.keys_committed()
-        self._ranks.together("confirm the version", self._confirm)
+        self._count_keys(self._confirm, "confirm the version")
 
     def _confirm(self) -> None:
         """Have the partitions keep what versions of the root name, and no more."""
@@ -439,7 +456,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
         with self._door.use(write=True) as use, self._closed_when_broken():
             with use.interruptible():
                 self.prefetcher.wait_for_advice()
-            self._ranks.together("roll back", self._discard)
+            self._count_keys(self._discard, "roll back")
 
     def _discard(self) -> None:
         self._spaces.discard()
@@ -481,14 +498,14 @@ class DistributedStore(Closing, Mapping[str, Any]):
 
     def create_table(
         self, name: str, spec: TableSpec, *, progress: Progress | None = None
-    ) -> Table | DistributedTable:
+    ) -> Table | DistributedTable | DistributedKeyedTable:
         """Add a table and return it, as `Store.create_table` does; a commit of its own. Collective.
 
         First values are those of a plain store with the same seeds, to the bit; without a seed,
         that of the first rank counts. Raises ExistsError if there is one of that name.
         """
         schema.create_table(self, name, spec, progress)
-        table: Table | DistributedTable = self[name]
+        table: Table | DistributedTable | DistributedKeyedTable = self[name]
         return table
 
     def add_fields(

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tierstore._store.store import Store
 from tierstore._table.joint import Features, JointTable, alike
-from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table
 from tierstore.distributed.joint import DistributedJointTable
+from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.nn import graphs, pointers
@@ -22,14 +22,14 @@ from tierstore.nn.embedding import from_start, warn_of_zeros
 from tierstore.nn.graphs import Given
 from tierstore.nn.jagged import jagged, no_padding
 from tierstore.nn.joint import JointLayer, KeyedJointLayer
-from tierstore.nn.keyed import FirstRows, numbered
+from tierstore.nn.keyed import ByKey, FirstRows, numbered
 from tierstore.nn.rows import TableRows
 
 __all__ = ["Source", "TieredEmbeddingCollection", "concatenated", "is_keyed", "lengths_of", "plain"]
 
-Source: TypeAlias = (
-    str | Table | DistributedTable | tuple[str | Table | DistributedTable, str | None]
-)
+AnyTable: TypeAlias = Table | DistributedTable | DistributedKeyedTable
+"""A table, of one process or of several ranks."""
+Source: TypeAlias = str | AnyTable | tuple[str | AnyTable, str | None]
 """A table of a store, or a table and a field of it."""
 
 _PLANS = 64
@@ -106,12 +106,10 @@ class TieredEmbeddingCollection(torch.nn.Module):
         for name, (table, field) in self._sources.items():
             key = _group_of(table, field)
             self._places[name] = numbers[key], joined[key][table]
-            if not isinstance(table, KeyedTable):
+            if not isinstance(table, ByKey):
                 warn_of_zeros(table, field)
-        self._by_key: dict[str, KeyedTable] = {
-            name: table
-            for name, (table, _) in self._sources.items()
-            if isinstance(table, KeyedTable)
+        self._by_key: dict[str, ByKey] = {
+            name: table for name, (table, _) in self._sources.items() if isinstance(table, ByKey)
         }
         self._plans: dict[tuple[str, ...], list[_Part]] = {}
         given = padding_idx if isinstance(padding_idx, Mapping) else {}
@@ -128,7 +126,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
             self.padding[name] = from_start(row, self.features[name].rows) or 0
 
     @property
-    def features(self) -> dict[str, Table | DistributedTable]:
+    def features(self) -> dict[str, AnyTable]:
         """The table of each feature."""
         return {name: table for name, (table, _) in self._sources.items()}
 
@@ -372,9 +370,9 @@ class TieredEmbeddingCollection(torch.nn.Module):
         return {"features": " ".join(f"{name}={table}.{field}" for name, table, field in features)}
 
 
-def _shard(table: Table | DistributedTable) -> Table:
+def _shard(table: AnyTable) -> Table:
     """Return the rows of a table that are on this rank."""
-    return table.shard if isinstance(table, DistributedTable) else table
+    return table if isinstance(table, Table) else table.shard
 
 
 class Renumbered:
@@ -394,15 +392,15 @@ class Renumbered:
         return getattr(self._features, name)
 
 
-def _group_of(table: Table | DistributedTable, field: str) -> tuple[object, ...]:
+def _group_of(table: AnyTable, field: str) -> tuple[object, ...]:
     """Return what is equal of tables that one layer looks up."""
-    return isinstance(table, KeyedTable), *alike(_shard(table), field)
+    return isinstance(table, ByKey), *alike(_shard(table), field)
 
 
 def _layer_over(tables: Sequence[Any], field: str) -> JointLayer:
     """Return a layer over tables that are alike."""
-    if isinstance(tables[0], KeyedTable):
-        return KeyedJointLayer(JointTable([table.by_row for table in tables]), field)
+    if isinstance(tables[0], ByKey):
+        return KeyedJointLayer(_joined([table.by_row for table in tables]), field)
     return JointLayer(_joined(tables), field)
 
 
@@ -427,19 +425,19 @@ def _by_feature(tables: object) -> Mapping[str, Source]:
     return found
 
 
-def _source(store: Store, feature: str, given: Any) -> tuple[Table | DistributedTable, str]:
+def _source(store: Store, feature: str, given: Any) -> tuple[AnyTable, str]:
     """Return the table and the field that a feature names."""
     if not isinstance(feature, str):
         raise InvalidTypeError(f"a feature has a name, not {feature!r}")
     table, field = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     if isinstance(table, str):
         table = store[table]
-    elif isinstance(table, Table | DistributedTable) and _shard(table)._owner.store is not store:
+    elif isinstance(table, AnyTable) and _shard(table)._owner.store is not store:
         raise InvalidInputError(
             f"table {table.name!r} of feature {feature!r} is of another store; a collection is "
             "over tables of one"
         )
-    if not isinstance(table, Table | DistributedTable):
+    if not isinstance(table, AnyTable):
         raise InvalidTypeError(
             f"feature {feature!r} needs a table, its name, or a table and a field, not {given!r}"
         )

@@ -8,16 +8,20 @@ put in place of what a layer reads for them.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from tierstore._table.keyed import KeyedTable
+from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.errors import InvalidInputError
 from tierstore.nn.jagged import jagged
 
-__all__ = ["FirstRows", "Reading", "numbered"]
+__all__ = ["ByKey", "FirstRows", "Reading", "numbered"]
+
+ByKey: TypeAlias = KeyedTable | DistributedKeyedTable
+"""A table by key, of one process or of several ranks."""
 
 
 class FirstRows(NamedTuple):
@@ -36,9 +40,7 @@ class FirstRows(NamedTuple):
         found[self.at.to(found.device)] = self.rows.to(found)
 
 
-def numbered(
-    table: KeyedTable, field: str, keys: Any, *, add: bool
-) -> tuple[Tensor, FirstRows | None]:
+def numbered(table: ByKey, field: str, keys: Any, *, add: bool) -> tuple[Tensor, FirstRows | None]:
     """Return the row numbers of keys, in their shape.
 
     Keys without a row get one if they are to be added; else their number is 0, and their first

@@ -12,7 +12,7 @@ from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.memory import available_bytes
 from tierstore._tiers.placement import Placement, check_names
 from tierstore._tiers.slots import bytes_for, slots_for
-from tierstore.budget import Budget, Size
+from tierstore.budget import Budget, Size, format_bytes
 from tierstore.errors import InvalidInputError
 from tierstore.machine.speeds import HOT_BYTES, ROW_BYTES, Speeds
 from tierstore.policy import Policies, PolicySpec, lru
@@ -190,6 +190,8 @@ def plan(
     host_slots = slots_for(rows, record_bytes, host, policy)
     gpu_slots = GpuMemory.slots_for(rows, record_bytes, gpu)
     notes = _notes(rows, host_slots, gpu_slots)
+    if host_slots:
+        notes += _maps(host_slots * record_bytes, bytes_for(rows, record_bytes, host_slots, policy))
     sizes = {"gpu": gpu_slots, "host": host_slots}
     rates: dict[str, Rates] = {}
     touched = None
@@ -264,6 +266,14 @@ def _notes(rows: int, host: int, gpu: int) -> tuple[str, ...]:
     if gpu >= rows:
         notes.append("the GPU tier holds every row")
     return tuple(notes)
+
+
+def _maps(records: int, nbytes: int) -> tuple[str, ...]:
+    """Return a sentence on the memory of a host tier that holds no records, where it is much."""
+    maps = nbytes - records
+    if maps * 4 < nbytes:
+        return ()
+    return (f"{format_bytes(maps)} of the host tier are maps from rows to slots, and hold no rows",)
 
 
 def _unmeasured(speeds: Speeds, gpu: int) -> tuple[str, ...]:
