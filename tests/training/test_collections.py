@@ -881,7 +881,11 @@ class Made(Keyed):
         return [self._ids[0].numel()] * len(self._names)
 
 
-def cost_of_a_step(place: Place, tables: int, kind: type, form: type) -> tuple[int, int]:
+def ragged(features: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    return {name: (ids, ids.new_tensor([0, 2, 2, 7])) for name, ids in features.items()}
+
+
+def cost_of_a_step(place: Place, tables: int, kind: type, form: Any) -> tuple[int, int]:
     """Return how many functions of the library, and operators of torch, a step calls."""
     specs = {
         f"t{k}": tierstore.TableSpec(12, 6, init=tierstore.normal(seed=k)) for k in range(tables)
@@ -889,7 +893,7 @@ def cost_of_a_step(place: Place, tables: int, kind: type, form: type) -> tuple[i
     store = place.store(specs, host_rows=12 * tables, gpu_rows=12 * tables)
     emb = kind(store, {name: name for name in specs})
     optimizer = TieredOptimizer(torch.optim.Adam, [emb], lr=0.05)
-    shape = (4, 3) if kind is TieredEmbeddingBagCollection else (12,)
+    shape = (4, 3) if kind is TieredEmbeddingBagCollection and form is not ragged else (12,)
     features = form({name: place.ids(*shape, rows=12) for name in specs})
     gradients: list[Tensor] = []
 
@@ -909,10 +913,18 @@ def cost_of_a_step(place: Place, tables: int, kind: type, form: type) -> tuple[i
     return calls.count, operators.count
 
 
-@pytest.mark.parametrize("kind", [TieredEmbeddingCollection, TieredEmbeddingBagCollection])
-@pytest.mark.parametrize("form", [dict, Made])
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        (TieredEmbeddingCollection, dict),
+        (TieredEmbeddingCollection, Made),
+        (TieredEmbeddingBagCollection, dict),
+        (TieredEmbeddingBagCollection, Made),
+        (TieredEmbeddingBagCollection, ragged),
+    ],
+)
 def test_a_step_makes_as_many_calls_for_any_number_of_tables(
-    place: Place, kind: type, form: type
+    place: Place, kind: type, form: Any
 ) -> None:
     """Some more or less where tables share a space, and where copies are large; none a table."""
     one, few, many = (cost_of_a_step(place, tables, kind, form) for tables in (1, 26, 100))

@@ -340,7 +340,7 @@ class _Lookup(torch.autograd.Function):
         nothing = None, None, None, None, None, None
         given = [each is not None for each in gradients]
         if accumulates(ctx.next_functions[0][0]) and any(given):
-            there = tuple(each for each in gradients if each is not None)
+            there = [each for each in gradients if each is not None]
             ctx.looked.give(_one_behind_the_other(there), None if all(given) else given)
         return nothing
 
