@@ -33,6 +33,10 @@ TINY = {
         *("--device", "cpu", "--rows", "3000", "--samples", "16", "--dim", "8"),
         *("--partitions", "4", "--dense-ms", "1"),
     ],
+    "bench_gpu_torchrec": [
+        *("--device", "cpu", "--rows", "3000", "--samples", "16", "--dim", "8"),
+        *("--partitions", "4"),
+    ],
     "bench_import": [],
     "bench_many_tables": ["--rows", "5000", "--batch", "64"],
     "bench_memory": ["--budget", "2000000", "--batch", "512"],
@@ -41,6 +45,7 @@ TINY = {
     "bench_plan_times": ["--rows", "5000", "--batch", "300", "--seconds", "0.02"],
     "bench_reads_beside_misses": ["--rows", "4000", "--batch", "300", "--reads", "50"],
     "bench_recovery": ["--rows", "100000"],
+    "bench_small_tier": ["--rows", "300", "--ids", "40"],
     "bench_small_steps": ["--rows", "3000", "--dims", "8", "--ids", "20", "300"],
     "bench_speedtorch_memory": ["--rows", "40000", "--dim", "8", "--batch", "500"],
     "bench_speedtorch_scale": ["--part", "3000", "--steps", "2"],
@@ -55,8 +60,10 @@ NEEDS = {
     "bench_train_end_to_end": "torch",
     "bench_gpu_many_tables": "torch",
     "bench_gpu_ranks": "torch",
+    "bench_gpu_torchrec": "torch",
     "bench_many_tables": "torch",
     "bench_small_steps": "torch",
+    "bench_small_tier": "torch",
     **{name: "torch" for name in TINY if "speedtorch" in name or "transfer" in name},
 }
 

@@ -56,7 +56,10 @@ def as_torch(elements, scales, dtype):
 
 @pytest.mark.parametrize("place", ["cpu", "emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("blocks", [1, 2, 128])
+@pytest.mark.parametrize(
+    "blocks",
+    [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(128, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, blocks, place):
     elements, scales = made(dtype, scale, blocks)

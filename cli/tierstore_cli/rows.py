@@ -8,14 +8,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tierstore import Table
 from tierstore_cli.output import Grid
 
 ELEMENTS_SHOWN = 8
-_BLOCK = 1024
+_SHOWN_TOGETHER = 1024
 _NUMBER_WIDTH = len("-1.23457e-05")
 _KEY_WIDTH = 20
+_BLOCK = 65536
 
 
 def rows_data(table: Table, field: str, ids: Sequence[int]) -> dict[str, Any]:
@@ -46,9 +48,9 @@ def _key(key: Any) -> str | int:
 def rows_grids(table: Table, field: str, ids: range) -> Iterator[Grid]:
     """Yield one line a row, of its first elements, in blocks that are read as they are wanted."""
     wide = [len(str(ids[-1])), *([_KEY_WIDTH] if table.keys is not None else [])]
-    for start in range(0, len(ids), _BLOCK):
-        grid = _grid(table, field, ids[start : start + _BLOCK])
-        if len(ids) <= _BLOCK:
+    for start in range(0, len(ids), _SHOWN_TOGETHER):
+        grid = _grid(table, field, ids[start : start + _SHOWN_TOGETHER])
+        if len(ids) <= _SHOWN_TOGETHER:
             yield grid
         else:
             numbers = [_NUMBER_WIDTH] * (len(grid.headers) - len(wide))
@@ -68,3 +70,22 @@ def _grid(table: Table, field: str, ids: range) -> Grid:
     ]
     headers = [*head, *map(str, range(count)), *(f"… {dim}" for _ in more)]
     return Grid(headers, lines, right=frozenset({0, *range(len(head), len(head) + count)}))
+
+
+def id_lines(table: Table, rows: npt.NDArray[np.int64]) -> Iterator[list[object]]:
+    """Yield the cells of a line for each row: the table, the id, and the key if there is one."""
+    for start in range(0, rows.size, _BLOCK):
+        ids = rows[start : start + _BLOCK]
+        if table.keys is None:
+            yield from ([table.name, row] for row in ids.tolist())
+        else:
+            keys = table.keys[ids]
+            yield from ([table.name, row, key] for row, key in zip(ids.tolist(), keys, strict=True))
+
+
+def ids_and_keys(table: Table, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Return the ids of rows, with their keys if there are any."""
+    found: dict[str, Any] = {"ids": rows.tolist()}
+    if table.keys is not None:
+        found["keys"] = np.asarray(table.keys[rows]).tolist()
+    return found

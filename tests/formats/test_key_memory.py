@@ -48,6 +48,7 @@ def test_keys_are_packed_while_they_are_loaded(tmp_path, suffix):
         assert peak_of(tmp_path, f"{kind}{suffix}", keys) - without <= 40 * COUNT, kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".txt", ".npy"])
 @pytest.mark.parametrize("kind", KEYS)
 def test_files_of_keys_are_packed(tmp_path, kind, suffix):

@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -346,6 +347,30 @@ def test_no_thread_of_pyarrow_holds_a_block(tmp_path, monkeypatch):
             assert sum(len(block) for block in source.blocks()) == 3_000
     assert len(held) >= 60
     assert set(held) == {(True, 0)}
+
+
+IMPORTS = """
+import sys
+from tierstore._formats import open_source
+with open_source(sys.argv[1]) as source:
+    for block in source.blocks():
+        pass
+print(" ".join(sys.modules))
+"""
+
+
+def test_text_is_read_without_pandas(tmp_path):
+    """Which pyarrow imports by itself in many of its methods: half a second."""
+    pytest.importorskip("pyarrow")
+    np.savetxt(
+        tmp_path / "f.csv", np.random.default_rng(0).standard_normal((3_000, 8)), delimiter=","
+    )
+    command = [sys.executable, "-c", IMPORTS, str(tmp_path / "f.csv")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    modules = done.stdout.split()
+    assert "pyarrow.csv" in modules
+    assert "pandas" not in modules
 
 
 def test_words_that_number_the_rows_are_left_out_with_a_note(tmp_path):

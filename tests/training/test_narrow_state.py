@@ -141,6 +141,7 @@ def test_the_seed_decides(place: Place) -> None:
     assert not torch.equal(found[0]["exp_avg"], found[1]["exp_avg"])
 
 
+@pytest.mark.slow
 def test_second_moments_are_right_on_average(place: Place) -> None:
     """A thousandth of the way a step: nearest rounding would never take it."""
     table = place.table(torch.randn(ROWS, DIM))

@@ -87,8 +87,12 @@ class BlockParser:
         except (pyarrow.lib.ArrowException, MemoryError):
             return None
         numbers = np.empty((table.num_rows, len(chosen)))
-        for at, column in enumerate(table.columns):
-            numbers[:, at] = column.to_numpy()
+        start = 0
+        for batch in table.to_batches():
+            for at, column in enumerate(batch.columns):
+                # Its to_numpy imports pandas, which takes longer than most files.
+                numbers[start : start + len(batch), at] = np.from_dlpack(column)
+            start += len(batch)
         return numbers if np.isfinite(numbers).all() else None
 
 

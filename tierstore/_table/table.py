@@ -102,6 +102,7 @@ class Table:
         self.name = name
         self._owner = owner
         self._recording: Recording | None = None
+        self._scalars: dict[str, Any] = {}
         self._attach(generation, space, extent)
 
     def _attach(self, generation: Generation, space: Space, extent: Extent) -> None:
@@ -524,6 +525,17 @@ class Table:
         except INTERNAL as error:
             raise internal_error(error) from error
 
+    def _lease_and_read(self, ids: object, field: str) -> tuple[Lease, Any]:
+        """Lease a batch, and return one field of the row of each id, as `expand` does."""
+        try:
+            access = self._access
+            batch = access.ids(ids)
+            if self._recording is not None:
+                self._recording.add(on_host(batch.rows))
+            return access.lease_and_read(batch, field)
+        except INTERNAL as error:
+            raise internal_error(error) from error
+
     def _batch(self, ids: object, *, record: bool = True) -> Ids:
         """Check the ids of a batch, and add them to an open recording."""
         batch = self._access.ids(ids)
@@ -848,8 +860,11 @@ class Table:
         return self._extent.in_space(changed)
 
     def _reset_scalars(self) -> None:
-        """Take the scalars of the version that is open."""
-        self._scalars: dict[str, Any] = dict(self._generation.info.scalars)
+        """Take the scalars of the version that is open, into the dict that others may hold."""
+        committed = dict(self._generation.info.scalars)
+        self._scalars.update(committed)
+        for name in self._scalars.keys() - committed.keys():
+            del self._scalars[name]
 
     def _close(self) -> None:
         """Close the files; the next writer sweeps up what is uncommitted."""
