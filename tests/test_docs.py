@@ -1,9 +1,9 @@
 """Every example in the documentation runs, and every page it links to is there.
 
-A block stands by itself: it runs with no names but its own, in an empty directory. The blocks of a
-page in SAME_DIRECTORY find the files of those before, and the blocks of a page in SESSIONS are one
-program. `sh` blocks run in a shell. Blocks without a language are not run: what is printed, and
-what one types to install.
+A block stands by itself: it runs with no names but its own, in an empty directory, and (a slow
+test) in a process of its own. The blocks of a page in SAME_DIRECTORY find the files of those
+before, and the blocks of a page in SESSIONS are one program, as these pages say. `sh` blocks run in
+a shell. Blocks without a language are not run: what is printed, and what one types to install.
 """
 
 import doctest
@@ -119,6 +119,47 @@ def test_the_examples_run(page, tmp_path, monkeypatch):
         else:
             directive = block.language == "" or block.text.startswith((":", ".. "))
             assert directive, f"{page.name}, line {block.line}: {block.language}?"
+
+
+@pytest.mark.slow
+@every_page
+def test_the_examples_need_nothing_of_another_process(page, tmp_path):
+    """What an earlier test has imported is there in this process, and not in that of a reader."""
+    where = page.relative_to(ROOT).as_posix()
+    texts = [block.text for block in blocks_of(page) if block.language == "python"]
+    if any("torch" in text for text in texts):
+        pytest.importorskip("torch")
+    for number, text in enumerate(["\n".join(texts)] if where in SESSIONS else texts):
+        directory = tmp_path / (str(number) if where not in SAME_DIRECTORY else "one")
+        directory.mkdir(exist_ok=True)
+        script = directory / "block.py"  # of its own name, where spawned processes find it
+        script.write_text(text, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-W", "error", script.name],
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 0, f"{where}, block {number}: {done.stderr}"
+
+
+def test_a_page_whose_blocks_continue_others_says_so():
+    for page in PAGES:
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        where = page.relative_to(ROOT).as_posix()
+        assert ("The blocks of this page are one program" in text) == (where in SESSIONS), where
+    for where in SAME_DIRECTORY:
+        assert "in one directory" in (ROOT / where).read_text(encoding="utf-8"), where
+
+
+@every_page
+def test_lists_and_emphasis_are_not_run_together(page):
+    """As an editor that fills paragraphs leaves them: `… the new one. 5. The tables …`."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.DOTALL)
+    assert not re.findall(r"^.*[.!?] \d\. [A-Z].*$", text, re.MULTILINE)
+    assert not re.findall(r"^(?!\|).*\*{4}.*$", text, re.MULTILINE)
 
 
 @every_page
