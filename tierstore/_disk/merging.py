@@ -134,8 +134,9 @@ class Merge:
     def steps(self) -> Iterator[int]:
         """Write the images in steps, make the base durable, and verify that it is.
 
-        Each step yields the rows that were passed, of `total`. Stopping between steps is safe. Raises CommitFailedError if the disk does not contain what
-        was written although its syncs succeeded: the deltas are still needed.
+        Each step yields the rows that were passed, of `total`. Stopping between steps is safe.
+        Raises CommitFailedError if the disk does not contain what was written although its syncs
+        succeeded: the deltas are still needed.
         """
         if not self._deltas:
             return
