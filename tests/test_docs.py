@@ -123,26 +123,31 @@ def test_the_examples_run(page, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @every_page
-def test_the_examples_need_nothing_of_another_process(page, tmp_path):
+def test_the_examples_need_nothing_of_another_process(page, tmp_path, monkeypatch):
     """What an earlier test has imported is there in this process, and not in that of a reader."""
     where = page.relative_to(ROOT).as_posix()
-    texts = [block.text for block in blocks_of(page) if block.language == "python"]
-    if any("torch" in text for text in texts):
+    blocks = [block for block in blocks_of(page) if block.language in ("python", "sh")]
+    if any("torch" in block.text for block in blocks if block.language == "python"):
         pytest.importorskip("torch")
-    for number, text in enumerate(["\n".join(texts)] if where in SESSIONS else texts):
+    if where in SESSIONS:
+        texts = [block.text for block in blocks if block.language == "python"]
+        blocks = [Block("python", "\n".join(texts), 1)] if texts else []
+    for number, block in enumerate(blocks):
         directory = tmp_path / (str(number) if where not in SAME_DIRECTORY else "one")
         directory.mkdir(exist_ok=True)
-        script = directory / "block.py"  # of its own name, where spawned processes find it
-        script.write_text(text, encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-W", "error", script.name],
-            cwd=directory,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        assert done.returncode == 0, f"{where}, block {number}: {done.stderr}"
+        monkeypatch.chdir(directory)
+        if block.language == "sh":
+            run_sh(block, page)
+        else:
+            run_script(block, page)
+
+
+def run_script(block: Block, page: Path) -> None:
+    """Run a block as a file, where processes that it spawns find it."""
+    Path("block.py").write_text(block.text, encoding="utf-8")
+    command = [sys.executable, "-W", "error", "block.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, f"{page.name}, line {block.line}: {done.stderr}"
 
 
 def test_a_page_whose_blocks_continue_others_says_so():
