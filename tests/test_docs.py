@@ -1,9 +1,9 @@
 """Every example in the documentation runs, and every page it links to is there.
 
-A block stands by itself: it runs with no names but its own, in an empty directory. The blocks of a
-page in SAME_DIRECTORY find the files of those before, and the blocks of a page in SESSIONS are one
-program. `sh` blocks run in a shell. Blocks without a language are not run: what is printed, and
-what one types to install.
+A block stands by itself: it runs with no names but its own, in an empty directory, and (a slow
+test) in a process of its own. The blocks of a page in SAME_DIRECTORY find the files of those
+before, and the blocks of a page in SESSIONS are one program, as these pages say. `sh` blocks run in
+a shell. Blocks without a language are not run: what is printed, and what one types to install.
 """
 
 import doctest
@@ -119,6 +119,52 @@ def test_the_examples_run(page, tmp_path, monkeypatch):
         else:
             directive = block.language == "" or block.text.startswith((":", ".. "))
             assert directive, f"{page.name}, line {block.line}: {block.language}?"
+
+
+@pytest.mark.slow
+@every_page
+def test_the_examples_need_nothing_of_another_process(page, tmp_path, monkeypatch):
+    """What an earlier test has imported is there in this process, and not in that of a reader."""
+    where = page.relative_to(ROOT).as_posix()
+    blocks = [block for block in blocks_of(page) if block.language in ("python", "sh")]
+    if any("torch" in block.text for block in blocks if block.language == "python"):
+        pytest.importorskip("torch")
+    if where in SESSIONS:
+        texts = [block.text for block in blocks if block.language == "python"]
+        blocks = [Block("python", "\n".join(texts), 1)] if texts else []
+    for number, block in enumerate(blocks):
+        directory = tmp_path / (str(number) if where not in SAME_DIRECTORY else "one")
+        directory.mkdir(exist_ok=True)
+        monkeypatch.chdir(directory)
+        if block.language == "sh":
+            run_sh(block, page)
+        else:
+            run_script(block, page)
+
+
+def run_script(block: Block, page: Path) -> None:
+    """Run a block as a file, where processes that it spawns find it."""
+    Path("block.py").write_text(block.text, encoding="utf-8")
+    command = [sys.executable, "-W", "error", "block.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, f"{page.name}, line {block.line}: {done.stderr}"
+
+
+def test_a_page_whose_blocks_continue_others_says_so():
+    for page in PAGES:
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        where = page.relative_to(ROOT).as_posix()
+        assert ("The blocks of this page are one program" in text) == (where in SESSIONS), where
+    for where in SAME_DIRECTORY:
+        assert "in one directory" in (ROOT / where).read_text(encoding="utf-8"), where
+
+
+@every_page
+def test_lists_and_emphasis_are_not_run_together(page):
+    """As an editor that fills paragraphs leaves them: `… the new one. 5. The tables …`."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.DOTALL)
+    assert not re.findall(r"^.*[.!?] \d\. [A-Z].*$", text, re.MULTILINE)
+    assert not re.findall(r"^(?!\|).*\*{4}.*$", text, re.MULTILINE)
 
 
 @every_page
