@@ -22,11 +22,13 @@ from tierstore.spec import TABLE_NAME, Field, Scale, TableSpec
 
 __all__ = [
     "FORMAT",
+    "UUID",
     "DeltaInfo",
     "DigestInfo",
     "Identity",
     "KeysInfo",
     "Manifest",
+    "Origin",
     "Parent",
     "PayloadInfo",
     "TableInfo",
@@ -55,7 +57,7 @@ TEMPORARY_NAME = re.compile(r"manifest-\d{20}\.json\.[0-9a-f]{8}\.tmp", re.ASCII
 
 _COUNTED = (".int64", ".ends")
 _NOWHERE = re.compile("")
-_UUID = re.compile(r"[0-9a-f]{32}")
+UUID = re.compile(r"[0-9a-f]{32}")
 _MARK = re.compile(r"[0-9a-f]{0,16}")
 
 
@@ -233,7 +235,8 @@ class Manifest:
     of the version that committed the payload, if it is a different one. `names` maps names to
     versions that are kept regardless of `keep`. `forks` are ascending pairs of a version in this
     one's history and the older version that it restored. `partitions` are the version and mark
-    of each partition, if the rows of every table are in partitions. `format` is the format of the
+    of each partition, if the rows of every table are in partitions. `origin` is the version of
+    another store that this one was copied from and is equal to. `format` is the format of the
     file that was read; manifests are always written in the current format.
     """
 
@@ -253,6 +256,7 @@ class Manifest:
     names: dict[str, int] = field(default_factory=dict)
     forks: tuple[tuple[int, int], ...] = ()
     partitions: tuple[tuple[int, str], ...] = ()
+    origin: Origin | None = None
     format: int = field(default=FORMAT, compare=False)
     _differs: tuple[weakref.ref[Manifest], Difference] | None = field(
         default=None, init=False, repr=False, compare=False
@@ -334,6 +338,7 @@ class Manifest:
             **({"names": self.names} if self.names else {}),
             **({"forks": [list(fork) for fork in self.forks]} if self.forks else {}),
             **({"partitions": [list(each) for each in self.partitions]} if self.partitions else {}),
+            **({"origin": self.origin._asdict()} if self.origin else {}),
         }
         end = b"," + canonical(more)[1:] if more else b"}"
         return seal(b'%s,"tables":{%s}%s' % (head[:-1], tables, end))
@@ -350,7 +355,7 @@ class Manifest:
         is_first = number == 1
         if not is_first:
             names |= {"last_version", "previous", "mark", "payload_mark", "names", "forks"}
-            names |= {"partitions", "time"}
+            names |= {"partitions", "time", "origin"}
         body.only(names | {"format", "payload", "tables"})
         last_version = version if is_first else _version(body, "last_version")
         floor, confirmed = body.natural("floor"), body.natural("confirmed")
@@ -368,7 +373,7 @@ class Manifest:
         known = like.tables if like is not None and like.format == number else {}
         partitions = _partitions(body) if "partitions" in body else ()
         return cls(
-            uuid=body.matching("uuid", _UUID),
+            uuid=body.matching("uuid", UUID),
             seq=body.natural("seq"),
             version=version,
             step=step,
@@ -390,8 +395,16 @@ class Manifest:
             names=_names(body.section("names"), version) if "names" in body else {},
             forks=_forks(body, version) if "forks" in body else (),
             partitions=partitions,
+            origin=_origin(body.section("origin")) if "origin" in body else None,
             format=number,
         )
+
+
+class Origin(NamedTuple):
+    """The store and the version of it that a version of a copy is equal to."""
+
+    uuid: str
+    version: int
 
 
 class Parent(NamedTuple):
@@ -426,8 +439,8 @@ class Identity:
             section.only({"uuid", "version"} | (set() if is_first else {"previous"}))
             version = _version(section, "version")
             previous = max(0, version - 1) if is_first else _version(section, "previous")
-            parent = Parent(section.matching("uuid", _UUID), version, previous)
-        return cls(body.matching("uuid", _UUID), parent)
+            parent = Parent(section.matching("uuid", UUID), version, previous)
+        return cls(body.matching("uuid", UUID), parent)
 
 
 def new_mark() -> str:
@@ -444,6 +457,11 @@ def _version(section: Section, key: str) -> int:
     if version > MAX_VERSION:
         raise FormatError(f"{section.name}: {key!r} is larger than {MAX_VERSION}: {version}")
     return version
+
+
+def _origin(section: Section) -> Origin:
+    section.only({"uuid", "version"})
+    return Origin(section.matching("uuid", UUID), _version(section, "version"))
 
 
 def _names(section: Section, newest: int) -> dict[str, int]:
