@@ -45,6 +45,10 @@ TINY = {
     "bench_plan_times": ["--rows", "5000", "--batch", "300", "--seconds", "0.02"],
     "bench_reads_beside_misses": ["--rows", "4000", "--batch", "300", "--reads", "50"],
     "bench_recovery": ["--rows", "100000"],
+    "bench_three_tiers": [
+        *("--rows", "3000", "--dim", "8", "--ids", "300", "--device", "cpu", "--threads", "1"),
+        *("--model-ms", "1"),
+    ],
     "bench_small_tier": ["--rows", "300", "--ids", "40"],
     "bench_small_steps": ["--rows", "3000", "--dims", "8", "--ids", "20", "300"],
     "bench_speedtorch_memory": ["--rows", "40000", "--dim", "8", "--batch", "500"],
@@ -64,6 +68,7 @@ NEEDS = {
     "bench_many_tables": "torch",
     "bench_small_steps": "torch",
     "bench_small_tier": "torch",
+    "bench_three_tiers": "torch",
     **{name: "torch" for name in TINY if "speedtorch" in name or "transfer" in name},
 }
 
