@@ -72,7 +72,7 @@ def test_a_line_for_each_version_until_ctrl_c(pair, trained):
 @pytest.fixture
 def later(monkeypatch, trained):
     """Commit when the command has opened the store, and looks for the first time."""
-    waits = tierstore._store.following.Watch.wait
+    waits = tierstore._store.following.DirectoryWatch.wait
     left = [trained]
 
     def wait(watch, *given):
@@ -80,7 +80,7 @@ def later(monkeypatch, trained):
             left.pop()()
         return waits(watch, *given)
 
-    monkeypatch.setattr("tierstore._store.following.Watch.wait", wait)
+    monkeypatch.setattr("tierstore._store.following.DirectoryWatch.wait", wait)
 
 
 def test_lines_for_people(run, pair, later):

@@ -72,8 +72,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (following, stores):
-        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(following, "time", clock)
     return clock
 
 

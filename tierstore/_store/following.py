@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tierstore import _io
 
-__all__ = ["NewVersion", "Watch", "union"]
+__all__ = ["DirectoryWatch", "NewVersion", "union"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -40,14 +40,21 @@ class NewVersion:
     rows: dict[str, Rows]
 
 
-class Watch:
-    """Tells whether entries of a directory may have changed."""
+class DirectoryWatch:
+    """Waits for changes of the entries of a directory."""
 
-    def __init__(self, directory: _io.Directory) -> None:
-        """Watch an open directory, from now on."""
+    def __init__(self, directory: _io.Directory, timeout: float | None, every: float) -> None:
+        """Watch an open directory, looking every so many seconds, `timeout` seconds at most."""
         self._directory = directory
+        self._timeout = timeout
+        self._every = every
         self._changed = -1
         self._unsure_until = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """Count the timeout from now on."""
+        self._until = None if self._timeout is None else time.monotonic() + self._timeout
 
     def may_have_changed(self) -> bool:
         """Whether an entry may have been added or removed since the last call."""
@@ -58,13 +65,13 @@ class Watch:
             return True
         return time.monotonic() < self._unsure_until
 
-    def wait(self, until: float | None, every: float) -> bool:
-        """Wait for a change, looking every so many seconds; return False at `until`."""
+    def wait(self) -> bool:
+        """Wait until there may be a change; return False where the time is up before."""
         while True:
-            left = every if until is None else until - time.monotonic()
+            left = self._every if self._until is None else self._until - time.monotonic()
             if left <= 0:
                 return False
-            time.sleep(min(every, left))
+            time.sleep(min(self._every, left))
             if self.may_have_changed():
                 return True
 

@@ -132,7 +132,8 @@ def _check_alike(old: Source, new: Source) -> None:
                 f"table {name!r} has other rows or fields in {between}, and a patch changes values "
                 "only; save a new copy instead"
             )
-        if keys_of(new.manifest, name) != keys_of(old.manifest, name):
+        by_key = new.manifest.partitions and new.manifest.tables[name].spec.keys
+        if by_key or keys_of(new.manifest, name) != keys_of(old.manifest, name):
             raise InvalidInputError(
                 f"table {name!r} has other keys in {between}, and a patch changes values only; "
                 "save a new copy instead"

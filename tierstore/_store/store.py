@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import html
 import os
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -28,7 +27,7 @@ from tierstore._store.changes import changed_rows
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
 from tierstore._store.compaction import Folder
 from tierstore._store.copy import Skipped, save_store
-from tierstore._store.following import NewVersion, Watch, union
+from tierstore._store.following import DirectoryWatch, NewVersion, union
 from tierstore._store.options import Options, version_or_name, whole_number
 from tierstore._store.patching import PatchInfo, Source, apply_patch, write_patch
 from tierstore._store.payload import Payload
@@ -385,14 +384,13 @@ class Store(SchemaChanges):
     def _follow(self, timeout: float | None, every: float) -> Iterator[NewVersion]:
         self._door.check()
         with self._reader(None) as ahead:
-            watch = Watch(ahead._state.directory)
-            until = None if timeout is None else time.monotonic() + timeout
+            watch = DirectoryWatch(ahead._state.directory, timeout, every)
             while True:
                 watch.may_have_changed()
                 ahead.refresh()
                 self._door.check()
                 if ahead.version == self.version:
-                    if not watch.wait(until, every):
+                    if not watch.wait():
                         return
                     continue
                 with internal_errors():
@@ -401,7 +399,7 @@ class Store(SchemaChanges):
                     if self.version != ahead.version:  # a commit came in between
                         rows = union(rows, changed_rows(ahead, self))
                 yield NewVersion(self.version, self.step, since, rows)
-                until = None if timeout is None else time.monotonic() + timeout
+                watch.restart()
 
     def fold(self) -> list[int]:
         """Merge all deltas into the base files and drop all versions but the newest.
@@ -428,7 +426,7 @@ class Store(SchemaChanges):
             return sorted(before - set(state.ledger.versions))
 
     def uncommitted_rows(self) -> int:
-        """Return the number of rows written since the last commit."""
+        """Return the number of rows written, or removed with their keys, since the last commit."""
         with self._door.use():
             return self._state.uncommitted_rows()
 
