@@ -376,6 +376,13 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
         """Whether keys were removed since the last commit."""
         return self._has_moved_keys
 
+    @property
+    def removed_keys(self) -> int:
+        """How many keys fewer there are than in the version that is open."""
+        if self._map is None or not self._has_moved_keys:
+            return 0
+        return max(0, self.key_count - len(self._map))
+
     def keep_keys(self, rows: Rows) -> None:
         """Keep the keys of these rows alone, in this order.
 
@@ -408,10 +415,8 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
         elif self._map is not None:
             self._map.truncate(self.key_count)
 
-    @property
-    def bases(self) -> NoReturn:
-        """Raise InvalidInputError: row numbers of one version mean nothing in another."""
-        raise InvalidInputError(
-            "rows of a table by key in partitions are numbered anew in every version: compare "
-            "them by key"
-        )
+    def rows_in(self, partition: int, rows: Rows) -> Rows:
+        """Return the rows of the shard that rows of a partition are."""
+        if not self.key_map:
+            return rows[:0]
+        return self._places.rows_in(partition, rows)

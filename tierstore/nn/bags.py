@@ -324,14 +324,15 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         """Return the bags of the features that one layer pools."""
         layer: Any = part.layer
         if isinstance(layer, KeyedJointLayer) and not layer._trains():
-            layer = Reading(layer, _joined_first(part.features.names, lengths, first))
+            layer = Reading(layer)
+        without_row = FirstRows.joined(part.features.names, lengths, first)
         bags = Bags(ids, offsets, weights)
         counted = self._counted(part.features.names, ids, lengths)
         if counted is not None:  # as if those of padding had not been given
             bags, lengths = bags.without(counted, lengths)
         rows = replace(bags, ids=part.layer.in_space(bags.ids, part.features, lengths))
         columns, places = plan.columns[number], plan.places[number]
-        return Part(layer, columns, rows, part.features.tables, lengths, places)
+        return Part(layer, columns, rows, part.features.tables, lengths, places, without_row)
 
     def _arrange(self, names: tuple[str, ...]) -> _Plan:
         """Return which columns the features of a call become."""
@@ -511,23 +512,6 @@ def _modes(mode: Any, features: Sequence[str]) -> dict[str, str]:
                 f"the mode of feature {name!r} is 'sum', 'mean' or 'max', not {modes.get(name)!r}"
             )
     return modes
-
-
-def _joined_first(
-    names: Sequence[str], lengths: Sequence[int], first: Mapping[str, FirstRows]
-) -> FirstRows | None:
-    """Return the first rows of keys of some features, one behind the other."""
-    begins = itertools.accumulate(lengths[:-1], initial=0)
-    found = [
-        FirstRows(first[name].at + begin, first[name].rows)
-        for name, begin in zip(names, begins, strict=True)
-        if name in first
-    ]
-    if not found:
-        return None
-    return FirstRows(
-        torch.cat([each.at for each in found]), torch.cat([each.rows for each in found])
-    )
 
 
 def _joined_weights(own: Sequence[_Ids]) -> Tensor | None:
