@@ -56,6 +56,7 @@ TINY = {
     "bench_speedtorch_memory": ["--rows", "40000", "--dim", "8", "--batch", "500"],
     "bench_speedtorch_scale": ["--part", "3000", "--steps", "2"],
     "bench_speedtorch_tables": ["--rows", "5000", "--dim", "8", "--batch", "300"],
+    "bench_thousand_tables": ["--tables", "12"],
     "bench_verify": ["--mib", "1", "--turn-ms", "100"],
     "bench_train_end_to_end": ["--rows", "2000", "--batch", "128", "--steps", "8"],
     "bench_transfer_techniques": ["--rows", "5000", "--dim", "8", "--batch", "300"],
