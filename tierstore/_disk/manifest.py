@@ -54,7 +54,7 @@ PAYLOAD_NAME = re.compile(r"payload-\d{20}-[0-9a-f]{8}", re.ASCII)
 TEMPORARY_NAME = re.compile(r"manifest-\d{20}\.json\.[0-9a-f]{8}\.tmp", re.ASCII)
 
 _COUNTED = (".int64", ".ends")
-_NOWHERE = re.compile("")
+_OF_ROOT = re.compile(f"({GENERATION_NAME.pattern})?", re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{32}")
 _MARK = re.compile(r"[0-9a-f]{0,16}")
 
@@ -125,7 +125,8 @@ class DigestInfo:
 class TableInfo:
     """One table of a version.
 
-    `generation` is the directory of its base, or "" for a table of a partitioned store; `scalars`
+    `generation` is the directory of its base; of a table of a partitioned store, that of its
+    external keys, or "" without such; `scalars`
     are values for the whole table, such as an optimizer's step. `digest` is None if the base was
     last folded by a program of format 1.
 
@@ -488,7 +489,7 @@ def _table(section: Section, is_first: bool, *, is_partitioned: bool) -> TableIn
     unbound = is_first or section.value("digest") is None
     return TableInfo(
         spec=spec,
-        generation=section.matching("generation", _NOWHERE if is_partitioned else GENERATION_NAME),
+        generation=section.matching("generation", _OF_ROOT if is_partitioned else GENERATION_NAME),
         deltas=tuple(
             _delta(Section(item, section.name), spec.rows) for item in section.items("deltas")
         ),
