@@ -42,6 +42,7 @@ TINY = {
     "bench_memory": ["--budget", "2000000", "--batch", "512"],
     "bench_power_cut": ["--rows", "400", "--writers", "tierstore", "--systems", "ext4"],
     "bench_plan": ["--rows", "5000", "--batch", "300"],
+    "bench_plan_times": ["--rows", "5000", "--batch", "300", "--seconds", "0.02"],
     "bench_reads_beside_misses": ["--rows", "4000", "--batch", "300", "--reads", "50"],
     "bench_recovery": ["--rows", "100000"],
     "bench_small_tier": ["--rows", "300", "--ids", "40"],

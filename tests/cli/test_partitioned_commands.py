@@ -50,7 +50,7 @@ WRITING = [
     "patch s.tier some.patch",
 ]
 """Commands that would write it by themselves."""
-OTHERS = {"bench", "plan", "simulate", "top"}
+OTHERS = {"bench", "follow", "plan", "simulate", "top"}
 """Commands that take no store, or that watch one until they are interrupted."""
 
 

@@ -459,6 +459,13 @@ class Generation:
         added = self._map is not None and len(self._map) != self.key_count
         return added or self._has_moved_keys
 
+    @property
+    def removed_keys(self) -> int:
+        """How many keys fewer there are than in the version that is open."""
+        if self._map is None or not self._has_moved_keys:
+            return 0
+        return max(0, self.key_count - len(self._map))
+
     def seal_keys(self) -> KeysInfo | None:
         """Make keys that were added durable; return what the next version names."""
         keys, info = self._map, self.info.keys

@@ -376,6 +376,13 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
         """Whether keys were removed since the last commit."""
         return self._has_moved_keys
 
+    @property
+    def removed_keys(self) -> int:
+        """How many keys fewer there are than in the version that is open."""
+        if self._map is None or not self._has_moved_keys:
+            return 0
+        return max(0, self.key_count - len(self._map))
+
     def keep_keys(self, rows: Rows) -> None:
         """Keep the keys of these rows alone, in this order.
 

@@ -14,7 +14,7 @@ from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._rowcopy import unique
 from tierstore._table.table import Table
 
-__all__ = ["changed_rows", "same_fields"]
+__all__ = ["candidates", "changed_rows", "same_fields"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -40,15 +40,28 @@ def same_fields(old: Table, new: Table) -> bool:
 def _changed(old: Table | None, new: Table) -> Rows:
     if old is None or not same_fields(old, new):
         return np.arange(new.rows, dtype=np.int64)
-    step = max(1, _BLOCK_BYTES // new.spec.layout.record_bytes)
     found = [np.empty(0, np.int64)]
     for pair in _pairs(old, new):
-        for rows in pair.candidates(step):
+        for rows in pair.candidates(_step(new)):
             before, after = pair.in_old(rows), pair.in_new(rows)
             differ = (old._read_records(before) != new._read_records(after)).any(axis=1)
             found.append(after[differ])
         found.append(pair.in_new(np.arange(*pair.counts, dtype=np.int64)))
     return np.sort(np.concatenate(found))
+
+
+def candidates(old: Table, new: Table) -> Iterator[Rows]:
+    """Yield, in blocks, the rows of `new` that may differ from those of `old`.
+
+    Both have the same fields; rows that only one of them has are left out.
+    """
+    for pair in _pairs(old, new):
+        for rows in pair.candidates(_step(new)):
+            yield pair.in_new(rows)
+
+
+def _step(table: Table) -> int:
+    return max(1, _BLOCK_BYTES // table.spec.layout.record_bytes)
 
 
 def _as_they_are(rows: Rows) -> Rows:

@@ -147,7 +147,7 @@ class State:
         while True:
             found = self.history.newest() if version is None else self.history.version(version)
             if self.door.writable or found.version in self.reader.held:
-                self._floor = self.history.floor()
+                self._floor = found.floor if version is None else self.history.floor()
                 return found
             self.reader.hold(found.version, keeps_old_programs_away=found.format == 1)
 
@@ -412,6 +412,7 @@ class State:
             "mark": new_mark(),
             "payload_mark": self.payload_mark if self.manifest.payload else "",
             "confirmed": version,
+            "origin": None,
         }
 
     @property
@@ -538,8 +539,10 @@ class State:
         return f"version {oldest}" if oldest else "an older version"
 
     def uncommitted_rows(self) -> int:
-        """Return the number of rows written since the last commit."""
-        return sum(space.uncommitted_rows() for space in self.spaces.open)
+        """Return the number of rows written, or removed with their keys, since the last commit."""
+        written = sum(space.uncommitted_rows() for space in self.spaces.open)
+        tables = [self.tables[name] for name in self.touched.rows.keys() & self.tables.keys()]
+        return written + sum(table._generation.removed_keys for table in tables)
 
     def check_clean(self, what: str) -> None:
         """Raise InvalidInputError if anything is not committed."""

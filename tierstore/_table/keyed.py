@@ -370,14 +370,15 @@ class KeyedTable(RowsByNumber):
         cast(Grower, self._owner).grow_rows(self.name, spec.rows)
 
     def _known_or_first(
-        self, keys: object, field: str
+        self, keys: object, field: str, *, train: bool
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp], Any]:
         """Return row numbers in the shape of keys, which have none, and first values of those.
 
-        Those have the number 0; their values are `(n, dim)`, a tensor.
+        Those have the number 0; their values are `(n, dim)`, a tensor. With `train`, keys that are
+        admitted get a row before.
         """
         asked, _ = self._asked(keys)
-        rows = self._map.find(asked)
+        rows = self._trained(asked) if train else self._map.find(asked)
         unknown = np.flatnonzero(rows < 0)
         rows[unknown] = 0
         return rows.reshape(asked.shape), unknown, self._first_values(asked, unknown, field)
@@ -390,9 +391,9 @@ class KeyedTable(RowsByNumber):
         return from_bytes(data, item, Ids(at, at.shape, "torch"))
 
     def _rows_for(self, keys: object) -> Any:
-        """Return row numbers for training, in the shape of keys, as a tensor.
+        """Return row numbers for training, in the shape of keys, as a tensor; adds new keys.
 
-        Keys without one get one once they are admitted; until then it is -1.
+        For tables that admit every key; see `_known_or_first`.
         """
         asked, _ = self._asked(keys)
         return self._like(self._trained(asked).reshape(asked.shape), "torch")

@@ -734,8 +734,9 @@ class HostTier:
         """
         self.before_change()
         with self._lock:
-            slots = self.map.lookup(rows)
-            self.map.release(np.union1d(self._changed(), slots[slots >= 0]))
+            slots, changed = self.map.lookup(rows), self._changed()
+            slots = slots.compress(slots >= 0)
+            self.map.release(_rowcopy.unique(np.concatenate([changed, slots])))
         if isinstance(self.map, CachedSlots):
             self.map.pins.clear()
 

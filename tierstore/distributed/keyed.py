@@ -138,7 +138,7 @@ class DistributedKeyedTable:
         A key without a row reads as its first row, and nothing is added.
         """
         name = next(iter(self.fields)) if field is None else field
-        numbers, unknown, first = self._known_or_first(keys, name)
+        numbers, unknown, first = self._known_or_first(keys, name, train=False)
         found = self.by_row.read(torch.from_numpy(numbers), name)
         found.view(-1, found.shape[-1])[torch.from_numpy(unknown).to(found.device)] = first.to(
             found
@@ -179,13 +179,16 @@ class DistributedKeyedTable:
     # -- what layers call
 
     def _rows_for(self, keys: object) -> Any:
-        """Return numbers for training, in the shape of keys, a tensor; -1 where not admitted."""
+        """Return numbers for training, in the shape of keys, a tensor; adds new keys."""
         asked, numbers = self._exchange.ask(keys, "train", self.shard._trained)
         return torch.from_numpy(numbers.reshape(asked.shape)).to(self.device)
 
-    def _known_or_first(self, keys: object, field: str) -> tuple[Rows, npt.NDArray[np.intp], Any]:
+    def _known_or_first(
+        self, keys: object, field: str, *, train: bool
+    ) -> tuple[Rows, npt.NDArray[np.intp], Any]:
         """Return numbers in the shape of keys, which have none, and first values of those."""
-        asked, numbers = self._exchange.ask(keys, "read", self.shard._map.find)
+        what, find = ("train", self.shard._trained) if train else ("read", self.shard._map.find)
+        asked, numbers = self._exchange.ask(keys, what, find)
         unknown = np.flatnonzero(numbers < 0)
         numbers[unknown] = 0
         return (

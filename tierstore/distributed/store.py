@@ -325,12 +325,13 @@ class DistributedStore(Closing, Mapping[str, Any]):
             return [Version.of(each, names, time_of(each)) for each in kept.values()]
 
     def uncommitted_rows(self) -> int:
-        """Return the number of rows of this rank written since the last commit."""
+        """Return the number of rows of this rank written, or removed, since the last commit."""
         with self._door.use():
             return self._uncommitted()
 
     def _uncommitted(self) -> int:
-        return sum(space.uncommitted_rows() for space in self._spaces.open)
+        written = sum(space.uncommitted_rows() for space in self._spaces.open)
+        return written + sum(generation.removed_keys for _, generation in self._keyed())
 
     # -- versions
 

@@ -174,7 +174,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
         values, lengths = features.values(), lengths_of(features, len(names))
         found: dict[str, Tensor] = {}
         for part, ids, own in self._parted(names, values, lengths):
-            counted = self._counted(part.features.names, ids, own)
+            counted = self._trained(part.features.names, ids, own, first)
             rows = part.layer.look_up(ids, part.features, own, counted)
             found.update(zip(part.features.names, rows, strict=True))
         for name, each in first.items():
@@ -197,7 +197,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
     def _numbered(self, features: Any, *, add: bool = True) -> tuple[Any, dict[str, FirstRows]]:
         """Return features with row numbers in place of keys, and the first rows of keys without.
 
-        With `add`, keys of layers that are trained get a row.
+        With `add`, keys of layers that are trained get a row once they are admitted.
         """
         first: dict[str, FirstRows] = {}
         if not self._by_key:
@@ -234,7 +234,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
             names = part.features.names
             given = [features[name] for name in names]
             ids, lengths = part.layer.coming.find(given) or concatenated(names, given)
-            counted = self._counted(names, ids, lengths)
+            counted = self._trained(names, ids, lengths, first)
             rows = part.layer.look_up(ids, part.features, lengths, counted)
             found.update(zip(names, rows, strict=True))
             for name, each in zip(names, given, strict=True):
@@ -251,6 +251,22 @@ class TieredEmbeddingCollection(torch.nn.Module):
         if self.padding.keys().isdisjoint(names):
             return None
         return no_padding(ids, lengths, [self.padding.get(name, -1) for name in names])
+
+    def _trained(
+        self,
+        names: Sequence[str],
+        ids: Tensor,
+        lengths: Sequence[int],
+        first: Mapping[str, FirstRows],
+    ) -> Tensor | None:
+        """Return for each id of some features whether its row is trained; None if all are."""
+        counted = self._counted(names, ids, lengths)
+        without_row = FirstRows.joined(names, lengths, first)
+        if without_row is None:
+            return counted
+        counted = torch.ones(len(ids), dtype=torch.bool) if counted is None else counted
+        counted[without_row.at.to(counted.device)] = False
+        return counted
 
     def _parted(
         self, names: tuple[str, ...], values: Tensor, lengths: Sequence[int]

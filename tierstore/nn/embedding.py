@@ -22,7 +22,7 @@ from tierstore.nn import autograd, compiling, pointers
 from tierstore.nn.autograd import Batch
 from tierstore.nn.average import Average
 from tierstore.nn.jagged import jagged
-from tierstore.nn.keyed import ByKey
+from tierstore.nn.keyed import ByKey, FirstRows, numbered
 from tierstore.nn.layer import RowsLayer
 from tierstore.nn.remote import RemoteBatch
 from tierstore.nn.rows import RowsParameter
@@ -196,23 +196,26 @@ class TieredEmbedding(RowsLayer):
         """Return the row of each key; those that are new get one where they are trained."""
         self._check_eager(table)
         if self._trains() and self.training:
-            ids = table._rows_for(keys)
-            if table.spec.admit_after is not None and (self.is_shared or bool((ids < 0).any())):
-                return self._look_up_admitted(ids, keys, table)
-            return autograd.Lookup.apply(self._own, ids, self)
+            if table.spec.admit_after is not None:
+                return self._look_up_admitted(*numbered(table, self.field, keys, add=True))
+            return autograd.Lookup.apply(self._own, table._rows_for(keys), self)
         self._own.settle()
         rows: Tensor = table.read(keys, self.field, as_tensor=True)
         return rows.to(self._anchor)
 
-    def _look_up_admitted(self, ids: Tensor, keys: Any, table: ByKey) -> Tensor:
-        """Return the row of each key; those that are not admitted have first rows, no gradient."""
+    def _look_up_admitted(self, ids: Tensor, first: FirstRows | None) -> Tensor:
+        """Return the row of each id; those of keys that are not admitted have no gradient."""
         flat = ids.reshape(-1)
-        known, unknown = (flat >= 0).nonzero()[:, 0], (flat < 0).nonzero()[:, 0]
-        first = table._first_values(table._asked(keys)[0], unknown.cpu().numpy(), self.field)
+        is_known = torch.ones(len(flat), dtype=torch.bool)
+        if first is not None:
+            is_known[first.at] = False
+        known = is_known.nonzero()[:, 0].to(flat.device)
         rows: Tensor = autograd.Lookup.apply(self._own, flat[known], self)
         found = rows.new_zeros(len(flat), self.embedding_dim)
-        found[unknown] = first.to(found)
-        return found.index_copy(0, known, rows).view(*ids.shape, self.embedding_dim)
+        if first is not None:
+            first.put(found)
+        at = known.to(found.device)
+        return found.index_copy(0, at, rows).view(*ids.shape, self.embedding_dim)
 
     def _check_eager(self, table: ByKey) -> None:
         """Raise InvalidInputError where a graph is being made, which cannot look keys up."""

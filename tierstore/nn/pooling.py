@@ -20,7 +20,7 @@ from tierstore._table.host import Lease
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Batch, accumulates
 from tierstore.nn.jagged import Bags
-from tierstore.nn.keyed import Reading
+from tierstore.nn.keyed import FirstRows, Reading
 from tierstore.nn.pooled import MODES, Composed, Launched, Pooled, positions_of
 from tierstore.spec import Field
 
@@ -132,6 +132,7 @@ class Part:
         tables: the number of each feature's table in the layer.
         lengths: how many ids each feature has.
         places: which of the call's features they are.
+        first: the rows of keys that have none, in place of those of their ids and not trained.
     """
 
     layer: Layer
@@ -140,6 +141,7 @@ class Part:
     tables: tuple[int, ...]
     lengths: Sequence[int]
     places: tuple[int, ...]
+    first: FirstRows | None = None
 
     @property
     def item(self) -> Field:
@@ -160,15 +162,18 @@ class Part:
     def trained_positions(self, batch: Batch, given: Sequence[bool] | None) -> Tensor | None:
         """Return the position of each id's row, -1 for the ids of other features than `given`.
 
-        None where all ids of the batch are trained.
+        So it is for those of first rows. None where all ids of the batch are trained.
         """
-        if given is None or all(given[place] for place in self.places):
+        is_whole = given is None or all(given[place] for place in self.places)
+        if is_whole and self.first is None:
             return batch.trained_positions
         lengths = self._of_given(self.lengths, given)
         found = batch.positions.reshape(-1).clone()
         for piece, length in zip(found.split(list(self.lengths)), lengths, strict=True):
             if not length:
                 piece.fill_(-1)
+        if self.first is not None:
+            found[self.first.at.to(found.device)] = -1
         return found
 
     def _of_given(self, counts: Sequence[int], given: Sequence[bool] | None) -> list[int]:
@@ -198,14 +203,18 @@ class Part:
         """
         pooled: Launched | Composed
         ordered = torch.are_deterministic_algorithms_enabled()
-        if lease.device is not None and not ordered and Launched.knows(self.item, dtype):
+        can_launch = lease.device is not None and not ordered and self.first is None
+        if can_launch and Launched.knows(self.item, dtype):
             pooled = Launched(self, lease, dtype, trained=trained, weighed=weighed)
             return pooled.forward(lease, out), pooled
-        positions, expanded = positions_of(lease), lease.device is not None
+        positions = positions_of(lease)
+        expanded = lease.device is not None or self.first is not None
         padding: int | None
         if expanded:
             rows = lease.expand(self.layer.field)
             ids, padding = self.bags.places(positions)
+            if self.first is not None:
+                self.first.put(rows)
         else:
             rows = lease.read(self.layer.field)
             ids, last = self.bags.split(positions)
@@ -216,6 +225,8 @@ class Part:
     def pool_rows(self, rows: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """Return what bags come to, given the row of each id."""
         ids, padding = self.bags.places(self.bags.ids.to(rows.device))
+        if self.first is not None:
+            self.first.put(rows)
         return Composed(self, rows.to(dtype), ids, padding).forward(out)
 
 
