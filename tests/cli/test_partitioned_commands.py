@@ -37,6 +37,7 @@ UPKEEP = [
     ("keep s.tier best", 2),
     ("release s.tier good", 2),
     ("fold s.tier", 2),
+    ("keys set s.tier keys.txt --table item", 3),
     ("expire s.tier --table who --fewer-than 2", 3),
 ]
 """Commands that write the store as one process would, and the version that they leave."""
@@ -47,7 +48,6 @@ WRITING = [
     "grow s.tier --table item --rows 80",
     "rename s.tier item other",
     "drop s.tier user",
-    "keys set s.tier keys.txt --table item",
     "restore s.tier --version 1",
     "patch s.tier some.patch",
 ]
@@ -108,7 +108,7 @@ def test_commands_of_upkeep_write_it_as_one_store(place: Path, line: str, versio
     with tierstore.open("s.tier") as store:
         kept = {each.version: set(each.names) for each in store.versions()}
         assert store.version == version and kept[2] == wanted
-        assert (1 in kept) != line.startswith(("fold", "put", "expire"))
+        assert (1 in kept) != line.startswith(("fold", "put", "expire", "keys"))
         assert store["who"].keys[:].tolist().count("once") != line.startswith("expire")
         assert np.array_equal(store["item"][:], expected)
     assert tierstore.verify("s.tier").ok

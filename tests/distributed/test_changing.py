@@ -33,6 +33,7 @@ FIELDS = {
     "weight": tierstore.Field(DIM, init=tierstore.normal(std=0.5, seed=3)),
     "age": tierstore.Field(1, "bfloat16", tierstore.constant(2.0)),
 }
+KEYS = [f"clé {number * 7919 % 1000}" for number in range(ROWS)]
 NEW = tierstore.TableSpec(41, fields=FIELDS)
 
 
@@ -69,6 +70,16 @@ def fold(store: Any) -> None:
 
 def create_table(store: Any) -> None:
     store.create_table("user", NEW)
+
+
+def set_keys(store: Any) -> None:
+    store.set_keys("item", KEYS)
+
+
+def keys_in(path: Path) -> list[Any] | None:
+    with tierstore.open(path) as store:
+        keys = store["item"].keys
+        return None if keys is None else keys[:].tolist()
 
 
 def plain_contents(path: Path, *, table: bool) -> dict[str, np.ndarray]:
@@ -256,6 +267,81 @@ def test_a_table_that_cannot_be_made_is_made_on_no_rank(tmp_path: Path) -> None:
     assert same(contents(tmp_path / "store"), plain_contents(tmp_path / "plain", table=True))
 
 
+# -- external keys
+
+
+def set_and_use_keys(rank: int, path: Path) -> list[str]:
+    told = []
+    with distributed.open(path) as store:
+        table = store["item"]
+        assert table.keys is None
+        with pytest.raises(InvalidInputError, match="has no keys"):
+            table.lookup(["x"])
+        store.set_keys("item", KEYS)
+        ids = np.array([7, 3, 50])
+        assert np.array_equal(table.lookup([KEYS[each] for each in ids.tolist()]), ids)
+        assert table.keys[:].tolist() == KEYS
+        before = table.read(ids)
+        table.write(ids, np.full((3, DIM), 5, np.float32))
+        store.rollback()
+        assert np.array_equal(table.read(table.lookup([KEYS[7], KEYS[3], KEYS[50]])), before)
+        store["item"].scalars["seen"] = 1
+        store.commit(5)
+        others = range(rank, ROWS + rank)
+        calls: list[Callable[[], None]] = [
+            lambda: store.grow("item", 60),
+            lambda: store.set_keys("item", KEYS[:-1]),
+            lambda: store.set_keys("item", [*KEYS[:-1], KEYS[0]]),
+            *([lambda: store.set_keys("item", others)] if store.ranks > 1 else []),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidInputError) as caught:
+                call()
+            told.append(str(caught.value))
+        assert table.keys[:].tolist() == KEYS
+        store.add_fields("item", {"more": tierstore.Field(1, init=tierstore.constant(3.0))})
+        assert store["item"].keys[:].tolist() == KEYS
+        store.fold()
+    return told
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_rows_have_external_keys(tmp_path: Path, ranks: int) -> None:
+    path = tmp_path / "store"
+    start(path)
+    found = [set_and_use_keys(0, path)] if ranks == 1 else values(run(2, set_and_use_keys, path))
+    for told in found:
+        assert "have keys" in told[0] and "needs 53 keys" in told[1] and "more than once" in told[2]
+        assert ranks == 1 or "ranks disagree on the keys" in told[3]
+    assert tierstore.verify(path).ok and keys_in(path) == KEYS
+    with tierstore.open(path) as reader:
+        assert reader["item"].lookup(KEYS[9]) == 9
+        reader.save(tmp_path / "plain")
+    distributed.save(tmp_path / "plain", tmp_path / "few", partitions=2)
+    distributed.save(path, tmp_path / "wide", partitions=7)
+    assert tierstore.repair(path, tmp_path / "fixed").complete
+    for each in ("plain", "few", "wide", "fixed"):
+        assert keys_in(tmp_path / each) == KEYS and tierstore.verify(tmp_path / each).ok
+        assert same(contents(tmp_path / each), contents(path))
+    with distributed.open(tmp_path / "wide") as store:
+        store.set_keys("item", list(range(ROWS)))
+        assert store["item"].lookup(9) == 9
+        with tierstore.open(tmp_path / "wide") as reader:
+            store.set_keys("item", None)
+            store.commit(9)
+            store.commit(10)
+            assert reader["item"].lookup(9) == 9
+        assert store["item"].keys is None
+        store.grow("item", 60)
+    assert [each.name for each in (tmp_path / "wide").glob("item/*")] == []
+    file = next(path.glob("item/g*/keys.*.utf8"))
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    report = tierstore.verify(path)
+    assert not report.ok and "item" in report.bad_files[0]
+    report = tierstore.repair(path, tmp_path / "without")
+    assert not report.complete and keys_in(tmp_path / "without") is None
+
+
 # -- a rank is killed
 
 
@@ -273,7 +359,7 @@ def killed_in(rank: int, path: Path, change: Any, victim: int, moment: tuple[str
 
 def again(rank: int, path: Path, change: Any) -> None:
     with distributed.open(path) as store:
-        if change is fold or "user" not in store:
+        if change is not create_table or "user" not in store:
             change(store)
 
 
@@ -285,6 +371,12 @@ MOMENTS = {
         "publish the version",
         "confirm the version",
         "place its tables",
+    ],
+    set_keys: [
+        "check that it can set keys",
+        "write the keys",
+        "publish the version",
+        "confirm the version",
     ],
 }
 
@@ -300,7 +392,7 @@ def test_a_rank_is_killed_at_each_moment_of_a_change(
         plain_contents(tmp_path / "plain", table=False),
         plain_contents(tmp_path / "plain with it", table=change is create_table),
     ]
-    seen = set()
+    seen, named = set(), set()
     for what in MOMENTS[change]:
         for when in ("before", "done", "told"):
             path = tmp_path / f"{what} {when}".replace(" ", "-")
@@ -313,8 +405,12 @@ def test_a_rank_is_killed_at_each_moment_of_a_change(
             assert which, (what, when)
             seen.add(which[0])
             assert tierstore.verify(path).ok, (what, when)
+            named.add(keys_in(path) is not None)
+            assert keys_in(path) in (None, KEYS)
             values(run(2, again, path, change))
             assert same(contents(path), possible[1]), (what, when)
             assert tierstore.verify(path).ok
+            assert change is not set_keys or keys_in(path) == KEYS
             shutil.rmtree(path)
-    assert seen == {0} if change is fold else {0, 1}
+    assert seen == ({0, 1} if change is create_table else {0})
+    assert named == ({False, True} if change is set_keys else {False})

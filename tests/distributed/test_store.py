@@ -449,13 +449,6 @@ def test_a_store_is_spread_over_other_partitions(
             assert (reader["user"][1] == 1).all()
 
 
-def test_keys_are_not_spread_over_partitions(tmp_path: Path) -> None:
-    with tierstore.create(tmp_path / "plain", {"item": tierstore.TableSpec(3, 2)}) as store:
-        store.set_keys("item", ["a", "b", "c"])
-    with pytest.raises(InvalidInputError, match="external keys"):
-        distributed.save(tmp_path / "plain", tmp_path / "copy", partitions=2)
-
-
 def test_what_changed_between_versions_is_said_of_ids(path: Path) -> None:
     """The deltas of partitions have rows of their own, and each is folded by itself."""
     rng = np.random.default_rng(8)

@@ -21,6 +21,7 @@ from tierstore.errors import (
     ExistsError,
     InvalidInputError,
     InvalidTypeError,
+    UncommittedRowsWarning,
     UnknownNameError,
 )
 
@@ -469,7 +470,8 @@ def test_keys_can_be_part_of_a_commit(store):
 def test_keys_that_were_not_committed_are_not_there(store):
     path = store.path
     store.set_keys("item", range(ROWS), commit=False)
-    store.close()
+    with pytest.warns(UncommittedRowsWarning, match="keys of table 'item'"):
+        store.close()
     with tierstore.open(path, "r+") as again:
         assert again["item"].keys is None
     assert not list(path.rglob("keys.*"))

@@ -315,15 +315,18 @@ def write_index(
         raise
 
 
-def write_keys(directory: _io.Directory, keys: Sequence[Any], rows: int) -> KeysInfo:
+def write_keys(
+    directory: _io.Directory, keys: Sequence[Any], rows: int, name: str | None = None
+) -> KeysInfo:
     """Write the keys of a table's rows, and their index, to new, durable files of its generation.
 
-    `keys` are `rows` distinct ints or strings. Raises InvalidInputError or InvalidTypeError before
+    `keys` are `rows` distinct ints or strings; `name` is in the names of the files, by default
+    another one each time. Raises InvalidInputError or InvalidTypeError before
     anything is written.
     """
     if len(keys) != rows:
         raise InvalidInputError(f"a table of {rows} rows needs {rows} keys, not {len(keys)}")
-    stem = f"keys.{uuid.uuid4().hex[:8]}."
+    stem = f"keys.{name or uuid.uuid4().hex[:8]}."
     values = given(keys)
     index, twice = KeyIndex.of(values)
     if twice is not None:

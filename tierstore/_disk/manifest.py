@@ -56,7 +56,7 @@ PAYLOAD_NAME = re.compile(r"payload-\d{20}-[0-9a-f]{8}", re.ASCII)
 TEMPORARY_NAME = re.compile(r"manifest-\d{20}\.json\.[0-9a-f]{8}\.tmp", re.ASCII)
 
 _COUNTED = (".int64", ".ends")
-_NOWHERE = re.compile("")
+_OF_ROOT = re.compile(f"({GENERATION_NAME.pattern})?", re.ASCII)
 UUID = re.compile(r"[0-9a-f]{32}")
 _MARK = re.compile(r"[0-9a-f]{0,16}")
 
@@ -157,7 +157,8 @@ def _entries_of(spec: TableSpec) -> tuple[dict[str, Any], dict[str, Any]]:
 class TableInfo:
     """One table of a version.
 
-    `generation` is the directory of its base, or "" for a table of a partitioned store; `scalars`
+    `generation` is the directory of its base; of a table of a partitioned store, that of its
+    external keys, or "" without such; `scalars`
     are values for the whole table, such as an optimizer's step. `digest` is None if the base was
     last folded by a program of format 1.
 
@@ -531,7 +532,7 @@ def _table(
     unbound = is_first or section.value("digest") is None
     return TableInfo(
         spec=spec,
-        generation=section.matching("generation", _NOWHERE if is_partitioned else GENERATION_NAME),
+        generation=section.matching("generation", _OF_ROOT if is_partitioned else GENERATION_NAME),
         deltas=_deltas(section, spec.rows, () if known is None else known.deltas),
         scalars=_scalars(section.section("scalars")),
         keys=None if section.value("keys") is None else _keys(section.section("keys"), spec.keys),

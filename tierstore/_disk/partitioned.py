@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
+from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._disk.records import BLOCK_BYTES
 from tierstore._disk.tier import DiskTier
@@ -156,11 +157,19 @@ class PartitionedTier:
 class PartitionedGeneration:
     """What stands for the generation of a table that partitions hold."""
 
-    def __init__(self, info: TableInfo, shard: Laid, parts: Sequence[Generation]) -> None:
+    def __init__(
+        self,
+        info: TableInfo,
+        shard: Laid,
+        parts: Sequence[Generation],
+        keys: Callable[[], Keys | None] = lambda: None,
+    ) -> None:
         """Put the generations of the partitions of a shard together.
 
-        `info` is what the root's manifest says of the table, with the rows of the shard.
+        `info` is what the root's manifest says of the table, with the rows of the shard. `keys`
+        returns the external keys of the whole table, of which the shard may be a part.
         """
+        self.keys_of_whole: Callable[[], Keys | None] = keys
         self.info = info
         self.parts: tuple[Generation, ...] = tuple(parts)
         self.tier: PartitionedTier = PartitionedTier(shard, [part.tier for part in parts])
@@ -192,8 +201,10 @@ class PartitionedGeneration:
             for name, rows in part.delta_rows().items()
         }
 
-    def keys(self, info: KeysInfo | None) -> None:
-        """Return None: rows of partitions have no external keys."""
+    def keys(self, info: KeysInfo | None) -> Keys | None:
+        """Return the external keys of the rows, if any, of a shard that is the whole table."""
+        keys = self.keys_of_whole()
+        return keys if keys is not None and len(keys) == self.info.spec.rows else None
 
     @property
     def disk_bytes(self) -> int:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tierstore import _io
 from tierstore._disk.generation import Generation
-from tierstore._disk.manifest import Manifest, TableInfo
+from tierstore._disk.keys import KeyFile, Keys, open_index, open_keys
+from tierstore._disk.manifest import KeysInfo, Manifest, TableInfo
 from tierstore._disk.partitioned import PartitionedGeneration
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
@@ -20,7 +21,13 @@ from tierstore._store.locking import ReaderLock
 from tierstore._store.versions import History, read_identity
 from tierstore.errors import CorruptStoreError, VersionError
 
-__all__ = ["PartitionReaders", "check_part", "missing_partition", "partition_directory"]
+__all__ = [
+    "PartitionReaders",
+    "WholeKeys",
+    "check_part",
+    "missing_partition",
+    "partition_directory",
+]
 
 
 @contextlib.contextmanager
@@ -44,6 +51,59 @@ def missing_partition(path: str, number: int) -> CorruptStoreError:
         "have its partitions",
         filename=path,
     )
+
+
+class WholeKeys:
+    """The external keys of a table in partitions, which the root has in a generation."""
+
+    def __init__(self, root: _io.Directory, name: str, info: Callable[[], TableInfo]) -> None:
+        """Open nothing yet; `info` returns what the root says of the table at the moment."""
+        self._root = root
+        self._name = name
+        self._info = info
+        self._opened: tuple[KeysInfo, Keys] | None = None
+        self._held: dict[str, KeyFile] = {}
+
+    def hold(self) -> None:
+        """Map the files, which a writer may remove; raises CorruptStoreError."""
+        info = self._info()
+        if info.keys is not None:
+            self._held = self._files(info, info.keys)
+
+    def __call__(self) -> Keys | None:
+        """Return the keys, or None; raises CorruptStoreError."""
+        info = self._info()
+        if info.keys is None or info.spec.keys is not None:
+            return None
+        if self._opened is None or self._opened[0] != info.keys:
+            self._opened = info.keys, self._open(info, info.keys)
+        return self._opened[1]
+
+    def _open(self, info: TableInfo, keys: KeysInfo) -> Keys:
+        def index() -> KeyFile:
+            with self._directory(info) as directory:
+                return open_index(directory, keys)
+
+        return Keys(self._held or self._files(info, keys), keys, info.spec.rows, index=index)
+
+    def _files(self, info: TableInfo, keys: KeysInfo) -> dict[str, KeyFile]:
+        try:
+            with self._directory(info) as directory:
+                return open_keys(directory, keys)
+        except FileNotFoundError as error:
+            raise CorruptStoreError(
+                f"{error.filename}, the keys of table {self._name!r}, is missing; set them again, "
+                "or restore it from a copy"
+            ) from None
+
+    @contextlib.contextmanager
+    def _directory(self, info: TableInfo) -> Iterator[_io.Directory]:
+        """Open where the keys are; raises FileNotFoundError."""
+        with (
+            self._root.directory(self._name) as table,
+            table.directory(info.generation) as directory,
+        ):
+            yield directory
 
 
 class _Reader:
@@ -109,6 +169,7 @@ class PartitionReaders:
     def __init__(self, root: _io.Directory, manifest: Manifest, locks: list[Any]) -> None:
         """Hold every partition; what locks it is added to `locks`. Raises CorruptStoreError."""
         self.seq: int = manifest.seq
+        self._root = root
         self._locks = locks
         self._readers: list[_Reader] = []
         try:
@@ -121,6 +182,9 @@ class PartitionReaders:
     def open(self, manifest: Manifest, name: str) -> PartitionedGeneration:
         """Open a table of the manifest; raises CorruptStoreError and FormatError."""
         info, count = manifest.tables[name], len(self._readers)
+        keys = WholeKeys(self._root, name, lambda: info)
+        if info.spec.keys is None:
+            keys.hold()
         shard = Shard(info.spec.rows, count, 0, count)
         parts: list[Generation] = []
         try:
@@ -133,7 +197,7 @@ class PartitionReaders:
             raise
         if info.spec.keys is not None:
             return KeyedPartitionedGeneration(dataclasses.replace(info), count, 0, parts)
-        return PartitionedGeneration(dataclasses.replace(info), shard, parts)
+        return PartitionedGeneration(dataclasses.replace(info), shard, parts, keys)
 
     def close(self) -> None:
         """Let the versions of the partitions go."""

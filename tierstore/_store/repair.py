@@ -294,11 +294,28 @@ class _PartitionedRepair(_Repair):
                 with place.make_directory(partition_name(number)) as target:
                     self._copy_partition(number, target, rows)
         tables = {
-            name: TableInfo(info.spec, "", scalars=dict(info.scalars))
-            for name, info in manifest.tables.items()
+            name: self._copy_whole(directory, name, info) for name, info in manifest.tables.items()
         }
         payload = self._copy_payload(directory)
         write_copy(directory, manifest, tables, payload, partitions=manifest.partitions)
+
+    def _copy_whole(self, directory: _io.Directory, name: str, info: TableInfo) -> TableInfo:
+        """Return what the root of the copy says of a table, whose external keys it has."""
+        copied = TableInfo(info.spec, "", scalars=dict(info.scalars))
+        if info.keys is None:
+            return copied
+        source, generation = cast(_io.Directory, self._directory), unique_name("g", 1)
+        table: _io.Directory | None = None
+        with contextlib.ExitStack() as held, directory.make_directory(name) as target:
+            with contextlib.suppress(FileNotFoundError, TierStoreError):
+                table = held.enter_context(source.directory(name))
+            target.make_directory(generation).close()
+            keys, damage = _copy_keys(table, info, target, generation)
+            target.sync()
+        if damage:
+            self._report.left_out.append(f"keys of table {name}: {damage}")
+            return copied
+        return dataclasses.replace(copied, generation=generation, keys=keys)
 
     def _copy_partition(self, number: int, target: _io.Directory, rows: RowList) -> None:
         """Copy a partition, or put rows in its place that stand for those of a missing one."""

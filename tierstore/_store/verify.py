@@ -161,7 +161,7 @@ def _verify_partitions(
     whole = {
         number
         for number, each in roots.items()
-        if check.payload_of(each, payload if each is chosen else None)
+        if check.payload_of(each, payload if each is chosen else None) & check.keys_of_whole(each)
     }
     keys_before = dict.fromkeys(chosen.tables, 0)
     for number in range(len(chosen.partitions)):
@@ -294,6 +294,23 @@ class _Check:
                 name: Payload(self.directory, info) for name, info in manifest.payload.items()
             }
         return self._payload(manifest, payload)
+
+    def keys_of_whole(self, root: Manifest) -> bool:
+        """Check the external keys of tables in partitions; return whether they are intact."""
+        named = {name: info for name, info in root.tables.items() if info.keys is not None}
+        found = [self._keys_of_whole(name, info) for name, info in named.items()]
+        return all(found)
+
+    def _keys_of_whole(self, name: str, info: TableInfo) -> bool:
+        with contextlib.ExitStack() as held:
+            directory: _io.Directory | None = None
+            try:
+                table = held.enter_context(self.directory.directory(name))
+                directory = held.enter_context(table.directory(info.generation))
+            except FileNotFoundError:
+                self.report.bad_files.append(f"{name}/{info.generation}: missing")
+                return False
+            return self._check_keys(name, info, None, directory)
 
     def close(self) -> None:
         """Release all mappings."""

@@ -15,6 +15,7 @@ from tierstore import _io
 from tierstore._disk import generation as generations
 from tierstore._disk import key_log
 from tierstore._disk.base import Progress
+from tierstore._disk.keys import write_keys
 from tierstore._disk.manifest import (
     Identity,
     Manifest,
@@ -144,10 +145,16 @@ def _copied(root: _io.Directory, made: Manifest, source: Store) -> tuple[Identit
         name: copy_payload(value, root, unique_name("payload-", 1))
         for name, value in source.payload.items()
     }
-    tables = {
-        name: dataclasses.replace(info, scalars=dict(source[name].scalars))
-        for name, info in made.tables.items()
-    }
+    tables = {}
+    for name, info in made.tables.items():
+        table, generation = source[name], unique_name("g", 1)
+        tables[name] = dataclasses.replace(info, scalars=dict(table.scalars))
+        if table.keys is None or table.spec.keys is not None:
+            continue
+        with root.make_directory(name) as place, place.make_directory(generation) as directory:
+            keys = write_keys(directory, table.keys[:], table.rows)
+            place.sync()
+        tables[name] = dataclasses.replace(tables[name], generation=generation, keys=keys)
     manifest = dataclasses.replace(
         made,
         version=before.version,

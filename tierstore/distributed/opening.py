@@ -210,16 +210,10 @@ def save(
 
     Rows, optimizer state, scalars, step, payload and the number of the version are those of the
     source, which is the `parent` of the copy. A table by key with a fixed capacity grows in the
-    copy. Damage raises, as do external keys, which partitions do not have. Raises what
-    `tierstore.open` and `Store.save` do.
+    copy. Damage raises. Raises what `tierstore.open` and `Store.save` do.
     """
     with internal_errors(), open_plain(source, version=version, budget=Budget(host=0)) as reader:
         number = check_partitions(partitions, 1)
-        for name in reader:
-            if reader[name].keys is not None and reader[name].spec.keys is None:
-                raise InvalidInputError(
-                    f"table {name!r} of {source} has external keys, which partitions do not have"
-                )
         specs = {name: growing(reader[name].spec) for name in reader}
         make_store(_local(path), specs, new_identities(number), progress, reader)
 

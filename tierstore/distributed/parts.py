@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from tierstore._disk.base import Progress
+from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._disk.partitioned import PartitionedGeneration
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
@@ -81,7 +82,9 @@ class Parts:
         share = self._share
         return Shard(rows, share.partitions, share.first, share.count)
 
-    def generation(self, name: str, info: TableInfo) -> PartitionedGeneration:
+    def generation(
+        self, name: str, info: TableInfo, keys: Callable[[], Keys | None]
+    ) -> PartitionedGeneration:
         """Return the files of a table's shard, given what the root says of the whole."""
         shard = self.shard(info.spec.rows)
         parts = [part[name]._generation for part in self.stores]
@@ -93,7 +96,7 @@ class Parts:
                 dataclasses.replace(info), shard.partitions, shard.first, parts, writers
             )
         own = dataclasses.replace(info, spec=dataclasses.replace(info.spec, rows=len(shard)))
-        return PartitionedGeneration(own, shard, parts)
+        return PartitionedGeneration(own, shard, parts, keys)
 
     def numbered(self) -> list[tuple[int, Store]]:
         """Return each partition with its number."""

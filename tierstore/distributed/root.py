@@ -6,20 +6,23 @@ publishes the others take from it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from tierstore import _io
-from tierstore._disk.manifest import Manifest
+from tierstore._disk.generation import remove_generation
+from tierstore._disk.keys import write_keys
+from tierstore._disk.manifest import KeysInfo, Manifest
 from tierstore._store.commit import CommitDraft, clean_up
 from tierstore._store.options import Options
 from tierstore._store.store import Store
 from tierstore._store.versions import History, open_directory, read_identity
 from tierstore.budget import Budget
 from tierstore.distributed.ranks import Ranks
-from tierstore.errors import InvalidInputError, NotAStoreError, VersionError
+from tierstore.errors import InvalidInputError, NotAStoreError, TierStoreError, VersionError
 
 __all__ = ["NOTHING", "Root"]
 
@@ -162,6 +165,32 @@ class Root:
         if self.store is None:
             return None
         return CommitDraft(self.store._state, step, payload, confirm=True, keep=keep)
+
+    def write_keys(
+        self, name: str, generation: str, stem: str, keys: Sequence[Any], rows: int
+    ) -> KeysInfo | None:
+        """Write the external keys of a table to a generation, as a leader, durable on return."""
+        if not self.leads:
+            return None
+        if not self.directory.exists(name):
+            self.directory.make_directory(name).close()
+        with (
+            self.directory.directory(name) as table,
+            table.make_directory(generation) as place,
+        ):
+            info = write_keys(place, keys, rows, stem)
+            table.sync()
+        self.directory.sync()
+        return info
+
+    def remove_keys(self, name: str, generation: str) -> None:
+        """Remove a generation of keys that no version will name, as a leader."""
+        if self.leads:
+            with (
+                contextlib.suppress(TierStoreError, OSError),
+                self.directory.directory(name) as table,
+            ):
+                remove_generation(table, generation)
 
     def publish(self, changes: Mapping[str, Any], draft: CommitDraft | None) -> None:
         """Publish a version whose manifest has these changes. Collective."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,10 @@ import numpy.typing as npt
 
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import as_kept, initial_records, of_partition
-from tierstore._disk.manifest import TableInfo
+from tierstore._disk.manifest import TableInfo, unique_name
 from tierstore._disk.partitioning import Shard
+from tierstore._keys.given import given
+from tierstore._keys.text import Texts
 from tierstore._store.alter import Rewrite, records_of
 from tierstore._store.copy import Overall
 from tierstore._store.store import Store
@@ -32,7 +35,7 @@ from tierstore.spec import Field, TableSpec, check_name
 if TYPE_CHECKING:
     from tierstore.distributed.store import DistributedStore
 
-__all__ = ["alter_tables", "append", "create_table", "grow"]
+__all__ = ["alter_tables", "append", "create_table", "grow", "set_keys"]
 
 _HELD_BYTES = 256 << 20
 """Records of new rows that a rank holds at a time."""
@@ -151,6 +154,45 @@ def append(
     return ids
 
 
+def set_keys(store: DistributedStore, name: str, keys: Sequence[Any] | None) -> None:
+    """Set or remove external keys; see `DistributedStore.set_keys`."""
+    store._agree("set keys", {"name": name, "count": None if keys is None else len(keys)})
+    store[name]
+    info, ranks = store._manifest.tables[name], store._ranks
+    if info.spec.keys is not None:
+        raise InvalidInputError(f"table {name!r} is by key: its keys come with their rows")
+    if len(set(ranks.together("read the keys", lambda: _digest(keys)))) > 1:
+        raise InvalidInputError(
+            f"ranks disagree on the keys of table {name!r}: every rank gives the same"
+        )
+    generation, stem = ranks.gather("name the keys", (unique_name("g", 1), uuid.uuid4().hex[:8]))[0]
+    with store._door.use(write=True), store._closed_when_broken():
+        ranks.together("check that it can set keys", lambda: store._check_clean("set keys"))
+        draft = store._root.draft()
+        changed = dataclasses.replace(info, generation="", keys=None)
+        try:
+            if keys is not None:
+                written = ranks.together(
+                    "write the keys",
+                    lambda: store._root.write_keys(name, generation, stem, keys, info.spec.rows),
+                )
+                changed = dataclasses.replace(info, generation=generation, keys=written[0])
+            ready = ranks.gather("set keys", store._prepared({name: changed}, draft))
+        except Exception:
+            store._root.remove_keys(name, generation)
+            raise
+        store._publish(agreed(ready), draft)
+
+
+def _digest(keys: Sequence[Any] | None) -> str:
+    """Return what tells keys from others."""
+    if keys is None:
+        return ""
+    values = given(keys)
+    parts = (values.offsets, values.blob) if isinstance(values, Texts) else (values,)
+    return hashlib.blake2b(b"".join(each.tobytes() for each in parts)).hexdigest()
+
+
 def _extend_all(
     store: DistributedStore,
     name: str,
@@ -160,6 +202,11 @@ def _extend_all(
 ) -> None:
     """Have a table be as a spec says; `blocks` yields the records of the rows that it lacks."""
     info, rows = store._manifest.tables[name], spec.rows
+    if info.keys is not None:
+        raise InvalidInputError(
+            f"the rows of table {name!r} have keys: store.set_keys({name!r}, None) first, and set "
+            "those of all rows afterwards"
+        )
 
     def grown() -> dict[str, TableInfo]:
         report = Overall(progress, len(store._parts.stores) * store._parts.shard(rows).blocks)

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import socket
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, Self, TypeVar, cast
@@ -27,6 +27,7 @@ from tierstore._door import Door
 from tierstore._store import closing, keeping
 from tierstore._store.commit import CommitDraft
 from tierstore._store.options import Options, whole_number
+from tierstore._store.partitions import WholeKeys
 from tierstore._store.payload import Payload
 from tierstore._store.pointer import make_pointer
 from tierstore._store.store import Store
@@ -132,7 +133,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
         for name, info in self._manifest.tables.items():
             if isinstance(shared := self._shared.get(name), DistributedTable):
                 shared.resize(self.shard_of(info.spec))
-            generation = self._parts.generation(name, info)
+            keys = WholeKeys(self._root.directory, name, self._info_of(name))
+            generation = self._parts.generation(name, info, keys)
             table = self._tables.get(name)
             if table is not None and generation.is_over(table._generation):
                 specs[name] = table._generation.spec
@@ -143,6 +145,9 @@ class DistributedStore(Closing, Mapping[str, Any]):
         if self._ranks.count > 1:
             for name in self._tables.keys() - self._shared.keys():
                 self._shared[name] = self._over(self._tables[name])
+
+    def _info_of(self, name: str) -> Callable[[], TableInfo]:
+        return lambda: self._manifest.tables[name]
 
     def _over(self, shard: Table) -> DistributedTable | DistributedKeyedTable:
         """Return a table of all ranks over the shard of this one."""
@@ -412,6 +417,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
             generation = self._tables[name]._generation
             scalars = self._manifest.tables[name].scalars
             generation.info = dataclasses.replace(generation.info, scalars=scalars)
+            self._tables[name]._forget_keys()
         for _, by_key in self._keyed():
             by_key.keys_committed()
         self._count_keys(self._confirm, "confirm the version")
@@ -552,6 +558,13 @@ class DistributedStore(Closing, Mapping[str, Any]):
         Collective, and a commit of its own. Every rank gives the same rows.
         """
         return schema.append(self, name, rows, progress)
+
+    def set_keys(self, name: str, keys: Sequence[Any] | None) -> None:
+        """Set external keys for all rows of a table, as `Store.set_keys` does, or remove them.
+
+        Collective, and a commit of its own. Every rank gives the same keys.
+        """
+        schema.set_keys(self, name, keys)
 
     # -- pointers, for states that hold no rows
 

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tierstore._disk.keys import Keys
 from tierstore._disk.partitioning import Shard
 from tierstore._table.address import host_ids
 from tierstore._table.table import Table
@@ -100,6 +102,20 @@ class DistributedTable:
     def scalars(self) -> dict[str, Any]:
         """Values that belong to the whole table; every rank must have the same at a commit."""
         return self.shard.scalars
+
+    @property
+    def keys(self) -> Keys | None:
+        """The external keys of all rows by id, or None; each rank has all of them at hand."""
+        generation: Any = self.shard._generation
+        keys: Keys | None = generation.keys_of_whole()
+        return keys
+
+    def lookup(self, keys: object, *, missing: int | None = None) -> npt.NDArray[np.int64]:
+        """Return the ids of external keys, as `Table.lookup` does. Not collective."""
+        own = self.keys
+        if own is None:
+            raise InvalidInputError(f"table {self.name!r} has no keys; see Store.set_keys")
+        return own.lookup(keys, missing=missing)
 
     @property
     def ranks(self) -> int:

@@ -42,7 +42,7 @@ def keys(
     if (file is None) == (action == "set"):
         raise click.UsageError("`keys set STORE FILE`, or `keys forget STORE`")
     found: Any = None if file is None else read_keys(file)
-    with open_store(store, "r+", allow_untested=allow_untested) as opened:
+    with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
         name = choose_table(opened, table).name
         opened.set_keys(name, found)
         version = opened.version
