@@ -28,7 +28,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 SAME_DIRECTORY = {"docs/quickstart.md", "docs/how-to/nightly.md"}
 SESSIONS = {
     "docs/attach.md",
-    "docs/concepts.md",
     "docs/file-format.md",
     "docs/from-speedtorch.md",
     "docs/how-to/row-memory.md",
@@ -36,7 +35,6 @@ SESSIONS = {
     "docs/many-tables.md",
     "docs/python.md",
     "docs/trainers.md",
-    "docs/transfer.md",
 }
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
