@@ -6,6 +6,7 @@ before, and the blocks of a page in SESSIONS are one program, as these pages say
 a shell. Blocks without a language are not run: what is printed, and what one types to install.
 """
 
+import contextlib
 import doctest
 import importlib
 import os
@@ -22,10 +23,12 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import s3
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SAME_DIRECTORY = {"docs/quickstart.md", "docs/how-to/nightly.md"}
+WITH_BUCKET = {"docs/how-to/nightly.md"}
 SESSIONS = {
     "docs/attach.md",
     "docs/file-format.md",
@@ -94,11 +97,25 @@ def fresh_module(page: Path) -> dict[str, Any]:
     return vars(module)
 
 
+@pytest.fixture
+def bucket(monkeypatch):
+    """Serve s3://bucket to blocks, which are left out where the packages for it are missing."""
+    with contextlib.ExitStack() as stack:
+        try:
+            served = stack.enter_context(s3.serving())
+        except pytest.skip.Exception:
+            served = None
+        for name, value in served.env.items() if served else ():
+            monkeypatch.setenv(name, value)
+        yield served
+
+
 @every_page
-def test_the_examples_run(page, tmp_path, monkeypatch):
+def test_the_examples_run(page, tmp_path, monkeypatch, request):
     where = page.relative_to(ROOT).as_posix()
     names: dict[str, Any] = fresh_module(page)
     directory = tmp_path
+    bucket = request.getfixturevalue("bucket") if where in WITH_BUCKET else None
     for number, block in enumerate(blocks_of(page)):
         if where not in SESSIONS:
             names = fresh_module(page)
@@ -108,6 +125,8 @@ def test_the_examples_run(page, tmp_path, monkeypatch):
         monkeypatch.chdir(directory)
         if block.language in ("python", "pycon") and "torch" in block.text:
             pytest.importorskip("torch")
+        if block.language in ("python", "sh") and "s3://" in block.text and not bucket:
+            continue
         if block.language == "python":
             run_python(block, page, names)
         elif block.language == "pycon":

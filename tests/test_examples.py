@@ -28,6 +28,7 @@ SHORT = {
     "hashed_clicks": r"loss (0\.\d+) over \d+ keys",
     "loader_workers": r"step 20: loss (0\.\d+), \d+% of the rows",
     "many_gpus": r"1 ranks, version \d+, loss (\d\.\d+)",
+    "new_words": r"(0\.\d+|1\.00) of the last day's words are nearest",
     "server": r"nearest to row 7: \[7, \d+, \d+\]; served (\d+) versions",
     "three_tiers": r"loss (0\.\d+)",
     "with_accelerate": r"back at the first of (\d) versions",
