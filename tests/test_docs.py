@@ -31,7 +31,6 @@ SAME_DIRECTORY = {"docs/quickstart.md", "docs/how-to/nightly.md"}
 WITH_BUCKET = {"docs/how-to/nightly.md"}
 SESSIONS = {
     "docs/attach.md",
-    "docs/concepts.md",
     "docs/file-format.md",
     "docs/from-speedtorch.md",
     "docs/how-to/row-memory.md",
@@ -39,7 +38,6 @@ SESSIONS = {
     "docs/many-tables.md",
     "docs/python.md",
     "docs/trainers.md",
-    "docs/transfer.md",
 }
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")

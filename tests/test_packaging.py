@@ -15,6 +15,7 @@ PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 GROUPS = PYPROJECT["dependency-groups"]
 GPU = {"cuda12x", "cuda13x"}
+TEXTS = {".md", ".py", ".yml", ".ipynb"}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -89,6 +90,13 @@ def path_of(url: str) -> Path | None:
     return None
 
 
+def test_the_wheel_installs_the_library_and_its_command_line():
+    """No package called `cli`, which other projects have as well."""
+    packages = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert [path.rpartition("/")[2] for path in packages] == ["tierstore", "tierstore_cli"]
+    assert all((ROOT / path / "__init__.py").exists() for path in packages)
+
+
 def test_every_link_of_the_readme_works_on_the_package_index():
     targets = targets_of(README)
     assert all(target.startswith("https://") for target in targets)
@@ -102,6 +110,20 @@ def test_the_citation_is_of_this_version():
     text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"version: {tierstore.__version__}\n" in text
     assert f"repository-code: {PROJECT['urls']['Source']}\n" in text
+
+
+def test_one_address_is_given_for_the_project_and_one_for_its_site():
+    """Both are wherever `project.urls` says; no page has another."""
+    source, site = PROJECT["urls"]["Source"], PROJECT["urls"]["Documentation"]
+    raw = source.replace("github.com", "raw.githubusercontent.com")
+    paths = [*ROOT.glob("*.md"), ROOT / "CITATION.cff", ROOT / "pyproject.toml"]
+    for folder in ("docs", "examples", ".github", "tierstore", "cli"):
+        paths += [path for path in (ROOT / folder).rglob("*") if path.suffix in TEXTS]
+    for path in paths:
+        for url in re.findall(
+            r"https?://[^\s)>\]\"'`]*tierstore[^\s)>\]\"'`]*", path.read_text("utf-8")
+        ):
+            assert url.startswith((source, site, raw)), f"{path}: {url}"
 
 
 def test_the_readme_is_one_screen():

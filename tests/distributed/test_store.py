@@ -19,6 +19,7 @@ from tierstore._disk.partitioning import Shard
 from tierstore.errors import (
     CapacityError,
     CorruptStoreError,
+    ExistsError,
     ForkedStoreError,
     InvalidInputError,
     LockedError,
@@ -208,6 +209,20 @@ def test_altering_needs_all_committed_and_constants(path: Path) -> None:
         with pytest.raises(InvalidInputError, match="start from a constant"):
             store.add_fields("item", {"more": tierstore.Field(3, init=tierstore.normal())})
         assert store.version == 1
+
+
+def test_fields_come_and_go_as_in_a_plain_store(tmp_path: Path) -> None:
+    spec = tierstore.TableSpec(50, 4, init=tierstore.normal(seed=1))
+    for make in (tierstore.create, distributed.create):
+        with make(tmp_path / make.__module__, {"item": spec}) as store:
+            with pytest.raises(ExistsError, match="already has a field 'weight'"):
+                store.add_fields("item", {"weight": tierstore.Field(1)})
+            store.add_fields("item", {"more": tierstore.Field(2, init=tierstore.constant(3.0))})
+            store.drop_fields("item", ["weight"])
+            assert (store["item"].read(np.arange(50)) == np.full((50, 2), 3.0)).all()
+            with pytest.raises(InvalidInputError, match="at least one field"):
+                store.drop_fields("item", ["more"])
+            assert list(store["item"].fields) == ["more"]
 
 
 def test_what_is_not_committed_is_dropped(path: Path) -> None:

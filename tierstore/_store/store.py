@@ -452,7 +452,8 @@ class Store(SchemaChanges):
         `path` may also be an unused URL for fsspec, such as "s3://bucket/emb.tier", or an empty
         zarr store: the files become objects of the same names, and tables are stored as zarr. This
         takes memory for one chunk and four bytes per row of a table at a time. `tierstore.open`
-        reads such copies directly, and `save` copies them back to a disk.
+        reads such copies directly, and `save` copies them back to a disk. `progress(done, total)`
+        is called with numbers of rows.
 
         Damage is never copied: it raises, or with `damaged="skip"` damaged rows are zeros in the
         copy, and tables that do not open, damaged keys and damaged payload values are omitted.
@@ -620,7 +621,8 @@ class Store(SchemaChanges):
         Continues after damage and reports all of it; cached rows are not changed. With `mend`, a
         writer rewrites damaged rows whose newest image is intact elsewhere, in the host tier or in
         a delta that an older version still names: they are part of the next commit, and the next
-        fold replaces the damaged ones. `tierstore.verify` checks a store that does not open.
+        fold replaces the damaged ones. `progress(done, total)` is called with numbers of rows.
+        `tierstore.verify` checks a store that does not open.
         """
         state = self._state
         with self._door.use(write=mend) as use:

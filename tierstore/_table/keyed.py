@@ -144,7 +144,7 @@ class KeyedTable(RowsByNumber):
         return RowKeys(self)
 
     def contains(self, keys: object) -> npt.NDArray[np.bool_]:
-        """Return for each key whether it has a row, in their shape."""
+        """Return for each of `keys` whether it has a row: bool, of their shape."""
         return self.lookup(keys, missing=-1) >= 0
 
     def __contains__(self, key: object) -> bool:  # type: ignore[override]
@@ -156,7 +156,7 @@ class KeyedTable(RowsByNumber):
         return found.ndim == 0 and bool(found)
 
     def lookup(self, keys: object, *, missing: int | None = None) -> npt.NDArray[np.int64]:
-        """Return the row number of each key, in their shape.
+        """Return the row number of each of `keys`: int64, of their shape.
 
         Keys without a row get `missing`; without it, UnknownNameError names the first.
         """
@@ -268,7 +268,8 @@ class KeyedTable(RowsByNumber):
     ) -> Any:
         """Read the rows of `keys`, `keys.shape + (dim,)`; see `Table.read`.
 
-        A key without a row reads as its first row, and nothing is added.
+        A key without a row reads as its first row, and nothing is added. Keys of another kind
+        than those of the table are an InvalidTypeError.
         """
         asked, kind = self._asked(keys)
         epoch = None
@@ -517,14 +518,17 @@ class KeyedTable(RowsByNumber):
         self.read(ids, field, out=out)
 
     def lease(self, ids: object) -> Lease:
-        """Pin the rows of a batch of keys for a step; adds those that are new."""
+        """Pin the rows of a batch of keys, `ids`, for a step; adds those that are new."""
         asked, kind = self._asked(ids)
         with self._still():
             rows = self._used(asked).reshape(asked.shape)
             return self.by_row.lease(self._like(rows, kind))
 
     def write(self, ids: object, rows: Any, field: str | None = None) -> None:
-        """Write rows over those of keys, adding keys that are new; see `Table.write`."""
+        """Write `ids.shape + (dim,)` rows over those of keys, `ids`; see `Table.write`.
+
+        Keys that are new are added; more than `rows=` of the table are an InvalidInputError.
+        """
         with self._still():
             super().write(ids, rows, field)
 
@@ -535,7 +539,7 @@ class KeyedTable(RowsByNumber):
         return self._owner.door.use(write=True)
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
-        """Start bringing the rows of coming keys into memory; see `Table.prefetch`."""
+        """Start bringing the rows of coming keys, `ids`, into memory; see `Table.prefetch`."""
         rows = self.lookup(ids, missing=-1).ravel()
         self.by_row.prefetch(rows[rows >= 0], window=window)
 

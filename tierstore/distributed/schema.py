@@ -56,6 +56,8 @@ def alter_tables(
     for name, fields in added.items():
         table = store[name]
         for field, item in fields.items():
+            if field in table.fields:
+                raise ExistsError(f"table {table.name!r} already has a field {field!r}")
             if item.init is not None and not isinstance(item.init, Constant):
                 raise InvalidInputError(
                     f"field {field!r} of table {table.name!r}: fields that are added to a "
@@ -295,7 +297,10 @@ def _altered(spec: TableSpec, change: Mapping[str, Any], added: Mapping[str, Fie
     """Return what a table comes to, as far as its room in memory goes."""
     fields = {**spec.fields, **added}
     kept = {name: item for name, item in fields.items() if name not in change.get("drop", ())}
-    return dataclasses.replace(spec, fields=kept, init=None) if kept else spec
+    if not kept:
+        return spec
+    # The first field, which these three are of, may be another one now.
+    return dataclasses.replace(spec, fields=kept, dim=None, dtype=None, init=None)
 
 
 def _with_fields(info: TableInfo, now: TableSpec, added: Mapping[str, Field]) -> TableInfo:

@@ -510,7 +510,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
         """Add a table and return it, as `Store.create_table` does; a commit of its own. Collective.
 
         First values are those of a plain store with the same seeds, to the bit; without a seed,
-        that of the first rank counts. Raises ExistsError if there is one of that name.
+        that of the first rank counts. `progress` is called with what this rank has done and has to
+        do. Raises ExistsError if there is one of that name.
         """
         schema.create_table(self, name, spec, progress)
         table: Table | DistributedTable | DistributedKeyedTable = self[name]
@@ -519,13 +520,20 @@ class DistributedStore(Closing, Mapping[str, Any]):
     def add_fields(
         self, name: str, fields: Mapping[str, Field], *, progress: Progress | None = None
     ) -> None:
-        """Add fields to every record of a table; a commit of its own. Collective."""
+        """Add fields to every record of a table, as `Store.add_fields` does. Collective.
+
+        A commit of its own. `progress` is called with what this rank has done and has to do. Raises
+        ExistsError for a field that already exists.
+        """
         self.alter_tables({name: {"add": fields}}, progress=progress)
 
     def drop_fields(
         self, name: str, fields: Iterable[str], *, progress: Progress | None = None
     ) -> None:
-        """Remove fields from every record of a table; a commit of its own. Collective."""
+        """Remove fields from every record of a table, as `Store.drop_fields` does. Collective.
+
+        A commit of its own. Raises UnknownNameError for a field that does not exist.
+        """
         self.alter_tables({name: {"drop": list(fields)}}, progress=progress)
 
     def alter_tables(
