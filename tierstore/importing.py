@@ -348,7 +348,7 @@ def _field_of(table: Table, field: str, dtype: str | None) -> Field:
     if field not in table.fields:
         raise UnknownNameError(
             f"table {table.name!r} has no field {field!r}, only {', '.join(table.fields)}; "
-            "add it first (Store.add_fields)"
+            "add it first (Store.add_fields, tierstore add-field)"
         )
     found = table.fields[field]
     if dtype is not None and dtype != found.dtype:

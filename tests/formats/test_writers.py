@@ -4,6 +4,8 @@ Plain text is emitted as a tool writes it where the tool is no library of Python
 not installed skips its cells of the matrix.
 """
 
+import csv
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -309,6 +311,35 @@ def xarray_zarr(path, keys):
     data.to_zarr(path, zarr_format=3, consolidated=False)
 
 
+def arrow_file(path, keys):
+    pyarrow, ipc = map(pytest.importorskip, ("pyarrow", "pyarrow.ipc"))
+    vectors = pyarrow.array(list(MATRIX), pyarrow.list_(pyarrow.float32(), 5))
+    table = pyarrow.table(columns_of(keys, vectors))
+    with ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+
+
+def faiss_file(path, keys):
+    """As faiss and big-ann-benchmarks write them: fvecs has the length before each row."""
+    if path.suffix == ".fbin":
+        path.write_bytes(np.array(MATRIX.shape, "<u4").tobytes() + MATRIX.tobytes())
+    else:
+        lengths = np.full((len(MATRIX), 1), MATRIX.shape[1], "<i4").view("f4")
+        path.write_bytes(np.hstack([lengths, MATRIX]).tobytes())
+
+
+def sharded_model(path, keys):
+    """As Hugging Face's save_pretrained does with a model of several files."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file({"weight": MATRIX}, path.with_name("model-00001-of-00002.safetensors"))
+    numpy.save_file({"bias": MATRIX[0]}, path.with_name("model-00002-of-00002.safetensors"))
+    files = {
+        "weight": "model-00001-of-00002.safetensors",
+        "bias": "model-00002-of-00002.safetensors",
+    }
+    path.write_text(json.dumps({"metadata": {"total_size": 820}, "weight_map": files}))
+
+
 BINARY_WRITERS = {
     "pandas.parquet": lambda path, keys: pandas_lists(keys).to_parquet(path),
     "pandas.parquet, wide": lambda path, keys: pandas_wide(keys).to_parquet(path),
@@ -321,6 +352,11 @@ BINARY_WRITERS = {
     "duckdb.parquet": duckdb_parquet,
     "duckdb.parquet, array": lambda path, keys: duckdb_parquet(path, keys, "float[5]"),
     "pyarrow.parts": arrow_parts,
+    "pyarrow.arrow": arrow_file,
+    "numpy.npy, alone": lambda path, keys: np.save(path, MATRIX),
+    "faiss.fvecs, alone": faiss_file,
+    "big-ann.fbin, alone": faiss_file,
+    "transformers.safetensors.index.json, alone": sharded_model,
     "datasets.saved": lambda path, keys: hugging_face(keys).save_to_disk(path, num_shards=3),
     "datasets.parquet": lambda path, keys: hugging_face(keys).to_parquet(path),
     "datasets.jsonl": lambda path, keys: hugging_face(keys).to_json(path),
@@ -341,6 +377,8 @@ BINARY_WRITERS = {
 def test_binary_files_of_other_tools(tmp_path, writer, keys):
     if writer.endswith(", ids") and keys is WORDS:
         pytest.skip("the format has whole numbers only")
+    if writer.endswith(", alone") and keys is not None:
+        pytest.skip("the format has no keys")
     path = tmp_path / ("f." + writer.partition(".")[2].partition(",")[0])
     BINARY_WRITERS[writer](path, keys)
     found, stored = read_back(path)
@@ -402,6 +440,30 @@ def read_faiss(path):
     return data.reshape(-1, data[0] + 1)[:, 1:].copy().view("<f4"), None
 
 
+def read_arrow_columns(table):
+    return np.stack(table["weight"].to_numpy()), table["key"].to_pylist()
+
+
+def read_torch(path):
+    """Keys are bytes and offsets, as strings are no tensors."""
+    found = pytest.importorskip("safetensors.torch").load_file(path)
+    ends, text = found["keys_offsets"].tolist(), bytes(found["keys"].tolist())
+    return found["weight"].numpy(), [text[a:b].decode() for a, b in pairwise(ends)]
+
+
+def read_glove(path):
+    """As scripts read GloVe and fastText: a line is a word and numbers, after counts."""
+    _, *lines = path.read_text().splitlines()
+    rows = [line.rsplit(" ", 5) for line in lines]
+    return np.array([row[1:] for row in rows], "f4"), [row[0] for row in rows]
+
+
+def read_r(path):
+    """As read.table(header = TRUE, sep = "\\t") does: quotes, and doubled ones within."""
+    _, *rows = csv.reader(path.read_text().splitlines(), delimiter="\t")
+    return np.array([row[1:] for row in rows], "f4"), [row[0] for row in rows]
+
+
 def library(name):
     return pytest.importorskip(name)
 
@@ -418,7 +480,39 @@ FOREIGN_READERS = {
     "safetensors.safetensors": read_safetensors,
     "TensorBoard.projector": read_projector,
     "faiss.fvecs": read_faiss,
+    "pyarrow.parquet": lambda path: read_arrow_columns(library("pyarrow.parquet").read_table(path)),
+    "pyarrow.feather": lambda path: read_arrow_columns(library("pyarrow.feather").read_table(path)),
+    "torch.safetensors": read_torch,
+    "GloVe.vec": read_glove,
+    "fastText.txt": read_glove,
+    "R.tsv": read_r,
 }
+
+TOOLS = {
+    *(
+        "pandas",
+        "polars",
+        "duckdb",
+        "pyarrow",
+        "datasets",
+        "torch",
+        "safetensors",
+        "numpy",
+        "xarray",
+    ),
+    *("gensim", "fastText", "GloVe", "Excel", "R", "h5py", "faiss"),
+}
+READ_ONLY = {"h5py", "Excel"}
+"""Tools whose files are read, and for whose own formats there is no writer."""
+
+
+def test_the_matrix_has_every_tool_on_both_sides():
+    def tools(cells):
+        return {name.partition(".")[0] for name in cells}
+
+    here = {"gensim", "R", "xarray"}  # which have tests of their own above
+    assert tools({**TEXT_WRITERS, **WORD_WRITERS, **BINARY_WRITERS}) | here >= TOOLS
+    assert tools(FOREIGN_READERS) | here >= TOOLS - READ_ONLY
 
 
 @pytest.mark.parametrize("reader", FOREIGN_READERS)

@@ -417,7 +417,7 @@ class Store(SchemaChanges):
                 if version != state.manifest.version:
                     raise InvalidInputError(
                         f"version {version} is kept as {name!r}, and a fold drops all but the "
-                        f"newest: call store.release({name!r}) first"
+                        f"newest: call store.release({name!r}) or 'tierstore release' first"
                     )
             before = set(state.ledger.versions)
             if not self._folder.fold(state.manifest.version, progress):

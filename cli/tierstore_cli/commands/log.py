@@ -20,9 +20,9 @@ from tierstore_cli.params import READ_STORE, Place, full_name
 def log(out: Output, store: Place) -> None:
     """List the versions of STORE that can be opened, the newest first.
 
-    TIME is in UTC. ROWS and BYTES are what the commit of the version wrote, of rows as often as
-    they were written; when small commits were merged behind the trainer, of all of them. PAYLOAD
-    names the values committed with the rows.
+    ROWS and BYTES are what the commit of the version wrote, of rows as often as they were written;
+    when small commits were merged behind the trainer, of all of them. PAYLOAD names the values
+    committed with the rows.
 
     \b
     Examples:
@@ -48,7 +48,7 @@ def log(out: Output, store: Place) -> None:
         "store": full_name(store),
         "versions": [{**dataclasses.asdict(each), "time": _iso(each)} for each in versions],
     }
-    headers = ("VERSION", "TIME", "STEP", "ROWS", "BYTES", "KEPT AS", "PAYLOAD")
+    headers = ("VERSION", "TIME (UTC)", "STEP", "ROWS", "BYTES", "KEPT AS", "PAYLOAD")
     out.show(data, Grid(headers, rows, right=frozenset({0, 2, 3, 4})))
 
 
