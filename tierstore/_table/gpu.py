@@ -539,18 +539,21 @@ class DeviceAccess(DeviceArrays):
         self.door.check()
         self.extent.epoch.check_open()
         item, batch = self.layout.field(name), Ids(ids.view(-1), tuple(ids.shape), "torch")
-        check_out(out, item, batch, str(self.torch_device), name)
+        kind = check_out(out, item, batch, str(self.torch_device), name)
         lo, hi = self.layout.span(name)
         count, scaled = len(batch.rows), item.scaled
         into = writable_bytes(out, item)
-        if scaled is not None and self.device.pointer(out) % 16:
-            raise InvalidInputError(f"out for {name} must begin at a multiple of 16 bytes")
+        if scaled is not None and (kind.kernel is None or self.device.pointer(out) % 16):
+            raise InvalidInputError(
+                f"out for {name} in a CUDA graph is float32, bfloat16 or float16, at a multiple of "
+                f"16 bytes; this is {kind.name}"
+            )
         if scaled is not None and count:
             into = self.empty("torch", count, hi - lo)  # of the graph's own memory
         self.gpu.capture(batch.rows, into, lo, hi, within=self.within, stream=stream)
         if scaled is not None and count:
             rows, to = self.device.pointer(into), self.device.pointer(out)
-            kernel, arguments = unscaling(scaled, rows, to, count, ELEMENT_TYPES[DEFAULT_DTYPE])
+            kernel, arguments = unscaling(scaled, rows, to, count, kind)
             # Not `launch`, whose markers of what lies outside a graph cannot be in one.
             self.gpu.launcher.start(kernel, arguments, stream, count * scaled.dim)
         return True

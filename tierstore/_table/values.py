@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
+from tierstore._dtypes import ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._scaled import ScaledElements
 from tierstore._table.address import Ids, is_cupy, is_torch
 from tierstore._tiers.gpu.abi import RECORDS, Arguments, Structure
@@ -42,30 +42,44 @@ def read_dtype(item: Field) -> np.dtype[Any]:
     return item.element.numpy
 
 
-def check_out(out: Any, item: Field, ids: Ids, device: str, name: str) -> None:
-    """Check that a read of a field can be written to `out`; raises as `to_bytes` does."""
+def check_out(out: Any, item: Field, ids: Ids, device: str, name: str) -> ElementType:
+    """Check that a read of a field can be written to `out`; raises as `to_bytes` does.
+
+    Returns the type of its elements: the field's own, or for a scaled field any type of floats.
+    """
     if ids.kind == "torch":
         if not is_torch(out):
             raise InvalidTypeError(f"{name} is read as a tensor; out is a {type(out).__name__}")
-        dtype = str(out.dtype).removeprefix("torch.")
-        wanted = item.dtype if item.scaled is None else DEFAULT_DTYPE
+        found = str(out.dtype).removeprefix("torch.")
+        able = {kind.name: kind for kind in _out_types(item)}
         fits = out.is_contiguous() and not out.requires_grad and str(out.device) == device
     elif ids.kind == "numpy":
         if not isinstance(out, np.ndarray):
             raise InvalidTypeError(f"{name} is read as an array; out is a {type(out).__name__}")
-        dtype, wanted = out.dtype.str, read_dtype(item).str
+        found = out.dtype.str
+        own = item.scaled is None
+        able = {kind.numpy.str: kind for kind in _out_types(item) if own or not kind.as_bits}
         fits = out.flags.c_contiguous and out.flags.writeable
     else:
         raise InvalidInputError("out= takes NumPy or torch rows; CuPy ids give a fresh array")
     expected = (*ids.shape, item.dim)
-    if dtype != wanted or tuple(out.shape) != expected:
+    if found not in able or tuple(out.shape) != expected:
         raise InvalidInputError(
-            f"{name} for these ids is {wanted} {expected}, out is {dtype} {tuple(out.shape)}"
+            f"{name} for these ids is {' or '.join(able)} {expected}, out is {found} "
+            f"{tuple(out.shape)}"
         )
     if not fits:
         raise InvalidInputError(
             f"out for {name} must be contiguous, writable, without requires_grad and on {device}"
         )
+    return able[found]
+
+
+def _out_types(item: Field) -> list[ElementType]:
+    """Return the types in which a field is read into memory of the caller."""
+    if item.scaled is None:
+        return [item.element]
+    return [kind for kind in ELEMENT_TYPES.values() if kind.trainable]
 
 
 def writable_bytes(out: Any, item: Field) -> Any:
