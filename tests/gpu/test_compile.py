@@ -18,6 +18,7 @@ STEP: dict[str, Any] = {
     "COMPUTED": "F32",
     "STOCHASTIC": 0,
     "NARROW": 0,
+    "SCALED": 0,
     "FIRST": "F32",
     "SECOND": "None",
     "THIRD": "None",
@@ -95,6 +96,19 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "narrow adam": (
         "optim/step.cu",
         {**STEP, "FIRST": "BF16", "SECOND": "BF16", "NARROW": 1},
+    ),
+    "adam in 8 bits": (
+        "optim/step.cu",
+        {**STEP, "FIRST": "E4M3FN", "SECOND": "E5M2", "NARROW": 1, "SCALED": 1},
+    ),
+    "bfloat16 rmsprop in 8 bits": (
+        "optim/step.cu",
+        {
+            **STEP,
+            **{"OPTIMIZER": "RMSPROP", "WEIGHT": "BF16", "STOCHASTIC": 1, "MOMENTUM": 1},
+            **{"CENTERED": 1, "FIRST": "E5M2", "SECOND": "E4M3FN", "THIRD": "E4M3FN"},
+            **{"NARROW": 1, "SCALED": 1, "VECTOR": 1},
+        },
     ),
     "row-wise at random": (
         "optim/step.cu",

@@ -397,7 +397,10 @@ class DeviceLease:
         fields = {name: columns.layout.field(name) for name in columns.names}
         out = {name: self._empty(item, self._ids) for name, item in fields.items()}
         self._copy(columns, "gather", out)
-        return {name: self._answer(out[name], item, self._ids) for name, item in fields.items()}
+        return {
+            name: out[name] if columns.is_raw(item) else self._answer(out[name], item, self._ids)
+            for name, item in fields.items()
+        }
 
     def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
         """Write `(bound, dim)` values over several fields of the distinct rows; two launches."""
@@ -405,7 +408,9 @@ class DeviceLease:
         access, layout = self._access, columns.layout
         stream, given = access.stream(self._kind), {}
         for name in columns.names:
-            data = access.to_bytes(values[name], layout.field(name), self._ids, name)
+            item, data = layout.field(name), values[name]
+            if not columns.is_raw(item):
+                data = access.to_bytes(data, item, self._ids, name)
             given[name] = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
         self._copy(columns, "scatter", given, writes=columns.names)
 

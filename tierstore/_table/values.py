@@ -249,11 +249,13 @@ class Columns:
         items, spans: their fields and byte ranges.
         lo, hi: the byte range from the first of them to the last.
         gapless: whether no byte of it belongs to anything else.
+        raw: whether fields with scales come and go as the bytes that they store.
     """
 
-    def __init__(self, layout: RecordLayout, names: Sequence[str]) -> None:
+    def __init__(self, layout: RecordLayout, names: Sequence[str], *, raw: bool = False) -> None:
         """Look the fields up; raises UnknownNameError."""
         self.layout = layout
+        self.raw = raw
         self.names: tuple[str, ...] = tuple(names)
         self.items: list[Field] = [layout.field(name) for name in self.names]
         self.spans: list[tuple[int, int]] = [layout.span(name) for name in self.names]
@@ -288,8 +290,14 @@ class Columns:
                 found[name] = torch.from_numpy(part).view(self._torch_dtype)
             return found
         for name, item, (lo, hi) in zip(self.names, self.items, self.spans, strict=True):
-            found[name] = from_bytes(data[:, lo - self.lo : hi - self.lo], item, ids)
+            part = data[:, lo - self.lo : hi - self.lo]
+            raw = self.is_raw(item)
+            found[name] = raw_rows(part, item, ids) if raw else from_bytes(part, item, ids)
         return found
+
+    def is_raw(self, item: Field) -> bool:
+        """Whether a field comes and goes as bytes `(n, nbytes)`."""
+        return self.raw and item.scaled is not None
 
     def joined(self, values: Mapping[str, Any], ids: Ids) -> list[tuple[int, int, Any]]:
         """Return `(rows, dim)` values of the fields as pieces of records, `(lo, hi, bytes)`.
@@ -306,7 +314,9 @@ class Columns:
         for name, item, (lo, hi), each in zip(
             self.names, self.items, self.spans, given, strict=True
         ):
-            pieces.append((lo, hi, to_bytes(each, item, ids.shape, name)))
+            raw = self.is_raw(item)
+            data = each.numpy() if raw else to_bytes(each, item, ids.shape, name)
+            pieces.append((lo, hi, data))
         if len(pieces) == 1 or not self.gapless:
             return pieces
         whole = np.empty((*ids.shape, self.hi - self.lo), np.uint8)
