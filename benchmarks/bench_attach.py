@@ -84,8 +84,8 @@ def main() -> None:
         "reads",
         notes=[
             "each file is opened in a process of its own, which has imported tierstore",
-            "a host tier counts 4 bytes for each row of the file to its budget; pages of that map "
-            "take memory when a row of theirs is used",
+            "a host tier counts 4 bytes for each row of the file to its budget",
+            "pages of that map take memory when a row of theirs is used",
             "limit: 4 KiB reads at random places, 256 in flight, past the page cache",
             "cold: pages were dropped before each gather, and mincore counted what was left",
         ],

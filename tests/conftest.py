@@ -9,7 +9,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Before torch is imported, and for every child: xdist has a process on each core already."""
 
-SKIPPED_UNLESS_ASKED_FOR = {
+LEFT_OUT_UNLESS_ASKED_FOR = {
     "slow": "make test-all",
     "thorough": "make test-all",
     "torture": "make torture",
@@ -18,7 +18,7 @@ SKIPPED_UNLESS_ASKED_FOR = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    for name in SKIPPED_UNLESS_ASKED_FOR:
+    for name in LEFT_OUT_UNLESS_ASKED_FOR:
         parser.addoption(f"--{name}", action="store_true", help=f"run tests marked {name} too")
 
 
@@ -44,12 +44,11 @@ def why_no_gpu() -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for name, command in SKIPPED_UNLESS_ASKED_FOR.items():
-        if not config.getoption(f"--{name}"):
-            skip = pytest.mark.skip(reason=f"needs --{name} ({command})")
-            for item in items:
-                if name in item.keywords:
-                    item.add_marker(skip)
+    left_out = [name for name in LEFT_OUT_UNLESS_ASKED_FOR if not config.getoption(f"--{name}")]
+    config.hook.pytest_deselected(
+        items=[item for item in items if any(name in item.keywords for name in left_out)]
+    )
+    items[:] = [item for item in items if not any(name in item.keywords for name in left_out)]
 
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if on_gpu else None

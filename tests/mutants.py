@@ -523,8 +523,8 @@ MUTANTS = [
     ),
     Mutant(
         "nn/bags.py",
-        "if self._seen() == self._versions:",
-        "if True:",
+        "if self._whole is not None and self._seen() == self._versions:",
+        "if self._whole is not None:",
         "tests/training/test_pooling.py",
     ),
     Mutant(
@@ -535,13 +535,13 @@ MUTANTS = [
     ),
     Mutant(
         "optim/trained.py",
-        "        for number in share.tables:\n",
-        "        for number in share.tables[:1]:\n",
+        "        for scalars in alike.scalars:\n",
+        "        for scalars in alike.scalars[:1]:\n",
         "tests/training/test_collections.py",
     ),
     Mutant(
         "optim/trained.py",
-        "                key = group, *map(tables[number]._scalars.get, names)",
+        "                key = group, *map(self._scalars[number].get, names)",
         "                key = (group,)",
         "tests/training/test_collections.py",
     ),

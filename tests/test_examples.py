@@ -95,18 +95,13 @@ def test_every_example_is_here() -> None:
         assert len(lines) <= (25 if name == "minimal" else 60)
 
 
-SLOW_IMPORTS = {"with_accelerate", "with_lightning"}
+IMPORTED = {"with_accelerate", "with_lightning"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in SLOW_IMPORTS else name
-        for name in sorted(SHORT)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SHORT))
 def test_the_short_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name in SLOW_IMPORTS:
+    if name in IMPORTED:
         pytest.importorskip(name.removeprefix("with_"), reason="the library is not installed")
     monkeypatch.chdir(tmp_path)
     found = re.search(SHORT[name], run(name).splitlines()[-1])
@@ -146,10 +141,9 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 # 3,400 rows of 128 bytes, a sixth of which fit into memory.
 CLICKS = ["--scale", "1e-4", "--batch", "64", "--host-bytes", "100kB", "--commit-every", "2"]
 
-LONGEST = pytest.param("word2vec", marks=pytest.mark.slow)
 
-
-@pytest.mark.parametrize("name", [LONGEST, *sorted(FIGURES.keys() - {"word2vec"})])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(FIGURES))
 def test_the_example_runs(name: str, tmp_path: Path) -> None:
     data = file_for(name, tmp_path)
     given: list[object] = ["--data", data, "--device", "cpu"]
@@ -231,6 +225,7 @@ def test_a_tenth_of_the_rows_in_memory_gives_the_same_figures(name: str, tmp_pat
 NGRAMS = ["--device", "cpu", "--rows", 5000, "--width", 32, "--layers", 1, "--every", 5]
 
 
+@pytest.mark.slow
 def test_an_ngram_memory_helps_and_its_budget_changes_nothing(tmp_path: Path) -> None:
     data = file_for("ngram_memory", tmp_path)
     given = ["--data", data, *NGRAMS, "--epochs", 2]
@@ -243,6 +238,7 @@ def test_an_ngram_memory_helps_and_its_budget_changes_nothing(tmp_path: Path) ->
     assert tenth[1]["bits a byte"] < plain[1]["bits a byte"]
 
 
+@pytest.mark.slow
 def test_an_ngram_memory_goes_on_after_a_kill(tmp_path: Path) -> None:
     data = file_for("ngram_memory", tmp_path)
     given = ["--data", data, *NGRAMS, "--state-dtype", "bfloat16"]

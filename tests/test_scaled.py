@@ -56,7 +56,10 @@ def as_torch(elements, scales, dtype):
 
 @pytest.mark.parametrize("place", ["cpu", "emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("blocks", [1, 2, 128])
+@pytest.mark.parametrize(
+    "blocks",
+    [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(128, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, blocks, place):
     elements, scales = made(dtype, scale, blocks)
@@ -113,7 +116,7 @@ def test_rows_are_read_into_floats_alone(tmp_path, out):
     fields = {"w": Field(DIM, "int8", scale=Scale()), "plain": Field(DIM)}
     with tierstore.create(tmp_path / "s", {"t": TableSpec(9, fields=fields)}) as store:
         ids = torch.arange(2) if isinstance(out, torch.Tensor) else np.arange(2)
-        with pytest.raises(InvalidInputError, match="w for these ids is .* or .*f"):
+        with pytest.raises(InvalidInputError, match=r"w for these ids is .* or .*f"):
             store["t"].read_into(ids, out)
         with pytest.raises(InvalidInputError, match=r"plain for these ids is .*f.*4? \("):
             half = torch.zeros(2, DIM).half()

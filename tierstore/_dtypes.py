@@ -86,7 +86,7 @@ class ElementType:
         """Describe a type; `stored` is a NumPy type code."""
         self.name = name
         self.stored: np.dtype[Any] = np.dtype(stored)
-        self.numpy = self.stored
+        self.numpy: np.dtype[Any] = self.stored
         self.safetensors = safetensors
         self.held_by = held_by
         self.kernel = kernel

@@ -85,7 +85,7 @@ class ScaledElements(ElementType):
     def __init__(self, element: ElementType, scale: ScaleType, dim: int, block: int) -> None:
         """Lay the elements and scales of a row out."""
         super().__init__(element.name, "|u1", safetensors=element.safetensors)
-        self.numpy = np.dtype("<f4")
+        self.numpy: np.dtype[Any] = np.dtype("<f4")
         self.element = element
         self.scale = scale
         self.dim = dim

@@ -6,15 +6,18 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import click
 
 import tierstore
-from tierstore import Attached, Store, Table
+from tierstore import Store, Table
 from tierstore.errors import ConcurrentWriterError, LockedError, RowIndexError
 from tierstore_cli.command import WAITING
 from tierstore_cli.params import Place, Rows, Share
+
+if TYPE_CHECKING:  # reading files takes time to import, which few commands do
+    from tierstore import Attached
 
 Result = TypeVar("Result")
 
@@ -30,10 +33,19 @@ def open_store(
     version: int | str | None = None,
     *,
     allow_untested: bool = False,
+    partitions: bool = False,
 ) -> Store:
-    """Open a store without caches; a writer waits for its lock for the seconds of --wait."""
+    """Open a store without caches; a writer waits for its lock for the seconds of --wait.
+
+    With `partitions`, a writer takes a store that has them too, all of them.
+    """
 
     def work() -> Store:
+        if partitions and isinstance(path, Path) and (path / "partitions").is_dir():
+            of_ranks = tierstore.distributed.open(
+                path, budget=NO_CACHE, allow_untested=allow_untested
+            )
+            return cast(Store, of_ranks)
         return tierstore.open(
             path, mode, version=version, budget=NO_CACHE, allow_untested=allow_untested
         )

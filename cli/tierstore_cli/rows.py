@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tierstore import Table
 from tierstore_cli.output import Grid
 
 ELEMENTS_SHOWN = 8
+_BLOCK = 65536
 
 
 def rows_data(table: Table, field: str, ids: Sequence[int]) -> dict[str, Any]:
@@ -61,3 +63,22 @@ def rows_grid(data: dict[str, Any]) -> Grid:
 
 def _number(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def id_lines(table: Table, rows: npt.NDArray[np.int64]) -> Iterator[list[object]]:
+    """Yield the cells of a line for each row: the table, the id, and the key if there is one."""
+    for start in range(0, rows.size, _BLOCK):
+        ids = rows[start : start + _BLOCK]
+        if table.keys is None:
+            yield from ([table.name, row] for row in ids.tolist())
+        else:
+            keys = table.keys[ids]
+            yield from ([table.name, row, key] for row, key in zip(ids.tolist(), keys, strict=True))
+
+
+def ids_and_keys(table: Table, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Return the ids of rows, with their keys if there are any."""
+    found: dict[str, Any] = {"ids": rows.tolist()}
+    if table.keys is not None:
+        found["keys"] = np.asarray(table.keys[rows]).tolist()
+    return found

@@ -18,6 +18,7 @@ READING = [
     "inspect s.tier --stats",
     "log s.tier",
     "get s.tier --table item 1",
+    "get s.tier --table who --key twice",
     "near s.tier --table item --id 1",
     "export s.tier rows.npy --table item",
     "diff s.tier 1 2",
@@ -26,27 +27,30 @@ READING = [
     "save s.tier copy.tier",
     "save s.tier wide.tier --partitions 5",
     "doctor s.tier",
+    "repair s.tier fixed.tier",
 ]
 """Commands that read the store."""
+UPKEEP = [
+    ("put s.tier --table item --id 1 1 2 3 4", 3),
+    ("keep s.tier best", 2),
+    ("release s.tier good", 2),
+    ("fold s.tier", 2),
+    ("expire s.tier --table who --fewer-than 2", 3),
+]
+"""Commands that write the store as one process would, and the version that they leave."""
 WRITING = [
     "init s.tier --table more --rows 3 --dim 2",
     "add-field s.tier more --table item --dim 4",
-    "put s.tier --table item --id 1 1 2 3 4",
     "load s.tier rows.npy --table item",
     "grow s.tier --table item --rows 80",
     "rename s.tier item other",
     "drop s.tier user",
     "keys set s.tier keys.txt --table item",
-    "fold s.tier",
-    "keep s.tier best",
-    "release s.tier best",
     "restore s.tier --version 1",
-    "expire s.tier --table item --fewer-than 2",
     "patch s.tier some.patch",
-    "repair s.tier fixed.tier",
 ]
 """Commands that would write it by themselves."""
-OTHERS = {"bench", "plan", "simulate", "top"}
+OTHERS = {"bench", "follow", "plan", "simulate", "top"}
 """Commands that take no store, or that watch one until they are interrupted."""
 
 
@@ -56,9 +60,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tables = {
         "item": tierstore.TableSpec(60, 4, init=tierstore.normal(seed=1)),
         "user": tierstore.TableSpec(9, 4, init=tierstore.normal(seed=2)),
+        "who": tierstore.TableSpec(dim=4, keys="text", track_uses=True),
     }
     with tierstore.distributed.create("s.tier", tables, partitions=3) as store:
         store["item"].write([1], np.ones((1, 4), np.float32))
+        store["who"].write(["once", "twice"], np.ones((2, 4), np.float32))
+        store["who"].write(["twice"], np.ones((1, 4), np.float32))
         store.commit(1)
     np.save("rows.npy", np.ones((60, 4), np.float32))
     Path("keys.txt").write_text("\n".join(map(str, range(60))), encoding="utf-8")
@@ -71,7 +78,7 @@ def outcome(line: str) -> Any:
 
 
 def test_every_command_is_walked() -> None:
-    walked = {line.split()[0] for line in READING + WRITING}
+    walked = {line.split()[0] for line in READING + WRITING + [line for line, _ in UPKEEP]}
     assert walked | OTHERS == set(cli.list_commands(None))  # type: ignore[arg-type]
 
 
@@ -83,6 +90,26 @@ def test_commands_that_read_take_it_as_one_store(place: Path, line: str) -> None
     if line.startswith("export"):
         with tierstore.open("s.tier") as store:
             assert np.array_equal(np.load("rows.npy"), store["item"][:])
+
+
+@pytest.mark.parametrize(("line", "version"), UPKEEP)
+def test_commands_of_upkeep_write_it_as_one_store(place: Path, line: str, version: int) -> None:
+    with tierstore.distributed.open("s.tier") as store:
+        store.keep(2, "good")
+        expected = store["item"][:]
+    result = outcome(line)
+    assert result.exit_code == 0, result.output
+    if line.startswith("put"):
+        expected[1] = [1, 2, 3, 4]
+    names = {"good": {"good"}, "best": {"best", "good"}, "release": set()}
+    wanted = names["release" if "release" in line else "best" if "best" in line else "good"]
+    with tierstore.open("s.tier") as store:
+        kept = {each.version: set(each.names) for each in store.versions()}
+        assert store.version == version and kept[2] == wanted
+        assert (1 in kept) != line.startswith(("fold", "put", "expire"))
+        assert store["who"].keys[:].tolist().count("once") != line.startswith("expire")
+        assert np.array_equal(store["item"][:], expected)
+    assert tierstore.verify("s.tier").ok
 
 
 @pytest.mark.parametrize("line", WRITING)

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 import tierstore
 from tierstore import distributed
+from tierstore._disk.partitioning import Shard
 from tierstore.errors import (
     CapacityError,
     CorruptStoreError,
@@ -276,13 +277,63 @@ def test_damage_is_reported_by_id(path: Path) -> None:
         assert reader.verify().bad_rows["item"] == [bad]
 
 
+def test_a_store_with_damaged_partitions_is_repaired(path: Path, tmp_path: Path) -> None:
+    with distributed.open(path) as store:
+        rows = RANDOM.standard_normal((ROWS, 5), np.float32)
+        store["item"].write(np.arange(ROWS), rows)
+        store.commit(1, payload={"note": {"of": 1}})
+        expected = contents(store)
+        parts = [Shard(ROWS, 4, 0, 4).rows_in(each, np.arange(-(-ROWS // 4))) for each in range(4)]
+        newest = RANDOM.standard_normal((ROWS, 5), np.float32)
+        for number in (0, 2):  # others have no third version
+            ids = np.sort(parts[number][parts[number] < ROWS])
+            store["item"].write(ids, newest[ids])
+        store.commit(1)
+    whole = tierstore.repair(path, tmp_path / "whole")
+    assert whole.complete
+    with distributed.open(tmp_path / "whole") as store, tierstore.open(path) as reader:
+        assert same(contents(store), contents(reader))
+        assert store.payload["note"].tree() == {"of": 1}
+        assert reader["item"].fields == store["item"].fields
+
+    partitions = path / "partitions"
+    manifests = sorted((partitions / "00000").glob("manifest*"))
+    manifests[-1].write_bytes(b"damaged")  # of the newest version
+    shutil.rmtree(partitions / "00001")
+    (delta,) = (partitions / "00002" / "item").glob("g*/delta-*3-*.bin")
+    data = bytearray(delta.read_bytes())
+    data[3] ^= 1  # the first record that was written to it
+    delta.write_bytes(data)
+    before = {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
+    report = tierstore.repair(path, tmp_path / "copy", fill=("version", "nan"))
+    assert {each: each.read_bytes() for each in path.rglob("*") if each.is_file()} == before
+    assert not report.complete
+    counts = report.tables["item"]
+    in_part = [int((each < ROWS).sum()) for each in parts]
+    assert (counts.rows, counts.older, counts.filled) == (ROWS, in_part[0] + 1, in_part[1])
+    assert tierstore.verify(tmp_path / "copy").ok
+    with distributed.open(tmp_path / "copy") as store:
+        found = contents(store)["item"]["weight"]
+        assert np.array_equal(found[parts[0][parts[0] < ROWS]], rows[parts[0][parts[0] < ROWS]])
+        assert np.isnan(found[parts[1][parts[1] < ROWS]]).all()
+        kept = parts[2][parts[2] < ROWS]
+        lost = np.flatnonzero((found[kept] != newest[kept]).any(1))
+        assert lost.size == 1 and np.array_equal(found[kept[lost]], rows[kept[lost]])
+        kept = parts[3][parts[3] < ROWS]
+        assert np.array_equal(found[kept], expected["item"]["weight"][kept])
+        store["item"].write([1], np.ones((1, 5), np.float32))
+        store.commit()
+    listed = (tmp_path / "copy.rows.csv").read_text().splitlines()
+    filled = [line.split(",") for line in listed if "item" in line and "filled" in line]
+    ids = np.concatenate([np.arange(int(a), int(b) + 1) for _, a, b, *_ in filled])
+    assert np.array_equal(np.sort(ids), np.sort(parts[1][parts[1] < ROWS]))
+
+
 def test_a_damaged_partition_is_repaired_alone(path: Path, tmp_path: Path) -> None:
     with distributed.open(path) as store:
         store["item"].write(np.arange(ROWS), RANDOM.standard_normal((ROWS, 5), np.float32))
         store.commit()
         expected = contents(store)
-    with pytest.raises(InvalidInputError, match="repair a damaged one"):
-        tierstore.repair(path, tmp_path / "copy")
     partition = path / "partitions" / "00002"
     base = next((partition / "user").glob("g*/rows.npy"))
     data = bytearray(base.read_bytes())

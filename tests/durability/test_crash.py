@@ -121,6 +121,7 @@ def test_a_power_cut_while_deltas_are_compacted(seed: int, steps: str, backend: 
 
 
 @pytest.mark.parametrize(("seed", "steps", "backend"), WORKLOADS[:1] + WORKLOADS[3:4])
+@pytest.mark.slow
 @pytest.mark.fault(30)
 def test_a_power_cut_in_a_recovery_leaves_a_committed_state(
     seed: int, steps: str, backend: str | None

@@ -152,6 +152,7 @@ def check(path: Path, allowed: list[dict[str, Truth]]) -> None:
         assert {kind: found(store[kind]) for kind in SPECS} == seen
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_power_cut_leaves_each_key_its_own_row():
     assert not first_loss(*recorded())

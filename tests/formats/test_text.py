@@ -5,6 +5,8 @@ import csv
 import gzip
 import io
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -193,8 +195,17 @@ def test_values_too_large_are_counted(tmp_path, large):
 
 
 def test_digits_that_float32_does_not_keep_are_noted(tmp_path):
-    for values, noted in ((MATRIX.astype(float), False), (MATRIX / np.float64(3), True)):
-        (tmp_path / "f.csv").write_text(table(values.tolist()))
+    shortest = [[float(str(x)) for x in row] for row in MATRIX]
+    nine = [[float(f"{x:.9g}") for x in row] for row in MATRIX.tolist()]
+    few = [[float(f"{x:.4e}") for x in row] for row in (MATRIX / np.float64(3)).tolist()]
+    for values, noted in (
+        (MATRIX.astype(float).tolist(), False),
+        (shortest, False),
+        (nine, False),
+        (few, False),
+        ((MATRIX / np.float64(3)).tolist(), True),
+    ):
+        (tmp_path / "f.csv").write_text(table(values))
         with open_source(tmp_path / "f.csv") as source:
             assert any("--dtype float64" in note for note in source.notes) == noted
         with open_source(tmp_path / "f.csv", text_dtype="float64") as source:
@@ -312,3 +323,67 @@ def test_pyarrow_and_the_plain_reader_read_the_same(tmp_path, monkeypatch, name)
         assert fast == outcome(path), (case, text[:200])
         parsed += any(calls)
     assert parsed > 5, "pyarrow was never used"
+
+
+def test_no_thread_of_pyarrow_holds_a_block(tmp_path, monkeypatch):
+    """It would release it without the interpreter, perhaps after its end: the process aborts."""
+    pytest.importorskip("pyarrow")
+    held = []
+    original = arrow.BlockParser.__call__
+
+    def counted(self, block):
+        before = sys.getrefcount(block)
+        found = original(self, block)
+        held.append((found is not None, sys.getrefcount(block) - before))
+        return found
+
+    monkeypatch.setattr(arrow, "MIN_BYTES", 0)
+    monkeypatch.setattr(arrow.BlockParser, "__call__", counted)
+    np.savetxt(
+        tmp_path / "f.csv", np.random.default_rng(0).standard_normal((3_000, 8)), delimiter=","
+    )
+    for _ in range(60):
+        with open_source(tmp_path / "f.csv") as source:
+            assert sum(len(block) for block in source.blocks()) == 3_000
+    assert len(held) >= 60
+    assert set(held) == {(True, 0)}
+
+
+IMPORTS = """
+import sys
+from tierstore._formats import open_source
+with open_source(sys.argv[1]) as source:
+    for block in source.blocks():
+        pass
+print(" ".join(sys.modules))
+"""
+
+
+def test_text_is_read_without_pandas(tmp_path):
+    """Which pyarrow imports by itself in many of its methods: half a second."""
+    pytest.importorskip("pyarrow")
+    np.savetxt(
+        tmp_path / "f.csv", np.random.default_rng(0).standard_normal((3_000, 8)), delimiter=","
+    )
+    command = [sys.executable, "-c", IMPORTS, str(tmp_path / "f.csv")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    modules = done.stdout.split()
+    assert "pyarrow.csv" in modules
+    assert "pandas" not in modules
+
+
+def test_words_that_number_the_rows_are_left_out_with_a_note(tmp_path):
+    (tmp_path / "f.csv").write_text(table(ROWS, header=["", *NAMES], index=range(len(ROWS))))
+    with open_source(tmp_path / "f.csv") as source:
+        assert source.keys is None
+        assert source.notes == ("column 1 numbers the rows from 0, as ids do: no keys are stored",)
+    (tmp_path / "g.csv").write_text(table(ROWS, header=["", *NAMES], index=range(1, len(ROWS) + 1)))
+    with open_source(tmp_path / "g.csv") as source:
+        assert list(source.keys) == list(range(1, len(ROWS) + 1)) and source.notes == ()
+
+
+def test_bytes_of_another_encoding_are_named(tmp_path):
+    (tmp_path / "f.csv").write_bytes("word,a\ncafé,0.5\nthé,1.5\n".encode("latin-1"))
+    with pytest.raises(FormatError, match=r"line 2: byte 0xe9 is not UTF-8.* iconv"):
+        open_source(tmp_path / "f.csv")

@@ -49,15 +49,12 @@ class MapMachine(RuleBasedStateMachine):
         assert self.map.find(codes(list(self.truth))).tolist() == list(self.truth.values())
 
 
-@pytest.fixture(autouse=True, params=[1, 1 << 17])
-def moved(request, monkeypatch):
-    """Rows that a growing map moves with each batch: hardly any, or all."""
-    monkeypatch.setattr(hashmap, "_MOVED_ROWS", request.param)
-
-
-@pytest.mark.parametrize("step", [1, 1 << 17])
-def test_a_map_is_a_dict(monkeypatch, step):
-    monkeypatch.setattr(hashmap, "_BUILT_ROWS", step)
+@pytest.mark.parametrize("block", [1, 1 << 17])
+@pytest.mark.parametrize("ahead", [0, hashmap._AHEAD, 1])
+def test_a_map_is_a_dict(monkeypatch, ahead, block):
+    """A larger map is begun at once, in time, or when there is no other way."""
+    monkeypatch.setattr(hashmap, "_AHEAD", ahead)
+    monkeypatch.setattr(hashmap, "_BLOCK", block)
     machine = settings(max_examples=30, stateful_step_count=20, deadline=None)
     from hypothesis.stateful import run_state_machine_as_test
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import shutil
 import tempfile
 import threading
@@ -31,6 +33,7 @@ from tierstore.errors import (
     InvalidInputError,
     InvalidTypeError,
     RowIndexError,
+    UncommittedRowsWarning,
     UnknownNameError,
 )
 
@@ -387,6 +390,40 @@ def test_expiry(tmp_path, kind):
         s["t"].write(keys, rows)
         assert np.array_equal(s["t"].read(keys), rows)
         s.rollback()
+
+
+@pytest.mark.parametrize("gone", [slice(0, 3), slice(7, 10), slice(0, 10), slice(0, 0)])
+def test_expiry_that_is_not_committed_is_dropped_with_a_warning(tmp_path, kind, gone):
+    rows, keys = np.random.default_rng(5).standard_normal((10, DIM), np.float32), some(kind, 10)
+    with tierstore.create(tmp_path / "s", {"t": tracking(kind)}) as s:
+        s["t"].write(keys, rows)
+        s.commit()
+        s["t"].write([key for key in keys if key not in list(keys[gone])], np.delete(rows, gone, 0))
+        s.commit()
+        left = 10 - len(keys[gone])
+        list(s["t"].expire(keep_at_most=left))
+        assert (s.uncommitted_rows() > 0) == (left < 10)
+        if left < 10:
+            with pytest.raises(InvalidInputError, match="not committed"):
+                s.fold()
+            with pytest.raises(InvalidInputError, match="not committed"):
+                s.state_dict()
+        pending = s["t"].expire(keep_at_most=0)
+        assert len(list(itertools.islice(pending, 1))) == (left > 0)
+        with (
+            pytest.warns(UncommittedRowsWarning, match="uncommitted rows")
+            if left < 10
+            else contextlib.nullcontext()
+        ):
+            s.close()
+        with pytest.raises(ClosedError if left else StopIteration):
+            next(pending)
+    with tierstore.open(tmp_path / "s", "r+") as s:
+        assert np.array_equal(s["t"].read(keys), rows)
+        list(s["t"].expire(keep_at_most=left))
+        s.commit()
+        assert s.uncommitted_rows() == 0
+        assert s["t"].rows == left
 
 
 def test_readers_and_writers_beside_expiry(tmp_path, kind):

@@ -308,7 +308,8 @@ def test_a_reader_that_follows_lets_folds_go_on(root):
 @pytest.mark.filterwarnings("ignore:more than 100 versions")  # of those unconfirmed
 @pytest.mark.parametrize("options", [{"confirm": False}, {}], ids=["unconfirmed", "kept"])
 @pytest.mark.parametrize(
-    ("most", "count"), [(16, 320), pytest.param(64, 700, marks=pytest.mark.slow)]
+    ("most", "count"),
+    [pytest.param(16, 320, marks=pytest.mark.slow), pytest.param(64, 700, marks=pytest.mark.slow)],
 )
 def test_versions_that_wait_cost_no_more_each(root, monkeypatch, options, most, count):
     """Many versions that can all be opened: each of their manifests is small."""

@@ -51,6 +51,7 @@ def killed_at(path: Path, steps: int, last: int, *how: str) -> None:
     process.stdout.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", killed_run.LAYERS)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_a_run_that_is_killed_goes_on_to_the_bytes_of_one_that_is_not(

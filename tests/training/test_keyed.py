@@ -311,10 +311,77 @@ def test_keys_are_admitted_with_their_third_use(tmp_path, kind):
         assert not table.contains(seldom).any()
         assert not torch.equal(torch.as_tensor(table.read(often)), first)
         assert table.read(often, "uses").tolist() == [[2, store.version]] * 4
-        with pytest.raises(InvalidInputError, match="admits keys"):
-            TieredEmbeddingBag(table)(often, torch.tensor([0, 2]))
         table.write(keys_for(kind, [99]), torch.ones(1, DIM))
         assert table.rows == 5
         store.commit()
     with tierstore.open(tmp_path / "a") as store:
         assert store["t"].spec.admit_after == 3
+
+
+@pytest.mark.parametrize("mode", [None, "sum", "mean", "max"])
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adagrad])
+@pytest.mark.parametrize("alone", [True, False])
+def test_keys_are_admitted_in_bags_and_collections(tmp_path, kind, mode, make, alone):
+    """As a layer of torch trains whose rows get no step before the second use of their key."""
+    spec = TableSpec(dim=DIM, init=INIT, keys=kind, admit_after=2)
+    pool = {
+        None: lambda rows: rows,
+        "sum": lambda rows: rows.sum(1),
+        "mean": lambda rows: rows.mean(1),
+        "max": lambda rows: rows.amax(1),
+    }[mode]
+    rng = np.random.default_rng(8)
+    with tierstore.create(
+        tmp_path / "a", {"t": spec, "other": TableSpec(40, DIM, init=INIT)}
+    ) as store:
+        table, every = store["t"], keys_for(kind, range(40))
+        first = torch.as_tensor(table.read(every))
+        if alone:
+            layer = TieredEmbeddingBag(table, mode=mode) if mode else TieredEmbedding(table)
+        elif mode:
+            layer = TieredEmbeddingBagCollection(store, {"a": "t", "b": "t", "c": "other"}, mode)
+        else:
+            layer = TieredEmbeddingCollection(store, {"a": "t", "b": "t", "c": "other"})
+        optimizer = TieredOptimizer(make, layer, lr=0.1)
+        rows = [row.clone().requires_grad_() for row in first]  # one by one, as rows take steps
+        optimizers = [make([row], lr=0.1) for row in rows]
+        uses = np.zeros(40, int)
+        for _ in range(8):
+            numbers = {name: rng.integers(0, 40, (5, 3)) for name in ("a", "b")}
+            if alone:
+                del numbers["b"]
+            admitted = np.zeros(40, bool)
+            wanted = {}
+            for name, own in numbers.items():
+                uses[np.unique(own)] += 1
+                counts = uses >= 2
+                admitted[own[counts[own]]] = True
+                used = [rows[n] if counts[n] else rows[n].detach() for n in own.ravel()]
+                wanted[name] = pool(torch.stack(used).view(5, 3, DIM))
+            given = {name: squared(kind, own) for name, own in numbers.items()}
+            if not alone:
+                given["c"] = torch.from_numpy(numbers["a"])
+            outputs = {"a": layer(given["a"])} if alone else layer(given)
+            for name, each in wanted.items():
+                torch.testing.assert_close(outputs[name], each)
+            target = torch.randn(1, DIM)
+            for found in (outputs, wanted):
+                loss = sum((each - target).square().sum() for each in found.values())
+                if loss.requires_grad or found is outputs:
+                    loss.backward()
+            optimizer.step()
+            for n in np.flatnonzero(admitted):
+                optimizers[n].step()
+                optimizers[n].zero_grad()
+            optimizer.zero_grad()
+            assert table.rows == (uses >= 2).sum()
+            store.commit()
+        expected = torch.stack([row.detach() for row in rows])
+        torch.testing.assert_close(torch.as_tensor(table.read(every)), expected)
+
+
+def squared(kind, numbers):
+    keys = keys_for(kind, numbers.ravel())
+    if kind == "int64":
+        return keys.view(numbers.shape)
+    return np.array(keys, object).reshape(numbers.shape)

@@ -250,6 +250,7 @@ def test_the_seed_decides(place: Place, narrow: str) -> None:
     assert not torch.equal(found[0]["exp_avg"], found[1]["exp_avg"])
 
 
+@pytest.mark.slow
 @every_type
 def test_second_moments_are_right_on_average(place: Place, narrow: str) -> None:
     """A thousandth of the way a step: nearest rounding would never take it."""

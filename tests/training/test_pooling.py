@@ -498,7 +498,7 @@ def calls_of_a_step(place: Place, tables: int) -> int:
 
 def test_a_step_costs_the_same_for_any_number_of_tables(place: Place) -> None:
     few, many = calls_of_a_step(place, 26), calls_of_a_step(place, 100)
-    assert many - few <= 14 * (100 - 26), (few, many)
+    assert many - few <= 4 * (100 - 26), (few, many)
 
 
 def test_many_ids_are_read_as_distinct_rows(place: Place, monkeypatch: Any) -> None:
@@ -578,7 +578,7 @@ def test_offsets_that_are_wrong_reach_no_row_of_another_batch(place: Place) -> N
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
-def test_graphs_break_around_bags_and_transforms_are_refused(place: Place) -> None:
+def test_transforms_are_refused(place: Place) -> None:
     twins = Twins(place, [9, 30])
     given = {name: twins.ragged(name) for name in twins.rows}
 
@@ -586,7 +586,6 @@ def test_graphs_break_around_bags_and_transforms_are_refused(place: Place) -> No
         return (twins.bags(given).cat() * scale).sum()
 
     scale = torch.tensor(2.0).to(place.torch)
-    torch.testing.assert_close(torch.compile(model, backend="eager")(scale), model(scale))
     with pytest.raises(InvalidInputError, match=r"torch\.func"):
         torch.func.grad(model)(scale)
     with pytest.raises(InvalidInputError, match=r"torch\.jit\.trace"):

@@ -462,6 +462,7 @@ def test_dcp_takes_a_model_or_an_optimizer_of_layers_alone(tmp_path: Path) -> No
 # -- programs
 
 
+@pytest.mark.slow
 def test_an_exported_program_reads_the_store_it_was_made_for(run: Run, tmp_path: Path) -> None:
     emb, ids = run.model.item, torch.tensor([1, 2, 3])
     with torch.no_grad():

@@ -39,10 +39,17 @@ def unknown(package: str, root: Path) -> tuple[int, dict[str, list[str]]]:
     }
 
 
+UNTYPED_BASES = {
+    "tierstore.integrations.geometric.TableFeatures",
+    "tierstore.integrations.graphbolt.TableFeature",
+}
+"""Classes whose base is one of a library that has no types, installed or not."""
+
+
 def test_the_types_of_all_public_names_are_known():
     names, wrong = unknown("tierstore", ROOT)
     assert names > 1000
-    assert wrong == {}
+    assert wrong.keys() <= UNTYPED_BASES
 
 
 def test_a_name_without_a_type_is_found(tmp_path):

@@ -48,7 +48,7 @@ from tierstore._disk.tier import DiskTier
 from tierstore._keys.growing import KeyMap, key_map
 from tierstore.errors import CorruptStoreError, InvalidInputError, TierStoreError
 from tierstore.initializers import BLOCK_ROWS, zeros
-from tierstore.spec import BACKENDS, TableSpec
+from tierstore.spec import BACKENDS, EXTENT_ROWS, TableSpec
 
 __all__ = [
     "Generation",
@@ -57,6 +57,7 @@ __all__ = [
     "create_partitions",
     "initial_records",
     "may_have_partial_files",
+    "of_partition",
     "remove_generation",
     "remove_partial_files",
 ]
@@ -157,13 +158,7 @@ def create_partitions(
     partitions are filled together, so that records are made once. Returns what the manifest of each
     partition says.
     """
-    if spec.keys is not None:
-        raise InvalidInputError(
-            "a table by key lives in a store of one process, not in one that ranks share"
-        )
-    fields = {name: dataclasses.replace(each, init=None) for name, each in spec.fields.items()}
-    part = dataclasses.replace(spec, rows=shard.blocks, fields=fields, init=None)
-    part = BACKENDS[spec.backend].completed(part)
+    part = BACKENDS[spec.backend].completed(of_partition(spec, shard))
     name = unique_name("g", 1)
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(table.make_directory(name)) for table in tables]
@@ -179,6 +174,21 @@ def create_partitions(
             directory.sync()
             table.sync()
     return [TableInfo(part, name, digest=digest) for digest in digests]
+
+
+def of_partition(spec: TableSpec, shard: Shard) -> TableSpec:
+    """Return what a table is made of in each partition, where it starts from given records.
+
+    Of a table by key, that is what each begins with. Raises InvalidInputError for one that does not
+    grow: how many keys there are in all is known to no partition.
+    """
+    if spec.keys is not None and not spec.grows:
+        raise InvalidInputError(
+            "a table by key in partitions has as many rows as keys come: leave rows= out"
+        )
+    rows = shard.blocks if spec.keys is None else EXTENT_ROWS
+    fields = {name: dataclasses.replace(each, init=None) for name, each in spec.fields.items()}
+    return dataclasses.replace(spec, rows=rows, fields=fields, init=None)
 
 
 def _fill(
@@ -234,6 +244,9 @@ def _with_kept_initializers(spec: TableSpec) -> TableSpec:
 
 class Generation:
     """An open generation: its disk tier, and its entry in the newest manifest."""
+
+    moves_rows = True
+    """Whether who removes keys moves the rows of others to where they go."""
 
     def __init__(
         self,
@@ -426,7 +439,9 @@ class Generation:
     @property
     def key_map(self) -> KeyMap:
         """The map of a table by key, filled from its files when it is asked for."""
-        info, found = self.info.keys, self._map or key_map(self.info.spec.keys or "int64")
+        info, found = self.info.keys, self._map
+        if found is None:
+            found = key_map(self.info.spec.keys or "int64")
         if info is not None and len(found) < info.count and not self._has_moved_keys:
             files = self._held or self._hold_keys(self.info)
             load_keys(found, files, info, self.tier.rows)
@@ -438,18 +453,39 @@ class Generation:
         """The number of keys that the version that is open has."""
         return 0 if self.info.keys is None else self.info.keys.count
 
+    @property
+    def has_new_keys(self) -> bool:
+        """Whether keys were added or removed since the last commit."""
+        added = self._map is not None and len(self._map) != self.key_count
+        return added or self._has_moved_keys
+
+    @property
+    def removed_keys(self) -> int:
+        """How many keys fewer there are than in the version that is open."""
+        if self._map is None or not self._has_moved_keys:
+            return 0
+        return max(0, self.key_count - len(self._map))
+
     def seal_keys(self) -> KeysInfo | None:
         """Make keys that were added durable; return what the next version names."""
         keys, info = self._map, self.info.keys
-        if keys is None or (len(keys) == self.key_count and not self._has_moved_keys):
+        if keys is None or not self.has_new_keys:
             return info
         with self.directory.use() as directory:
             continued = None if self._has_moved_keys else info
             return append_keys(directory, self.info.spec.keys or "int64", continued, keys)
 
+    def share_keys(self, keys: KeyMap) -> None:
+        """Take keys from a map that has those of other partitions too, from now on."""
+        self._map = keys
+
     def keep_keys(self, rows: Rows) -> None:
         """Keep the keys of these rows alone, in this order; the next commit writes them all."""
         self.key_map.keep(rows)
+        self.note_moved_keys()
+
+    def note_moved_keys(self) -> None:
+        """Note that keys have other rows than before: the next commit writes all of them."""
         self._has_moved_keys = True
 
     def drop_new_keys(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,15 +11,28 @@ import numpy.typing as npt
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import KeysInfo, TableInfo
-from tierstore._disk.partitioning import Shard
 from tierstore._disk.records import BLOCK_BYTES
 from tierstore._disk.tier import DiskTier
+from tierstore.spec import TableSpec
 from tierstore.stats import TierStats
 
 __all__ = ["PartitionedGeneration", "PartitionedTier"]
 
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
+
+
+class Laid(Protocol):
+    """Where rows are, each in one of some partitions; see `Shard`."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    def locate(self, rows: Any) -> tuple[Any, Any]:
+        """Return for each row its partition, counted from the first, and row there."""
+
+    def rows_in(self, partition: int, rows: Any) -> Any:
+        """Return the rows that are rows of a partition, counted from the first."""
 
 
 class _Live:
@@ -34,7 +48,7 @@ class PartitionedTier:
     Threads may read, write, stream and stage beside each other, as they may in a disk tier.
     """
 
-    def __init__(self, shard: Shard, tiers: Sequence[DiskTier]) -> None:
+    def __init__(self, shard: Laid, tiers: Sequence[DiskTier]) -> None:
         """Lay a shard over the tiers of its partitions, in order."""
         self.rows: int = len(shard)
         self.record_bytes: int = tiers[0].record_bytes
@@ -142,7 +156,7 @@ class PartitionedTier:
 class PartitionedGeneration:
     """What stands for the generation of a table that partitions hold."""
 
-    def __init__(self, info: TableInfo, shard: Shard, parts: Sequence[Generation]) -> None:
+    def __init__(self, info: TableInfo, shard: Laid, parts: Sequence[Generation]) -> None:
         """Put the generations of the partitions of a shard together.
 
         `info` is what the root's manifest says of the table, with the rows of the shard.
@@ -150,6 +164,11 @@ class PartitionedGeneration:
         self.info = info
         self.parts: tuple[Generation, ...] = tuple(parts)
         self.tier: PartitionedTier = PartitionedTier(shard, [part.tier for part in parts])
+
+    @property
+    def spec(self) -> TableSpec:
+        """The spec of the table, with the rows of the shard."""
+        return self.info.spec
 
     def is_of(self, info: TableInfo) -> bool:
         """Return False: another version may have other deltas in any partition."""

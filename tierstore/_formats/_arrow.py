@@ -73,7 +73,7 @@ class BlockParser:
         chosen = [names[at] for at in layout.values]
         try:
             table: Any = pyarrow.csv.read_csv(
-                pyarrow.py_buffer(block),
+                _copied(block),
                 pyarrow.csv.ReadOptions(column_names=names),
                 pyarrow.csv.ParseOptions(delimiter=layout.sep, quote_char=False),
                 pyarrow.csv.ConvertOptions(
@@ -87,6 +87,23 @@ class BlockParser:
         except (pyarrow.lib.ArrowException, MemoryError):
             return None
         numbers = np.empty((table.num_rows, len(chosen)))
-        for at, column in enumerate(table.columns):
-            numbers[:, at] = column.to_numpy()
+        start = 0
+        for batch in table.to_batches():
+            for at, column in enumerate(batch.columns):
+                # Its to_numpy imports pandas, which takes longer than most files.
+                numbers[start : start + len(batch), at] = np.from_dlpack(column)
+            start += len(batch)
         return numbers if np.isfinite(numbers).all() else None
+
+
+def _copied(block: bytes) -> Any:
+    """Return `block` in memory of pyarrow.
+
+    Threads of pyarrow may hold what they read for a moment longer than the call. If that were an
+    object of Python and the interpreter ended in that moment, the process would be aborted.
+    """
+    import pyarrow
+
+    copy = pyarrow.allocate_buffer(len(block), memory_pool=pyarrow.system_memory_pool())
+    np.frombuffer(copy, np.uint8)[:] = np.frombuffer(block, np.uint8)
+    return copy

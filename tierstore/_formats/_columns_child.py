@@ -265,13 +265,13 @@ def number_of(kind: Any) -> str:
 def lists(found: Any, column: str, row: int, dim: int) -> Any:
     """Return lists of `dim` numbers each as one array; `row` is the number of the first."""
     values = found.flatten()
-    unequal = (found.value_lengths().to_numpy(zero_copy_only=False) != dim).any()
-    if found.null_count or values.null_count or unequal:
+    nulls = found.null_count or values.null_count
+    if nulls or (numpy.from_dlpack(found.value_lengths()) != dim).any():
         raise Damage(
             f"rows {row} to {row + len(found) - 1} of {column!r} are not all {dim} numbers "
             "without nulls"
         )
-    return values.to_numpy(zero_copy_only=True)
+    return numpy.from_dlpack(values)  # its to_numpy imports pandas
 
 
 def wide(found: list[Any], columns: list[str]) -> Any:
@@ -281,7 +281,7 @@ def wide(found: list[Any], columns: list[str]) -> Any:
             raise Damage(
                 f"column {name!r} has nulls, {array.null_count} of {len(array)}; write NaN instead"
             )
-    return numpy.stack([array.to_numpy() for array in found], axis=1)
+    return numpy.stack([numpy.from_dlpack(array) for array in found], axis=1)
 
 
 def keys(batch: Any, column: str) -> list[Any]:
@@ -291,12 +291,14 @@ def keys(batch: Any, column: str) -> list[Any]:
     if batch.null_count:
         raise Damage(f"column {column!r} has nulls, {batch.null_count} of {len(batch)}")
     if pyarrow.types.is_integer(batch.type):
-        return [batch.cast(pyarrow.int64()).to_numpy()]
+        return [numpy.from_dlpack(batch.cast(pyarrow.int64()))]
     strings = batch.cast(pyarrow.large_string())
     strings.validate(full=True)  # offsets, and that it is UTF-8
-    offsets = pyarrow.Array.from_buffers(
-        pyarrow.int64(), len(strings) + 1, [None, strings.buffers()[1]], offset=strings.offset
-    ).to_numpy()
+    offsets = numpy.from_dlpack(
+        pyarrow.Array.from_buffers(
+            pyarrow.int64(), len(strings) + 1, [None, strings.buffers()[1]], offset=strings.offset
+        )
+    )
     data = strings.buffers()[2]
     text = memoryview(data)[offsets[0] : offsets[-1]] if data else b""
     return [offsets - offsets[0], text]

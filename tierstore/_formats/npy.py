@@ -35,6 +35,7 @@ from tierstore._formats.base import (
     choose,
     element_of,
     note_unread,
+    reject_name,
 )
 from tierstore._formats.files import (
     ZIP_ERRORS,
@@ -144,7 +145,8 @@ def _plain_dtype(descr: object, path: Path) -> np.dtype[Any]:
         if plain and 0 < dtype.itemsize <= MAX_ITEM_BYTES:
             return dtype
     raise FormatError(
-        f"{path}: elements of type {descr!r:.100}; need floats, not objects or records"
+        f"{path}: elements of type {descr!r:.100}; need floats, not objects or records; "
+        "keys may be integers or strings of fixed width, as astype(str) makes them"
     )
 
 
@@ -186,6 +188,7 @@ class Npy(Format):
 
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open a matrix in either order and byte order."""
+        reject_name(path, wanted)
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             header = read_header(file.stream(), path)
             if header.element is None or not header.is_matrix:
@@ -228,16 +231,16 @@ def _read_keys(file: InputFile) -> Keys:
         raise FormatError(f"{file.path}: holds {header}; need one dimension of integers or strings")
     if file.size != header.nbytes + header.data_bytes:
         raise FormatError(f"{file.path}: {file.size} bytes do not match {header}")
-    blocks = _npy_blocks(file, header)
+    blocks = _key_blocks(file, header)
     if header.dtype.kind == "U":
         return strings_of(file.path, blocks, file.allowance)
     return integers_of(blocks, header.shape[0], file.allowance)
 
 
-def _npy_blocks(file: InputFile, header: NpyHeader) -> Iterator[Array]:
-    """Yield the elements of an array in blocks."""
+def _key_blocks(file: InputFile, header: NpyHeader) -> Iterator[Array]:
+    """Yield keys in blocks."""
     size = header.dtype.itemsize
-    step = block_rows_for(size) * size
+    step = block_rows_for(size, _KEY_BLOCK_BYTES) * size
     for at in range(0, header.data_bytes, step):
         nbytes = min(step, header.data_bytes - at)
         yield np.frombuffer(file.read_at(header.nbytes + at, nbytes), header.dtype)
@@ -251,6 +254,8 @@ MAX_KEY_LENGTH = 1024
 """NumPy pads every string to the longest one, so a long key costs its length in each row."""
 
 _KEYS = "keys"
+_KEY_BLOCK_BYTES = 1 << 18
+"""Small, because every string of a block is a Python object until it is packed."""
 
 
 class Arrays:
@@ -335,7 +340,7 @@ class _NpzSource(Source):
             raise FormatError(f"{self.path}: {_KEYS!r} is {self._archive.described[_KEYS]}")
         if header is None or header.shape != (self.rows,) or header.dtype.kind not in "iuU":
             return None
-        blocks = self._archive.read(_KEYS, block_rows_for(header.dtype.itemsize))
+        blocks = self._archive.read(_KEYS, block_rows_for(header.dtype.itemsize, _KEY_BLOCK_BYTES))
         if header.dtype.kind == "U":
             return strings_of(self.path, blocks, self._file.allowance)
         return integers_of(blocks, self.rows, self._file.allowance)

@@ -108,6 +108,17 @@ class KeyMap(ABC):
         Raises CorruptStoreError if they are no keys or not distinct.
         """
 
+    @abstractmethod
+    def parts_of(self, rows: Rows, behind: int = 0) -> dict[str, npt.NDArray[np.uint8]]:
+        """Return what is to be stored of the keys of some rows, in their order, by ending.
+
+        Texts are to be stored behind others of so many bytes.
+        """
+
+    @abstractmethod
+    def extend(self, parts: Parts) -> None:
+        """Take stored keys that are in no row yet; raises CorruptStoreError as `load` does."""
+
     def _load(self, codes: Codes) -> None:
         """Append stored keys by their codes, in blocks."""
         self._map.reserve(len(self) + codes.size)
@@ -161,14 +172,20 @@ class _Integers(KeyMap):
             return self._map.codes_of(rows)
 
     def parts(self, start: int) -> dict[str, npt.NDArray[np.uint8]]:
+        return self.parts_of(np.arange(start, len(self)))
+
+    def parts_of(self, rows: Rows, behind: int = 0) -> dict[str, npt.NDArray[np.uint8]]:
         with self.lock:
-            codes = self._map.codes_of(np.arange(start, len(self)))
-            return {"int64": codes.astype("<u8").view(np.uint8)}
+            return {"int64": self._map.codes_of(rows).astype("<u8").view(np.uint8)}
 
     def load(self, parts: Parts) -> None:
         codes = parts["int64"].view("<u8")
         with self.lock:
             self._load(codes[len(self) :])
+
+    def extend(self, parts: Parts) -> None:
+        with self.lock:
+            self._load(parts["int64"].view("<u8"))
 
 
 class _Texts(KeyMap):
@@ -255,19 +272,37 @@ class _Texts(KeyMap):
             ends = self._offsets[start + 1 : len(self) + 1].astype("<i8")
             return {"utf8": self._blob[first:last].copy(), "ends": ends.view(np.uint8)}
 
-    def load(self, parts: Parts) -> None:
-        blob, ends = parts["utf8"], parts["ends"].view("<i8").astype(np.int64)
-        offsets = np.concatenate([np.zeros(1, np.int64), ends])
-        if offsets[-1] != blob.size or not ascends(offsets):
-            raise CorruptStoreError("the ends do not delimit the texts")
-        try:
-            blob.tobytes().decode()
-        except UnicodeDecodeError as error:
-            raise CorruptStoreError(f"the keys are not UTF-8: {error.reason}") from None
+    def parts_of(self, rows: Rows, behind: int = 0) -> dict[str, npt.NDArray[np.uint8]]:
         with self.lock:
-            codes = Texts(blob, offsets[len(self) :]).hashes()
-            self._blob, self._offsets = blob.copy(), offsets
+            texts = self._texts().take(rows)
+        ends = (texts.offsets[1:] + behind).astype("<i8")
+        return {"utf8": texts.blob, "ends": ends.view(np.uint8)}
+
+    def load(self, parts: Parts) -> None:
+        texts = _stored(parts)
+        with self.lock:
+            codes = Texts(texts.blob, texts.offsets[len(self) :]).hashes()
+            self._blob, self._offsets = texts.blob.copy(), texts.offsets
             self._load(codes)
+
+    def extend(self, parts: Parts) -> None:
+        texts = _stored(parts)
+        with self.lock:
+            self._extend(texts.blob.tobytes(), np.diff(texts.offsets))
+            self._load(texts.hashes())
+
+
+def _stored(parts: Parts) -> Texts:
+    """Return stored texts; raises CorruptStoreError if they are none."""
+    blob, ends = parts["utf8"], parts["ends"].view("<i8").astype(np.int64)
+    offsets = np.concatenate([np.zeros(1, np.int64), ends])
+    if offsets[-1] != blob.size or not ascends(offsets):
+        raise CorruptStoreError("the ends do not delimit the texts")
+    try:
+        blob.tobytes().decode()
+    except UnicodeDecodeError as error:
+        raise CorruptStoreError(f"the keys are not UTF-8: {error.reason}") from None
+    return Texts(blob, offsets)
 
 
 def _texts_of(asked: Asked) -> Texts:

@@ -26,12 +26,10 @@ Same: TypeAlias = Callable[[npt.NDArray[np.intp], Rows], npt.NDArray[np.bool_]]
 _LEAST_PLACES = 16
 _MIX = [(np.uint64(30), 0xBF58476D1CE4E5B9), (np.uint64(27), 0x94D049BB133111EB)]
 _STEP_BITS = np.uint64(32)
-_MOVED_ROWS = 1 << 16
-"""Least rows that a growing map moves with each batch, some milliseconds of work."""
-_AHEAD = 7 / 8
-"""Share of the rows that places can take from which on the next ones are prepared."""
-_BUILT_ROWS = 1 << 13
-"""Rows that are entered at once: what they take meanwhile stays in the caches of a core."""
+_AHEAD = 4 / 5
+"""Share of the rows that places can take from which on those of a larger map are filled."""
+_BLOCK = 1 << 13
+"""Keys worked on at once: what they take meanwhile stays in the caches of a core."""
 _FURTHER_CODES = 1 << 22
 """Most codes for which memory is taken ahead."""
 
@@ -102,28 +100,34 @@ def _probed(
         asked = np.flatnonzero(~other & (rows >= 0))
         other[asked] = ~same(asked if left is None else left[asked], rows[asked])
     on = np.flatnonzero(other & (rows >= 0))
-    rows[other] = -1
+    np.copyto(rows, -1, where=other)
     return rows, on
 
 
 def claim(
-    places: Places, stored: Codes, rows: Rows, same: Callable[[Rows, Rows], Any] | None = None
+    places: Places,
+    stored: Codes,
+    rows: Rows,
+    same: Callable[[Rows, Rows], Any] | None = None,
+    *,
+    known: int = 0,
 ) -> tuple[Rows, Rows]:
     """Enter rows, ascending, by their stored codes; the first row with a key keeps it.
 
     Returns for each row the one that has its key, which is itself if it was entered, and the place
-    of that. `same` compares the keys of rows with those of other rows.
+    of that. `same` compares the keys of rows with those of other rows. Rows before `known` are
+    known to have other keys.
     """
     codes = stored[rows]
     at, mixed = _probes(codes, places.size)
     holders, taken = rows.copy(), at.copy()
-    left, on = np.arange(rows.size), _claimed(places, stored, rows, codes, at, holders, same)
+    left, on = np.arange(rows.size), _claimed(places, stored, rows, codes, at, holders, same, known)
     steps = _steps(mixed[on])
     while on.size:
         left, codes, at = left[on], codes[on], (at[on] + steps) & (places.size - 1)
         taken[left] = at
         held = holders[left]
-        on = _claimed(places, stored, rows[left], codes, at, held, same)
+        on = _claimed(places, stored, rows[left], codes, at, held, same, known)
         holders[left] = held
         steps = steps[on]
     return holders, taken
@@ -137,6 +141,7 @@ def _claimed(
     at: Rows,
     holders: Rows,
     same: Callable[[Rows, Rows], Any] | None,
+    known: int,
 ) -> npt.NDArray[np.intp]:
     """Enter rows at places that are free; return which are to go on.
 
@@ -153,12 +158,14 @@ def _claimed(
     others -= 1
     rest = np.flatnonzero(others != rows)
     others = others.take(rest)
-    known = stored.take(others) == codes.take(rest)
+    equal = np.flatnonzero(others >= known)
+    equal = equal[stored.take(others.take(equal)) == codes.take(rest.take(equal))]
     if same is not None:
-        asked = np.flatnonzero(known)
-        known[asked] = same(rows[rest[asked]], others[asked])
-    holders[rest[known]] = others[known]
-    left: Rows = rest[~known]
+        equal = equal[same(rows[rest[equal]], others[equal])]
+    holders[rest[equal]] = others[equal]
+    goes_on = np.ones(rest.size, np.bool_)
+    goes_on[equal] = False
+    left: Rows = rest[goes_on]
     return left
 
 
@@ -168,8 +175,8 @@ def build(
     """Return a map of all rows, and the first row whose key an earlier one has, with that row."""
     places = _empty(capacity_for(stored.size))
     twice = None
-    for start in range(0, stored.size, _BUILT_ROWS):
-        rows = np.arange(start, min(start + _BUILT_ROWS, stored.size))
+    for start in range(0, stored.size, _BLOCK):
+        rows = np.arange(start, min(start + _BLOCK, stored.size))
         holders, _ = claim(places, stored, rows, same)
         if twice is None and (holders != rows).any():
             first = int(np.flatnonzero(holders != rows)[0])
@@ -180,9 +187,9 @@ def build(
 class HashMap:
     """A map from keys to rows, numbered in the order in which keys arrive.
 
-    It grows by doubling. Memory of the larger map is touched, and the rows then move to it, a part
-    with each batch; until all have moved a key is looked for in both. Not for several threads at
-    once.
+    It grows by doubling. Before it is full, rows are entered in the larger map as well, some with
+    each new key, so that keys are always found in one map and no batch waits for the growth. Not
+    for several threads at once.
     """
 
     def __init__(self, same_rows: Callable[[Rows, Rows], Any] | None = None) -> None:
@@ -195,10 +202,8 @@ class HashMap:
         self._codes: Codes = np.empty(_LEAST_PLACES, np.uint64)
         self._rows = 0
         self._places = _empty(_LEAST_PLACES)
-        self._before: Places | None = None
-        self._moved = self._movable = 0
         self._next: Places | None = None
-        self._touched = 0
+        self._moved = 0
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -207,8 +212,8 @@ class HashMap:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the map and its keys take."""
-        places = [each for each in (self._places, self._before, self._next) if each is not None]
-        return self._codes.nbytes + sum(each.nbytes for each in places)
+        more = 0 if self._next is None else self._next.nbytes
+        return self._codes.nbytes + self._places.nbytes + more
 
     @property
     def codes(self) -> Codes:
@@ -221,13 +226,7 @@ class HashMap:
 
     def find(self, codes: Codes, same: Same | None = None) -> Rows:
         """Return the row of each key of a batch, or -1; see `hashmap.find`."""
-        stored = self._codes[: self._rows]
-        found = find(self._places, stored, codes, same)
-        if self._before is not None:
-            left = np.flatnonzero(found < 0)
-            within = same and (lambda at, rows: same(left[at], rows))
-            found[left] = find(self._before, stored, codes[left], within)
-        return found
+        return find(self._places, self._codes[: self._rows], codes, same)
 
     def add(self, codes: Codes) -> Rows:
         """Return the row of each key; keys that are new get the next rows, in their order.
@@ -239,20 +238,12 @@ class HashMap:
         if missing.size:
             self._reserve(self._rows + missing.size)
             found[missing] = self._enter(codes[missing])
-        self._go_on(codes.size)
         return found
 
     def append(self, codes: Codes) -> Rows:
         """Give the next rows to keys that are distinct and not in the map."""
         self._reserve(self._rows + codes.size)
-        rows = self._enter(codes)
-        self._go_on(codes.size)
-        return rows
-
-    def _go_on(self, count: int) -> None:
-        """Do a part of the work of growing, in proportion to a batch."""
-        self._move(max(_MOVED_ROWS, 2 * count))
-        self._prepare(count)
+        return self._enter(codes)
 
     def reserve(self, rows: int) -> None:
         """Provide for this many keys, so that the map need not grow while they come."""
@@ -262,21 +253,26 @@ class HashMap:
         """Drop the keys of all rows from `rows` on."""
         self._rows = min(rows, self._rows)
         self._places, _ = build(self._codes[: self._rows], self._same_rows)
-        self._before = self._next = None
+        self._next = None
 
     def keep(self, rows: Rows) -> None:
         """Keep the keys of these distinct rows alone, which are numbered in this order then."""
         self._codes = self._codes[: self._rows][rows]
         self._rows = rows.size
         self._places, _ = build(self._codes, self._same_rows)
-        self._before = self._next = None
+        self._next = None
 
     def _enter(self, codes: Codes) -> Rows:
         """Give rows to keys that are not in the map, and may repeat."""
         start = self._rows
         rows = np.arange(start, start + codes.size)
         self._codes[start : start + codes.size] = codes
-        holders, taken = claim(self._places, self._codes, rows, self._same_rows)
+        holders, taken = rows.copy(), rows.copy()
+        for at in range(0, rows.size, _BLOCK):
+            part = slice(at, at + _BLOCK)
+            holders[part], taken[part] = claim(
+                self._places, self._codes, rows[part], self._same_rows, known=start
+            )
         is_new = holders == rows
         count = int(is_new.sum())
         if count < codes.size:  # close the gaps in the numbers
@@ -285,6 +281,7 @@ class HashMap:
             self._places[taken[is_new]] = numbers[is_new] + 1
             holders = numbers[holders - start]
         self._rows = start + count
+        self._fill_next(count)
         return holders
 
     def _reserve(self, rows: int) -> None:
@@ -293,34 +290,25 @@ class HashMap:
             ahead = min(max(rows // 4, _LEAST_PLACES), _FURTHER_CODES)
             self._codes.resize(rows + ahead, refcheck=False)  # remaps large memory, copies nothing
         if 2 * rows > self._places.size:
-            self._move(self._rows)
-            self._before, self._moved = self._places, 0
-            self._movable = self._rows
             capacity = max(2 * self._places.size, capacity_for(rows))
             if self._next is None or self._next.size < capacity:
-                self._next = _empty(capacity)
-            self._places, self._next, self._touched = self._next, None, 0
+                self._next, self._moved = _empty(capacity), 0
+            self._move(self._next, self._rows - self._moved)
+            self._places, self._next = self._next, None
 
-    def _prepare(self, count: int) -> None:
-        """Have the system provide a part of the memory that the map takes when it grows next."""
-        most = self._places.size // 2
-        if self._rows < _AHEAD * most:
+    def _fill_next(self, count: int) -> None:
+        """Move so many rows to the larger map that all are there when this one is full."""
+        left = self._places.size // 2 - self._rows
+        if left > (1 - _AHEAD) * self._places.size // 2:
             return
         if self._next is None:
-            self._next, self._touched = _empty(2 * self._places.size), 0
-        share = count / ((1 - _AHEAD) * most)
-        end = self._touched + max(_LEAST_PLACES, int(share * self._next.size))
-        self._next[self._touched : end] = 0
-        self._touched = end
+            self._next, self._moved = _empty(2 * self._places.size), 0
+        self._move(self._next, -(-(self._rows - self._moved) * count // max(1, left + count)))
 
-    def _move(self, count: int) -> None:
-        """Move some rows on from the map before, and drop that once it is empty."""
-        if self._before is None:
-            return
-        end = min(self._moved + count, self._movable)
-        for start in range(self._moved, end, _BUILT_ROWS):
-            rows = np.arange(start, min(start + _BUILT_ROWS, end))
-            claim(self._places, self._codes, rows, self._same_rows)
+    def _move(self, to: Places, count: int) -> None:
+        """Enter some more rows in the larger map."""
+        end = self._moved + count
+        for start in range(self._moved, end, _BLOCK):
+            rows = np.arange(start, min(start + _BLOCK, end))
+            claim(to, self._codes, rows, known=self._rows)
         self._moved = end
-        if end == self._movable:
-            self._before = None

@@ -25,7 +25,7 @@ __all__ = ["close", "leave_to_owner", "watch"]
 
 
 def close(state: State, folder: Folder, *, at_once: bool = False) -> None:
-    """Drop uncommitted rows with a warning that counts them, and release all resources.
+    """Drop what is not committed with a warning that names it, and release all resources.
 
     An interrupt or `at_once` ends a wait for a running fold. If called by a callback within a use
     of the store, the store closes when that use ends.
@@ -37,7 +37,7 @@ def close(state: State, folder: Folder, *, at_once: bool = False) -> None:
     if door.held:
         door.close("it was closed from within this call", then=partial(close, state, folder))
         return
-    lost = 0
+    lost = ""
     try:
         if door.writable:
             with contextlib.suppress(ClosedError):
@@ -51,8 +51,8 @@ def close(state: State, folder: Folder, *, at_once: bool = False) -> None:
             state.release()
     if lost:
         warnings.warn(
-            f"{state.directory.path} was closed with {lost} uncommitted rows, which were dropped; "
-            "call commit() to keep them",
+            f"{state.directory.path} was closed with {lost}, which were dropped; call commit() to "
+            "keep them",
             UncommittedRowsWarning,
             stacklevel=4,
         )
@@ -66,12 +66,15 @@ def _end_fold(state: State, folder: Folder, *, at_once: bool) -> None:
             folder.leave()
 
 
-def _wind_up(state: State, folder: Folder) -> int:
-    """Drop uncommitted rows and reject further calls; return the number of dropped rows."""
+def _wind_up(state: State, folder: Folder) -> str:
+    """Drop what is not committed and reject further calls; return what that was, "" if nothing."""
     try:
         if not state.door.writable:
-            return 0
-        lost = state.uncommitted_rows()
+            return ""
+        rows = state.uncommitted_rows()
+        dropped = [f"{rows} uncommitted rows"] if rows else []
+        dropped += [f"uncommitted keys of table {name!r}" for name in state.touched.keys]
+        lost = " and ".join(dropped)
         state.discard()
         with put_off(state):
             folder.fold_if_quick()

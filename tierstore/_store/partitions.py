@@ -12,8 +12,9 @@ from typing import Any
 
 from tierstore import _io
 from tierstore._disk.generation import Generation
-from tierstore._disk.manifest import Manifest
+from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._disk.partitioned import PartitionedGeneration
+from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
 from tierstore._store.locking import ReaderLock
 from tierstore._store.versions import History, read_identity
@@ -125,11 +126,13 @@ class PartitionReaders:
         try:
             for reader in self._readers:
                 parts.append(reader.generation(name))
-                check_part(parts[-1], shard, info.spec.layout.record_bytes)
+                check_part(parts[-1], info, shard)
         except BaseException:
             for part in parts:
                 part.close()
             raise
+        if info.spec.keys is not None:
+            return KeyedPartitionedGeneration(dataclasses.replace(info), count, 0, parts)
         return PartitionedGeneration(dataclasses.replace(info), shard, parts)
 
     def close(self) -> None:
@@ -140,11 +143,12 @@ class PartitionReaders:
         self._readers.clear()
 
 
-def check_part(part: Generation, shard: Shard, record_bytes: int) -> None:
+def check_part(part: Generation, info: TableInfo, shard: Shard) -> None:
     """Raise CorruptStoreError for a generation that cannot be a partition of this table."""
-    found = part.tier.rows, part.tier.record_bytes
-    if found != (shard.blocks, record_bytes):
+    rows, record_bytes = part.tier.rows, part.tier.record_bytes
+    wanted = shard.blocks if info.spec.keys is None else rows, info.spec.layout.record_bytes
+    if (rows, record_bytes) != wanted or part.info.spec.keys != info.spec.keys:
         raise CorruptStoreError(
-            f"{part.directory.path} has {found[0]} rows of {found[1]} bytes, not {shard.blocks} "
-            f"of {record_bytes}; restore all partitions from one copy"
+            f"{part.directory.path} has {rows} rows of {record_bytes} bytes, not {wanted[0]} of "
+            f"{wanted[1]}, or other keys; restore all partitions from one copy"
         )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._disk import generation as generations
 from tierstore._disk.base import Progress
+from tierstore._disk.generation import of_partition
 from tierstore._disk.images import LOST, OLDER, WHOLE, Found, Images
 from tierstore._disk.key_log import load_keys, write_log
 from tierstore._disk.keys import Keys, open_keys, write_keys
@@ -28,12 +28,14 @@ from tierstore._disk.manifest import (
     manifest_name,
     unique_name,
 )
-from tierstore._disk.partitioning import PARTITIONS, partition_name
+from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
 from tierstore._keys.growing import key_map
 from tierstore._store.copy import Overall, write_copy
 from tierstore._store.lineage import descends
 from tierstore._store.locking import folds_kept_away
+from tierstore._store.partitions import partition_directory
 from tierstore._store.payload import Payload, copy_payload
+from tierstore._store.row_list import RowList
 from tierstore._store.state import State
 from tierstore._store.verify import VerifyReport
 from tierstore._store.versions import Survey, open_directory, survey
@@ -136,15 +138,12 @@ def repair(
     with open_directory(source) as directory, folds_kept_away(directory):
         found = survey(directory)
         chosen = found.choose(version)
-        if chosen.partitions:
-            first = Path(str(source), PARTITIONS, partition_name(0))
-            raise InvalidInputError(
-                f"{source} has partitions, each a store: repair a damaged one, such as {first}, at "
-                f"the version that the store needs (of that one {chosen.partitions[0][0]}), and "
-                "put the copy in its place"
-            )
-        job = _Repair(directory, found, chosen, fills, progress)
-        return job.run(where, to)
+        report = RepairReport(chosen.version, to, left_out=list(found.damage))
+        total = sum(info.spec.rows for info in chosen.tables.values())
+        kind = _PartitionedRepair if chosen.partitions else _Repair
+        job = kind(directory, found, chosen, fills, Overall(progress, total), report)
+        job.run(where)
+        return report
 
 
 def _on_disk(path: str | os.PathLike[str]) -> Path:
@@ -165,108 +164,226 @@ def _checked(fill: Fill | Sequence[Fill]) -> list[Fill]:
 
 
 class _Repair:
-    """A repair in progress."""
+    """A repair in progress, of a store or of a partition of one."""
 
     def __init__(
         self,
-        directory: _io.Directory,
-        found: Survey,
+        directory: _io.Directory | None,
+        found: Survey | None,
         manifest: Manifest,
         fills: list[Fill],
-        progress: Progress | None,
+        progress: Overall,
+        report: RepairReport,
     ) -> None:
+        """Copy what a manifest names; without a directory and what was found in it, nothing."""
         self._directory = directory
-        self._found = found
-        self._floor = found.history.floor()
+        self._floor = 0 if found is None else found.history.floor()
         self._manifest = manifest
-        known = sorted(found.history.manifests(), key=lambda each: each.seq, reverse=True)
+        known = () if found is None else found.history.manifests()
         self._older = [
             each
-            for each in known
+            for each in sorted(known, key=lambda each: each.seq, reverse=True)
             if each.seq < manifest.seq and descends(manifest.version, manifest.forks, each.version)
         ]
         self._fills = fills
-        self._report = Overall(progress, sum(info.spec.rows for info in manifest.tables.values()))
+        self._progress = progress
+        self._report = report
 
-    def run(self, where: Path, to: Path) -> RepairReport:
+    def run(self, where: Path) -> None:
         """Write the list and the store; remove the list if the store cannot be published."""
-        manifest = self._manifest
-        report = RepairReport(manifest.version, to, left_out=list(self._found.damage))
         if where.exists() or where.is_symlink():
             raise ExistsError(f"{where} exists; choose another name", filename=str(where))
         with contextlib.ExitStack() as undo:
             with _io.publish(where) as temporary, _io.Directory.make(temporary) as directory:
-                with _io.publish(to) as file, contextlib.closing(_RowList(file)) as rows:
-                    self._write(directory, rows, report)
-                undo.callback(to.unlink, missing_ok=True)
-                self._check_still_there(report)
+                with (
+                    _io.publish(self._report.listed) as file,
+                    contextlib.closing(RowList(file)) as rows,
+                ):
+                    self._write(directory, rows)
+                undo.callback(self._report.listed.unlink, missing_ok=True)
+                self._check_still_there()
             undo.pop_all()
-        return report
 
-    def _write(self, directory: _io.Directory, rows: _RowList, report: RepairReport) -> None:
+    def _write(self, directory: _io.Directory, rows: RowList) -> None:
+        """Write a copy to an empty directory, and what is not intact to the list."""
         manifest = self._manifest
         tables: dict[str, TableInfo] = {}
         for name, info in manifest.tables.items():
-            tables[name] = self._copy_table(directory, name, info, rows, report)
-            self._report.passed(info.spec.rows)
+            tables[name] = self._copy_table(directory, name, info, rows)
+            self._progress.passed(info.spec.rows)
+        write_copy(directory, manifest, tables, self._copy_payload(directory))
+
+    def _copy_payload(self, directory: _io.Directory) -> dict[str, PayloadInfo]:
         payload: dict[str, PayloadInfo] = {}
-        for name, value in manifest.payload.items():
-            committed = Payload(self._directory, value)
+        for name, value in self._manifest.payload.items():
             try:
+                committed = Payload(cast(_io.Directory, self._directory), value)
                 committed.verify()
             except TierStoreError as error:
-                report.left_out.append(f"payload {name}: {error}")
+                self._report.left_out.append(f"payload {name}: {error}")
             else:
                 payload[name] = copy_payload(committed, directory, unique_name("payload-", 1))
-        write_copy(directory, manifest, tables, payload)
+        return payload
 
     def _copy_table(
-        self,
-        directory: _io.Directory,
-        name: str,
-        info: TableInfo,
-        rows: _RowList,
-        report: RepairReport,
+        self, directory: _io.Directory, name: str, info: TableInfo, rows: RowList
     ) -> TableInfo:
-        outcome = report.tables[name] = TableRepair(info.spec.rows)
+        outcome = self._report.tables.setdefault(name, TableRepair(info.spec.rows))
         with (
             contextlib.closing(
                 _Sources(self._directory, name, self._manifest, self._older, self._floor)
             ) as sources,
             directory.make_directory(name) as target,
         ):
-            outcome.unknown = sources.unknown
-            rows.unknown(name, outcome.unknown)
+            outcome.unknown += sources.unknown
+            rows.unknown(name, sources.unknown)
             blocks = self._blocks(name, sources, rows, outcome)
-            created = generations.create(target, info.spec, 1, blocks, self._report)
+            created = generations.create(target, info.spec, 1, blocks, self._progress)
             keys, damage = _copy_keys(sources.table, info, target, created.generation)
         if damage:
-            report.left_out.append(f"keys of table {name}: {damage}")
+            self._report.left_out.append(f"keys of table {name}: {damage}")
         return dataclasses.replace(created, scalars=dict(info.scalars), keys=keys)
 
     def _blocks(
-        self, name: str, sources: _Sources, rows: _RowList, outcome: TableRepair
+        self, name: str, sources: _Sources, rows: RowList, outcome: TableRepair
     ) -> Iterator[Records]:
         """Yield the records of the new table, and record which are not the newest image."""
         filler = _filler(self._fills, self._manifest.tables[name].spec)
         takes_older = "version" in self._fills
         for found in sources.blocks():
+            self._see(found)
             older = (found.state == OLDER) & takes_older
             filled = (found.state == LOST) | ((found.state == OLDER) & ~older)
             if filled.any():
                 found.records[filled] = filler(found.rows[filled])
-            outcome.older += int(older.sum())
-            outcome.filled += int(filled.sum())
-            rows.add(name, found.rows, older, filled, found.versions)
+            ids = self._ids_of(name, found.rows)
+            is_row = ids >= 0
+            outcome.older += int((older & is_row).sum())
+            outcome.filled += int((filled & is_row).sum())
+            rows.add(name, ids[is_row], older[is_row], filled[is_row], found.versions[is_row])
             yield found.records
 
-    def _check_still_there(self, report: RepairReport) -> None:
+    def _see(self, found: Found) -> None:
+        """Change the state of images that are not what they are for the store as a whole."""
+
+    def _ids_of(self, name: str, rows: Rows) -> Rows:
+        """Return the ids of rows, ascending; -1 for rows that stand for no id."""
+        return rows
+
+    def _check_still_there(self) -> None:
         """Raise if a writer removed the version meanwhile, so missing files may not be damage."""
-        if not report.complete and not self._directory.exists(manifest_name(self._manifest.seq)):
+        directory = cast(_io.Directory, self._directory)
+        is_there = directory.exists(manifest_name(self._manifest.seq))
+        if not self._report.complete and not is_there:
             raise StoreIOError(
-                f"{self._directory.path} was changed by its writer while version "
+                f"{directory.path} was changed by its writer while version "
                 f"{self._manifest.version} was copied; close the writer and repair again"
             )
+
+
+class _PartitionedRepair(_Repair):
+    """The repair of a store with partitions, of which each is copied as a store."""
+
+    def _write(self, directory: _io.Directory, rows: RowList) -> None:
+        manifest = self._manifest
+        for name, info in manifest.tables.items():
+            self._report.tables[name] = TableRepair(info.spec.rows)
+        self._keys_before = dict.fromkeys(manifest.tables, 0)
+        with directory.make_directory(PARTITIONS) as place:
+            for number in range(len(manifest.partitions)):
+                with place.make_directory(partition_name(number)) as target:
+                    self._copy_partition(number, target, rows)
+        tables = {
+            name: TableInfo(info.spec, "", scalars=dict(info.scalars))
+            for name, info in manifest.tables.items()
+        }
+        payload = self._copy_payload(directory)
+        write_copy(directory, manifest, tables, payload, partitions=manifest.partitions)
+
+    def _copy_partition(self, number: int, target: _io.Directory, rows: RowList) -> None:
+        """Copy a partition, or put rows in its place that stand for those of a missing one."""
+        source = cast(_io.Directory, self._directory)
+        with contextlib.ExitStack() as held:
+            part: _io.Directory | None = None
+            found: Survey | None = None
+            try:
+                part = held.enter_context(partition_directory(source, number))
+                held.enter_context(folds_kept_away(part))
+                found = survey(part)
+                self._report.left_out += [f"{part.path}: {each}" for each in found.damage]
+            except (TierStoreError, FileNotFoundError) as error:
+                self._report.left_out.append(str(error))
+            common = self._fills, self._progress, self._report
+            job = _PartRepair(number, self._manifest, part, found, *common)
+            job.keys_before = self._keys_before
+            job._write(target, rows)
+            for name, info in job._manifest.tables.items():
+                self._keys_before[name] += 0 if info.keys is None else info.keys.count
+
+
+class _PartRepair(_Repair):
+    """The repair of a partition of a store, whose manifest says at which version.
+
+    Attributes:
+        keys_before: keys of the partitions before, by table.
+    """
+
+    keys_before: dict[str, int]
+
+    def __init__(
+        self,
+        number: int,
+        whole: Manifest,
+        directory: _io.Directory | None,
+        found: Survey | None,
+        fills: list[Fill],
+        progress: Overall,
+        report: RepairReport,
+    ) -> None:
+        """Copy that version, or in its place the newest before it, or rows that fill."""
+        self._number = number
+        self._whole = whole
+        version, mark = whole.partitions[number]
+        shapes = _in_partitions(whole)
+        versions = {} if found is None else found.versions
+        there = max((each for each in versions if each <= version), default=0)
+        manifest = versions.get(there) or Manifest(whole.uuid, 1, version, {})
+        self._is_newest = manifest.mark == mark
+        tables = {name: _fitting(manifest.tables.get(name), each) for name, each in shapes.items()}
+        manifest = dataclasses.replace(
+            manifest, version=version, mark=mark, tables=tables, payload={}
+        )
+        super().__init__(directory, found, manifest, fills, progress, report)
+
+    def _see(self, found: Found) -> None:
+        if not self._is_newest:
+            found.state[found.state == WHOLE] = OLDER
+
+    def _ids_of(self, name: str, rows: Rows) -> Rows:
+        own = self._manifest.tables[name]
+        if own.spec.keys is not None:
+            known = 0 if own.keys is None else own.keys.count
+            return np.where(rows < known, rows + self.keys_before[name], -1)
+        total, count = self._whole.tables[name].spec.rows, len(self._whole.partitions)
+        ids: Rows = Shard(total, count, 0, count).rows_in(self._number, rows)
+        return np.where(ids < total, ids, -1)
+
+
+def _in_partitions(whole: Manifest) -> dict[str, TableInfo]:
+    """Return what a partition has of each table, in a generation that is not there."""
+    count, generation = len(whole.partitions), unique_name("g", 1)
+    return {
+        name: TableInfo(of_partition(info.spec, Shard(info.spec.rows, count, 0, 1)), generation)
+        for name, info in whole.tables.items()
+    }
+
+
+def _fitting(info: TableInfo | None, needed: TableInfo) -> TableInfo:
+    """Return what a manifest says of a table, or what is needed where that has another shape."""
+    if info is None or info.spec.layout != needed.spec.layout:
+        return needed
+    is_fitting = info.spec.rows == needed.spec.rows or needed.spec.keys is not None
+    return info if is_fitting and info.spec.keys == needed.spec.keys else needed
 
 
 class _Sources:
@@ -274,7 +391,7 @@ class _Sources:
 
     def __init__(
         self,
-        store: _io.Directory,
+        store: _io.Directory | None,
         name: str,
         manifest: Manifest,
         older: Sequence[Manifest],
@@ -282,7 +399,7 @@ class _Sources:
     ) -> None:
         self.table: _io.Directory | None = None
         with contextlib.suppress(FileNotFoundError, TierStoreError):
-            self.table = store.directory(name)
+            self.table = None if store is None else store.directory(name)
         self._newest = Images(self.table, name, manifest, older, floor=floor)
         self.unknown = self._newest.unknown
         self._before: list[Images] = []
@@ -376,59 +493,6 @@ def _by_initializer(spec: TableSpec, initializer: Initializer) -> Callable[[Rows
         return np.concatenate(parts)
 
     return records
-
-
-class _RowList:
-    """The CSV list of rows without their newest image, one run of rows per line."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("x", newline="", encoding="utf-8")
-        self._out = csv.writer(self._file, lineterminator="\n")
-        self._out.writerow(("table", "first", "last", "rows", "outcome", "version"))
-        self._run: tuple[str, int, int, str, int | str] | None = None
-
-    def unknown(self, table: str, count: int) -> None:
-        """Record how many rows of a table may be older."""
-        if count:
-            self._out.writerow((table, "", "", count, "unknown", ""))
-
-    def add(
-        self,
-        table: str,
-        rows: Rows,
-        older: npt.NDArray[np.bool_],
-        filled: npt.NDArray[np.bool_],
-        versions: npt.NDArray[np.int64],
-    ) -> None:
-        """List the rows that are older, with their versions, and those that are filled."""
-        which = np.flatnonzero(older | filled)
-        kinds = np.where(filled[which], -1, versions[which])
-        ids = rows[which]
-        cuts = np.flatnonzero((np.diff(ids) != 1) | (np.diff(kinds) != 0)) + 1
-        for part in np.split(np.arange(ids.size), cuts) if ids.size else ():
-            kind = int(kinds[part[0]])
-            self._add_run(table, int(ids[part[0]]), int(ids[part[-1]]), kind)
-
-    def _add_run(self, table: str, first: int, last: int, kind: int) -> None:
-        """Extend the previous run if this one continues it, or write it."""
-        outcome: tuple[str, int | str] = ("filled", "") if kind < 0 else ("older", kind)
-        run = self._run
-        if run is not None and (run[0], run[2] + 1, *run[3:]) == (table, first, *outcome):
-            self._run = (table, run[1], last, *outcome)
-            return
-        self._flush()
-        self._run = (table, first, last, *outcome)
-
-    def _flush(self) -> None:
-        if self._run is not None:
-            table, first, last, outcome, version = self._run
-            self._out.writerow((table, first, last, last + 1 - first, outcome, version))
-        self._run = None
-
-    def close(self) -> None:
-        """Write the last line and close the file."""
-        with self._file:
-            self._flush()
 
 
 def mend_rows(state: State, report: VerifyReport) -> None:

@@ -147,7 +147,7 @@ class State:
         while True:
             found = self.history.newest() if version is None else self.history.version(version)
             if self.door.writable or found.version in self.reader.held:
-                self._floor = self.history.floor()
+                self._floor = found.floor if version is None else self.history.floor()
                 return found
             self.reader.hold(found.version, keeps_old_programs_away=found.format == 1)
 
@@ -271,7 +271,7 @@ class State:
         """
         self.spaces.check_fit({**self._specs(), **changed})
 
-    def grow(self, name: str, rows: int) -> None:
+    def grow_rows(self, name: str, rows: int) -> None:
         """Have more rows in a table that grows; they are part of the next commit."""
         self.spaces.grow(self, name, rows, self._present_specs)
 
@@ -280,8 +280,10 @@ class State:
         self.spaces.end_leases(self, name, self._present_specs)
 
     def keys_before(self, name: str) -> int | None:
-        """Return how many keys a table has in the version before; None where it is not kept."""
+        """Return how many keys a table has in the version before; None where that is not known."""
         before = self.history.versions().get(self.manifest.previous)
+        if before is not None and before.partitions:
+            return None  # their manifests know
         info = None if before is None else before.tables.get(name)
         return None if info is None else 0 if info.keys is None else info.keys.count
 
@@ -410,6 +412,7 @@ class State:
             "mark": new_mark(),
             "payload_mark": self.payload_mark if self.manifest.payload else "",
             "confirmed": version,
+            "origin": None,
         }
 
     @property
@@ -536,8 +539,10 @@ class State:
         return f"version {oldest}" if oldest else "an older version"
 
     def uncommitted_rows(self) -> int:
-        """Return the number of rows written since the last commit."""
-        return sum(space.uncommitted_rows() for space in self.spaces.open)
+        """Return the number of rows written, or removed with their keys, since the last commit."""
+        written = sum(space.uncommitted_rows() for space in self.spaces.open)
+        tables = [self.tables[name] for name in self.touched.rows.keys() & self.tables.keys()]
+        return written + sum(table._generation.removed_keys for table in tables)
 
     def check_clean(self, what: str) -> None:
         """Raise InvalidInputError if anything is not committed."""

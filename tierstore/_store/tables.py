@@ -280,9 +280,13 @@ class Spaces:
         if space.gpu is None:
             space.end_leases(EXPIRED)
             return
-        space.flush()
-        self.vacate([name])
+        self.flush_and_vacate(name)
         self.place(owner, {}, specs())
+
+    def flush_and_vacate(self, name: str) -> None:
+        """Close the tiers of a table once all that they changed is written."""
+        self._of[name].flush()
+        self.vacate([name])
 
     def vacate(self, names: Iterable[str]) -> None:
         """Close the spaces of tables, after writing changed rows of other tables to their files."""

@@ -163,13 +163,17 @@ def _verify_partitions(
         for number, each in roots.items()
         if check.payload_of(each, payload if each is chosen else None)
     }
+    keys_before = dict.fromkeys(chosen.tables, 0)
     for number in range(len(chosen.partitions)):
-        part = _verify_partition(check, number, chosen, several=several)
+        part, keys = _verify_partition(check, number, chosen, several=several)
         report.rows_checked += part.rows_checked
         where = f"{PARTITIONS}/{partition_name(number)}"
         report.bad_files += [f"{where}: {each}" for each in part.bad_files]
         for name, rows in part.bad_rows.items():
-            report.bad_rows.setdefault(name, []).extend(_ids(chosen, name, number, rows))
+            ids = _ids(chosen, name, number, rows, keys_before.get(name, 0))
+            report.bad_rows.setdefault(name, []).extend(ids)
+        for name, count in keys.items():
+            keys_before[name] += count
         whole -= {v for v, root in roots.items() if root.partitions[number][0] not in part.whole}
     for rows in report.bad_rows.values():
         rows.sort()
@@ -179,7 +183,8 @@ def _verify_partitions(
 
 def _verify_partition(
     check: _Check, number: int, chosen: Manifest, *, several: bool
-) -> VerifyReport:
+) -> tuple[VerifyReport, dict[str, int]]:
+    """Check a partition; also return how many keys it has of each table by key."""
     version, mark = chosen.partitions[number]
     try:
         with (
@@ -199,15 +204,21 @@ def _verify_partition(
         if manifest.mark != mark:
             report.bad_files.append(f"version {version} is of another moment than the store")
             report.whole = []
-        return report
+        tables = {name: info for name, info in manifest.tables.items() if name in chosen.tables}
+        return report, {name: each.keys.count for name, each in tables.items() if each.keys}
     except (TierStoreError, FileNotFoundError) as error:
-        return VerifyReport(bad_files=[str(error)])
+        return VerifyReport(bad_files=[str(error)]), {}
 
 
-def _ids(chosen: Manifest, name: str, number: int, rows: list[int]) -> list[int]:
-    """Return the ids of rows of a partition; those that stand for no id are left out."""
+def _ids(chosen: Manifest, name: str, number: int, rows: list[int], keys_before: int) -> list[int]:
+    """Return the ids of rows of a partition; those that stand for no id are left out.
+
+    Rows of a table by key are numbered behind those of the partitions before.
+    """
     if name not in chosen.tables:
         return []
+    if chosen.tables[name].spec.keys is not None:
+        return [keys_before + row for row in rows]
     total, partitions = chosen.tables[name].spec.rows, len(chosen.partitions)
     ids = Shard(total, partitions, 0, partitions).rows_in(number, np.array(rows, np.int64))
     return [each for each in ids.tolist() if each < total]

@@ -34,14 +34,14 @@ _GROWTH = 8
 class Grower(Owner, Protocol):
     """What tables that grow share besides."""
 
-    def grow(self, name: str, rows: int) -> None:
+    def grow_rows(self, name: str, rows: int) -> None:
         """Have more rows in a table, while no other thread is in a call."""
 
     def end_leases(self, name: str) -> None:
         """End the leases of a table whose rows are about to move, likewise."""
 
     def keys_before(self, name: str) -> int | None:
-        """Return how many keys a table has in the version before; None where it is not kept."""
+        """Return how many keys a table has in the version before; None where that is not known."""
 
 
 class KeyBatch(Ids):
@@ -367,29 +367,33 @@ class KeyedTable(RowsByNumber):
         parts = _GROWTH if self._space.can_grow else 1  # else its tiers are made anew
         more = max(self.capacity // parts, EXTENT_ROWS)
         spec = self.spec.with_rows(max(keys, self.capacity + more))
-        cast(Grower, self._owner).grow(self.name, spec.rows)
+        cast(Grower, self._owner).grow_rows(self.name, spec.rows)
 
     def _known_or_first(
-        self, keys: object, field: str
+        self, keys: object, field: str, *, train: bool
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp], Any]:
         """Return row numbers in the shape of keys, which have none, and first values of those.
 
-        Those have the number 0; their values are `(n, dim)`, a tensor.
+        Those have the number 0; their values are `(n, dim)`, a tensor. With `train`, keys that are
+        admitted get a row before.
         """
         asked, _ = self._asked(keys)
-        rows = self._map.find(asked)
+        rows = self._trained(asked) if train else self._map.find(asked)
         unknown = np.flatnonzero(rows < 0)
         rows[unknown] = 0
+        return rows.reshape(asked.shape), unknown, self._first_values(asked, unknown, field)
+
+    def _first_values(self, asked: Asked, at: npt.NDArray[np.intp], field: str) -> Any:
+        """Return the first values of keys at some positions of a batch, a tensor `(n, dim)`."""
         item, lo, hi = self._spans[field]
-        records = first_records(self.spec, asked.codes[unknown], [field])
+        records = first_records(self.spec, asked.codes[at], [field])
         data = np.ascontiguousarray(records[:, lo:hi])
-        values = from_bytes(data, item, Ids(unknown, unknown.shape, "torch"))
-        return rows.reshape(asked.shape), unknown, values
+        return from_bytes(data, item, Ids(at, at.shape, "torch"))
 
     def _rows_for(self, keys: object) -> Any:
-        """Return row numbers for training, in the shape of keys, as a tensor.
+        """Return row numbers for training, in the shape of keys, as a tensor; adds new keys.
 
-        Keys without one get one once they are admitted; until then it is -1.
+        For tables that admit every key; see `_known_or_first`.
         """
         asked, _ = self._asked(keys)
         return self._like(self._trained(asked).reshape(asked.shape), "torch")
@@ -493,7 +497,7 @@ class KeyedTable(RowsByNumber):
         self._owner.touched.rows.setdefault(self.name)
         count = len(self._map)
         moved, to = expiry.moves(count, rows)
-        for start in range(0, moved.size, _BLOCK_ROWS):
+        for start in range(0, moved.size if self._generation.moves_rows else 0, _BLOCK_ROWS):
             part = slice(start, start + _BLOCK_ROWS)
             values = self.by_row.read(moved[part], list(self.fields), cache=False)
             self.by_row.write(to[part], values)

@@ -103,6 +103,7 @@ class Table:
         self.name = name
         self._owner = owner
         self._recording: Recording | None = None
+        self._scalars: dict[str, Any] = {}
         self._attach(generation, space, extent)
 
     def _attach(self, generation: Generation, space: Space, extent: Extent) -> None:
@@ -381,8 +382,8 @@ class Table:
 
         Args:
             ids: row ids of any shape; in a graph int64 on the table's device, contiguous.
-            out: an array or tensor `ids.shape + (dim,)`, contiguous, of the type of the field. For a
-                field with scales any type of floats, to which values are rounded once; in a graph
+            out: an array or tensor `ids.shape + (dim,)`, contiguous, of the type of the field. For
+                a field with scales any type of floats, to which values are rounded once; in a graph
                 float32, bfloat16 or float16, at a multiple of 16 bytes.
             field: the field to read, the first if None.
 
@@ -529,6 +530,17 @@ class Table:
             if self._recording is not None:
                 self._recording.add(on_host(batch.rows))
             return access.lease(batch)
+        except INTERNAL as error:
+            raise internal_error(error) from error
+
+    def _lease_and_read(self, ids: object, field: str) -> tuple[Lease, Any]:
+        """Lease a batch, and return one field of the row of each id, as `expand` does."""
+        try:
+            access = self._access
+            batch = access.ids(ids)
+            if self._recording is not None:
+                self._recording.add(on_host(batch.rows))
+            return access.lease_and_read(batch, field)
         except INTERNAL as error:
             raise internal_error(error) from error
 
@@ -856,8 +868,11 @@ class Table:
         return self._extent.in_space(changed)
 
     def _reset_scalars(self) -> None:
-        """Take the scalars of the version that is open."""
-        self._scalars: dict[str, Any] = dict(self._generation.info.scalars)
+        """Take the scalars of the version that is open, into the dict that others may hold."""
+        committed = dict(self._generation.info.scalars)
+        self._scalars.update(committed)
+        for name in self._scalars.keys() - committed.keys():
+            del self._scalars[name]
 
     def _close(self) -> None:
         """Close the files; the next writer sweeps up what is uncommitted."""

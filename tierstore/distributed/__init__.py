@@ -13,8 +13,16 @@ from __future__ import annotations
 from tierstore.errors import needs
 
 with needs("torch", "torch", "this needs PyTorch"):
+    from tierstore.distributed.keyed import DistributedKeyedTable
     from tierstore.distributed.opening import create, open, save
     from tierstore.distributed.store import DistributedStore
     from tierstore.distributed.table import DistributedTable
 
-__all__ = ["DistributedStore", "DistributedTable", "create", "open", "save"]
+__all__ = [
+    "DistributedKeyedTable",
+    "DistributedStore",
+    "DistributedTable",
+    "create",
+    "open",
+    "save",
+]

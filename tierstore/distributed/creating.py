@@ -7,9 +7,13 @@ import dataclasses
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
+
+import numpy as np
 
 from tierstore import _io
 from tierstore._disk import generation as generations
+from tierstore._disk import key_log
 from tierstore._disk.base import Progress
 from tierstore._disk.manifest import (
     Identity,
@@ -19,19 +23,29 @@ from tierstore._disk.manifest import (
     new_mark,
     unique_name,
 )
-from tierstore._disk.partitioning import MOST_PARTITIONS, PARTITIONS, Shard, partition_name
+from tierstore._disk.partitioning import (
+    MOST_PARTITIONS,
+    PARTITIONS,
+    Shard,
+    partition_name,
+    partition_of_key,
+)
 from tierstore._store.copy import Overall
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.options import whole_number
 from tierstore._store.payload import copy_payload
 from tierstore._store.store import Store
+from tierstore._table.keyed import KeyedTable
+from tierstore.distributed.ranks import Ranks
 from tierstore.errors import InvalidInputError
-from tierstore.spec import TableSpec
+from tierstore.spec import EXTENT_ROWS, TableSpec
 
-__all__ = ["check_partitions", "make_store", "new_identities"]
+__all__ = ["check_partitions", "growing", "make_store", "new_identities", "same_seeds", "shape_of"]
 
 _TOGETHER = 64
 """Partitions that are filled at a time: each has files open meanwhile."""
+_BLOCK_ROWS = 1 << 14
+"""Rows by key that are copied at a time."""
 
 
 def check_partitions(partitions: object, ranks: int) -> int:
@@ -47,6 +61,38 @@ def check_partitions(partitions: object, ranks: int) -> int:
 def new_identities(partitions: int) -> list[tuple[str, str]]:
     """Return a uuid and a first mark for the root, and for each partition behind it."""
     return [(uuid.uuid4().hex, new_mark()) for _ in range(partitions + 1)]
+
+
+def shape_of(spec: TableSpec) -> list[object]:
+    """Return what ranks must agree on of a table that they make: its rows and fields."""
+    return [spec.rows, *((field, each.dim, each.dtype) for field, each in spec.fields.items())]
+
+
+def same_seeds(ranks: Ranks, specs: Mapping[str, TableSpec]) -> dict[str, TableSpec]:
+    """Return specs with the initializers of rank 0, but for arrays, which every rank has."""
+    texts = {
+        name: {
+            field: each.init for field, each in spec.fields.items() if each.init and each.init.text
+        }
+        for name, spec in specs.items()
+    }
+    first = ranks.gather("draw the same values", texts)[0]
+    return {
+        name: dataclasses.replace(
+            spec,
+            fields={
+                field: dataclasses.replace(each, init=first[name].get(field, each.init))
+                for field, each in spec.fields.items()
+            },
+            init=None,
+        )
+        for name, spec in specs.items()
+    }
+
+
+def growing(spec: TableSpec) -> TableSpec:
+    """Return a spec whose table grows with its keys, if it is by key; others are as they were."""
+    return spec if spec.keys is None else dataclasses.replace(spec, rows=EXTENT_ROWS, grows=True)
 
 
 def make_store(
@@ -140,5 +186,29 @@ def _make_tables(
         for number in range(shard.first, shard.first + shard.count):
             partition = stack.enter_context(place.directory(partition_name(number)))
             tables.append(stack.enter_context(partition.make_directory(name)))
+        if source is not None and spec.keys is not None:
+            return _with_keys(tables, shard, spec, cast(KeyedTable, source[name]))
         blocks = None if source is None else source[name]._records()
         return generations.create_partitions(tables, shard, spec, blocks, report)
+
+
+def _with_keys(
+    tables: list[_io.Directory], shard: Shard, spec: TableSpec, source: KeyedTable
+) -> list[TableInfo]:
+    """Make a table by key in some partitions, with the keys and rows of another that they have."""
+    keys = source._map
+    codes = keys.codes_of(np.arange(len(keys)))
+    partitions = partition_of_key(codes, shard.partitions) - shard.first
+    made = []
+    for number, directory in enumerate(tables):
+        rows = np.flatnonzero(partitions == number)
+        part = generations.of_partition(spec, shard).with_rows(rows.size)
+        blocks = (
+            source._read_records(rows[start : start + _BLOCK_ROWS])
+            for start in range(0, rows.size, _BLOCK_ROWS)
+        )
+        info = generations.create(directory, part, 1, blocks)
+        with directory.directory(info.generation) as generation:
+            log = key_log.write_log(generation, spec.keys or "int64", part.rows, keys.keys_of(rows))
+        made.append(dataclasses.replace(info, keys=log))
+    return made

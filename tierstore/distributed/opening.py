@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,14 @@ from tierstore._store.options import Options
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import check_names, find_device
 from tierstore.budget import Budget, Size
-from tierstore.distributed.creating import check_partitions, make_store, new_identities
+from tierstore.distributed.creating import (
+    check_partitions,
+    growing,
+    make_store,
+    new_identities,
+    same_seeds,
+    shape_of,
+)
 from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.store import DistributedStore
 from tierstore.errors import InvalidInputError, RanksError
@@ -75,15 +81,9 @@ def create(
         ranks = Ranks(timeout)
         try:
             number = check_partitions(partitions, ranks.count)
-            shapes = {
-                name: [
-                    spec.rows,
-                    *((field, each.dim, each.dtype) for field, each in spec.fields.items()),
-                ]
-                for name, spec in tables.items()
-            }
+            shapes = {name: shape_of(spec) for name, spec in tables.items()}
             ranks.agree("create", {"partitions": number, "tables": shapes})
-            specs = _same_seeds(ranks, {name: spec.bound(name) for name, spec in tables.items()})
+            specs = same_seeds(ranks, {name: spec.bound(name) for name, spec in tables.items()})
             identities = ranks.gather("name the store", new_identities(number))[0]
             leaders = ranks.leaders(where.parent) if where.parent.is_dir() else [0] * ranks.count
 
@@ -209,17 +209,18 @@ def save(
         progress: called with rows done and in all.
 
     Rows, optimizer state, scalars, step, payload and the number of the version are those of the
-    source, which is the `parent` of the copy. Damage raises, as do external keys, which partitions
-    do not have. Raises what `tierstore.open` and `Store.save` do.
+    source, which is the `parent` of the copy. A table by key with a fixed capacity grows in the
+    copy. Damage raises, as do external keys, which partitions do not have. Raises what
+    `tierstore.open` and `Store.save` do.
     """
     with internal_errors(), open_plain(source, version=version, budget=Budget(host=0)) as reader:
         number = check_partitions(partitions, 1)
         for name in reader:
-            if reader[name].keys is not None:
+            if reader[name].keys is not None and reader[name].spec.keys is None:
                 raise InvalidInputError(
                     f"table {name!r} of {source} has external keys, which partitions do not have"
                 )
-        specs = {name: reader[name].spec for name in reader}
+        specs = {name: growing(reader[name].spec) for name in reader}
         make_store(_local(path), specs, new_identities(number), progress, reader)
 
 
@@ -228,25 +229,3 @@ def _local(path: str | os.PathLike[str]) -> Path:
     if isinstance(where, _io.Objects):
         raise InvalidInputError(f"{where} is not on a disk, and ranks write to files of their own")
     return where
-
-
-def _same_seeds(ranks: Ranks, specs: Mapping[str, TableSpec]) -> dict[str, TableSpec]:
-    """Return specs with the initializers of rank 0, but for arrays, which every rank has."""
-    texts = {
-        name: {
-            field: each.init for field, each in spec.fields.items() if each.init and each.init.text
-        }
-        for name, spec in specs.items()
-    }
-    first = ranks.gather("draw the same values", texts)[0]
-    return {
-        name: dataclasses.replace(
-            spec,
-            fields={
-                field: dataclasses.replace(each, init=first[name].get(field, each.init))
-                for field, each in spec.fields.items()
-            },
-            init=None,
-        )
-        for name, spec in specs.items()
-    }

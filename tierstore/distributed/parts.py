@@ -10,12 +10,14 @@ from typing import TypeVar, cast
 
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._disk.partitioned import PartitionedGeneration
+from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
 from tierstore._store.options import Options
 from tierstore._store.partitions import check_part, missing_partition
 from tierstore._store.store import Store
 from tierstore.distributed.root import NOTHING
 from tierstore.errors import NotAStoreError, VersionError
+from tierstore.spec import EXTENT_ROWS
 
 __all__ = ["Parts"]
 
@@ -83,7 +85,12 @@ class Parts:
         shard = self.shard(info.spec.rows)
         parts = [part[name]._generation for part in self.stores]
         for part in parts:
-            check_part(part, shard, info.spec.layout.record_bytes)
+            check_part(part, info, shard)
+        if info.spec.keys is not None:
+            writers = [_Writer(part, name) for part in self.stores]
+            return KeyedPartitionedGeneration(
+                dataclasses.replace(info), shard.partitions, shard.first, parts, writers
+            )
         own = dataclasses.replace(info, spec=dataclasses.replace(info.spec, rows=len(shard)))
         return PartitionedGeneration(own, shard, parts)
 
@@ -109,7 +116,7 @@ class Parts:
         """Commit those that rows were written to, not confirmed."""
 
         def commit(part: Store) -> None:
-            if part.uncommitted_rows():
+            if part.uncommitted_rows() or any(part[name]._generation.has_new_keys for name in part):
                 part.commit(confirm=False)
 
         self.each(commit)
@@ -144,6 +151,10 @@ class Parts:
                 if there.get(name) != version:
                     part.keep(version, name)
 
+    def fold(self) -> None:
+        """Merge all deltas, and keep no version but the newest."""
+        self.each(Store.fold)
+
     def each(self, work: Callable[[Store], object]) -> None:
         """Do something to every partition, several at a time, and raise after all."""
         for call in _side_by_side(work, self.stores):
@@ -153,6 +164,27 @@ class Parts:
         """Close them."""
         if self.stores:
             self.each(Store.close)
+
+
+class _Writer:
+    """Writes a table by key of a partition."""
+
+    def __init__(self, part: Store, name: str) -> None:
+        self._part = part
+        self._name = name
+
+    def grow(self, rows: int) -> None:
+        """Have at least so many rows; by an eighth more, where it grows."""
+        spec = self._part[self._name].spec
+        if rows > spec.rows:
+            more = max(spec.rows // 8, EXTENT_ROWS)
+            with self._part._door.use(write=True):
+                larger = dataclasses.replace(spec, rows=max(rows, spec.rows + more))
+                self._part._state.grow_rows(self._name, larger.rows)
+
+    def touch(self) -> None:
+        """Have the next commit look at the keys."""
+        self._part._state.touched.rows.setdefault(self._name)
 
 
 def _side_by_side(work: Callable[[T], R], items: Sequence[T]) -> list[Future[R]]:

@@ -33,6 +33,7 @@ class Ranks:
 
     Attributes:
         rank, count: which of how many this is.
+        control_group: the group of messages on hosts, gloo.
         data_group: the group that rows go through, of the backend of the default group.
         broken: what went wrong between the ranks; empty while they can still talk.
     """
@@ -42,13 +43,13 @@ class Ranks:
         self.rank: int = 0
         self.count: int = 1
         self.broken: str = ""
-        self._group: Any = None
+        self.control_group: Any = None
         self.data_group: Any = None
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self.rank, self.count = dist.get_rank(), dist.get_world_size()
             patience = None if timeout is None else datetime.timedelta(seconds=timeout)
             with self.explained("open the store"):
-                self._group = dist.new_group(backend="gloo", timeout=patience)
+                self.control_group = dist.new_group(backend="gloo", timeout=patience)
                 self.data_group = dist.new_group(timeout=patience)
 
     @contextlib.contextmanager
@@ -75,14 +76,14 @@ class Ranks:
             raise RanksError(self.broken)
         found: list[Any] = [None] * self.count
         with self.explained(what):
-            dist.all_gather_object(found, value, group=self._group)
+            dist.all_gather_object(found, value, group=self.control_group)
         return found
 
     def common(self, bits: int) -> int:
         """Return the bits that all ranks give; on the host, beside what GPUs are at."""
         told = torch.tensor([bits])
         with self.explained("look up the same batch"):
-            dist.all_reduce(told, dist.ReduceOp.BAND, group=self._group)
+            dist.all_reduce(told, dist.ReduceOp.BAND, group=self.control_group)
         return int(told)
 
     def agree(self, what: str, values: Mapping[str, object]) -> None:
@@ -148,8 +149,8 @@ class Ranks:
 
     def close(self) -> None:
         """Leave the group of control messages; harmless when repeated."""
-        groups = self._group, self.data_group
-        self._group = self.data_group = None
+        groups = self.control_group, self.data_group
+        self.control_group = self.data_group = None
         self.broken = self.broken or "the store was closed"
         for group in groups:
             if group is not None and dist.is_initialized():

@@ -190,6 +190,15 @@ class Root:
 
         self._follow(what, work)
 
+    def fold(self) -> None:
+        """Drop all versions but the newest. Collective."""
+
+        def work() -> None:
+            if self.store is not None:
+                self.store.fold()
+
+        self._follow("drop older versions", work)
+
     def _follow(self, what: str, work: Callable[[], None]) -> None:
         """Do something that may publish, and take the manifest of this rank's leader.
 

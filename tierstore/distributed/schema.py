@@ -11,21 +11,28 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._disk.base import Progress
-from tierstore._disk.generation import as_kept, initial_records
+from tierstore._disk.generation import as_kept, initial_records, of_partition
 from tierstore._disk.manifest import TableInfo
 from tierstore._disk.partitioning import Shard
 from tierstore._store.alter import Rewrite, records_of
 from tierstore._store.copy import Overall
 from tierstore._store.store import Store
+from tierstore.distributed.creating import same_seeds, shape_of
 from tierstore.distributed.prepared import agreed
-from tierstore.errors import CommitFailedError, InvalidInputError, RanksError, TierStoreError
+from tierstore.errors import (
+    CommitFailedError,
+    ExistsError,
+    InvalidInputError,
+    InvalidTypeError,
+    TierStoreError,
+)
 from tierstore.initializers import Constant, Initializer
-from tierstore.spec import Field, TableSpec
+from tierstore.spec import Field, TableSpec, check_name
 
 if TYPE_CHECKING:
     from tierstore.distributed.store import DistributedStore
 
-__all__ = ["alter_tables", "append", "grow"]
+__all__ = ["alter_tables", "append", "create_table", "grow"]
 
 _HELD_BYTES = 256 << 20
 """Records of new rows that a rank holds at a time."""
@@ -65,6 +72,35 @@ def alter_tables(
 
     specs = {name: _altered(store._tables[name].spec, changes[name], added[name]) for name in added}
     _change(store, "alter", specs, alter)
+
+
+def create_table(
+    store: DistributedStore, name: str, spec: TableSpec, progress: Progress | None = None
+) -> None:
+    """Add a table; see `DistributedStore.create_table`."""
+    check_name(name)
+    if not isinstance(spec, TableSpec):
+        raise InvalidTypeError(f"table {name!r} needs a tierstore.TableSpec, not {spec!r}")
+    store._agree("create a table", {"name": name, "spec": shape_of(spec)})
+    if name in store:
+        raise ExistsError(f"{store.path} already has a table {name!r}; choose another name")
+    spec = same_seeds(store._ranks, {name: spec.bound(name)})[name]
+    shard = store._parts.shard(spec.rows)
+    of_part = of_partition(spec, shard)
+
+    def create() -> dict[str, TableInfo]:
+        report = Overall(progress, len(store._parts.stores) * shard.blocks)
+        if spec.sparse:
+            for part in store._parts.stores:
+                part.create_table(name, of_part)
+            return {name: TableInfo(as_kept(spec), "")}
+        for part, at, records in _new_in_parts(store, spec, 0, lambda: initial_records(spec)):
+            rest = np.zeros((shard.blocks - at.size, records.shape[1]), np.uint8)
+            part.create_table(name, of_part, blocks=[records, rest], progress=report)
+            report.passed(shard.blocks)
+        return {name: TableInfo(as_kept(spec), "")}
+
+    _change(store, "create", {name: dataclasses.replace(of_part, rows=len(shard))}, create)
 
 
 def grow(
@@ -126,21 +162,34 @@ def _extend_all(
     info, rows = store._manifest.tables[name], spec.rows
 
     def grown() -> dict[str, TableInfo]:
-        parts, shard = store._parts.numbered(), store._parts.shard(rows)
-        new = -(-rows // shard.partitions) - info.spec.rows // shard.partitions
-        some = max(1, _HELD_BYTES // max(1, new * spec.layout.record_bytes))
-        report = Overall(progress, len(parts) * shard.blocks)
-        for first in range(0, len(parts), some):
-            held = parts[first : first + some]
-            numbers = [number for number, _ in held]
-            of = _new_records(spec, info.spec.rows, blocks(), shard, numbers)
-            for number, part in held:
-                _extend(part, name, shard.blocks, *of[number], report)
-                report.passed(shard.blocks)
+        report = Overall(progress, len(store._parts.stores) * store._parts.shard(rows).blocks)
+        for part, at, records in _new_in_parts(store, spec, info.spec.rows, blocks):
+            _extend(part, name, store._parts.shard(rows).blocks, at, records, report)
+            report.passed(store._parts.shard(rows).blocks)
         return {name: dataclasses.replace(info, spec=as_kept(spec))}
 
     own = dataclasses.replace(store._tables[name].spec, rows=len(store._parts.shard(rows)))
     _change(store, "grow", {name: own}, grown)
+
+
+def _new_in_parts(
+    store: DistributedStore,
+    spec: TableSpec,
+    start: int,
+    blocks: Callable[[], Iterator[Records]],
+) -> Iterator[tuple[Store, Rows, Records]]:
+    """Yield each partition of this rank with its rows from the id `start` on, and their records.
+
+    Those of some partitions are held at a time, and for these all records are made.
+    """
+    parts, shard = store._parts.numbered(), store._parts.shard(spec.rows)
+    new = shard.blocks - start // shard.partitions
+    some = max(1, _HELD_BYTES // max(1, new * spec.layout.record_bytes))
+    for first in range(0, len(parts), some):
+        held = parts[first : first + some]
+        of = _new_records(spec, start, blocks(), shard, [number for number, _ in held])
+        for number, part in held:
+            yield part, *of.pop(number)
 
 
 def _new_records(
@@ -227,12 +276,7 @@ def _change(
     ranks = store._ranks
 
     def check() -> None:
-        rows = store._uncommitted()
-        if rows or store._parts.ahead(store._manifest):
-            raise InvalidInputError(
-                f"{rows} rows of rank {store.rank} are not committed; commit or roll back before "
-                f"you {what} tables"
-            )
+        store._check_clean(f"{what} tables")
         before = {name: table.spec for name, table in store._tables.items()}
         store._spaces.check_fit({**before, **specs})
 
@@ -246,10 +290,9 @@ def _change(
 
         try:
             prepared = ranks.together(f"{what} its partitions", change)
-        except RanksError:
-            raise
-        except TierStoreError:
-            ranks.together("go back", store._restore_parts)
+        except Exception:
+            if not ranks.broken:
+                ranks.together("go back", store._restore_parts)
             raise
         store._publish(agreed(prepared), draft)
         try:

@@ -21,6 +21,7 @@ from tierstore._closing import Closing
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest, TableInfo
+from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import Shard
 from tierstore._door import Door
 from tierstore._store import closing, keeping
@@ -31,10 +32,12 @@ from tierstore._store.pointer import make_pointer
 from tierstore._store.store import Store
 from tierstore._store.tables import Spaces
 from tierstore._strictjson import canonical, json_values
+from tierstore._table.keyed import KeyedTable
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
 from tierstore._tiers.memory import available_bytes
-from tierstore.distributed import schema
+from tierstore.distributed import folding, schema
+from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.parts import Parts
 from tierstore.distributed.prepared import Prepared, agreed
 from tierstore.distributed.ranks import Ranks
@@ -61,9 +64,9 @@ R = TypeVar("R")
 class DistributedStore(Closing, Mapping[str, Any]):
     """A store of which every rank writes some partitions; `tierstore.distributed.open` gives one.
 
-    `commit`, `rollback`, `alter_tables`, `add_fields` and `drop_fields` are collective: every rank
-    calls them, in the same order and with the same arguments, and an error on one rank is raised on
-    all. On one rank alone its tables are those of any store.
+    `commit`, `rollback`, `fold` and what changes tables are collective: every rank calls them, in
+    the same order and with the same arguments, and an error on one rank is raised on all. On one
+    rank alone its tables are those of any store.
     """
 
     def __init__(self, options: Options, ranks: Ranks, *, average: bool = True) -> None:
@@ -80,7 +83,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
         self.sync_checks: bool = options.check_ids == "sync"
         self.touched: Touched = Touched()
         self._tables: dict[str, Table] = {}
-        self._shared: dict[str, DistributedTable] = {}
+        self._shared: dict[str, DistributedTable | DistributedKeyedTable] = {}
         self._spaces = Spaces(self._tables, options)
         self._root = Root(options, ranks)
         self._parts = Parts(options)
@@ -116,7 +119,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
             lambda: self._parts.open(self._manifest, ranks.rank, ranks.count),
         )
         ranks.together("place its tables", self._place)
-        ranks.together("name the kept versions", self._follow_names)
+        self._count_keys(self._follow_names, "name the kept versions")
 
     @property
     def _manifest(self) -> Manifest:
@@ -127,23 +130,67 @@ class DistributedStore(Closing, Mapping[str, Any]):
         opened: dict[str, Generation] = {}
         specs: dict[str, TableSpec] = {}
         for name, info in self._manifest.tables.items():
-            if name in self._shared:
-                self._shared[name].resize(self.shard_of(info.spec))
+            if isinstance(shared := self._shared.get(name), DistributedTable):
+                shared.resize(self.shard_of(info.spec))
             generation = self._parts.generation(name, info)
-            specs[name] = generation.info.spec
             table = self._tables.get(name)
-            if table is None or not generation.is_over(table._generation):
-                opened[name] = cast(Generation, generation)
+            if table is not None and generation.is_over(table._generation):
+                specs[name] = table._generation.spec
+                continue
+            specs[name] = generation.spec
+            opened[name] = cast(Generation, generation)
         self._spaces.place(self, opened, specs)
         if self._ranks.count > 1:
             for name in self._tables.keys() - self._shared.keys():
-                spec = self._manifest.tables[name].spec
-                self._shared[name] = DistributedTable(
-                    self._tables[name],
-                    self.shard_of(spec),
-                    self._ranks,
-                    average=self.average,
-                )
+                self._shared[name] = self._over(self._tables[name])
+
+    def _over(self, shard: Table) -> DistributedTable | DistributedKeyedTable:
+        """Return a table of all ranks over the shard of this one."""
+        if isinstance(shard, KeyedTable):
+            count = len(self._manifest.partitions)
+            return DistributedKeyedTable(shard, count, self._ranks, average=self.average)
+        place = self.shard_of(self._manifest.tables[shard.name].spec)
+        return DistributedTable(shard, place, self._ranks, average=self.average)
+
+    def _count_keys(self, work: Callable[[], object], what: str) -> None:
+        """Do something on every rank, and let tables by key know how many keys all have then."""
+
+        def counted() -> dict[str, int]:
+            work()
+            return {name: len(generation.key_map) for name, generation in self._keyed()}
+
+        found = self._ranks.together(what, counted)
+        for name, shared in self._shared.items():
+            if isinstance(shared, DistributedKeyedTable):
+                shared.rows = sum(each[name] for each in found)
+
+    # -- what tables by key ask for; each rank grows its own
+
+    def grow_rows(self, name: str, rows: int) -> None:
+        """Have room for more keys in a table of this rank, while no other thread is in a call."""
+        self._spaces.grow(self, name, rows, self._present_specs)
+
+    def end_leases(self, name: str) -> None:
+        """End the leases of a table whose rows are about to get other numbers, likewise.
+
+        Nothing of it stays in memory.
+        """
+        self._spaces.flush_and_vacate(name)
+        self._spaces.place(self, {}, self._present_specs())
+
+    def keys_before(self, name: str) -> int | None:
+        """Return None: the partitions know how many keys the version before had."""
+        return None
+
+    def _present_specs(self) -> dict[str, TableSpec]:
+        return {name: table._generation.spec for name, table in self._tables.items()}
+
+    def _keyed(self) -> Iterator[tuple[str, KeyedPartitionedGeneration]]:
+        """Yield the tables by key with what stands for their generations."""
+        for name, table in self._tables.items():
+            generation: object = table._generation
+            if isinstance(generation, KeyedPartitionedGeneration):
+                yield name, generation
 
     def ids_of(self, rows: Any) -> Any:
         """Return the ids of rows of this rank's shard of a table, whichever it is."""
@@ -163,7 +210,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Return a table; raises UnknownNameError, a KeyError.
 
-        One rank alone has a Table; each of several has a DistributedTable, with its own shard.
+        One rank alone has a Table; each of several has a DistributedTable, with its own shard, or
+        a DistributedKeyedTable.
         """
         try:
             shared = self._shared.get(name)
@@ -272,12 +320,13 @@ class DistributedStore(Closing, Mapping[str, Any]):
             return [Version.of(each, names, time_of(each)) for each in kept.values()]
 
     def uncommitted_rows(self) -> int:
-        """Return the number of rows of this rank written since the last commit."""
+        """Return the number of rows of this rank written, or removed, since the last commit."""
         with self._door.use():
             return self._uncommitted()
 
     def _uncommitted(self) -> int:
-        return sum(space.uncommitted_rows() for space in self._spaces.open)
+        written = sum(space.uncommitted_rows() for space in self._spaces.open)
+        return written + sum(generation.removed_keys for _, generation in self._keyed())
 
     # -- versions
 
@@ -359,11 +408,13 @@ class DistributedStore(Closing, Mapping[str, Any]):
             "partitions": tuple(mark for _, mark in sorted(prepared.partitions.items())),
         }
         self._root.publish(changes, draft)
-        for name in prepared.tables:
+        for name in prepared.tables.keys() & self._tables.keys():
             generation = self._tables[name]._generation
             scalars = self._manifest.tables[name].scalars
             generation.info = dataclasses.replace(generation.info, scalars=scalars)
-        self._ranks.together("confirm the version", self._confirm)
+        for _, by_key in self._keyed():
+            by_key.keys_committed()
+        self._count_keys(self._confirm, "confirm the version")
 
     def _confirm(self) -> None:
         """Have the partitions keep what versions of the root name, and no more."""
@@ -406,12 +457,16 @@ class DistributedStore(Closing, Mapping[str, Any]):
         with self._door.use(write=True) as use, self._closed_when_broken():
             with use.interruptible():
                 self.prefetcher.wait_for_advice()
-            self._ranks.together("roll back", self._discard)
+            self._count_keys(self._discard, "roll back")
 
     def _discard(self) -> None:
         self._spaces.discard()
         for part in self._parts.stores:
             part.rollback()
+        for name, generation in self._keyed():
+            if generation.has_moved_keys:  # rows in memory go by numbers of their own
+                self._spaces.vacate([name])
+            generation.drop_new_keys()
         self._restore_parts()
         for table in self._tables.values():
             table._reset_scalars()
@@ -423,7 +478,36 @@ class DistributedStore(Closing, Mapping[str, Any]):
             part.restore(self._manifest.partitions[number][0])
         self._place()
 
+    def _check_clean(self, what: str) -> None:
+        """Raise InvalidInputError where rows of this rank are not committed."""
+        rows = self._uncommitted()
+        if rows or self._parts.ahead(self._manifest):
+            raise InvalidInputError(
+                f"{rows} rows of rank {self.rank} are not committed; commit or roll back before "
+                f"you {what}"
+            )
+
+    def fold(self) -> list[int]:
+        """Merge all deltas into the bases of all partitions, and drop all versions but the newest.
+
+        Collective. Returns the dropped versions. Raises what `Store.fold` does, on all ranks; what
+        is folded by then is no less readable.
+        """
+        return folding.fold(self)
+
     # -- what tables are made of
+
+    def create_table(
+        self, name: str, spec: TableSpec, *, progress: Progress | None = None
+    ) -> Table | DistributedTable | DistributedKeyedTable:
+        """Add a table and return it, as `Store.create_table` does; a commit of its own. Collective.
+
+        First values are those of a plain store with the same seeds, to the bit; without a seed,
+        that of the first rank counts. Raises ExistsError if there is one of that name.
+        """
+        schema.create_table(self, name, spec, progress)
+        table: Table | DistributedTable | DistributedKeyedTable = self[name]
+        return table
 
     def add_fields(
         self, name: str, fields: Mapping[str, Field], *, progress: Progress | None = None

@@ -14,6 +14,7 @@ from tierstore._disk.partitioning import Shard
 from tierstore._table.address import host_ids
 from tierstore._table.table import Table
 from tierstore.distributed.exchange import Exchange, Request, Wanted
+from tierstore.distributed.key_exchange import Numbers
 from tierstore.distributed.ranks import Ranks
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
 from tierstore.spec import Field, TableSpec
@@ -37,19 +38,21 @@ class DistributedTable:
         exchange: what its rows go through.
     """
 
-    def __init__(self, shard: Table, place: Shard, ranks: Ranks, *, average: bool) -> None:
+    def __init__(
+        self, shard: Table, place: Shard | Numbers, ranks: Ranks, *, average: bool
+    ) -> None:
         """Put a table of all ranks over the shard of one."""
         self.shard = shard
         self.average = average
-        self.place: Shard = place
+        self.place: Shard | Numbers = place
         self._ranks = ranks
         # Neither where an id is nor its row there depends on the number of rows, which may grow.
         self.exchange: Exchange = Exchange(
             ranks,
             shard.device,
             shard.name,
-            owners_of=lambda ids: place.partition_of(ids) * ranks.count // place.partitions,
             rows_of=place.rows_of,
+            size=lambda: self.rows,
         )
         self._tag = zlib.crc32(shard.name.encode())
 
@@ -122,6 +125,11 @@ class DistributedTable:
         """
         return self.exchange.request(self._wanted(ids))
 
+    def owners_of(self, ids: Tensor) -> Tensor:
+        """Return the rank that owns each of some ids."""
+        owners: Tensor = self.place.partition_of(ids) * self.ranks // self.place.partitions
+        return owners
+
     def _wanted(self, ids: Any) -> Wanted:
         error: TierStoreError | None = None
         is_bad: Tensor | None = None
@@ -131,6 +139,7 @@ class DistributedTable:
             error, own = found, torch.empty(0, dtype=torch.int64, device=self.device)
         return Wanted(
             own,
+            self.owners_of(own),
             ids if isinstance(ids, Tensor) else own,
             self._tag,
             is_bad=is_bad,
@@ -177,21 +186,26 @@ class DistributedTable:
 
         Where an id repeats, its last row stays; where several ranks write it, that of the highest.
         """
+        given = self._check_rows(ids, rows, field)
+        count = int(np.prod(np.shape(ids)))
+        request = self.request(ids)
+        last = np.zeros(request.size, np.int64)
+        last[request.positions.cpu().numpy()] = np.arange(count)
+        values = given.reshape(count, given.shape[-1])[torch.from_numpy(last)]
+        self.shard.write(request.asked, request.deliver(values.to(self.device)), field)
+
+    def _check_rows(self, ids: Any, rows: Any, field: str | None) -> Tensor:
+        """Return rows to write as a tensor; raises InvalidTypeError and InvalidInputError."""
         name = next(iter(self.fields)) if field is None else field
         item = self.shard.spec.layout.field(name)
         given = torch.as_tensor(rows)
         if given.dtype != item.element.torch_dtype():
             raise InvalidTypeError(f"{name} holds {item.dtype}, these values are {given.dtype}")
-        count = int(np.prod(np.shape(ids)))
         if tuple(given.shape) != (*np.shape(ids), item.dim):
             raise InvalidInputError(
                 f"{name} for these ids is {(*np.shape(ids), item.dim)}, not {tuple(given.shape)}"
             )
-        request = self.request(ids)
-        last = np.zeros(request.size, np.int64)
-        last[request.positions.cpu().numpy()] = np.arange(count)
-        values = given.reshape(count, item.dim)[torch.from_numpy(last)]
-        self.shard.write(request.asked, request.deliver(values.to(self.device)), field)
+        return given
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Announce the ids of a coming batch, and start bringing their rows nearer. Collective.

@@ -1,16 +1,13 @@
-"""Torch operators of the layers: forward, backward, and the sum of gradients by row."""
+"""Lookups in autograd: the batch of one, its gradient, and the sum of gradients by row."""
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,16 +24,12 @@ __all__ = [
     "Batch",
     "Gradient",
     "Lookup",
-    "Transformed",
+    "Module",
     "accumulates",
     "add_as_it_comes",
     "cleared",
-    "deposit",
-    "lookup",
     "merged",
     "placed",
-    "read",
-    "register",
     "sum_by_row",
     "summed",
 ]
@@ -139,6 +132,10 @@ class Abandoned:
                 raise
 
 
+def _leased(table: Table | JointTable, ids: Tensor, touched: frozenset[int]) -> Lease:
+    return table.lease(ids, touched) if isinstance(table, JointTable) else table.lease(ids)
+
+
 class Batch:
     """The rows of one lookup, leased until their gradient was applied, or cannot come any more.
 
@@ -155,23 +152,24 @@ class Batch:
         padding_idx: int | None,
         abandoned: Abandoned,
         touched: frozenset[int] = _FIRST,
+        *,
+        lease: Lease | None = None,
     ) -> None:
         """Lease the rows; the lease of a batch that is dropped goes to `abandoned`.
 
         The ids are the caller's and may change afterwards: nothing refers to them. Those of a joint
-        table are rows of its space, of the tables `touched`.
+        table are rows of its space, of the tables `touched`. A `lease` on their rows is taken over.
         """
-        ids = ids if ids.ndim == 1 else ids.reshape(-1)
         self._table = table
         self._abandoned = abandoned
-        self.size: int = len(ids)
+        self.size: int = ids.numel()
         self._joint = table if isinstance(table, JointTable) else None
-        if self._joint is None:
-            self.lease: Lease = table.lease(ids)
-        else:
+        if self._joint is not None:
             self._placement = self._joint.location
-            self.lease = self._joint.lease(ids, touched)
-        self.counted: Tensor | None = None if padding_idx is None else ids != padding_idx
+        self.lease: Lease = _leased(table, ids.reshape(-1), touched) if lease is None else lease
+        self.counted: Tensor | None = (
+            None if padding_idx is None else ids.reshape(-1) != padding_idx
+        )
         if self.lease.device is not None:
             self.lease.trim(wait=False)  # asks for the count, which the backward pass may find
 
@@ -189,7 +187,7 @@ class Batch:
     @cached_property
     def positions(self) -> Tensor:
         """For each id, the index of its row in compact arrays; -1 for bad ids."""
-        return torch.as_tensor(self.lease.positions)
+        return torch.as_tensor(self.lease.positions).reshape(-1)
 
     @property
     def distinct(self) -> Tensor:
@@ -422,154 +420,3 @@ class Lookup(torch.autograd.Function):
         if accumulates(ctx.next_functions[0][0]):
             ctx.module._take_gradient(ctx.batch, gradient.reshape(-1, gradient.shape[-1]))
         return None, None, None
-
-
-_numbers = itertools.count(1)
-_modules: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
-_batches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-
-def register(module: Module, table: Table, field: str) -> str:
-    """Give a module a name for the operators, valid as long as the module lives.
-
-    It begins with the store, table and field, so that an exported program finds them elsewhere.
-    """
-    store = table._owner.store
-    place = "memory" if store is None else store.uuid
-    name = f"{place}/{table.name}/{field}#{next(_numbers)}"
-    _modules[name] = module
-    return name
-
-
-def _named(name: str) -> Module:
-    """Return the module of this name, or another one over the same field."""
-    found = _modules.get(name)
-    if found is not None:
-        return found
-    where = name.rpartition("#")[0]
-    for other, module in list(_modules.items()):
-        if other.rpartition("#")[0] == where:
-            return module
-    uuid, table, field = where.split("/")
-    raise ClosedError(
-        f"this program looks up field {field!r} of table {table!r} of the store {uuid}, and no "
-        f"layer over it is there: open that store, make TieredEmbedding(store[{table!r}]), and "
-        "keep it while the program runs"
-    )
-
-
-class _Owner(np.ndarray[Any, Any]):
-    """Memory of a ticket, which owns the batch."""
-
-    batch: Any
-
-
-def _ticket(batch: Any) -> Tensor:
-    number = next(_numbers)
-    memory = np.array(number, np.int64).view(_Owner)
-    memory.batch = batch
-    _batches[number] = batch
-    return torch.from_numpy(memory)
-
-
-def _batch_of(ticket: Tensor) -> Any:
-    batch = _batches.get(int(ticket))
-    if batch is None:
-        raise ClosedError("the batch of this lookup has ended; run the forward pass again")
-    return batch
-
-
-@torch.library.custom_op("tierstore::lookup", mutates_args=())
-def lookup(ids: Tensor, anchor: Tensor, module: str) -> tuple[Tensor, Tensor]:
-    """Return the row of each id, `ids.shape + (dim,)`, and the ticket of the batch.
-
-    Rows come as the anchor is: of its type, on its device, with its `dim`.
-    """
-    found = _named(module)
-    batch, rows = found._lease_rows(ids)
-    return rows, _ticket(batch)
-
-
-@torch.library.custom_op("tierstore::deposit", mutates_args=())
-def deposit(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: str) -> Tensor:
-    """Give a module the gradient of a lookup's rows; return the anchor's own, which is empty."""
-    found = _named(module)
-    if accumulates(found._node):
-        found._take_gradient(_batch_of(ticket), gradient.reshape(-1, anchor.shape[1]))
-    return torch.empty_like(anchor)
-
-
-@torch.library.custom_op("tierstore::read", mutates_args=())
-def read(ids: Tensor, anchor: Tensor, module: str) -> Tensor:
-    """Return the row of each id, `ids.shape + (dim,)`, outside training."""
-    return _named(module)._read_rows(ids)
-
-
-@lookup.register_fake
-def _(ids: Tensor, anchor: Tensor, module: str) -> tuple[Tensor, Tensor]:
-    return anchor.new_empty((*ids.shape, anchor.shape[1])), torch.empty((), dtype=torch.int64)
-
-
-@deposit.register_fake
-def _(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: str) -> Tensor:
-    return torch.empty_like(anchor)
-
-
-@read.register_fake
-def _(ids: Tensor, anchor: Tensor, module: str) -> Tensor:
-    return anchor.new_empty((*ids.shape, anchor.shape[1]))
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, anchor, ctx.module = inputs
-    ctx.save_for_backward(output[1], anchor)
-
-
-def _backward(ctx: Any, gradient: Tensor, _: None) -> tuple[None, Tensor, None]:
-    ticket, anchor = ctx.saved_tensors
-    return None, deposit(gradient, ticket, anchor, ctx.module), None
-
-
-lookup.register_autograd(_backward, setup_context=_remember)
-
-
-class Transformed(torch.autograd.Function):
-    """Look up rows inside `torch.func`: what `Lookup` does, with a rule for `vmap`."""
-
-    @staticmethod
-    def forward(parameter: Tensor, ids: Tensor, module: Module) -> tuple[Tensor, Tensor]:
-        """Return the row of each id, `ids.shape + (dim,)`, and the ticket of the batch."""
-        batch, rows = module._lease_rows(ids)
-        return rows, _ticket(batch)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keep the ticket, which owns the batch."""
-        *_, ctx.module = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[None, None, None]:
-        """Give the module the gradient of the rows."""
-        (ticket,) = ctx.saved_tensors
-        if accumulates(ctx.next_functions[0][0]):
-            ctx.module._take_gradient(_batch_of(ticket), gradient.reshape(-1, gradient.shape[-1]))
-        return None, None, None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[Any, ...], parameter: Tensor, ids: Tensor, module: Module
-    ) -> tuple[Any, tuple[int, None]]:
-        """Look up the ids of all samples at once."""
-        return Transformed.apply(parameter, ids.movedim(in_dims[1], 0), module), (0, None)
-
-
-def _read_of_all(
-    info: Any, in_dims: tuple[Any, ...], ids: Tensor, anchor: Tensor, module: int
-) -> tuple[Tensor, int]:
-    return read(ids.movedim(in_dims[0], 0), anchor, module), 0
-
-
-read.register_vmap(_read_of_all)

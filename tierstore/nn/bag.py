@@ -82,11 +82,12 @@ class TieredEmbeddingBag(TieredEmbedding):
             per_sample_weights: a factor for each id, in the shape of `input`; only with mode "sum".
         """
         layer: TieredEmbeddingBag | Reading = self
+        first = None
         if self._keyed is not None:
             self._check_eager(self._keyed)
             trained = self.training and self._trains()
             input, first = numbered(self._keyed, self.field, input, add=trained)
-            layer = self if trained else Reading(self, first)
+            layer = self if trained else Reading(self)
         bags = Bags.of(input, offsets, per_sample_weights, ends=self.include_last_offset)
         if bags.weights is not None and self.mode != "sum":
             raise InvalidInputError(f"per_sample_weights are for mode 'sum', not {self.mode!r}")
@@ -99,7 +100,7 @@ class TieredEmbeddingBag(TieredEmbedding):
             or self._average is not None
         ):
             return self._expanded(bags)
-        parts = [Part(layer, self._columns, bags, (0,), (len(bags.ids),), (0,))]
+        parts = [Part(layer, self._columns, bags, (0,), (len(bags.ids),), (0,), first)]
         weighed = bags.weights is not None and bags.weights.requires_grad
         if (layer is self and self._trains()) or (weighed and torch.is_grad_enabled()):
             return pool(parts)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import torch
@@ -13,13 +14,16 @@ from torch.nn.functional import pad
 from tierstore._store.store import Store
 from tierstore.distributed.exchange import uploaded
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
+from tierstore.nn import graphs
 from tierstore.nn.collection import (
     Source,
     TieredEmbeddingCollection,
     concatenated,
     is_keyed,
     lengths_of,
+    plain,
 )
+from tierstore.nn.graphs import Given
 from tierstore.nn.jagged import Bags, jagged
 from tierstore.nn.joint import KeyedJointLayer
 from tierstore.nn.keyed import FirstRows, Reading
@@ -37,13 +41,12 @@ _REMEMBERED = 64
 class FeatureBags(dict[str, Tensor]):
     """What the bags of each feature come to, `(batch, dim)`: parts of one tensor."""
 
-    def __init__(self, names: Sequence[str], each: Iterable[Tensor], whole: Tensor) -> None:
-        """Take the columns of each feature, and the tensor that they are columns of."""
+    def __init__(self, names: Sequence[str], each: Iterable[Tensor], whole: Tensor | None) -> None:
+        """Take the columns of each feature, and the tensor that they are columns of, if known."""
         super().__init__(zip(names, each, strict=True))
         self._whole = whole
         self._versions = self._seen()
 
-    @torch.compiler.disable
     def cat(self, features: Iterable[str] | None = None) -> Tensor:
         """Return the columns of features side by side, of all in order if None.
 
@@ -53,7 +56,7 @@ class FeatureBags(dict[str, Tensor]):
         for name in wanted:
             if name not in self:
                 raise UnknownNameError(f"there is no feature {name!r} in this batch: {list(self)}")
-        if self._seen() == self._versions:
+        if self._whole is not None and self._seen() == self._versions:
             order = list(self)
             first = order.index(wanted[0]) if wanted else 0
             if wanted == order[first : first + len(wanted)]:
@@ -68,7 +71,9 @@ class FeatureBags(dict[str, Tensor]):
 
     def _seen(self) -> list[int]:
         """Return what changes when something is written into the columns of a feature."""
-        return [] if self._whole.is_inference() else [each._version for each in self.values()]
+        if self._whole is None or self._whole.is_inference():
+            return []
+        return [each._version for each in self.values()]
 
 
 class _Plan(NamedTuple):
@@ -141,9 +146,8 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         self.modes: dict[str, str] = _modes(mode, list(self.features))
         self.include_last_offset = include_last_offset
         self._arranged: dict[tuple[str, ...], _Plan] = {}
-        self._offsets: dict[tuple[Any, ...], Tensor] = {}
+        self._offsets: dict[tuple[int, tuple[int, ...], torch.device], Tensor] = {}
 
-    @torch.compiler.disable
     def forward(self, features: Any) -> FeatureBags:
         """Return what the bags of each feature come to, `(batch, dim)`, in the collection's order.
 
@@ -158,6 +162,9 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         Raises InvalidInputError for other numbers of bags, naming the feature, and what
         `TieredEmbeddingCollection` raises.
         """
+        if torch.compiler.is_compiling():
+            found = graphs.pool(self, self._given(features))
+            return FeatureBags(list(found), list(found.values()), None)
         names, parts = self._parts(features)
         plan = self._arrange(names)
         if self._trains(parts):
@@ -167,12 +174,13 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             each = list(whole.split(plan.split, 1))
         return FeatureBags(plan.order, each, whole)
 
-    @torch.compiler.disable
     def cat(self, features: Any) -> Tensor:
         """Return `(batch, Σ dim)` of the features of a batch; takes what `forward` takes.
 
         It is `self(features).cat()`, with no work for single features: all of them are trained.
         """
+        if torch.compiler.is_compiling():
+            return torch.cat(list(graphs.pool(self, self._given(features)).values()), 1)
         parts = self._parts(features)[1]
         return pool(parts)[0] if self._trains(parts) else read_pooled(parts)
 
@@ -192,6 +200,34 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             return
         super().prefetch(features, window=window)
 
+    def _given(self, features: Any) -> dict[str, Given]:
+        """Return the bags of each feature, for a graph."""
+        found = {}
+        if is_keyed(features):
+            names, offsets = tuple(features.keys()), _offsets_of(features)
+            lengths = lengths_of(features, len(names))
+            begins = itertools.accumulate(lengths, initial=0)
+            weights = features.weights_or_none() if hasattr(features, "weights_or_none") else None
+            every = [None] * len(names) if weights is None else weights.split(lengths)
+            if weights is not None:
+                self._check_weighted(names)
+            starts = offsets[:-1].view(len(names), -1)
+            ids = features.values().split(lengths)
+            for place, (name, begin) in enumerate(zip(names, begins, strict=False)):
+                found[name] = Given(ids[place], starts[place] - begin, every[place])
+            return found
+        batch = None
+        for name, given in features.items():
+            plain(name, given[0] if isinstance(given, tuple | list) else given)
+            ids, starts, count, each, weights = self._bags_of(name, given)
+            batch = count if batch is None else batch
+            if count != batch:
+                raise _unequal(name, count, next(iter(features)), batch)
+            if starts is None:
+                starts = torch.arange(count, device=ids.device) * each
+            found[name] = Given(ids, starts, weights)
+        return found
+
     # -- from features to bags by layer
 
     def _parts(self, features: Any) -> tuple[tuple[str, ...], list[Part]]:
@@ -203,20 +239,14 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             return names, self._keyed_parts(names, features, first)
         names, parts = tuple(features), []
         plan = self._arrange(names)
-        given = {}
-        for name in names:  # with no call for each feature where all are plain
-            ids = features[name]
-            if type(ids) is Tensor and ids.ndim == 2 and not ids.is_nested:
-                given[name] = _Ids(ids.reshape(-1), None, ids.shape[0], ids.shape[1], None)
-            else:
-                given[name] = self._bags_of(name, ids)
+        plain = _plain_of(list(features.values()))
+        if plain is not None and not any([part.layer.coming for part in self._plan(names)]):  # noqa: C419
+            return names, self._plain_parts(names, *plain, first)
+        given = {name: self._bags_of(name, ids) for name, ids in features.items()}
         batch = next(iter(given.values())).batch
         for name, one in given.items():
             if one.batch != batch:
-                raise InvalidInputError(
-                    f"feature {name!r} has {one.batch} bags, {names[0]!r} has {batch}: all "
-                    "features of a call have as many"
-                )
+                raise _unequal(name, one.batch, names[0], batch)
         for number, part in enumerate(self._plan(names)):
             own = [given[name] for name in part.features.names]
             flat = [each.values for each in own]
@@ -227,15 +257,35 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             parts.append(self._part(plan, number, part, ids, lengths, offsets, weights, first))
         return names, parts
 
+    def _plain_parts(
+        self,
+        names: tuple[str, ...],
+        every: Sequence[Tensor],
+        offsets: Sequence[Tensor] | None,
+        first: Mapping[str, FirstRows],
+    ) -> list[Part]:
+        """Return the bags of features in one form, with no operator for each; see `_plain_of`."""
+        plan, parts = self._arrange(names), []
+        for number, part in enumerate(self._plan(names)):
+            places = range(len(names)) if part.places is None else part.places
+            own = [every[place] for place in places]
+            ids = (own[0] if len(own) == 1 else torch.cat(own)).reshape(-1)
+            lengths = [each.numel() for each in own]
+            if offsets is None:
+                batch, each = own[0].shape
+                of = self._even_offsets(batch, (each,) * len(own), ids.device)
+            else:
+                starts = torch.stack([offsets[place] for place in places])
+                of = _moved(starts[:, :-1] if self.include_last_offset else starts, lengths)
+            parts.append(self._part(plan, number, part, ids, lengths, of, None, first))
+        return parts
+
     def _keyed_parts(
         self, names: tuple[str, ...], features: Any, first: Mapping[str, FirstRows]
     ) -> list[Part]:
         """Return the bags of a KeyedJaggedTensor by layer."""
         lengths, plan, parts = lengths_of(features, len(names)), self._arrange(names), []
-        if hasattr(features, "offsets"):
-            offsets = features.offsets()
-        else:
-            offsets = pad(features.lengths().reshape(-1).cumsum(0), (1, 0))
+        offsets = _offsets_of(features)
         if (len(offsets) - 1) % len(names):
             raise InvalidInputError(
                 f"{len(offsets) - 1} bags are not equally many for {len(names)} keys"
@@ -274,22 +324,15 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         """Return the bags of the features that one layer pools."""
         layer: Any = part.layer
         if isinstance(layer, KeyedJointLayer) and not layer._trains():
-            layer = Reading(layer, _joined_first(part.features.names, lengths, first))
+            layer = Reading(layer)
+        without_row = FirstRows.joined(part.features.names, lengths, first)
+        bags = Bags(ids, offsets, weights)
         counted = self._counted(part.features.names, ids, lengths)
         if counted is not None:  # as if those of padding had not been given
-            before = pad(counted.cumsum(0), (1, 0))
-            ends = uploaded([0, *itertools.accumulate(lengths)], ids.device)
-            lengths = before[ends].diff().tolist()
-            offsets, ids = before.to(offsets.device)[offsets], ids[counted]
-            weights = None if weights is None else weights[counted.to(weights.device)]
-        return Part(
-            layer,
-            plan.columns[number],
-            Bags(part.layer.in_space(ids, part.features, lengths), offsets, weights),
-            part.features.tables,
-            lengths,
-            plan.places[number],
-        )
+            bags, lengths = bags.without(counted, lengths)
+        rows = replace(bags, ids=part.layer.in_space(bags.ids, part.features, lengths))
+        columns, places = plan.columns[number], plan.places[number]
+        return Part(layer, columns, rows, part.features.tables, lengths, places, without_row)
 
     def _arrange(self, names: tuple[str, ...]) -> _Plan:
         """Return which columns the features of a call become."""
@@ -370,24 +413,26 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         self, own: Sequence[_Ids], lengths: Sequence[int], device: torch.device
     ) -> Tensor:
         """Return where the bags of features begin among the ids of all of them."""
-        batch, total = own[0].batch, sum(lengths)
+        batch = own[0].batch
         if all([each.starts is None for each in own]):  # noqa: C419 - one call, not one for each
-            key = (batch, *[each.each for each in own], device)
-            if key not in self._offsets:
-                if len(self._offsets) >= _REMEMBERED:
-                    self._offsets.clear()
-                sizes = torch.tensor([each.each for each in own]).repeat_interleave(batch)
-                self._offsets[key] = pad(sizes.cumsum(0), (1, 0)).to(device)
-            return self._offsets[key]
+            return self._even_offsets(batch, tuple([each.each for each in own]), device)
         every = [
             torch.arange(batch, device=device) * each.each if each.starts is None else each.starts
             for each in own
         ]
         if len({each.dtype for each in every}) > 1:
             every = [each.to(torch.int64) for each in every]
-        begins = torch.tensor([*itertools.accumulate(lengths[:-1], initial=0)])
-        starts = torch.stack(every) + begins.to(every[0].device)[:, None]
-        return pad(starts.reshape(-1), (0, 1), value=total)
+        return _moved(torch.stack(every), lengths)
+
+    def _even_offsets(self, batch: int, each: tuple[int, ...], device: torch.device) -> Tensor:
+        """Return where bags begin whose features have so many ids in each."""
+        key = batch, each, device
+        if key not in self._offsets:
+            if len(self._offsets) >= _REMEMBERED:
+                self._offsets.clear()
+            sizes = torch.tensor(each).repeat_interleave(batch)
+            self._offsets[key] = pad(sizes.cumsum(0), (1, 0)).to(device)
+        return self._offsets[key]
 
     # -- as a module
 
@@ -404,6 +449,57 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         return other
 
 
+def _plain_of(given: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Tensor] | None] | None:
+    """Return the ids of all features, and their offsets if they come with some.
+
+    None where they are not all int64 in one form: of one shape `(bags, n)`, or flat with equally
+    many offsets and without weights.
+    """
+    every, offsets = given, None
+    if {type(each) for each in given} == {tuple} and {len(each) for each in given} == {2}:
+        every, offsets = [each[0] for each in given], [each[1] for each in given]
+        if not _are_alike(offsets) or offsets[0].ndim != 1:
+            return None
+    if {type(ids) for ids in every} != {Tensor} or any([ids.is_nested for ids in every]):  # noqa: C419
+        return None
+    if offsets is None:
+        return (every, None) if _are_alike(every) and every[0].ndim == 2 else None
+    kinds = {(ids.ndim, ids.dtype, ids.device) for ids in every}
+    return (every, offsets) if kinds == {(1, torch.int64, every[0].device)} else None
+
+
+def _are_alike(tensors: Sequence[Any]) -> bool:
+    """Tell whether all are plain tensors, int64, of one shape and device."""
+    if {type(each) for each in tensors} != {Tensor} or any([each.is_nested for each in tensors]):  # noqa: C419
+        return False
+    kinds = {(each.shape, each.dtype, each.device) for each in tensors}
+    return len(kinds) == 1 and tensors[0].dtype is torch.int64
+
+
+def _moved(starts: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Return where bags begin among the ids of all features, and where the last one ends.
+
+    `starts` is `(features, bags)`, among those of each feature alone.
+    """
+    begins = uploaded([*itertools.accumulate(lengths[:-1], initial=0)], starts.device)
+    return pad((starts + begins[:, None]).reshape(-1), (0, 1), value=sum(lengths))
+
+
+def _offsets_of(features: Any) -> Tensor:
+    """Return where the bags of a KeyedJaggedTensor begin, and where the last one ends."""
+    if hasattr(features, "offsets"):
+        return features.offsets()
+    return pad(features.lengths().reshape(-1).cumsum(0), (1, 0))
+
+
+def _unequal(name: str, count: int, first: str, batch: int) -> InvalidInputError:
+    """Return the error for a feature with another number of bags than the first one."""
+    return InvalidInputError(
+        f"feature {name!r} has {count} bags, {first!r} has {batch}: all features of a call have as "
+        "many"
+    )
+
+
 def _modes(mode: Any, features: Sequence[str]) -> dict[str, str]:
     """Return the mode of each feature."""
     modes = dict(mode) if isinstance(mode, Mapping) else dict.fromkeys(features, mode)
@@ -416,23 +512,6 @@ def _modes(mode: Any, features: Sequence[str]) -> dict[str, str]:
                 f"the mode of feature {name!r} is 'sum', 'mean' or 'max', not {modes.get(name)!r}"
             )
     return modes
-
-
-def _joined_first(
-    names: Sequence[str], lengths: Sequence[int], first: Mapping[str, FirstRows]
-) -> FirstRows | None:
-    """Return the first rows of keys of some features, one behind the other."""
-    begins = itertools.accumulate(lengths[:-1], initial=0)
-    found = [
-        FirstRows(first[name].at + begin, first[name].rows)
-        for name, begin in zip(names, begins, strict=True)
-        if name in first
-    ]
-    if not found:
-        return None
-    return FirstRows(
-        torch.cat([each.at for each in found]), torch.cat([each.rows for each in found])
-    )
 
 
 def _joined_weights(own: Sequence[_Ids]) -> Tensor | None:

@@ -12,24 +12,24 @@ from torch import Tensor
 
 from tierstore._store.store import Store
 from tierstore._table.joint import Features, JointTable, alike
-from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table
-from tierstore.distributed.exchange import uploaded
 from tierstore.distributed.joint import DistributedJointTable
+from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
-from tierstore.nn import pointers
+from tierstore.nn import graphs, pointers
 from tierstore.nn.embedding import from_start, warn_of_zeros
-from tierstore.nn.jagged import jagged
+from tierstore.nn.graphs import Given
+from tierstore.nn.jagged import jagged, no_padding
 from tierstore.nn.joint import JointLayer, KeyedJointLayer
-from tierstore.nn.keyed import FirstRows, numbered
+from tierstore.nn.keyed import ByKey, FirstRows, numbered
 from tierstore.nn.rows import TableRows
 
-__all__ = ["Source", "TieredEmbeddingCollection", "concatenated", "is_keyed", "lengths_of"]
+__all__ = ["Source", "TieredEmbeddingCollection", "concatenated", "is_keyed", "lengths_of", "plain"]
 
-Source: TypeAlias = (
-    str | Table | DistributedTable | tuple[str | Table | DistributedTable, str | None]
-)
+AnyTable: TypeAlias = Table | DistributedTable | DistributedKeyedTable
+"""A table, of one process or of several ranks."""
+Source: TypeAlias = str | AnyTable | tuple[str | AnyTable, str | None]
 """A table of a store, or a table and a field of it."""
 
 _PLANS = 64
@@ -106,12 +106,10 @@ class TieredEmbeddingCollection(torch.nn.Module):
         for name, (table, field) in self._sources.items():
             key = _group_of(table, field)
             self._places[name] = numbers[key], joined[key][table]
-            if not isinstance(table, KeyedTable):
+            if not isinstance(table, ByKey):
                 warn_of_zeros(table, field)
-        self._by_key: dict[str, KeyedTable] = {
-            name: table
-            for name, (table, _) in self._sources.items()
-            if isinstance(table, KeyedTable)
+        self._by_key: dict[str, ByKey] = {
+            name: table for name, (table, _) in self._sources.items() if isinstance(table, ByKey)
         }
         self._plans: dict[tuple[str, ...], list[_Part]] = {}
         given = padding_idx if isinstance(padding_idx, Mapping) else {}
@@ -128,7 +126,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
             self.padding[name] = from_start(row, self.features[name].rows) or 0
 
     @property
-    def features(self) -> dict[str, Table | DistributedTable]:
+    def features(self) -> dict[str, AnyTable]:
         """The table of each feature."""
         return {name: table for name, (table, _) in self._sources.items()}
 
@@ -152,7 +150,6 @@ class TieredEmbeddingCollection(torch.nn.Module):
             other._layer(group).average()
         return other
 
-    @torch.compiler.disable
     def forward(self, features: Any) -> dict[str, Tensor]:
         """Return the row of each id of each feature, `ids.shape + (dim,)`.
 
@@ -168,6 +165,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
         and RowIndexError for an id outside its table, naming feature, table and position; on a GPU
         as `Table.read` does, in the next call that waits.
         """
+        if torch.compiler.is_compiling():
+            return self._in_graph(features)
         features, first = self._numbered(features)
         if not is_keyed(features):
             return self._look_up_each(features, first)
@@ -175,17 +174,30 @@ class TieredEmbeddingCollection(torch.nn.Module):
         values, lengths = features.values(), lengths_of(features, len(names))
         found: dict[str, Tensor] = {}
         for part, ids, own in self._parted(names, values, lengths):
-            counted = self._counted(part.features.names, ids, own)
+            counted = self._trained(part.features.names, ids, own, first)
             rows = part.layer.look_up(ids, part.features, own, counted)
             found.update(zip(part.features.names, rows, strict=True))
         for name, each in first.items():
             each.put(found[name])
         return {name: found[name] for name in names}
 
+    def _in_graph(self, features: Any) -> dict[str, Tensor]:
+        """Do what `forward` does within a graph; nested ids are not taken there."""
+        if is_keyed(features):
+            names = tuple(features.keys())
+            pieces = features.values().split(lengths_of(features, len(names)))
+            return graphs.look_up(
+                self, {name: Given(ids) for name, ids in zip(names, pieces, strict=True)}
+            )
+        found = graphs.look_up(
+            self, {name: Given(plain(name, ids).reshape(-1)) for name, ids in features.items()}
+        )
+        return {name: rows.view(*features[name].shape, -1) for name, rows in found.items()}
+
     def _numbered(self, features: Any, *, add: bool = True) -> tuple[Any, dict[str, FirstRows]]:
         """Return features with row numbers in place of keys, and the first rows of keys without.
 
-        With `add`, keys of layers that are trained get a row.
+        With `add`, keys of layers that are trained get a row once they are admitted.
         """
         first: dict[str, FirstRows] = {}
         if not self._by_key:
@@ -222,7 +234,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
             names = part.features.names
             given = [features[name] for name in names]
             ids, lengths = part.layer.coming.find(given) or concatenated(names, given)
-            counted = self._counted(names, ids, lengths)
+            counted = self._trained(names, ids, lengths, first)
             rows = part.layer.look_up(ids, part.features, lengths, counted)
             found.update(zip(names, rows, strict=True))
             for name, each in zip(names, given, strict=True):
@@ -238,9 +250,22 @@ class TieredEmbeddingCollection(torch.nn.Module):
         """Return for each id of some features whether it is no padding; None if all are none."""
         if self.padding.keys().isdisjoint(names):
             return None
-        rows = uploaded([self.padding.get(name, -1) for name in names], ids.device)
-        counts = uploaded(lengths, ids.device)
-        counted: Tensor = ids != rows.repeat_interleave(counts, output_size=len(ids))
+        return no_padding(ids, lengths, [self.padding.get(name, -1) for name in names])
+
+    def _trained(
+        self,
+        names: Sequence[str],
+        ids: Tensor,
+        lengths: Sequence[int],
+        first: Mapping[str, FirstRows],
+    ) -> Tensor | None:
+        """Return for each id of some features whether its row is trained; None if all are."""
+        counted = self._counted(names, ids, lengths)
+        without_row = FirstRows.joined(names, lengths, first)
+        if without_row is None:
+            return counted
+        counted = torch.ones(len(ids), dtype=torch.bool) if counted is None else counted
+        counted[without_row.at.to(counted.device)] = False
         return counted
 
     def _parted(
@@ -361,9 +386,9 @@ class TieredEmbeddingCollection(torch.nn.Module):
         return {"features": " ".join(f"{name}={table}.{field}" for name, table, field in features)}
 
 
-def _shard(table: Table | DistributedTable) -> Table:
+def _shard(table: AnyTable) -> Table:
     """Return the rows of a table that are on this rank."""
-    return table.shard if isinstance(table, DistributedTable) else table
+    return table if isinstance(table, Table) else table.shard
 
 
 class Renumbered:
@@ -383,15 +408,15 @@ class Renumbered:
         return getattr(self._features, name)
 
 
-def _group_of(table: Table | DistributedTable, field: str) -> tuple[object, ...]:
+def _group_of(table: AnyTable, field: str) -> tuple[object, ...]:
     """Return what is equal of tables that one layer looks up."""
-    return isinstance(table, KeyedTable), *alike(_shard(table), field)
+    return isinstance(table, ByKey), *alike(_shard(table), field)
 
 
 def _layer_over(tables: Sequence[Any], field: str) -> JointLayer:
     """Return a layer over tables that are alike."""
-    if isinstance(tables[0], KeyedTable):
-        return KeyedJointLayer(JointTable([table.by_row for table in tables]), field)
+    if isinstance(tables[0], ByKey):
+        return KeyedJointLayer(_joined([table.by_row for table in tables]), field)
     return JointLayer(_joined(tables), field)
 
 
@@ -416,19 +441,19 @@ def _by_feature(tables: object) -> Mapping[str, Source]:
     return found
 
 
-def _source(store: Store, feature: str, given: Any) -> tuple[Table | DistributedTable, str]:
+def _source(store: Store, feature: str, given: Any) -> tuple[AnyTable, str]:
     """Return the table and the field that a feature names."""
     if not isinstance(feature, str):
         raise InvalidTypeError(f"a feature has a name, not {feature!r}")
     table, field = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     if isinstance(table, str):
         table = store[table]
-    elif isinstance(table, Table | DistributedTable) and _shard(table)._owner.store is not store:
+    elif isinstance(table, AnyTable) and _shard(table)._owner.store is not store:
         raise InvalidInputError(
             f"table {table.name!r} of feature {feature!r} is of another store; a collection is "
             "over tables of one"
         )
-    if not isinstance(table, Table | DistributedTable):
+    if not isinstance(table, AnyTable):
         raise InvalidTypeError(
             f"feature {feature!r} needs a table, its name, or a table and a field, not {given!r}"
         )
@@ -458,6 +483,20 @@ def lengths_of(features: Any, keys: int) -> list[int]:
         return [end - begin for begin, end in itertools.pairwise(ends)]
     found: list[int] = features.lengths().reshape(keys, -1).sum(1).tolist()
     return found
+
+
+def plain(name: str, ids: object) -> Tensor:
+    """Return the ids of a feature; raises InvalidTypeError for what a graph does not take."""
+    if not isinstance(ids, Tensor):
+        raise InvalidTypeError(
+            f"a layer takes ids as tensors; those of feature {name!r} are a {type(ids).__name__}"
+        )
+    if ids.is_nested:
+        raise InvalidTypeError(
+            f"the ids of feature {name!r} are nested, which graphs do not take: give "
+            "ids.values(), and ids.offsets() to bags"
+        )
+    return ids
 
 
 def concatenated(names: Sequence[str], given: Sequence[Tensor]) -> tuple[Tensor, list[int]]:

@@ -14,14 +14,15 @@ from torch import Tensor
 
 from tierstore import initializers
 from tierstore._store.store import Store
-from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table
+from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
-from tierstore.nn import autograd, pointers
+from tierstore.nn import autograd, compiling, pointers
 from tierstore.nn.autograd import Batch
 from tierstore.nn.average import Average
 from tierstore.nn.jagged import jagged
+from tierstore.nn.keyed import ByKey, FirstRows, numbered
 from tierstore.nn.layer import RowsLayer
 from tierstore.nn.remote import RemoteBatch
 from tierstore.nn.rows import RowsParameter
@@ -54,7 +55,7 @@ class TieredEmbedding(RowsLayer):
 
     def __init__(
         self,
-        table: Table | DistributedTable,
+        table: Table | DistributedTable | DistributedKeyedTable,
         field: str | None = None,
         padding_idx: int | None = None,
         *,
@@ -82,7 +83,7 @@ class TieredEmbedding(RowsLayer):
             scale_grad_by_freq: refused.
             sparse: ignored; gradients are always of the touched rows alone.
         """
-        if not isinstance(table, Table | DistributedTable):
+        if not isinstance(table, Table | DistributedTable | DistributedKeyedTable):
             raise InvalidTypeError(
                 f"an embedding needs a table such as store['item'], not {table!r}"
             )
@@ -92,25 +93,25 @@ class TieredEmbedding(RowsLayer):
             )
         if scale_grad_by_freq:
             raise InvalidInputError("scale_grad_by_freq is not supported: gradients are summed")
-        keyed = table if isinstance(table, KeyedTable) else None
+        keyed = table if isinstance(table, ByKey) else None
         if keyed is not None and padding_idx is not None:
             raise InvalidInputError(
                 f"table {table.name!r} is by key, and padding_idx goes by row: leave it out"
             )
         super().__init__(
-            table if keyed is None else keyed.by_row,
+            table if not isinstance(table, ByKey) else table.by_row,
             next(iter(table.fields)) if field is None else field,
         )
-        self._keyed: KeyedTable | None = keyed
+        self._keyed: ByKey | None = keyed
         self.padding_idx: int | None = from_start(padding_idx, table.rows)
         self._average: Average | None = None
-        if keyed is None:
+        if not isinstance(table, ByKey):
             warn_of_zeros(table, self.field)
 
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
         """Take a parameter, and a name for the operators."""
         super()._begin(empty, rows)
-        self._number = autograd.register(self, rows.table, self.field)
+        self._number = compiling.register(self, rows.table, self.field)
 
     @classmethod
     def from_pretrained(
@@ -180,40 +181,43 @@ class TieredEmbedding(RowsLayer):
             raise InvalidTypeError(f"a layer takes ids as a tensor, not {type(ids).__name__}")
         if torch.compiler.is_compiling():
             if self._trained and torch.is_grad_enabled():
-                return autograd.lookup(ids, self._anchor, self._number)[0]
-            return autograd.read(ids, self._anchor.detach(), self._number)
+                return compiling.lookup(ids, self._anchor, self._number)[0]
+            return compiling.read(ids, self._anchor.detach(), self._number)
         trained = self._trains()
         if not torch._C._are_functorch_transforms_active():
             if trained:
                 return autograd.Lookup.apply(self._own, ids, self)
             return self._read_rows(ids)
         if trained:
-            return autograd.Transformed.apply(self._own, ids, self)[0]
-        return autograd.read(ids, self._anchor.detach(), self._number)
+            return compiling.Transformed.apply(self._own, ids, self)[0]
+        return compiling.read(ids, self._anchor.detach(), self._number)
 
-    def _look_up_keys(self, keys: Any, table: KeyedTable) -> Tensor:
+    def _look_up_keys(self, keys: Any, table: ByKey) -> Tensor:
         """Return the row of each key; those that are new get one where they are trained."""
         self._check_eager(table)
         if self._trains() and self.training:
-            ids = table._rows_for(keys)
-            if table.spec.admit_after is not None and bool((ids < 0).any()):
-                return self._look_up_admitted(ids, keys, table)
-            return autograd.Lookup.apply(self._own, ids, self)
+            if table.spec.admit_after is not None:
+                return self._look_up_admitted(*numbered(table, self.field, keys, add=True))
+            return autograd.Lookup.apply(self._own, table._rows_for(keys), self)
         self._own.settle()
         rows: Tensor = table.read(keys, self.field, as_tensor=True)
         return rows.to(self._anchor)
 
-    def _look_up_admitted(self, ids: Tensor, keys: Any, table: KeyedTable) -> Tensor:
-        """Return the row of each key; those that are not admitted have first rows, no gradient."""
-        _, unknown, first = table._known_or_first(keys, self.field)
+    def _look_up_admitted(self, ids: Tensor, first: FirstRows | None) -> Tensor:
+        """Return the row of each id; those of keys that are not admitted have no gradient."""
         flat = ids.reshape(-1)
-        known = (flat >= 0).nonzero()[:, 0]
+        is_known = torch.ones(len(flat), dtype=torch.bool)
+        if first is not None:
+            is_known[first.at] = False
+        known = is_known.nonzero()[:, 0].to(flat.device)
         rows: Tensor = autograd.Lookup.apply(self._own, flat[known], self)
         found = rows.new_zeros(len(flat), self.embedding_dim)
-        found[torch.from_numpy(unknown).to(found.device)] = first.to(found)
-        return found.index_copy(0, known, rows).view(*ids.shape, self.embedding_dim)
+        if first is not None:
+            first.put(found)
+        at = known.to(found.device)
+        return found.index_copy(0, at, rows).view(*ids.shape, self.embedding_dim)
 
-    def _check_eager(self, table: KeyedTable) -> None:
+    def _check_eager(self, table: ByKey) -> None:
         """Raise InvalidInputError where a graph is being made, which cannot look keys up."""
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             raise InvalidInputError(
@@ -232,9 +236,16 @@ class TieredEmbedding(RowsLayer):
         """Lease the rows of ids whose gradient may come; return them too, `ids.shape + (dim,)`."""
         if self._average is not None:
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
-        batch = self._leased(ids, self.padding_idx)
-        rows: Tensor = batch.lease.expand(self.field)
-        return batch, rows.view(*ids.shape, self.embedding_dim).to(self._anchor)
+        rows: Tensor
+        if self.is_shared:
+            batch = self._leased(ids, self.padding_idx)
+            rows = batch.lease.expand(self.field).view(*ids.shape, self.embedding_dim)
+            return batch, rows.to(self._anchor)
+        own = self._own
+        own.settle()
+        lease, rows = self.table._lease_and_read(ids, self.field)
+        batch = Batch(self.table, ids, self.padding_idx, own.abandoned, lease=lease)
+        return batch, rows if self._as_stored else rows.to(self._anchor)
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
@@ -251,7 +262,7 @@ class TieredEmbedding(RowsLayer):
     def _take_gradient(self, batch: Batch | RemoteBatch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""
         if batch.size:
-            own = gradient.to(self._device, self._dtype)
+            own = gradient if self._as_stored else gradient.to(self._device, self._dtype)
             self._own.add(batch.gradient(own))
 
     # -- as a module

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError, InvalidTypeError
-from tierstore.nn import autograd
+from tierstore.nn import compiling
 
 __all__ = ["FrozenEmbedding"]
 
@@ -47,12 +47,12 @@ class FrozenEmbedding(torch.nn.Module):
         self._dtype: torch.dtype = torch.float32 if self._scaled else item.element.torch_dtype()
         empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
         self.register_buffer("_anchor", empty, persistent=False)
-        self._number = autograd.register(self, table, self.field)
+        self._number = compiling.register(self, table, self.field)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the row of each id, `ids.shape + (dim,)`, in the type of the module."""
         if torch.compiler.is_compiling():
-            return autograd.read(ids, self._anchor, self._number)
+            return compiling.read(ids, self._anchor, self._number)
         return self._read_rows(ids)
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:

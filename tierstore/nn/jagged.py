@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tierstore.distributed.exchange import uploaded
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["Bags", "jagged"]
+__all__ = ["Bags", "jagged", "no_padding"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,19 @@ class Bags:
         ids = torch.cat([self.ids, self.ids.new_full((1,), padding_idx)])
         return replace(self, ids=ids, ends_in_padding=True)
 
+    def without(self, counted: Tensor, lengths: Sequence[int]) -> tuple[Bags, list[int]]:
+        """Return the bags with the ids that are `counted` alone, and how many each feature has.
+
+        `lengths` are those of the features before. On a GPU this waits.
+        """
+        before = pad(counted.cumsum(0), (1, 0))
+        ends = uploaded([0, *itertools.accumulate(lengths)], counted.device)
+        left: list[int] = before[ends].diff().tolist()
+        weights = self.weights
+        kept = None if weights is None else weights[counted.to(weights.device)]
+        starts = before.to(self.offsets.device)[self.offsets]
+        return Bags(self.ids[counted], starts, kept), left
+
     def split(self, of_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what stands for the ids in the bags, of what does for all, and for padding."""
         return (of_ids[:-1], of_ids[-1:]) if self.ends_in_padding else (of_ids, None)
@@ -97,3 +113,18 @@ def jagged(ids: Tensor) -> Any:
     if ids.layout != torch.jagged:
         raise InvalidTypeError(f"nested ids are of layout torch.jagged, not {ids.layout}")
     return ids.contiguous()
+
+
+def no_padding(ids: Tensor, lengths: Sequence[int], padding: Sequence[int]) -> Tensor | None:
+    """Return for each id of some features whether it is no padding; None where none has any.
+
+    Args:
+        ids: `(n,)`, those of all features one behind the other.
+        lengths: how many each feature has.
+        padding: the row of padding of each, -1 for none.
+    """
+    if max(padding, default=-1) < 0:
+        return None
+    rows, counts = uploaded(padding, ids.device), uploaded(lengths, ids.device)
+    counted: Tensor = ids != rows.repeat_interleave(counts, output_size=len(ids))
+    return counted

@@ -2,7 +2,7 @@
 
     rows = layer.in_space(ids, features, lengths)              # ids are checked here alone
     batch = layer.lease_rows(rows, features.touched(lengths))  # one lease for all of them
-    layer.take_gradient(batch, gradient)                       # one sum by row
+    looked.give(gradient)                                      # one sum by row
 
 `ids` are those of all features, one behind the other, and `rows` the rows of the space that they
 stand for. What is made of the rows of a feature lies between: `look_up` returns them as they are,
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -25,12 +26,19 @@ from tierstore._table.joint import Features, JointTable
 from tierstore.distributed.exchange import Known, on_host
 from tierstore.distributed.joint import DistributedJointTable
 from tierstore.errors import InvalidInputError
+from tierstore.nn import compiling
 from tierstore.nn.autograd import Batch, accumulates
 from tierstore.nn.average import Average
+from tierstore.nn.jagged import Bags, no_padding
 from tierstore.nn.layer import RowsLayer, tracing_refused
+from tierstore.nn.pooling import Part, Pooling, read_pooled, side_by_side
 from tierstore.nn.remote import RemoteBatch, RemoteLease
+from tierstore.nn.rows import RowsParameter
 
 __all__ = ["JointLayer", "KeyedJointLayer"]
+
+_MUCH = 1 << 20
+"""Bytes of gradients, about, above which a look at where they are is cheaper than a copy."""
 
 
 class Coming:
@@ -42,6 +50,10 @@ class Coming:
     def __init__(self) -> None:
         """Keep none."""
         self._kept: deque[tuple[Known, tuple[Tensor, list[int]]]] = deque()
+
+    def __bool__(self) -> bool:
+        """Whether any are kept."""
+        return bool(self._kept)
 
     def keep(self, given: list[Tensor], joined: tuple[Tensor, list[int]], window: int) -> None:
         """Keep the ids of features, as given and as one tensor with their lengths."""
@@ -62,6 +74,73 @@ class Coming:
         return None
 
 
+@dataclass
+class Looked:
+    """A lookup of several features that awaits its gradient.
+
+    Attributes:
+        counted: bool `(n,)`, the ids that take part in training; None means all.
+    """
+
+    layer: JointLayer
+    batch: Batch | RemoteBatch
+    features: Features
+    lengths: Sequence[int]
+    counted: Tensor | None
+
+    def give(self, gradient: Tensor, given: Sequence[bool] | None = None) -> None:
+        """Give the layer the gradient of ids, summed by row, for the optimizer.
+
+        Args:
+            gradient: of the ids of the features `given`, `(n, dim)`.
+            given: which features have one; the others are as if they had not been looked up. None
+                means all.
+        """
+        batch, positions = self.batch, None
+        counts = batch.counts(self.lengths)
+        if self.counted is not None:
+            every = batch.positions
+            positions = torch.where(self.counted.to(every.device), every, -1)
+        if given is not None:
+            every = batch.positions if positions is None else positions
+            positions = torch.cat(tuple(compress(every.split(list(self.lengths)), given)))
+            counts = [count if each else 0 for count, each in zip(counts, given, strict=True)]
+        touched, layer = self.features.touched(counts), self.layer
+        if not touched:
+            return
+        with interrupts_deferred():  # once for all that follows
+            own = gradient.to(layer._device, layer._dtype)
+            layer._own.add(batch.gradient(own, positions, touched))
+
+
+@dataclass
+class PooledFeatures:
+    """Bags of a graph that await their gradient.
+
+    Attributes:
+        weights: of all ids.
+        counted: bool `(n,)`, the ids that were pooled; None means all.
+        weighed: whether the weights need a gradient.
+    """
+
+    pooling: Pooling
+    weights: Tensor | None
+    counted: Tensor | None
+    weighed: bool
+
+    def give(self, gradient: Tensor, *, trained: bool) -> Tensor | None:
+        """Give the layer the gradient of its rows if they are `trained`; return the weights'."""
+        (found,) = self.pooling.backward(gradient, None, [trained], [self.weighed])
+        if self.weights is None or not self.weighed:
+            return None
+        every = torch.zeros_like(self.weights)
+        if found is not None and self.counted is None:
+            every.copy_(found)
+        elif found is not None and self.counted is not None:
+            every[self.counted.to(every.device)] = found.to(every)
+        return every
+
+
 class JointLayer(RowsLayer):
     """A layer over a field of tables that are looked up and trained as one.
 
@@ -77,6 +156,11 @@ class JointLayer(RowsLayer):
         super().__init__(table, field)
         self._averages: list[Average] = []
         self.coming: Coming = Coming()
+
+    def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
+        """Take a parameter, and a name for the operators."""
+        super()._begin(empty, rows)
+        self.number: str = compiling.register(self, rows.table, self.field)
 
     def look_up(
         self,
@@ -147,17 +231,53 @@ class JointLayer(RowsLayer):
         tables = self._shard.location.tables_of(rows)
         return first.after(steps[tables][:, None], values)
 
-    def take_gradient(
-        self,
-        batch: Batch | RemoteBatch,
-        gradient: Tensor,
-        touched: frozenset[int],
-        positions: Tensor | None = None,
-    ) -> None:
-        """Keep the gradient of rows, summed by row, for the optimizer; see `Batch.gradient`."""
-        if touched:
-            own = gradient.to(self._device, self._dtype)
-            self._own.add(batch.gradient(own, positions, touched))
+    def leased(
+        self, rows: Tensor, features: Features, lengths: Sequence[int], counted: Tensor | None
+    ) -> tuple[Looked, Tensor]:
+        """Lease the rows of features whose gradient may come; return that of each id, too."""
+        with interrupts_deferred():  # once for all that follows
+            batch = self.lease_rows(rows, features.touched(lengths))
+            found: Tensor = batch.lease.expand(self.field).to(self._anchor)
+        return Looked(self, batch, features, lengths, counted), found
+
+    # -- what the operators call
+
+    def _lease_features(self, ids: Tensor, asked: compiling.Asked) -> tuple[Looked, Tensor]:
+        """Do what `leased` does for ids, of which those of padding are not trained."""
+        features, lengths = asked.features, asked.lengths
+        rows = self.in_space(ids, features, lengths)
+        return self.leased(rows, features, lengths, no_padding(ids, lengths, asked.padding))
+
+    def _read_features(self, ids: Tensor, asked: compiling.Asked) -> Tensor:
+        """Return the row of each id, outside training."""
+        features, lengths = asked.features, asked.lengths
+        return self.read_rows(self.in_space(ids, features, lengths), features.touched(lengths))
+
+    def _take_gradient(self, looked: Looked, gradient: Tensor) -> None:
+        """Take the gradient of each id's row."""
+        looked.give(gradient)
+
+    def _pool_features(
+        self, bags: Bags, asked: compiling.Asked, dtype: torch.dtype, *, weighed: bool
+    ) -> tuple[PooledFeatures, Tensor]:
+        """Pool bags of rows whose gradient may come; return `(batch, features * dim)`, too."""
+        part, counted = self._part(bags, asked)
+        pooling, out = Pooling.of([part], dtype, [True], [weighed])
+        return PooledFeatures(pooling, bags.weights, counted, weighed), out
+
+    def _read_pooled(self, bags: Bags, asked: compiling.Asked, dtype: torch.dtype) -> Tensor:
+        """Pool bags outside training."""
+        return read_pooled([self._part(bags, asked)[0]], dtype)
+
+    def _part(self, bags: Bags, asked: compiling.Asked) -> tuple[Part, Tensor | None]:
+        """Return bags without padding, and which of their ids are left; None if all are."""
+        features, lengths, padding, modes = asked
+        counted = no_padding(bags.ids, lengths, padding)
+        if counted is not None:
+            bags, lengths = bags.without(counted, lengths)
+        rows = replace(bags, ids=self.in_space(bags.ids, features, lengths))
+        columns, places = side_by_side(modes, self.embedding_dim), tuple(range(len(modes)))
+        return Part(self, columns, rows, features.tables, lengths, places), counted
 
     def average(self) -> None:
         """Look averages up from now on, frozen. Raises InvalidInputError where none are kept."""
@@ -210,10 +330,7 @@ class _Lookup(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         """Return the rows of each feature, as no views of each other: they may be changed."""
         ctx.set_materialize_grads(False)
-        ctx.layer, ctx.features, ctx.lengths, ctx.counted = layer, features, lengths, counted
-        with interrupts_deferred():  # once for all that follows
-            ctx.batch = layer.lease_rows(rows, features.touched(lengths))
-            found = ctx.batch.lease.expand(layer.field).to(layer._anchor)
+        ctx.looked, found = layer.leased(rows, features, lengths, counted)
         return tuple(torch.unsafe_split_with_sizes(found, lengths))
 
     @staticmethod
@@ -221,22 +338,29 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
         """Give the layer the gradient of the features that have one."""
         nothing = None, None, None, None, None, None
-        if not accumulates(ctx.next_functions[0][0]):
-            return nothing
         given = [each is not None for each in gradients]
-        positions, features, lengths = None, ctx.features, ctx.lengths
-        counts = ctx.batch.counts(lengths)
-        if ctx.counted is not None:
-            every = ctx.batch.positions
-            positions = torch.where(ctx.counted.to(every.device), every, -1)
-        if not all(given):  # as if the others had not been looked up
-            if not any(given):
-                return nothing
-            every = ctx.batch.positions if positions is None else positions
-            parts = every.split(lengths)
-            positions = torch.cat(tuple(compress(parts, given)))
-            counts = [count if each else 0 for count, each in zip(counts, given, strict=True)]
-            gradients = tuple(compress(gradients, given))
-        touched = features.touched(counts)
-        ctx.layer.take_gradient(ctx.batch, torch.cat(gradients), touched, positions)
+        if accumulates(ctx.next_functions[0][0]) and any(given):
+            there = [each for each in gradients if each is not None]
+            ctx.looked.give(_one_behind_the_other(there), None if all(given) else given)
         return nothing
+
+
+def _one_behind_the_other(parts: Sequence[Tensor]) -> Tensor:
+    """Return gradients as one tensor; those that lie so in memory are not copied.
+
+    The gradients of what a model concatenates are parts of one tensor.
+    """
+    first = parts[0]
+    if first.nbytes * len(parts) < _MUCH:
+        return torch.cat(parts)
+    at = first.data_ptr()
+    for each in parts:
+        if not each.nbytes:
+            continue
+        if each.data_ptr() != at or each.dtype != first.dtype or not each.is_contiguous():
+            return torch.cat(parts)
+        at += each.nbytes
+    rows = sum([len(each) for each in parts])
+    if first.untyped_storage().data_ptr() + first.untyped_storage().nbytes() < at:
+        return torch.cat(parts)  # neighbours by chance
+    return first.as_strided((rows, first.shape[1]), (first.shape[1], 1))

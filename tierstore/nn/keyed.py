@@ -2,22 +2,28 @@
 
     numbers, first = numbered(table, "weight", keys, add=layer._trains())
 
-In training every key gets a row. Elsewhere those without one read as their first rows, which are
-put in place of what a layer reads for them.
+In training every key gets a row, once it is admitted. Those without one read as their first rows,
+which are put in place of what a layer reads for them, and get no gradient.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from tierstore._table.keyed import KeyedTable
+from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.errors import InvalidInputError
 from tierstore.nn.jagged import jagged
 
-__all__ = ["FirstRows", "Reading", "numbered"]
+__all__ = ["ByKey", "FirstRows", "Reading", "numbered"]
+
+ByKey: TypeAlias = KeyedTable | DistributedKeyedTable
+"""A table by key, of one process or of several ranks."""
 
 
 class FirstRows(NamedTuple):
@@ -31,32 +37,40 @@ class FirstRows(NamedTuple):
     at: Tensor
     rows: Tensor
 
+    @classmethod
+    def joined(
+        cls, names: Sequence[str], lengths: Sequence[int], first: Mapping[str, FirstRows]
+    ) -> FirstRows | None:
+        """Return those of some features, whose keys are one behind the other; None if all have."""
+        begins = itertools.accumulate(lengths[:-1], initial=0)
+        found = [
+            cls(first[name].at + begin, first[name].rows)
+            for name, begin in zip(names, begins, strict=True)
+            if name in first
+        ]
+        if not found:
+            return None
+        return cls(torch.cat([each.at for each in found]), torch.cat([each.rows for each in found]))
+
     def put(self, found: Tensor) -> None:
         """Put the rows in place of those that were read for the batch, `(ids, dim)`."""
         found[self.at.to(found.device)] = self.rows.to(found)
 
 
-def numbered(
-    table: KeyedTable, field: str, keys: Any, *, add: bool
-) -> tuple[Tensor, FirstRows | None]:
+def numbered(table: ByKey, field: str, keys: Any, *, add: bool) -> tuple[Tensor, FirstRows | None]:
     """Return the row numbers of keys, in their shape.
 
-    Keys without a row get one if they are to be added; else their number is 0, and their first
-    values of the field are returned too.
+    Keys without a row get one if they are to be added and the table admits them; else their number
+    is 0, and their first values of the field are returned too.
     """
     if isinstance(keys, Tensor) and keys.is_nested:
         bags = jagged(keys)
         flat, first = numbered(table, field, bags.values(), add=add)
         return torch.nested.nested_tensor_from_jagged(flat, bags.offsets()), first
     device = keys.device if isinstance(keys, Tensor) else torch.device("cpu")
-    if add and table.spec.admit_after is not None:
-        raise InvalidInputError(
-            f"table {table.name!r} admits keys with use {table.spec.admit_after}, which bags and "
-            "collections cannot train: use TieredEmbedding, or leave admit_after out"
-        )
-    if add:
+    if add and table.spec.admit_after is None:
         return table._rows_for(keys).to(device), None
-    rows, unknown, values = table._known_or_first(keys, field)
+    rows, unknown, values = table._known_or_first(keys, field, train=add)
     numbers = torch.from_numpy(rows).to(device)
     if not unknown.size:
         return numbers, None
@@ -70,14 +84,13 @@ class Reading:
         table, field: those of the layer.
     """
 
-    def __init__(self, layer: Any, first: FirstRows | None) -> None:
-        """Read through a layer, but for the first rows of keys that have none."""
-        self.table = layer.table
+    def __init__(self, layer: Any) -> None:
+        """Read through a layer."""
+        self.table: Any = layer.table
         self.field: str = layer.field
         self._own = layer._own
         self._anchor: Tensor = layer._anchor
         self._layer = layer
-        self._first = first
 
     def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Any:
         """Raise InvalidInputError: no gradient comes back to these bags."""
@@ -95,6 +108,4 @@ class Reading:
     def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
         """Return the row of each key, `(n, dim)`."""
         found: Tensor = self._layer.read_rows(rows, touched)
-        if self._first is not None:
-            self._first.put(found)
         return found

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag, pad
+from torch.nn.functional import pad
 
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._table.host import Lease
@@ -25,6 +25,8 @@ __all__ = ["MODES", "Composed", "Launched", "Pooled", "positions_of"]
 _SOURCE = RECORDS.extended("tierstore.nn", "pool.cu")
 _Pool: Any = _SOURCE.structure("Pool")
 MODES = {mode: _SOURCE.constants[mode.upper()] for mode in ("sum", "mean", "max")}
+_TORCH_MODES = {"sum": 0, "mean": 1, "max": 2}
+"""What the operators of torch call them."""
 _KERNEL_TYPES = {
     element.torch_dtype(): element.kernel for element in ELEMENT_TYPES.values() if element.kernel
 }
@@ -51,43 +53,55 @@ class Pooled(Protocol):
         """
 
 
+class _Run(NamedTuple):
+    """Bags of one mode, as torch's operator pooled them.
+
+    Attributes:
+        mode: "sum", "mean" or "max".
+        ids, offsets, weights: the bags.
+        found: what they come to, `(bags, dim)`.
+        of_bag: what the backward pass of the operator needs: bags of ids, sizes, chosen ids.
+    """
+
+    mode: str
+    ids: Tensor
+    offsets: Tensor
+    weights: Tensor | None
+    found: Tensor
+    of_bag: tuple[Tensor, Tensor, Tensor]
+
+
 class Composed:
-    """Bags pooled by torch, of the distinct rows, or of `expanded` rows, one for each id."""
+    """Bags pooled by torch, of the distinct rows, or of `expanded` rows, one for each id.
+
+    With no help of autograd, below which the operators of graphs run.
+    """
 
     def __init__(
-        self,
-        part: Part,
-        rows: Tensor,
-        ids: Tensor,
-        padding: int | None,
-        *,
-        expanded: bool = True,
-        weighed: bool = False,
+        self, part: Part, rows: Tensor, ids: Tensor, padding: int | None, *, expanded: bool = True
     ) -> None:
-        self._part, self._rows, self._ids, self._padding = part, rows, ids, padding
+        self._part, self._rows, self._ids = part, rows.contiguous(), ids
+        self._padding = -1 if padding is None else padding
         self._expanded, weights = expanded, part.bags.weights
-        self._weights: Tensor | None = None
-        if weights is not None:
-            self._weights = weights.detach().to(rows).requires_grad_(weighed)
+        self._weights = None if weights is None else weights.detach().to(rows)
         self._offsets = part.bags.offsets.to(rows.device, torch.int64)
-        self._found: list[Tensor] = []
+        self._runs: list[_Run] = []
 
     def forward(self, out: Tensor | None) -> Tensor:
         """Return what the bags come to, in `out` unless it is None."""
         columns, batch = self._part.columns, self._part.columns.batch(self._part.bags)
-        with torch.enable_grad():
-            self._found = [self._of_run(run, batch) for run in columns.runs]
+        self._runs = [self._of_run(run, batch) for run in columns.runs]
         if out is None and columns.width == columns.dim:
-            return self._found[0].detach()
+            return self._runs[0].found
         if out is None:
             out = self._rows.new_empty(batch, columns.width)
-        for run, found in zip(columns.runs, self._found, strict=True):
-            target = columns.part(out, run)
-            target.copy_(found.detach().view(target.shape))
+        for place, run in zip(columns.runs, self._runs, strict=True):
+            target = columns.part(out, place)
+            target.copy_(run.found.view(target.shape))
         return out
 
-    def _of_run(self, run: tuple[int, int], batch: int) -> Tensor:
-        """Return what the bags of a run come to, `(bags, dim)`."""
+    def _of_run(self, run: tuple[int, int], batch: int) -> _Run:
+        """Pool the bags of a run."""
         columns, ids, weights, offsets = self._part.columns, self._ids, self._weights, self._offsets
         if len(columns.runs) > 1:
             offsets = offsets[run[0] * batch : run[1] * batch + 1]
@@ -95,15 +109,9 @@ class Composed:
             offsets, ids = offsets - begin, ids[begin:end]
             weights = None if weights is None else weights[begin:end]
         mode = columns.modes[run[0]]
-        return embedding_bag(
-            ids,
-            self._rows if self._by_torch(mode) else self._rows.detach(),
-            offsets,
-            mode=mode,
-            per_sample_weights=weights if mode == "sum" else None,
-            include_last_offset=True,
-            padding_idx=self._padding,
-        )
+        weights = weights if mode == "sum" else None
+        found, *of_bag = _pooled(self._rows, ids, offsets, mode, weights, self._padding)
+        return _Run(mode, ids, offsets, weights, found, (of_bag[0], of_bag[1], of_bag[2]))
 
     def backward(
         self,
@@ -117,38 +125,66 @@ class Composed:
         """Return the gradients; see `Pooled.backward`."""
         part, columns = self._part, self._part.columns
         gradients = [
-            columns.part(gradient.to(found), run).reshape(found.shape)
-            for run, found in zip(columns.runs, self._found, strict=True)
+            columns.part(gradient.to(run.found), place).reshape(run.found.shape)
+            for place, run in zip(columns.runs, self._runs, strict=True)
         ]
-        by_torch = any(map(self._by_torch, set(columns.modes)))
-        wanted = [(self._rows, trained and by_torch), (self._weights, weighed)]
-        of = [each for each, needed in wanted if needed and each is not None]
-        pairs = zip(self._found, gradients, strict=True)
-        graphs = [(found, each) for found, each in pairs if found.requires_grad]
-        results: tuple[Tensor, ...] = ()
-        if of:
-            outputs, seeds = zip(*graphs, strict=True)
-            results = torch.autograd.grad(
-                outputs, of, seeds, retain_graph=True, materialize_grads=True
-            )
-        of_weights = results[-1] if weighed else None
+        of_weights = self._of_weights(gradients) if weighed else None
         if not trained:
             return None, of_weights
         positions, touched = part.trained_positions(batch, given), part.touched(given, batch)
-        dtype = part.item.element.torch_dtype()
+        dtype, total = part.item.element.torch_dtype(), None
+        if not self._expanded:
+            total = self._in_order(torch.cat(gradients))
+        for run, of_run in zip(self._runs, gradients, strict=True):
+            if self._expanded or run.mode == "max":
+                own = self._of_rows(run, of_run)
+                total = own if total is None else total.add_(own)
+        if total is None:
+            return None, of_weights
         if self._expanded:
-            return batch.gradient(results[0].to(dtype), positions, touched), of_weights
-        total = self._in_order(torch.cat(gradients))
-        if by_torch:
-            total += results[0]
+            return batch.gradient(total.to(dtype), positions, touched), of_weights
         return batch.gathered(total.to(dtype), positions, touched), of_weights
 
-    def _by_torch(self, mode: str) -> bool:
-        """Tell whether torch's operator makes the gradient of rows of bags of a mode.
+    def _of_rows(self, run: _Run, gradient: Tensor) -> Tensor:
+        """Return the gradient of all rows by the bags of a run, `(rows, dim)`, as torch does.
 
-        Those of sums and means of distinct rows it adds up in an order that hangs on all ids.
+        Of distinct rows it adds that of sums and means up in an order that hangs on all ids.
         """
-        return self._expanded or mode == "max"
+        of_bag, sizes, chosen = run.of_bag
+        found: Tensor = torch.ops.aten._embedding_bag_backward(
+            gradient,
+            run.ids,
+            run.offsets,
+            of_bag,
+            sizes,
+            chosen,
+            len(self._rows),
+            False,
+            _TORCH_MODES[run.mode],
+            False,
+            run.weights,
+            self._padding,
+        )
+        return found
+
+    def _of_weights(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Return the gradient of the weights of all ids, zeros where the mode has none."""
+        parts = []
+        for run, gradient in zip(self._runs, gradients, strict=True):
+            if run.weights is None:
+                parts.append(self._rows.new_zeros(len(run.ids)))
+                continue
+            found = torch.ops.aten._embedding_bag_per_sample_weights_backward(
+                gradient,
+                self._rows,
+                run.ids,
+                run.offsets,
+                run.of_bag[0],
+                _TORCH_MODES[run.mode],
+                self._padding,
+            )
+            parts.append(found)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _in_order(self, gradient: Tensor) -> Tensor:
         """Return the gradient of the distinct rows, of their sums and means, summed by bag.
@@ -162,7 +198,7 @@ class Composed:
         every = torch.tensor([MODES[mode] for mode in modes], device=lengths.device)
         kinds = every.repeat_interleave(bags // len(modes))
         counts = None
-        if self._padding is not None:
+        if self._padding >= 0:
             counts = ids != self._padding
         if "max" in modes:
             sums = kinds[of] != MODES["max"]
@@ -175,14 +211,24 @@ class Composed:
             gradient = gradient * size.double().reciprocal().to(gradient.dtype)[:, None]
         order = ids.argsort(stable=True)
         starts = pad(ids.bincount(minlength=len(self._rows)).cumsum(0), (1, 0))
-        return embedding_bag(
-            of[order],
-            gradient.contiguous(),
-            starts,
-            mode="sum",
-            per_sample_weights=None if weights is None else weights.detach()[order],
-            include_last_offset=True,
-        )
+        factors = None if weights is None else weights[order]
+        return _pooled(gradient.contiguous(), of[order], starts, "sum", factors)[0]
+
+
+def _pooled(
+    rows: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    mode: str,
+    weights: Tensor | None,
+    padding: int = -1,
+) -> tuple[Tensor, ...]:
+    """Return what bags of rows come to, `(bags, dim)`, and what a backward pass needs."""
+    kind = _TORCH_MODES[mode]
+    found: tuple[Tensor, ...] = torch._embedding_bag(
+        rows, ids, offsets, False, kind, False, weights, True, padding
+    )
+    return found
 
 
 class Launched:

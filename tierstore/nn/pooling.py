@@ -17,13 +17,17 @@ from torch import Tensor
 
 from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
+from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Batch, accumulates
 from tierstore.nn.jagged import Bags
-from tierstore.nn.keyed import Reading
+from tierstore.nn.keyed import FirstRows, Reading
 from tierstore.nn.pooled import MODES, Composed, Launched, Pooled, positions_of
 from tierstore.spec import Field
 
-__all__ = ["Columns", "Part", "pool", "read_pooled", "type_of"]
+__all__ = ["Columns", "Part", "Pooling", "pool", "read_pooled", "side_by_side"]
+
+_REMEMBERED = 64
+"""Modes of features whose columns are kept."""
 
 
 class Columns:
@@ -84,6 +88,13 @@ class Columns:
         return columns.unflatten(1, (end - first, self.dim)).transpose(0, 1)
 
 
+@functools.lru_cache(_REMEMBERED)
+def side_by_side(modes: tuple[str, ...], dim: int) -> Columns:
+    """Return the columns of features that one layer pools alone."""
+    first = tuple(dim * place for place in range(len(modes)))
+    return Columns(modes, first, dim, dim * len(modes))
+
+
 class Layer(Protocol):
     """What pooling asks of a layer over rows."""
 
@@ -121,6 +132,7 @@ class Part:
         tables: the number of each feature's table in the layer.
         lengths: how many ids each feature has.
         places: which of the call's features they are.
+        first: the rows of keys that have none, in place of those of their ids and not trained.
     """
 
     layer: Layer
@@ -129,6 +141,7 @@ class Part:
     tables: tuple[int, ...]
     lengths: Sequence[int]
     places: tuple[int, ...]
+    first: FirstRows | None = None
 
     @property
     def item(self) -> Field:
@@ -149,15 +162,18 @@ class Part:
     def trained_positions(self, batch: Batch, given: Sequence[bool] | None) -> Tensor | None:
         """Return the position of each id's row, -1 for the ids of other features than `given`.
 
-        None where all ids of the batch are trained.
+        So it is for those of first rows. None where all ids of the batch are trained.
         """
-        if given is None or all(given[place] for place in self.places):
+        is_whole = given is None or all(given[place] for place in self.places)
+        if is_whole and self.first is None:
             return batch.trained_positions
         lengths = self._of_given(self.lengths, given)
         found = batch.positions.reshape(-1).clone()
         for piece, length in zip(found.split(list(self.lengths)), lengths, strict=True):
             if not length:
                 piece.fill_(-1)
+        if self.first is not None:
+            found[self.first.at.to(found.device)] = -1
         return found
 
     def _of_given(self, counts: Sequence[int], given: Sequence[bool] | None) -> list[int]:
@@ -187,25 +203,30 @@ class Part:
         """
         pooled: Launched | Composed
         ordered = torch.are_deterministic_algorithms_enabled()
-        if lease.device is not None and not ordered and Launched.knows(self.item, dtype):
+        can_launch = lease.device is not None and not ordered and self.first is None
+        if can_launch and Launched.knows(self.item, dtype):
             pooled = Launched(self, lease, dtype, trained=trained, weighed=weighed)
             return pooled.forward(lease, out), pooled
-        positions, expanded = positions_of(lease), lease.device is not None
+        positions = positions_of(lease)
+        expanded = lease.device is not None or self.first is not None
         padding: int | None
         if expanded:
             rows = lease.expand(self.layer.field)
             ids, padding = self.bags.places(positions)
+            if self.first is not None:
+                self.first.put(rows)
         else:
             rows = lease.read(self.layer.field)
             ids, last = self.bags.split(positions)
             padding = None if last is None else int(last)
-        rows = rows.to(dtype).requires_grad_(trained)
-        pooled = Composed(self, rows, ids, padding, expanded=expanded, weighed=weighed)
+        pooled = Composed(self, rows.to(dtype), ids, padding, expanded=expanded)
         return pooled.forward(out), pooled
 
     def pool_rows(self, rows: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """Return what bags come to, given the row of each id."""
         ids, padding = self.bags.places(self.bags.ids.to(rows.device))
+        if self.first is not None:
+            self.first.put(rows)
         return Composed(self, rows.to(dtype), ids, padding).forward(out)
 
 
@@ -225,10 +246,13 @@ def pool(parts: Sequence[Part], split: Sequence[int] | None = None) -> tuple[Ten
     return found
 
 
-def read_pooled(parts: Sequence[Part]) -> Tensor:
-    """Return what the bags of a call come to, `(batch, width)`, with no part in training."""
+def read_pooled(parts: Sequence[Part], dtype: torch.dtype | None = None) -> Tensor:
+    """Return what the bags of a call come to, `(batch, width)`, with no part in training.
+
+    It is of `dtype`, or of the type that takes the rows of all layers.
+    """
     out: Any = None
-    dtype = type_of(parts)
+    dtype = type_of(parts) if dtype is None else dtype
     for part in parts:
         layer, ids = part.layer, part.bags.ids
         if layer.expands(part.item.nbytes * len(ids)):
@@ -245,6 +269,74 @@ def type_of(parts: Sequence[Part]) -> torch.dtype:
     return functools.reduce(torch.promote_types, (part.layer._anchor.dtype for part in parts))
 
 
+@dataclass
+class Pooling:
+    """Parts that were pooled, until their gradient has come.
+
+    Attributes:
+        parts: the parts.
+        pooled: the batch of each, and what pooled it; None where it was only read.
+    """
+
+    parts: Sequence[Part]
+    pooled: list[tuple[Batch, Pooled] | None]
+
+    @staticmethod
+    def of(
+        parts: Sequence[Part],
+        dtype: torch.dtype,
+        trained: Sequence[bool],
+        weighed: Sequence[bool],
+    ) -> tuple[Pooling, Tensor]:
+        """Pool parts; return what they come to, too, `(batch, width)`.
+
+        `trained` and `weighed` tell for each part whether its rows and weights need a gradient.
+        """
+        out, found = None, Pooling(parts, [])
+        with interrupts_deferred():  # once for all that follows
+            for part, rows_need, weights_need in zip(parts, trained, weighed, strict=True):
+                if isinstance(part.layer, Reading) and not weights_need:
+                    rows = part.layer.read_rows(part.bags.ids, part.touched())
+                    out = part.pool_rows(rows, dtype, out)
+                    found.pooled.append(None)
+                    continue
+                batch = part.layer.lease_rows(part.bags.ids, part.touched())
+                out, pooled = part.pool(
+                    batch.lease, dtype, out, trained=rows_need, weighed=weights_need
+                )
+                found.pooled.append((batch, pooled))
+        if out is None:
+            raise InvalidInputError("a call needs the bags of at least one feature")
+        return found, out.to(parts[0].layer._anchor.device)
+
+    def backward(
+        self,
+        gradient: Tensor,
+        given: Sequence[bool] | None,
+        trained: Sequence[bool],
+        weighed: Sequence[bool],
+    ) -> list[Tensor | None]:
+        """Give the layers the gradient of their rows; return that of the weights of each part.
+
+        `gradient` is that of what all came to; for `given` see `Part.trained_positions`.
+        """
+        found: list[Tensor | None] = [None] * len(self.parts)
+        for k, (part, of_part) in enumerate(zip(self.parts, self.pooled, strict=True)):
+            if of_part is None or not part.touched(given, of_part[0]):
+                continue
+            batch, pooled = of_part
+            with interrupts_deferred():
+                whole, of_weights = pooled.backward(
+                    batch, gradient, given, trained=trained[k], weighed=weighed[k]
+                )
+                weights = part.bags.weights
+                if of_weights is not None and weights is not None:
+                    found[k] = of_weights.to(weights.device)  # which may not be where the rows are
+                if whole is not None:
+                    part.layer._own.add(whole)
+        return found
+
+
 class _Lookup(torch.autograd.Function):
     """Look up and pool bags of rows outside graphs; see `autograd.Lookup`."""
 
@@ -254,47 +346,25 @@ class _Lookup(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         """Return what `pool` does; `tensors` are the parameters of the parts, then weights."""
         ctx.set_materialize_grads(False)
-        ctx.parts, ctx.split, ctx.pooled = parts, split, []
-        out: Any = None
-        dtype, needed = type_of(parts), ctx.needs_input_grad[2:]
-        with interrupts_deferred():  # once for all that follows
-            for part, trained, weighed in zip(
-                parts, needed[: len(parts)], needed[len(parts) :], strict=True
-            ):
-                if isinstance(part.layer, Reading) and not weighed:
-                    rows = part.layer.read_rows(part.bags.ids, part.touched())
-                    out = part.pool_rows(rows, dtype, out)
-                    ctx.pooled.append(None)
-                    continue
-                batch = part.layer.lease_rows(part.bags.ids, part.touched())
-                out, pooled = part.pool(batch.lease, dtype, out, trained=trained, weighed=weighed)
-                ctx.pooled.append((batch, pooled))
-        out = out.to(parts[0].layer._anchor.device)
+        needed, count = ctx.needs_input_grad[2:], len(parts)
+        ctx.pooling, out = Pooling.of(parts, type_of(parts), needed[:count], needed[count:])
+        ctx.split = split
         return (out, *(() if split is None else torch.unsafe_split_with_sizes(out, split, 1)))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, of_all: Tensor | None, *of_each: Tensor | None) -> tuple[Any, ...]:
         """Give the layers the gradient of their rows, and return those of the weights."""
-        needed, behind = ctx.needs_input_grad[2:], len(ctx.parts)
-        found: list[Tensor | None] = [None] * len(needed)
+        needed, count = ctx.needs_input_grad[2:], len(ctx.pooling.parts)
         gradient, given = _joined(of_all, of_each, ctx.split)
-        for k, (part, of_part) in enumerate(zip(ctx.parts, ctx.pooled, strict=True)):
-            if gradient is None or of_part is None:
-                continue
-            batch, pooled = of_part
-            if not part.touched(given, batch):
-                continue
-            trained = needed[k] and accumulates(ctx.next_functions[k][0])
-            weighed = needed[behind + k]
-            whole, of_weights = pooled.backward(
-                batch, gradient, given, trained=trained, weighed=weighed
-            )
-            if of_weights is not None:  # which may be elsewhere than the rows
-                found[behind + k] = of_weights.to(part.bags.weights.device)
-            if whole is not None:
-                part.layer._own.add(whole)
-        return None, None, *found
+        if gradient is None:
+            return None, None, *[None] * len(needed)
+        nodes = [node for node, _ in ctx.next_functions[:count]]
+        trained = [
+            need and accumulates(node) for need, node in zip(needed[:count], nodes, strict=True)
+        ]
+        of_weights = ctx.pooling.backward(gradient, given, trained, needed[count:])
+        return None, None, *[None] * count, *of_weights
 
 
 def _joined(

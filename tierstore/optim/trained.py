@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,18 +28,40 @@ Project = Callable[[Tensor], Tensor]
 """What becomes of the rows of a step, `(distinct rows, dim)`, before they are written."""
 
 
-@dataclass
-class Share:
-    """What one step is taken for: tables with the same options, after as many steps.
+class _Alike(NamedTuple):
+    """Tables with the same options, after as many steps.
 
     Attributes:
         group: the number of the group of options.
         tables: their numbers; the first one stands for all.
-        trained: bool `(rows, 1)`, which rows of the gradient are theirs; None for all.
+        scalars: those of each, which a table keeps for good.
+        names: of the tables.
     """
 
     group: int
     tables: list[int]
+    scalars: list[dict[str, Any]]
+    names: dict[str, None]
+
+    def agree(self, keys: Sequence[str]) -> bool:
+        """Whether some scalars are still equal in all of the tables."""
+        for key in keys:
+            found = [each.get(key) for each in self.scalars]
+            if found.count(found[0]) < len(found):
+                return False
+        return True
+
+
+@dataclass
+class Share:
+    """What one step is taken for.
+
+    Attributes:
+        of: the tables.
+        trained: bool `(rows, 1)`, which rows of the gradient are theirs; None for all.
+    """
+
+    of: _Alike
     trained: Tensor | None
 
 
@@ -70,6 +92,8 @@ class TrainedField:
         self.states: tuple[StoredState, ...] = tuple(states)
         self.group: int | None = None
         self.groups: dict[int, int] = {}
+        self._scalars = [state.table._scalars for state in states]
+        self._parted: tuple[frozenset[int], list[_Alike]] | None = None
         self._plan = plan
         self._in_place = in_place
         self._project = project
@@ -90,44 +114,69 @@ class TrainedField:
         """Whether a group that names some fields whole is for the rest of its tables."""
         return self.group is None and any(each is self.rows for each in whole)
 
+    def assign(self, group: int, number: int | None = None) -> None:
+        """Train a table with a group of options; None stands for all that no other group names."""
+        if number is None:
+            self.group = group
+        else:
+            self.groups[number] = group
+        self._parted = None
+
     def check_owner(self) -> None:
         """Raise InvalidInputError if the state of a table is an optimizer's of another class."""
-        for state in self.states:
-            found = state.table._scalars.get(state.owned)
-            if found is not None and found["class"] != state.owner:
+        owned, owner = self.states[0].owned, self.states[0].owner
+        for state, scalars in zip(self.states, self._scalars, strict=True):
+            if owned in scalars and scalars[owned]["class"] != owner:
                 state.check_owner()
 
     # Nothing below calls a function of this library for each table of a batch.
 
     def shares(self, gradient: Gradient) -> list[Share]:
         """Return the steps that are to be taken, usually one."""
-        tables, names = self._tables, self._told_apart
-        found: dict[tuple[Any, ...], list[int]] = {}
-        for number in sorted(gradient.touched):
+        parted, names = self._parted, self._told_apart
+        if (
+            parted is None
+            or parted[0] != gradient.touched
+            or not all([each.agree(names) for each in parted[1]])  # noqa: C419 - shorter
+        ):
+            parted = self._parted = gradient.touched, self._part(gradient.touched)
+        found = parted[1]
+        if len(found) == 1 and len(found[0].tables) == len(gradient.touched):
+            return [Share(found[0], gradient.trained)]
+        return self._apart(gradient, found)
+
+    def _part(self, touched: frozenset[int]) -> list[_Alike]:
+        """Return the tables of a batch that are trained, those together that are alike."""
+        names, found = self._told_apart, dict[tuple[Any, ...], list[int]]()
+        for number in sorted(touched):
             group = self.groups.get(number, self.group)
             if group is not None:
-                key = group, *map(tables[number]._scalars.get, names)
+                key = group, *map(self._scalars[number].get, names)
                 found.setdefault(key, []).append(number)
-        if len(found) == 1:
-            ((key, numbers),) = found.items()
-            if len(numbers) == len(gradient.touched):
-                return [Share(key[0], numbers, gradient.trained)]
-        return self._apart(gradient, [(key[0], numbers) for key, numbers in found.items()])
+        return [
+            _Alike(
+                key[0],
+                numbers,
+                [self._scalars[number] for number in numbers],
+                dict.fromkeys([self._tables[number].name for number in numbers]),
+            )
+            for key, numbers in found.items()
+        ]
 
-    def _apart(self, gradient: Gradient, found: list[tuple[int, list[int]]]) -> list[Share]:
+    def _apart(self, gradient: Gradient, found: list[_Alike]) -> list[Share]:
         """Return shares that have their own rows each."""
         rows = gradient.batch.distinct
         tables = self.rows.table.location.tables_of(rows)
         share_of = torch.full((len(self.states),), -1)
-        for number, (_, numbers) in enumerate(found):
-            share_of[numbers] = number
+        for number, alike in enumerate(found):
+            share_of[alike.tables] = number
         shares = share_of.to(rows.device)[tables][:, None]
         made = []
-        for number, (group, numbers) in enumerate(found):
+        for number, alike in enumerate(found):
             trained = shares == number
             if gradient.trained is not None:
                 trained &= gradient.trained
-            made.append(Share(group, numbers, trained))
+            made.append(Share(alike, trained))
         return made
 
     def step_in_place(self, gradient: Gradient, share: Share, options: Mapping[str, Any]) -> bool:
@@ -136,8 +185,8 @@ class TrainedField:
         if self._in_place is None:
             return False
         before = None if self._ema is None else self._averages[0].before(lease)
-        first, values = self.states[share.tables[0]], gradient.values
-        step = int(first.table._scalars.get(first.step, 0)) + 1
+        first, values = self.states[share.of.tables[0]], gradient.values
+        step = int(share.of.scalars[0].get(first.step, 0)) + 1
         if not self._in_place.step(
             lease, values, share.trained, options, step, lambda: self._own_ids(gradient)
         ):
@@ -150,12 +199,12 @@ class TrainedField:
 
         A state that the optimizer makes of the first gradient is left out before the first step.
         """
-        lease, first = gradient.batch.lease, self.states[share.tables[0]]
+        lease, first = gradient.batch.lease, self.states[share.of.tables[0]]
         if lease.device is not None:
             gradient.trim()
         if share.trained is not None:
             share.trained = share.trained[: lease.bound]
-        values, scalars = lease.read_columns(self._all()), first.table._scalars
+        values, scalars = lease.read_columns(self._all()), share.of.scalars[0]
         begun, state = scalars.get(first.step, 0) > 0, {}
         for key, initial in self._plan.shared.items():
             value = scalars.get(first.shared[key], initial)
@@ -176,7 +225,7 @@ class TrainedField:
     ) -> None:
         """Write the copy and its state over the rows of a share."""
         lease, weights = gradient.batch.lease, copy.detach()
-        first, columns = self.states[share.tables[0]], self._columns or self._all()
+        first, columns = self.states[share.of.tables[0]], self._columns or self._all()
         if self._project is not None:
             weights = self._projected(self._project, weights)
         before = None if self._ema is None else self._averages[0].before(lease)
@@ -225,28 +274,27 @@ class TrainedField:
         Takes the other numbers that rows share from a `state` after the step; without one they stay
         as they are.
         """
-        averaged = {}
+        averaged: dict[str, Any] = {}
         if self._ema is not None and before is not None:
             # A row of padding is averaged like others; one of another table is not.
             trained = share.trained if len(self.states) > 1 else None
-            first = self._averages[share.tables[0]]
+            first = self._averages[share.of.tables[0]]
             averaged = first.update(gradient.batch.lease, before, self._ema, trained)
-        numbers = {}
+        alike, kept = share.of, self.states[share.of.tables[0]]
+        earlier = alike.scalars[0]
+        numbers: dict[str, Any] = {
+            name: int(earlier.get(name, initial)) + 1 for name, initial in self._counts
+        }
         if state is not None:
             for key in self._plan.shared.keys() - self._plan.counts:
                 value = state[key]
-                value = value.item() if isinstance(value, Tensor) else value
-                numbers[self.states[0].shared[key]] = value
-        for number in share.tables:
-            kept = self.states[number]
-            scalars = kept.table._scalars
-            for name, initial in self._counts:
-                scalars[name] = int(scalars.get(name, initial)) + 1
+                numbers[kept.shared[key]] = value.item() if isinstance(value, Tensor) else value
+        numbers |= averaged
+        for scalars in alike.scalars:
             scalars.update(numbers)
-            scalars.update(averaged)
-            if kept.owned not in scalars:
-                kept.claim()
-            kept.table._owner.touched.scalars[kept.table.name] = None
+        for number in [n for n in alike.tables if kept.owned not in self._scalars[n]]:
+            self.states[number].claim()
+        kept.table._owner.touched.scalars.update(alike.names)
 
     def _own_ids(self, gradient: Gradient) -> Tensor:
         """Return the id of each row of a gradient in its own table."""

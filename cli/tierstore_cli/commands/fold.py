@@ -27,7 +27,7 @@ def fold(out: Output, store: Path, allow_untested: bool) -> None:
       tierstore fold emb.tier
       tierstore fold emb.tier --json | jq .dropped
     """
-    with open_store(store, "r+", allow_untested=allow_untested) as opened:
+    with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
         dropped = awaited(opened.fold)
         version = opened.version
     data = {"store": os.path.abspath(store), "version": version, "dropped": dropped}

@@ -17,7 +17,7 @@ from tierstore.stats import LISTED, SpaceInformation, label
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_to_read
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import FIELD, READ_STORE, TABLE, Place, RowRange, Rows, full_name
+from tierstore_cli.params import FIELD, READ_STORE, TABLE, VERSION, Place, RowRange, Rows, full_name
 from tierstore_cli.progress import Progress
 from tierstore_cli.rows import rows_data, rows_grid
 from tierstore_cli.rowstats import row_stats
@@ -33,6 +33,7 @@ _MANY = "the tables of a line share tiers; --json lists all tables"
 @click.option("--stats", is_flag=True, help="Show norms and counts of zero, NaN and infinite rows.")
 @click.option("--full", is_flag=True, help="With --stats: read all rows, not a sample of 100,000.")
 @click.option("--rows", "span", type=RowRange(), help="Show rows A to B-1.")
+@VERSION
 @click.option("--versions", is_flag=True, help="List the kept versions.")
 def inspect(
     out: Output,
@@ -42,6 +43,7 @@ def inspect(
     stats: bool,
     full: bool,
     span: Rows | None,
+    version: int | str | None,
     versions: bool,
 ) -> None:
     """Show the tables of STORE, their sizes, and how to open them without tierstore.
@@ -62,6 +64,7 @@ def inspect(
       tierstore inspect emb.tier
       tierstore inspect emb.tier --table item --stats
       tierstore inspect emb.tier --table item --rows 0:5 --field exp_avg
+      tierstore inspect emb.tier --version yesterday --rows 0:5
       tierstore inspect emb.tier --versions
       tierstore inspect emb.tier --json | jq .version
       tierstore inspect model.safetensors::ple.weight --stats
@@ -70,7 +73,7 @@ def inspect(
         raise click.UsageError("--full says which rows --stats reads; give both")
     if field is not None and not stats and span is None:
         raise click.UsageError("--field says what --stats and --rows show; give one of them")
-    with open_to_read(store) as opened:
+    with open_to_read(store, version) as opened:
         if isinstance(opened, Attached):
             if versions:
                 raise click.UsageError("a file has no versions; leave --versions out")
@@ -167,7 +170,7 @@ def _headline(store: Place, data: dict[str, Any]) -> str:
 
 
 def _tables(tables: list[dict[str, Any]]) -> Grid:
-    headers = ("TABLE", "ROWS", "DIM", "DTYPE", "STATE", "BACKEND", "ROW", "DISK", "DELTA", "KEYS")
+    headers = ("TABLE", "ROWS", "DIM", "DTYPE", "STATE", "DISK", "KEYS", "DELTA", "ROW", "BACKEND")
     rows = [
         (
             each["name"],
@@ -175,15 +178,15 @@ def _tables(tables: list[dict[str, Any]]) -> Grid:
             each["dim"],
             each["dtype"],
             " ".join(field["name"] for field in each["fields"][1:]) or "–",
-            each["backend"],
-            f"{each['record_bytes']} B",
             _size(each),
-            f"{each['delta_rows']:,}" if each["delta_rows"] else "–",
             each["keys"] or "–",
+            f"{each['delta_rows']:,}" if each["delta_rows"] else "–",
+            f"{each['record_bytes']} B",
+            each["backend"],
         )
         for each in tables
     ]
-    return Grid(headers, rows, right=frozenset({1, 2, 6, 7, 8}))
+    return Grid(headers, rows, right=frozenset({1, 2, 5, 7, 8}))
 
 
 def _rows(table: dict[str, Any]) -> str:

@@ -32,7 +32,7 @@ def keep(
       tierstore keep emb.tier best
       tierstore keep emb.tier epoch3 --version 812
     """
-    with open_store(store, "r+", allow_untested=allow_untested) as opened:
+    with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
         number = opened.keep(opened.version if version is None else version, name)
     data = {"store": os.path.abspath(store), "name": name, "version": number}
     out.show(data, f"version {number} of {store} is kept as {name}")

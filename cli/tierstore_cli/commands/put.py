@@ -52,7 +52,7 @@ def put(
     if (row is None) == (key is None):
         raise click.UsageError("which row? Give --id or --key")
     vector = _numbers(sys.stdin.read() if values == ("-",) else " ".join(values))
-    with open_store(store, "r+", allow_untested=allow_untested) as opened:
+    with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
         chosen = choose_table(opened, table)
         field = choose_field(chosen, field)
         if vector.size != (dim := chosen.fields[field].dim):

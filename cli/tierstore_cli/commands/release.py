@@ -27,7 +27,7 @@ def release(out: Output, store: Path, name: str, allow_untested: bool) -> None:
     Examples:
       tierstore release emb.tier best
     """
-    with open_store(store, "r+", allow_untested=allow_untested) as opened:
+    with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
         opened.release(name)
         kept = [each.version for each in opened.versions()]
     data = {"store": os.path.abspath(store), "released": name, "kept": kept}

@@ -23,7 +23,7 @@ class Replays:
 
     def __init__(self, launcher: Launcher, device: Device, memory: GpuMemory) -> None:
         """Reserve nothing before `prepare`."""
-        self.ready = False
+        self.ready: bool = False
         self._start = launcher.start
         self._device = device
         self._memory = memory

@@ -1,0 +1,320 @@
+"""Folds and new tables of a store that ranks share: each a version of all ranks, or none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tierstore
+from tests.distributed.ranks import Killed, run, values
+from tests.distributed.test_commit import hooked
+from tierstore import distributed
+from tierstore.errors import (
+    ExistsError,
+    InvalidInputError,
+    InvalidTypeError,
+    LockedError,
+    StoreFullError,
+)
+from tierstore.nn import TieredEmbedding
+from tierstore.optim import TieredOptimizer
+
+ROWS, DIM = 53, 3
+FIELDS = {
+    "weight": tierstore.Field(DIM, init=tierstore.normal(std=0.5, seed=3)),
+    "age": tierstore.Field(1, "bfloat16", tierstore.constant(2.0)),
+}
+NEW = tierstore.TableSpec(41, fields=FIELDS)
+
+
+def start(path: Path) -> None:
+    """Make a store of three versions, the last at step 2."""
+    spec = {"item": tierstore.TableSpec(ROWS, fields=FIELDS)}
+    with distributed.create(path, spec, partitions=4, keep=3) as store:
+        for step in (1, 2):
+            store["item"].write(np.arange(step, ROWS, 3), written(step))
+            store.commit(step)
+
+
+def written(step: int) -> np.ndarray:
+    count = len(range(step, ROWS, 3))
+    return np.random.default_rng(step).standard_normal((count, DIM)).astype(np.float32)
+
+
+def contents(path: Path) -> dict[str, np.ndarray]:
+    with tierstore.open(path) as store:
+        return {
+            f"{name}.{field}": store[name].read(np.arange(store[name].rows), field)
+            for name in store
+            for field in store[name].fields
+        }
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
+
+
+def fold(store: Any) -> None:
+    store.fold()
+
+
+def create_table(store: Any) -> None:
+    store.create_table("user", NEW)
+
+
+def plain_contents(path: Path, *, table: bool) -> dict[str, np.ndarray]:
+    with tierstore.create(path, {"item": tierstore.TableSpec(ROWS, fields=FIELDS)}) as store:
+        for step in (1, 2):
+            store["item"].write(np.arange(step, ROWS, 3), written(step))
+        if table:
+            store.commit()
+            store.create_table("user", NEW)
+        store.commit()
+    return contents(path)
+
+
+# -- fold
+
+
+def bases(path: Path) -> np.ndarray:
+    """Return the rows of all bases as NumPy reads them, in no particular order."""
+    found = [
+        np.load(each)["weight"] if np.load(each).dtype.names else np.load(each)
+        for each in sorted(path.glob("partitions/*/item/g*/rows.npy"))
+    ]
+    return np.concatenate(found)
+
+
+def fold_and_go_on(rank: int, path: Path) -> list[int]:
+    with distributed.open(path) as store:
+        dropped = store.fold()
+        assert [each.version for each in store.versions()] == [store.version]
+        assert store.info().folded
+        everything = store["item"].read(np.arange(ROWS))
+        store["item"].write([5], np.full((1, DIM), 7, np.float32))
+        assert store.commit(3) == 4
+        everything[5] = 7
+        assert np.array_equal(store["item"].read(np.arange(ROWS)), everything)
+        return dropped
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_fold_leaves_the_newest_version_in_the_bases(tmp_path: Path, ranks: int) -> None:
+    start(tmp_path / "store")
+    before = contents(tmp_path / "store")
+    with distributed.open(tmp_path / "store") as store:
+        assert not store.info().folded  # else nothing is shown
+    shutil.copytree(tmp_path / "store", tmp_path / "folded")
+    with distributed.open(tmp_path / "folded") as store:
+        assert store.fold() == [1, 2]
+        assert store.fold() == []
+    assert same(contents(tmp_path / "folded"), before)
+    kept = {row.tobytes() for row in bases(tmp_path / "folded")}
+    assert {row.tobytes() for row in before["item.weight"]} <= kept
+    path = tmp_path / "store"
+    found = [fold_and_go_on(0, path)] if ranks == 1 else values(run(ranks, fold_and_go_on, path))
+    assert found == [[1, 2]] * ranks
+    assert tierstore.verify(path).ok
+
+
+def folds_refused(rank: int, path: Path) -> list[str]:
+    told = []
+    with distributed.open(path) as store:
+        store["item"].write([1] if rank else [], np.ones((rank, DIM), np.float32))
+        with pytest.raises(InvalidInputError) as caught:
+            store.fold()
+        told.append(str(caught.value))
+        store.rollback()
+        store.keep(2, "best")
+        with pytest.raises(InvalidInputError) as caught:
+            store.fold()
+        told.append(str(caught.value))
+        store.release("best")
+        with pytest.raises(LockedError) as locked:  # the test has version 2 open
+            store.fold()
+        told.append(str(locked.value))
+        assert [each.version for each in store.versions()] == [1, 2, 3]
+    return told
+
+
+@pytest.mark.slow
+def test_what_cannot_fold_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    start(path)
+    with tierstore.open(path, version=2) as reader:
+        before = reader["item"][:]
+        for told in values(run(2, folds_refused, path)):
+            assert "not committed" in told[0]
+            assert "kept as 'best'" in told[1]
+            assert "open for reading" in told[2]
+        assert np.array_equal(reader["item"][:], before)
+
+
+# -- tables
+
+
+def add_table_and_train(rank: int, path: Path) -> None:
+    with distributed.open(path, average=False) as store:
+        table = store.create_table("user", NEW)
+        assert table is store["user"] and table.rows == NEW.rows
+        train(store, rank, store.ranks)
+
+
+def train(store: Any, rank: int, ranks: int) -> None:
+    one, other = TieredEmbedding(store["item"]), TieredEmbedding(store["user"])
+    optimizer = TieredOptimizer(torch.optim.SGD, [one, other], lr=0.5)
+    ids = torch.arange(rank, 40, ranks)
+    (one(ids) * other(ids).detach()).sum().backward()
+    (other(ids) * torch.arange(1, DIM + 1)).sum().backward()
+    optimizer.step()
+    store.commit(9)
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_new_table_has_the_rows_of_a_plain_store(tmp_path: Path, ranks: int) -> None:
+    spec = {"item": tierstore.TableSpec(ROWS, fields=FIELDS)}
+    with tierstore.create(tmp_path / "plain", spec) as plain:
+        plain.create_table("user", NEW)
+        assert plain["user"][:].any()
+        train(plain, 0, 1)
+    path = tmp_path / "store"
+    distributed.create(path, spec, partitions=5).close()
+    if ranks == 1:
+        add_table_and_train(0, path)
+    else:
+        values(run(ranks, add_table_and_train, path))
+    assert same(contents(path), contents(tmp_path / "plain"))
+    assert tierstore.verify(path).ok
+
+
+def test_a_new_table_may_be_of_zeros_or_of_other_values(tmp_path: Path) -> None:
+    start(tmp_path / "store")
+    given = np.random.default_rng(4).standard_normal((9, 2)).astype(np.float32)
+    with distributed.open(tmp_path / "store", budget="1MiB") as store:
+        store.create_table("zeros", tierstore.TableSpec(7, 2, sparse=True))
+        store.create_table("few", tierstore.TableSpec(1, 2, init=tierstore.constant(3.0)))
+        store.create_table("given", tierstore.TableSpec(9, 2, init=tierstore.from_array(given)))
+        store.create_table("zarr", tierstore.TableSpec(99, 2, backend="zarr", compression="zstd"))
+        with pytest.raises(ExistsError):
+            store.create_table("few", tierstore.TableSpec(1, 2))
+        assert store["few"][:].tolist() == [[3, 3]]
+    with tierstore.open(tmp_path / "store") as store:
+        assert not store["zeros"][:].any()
+        assert np.array_equal(store["given"][:], given)
+        assert store["zarr"].spec.backend == "zarr"
+    assert tierstore.verify(tmp_path / "store").ok
+
+
+def tables_refused(rank: int, path: Path) -> list[str]:
+    told = []
+    calls: list[tuple[type[Exception], Callable[[Any], Any]]] = [
+        (
+            InvalidInputError,
+            lambda store: store.create_table("user", tierstore.TableSpec(7, 2 + rank)),
+        ),
+        (ExistsError, lambda store: store.create_table("item", NEW)),
+        (InvalidTypeError, lambda store: store.create_table("user", 7)),
+        (InvalidInputError, lambda store: store.create_table("../user", NEW)),
+    ]
+    with distributed.open(path) as store:
+        before = store.version
+        for kind, call in calls:
+            with pytest.raises(kind) as caught:
+                call(store)
+            told.append(str(caught.value))
+        if rank:  # the disk of one rank fails in the middle
+            store._parts.stores[1].create_table = lambda *_, **__: failing()
+        with pytest.raises(StoreFullError, match="full") as info:
+            store.create_table("user", NEW)
+        told.append(str(info.value))
+        assert list(store) == ["item"] and store.version == before
+        if rank:
+            del store._parts.stores[1].create_table
+        store.create_table("user", NEW)
+    return told
+
+
+def failing() -> None:
+    raise StoreFullError("the disk is full")
+
+
+@pytest.mark.slow
+def test_a_table_that_cannot_be_made_is_made_on_no_rank(tmp_path: Path) -> None:
+    start(tmp_path / "store")
+    for told in values(run(2, tables_refused, tmp_path / "store")):
+        assert "disagree on spec" in told[0]
+        assert "already has a table" in told[1]
+    assert same(contents(tmp_path / "store"), plain_contents(tmp_path / "plain", table=True))
+
+
+# -- a rank is killed
+
+
+def killed_in(rank: int, path: Path, change: Any, victim: int, moment: tuple[str, str]) -> None:
+    with distributed.open(path) as store:
+
+        def hook(what: str, when: str) -> None:
+            if rank == victim and (what, when) == moment:
+                time.sleep(0.2)  # the others come as far as they can
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        hooked(hook)
+        change(store)
+
+
+def again(rank: int, path: Path, change: Any) -> None:
+    with distributed.open(path) as store:
+        if change is fold or "user" not in store:
+            change(store)
+
+
+MOMENTS = {
+    fold: ["check that it can fold", "drop older versions", "fold its partitions"],
+    create_table: [
+        "check that it can create its tables",
+        "create its partitions",
+        "publish the version",
+        "confirm the version",
+        "place its tables",
+    ],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("change", MOMENTS)
+def test_a_rank_is_killed_at_each_moment_of_a_change(
+    tmp_path: Path, change: Callable[[Any], None], victim: int
+) -> None:
+    start(tmp_path / "before")
+    possible = [
+        plain_contents(tmp_path / "plain", table=False),
+        plain_contents(tmp_path / "plain with it", table=change is create_table),
+    ]
+    seen = set()
+    for what in MOMENTS[change]:
+        for when in ("before", "done", "told"):
+            path = tmp_path / f"{what} {when}".replace(" ", "-")
+            shutil.copytree(tmp_path / "before", path)
+            found = run(2, killed_in, path, change, victim, (what, when), timeout=2)
+            if (what, when) != (MOMENTS[change][-1], "told"):
+                assert isinstance(found[victim], Killed), (what, when, found)
+            now = contents(path)
+            which = [number for number, each in enumerate(possible) if same(now, each)]
+            assert which, (what, when)
+            seen.add(which[0])
+            assert tierstore.verify(path).ok, (what, when)
+            values(run(2, again, path, change))
+            assert same(contents(path), possible[1]), (what, when)
+            assert tierstore.verify(path).ok
+            shutil.rmtree(path)
+    assert seen == {0} if change is fold else {0, 1}

@@ -1,0 +1,559 @@
+"""Tables by key that ranks share: each key on the rank that its hash names, against one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import tierstore
+from tests.distributed.ranks import Killed, run, values
+from tests.distributed.test_commit import hooked
+from tests.distributed.test_ranks import share
+from tests.gpu.emulator import EmulatedDevice
+from tierstore import distributed
+from tierstore._disk import partitioned_keys
+from tierstore.errors import (
+    CorruptStoreError,
+    InvalidInputError,
+    InvalidTypeError,
+    RanksError,
+    StoreFullError,
+    UnknownNameError,
+)
+from tierstore.nn import TieredEmbedding, TieredEmbeddingBagCollection, TieredEmbeddingCollection
+from tierstore.optim import TieredOptimizer
+
+DIM, BATCH = 4, 48
+KINDS = ["int64", "text"]
+
+
+def spec(kind: Any, **options: Any) -> tierstore.TableSpec:
+    return tierstore.TableSpec(
+        dim=DIM, keys=kind, init=tierstore.normal(std=0.5, seed=3), **options
+    )
+
+
+def all_keys(kind: str) -> Any:
+    numbers = np.random.default_rng(0).integers(-(1 << 63), (1 << 63) - 1, 300)
+    return numbers if kind == "int64" else [f"clé {number:x}" for number in numbers.tolist()]
+
+
+def some_keys(kind: str, step: int, mine: slice) -> Any:
+    at = (np.random.default_rng(step).random((BATCH,)) ** 2 * 300).astype(np.int64)[mine]
+    every = all_keys(kind)
+    return torch.from_numpy(every[at]) if kind == "int64" else [every[each] for each in at]
+
+
+def weights(step: int, mine: slice) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(-8, 9, (BATCH, DIM), generator=generator).float()[mine]
+
+
+def train(store: Any, rank: int, ranks: int, kind: str, steps: range) -> None:
+    user = TieredEmbedding(store["user"])
+    optimizer = TieredOptimizer(torch.optim.Adam, [user], lr=0.05)
+    mine = share(rank, ranks)
+    for step in steps:
+        (user(some_keys(kind, step, mine)) * weights(step, mine)).sum().backward()
+        optimizer.step()
+
+
+def by_key(path: Path, table: str = "user") -> dict[Any, list[float]]:
+    """Return all fields of every key."""
+    with tierstore.open(path) as store:
+        found = store[table]
+        rows = np.arange(found.rows)
+        parts = found.by_row.read(rows, list(found.fields))
+        flat = np.concatenate([parts[name].astype(np.float64) for name in sorted(parts)], 1)
+        return dict(zip(found.keys[:].tolist(), flat.tolist(), strict=True))
+
+
+def same(one: dict[Any, list[float]], other: dict[Any, list[float]], *, exact: bool) -> None:
+    assert one.keys() == other.keys()
+    for key in one:
+        if exact:
+            assert one[key] == other[key], key
+        else:
+            np.testing.assert_allclose(one[key], other[key], rtol=2e-4, atol=2e-5)
+
+
+def train_and_commit(rank: int, path: Path, kind: str, steps: range) -> int:
+    warnings.simplefilter("error")
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    with distributed.open(path, average=False, budget=tierstore.Budget(host_rows=60)) as store:
+        train(store, rank, ranks, kind, steps)
+        store.commit(steps.stop)
+        return int(store["user"].rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"track_uses": True, "admit_after": 2}])
+def test_one_process_trains_what_a_plain_store_does(
+    tmp_path: Path, kind: str, options: dict[str, Any]
+) -> None:
+    with tierstore.create(tmp_path / "plain", {"user": spec(kind, **options)}) as plain:
+        train(plain, 0, 1, kind, range(6))
+        plain.commit(6)
+    path = tmp_path / "parts"
+    distributed.create(path, {"user": spec(kind, **options)}, partitions=7).close()
+    train_and_commit(0, path, kind, range(6))
+    same(by_key(path), by_key(tmp_path / "plain"), exact=True)
+    assert tierstore.verify(path).ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"track_uses": True, "admit_after": 2}])
+def test_ranks_train_what_one_process_trains(
+    tmp_path: Path, kind: str, options: dict[str, Any]
+) -> None:
+    with tierstore.create(tmp_path / "plain", {"user": spec(kind, **options)}) as plain:
+        train(plain, 0, 1, kind, range(6))
+        plain.commit(6)
+        count = plain["user"].rows
+    path = tmp_path / "parts"
+    distributed.create(path, {"user": spec(kind, **options)}, partitions=8).close()
+    if options:  # uses of keys without a row are counted in memory alone
+        assert values(run(3, train_and_commit, path, kind, range(6))) == [count] * 3
+    else:
+        for at, ranks in enumerate((2, 1, 4)):  # each restarts on another number
+            found = run(ranks, train_and_commit, path, kind, range(2 * at, 2 * at + 2))
+        assert values(found) == [count] * 4
+    same(by_key(path), by_key(tmp_path / "plain"), exact=False)
+    assert tierstore.verify(path).ok
+
+
+def read_and_write(rank: int, path: Path, kind: str) -> None:
+    keys = all_keys(kind)
+    with distributed.open(path) as store:
+        user, ranks = store["user"], store.ranks
+        first = user.read(keys)
+        assert not user.contains(keys).any() and user.rows == 0
+        assert user.is_here(keys).sum() in range(50, 200)
+        mine = list(range(rank * 20, rank * 20 + 30))  # some are of two ranks
+        own = [keys[at] for at in mine]
+        user.write(own, np.full((30, DIM), rank + 1, np.float32))
+        expected = first.copy()
+        for each in range(ranks):
+            expected[each * 20 : each * 20 + 30] = each + 1
+        assert np.array_equal(user.read(keys), expected)
+        assert user.contains(keys).sum() == 20 * ranks + 10
+        store.rollback()
+        assert np.array_equal(user.read(keys), first) and user.rows == 0
+        user.write(own if rank == 1 else own[:0], np.full((30 * (rank == 1), DIM), 5, np.float32))
+        store.commit(1)
+        assert user.rows == 30
+        expected = first.copy()
+        expected[20:50] = 5
+        assert np.array_equal(user.read(keys), expected)
+        assert user.read(own[:0]).shape == (0, DIM)
+        numbers = user.lookup(keys[20:50])
+        assert np.array_equal(user.by_row.read(numbers), expected[20:50])
+        user.prefetch(keys[: 10 * rank])
+        if kind == "int64":
+            found = user.read(torch.from_numpy(keys[:6].reshape(2, 3)))
+            assert torch.equal(found, torch.from_numpy(expected[:6].reshape(2, 3, DIM)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_read_and_write_by_key(tmp_path: Path, kind: str) -> None:
+    distributed.create(tmp_path / "parts", {"user": spec(kind)}, partitions=4).close()
+    values(run(3, read_and_write, tmp_path / "parts", kind))
+    assert len(by_key(tmp_path / "parts")) == 30
+
+
+def in_collections(store: Any, rank: int, ranks: int) -> None:
+    sources = {"user": "user", "friend": "user", "item": "item"}
+    rows = TieredEmbeddingCollection(store, sources)
+    bags = TieredEmbeddingBagCollection(store, {"word": "word"})
+    optimizer = TieredOptimizer(torch.optim.SGD, [rows, bags], lr=0.5)
+    mine = share(rank, ranks)
+    for step in range(3):
+        keys = some_keys("int64", step, mine)
+        found = rows({"user": keys, "friend": keys // 2, "item": keys.abs() % 7})
+        pooled = bags({"word": keys.view(-1, 1)})
+        loss = sum((each * weights(step, mine)).sum() for each in found.values())
+        (loss + (pooled["word"] * weights(step + 9, mine)).sum()).backward()
+        optimizer.step()
+    rows.eval()
+    with torch.no_grad():
+        new = torch.arange(5)
+        first = rows({"user": new, "friend": new, "item": new % 7})["user"]
+        assert torch.equal(first, store["user"].read(new))
+    store.commit(3)
+
+
+def with_collections(rank: int, path: Path) -> None:
+    with distributed.open(path, average=False) as store:
+        in_collections(store, rank, store.ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_collections_take_tables_by_key(tmp_path: Path, ranks: int) -> None:
+    tables = {
+        "user": spec("int64"),
+        "word": spec("int64"),
+        "item": tierstore.TableSpec(7, DIM, init=tierstore.normal(std=0.5, seed=3)),
+    }
+    with tierstore.create(tmp_path / "plain", tables) as plain:
+        in_collections(plain, 0, 1)
+    path = tmp_path / "parts"
+    distributed.create(path, tables, partitions=8).close()
+    values(run(ranks, with_collections, path))
+    for name in ("user", "word"):
+        same(by_key(path, name), by_key(tmp_path / "plain", name), exact=True)
+    with tierstore.open(path) as store, tierstore.open(tmp_path / "plain") as plain:
+        assert np.array_equal(store["item"][:], plain["item"][:])
+
+
+def refused(rank: int, path: Path) -> list[str]:
+    told = []
+    with distributed.open(path) as store:
+        user = store["user"]
+        with pytest.raises(InvalidTypeError if rank else RanksError) as caught:
+            user.read(["text"] if rank else [3])
+        told.append(str(caught.value))
+        with pytest.raises(InvalidInputError, match="something else") as other:
+            user.lookup([1]) if rank else user.read([1])
+        told.append(str(other.value))
+        with pytest.raises(UnknownNameError):
+            user.lookup([1])
+        if rank:  # the disk of one rank is full where keys are added
+            user.shard._owner.grow_rows = lambda *_: failing()
+            user.shard._write_first = lambda *_: failing()
+        with pytest.raises(StoreFullError if rank else RanksError) as full:
+            user.write(np.arange(40), np.ones((40, DIM), np.float32))
+        told.append(str(full.value))
+        if rank:
+            del user.shard._owner.grow_rows, user.shard._write_first
+        user.write(np.arange(40), np.ones((40, DIM), np.float32))
+        for change in (
+            lambda: store.grow("user", 1 << 20),
+            lambda: store.append("user", np.ones((1, DIM), np.float32)),
+            lambda: store.create_table("more", tierstore.TableSpec(100, DIM, keys="int64")),
+            lambda: TieredEmbedding(user, padding_idx=0),
+        ):
+            with pytest.raises(InvalidInputError):
+                change()
+        store.commit(1)
+        store.create_table("more", spec("text"))
+        store["more"].write(["a", "b"], np.ones((2, DIM), np.float32))
+        store.commit(2)
+    return told
+
+
+def failing() -> None:
+    raise StoreFullError("the disk is full")
+
+
+@pytest.mark.slow
+def test_what_cannot_be_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "parts"
+    distributed.create(path, {"user": spec("int64")}, partitions=4).close()
+    one, other = values(run(2, refused, path))
+    assert "rank 1 of 2 gave table 'user'" in one[0] and "int64" in other[0]
+    assert "rank 1 of 2 could not write keys" in one[2]
+    assert len(by_key(path)) == 40 and by_key(path, "more").keys() == {"a", "b"}
+    with pytest.raises(InvalidInputError, match="leave rows= out"):
+        distributed.create(tmp_path / "no", {"user": tierstore.TableSpec(9, DIM, keys="int64")})
+    assert not (tmp_path / "no").exists()
+
+
+# -- expiry
+
+
+def use(store: Any, steps: int) -> None:
+    for step in range(steps):
+        keys = np.arange(step * 10, 200)
+        is_shared = isinstance(store, distributed.DistributedStore)
+        here = store["user"].is_here(keys) if is_shared else slice(None)
+        store["user"].write(
+            keys[here], np.random.default_rng(step).random((200, DIM), np.float32)[keys[here]]
+        )
+        store.commit(step)
+
+
+def use_and_expire(rank: int, path: Path) -> dict[int, list[float]]:
+    with distributed.open(path) as store:
+        use(store, 4)
+        user = store["user"]
+        before = user.read(np.arange(220))
+        dist.barrier()
+        gone: dict[int, list[float]] = {}
+        for keys, rows in user.expire(unused_for=2):
+            gone |= dict(zip(keys.tolist(), rows["weight"].tolist(), strict=True))
+        here = user.contains(np.arange(220))
+        assert here[:20].sum() == 0 and here[20:200].all() and not here[200:].any()
+        assert np.array_equal(user.read(np.arange(20, 220)), before[20:])
+        store.rollback()
+        assert user.rows == 200 and np.array_equal(user.read(np.arange(220)), before)
+        for _ in user.expire(unused_for=2):
+            pass
+        user.write([1000, 1001], np.full((2, DIM), 7, np.float32))
+        assert np.array_equal(user.read(np.arange(20, 220)), before[20:])
+        store.commit(9)
+        assert user.rows == 182
+        return gone
+
+
+@pytest.mark.slow
+def test_each_rank_expires_keys_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "parts"
+    tables = {"user": spec("int64", track_uses=True)}
+    distributed.create(path, tables, partitions=5).close()
+    with tierstore.create(tmp_path / "plain", tables) as plain:
+        use(plain, 4)
+        expected = {
+            key: row
+            for keys, rows in plain["user"].expire(unused_for=2)
+            for key, row in zip(keys.tolist(), rows["weight"].tolist(), strict=True)
+        }
+        plain["user"].write([1000, 1001], np.full((2, DIM), 7, np.float32))
+        plain.commit(9)
+    one, other = values(run(2, use_and_expire, path))
+    assert one.keys().isdisjoint(other) and one | other == expected and len(one) > 3
+    found, wanted = by_key(path), by_key(tmp_path / "plain")
+    assert found.keys() == wanted.keys()
+    for key, row in wanted.items():
+        assert found[key][2:] == row[2:], key  # beside the uses: versions differ
+    assert tierstore.verify(path).ok
+
+
+# -- what is on the disk
+
+
+def test_random_programs_equal_a_plain_store(tmp_path: Path) -> None:
+    random = np.random.default_rng(5)
+    tables = {"user": spec("int64", track_uses=True)}
+    path = tmp_path / "parts"
+    with tierstore.create(tmp_path / "plain", tables) as plain:
+        store = distributed.create(path, tables, partitions=5, budget="300KiB")
+        for step in range(60):
+            keys = random.integers(0, 150, random.integers(0, 30)) * 10**15
+            rows = random.standard_normal((keys.size, DIM)).astype(np.float32)
+            kind = random.integers(8)
+            for each in (plain, store):
+                each["user"].write(keys, rows)
+                if kind == 0:
+                    each.rollback()
+                elif kind <= 2:
+                    each.commit(step)
+                elif kind == 3:
+                    for _ in each["user"].expire(fewer_than=2):
+                        pass
+                elif kind == 4:
+                    each.commit(step)
+                    each.fold()
+            if kind == 5:
+                plain.commit(step)
+                store.commit(step)
+                store.close()
+                store = distributed.open(path, budget="300KiB")
+            everything = np.arange(150) * 10**15
+            assert plain["user"].rows == store["user"].rows, step
+            assert np.array_equal(plain["user"].read(everything), store["user"].read(everything))
+        plain.commit(99)
+        store.commit(99)
+        assert plain.version == store.version
+        store.close()
+    same(by_key(path), by_key(tmp_path / "plain"), exact=True)
+    assert tierstore.verify(path).ok
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_and_checks(tmp_path: Path, kind: str) -> None:
+    keys = all_keys(kind)
+    path = tmp_path / "parts"
+    rows = np.random.default_rng(2).standard_normal((300, DIM)).astype(np.float32)
+    with distributed.create(path, {"user": spec(kind)}, partitions=4) as store:
+        store["user"].write(keys, rows)
+        store.commit(1)
+    expected = by_key(path)
+    distributed.save(path, tmp_path / "wide", partitions=9)
+    with tierstore.open(path) as reader:
+        reader.save(tmp_path / "plain")
+        assert np.array_equal(reader["user"].read(keys), rows)
+    distributed.save(tmp_path / "plain", tmp_path / "few", partitions=2)
+    tierstore.repair(path, tmp_path / "repaired")
+    for each in ("wide", "plain", "few", "repaired"):
+        same(by_key(tmp_path / each), expected, exact=True)
+        assert tierstore.verify(tmp_path / each).ok
+    delta = next((path / "partitions" / "00002" / "user").glob("g*/delta-*.bin"))
+    data = bytearray(delta.read_bytes())
+    data[3] ^= 1
+    delta.write_bytes(data)
+    (bad,) = tierstore.verify(path).bad_rows["user"]
+    with tierstore.open(path) as reader:
+        with pytest.raises(CorruptStoreError):
+            reader["user"].by_row.read([bad])
+        key = reader["user"].keys[bad]
+    report = tierstore.repair(path, tmp_path / "filled", fill="nan")
+    assert (report.tables["user"].filled, report.tables["user"].older) == (1, 0)
+    found = by_key(tmp_path / "filled")
+    assert np.isnan(found.pop(key)).all() and expected.pop(key)
+    assert found == expected
+    assert f"user,{bad},{bad},1,filled," in (tmp_path / "filled.rows.csv").read_text()
+    damaged = next((path / "partitions" / "00002" / "user").glob("g*/keys.*"))
+    data = bytearray(damaged.read_bytes())
+    data[5] ^= 1
+    damaged.write_bytes(data)
+    assert not tierstore.verify(path).ok
+    with tierstore.open(path) as reader, pytest.raises(CorruptStoreError):
+        reader["user"].read(keys)
+
+
+def test_versions_are_compared_place_by_place(tmp_path: Path) -> None:
+    path = tmp_path / "parts"
+    rows = np.random.default_rng(2).standard_normal((100, DIM)).astype(np.float32)
+    with distributed.create(path, {"user": spec("int64")}, partitions=4, keep=4) as store:
+        for step, keys in ((0, np.arange(50)), (0, np.arange(40, 60)), (1, np.arange(3))):
+            store["user"].write(keys, rows[keys] + step)
+            store.commit()
+    with tierstore.open(path) as reader:
+        user = reader["user"]
+        found = [np.sort(user.keys[reader.changed(version)["user"]]) for version in (1, 2, 3)]
+        with pytest.raises(InvalidInputError, match="has other keys"):
+            reader.write_patch(tmp_path / "patch", 3, 4)
+    assert found[0].tolist() == list(range(60))
+    assert found[1].tolist() == [0, 1, 2, *range(50, 60)]
+    assert found[2].tolist() == [0, 1, 2]
+
+
+def test_keys_of_another_partition_are_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "parts"
+    with distributed.create(path, {"user": spec("int64")}, partitions=2) as store:
+        store["user"].write(np.arange(50), np.ones((50, DIM), np.float32))
+        store.commit(1)
+    partition_of = partitioned_keys.partition_of_key
+    monkeypatch.setattr(
+        partitioned_keys, "partition_of_key", lambda codes, count: 1 - partition_of(codes, count)
+    )
+    with pytest.raises(CorruptStoreError, match="keys of other partitions"):
+        distributed.open(path)
+
+
+# -- a rank is killed
+
+
+def add_and_commit(rank: int, path: Path, victim: int | None, moment: tuple[str, str]) -> int:
+    with distributed.open(path) as store:
+
+        def hook(what: str, when: str) -> None:
+            if rank == victim and (what, when) == moment:
+                time.sleep(0.2)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        hooked(hook)
+        step = store.step + 1
+        store["user"].write(keys_of(step)[rank :: store.ranks], rows_of(step)[rank :: store.ranks])
+        store.commit(step)
+        return store.version
+
+
+def keys_of(step: int) -> np.ndarray:
+    return np.arange(20 * step, 20 * step + 40) * 7919
+
+
+def rows_of(step: int) -> np.ndarray:
+    return np.random.default_rng(step).standard_normal((40, DIM)).astype(np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_keys_and_rows_are_of_one_version_whoever_is_killed(tmp_path: Path, victim: int) -> None:
+    path, number = tmp_path / "parts", 0
+    with distributed.create(path, {"user": spec("int64")}, partitions=4) as store:
+        store["user"].write(keys_of(0), rows_of(0))
+        store.commit(0)
+    for what in ("commit its partitions", "publish the version", "confirm the version"):
+        for when in ("before", "done"):
+            found = run(2, add_and_commit, path, victim, (what, when), timeout=2)
+            assert isinstance(found[victim], Killed)
+            number += 1
+            with tierstore.open(path) as store:
+                step = store.step
+            expected: dict[Any, list[float]] = {}
+            for each in range(step + 1):
+                expected |= zip(keys_of(each).tolist(), rows_of(each).tolist(), strict=True)
+            same(by_key(path), expected, exact=True)
+            assert tierstore.verify(path).ok
+    values(run(2, add_and_commit, path, None, ("", "")))
+    assert 3 <= step + 1 <= number
+
+
+def test_partitions_and_tiers_grow_with_their_keys(tmp_path: Path) -> None:
+    tables = {"user": tierstore.TableSpec(dim=1, keys="int64", init=tierstore.normal(seed=1))}
+    path = tmp_path / "parts"
+    random = np.random.default_rng(1)
+    keys = random.permutation(1_000_000)[:200_000] * 31
+    rows = random.standard_normal((keys.size, 1)).astype(np.float32)
+    some = np.concatenate([keys[::997], np.arange(50) * 31 + 1])
+    with (
+        tierstore.create(tmp_path / "plain", tables) as plain,
+        distributed.create(path, tables, partitions=2, budget="2MiB") as store,
+    ):
+        for each in (plain, store):
+            user = each["user"]
+            user.write(keys[:60_000], rows[:60_000])
+            each.commit()
+            user.write(keys[60_000:], rows[60_000:])
+            each.rollback()
+            assert user.rows == 60_000
+            user.write(keys[60_000:], rows[60_000:])
+            assert user.rows == keys.size
+        assert store["user"].capacity >= keys.size
+        assert np.array_equal(plain["user"].read(some), store["user"].read(some))
+        for each in (plain, store):
+            each.commit()
+    with distributed.open(path) as store, tierstore.open(path) as reader:
+        for each in (store, reader):
+            assert each["user"].rows == keys.size
+            assert np.array_equal(each["user"].read(keys), rows)
+        store.fold()
+        assert np.array_equal(store["user"].read(keys), rows)
+    tierstore.repair(path, tmp_path / "copy")
+    with tierstore.open(tmp_path / "copy") as store:
+        assert np.array_equal(store["user"].read(keys), rows)
+    assert tierstore.verify(path).ok
+
+
+def test_a_tier_on_a_device_holds_rows_by_key(tmp_path: Path) -> None:
+    path = tmp_path / "parts"
+    budget = tierstore.Budget(host_rows=200, gpu_rows=100)
+    random = np.random.default_rng(3)
+    with tierstore.create(tmp_path / "plain", {"user": spec("int64")}) as plain:
+        store: Any = distributed.create(
+            path,
+            {"user": spec("int64")},
+            partitions=3,
+            budget=budget,
+            device=EmulatedDevice(seed=1),
+        )
+        for step in range(12):
+            keys = random.integers(0, 90, 20) * 7919
+            rows = random.standard_normal((20, DIM)).astype(np.float32)
+            for each in (plain, store):
+                each["user"].write(keys, rows)
+                if step % 5 == 3:
+                    each.rollback()
+                elif step % 2:
+                    each.commit(step)
+            everything = np.arange(95) * 7919
+            assert np.array_equal(plain["user"].read(everything), store["user"].read(everything))
+        plain.commit(99)
+        store.commit(99)
+        store.close()
+    same(by_key(path), by_key(tmp_path / "plain"), exact=True)

@@ -1,0 +1,422 @@
+"""A table by key that partitions hold: a key is in the partition that a hash of it names.
+
+Its rows are numbered in one order over all partitions of a shard, so that whatever goes by row
+number is as in a table of one process: first those of the version that was opened, partition by
+partition, then others as they come. In a partition rows are dense too, in an order of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._disk.generation import Generation
+from tierstore._disk.manifest import TableInfo
+from tierstore._disk.partitioned import PartitionedGeneration, PartitionedTier
+from tierstore._disk.partitioning import partition_of_key
+from tierstore._disk.tier import DiskTier
+from tierstore._keys.growing import Asked, KeyMap, Parts, key_map
+from tierstore.errors import CorruptStoreError, InvalidInputError
+from tierstore.spec import EXTENT_ROWS, TableSpec
+
+__all__ = ["KeyedPartitionedGeneration", "PartitionWriter"]
+
+Rows = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+_BLOCK_ROWS = 1 << 14
+
+
+class PartitionWriter(Protocol):
+    """The one who writes a table of a partition."""
+
+    def grow(self, rows: int) -> None:
+        """Have at least so many rows."""
+
+    def touch(self) -> None:
+        """Have the next commit look at the keys."""
+
+
+class _Places:
+    """The partition of each row of a shard, counted from its first, and the row there.
+
+    Attributes:
+        partitions: of the whole table.
+        first: the first partition of the shard.
+        counts: the rows of each partition, `(count,)`.
+        capacity: rows that the shard can have; those without a key are nowhere.
+    """
+
+    def __init__(self, partitions: int, first: int, count: int) -> None:
+        self.partitions = partitions
+        self.first = first
+        self.counts = np.zeros(count, np.int64)
+        self.capacity = EXTENT_ROWS
+        self._of = np.empty((2, 0), np.int64)
+        self._rows = 0
+        self.seal()
+
+    def __len__(self) -> int:
+        return self.capacity
+
+    def partitions_of(self, codes: npt.NDArray[np.uint64]) -> Rows:
+        """Return the partition of each key, counted from the first of the shard."""
+        found: Rows = partition_of_key(codes, self.partitions) - self.first
+        return found
+
+    def append(self, partitions: Rows) -> None:
+        """Give the next rows a place in these partitions each, behind those that it has."""
+        order = np.argsort(partitions, kind="stable")
+        counts = np.bincount(partitions, minlength=self.counts.size)
+        starts = np.cumsum(counts) - counts
+        local = np.empty_like(partitions)
+        local[order] = np.arange(order.size) - starts.repeat(counts) + self.counts.repeat(counts)
+        end = self._rows + partitions.size
+        if end > self._of.shape[1]:
+            grown = np.empty((2, end + end // 8), np.int64)
+            grown[:, : self._rows] = self._of[:, : self._rows]
+            self._of = grown
+        self._of[:, self._rows : end] = partitions, local
+        self._rows = end
+        self.counts += counts
+
+    def truncate(self, rows: int) -> None:
+        """Have the first rows alone, which are the first in their partitions."""
+        self.counts -= np.bincount(self._of[0, rows : self._rows], minlength=self.counts.size)
+        self._rows = rows
+
+    def seal(self) -> None:
+        """Note that all rows are committed: what comes next is behind them everywhere."""
+        self._sealed, self._sealed_counts = self._rows, self.counts.copy()
+
+    def locate(self, rows: Rows) -> tuple[Rows, Rows]:
+        """Return the partition and the row there of each row; of those without a key, none."""
+        known = rows < self._rows
+        found = np.zeros((2, rows.size), np.int64)
+        found[0, ~known] = self.counts.size
+        found[:, known] = self._of[:, rows[known]]
+        return found[0], found[1]
+
+    def rows_in(self, partition: int, rows: Any) -> Rows:
+        """Return the rows in the shard of rows of a partition, of those that have a key."""
+        known = np.asarray(rows, np.int64)
+        found: Rows = self.all_in(partition)[known[known < self.counts[partition]]]
+        return found
+
+    def all_in(self, partition: int, start: int = 0) -> Rows:
+        """Return the rows in the shard of those of a partition from `start` on, in its order."""
+        first = self._sealed if start >= self._sealed_counts[partition] else 0
+        rows = np.flatnonzero(self._of[0, first : self._rows] == partition) + first
+        local = self._of[1, rows]
+        order = np.argsort(local, kind="stable")
+        found: Rows = rows[order[np.searchsorted(local[order], start) :]]
+        return found
+
+    def keep(self, rows: Rows) -> list[tuple[Rows, Rows]]:
+        """Number these rows alone, in this order.
+
+        Returns for each partition which of its rows are to be moved, and where each goes: the last
+        ones close the gaps of those that are gone.
+        """
+        kept = self._of[:, rows]
+        counts = np.bincount(kept[0], minlength=self.counts.size)
+        moves = []
+        for number, count in enumerate(counts.tolist()):
+            here = np.flatnonzero(kept[0] == number)
+            local = kept[1, here]
+            late = local >= count
+            gaps = np.setdiff1d(np.arange(count), local[~late])
+            moves.append((local[late], gaps))
+            kept[1, here[late]] = gaps
+        self._of, self._rows, self.counts = kept, rows.size, counts
+        self._sealed = 0
+        self._sealed_counts = np.zeros_like(counts)
+        return moves
+
+
+class _SharedKeys(KeyMap):
+    """The keys of a shard, in the order of its rows; new ones get a place in their partition."""
+
+    def __init__(
+        self, kind: str, places: _Places, parts: Sequence[Generation], writers: Any
+    ) -> None:
+        super().__init__()
+        self._keys = key_map(kind)
+        self.lock = self._keys.lock
+        self._places = places
+        self._parts = parts
+        self._writers: Sequence[PartitionWriter] = writers
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def nbytes(self) -> int:
+        return self._keys.nbytes + self._places._of.nbytes
+
+    def asked(self, keys: object) -> Asked:
+        return self._keys.asked(keys)
+
+    def find(self, asked: Asked) -> Rows:
+        return self._keys.find(asked)
+
+    def add(self, asked: Asked) -> Rows:
+        with self.lock:
+            start = len(self._keys)
+            found = self._keys.add(asked)
+            if len(self._keys) > start:
+                partitions = self._places.partitions_of(self.codes_of(np.arange(start, len(self))))
+                self._places.append(partitions)
+                try:
+                    for number in np.unique(partitions).tolist():
+                        self._writers[number].grow(int(self._places.counts[number]))
+                except BaseException:
+                    self.truncate(start)
+                    raise
+            return found
+
+    def truncate(self, rows: int) -> None:
+        with self.lock:
+            if rows < len(self):
+                self._places.truncate(rows)
+                self._keys.truncate(rows)
+
+    def keep(self, rows: Rows) -> None:
+        with self.lock:
+            self._keys.keep(rows)
+
+    def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
+        return self._keys.keys_of(rows)
+
+    def codes_of(self, rows: Rows) -> npt.NDArray[np.uint64]:
+        return self._keys.codes_of(rows)
+
+    def parts(self, start: int) -> dict[str, Bytes]:
+        return self._keys.parts(start)
+
+    def parts_of(self, rows: Rows, behind: int = 0) -> dict[str, Bytes]:
+        return self._keys.parts_of(rows, behind)
+
+    def load(self, parts: Parts) -> None:
+        self._keys.load(parts)
+
+    def extend(self, parts: Parts) -> None:
+        self._keys.extend(parts)
+
+    def take(self, number: int, part: Generation) -> None:
+        """Take the keys of the next partition. Raises CorruptStoreError."""
+        start = len(self)
+        self.extend(part.key_map.parts(0))
+        partitions = self._places.partitions_of(self.codes_of(np.arange(start, len(self))))
+        if (partitions != number).any():
+            raise CorruptStoreError(
+                f"{part.directory.path} has keys of other partitions; restore all partitions from "
+                "one copy"
+            )
+        self._places.append(partitions)
+
+
+class _KeysOfPartition(KeyMap):
+    """Those of one partition among them, for the generation that makes them durable."""
+
+    def __init__(self, whole: _SharedKeys, number: int, generation: Generation) -> None:
+        super().__init__()
+        self._whole = whole
+        self._number = number
+        self._generation = generation
+
+    def __len__(self) -> int:
+        return int(self._whole._places.counts[self._number])
+
+    def _rows(self, start: int = 0) -> Rows:
+        """Return the rows in the shard of those of the partition from `start` on."""
+        return self._whole._places.all_in(self._number, start)
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+    def asked(self, keys: object) -> Asked:
+        return self._whole.asked(keys)
+
+    def find(self, asked: Asked) -> Rows:
+        found = self._whole.find(asked)
+        partitions, rows = self._whole._places.locate(np.maximum(found, 0))
+        return np.where((found >= 0) & (partitions == self._number), rows, -1)
+
+    def add(self, asked: Asked) -> NoReturn:
+        raise _not_here()
+
+    def truncate(self, rows: int) -> None:
+        """Do nothing: the shard goes back as a whole."""
+
+    def keep(self, rows: Rows) -> NoReturn:
+        raise _not_here()
+
+    def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
+        return self._whole.keys_of(self._rows()[rows])
+
+    def codes_of(self, rows: Rows) -> npt.NDArray[np.uint64]:
+        return self._whole.codes_of(self._rows()[rows])
+
+    def parts(self, start: int) -> dict[str, Bytes]:
+        stored = None if start == 0 else self._generation.info.keys
+        sizes = {} if stored is None else stored.files
+        behind = [size for name, (size, _) in sizes.items() if name.endswith(".utf8")]
+        return self._whole.parts_of(self._rows(start), sum(behind))
+
+    def parts_of(self, rows: Rows, behind: int = 0) -> dict[str, Bytes]:
+        return self._whole.parts_of(self._rows()[rows], behind)
+
+    def load(self, parts: Parts) -> None:
+        """Do nothing: the keys are there."""
+
+    def extend(self, parts: Parts) -> NoReturn:
+        raise _not_here()
+
+
+def _not_here() -> InvalidInputError:
+    return InvalidInputError("keys come to and leave the table, and not a partition of it")
+
+
+class _KeyedTier(PartitionedTier):
+    """Records of a shard by row; those of rows without a key are zeros."""
+
+    def __init__(
+        self, places: _Places, tiers: Sequence[DiskTier], load: Callable[[], object]
+    ) -> None:
+        super().__init__(places, tiers)
+        self._places = places
+        self._load = load
+
+    def grow(self, rows: int) -> None:
+        """Have room for more rows; partitions grow as keys come to them."""
+        self._places.capacity = self.rows = rows
+
+    def read(self, rows: Rows, out: Bytes) -> None:
+        """Copy records as `PartitionedTier.read` does."""
+        out[...] = 0
+        super().read(rows, out)
+
+    def _routed(self, rows: Rows) -> Iterator[tuple[DiskTier, npt.NDArray[np.intp], Rows]]:
+        """Yield each tier with its rows, ascending; rows without a key are in none."""
+        self._load()
+        partitions, local = self.shard.locate(rows)
+        order = np.lexsort((local, partitions))
+        edges = np.searchsorted(partitions[order], np.arange(len(self.tiers) + 1))
+        for number in np.flatnonzero(np.diff(edges)).tolist():
+            which = order[edges[number] : edges[number + 1]]
+            yield self.tiers[number], which, local[which]
+
+
+class KeyedPartitionedGeneration(PartitionedGeneration):
+    """What stands for the generation of a table by key that partitions hold."""
+
+    moves_rows = False
+    """A row stays in its partition, whatever its number."""
+    tier: _KeyedTier
+
+    def __init__(
+        self,
+        info: TableInfo,
+        partitions: int,
+        first: int,
+        parts: Sequence[Generation],
+        writers: Sequence[PartitionWriter] = (),
+    ) -> None:
+        """Put the generations of a shard together, of so many partitions from `first` on.
+
+        `writers` are those of the partitions, none of a reader.
+        """
+        self._writers = tuple(writers)
+        self._places = _Places(partitions, first, len(parts))
+        rows = sum(part.key_count for part in parts)
+        self._places.capacity = max(1, -(-rows // EXTENT_ROWS)) * EXTENT_ROWS
+        self._map: _SharedKeys | None = None
+        self._has_moved_keys = False
+        self._grown: TableSpec | None = None
+        super().__init__(info, self._places, parts)
+        tiers = [part.tier for part in parts]
+        self.tier = _KeyedTier(self._places, tiers, lambda: self.key_map)
+
+    @property
+    def spec(self) -> TableSpec:
+        """The spec of the table, with the rows that the shard has room for."""
+        if self._grown is None or self._grown.rows != self.tier.rows:
+            self._grown = self.info.spec.with_rows(self.tier.rows)
+        return self._grown
+
+    # -- keys
+
+    @property
+    def key_map(self) -> KeyMap:
+        """The keys of the shard, filled from those of its partitions when it is asked for."""
+        if self._map is None:
+            places = self._places
+            places.truncate(0)
+            found = _SharedKeys(self.info.spec.keys or "int64", places, self.parts, self._writers)
+            for number, part in enumerate(self.parts):
+                found.take(number, part)
+            places.seal()
+            for number, part in enumerate(self.parts if self._writers else ()):
+                part.share_keys(_KeysOfPartition(found, number, part))
+            self._map = found
+        return self._map
+
+    @property
+    def key_count(self) -> int:
+        """The number of keys of the shard that the version that is open has."""
+        return sum(part.key_count for part in self.parts)
+
+    @property
+    def has_moved_keys(self) -> bool:
+        """Whether keys were removed since the last commit."""
+        return self._has_moved_keys
+
+    @property
+    def removed_keys(self) -> int:
+        """How many keys fewer there are than in the version that is open."""
+        if self._map is None or not self._has_moved_keys:
+            return 0
+        return max(0, self.key_count - len(self._map))
+
+    def keep_keys(self, rows: Rows) -> None:
+        """Keep the keys of these rows alone, in this order.
+
+        Nothing of the table may be in memory. Within each partition the last rows take the places
+        of those that are gone.
+        """
+        keys = self.key_map
+        keys.keep(rows)
+        self._has_moved_keys = True
+        moves = self._places.keep(rows)
+        for part, writer, (moved, to) in zip(self.parts, self._writers, moves, strict=True):
+            writer.touch()
+            part.note_moved_keys()
+            for start in range(0, moved.size, _BLOCK_ROWS):
+                block, at = (each[start : start + _BLOCK_ROWS] for each in (moved, to))
+                records = np.empty((block.size, self.tier.record_bytes), np.uint8)
+                order = np.argsort(block)
+                part.tier.read(block[order], records)
+                part.tier.write(at[order], records)
+
+    def keys_committed(self) -> None:
+        """Take the keys of now for those of the version that is open."""
+        self._has_moved_keys = False
+        self._places.seal()
+
+    def drop_new_keys(self) -> None:
+        """Go back to the keys of the last commit, once the partitions did."""
+        if self._has_moved_keys:
+            self._map, self._has_moved_keys = None, False
+        elif self._map is not None:
+            self._map.truncate(self.key_count)
+
+    def rows_in(self, partition: int, rows: Rows) -> Rows:
+        """Return the rows of the shard that rows of a partition are."""
+        if not self.key_map:
+            return rows[:0]
+        return self._places.rows_in(partition, rows)

@@ -1,0 +1,213 @@
+"""A table by key whose rows several ranks have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tierstore._disk.partitioning import partition_of_key
+from tierstore._keys.growing import Asked
+from tierstore._table.keyed import KeyedTable
+from tierstore.distributed.key_exchange import KeyExchange, Numbers
+from tierstore.distributed.ranks import Ranks
+from tierstore.distributed.table import DistributedTable
+from tierstore.errors import InvalidTypeError, UnknownNameError
+from tierstore.spec import Field, TableSpec
+
+if TYPE_CHECKING:
+    from tierstore._store.store import Store
+
+__all__ = ["DistributedKeyedTable"]
+
+Rows = npt.NDArray[np.int64]
+
+
+class DistributedKeyedTable:
+    """Rows of a table by key, wherever they are among the ranks; see `KeyedTable`.
+
+    The owner of a key is found from its hash, and draws the first row from the key: what a key
+    reads as depends on no number of ranks. `read`, `write`, `lookup`, `contains` and `prefetch` are
+    collective: every rank calls them, with keys of its own or none. `expire` is not: each rank
+    removes keys of its own.
+
+    Attributes:
+        shard: the keys and rows of this rank, a KeyedTable.
+        by_row: the rows of all ranks by numbers that owners give to keys.
+        average: whether gradients are divided by the number of ranks.
+        rows: keys of all ranks that have a row, as of the last open, commit or rollback.
+    """
+
+    def __init__(self, shard: KeyedTable, partitions: int, ranks: Ranks, *, average: bool) -> None:
+        """Put a table of all ranks over the shard of one."""
+        self.shard = shard
+        self.average = average
+        self.rows: int = 0
+        self._exchange = KeyExchange(shard, partitions, ranks)
+        self._ranks = ranks
+        self._partitions = partitions
+        numbers = Numbers(ranks.rank, ranks.count)
+        self.by_row: DistributedTable = DistributedTable(
+            shard.by_row, numbers, ranks, average=average
+        )
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self.shard.name
+
+    @property
+    def spec(self) -> TableSpec:
+        """What the shard on this rank is made of; all have the same fields."""
+        return self.shard.spec
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The fields of a record, in order."""
+        return self.shard.fields
+
+    @property
+    def dim(self) -> int:
+        """Elements of the first field."""
+        return self.shard.dim
+
+    @property
+    def device(self) -> str:
+        """Where the nearest tier is, and rows come to."""
+        return self.shard.device
+
+    @property
+    def store(self) -> Store:
+        """The store of the table."""
+        return self.shard.store
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        """Values that belong to the whole table; every rank must have the same at a commit."""
+        return self.shard.scalars
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks have a shard of the table."""
+        return self._ranks.count
+
+    def __len__(self) -> int:
+        return self.rows
+
+    __iter__ = None
+
+    def __repr__(self) -> str:
+        return f"DistributedKeyedTable({self.name!r}, rows={self.rows}, shard={self.shard.rows})"
+
+    # -- keys
+
+    def lookup(self, keys: object, *, missing: int | None = None) -> Rows:
+        """Return the number of each key, in their shape. Collective.
+
+        Numbers are for `by_row`, until the next commit or rollback. Keys without a row get
+        `missing`; without it, UnknownNameError names the first, on the rank that gave it.
+        """
+        asked, found = self._exchange.ask(keys, "look up", self.shard._map.find)
+        if missing is None and (found < 0).any():
+            key = np.asarray(keys, object).ravel()[int(np.flatnonzero(found < 0)[0])]
+            raise UnknownNameError(f"no row has the key {key!r}")
+        if missing is not None:
+            found[found < 0] = missing
+        return found.reshape(asked.shape)
+
+    def contains(self, keys: object) -> npt.NDArray[np.bool_]:
+        """Return for each key whether it has a row, in their shape. Collective."""
+        return self.lookup(keys, missing=-1) >= 0
+
+    def is_here(self, keys: object) -> npt.NDArray[np.bool_]:
+        """Return for each key whether this rank owns it, in their shape."""
+        asked, _ = self.shard._asked(keys)
+        count = self._ranks.count
+        owners = partition_of_key(asked.codes, self._partitions) * count // self._partitions
+        here: npt.NDArray[np.bool_] = owners == self._ranks.rank
+        return here.reshape(asked.shape)
+
+    # -- rows
+
+    def read(self, keys: Any, field: str | None = None, *, as_tensor: bool = False) -> Any:
+        """Read the rows of `keys`, `keys.shape + (dim,)`. Collective.
+
+        A key without a row reads as its first row, and nothing is added.
+        """
+        name = next(iter(self.fields)) if field is None else field
+        numbers, unknown, first = self._known_or_first(keys, name, train=False)
+        found = self.by_row.read(torch.from_numpy(numbers), name)
+        found.view(-1, found.shape[-1])[torch.from_numpy(unknown).to(found.device)] = first.to(
+            found
+        )
+        if as_tensor or isinstance(keys, torch.Tensor):
+            return found
+        return (found.float() if found.dtype == torch.bfloat16 else found).cpu().numpy()
+
+    def write(self, keys: Any, rows: Any, field: str | None = None) -> None:
+        """Write rows `keys.shape + (dim,)` over those of `keys`, which get one. Collective.
+
+        Where a key repeats, its last row stays; where several ranks write it, that of the highest.
+        """
+        self.by_row._check_rows(keys, rows, field)
+        asked, numbers = self._exchange.ask(keys, "write", self.shard._used)
+        self.by_row.write(numbers.reshape(asked.shape), rows, field)
+
+    def prefetch(self, keys: Any, *, window: int = 16) -> None:
+        """Have the owners of coming keys bring their rows nearer. Collective."""
+
+        def prefetched(asked: Asked) -> Rows:
+            rows = self.shard._map.find(asked)
+            self.shard.by_row.prefetch(rows[rows >= 0], window=window)
+            return rows
+
+        self._exchange.ask(keys, "announce", prefetched)
+
+    def expire(
+        self, *, unused_for: int | None = None, fewer_than: int | None = None
+    ) -> Iterator[tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]]:
+        """Yield keys of this rank that expire with their rows, then remove them.
+
+        As `KeyedTable.expire` does, on each rank for its own keys; a commit of all ranks makes it
+        final.
+        """
+        return self.shard.expire(unused_for=unused_for, fewer_than=fewer_than)
+
+    # -- what layers call
+
+    def _rows_for(self, keys: object) -> Any:
+        """Return numbers for training, in the shape of keys, a tensor; adds new keys."""
+        asked, numbers = self._exchange.ask(keys, "train", self.shard._trained)
+        return torch.from_numpy(numbers.reshape(asked.shape)).to(self.device)
+
+    def _known_or_first(
+        self, keys: object, field: str, *, train: bool
+    ) -> tuple[Rows, npt.NDArray[np.intp], Any]:
+        """Return numbers in the shape of keys, which have none, and first values of those."""
+        what, find = ("train", self.shard._trained) if train else ("read", self.shard._map.find)
+        asked, numbers = self._exchange.ask(keys, what, find)
+        unknown = np.flatnonzero(numbers < 0)
+        numbers[unknown] = 0
+        return (
+            numbers.reshape(asked.shape),
+            unknown,
+            self.shard._first_values(asked, unknown, field),
+        )
+
+    def _asked(self, keys: object) -> tuple[Asked, str]:
+        return self.shard._asked(keys)
+
+    def _first_values(self, asked: Asked, at: npt.NDArray[np.intp], field: str) -> Any:
+        """Return the first values of keys at some positions of a batch, a tensor `(n, dim)`."""
+        return self.shard._first_values(asked, at, field)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the table itself."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled."""
+        raise InvalidTypeError("a table cannot be pickled; open the store for reading instead")

@@ -1,0 +1,130 @@
+"""How collections look features up within a graph of torch.compile or torch.export.
+
+Features are joined by operators that a graph knows, and each layer looks its own up by one of
+`compiling`, which the graph does not look into.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tierstore._table.joint import Features
+from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.nn import compiling
+from tierstore.nn.compiling import Asked
+
+if TYPE_CHECKING:
+    from tierstore.nn.bags import TieredEmbeddingBagCollection
+    from tierstore.nn.collection import TieredEmbeddingCollection
+
+__all__ = ["Given", "look_up", "pool"]
+
+
+class Given(NamedTuple):
+    """The ids of one feature.
+
+    Attributes:
+        ids: `(n,)`.
+        starts: where each bag begins among them, `(bags,)`; None for rows.
+        weights: a factor for each id, or None.
+    """
+
+    ids: Tensor
+    starts: Tensor | None = None
+    weights: Tensor | None = None
+
+
+def look_up(collection: TieredEmbeddingCollection, given: Mapping[str, Given]) -> dict[str, Tensor]:
+    """Return the rows of each feature, `(n, dim)`."""
+    found: dict[str, Tensor] = {}
+    for layer, features in _by_layer(collection, list(given)):
+        names = features.names
+        ids, lengths = _joined(given, names)
+        asked = Asked(features, lengths, [collection.padding.get(name, -1) for name in names])
+        rows = compiling.look_up(ids, layer, asked)
+        found.update(zip(names, rows.split(lengths), strict=True))
+    return {name: found[name] for name in given}
+
+
+def pool(collection: TieredEmbeddingBagCollection, given: Mapping[str, Given]) -> dict[str, Tensor]:
+    """Return what the bags of each feature come to, `(batch, dim)`, in the collection's order."""
+    order = [name for name in collection._sources if name in given]
+    parts = _by_layer(collection, order)
+    found: dict[str, Tensor] = {}
+    if not parts:
+        raise InvalidInputError("a call needs the bags of at least one feature")
+    dtype = parts[0][0]._anchor.dtype
+    for layer, _ in parts:
+        dtype = torch.promote_types(dtype, layer._anchor.dtype)
+    for layer, features in parts:
+        names = features.names
+        ids, lengths = _joined(given, names)
+        bags = ids, _offsets(given, names, lengths), _weights(given, names)
+        padding = [collection.padding.get(name, -1) for name in names]
+        modes = tuple(collection.modes[name] for name in names)
+        columns = compiling.pool(bags, layer, Asked(features, lengths, padding, modes), dtype)
+        found.update(zip(names, columns.split(layer.embedding_dim, 1), strict=True))
+    return {name: found[name] for name in order}
+
+
+def _by_layer(
+    collection: TieredEmbeddingCollection, names: Sequence[str]
+) -> list[tuple[Any, Features]]:
+    """Return each layer with its features."""
+    own: dict[int, list[str]] = {}
+    for name in names:
+        if name in collection._by_key:
+            raise InvalidInputError(
+                f"feature {name!r} is by key: keys are looked up outside of torch.compile, so keep "
+                "this collection out of it"
+            )
+        own.setdefault(collection._place(name)[0], []).append(name)
+    return [
+        (
+            collection._layer(group),
+            Features(tuple(some), tuple([collection._place(name)[1] for name in some])),
+        )
+        for group, some in own.items()
+    ]
+
+
+def _joined(given: Mapping[str, Given], names: Sequence[str]) -> tuple[Tensor, list[int]]:
+    """Return the ids of features as one tensor, int64, and how many each has."""
+    every = [given[name].ids for name in names]
+    for name, ids in zip(names, every, strict=True):
+        if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
+            raise InvalidTypeError(
+                f"row ids are whole numbers; those of feature {name!r} are {ids.dtype}"
+            )
+    whole = every[0] if len(every) == 1 else torch.cat(every)
+    return whole.to(torch.int64).contiguous(), [ids.shape[0] for ids in every]
+
+
+def _offsets(given: Mapping[str, Given], names: Sequence[str], lengths: Sequence[int]) -> Tensor:
+    """Return where bags begin among the ids of features, and where the last one ends."""
+    begins = [0, *itertools.accumulate(lengths)]
+    starts = [given[name].starts for name in names]
+    moved = [
+        each.to(torch.int64) + begin
+        for each, begin in zip(starts, begins, strict=False)
+        if each is not None
+    ]
+    return torch.cat([*moved, moved[0].new_full((1,), begins[-1])])
+
+
+def _weights(given: Mapping[str, Given], names: Sequence[str]) -> Tensor | None:
+    """Return the weights of the ids of features, or None if none has any."""
+    every = [given[name].weights for name in names]
+    some = [each for each in every if each is not None]
+    if not some:
+        return None
+    filled = [
+        some[0].new_ones(given[name].ids.shape[0]) if each is None else each
+        for name, each in zip(names, every, strict=True)
+    ]
+    return filled[0] if len(filled) == 1 else torch.cat(filled)
