@@ -177,8 +177,13 @@ def test_it_is_torch_with_rounded_moments(place: Place, narrow: str) -> None:
             assert close.float().mean() > (0.98 if narrow == "float8" else 0.9999), name
 
 
-@pytest.mark.parametrize("optimizer", [ADAM, RowWiseAdagrad, torch.optim.NAdam])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "optimizer",
+    [ADAM, RowWiseAdagrad, pytest.param(torch.optim.NAdam, marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+)
 @every_type
 def test_any_budget_gives_the_same_bits(
     place: Place, optimizer: Any, dtype: torch.dtype, narrow: str
@@ -198,24 +203,25 @@ def test_any_budget_gives_the_same_bits(
     assert {table.fields[name].dtype for name in found[0].keys() - {"weight"}} == narrowed
 
 
-KERNELS: list[tuple[Any, dict[str, Any]]] = [
-    (ADAM, {"foreach": True}),
+SIMILAR: list[tuple[Any, dict[str, Any]]] = [
     (ADAM, {"foreach": True, "amsgrad": True, "weight_decay": 0.1}),
     (torch.optim.SGD, {"foreach": True, "momentum": 0.9}),
     (torch.optim.Adagrad, {"foreach": True, "initial_accumulator_value": 0.1}),
+]
+KERNELS: list[Any] = [
+    (ADAM, {"foreach": True}),
     (torch.optim.RMSprop, {"foreach": True, "centered": True, "momentum": 0.5}),
     (RowWiseAdagrad, {}),
+    *(pytest.param(*each, marks=pytest.mark.slow) for each in SIMILAR),
 ]
 
 
 @every_type
 @pytest.mark.parametrize(("optimizer", "flags"), KERNELS)
-@pytest.mark.parametrize("dim", [DIM, 70])
+@pytest.mark.parametrize("dim", [pytest.param(DIM, marks=pytest.mark.slow), 70])
 def test_both_ways_give_the_same_bits(
     place: Place, optimizer: Any, flags: dict[str, Any], narrow: str, dim: int
 ) -> None:
-    if place.device == "cpu" and dim != DIM:
-        pytest.skip("is about the kernel's warps")
     weights = torch.randn(ROWS, dim)
     batches = [(ids, torch.randn(3, 7, dim).to(ids.device)) for ids, _ in drawn(place)]
     found, tables = [], []
