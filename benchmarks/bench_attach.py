@@ -84,7 +84,8 @@ def main() -> None:
         "reads",
         notes=[
             "each file is opened in a process of its own, which has imported tierstore",
-            "a host tier takes 4 bytes for each row of the file, of its budget, when it is made",
+            "a host tier counts 4 bytes for each row of the file to its budget",
+            "pages of that map take memory when a row of theirs is used",
             "limit: 4 KiB reads at random places, 256 in flight, past the page cache",
             "cold: pages were dropped before each gather, and mincore counted what was left",
         ],
@@ -109,7 +110,7 @@ def main() -> None:
                     | {"private, MB": most / 1e6}
                 )
                 met &= read <= MOST_SECONDS
-                met &= most <= MOST_BYTES or budget != "0"
+                met &= most <= MOST_BYTES
         limits, rates, shares = cold_rates(directory, options)
     limit, rate = statistics.median(limits), statistics.median(rates)
     answer.rows.append({"what": "the disk's random reads", "rows/s": limit})

@@ -31,7 +31,7 @@ arguments.add_argument("--dim", type=int, default=64)
 arguments.add_argument("--batch", type=int, default=4096)
 arguments.add_argument("--lr", type=float, default=5e-3)
 arguments.add_argument("--negatives", type=int, default=1, help="drawn for a click")
-arguments.add_argument("--state-dtype", choices=("bfloat16",), help="of the moments of Adam")
+arguments.add_argument("--state-dtype", choices=("bfloat16", "float8"), help="of moments of Adam")
 arguments.add_argument("--decay", type=float, default=1e-3, help="of the vectors of a batch")
 given = arguments.parse_args()
 

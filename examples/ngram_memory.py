@@ -38,7 +38,7 @@ arguments.add_argument("--context", type=int, default=64)
 arguments.add_argument("--batch", type=int, default=32)
 arguments.add_argument("--lr", type=float, default=2e-3)
 arguments.add_argument("--memory-lr", type=float, default=1e-2)
-arguments.add_argument("--state-dtype", choices=("bfloat16",), help="of the moments of the rows")
+arguments.add_argument("--state-dtype", choices=("bfloat16", "float8"), help="of rows' moments")
 given = arguments.parse_args()
 
 AHEAD = 8  # batches whose rows are fetched ahead

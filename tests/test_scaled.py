@@ -89,12 +89,40 @@ def test_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, blocks, p
             assert bits_or_nan(table.read(there, ["weight"])["weight"].cpu(), expected)
             with table.lease(there) as lease:
                 assert bits_or_nan(lease.expand("weight").cpu(), expected)
-            out = torch.empty_like(expected, device=table.device)
-            assert bits_or_nan(table.read(there, out=out).cpu(), expected)
+            for dtype in FLOATS if size == 77 else ["float16"]:
+                expected = as_torch(elements[rows], scales[rows], dtype).reshape(*ids.shape, DIM)
+                out = torch.empty_like(expected, device=table.device)
+                table.read_into(there, out)
+                assert bits_or_nan(out.cpu(), expected)
+                both = {"weight": torch.empty_like(out)}
+                assert table.read(there, ["weight"], out=both)["weight"] is both["weight"]
+                assert bits_or_nan(both["weight"].cpu(), expected)
+                if dtype != "bfloat16":
+                    array = np.empty(tuple(expected.shape), dtype)
+                    table.read_into(ids.numpy(), array)
+                    assert bits_or_nan(torch.from_numpy(array), expected)
+            if table.device == "cpu":
+                layer = tierstore.nn.FrozenEmbedding(table).to(torch.bfloat16)
+                expected = as_torch(elements[rows], scales[rows], "bfloat16")
+                assert bits_or_nan(layer(ids), expected.reshape(*ids.shape, DIM))
         raw = table.read(there, raw=True).cpu().reshape(-1, table.fields["weight"].nbytes)
         assert torch.equal(raw[:, :DIM], elements[rows].view(torch.uint8))
         kept = scales[rows].contiguous().view(torch.uint8).reshape(len(rows), -1)
         assert torch.equal(raw[:, -kept.shape[1] :], kept)
+
+
+@pytest.mark.parametrize("out", [np.zeros((2, DIM), "i4"), torch.zeros(2, DIM, dtype=torch.int8)])
+def test_rows_are_read_into_floats_alone(tmp_path, out):
+    fields = {"w": Field(DIM, "int8", scale=Scale()), "plain": Field(DIM)}
+    with tierstore.create(tmp_path / "s", {"t": TableSpec(9, fields=fields)}) as store:
+        ids = torch.arange(2) if isinstance(out, torch.Tensor) else np.arange(2)
+        with pytest.raises(InvalidInputError, match=r"w for these ids is .* or .*f"):
+            store["t"].read_into(ids, out)
+        with pytest.raises(InvalidInputError, match=r"plain for these ids is .*f.*4? \("):
+            half = torch.zeros(2, DIM).half()
+            store["t"].read_into(
+                ids, half if isinstance(out, torch.Tensor) else half.numpy(), "plain"
+            )
 
 
 def bound(dtype, scale, values, block):

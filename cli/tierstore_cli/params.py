@@ -18,7 +18,7 @@ import tierstore
 from tierstore.budget import parse_bytes
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
 from tierstore.initializers import Initializer, parse_initializer, syntax
-from tierstore.spec import DTYPES, Field, check_name
+from tierstore.spec import DTYPES, Field, Scale, check_name
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
@@ -193,6 +193,9 @@ PRESETS: dict[str, dict[str, int | None]] = {
 }
 """The row-shaped state of optimizers, by the name of the preset."""
 
+SIGNED = {"exp_avg", "momentum_buffer"}
+"""The states of presets that may be negative."""
+
 
 @dataclass(frozen=True)
 class StateField:
@@ -204,7 +207,13 @@ class StateField:
 
     def beside(self, weight: Field) -> Field:
         """Return the field for a table with this weight."""
-        return Field(self.dim or weight.dim, self.dtype or weight.dtype)
+        dim, dtype = self.dim or weight.dim, self.dtype or weight.dtype
+        if dtype != "float8":
+            return Field(dim, dtype)
+        if dim == 1:
+            return Field(1, "bfloat16")
+        dtype = "float8_e4m3fn" if self.name in SIGNED else "float8_e5m2"
+        return Field(dim, dtype, scale=Scale("float32"))
 
 
 def _near_preset(name: str) -> str | None:
@@ -226,11 +235,12 @@ class State(ParamType):
         text = str(value)
         is_field = text.startswith("field:")
         name, dtype, dim = (*text.removeprefix("field:").split(":", 2), "", "")[:3]
-        if dtype and dtype not in DTYPES:
-            self.fail(f"{dtype!r} in {value!r} is not one of {', '.join(DTYPES)}", param, ctx)
+        preset = name.lower()
+        dtypes = (*DTYPES, "float8") if preset in PRESETS and not is_field else DTYPES
+        if dtype and dtype not in dtypes:
+            self.fail(f"{dtype!r} in {value!r} is not one of {', '.join(dtypes)}", param, ctx)
         if dim and not re.fullmatch(r"[1-9]\d*", dim, re.ASCII):
             self.fail(f"{dim!r} in {value!r} is not a number of elements", param, ctx)
-        preset = name.lower()
         if preset in PRESETS and not is_field:
             if dim:
                 self.fail(f"{preset} has the dim of the weight; omit {dim!r}", param, ctx)

@@ -6,6 +6,7 @@ import click
 import numpy as np
 import pytest
 
+import tierstore
 from tierstore.budget import parse_bytes
 from tierstore.importing import import_table
 from tierstore.initializers import constant, normal, uniform, xavier_uniform, zeros
@@ -89,7 +90,18 @@ def test_states():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a b", "9lives", "adam:no-such-thing", "adam::4", "m:float32:0", "m:float32:x", "../x"],
+    [
+        "",
+        "a b",
+        "9lives",
+        "adam:no-such-thing",
+        "m:float8",
+        "field:adam:float8",
+        "adam::4",
+        "m:float32:0",
+        "m:float32:x",
+        "../x",
+    ],
 )
 def test_bad_states(text):
     with pytest.raises(click.BadParameter):
@@ -127,6 +139,23 @@ def test_presets_are_what_torch_keeps(preset):
     state = optimizer.state[weight]
     rowwise = {key for key, value in state.items() if getattr(value, "shape", ()) == weight.shape}
     assert set(PRESETS[preset]) == rowwise
+
+
+@pytest.mark.parametrize("dim", [1, 8])
+@pytest.mark.parametrize("preset", OPTIMIZERS)
+def test_presets_in_float8_are_what_an_optimizer_makes(preset, dim, tmp_path):
+    torch = pytest.importorskip("torch")
+    name, options = OPTIMIZERS[preset]
+    states = State().convert(f"{preset}:float8", None, None)
+    expected = {each.name: each.beside(Field(dim)) for each in states}
+    spec = tierstore.TableSpec(9, dim, init=normal())
+    with tierstore.create(tmp_path / "s", {"t": spec}) as store:
+        emb = tierstore.nn.TieredEmbedding(store["t"])
+        kind = getattr(torch.optim, name)
+        tierstore.optim.TieredOptimizer(kind, [emb], state_dtype="float8", lr=0.1, **options)
+        found = dict(store["t"].fields)
+    del found["weight"]
+    assert found == expected
 
 
 def test_the_memory_of_a_read_is_the_librarys():

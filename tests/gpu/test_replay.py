@@ -344,8 +344,9 @@ def test_a_layer_is_captured(tmp_path: Path, place: Place) -> None:
     del total
 
 
+@pytest.mark.parametrize("to", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "int8"])
-def test_scaled_rows_are_floats(tmp_path: Path, place: Place, kind: str) -> None:
+def test_scaled_rows_are_floats(tmp_path: Path, place: Place, kind: str, to: Any) -> None:
     elements = torch.randn(ROWS, 32).mul(50).to(getattr(torch, kind))
     scales = torch.rand(ROWS, 2)
     files = tmp_path / "rows.safetensors"
@@ -354,9 +355,9 @@ def test_scaled_rows_are_floats(tmp_path: Path, place: Place, kind: str) -> None
     both = (f"{files}:elements", f"{files}:scales")
     budget = Budget(host_rows=ROWS, gpu_rows=5)
     tables = tierstore.attach({"ple": both}, budget=budget, device=place.device)
-    layer = FrozenEmbedding(tables["ple"])
-    ids, out = place.ids(*range(7)), place.out(7, 32)
-    expected = elements.float() * scales.repeat_interleave(16, 1)
+    layer = FrozenEmbedding(tables["ple"]).to(to)
+    ids, out = place.ids(*range(7)), place.out(7, 32, to)
+    expected = (elements.float() * scales.repeat_interleave(16, 1)).to(to)
     assert torch.equal(layer(ids).cpu(), expected[:7])
     replay = place.capture(lambda: tables["ple"].read_into(ids, out))
     for _ in range(3):
@@ -369,6 +370,12 @@ def test_scaled_rows_are_floats(tmp_path: Path, place: Place, kind: str) -> None
     assert torch.isnan(out[3]).all() and not torch.isnan(out[:3]).any()
     with pytest.raises(RowIndexError, match=rf"row {ROWS} at position 3"):
         layer.adapt()
+
+    def wide() -> None:
+        with pytest.raises(InvalidInputError, match="in a CUDA graph is float32"):
+            tables["ple"].read_into(ids, place.out(7, 32, torch.float64))
+
+    place.capture(lambda: (out.add_(1), wide()))
     tables.close()
 
 

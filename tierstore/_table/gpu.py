@@ -397,7 +397,10 @@ class DeviceLease:
         fields = {name: columns.layout.field(name) for name in columns.names}
         out = {name: self._empty(item, self._ids) for name, item in fields.items()}
         self._copy(columns, "gather", out)
-        return {name: self._answer(out[name], item, self._ids) for name, item in fields.items()}
+        return {
+            name: out[name] if columns.is_raw(item) else self._answer(out[name], item, self._ids)
+            for name, item in fields.items()
+        }
 
     def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
         """Write `(bound, dim)` values over several fields of the distinct rows; two launches."""
@@ -405,7 +408,9 @@ class DeviceLease:
         access, layout = self._access, columns.layout
         stream, given = access.stream(self._kind), {}
         for name in columns.names:
-            data = access.to_bytes(values[name], layout.field(name), self._ids, name)
+            item, data = layout.field(name), values[name]
+            if not columns.is_raw(item):
+                data = access.to_bytes(data, item, self._ids, name)
             given[name] = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
         self._copy(columns, "scatter", given, writes=columns.names)
 
@@ -539,18 +544,21 @@ class DeviceAccess(DeviceArrays):
         self.door.check()
         self.extent.epoch.check_open()
         item, batch = self.layout.field(name), Ids(ids.view(-1), tuple(ids.shape), "torch")
-        check_out(out, item, batch, str(self.torch_device), name)
+        kind = check_out(out, item, batch, str(self.torch_device), name)
         lo, hi = self.layout.span(name)
         count, scaled = len(batch.rows), item.scaled
         into = writable_bytes(out, item)
-        if scaled is not None and self.device.pointer(out) % 16:
-            raise InvalidInputError(f"out for {name} must begin at a multiple of 16 bytes")
+        if scaled is not None and (kind.kernel is None or self.device.pointer(out) % 16):
+            raise InvalidInputError(
+                f"out for {name} in a CUDA graph is float32, bfloat16 or float16, at a multiple of "
+                f"16 bytes; this is {kind.name}"
+            )
         if scaled is not None and count:
             into = self.empty("torch", count, hi - lo)  # of the graph's own memory
         self.gpu.capture(batch.rows, into, lo, hi, within=self.within, stream=stream)
         if scaled is not None and count:
             rows, to = self.device.pointer(into), self.device.pointer(out)
-            kernel, arguments = unscaling(scaled, rows, to, count, ELEMENT_TYPES[DEFAULT_DTYPE])
+            kernel, arguments = unscaling(scaled, rows, to, count, kind)
             # Not `launch`, whose markers of what lies outside a graph cannot be in one.
             self.gpu.launcher.start(kernel, arguments, stream, count * scaled.dim)
         return True

@@ -24,30 +24,12 @@ struct I8 { u8 bits; };
 struct U8 { u8 bits; };
 struct E8M0 { u8 bits; };
 
-// A float with M bits of mantissa; with infinities as in IEEE 754, or with one NaN for each sign.
-template <u32 M, bool INFINITIES>
-struct Float8 { u8 bits; };
-using E4M3FN = Float8<3, false>;
-using E5M2 = Float8<2, true>;
-
 __device__ float value(I8 x) { return (float)(signed char)x.bits; }
 __device__ float value(U8 x) { return (float)x.bits; }
 
 __device__ float value(E8M0 x) {
     const u32 code = x.bits;
     return __uint_as_float(code == 0 ? 0x00400000 : code == 255 ? 0x7fc00000 : code << 23);
-}
-
-template <u32 M, bool INFINITIES>
-__device__ float value(Float8<M, INFINITIES> x) {
-    constexpr u32 BIAS = (1u << (6 - M)) - 1, TOP = ((1u << (7 - M)) - 1) << M;
-    const u32 sign = (u32)(x.bits & 0x80) << 24, code = x.bits & 0x7f;
-    if (INFINITIES ? code > TOP : code == 0x7f) return __uint_as_float(sign | 0x7fc00000);
-    if (INFINITIES && code == TOP) return __uint_as_float(sign | 0x7f800000);
-    if (code >> M) return __uint_as_float(sign | ((code << (23 - M)) + ((127 - BIAS) << 23)));
-    // A subnormal: a whole number of steps, which the conversion of integers rounds to itself.
-    const float steps = (float)code * __uint_as_float((128 - BIAS - M) << 23);
-    return __uint_as_float(sign | __float_as_uint(steps));
 }
 
 // A product that keeps subnormals, whether or not the source is compiled to flush them.

@@ -25,6 +25,7 @@ from tierstore._table.topk import Best, excluded_pairs
 from tierstore._table.trace import Recording
 from tierstore._table.values import (
     check_out,
+    converted,
     from_bytes,
     raw_rows,
     read_dtype,
@@ -320,8 +321,8 @@ class Table:
             raw: return the bytes as they are stored, uint8 `ids.shape + (nbytes,)`: of a field with
                 scales its elements, then its scales.
             out: the array or tensor to read into and return, of the shape, dtype and device of the
-                result, contiguous; for a list of fields a dict of them. After an error its contents
-                are undefined.
+                result, contiguous; of a field with scales of any type of floats; for a list of
+                fields a dict of them. After an error its contents are undefined.
 
         bfloat16 fields come as float32 where ids are NumPy, as bfloat16 otherwise. Raises
         RowIndexError, InvalidTypeError, UnknownNameError, and CorruptRowError rather than return
@@ -381,7 +382,9 @@ class Table:
 
         Args:
             ids: row ids of any shape; in a graph int64 on the table's device, contiguous.
-            out: an array or tensor `ids.shape + (dim,)`, contiguous, of the type of the field.
+            out: an array or tensor `ids.shape + (dim,)`, contiguous, of the type of the field. For
+                a field with scales any type of floats, to which values are rounded once; in a graph
+                float32, bfloat16 or float16, at a multiple of 16 bytes.
             field: the field to read, the first if None.
 
         Outside of a capture this is `read(ids, field, out=out)`; call it so once before a capture,
@@ -413,11 +416,12 @@ class Table:
     def _read_into(self, out: Any, batch: Ids, name: str, *, cache: bool) -> Any:
         """Read a field into `out`: straight to its memory where that holds what is stored."""
         access, (item, lo, hi) = self._access, self._spans[name]
-        check_out(out, item, batch, self.device, name)
+        kind = check_out(out, item, batch, self.device, name)
         into = writable_bytes(out, item)
         data = access.read(batch, lo, hi, admit=cache, into=into)
         if into is None or data is not into:
-            out[...] = access.to_array(data, item, batch)
+            dtype = None if item.scaled is None else kind.name
+            out[...] = access.to_array(data, item, batch, dtype)
         return out
 
     def _read_fields(
@@ -448,10 +452,14 @@ class Table:
                 f"out holds {', '.join(map(repr, out)) or 'no field'}, but the fields read are "
                 f"{', '.join(map(repr, found)) or 'none'}"
             )
-        for name in found:
-            check_out(out[name], self._layout.field(name), batch, self.device, name)
+        fields = {name: self._layout.field(name) for name in found}
+        kinds = {
+            name: check_out(out[name], item, batch, self.device, name)
+            for name, item in fields.items()
+        }
         for name, rows in found.items():
-            out[name][...] = rows
+            scaled = fields[name].scaled is not None
+            out[name][...] = converted(rows, kinds[name].name) if scaled else rows
         return {name: out[name] for name in found}
 
     @overload

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
+from tierstore._dtypes import ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._scaled import ScaledElements
 from tierstore._table.address import Ids, is_cupy, is_torch
 from tierstore._tiers.gpu.abi import RECORDS, Arguments, Structure
@@ -42,30 +42,44 @@ def read_dtype(item: Field) -> np.dtype[Any]:
     return item.element.numpy
 
 
-def check_out(out: Any, item: Field, ids: Ids, device: str, name: str) -> None:
-    """Check that a read of a field can be written to `out`; raises as `to_bytes` does."""
+def check_out(out: Any, item: Field, ids: Ids, device: str, name: str) -> ElementType:
+    """Check that a read of a field can be written to `out`; raises as `to_bytes` does.
+
+    Returns the type of its elements: the field's own, or for a scaled field any type of floats.
+    """
     if ids.kind == "torch":
         if not is_torch(out):
             raise InvalidTypeError(f"{name} is read as a tensor; out is a {type(out).__name__}")
-        dtype = str(out.dtype).removeprefix("torch.")
-        wanted = item.dtype if item.scaled is None else DEFAULT_DTYPE
+        found = str(out.dtype).removeprefix("torch.")
+        able = {kind.name: kind for kind in _out_types(item)}
         fits = out.is_contiguous() and not out.requires_grad and str(out.device) == device
     elif ids.kind == "numpy":
         if not isinstance(out, np.ndarray):
             raise InvalidTypeError(f"{name} is read as an array; out is a {type(out).__name__}")
-        dtype, wanted = out.dtype.str, read_dtype(item).str
+        found = out.dtype.str
+        own = item.scaled is None
+        able = {kind.numpy.str: kind for kind in _out_types(item) if own or not kind.as_bits}
         fits = out.flags.c_contiguous and out.flags.writeable
     else:
         raise InvalidInputError("out= takes NumPy or torch rows; CuPy ids give a fresh array")
     expected = (*ids.shape, item.dim)
-    if dtype != wanted or tuple(out.shape) != expected:
+    if found not in able or tuple(out.shape) != expected:
         raise InvalidInputError(
-            f"{name} for these ids is {wanted} {expected}, out is {dtype} {tuple(out.shape)}"
+            f"{name} for these ids is {' or '.join(able)} {expected}, out is {found} "
+            f"{tuple(out.shape)}"
         )
     if not fits:
         raise InvalidInputError(
             f"out for {name} must be contiguous, writable, without requires_grad and on {device}"
         )
+    return able[found]
+
+
+def _out_types(item: Field) -> list[ElementType]:
+    """Return the types in which a field is read into memory of the caller."""
+    if item.scaled is None:
+        return [item.element]
+    return [kind for kind in ELEMENT_TYPES.values() if kind.trainable]
 
 
 def writable_bytes(out: Any, item: Field) -> Any:
@@ -235,11 +249,13 @@ class Columns:
         items, spans: their fields and byte ranges.
         lo, hi: the byte range from the first of them to the last.
         gapless: whether no byte of it belongs to anything else.
+        raw: whether fields with scales come and go as the bytes that they store.
     """
 
-    def __init__(self, layout: RecordLayout, names: Sequence[str]) -> None:
+    def __init__(self, layout: RecordLayout, names: Sequence[str], *, raw: bool = False) -> None:
         """Look the fields up; raises UnknownNameError."""
         self.layout = layout
+        self.raw = raw
         self.names: tuple[str, ...] = tuple(names)
         self.items: list[Field] = [layout.field(name) for name in self.names]
         self.spans: list[tuple[int, int]] = [layout.span(name) for name in self.names]
@@ -274,8 +290,14 @@ class Columns:
                 found[name] = torch.from_numpy(part).view(self._torch_dtype)
             return found
         for name, item, (lo, hi) in zip(self.names, self.items, self.spans, strict=True):
-            found[name] = from_bytes(data[:, lo - self.lo : hi - self.lo], item, ids)
+            part = data[:, lo - self.lo : hi - self.lo]
+            raw = self.is_raw(item)
+            found[name] = raw_rows(part, item, ids) if raw else from_bytes(part, item, ids)
         return found
+
+    def is_raw(self, item: Field) -> bool:
+        """Whether a field comes and goes as bytes `(n, nbytes)`."""
+        return self.raw and item.scaled is not None
 
     def joined(self, values: Mapping[str, Any], ids: Ids) -> list[tuple[int, int, Any]]:
         """Return `(rows, dim)` values of the fields as pieces of records, `(lo, hi, bytes)`.
@@ -292,7 +314,9 @@ class Columns:
         for name, item, (lo, hi), each in zip(
             self.names, self.items, self.spans, given, strict=True
         ):
-            pieces.append((lo, hi, to_bytes(each, item, ids.shape, name)))
+            raw = self.is_raw(item)
+            data = each.numpy() if raw else to_bytes(each, item, ids.shape, name)
+            pieces.append((lo, hi, data))
         if len(pieces) == 1 or not self.gapless:
             return pieces
         whole = np.empty((*ids.shape, self.hi - self.lo), np.uint8)

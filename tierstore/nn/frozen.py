@@ -43,8 +43,8 @@ class FrozenEmbedding(torch.nn.Module):
         self.field: str = next(iter(table.fields)) if field is None else field
         item = table.spec.layout.field(self.field)
         self._dim: int = item.dim
-        plain = item.scaled is None
-        self._dtype: torch.dtype = item.element.torch_dtype() if plain else torch.float32
+        self._scaled: bool = item.scaled is not None
+        self._dtype: torch.dtype = torch.float32 if self._scaled else item.element.torch_dtype()
         empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
         self.register_buffer("_anchor", empty, persistent=False)
         self._number = compiling.register(self, table, self.field)
@@ -67,8 +67,9 @@ class FrozenEmbedding(torch.nn.Module):
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids."""
-        shape = (*ids.shape, self._dim)
-        out = torch.empty(shape, dtype=self._dtype, device=self.table.device)
+        # Scales are multiplied in the type of the module; other rows are converted after.
+        dtype = self._anchor.dtype if self._scaled else self._dtype
+        out = torch.empty((*ids.shape, self._dim), dtype=dtype, device=self.table.device)
         self.table.read_into(ids, out, self.field)
         return out.to(self._anchor)
 

@@ -23,9 +23,10 @@ from tierstore._table.table import Table
 from tierstore._table.values import Columns
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
+from tierstore.optim.float8 import SIGNED, SIZES
 from tierstore.optim.rounding import Rounding
 from tierstore.optim.row_wise import RowWiseAdagrad
-from tierstore.spec import RecordLayout
+from tierstore.spec import Field, RecordLayout
 
 __all__ = ["InPlace"]
 
@@ -159,7 +160,7 @@ class InPlace:
             self._places[key] = None
             if set(states) == set(self._states):
                 names = (self._field, *(self._states[state] for state in states))
-                if all(layout.field(name).element.kernel for name in names):
+                if all(_kernel_type(layout.field(name)) for name in names):
                     columns = self._rounding.columns(states)
                     self._places[key] = _Places(
                         rule, layout, names, flags, self._rounding, [columns[s] for s in states]
@@ -192,7 +193,7 @@ class _Places:
         sizes = [field.storage.itemsize for field in fields]
         apart = [start // size for start, size in zip(self._starts, sizes, strict=True)]
         self._packed = math.gcd(self._dim, *apart) % 4 == 0
-        kinds = [field.element.kernel for field in fields] + ["None"] * 3
+        kinds = [_kernel_type(field) for field in fields] + ["None"] * 3
         types = zip(("WEIGHT", "FIRST", "SECOND", "THIRD"), kinds, strict=False)
         self._macros: dict[str, object] = {"OPTIMIZER": rule.name, **dict(types), **_FLAGS}
         self._macros |= {flag: int(value) for flag, value in flags.items()}
@@ -201,7 +202,8 @@ class _Places:
         self._macros |= {
             "COMPUTED": computed.kernel,
             "STOCHASTIC": int(rounding.weights),
-            "NARROW": int(rounding.states),
+            "NARROW": int(rounding.states is not None),
+            "SCALED": int(any(field.scaled for field in fields)),
         }
         self._kernels: dict[int, Kernel] = {}
 
@@ -222,6 +224,17 @@ class _Places:
             macros = {"VECTOR": vector, "SQUARES_FUSED": _squares_fused(gradient.device)}
             self._kernels[vector] = Kernel(_SOURCE, "step", macros={**self._macros, **macros})
         return self._kernels[vector]
+
+
+_FLOAT8 = {
+    SIGNED.field(1, 0).form: "E4M3FN",
+    SIZES.field(1, 0).form: "E5M2",
+}
+
+
+def _kernel_type(item: Field) -> str | None:
+    """Return the type of a field in step.cu, None for one that it does not know."""
+    return item.element.kernel if item.scaled is None else _FLOAT8.get(item.form)
 
 
 class _Block:

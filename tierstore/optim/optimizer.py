@@ -33,6 +33,7 @@ from tierstore.optim.trained import Project, Share, TrainedField
 __all__ = ["TieredOptimizer"]
 
 _ROWS = (RowsParameter, TableRows)
+_NARROW = (None, "bfloat16", "float8")
 _hooks_before: Any = torch_optimizer._global_optimizer_pre_hooks
 _hooks_after: Any = torch_optimizer._global_optimizer_post_hooks
 
@@ -94,7 +95,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         progress: Callable[[int, int], None] | None = None,
         in_place: bool = True,
         stochastic_rounding: bool = False,
-        state_dtype: Literal["bfloat16"] | None = None,
+        state_dtype: Literal["bfloat16", "float8"] | None = None,
         rounding_seed: int = 0,
         project: Project | Mapping[TieredEmbedding, Project] | None = None,
         reset: bool = False,
@@ -123,8 +124,11 @@ class TieredOptimizer(torch.optim.Optimizer):
                 row and the count of steps alone: results stay the same for any budget.
             state_dtype: "bfloat16" keeps what the optimizer keeps of a row in half the bytes:
                 everything is computed in float32, and state is rounded at random as weights are by
-                `stochastic_rounding`. For weights in float32, and for those in bfloat16 with
-                `stochastic_rounding`. None: state in the type that torch gives it.
+                `stochastic_rounding`. "float8" does so in a quarter, with a scale for each row:
+                what is never negative, such as `exp_avg_sq`, in float8_e5m2, all else in
+                float8_e4m3fn, and a state of one number a row in bfloat16. For weights in float32,
+                and for those in bfloat16 with `stochastic_rounding`. None: state in the type that
+                torch gives it.
             rounding_seed: 0 to 2^32 - 1; what is rounded at random depends on it, on the count of
                 steps, the row and the column, and on nothing else. Resumed runs give the same.
             project: called with the rows of a step after it, `(distinct rows, dim)`, returns what
@@ -275,7 +279,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 f"{rows.table.name!r} is {element.name}"
             )
         dtype = torch.float32 if self._rounding.weights else element.torch_dtype()
-        if self._rounding.states and dtype != torch.float32:
+        if self._rounding.states is not None and dtype != torch.float32:
             raise InvalidInputError(
                 f"state_dtype rounds state that is computed in float32; field {rows.field!r} of "
                 f"table {rows.table.name!r} is {element.name}: use float32, or bfloat16 with "
@@ -515,13 +519,14 @@ def class_name(kind: type[torch.optim.Optimizer]) -> str:
 
 def _rounding(weights: bool, state_dtype: object, seed: object) -> Rounding:
     """Return what is rounded at random; raises InvalidInputError for what is not there."""
-    if state_dtype not in (None, "bfloat16"):
+    if not (state_dtype is None or isinstance(state_dtype, str)) or state_dtype not in _NARROW:
         raise InvalidInputError(
-            f"state_dtype is 'bfloat16', or None for the type that torch gives; not {state_dtype!r}"
+            "state_dtype is 'bfloat16', 'float8', or None for the type that torch gives; not "
+            f"{state_dtype!r}"
         )
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:
         raise InvalidInputError(f"rounding_seed is a number from 0 to 2^32 - 1, not {seed!r}")
-    return Rounding(weights=weights, states=state_dtype is not None, seed=seed)
+    return Rounding(weights=weights, states=state_dtype, seed=seed)
 
 
 def _check_alone(fields: Iterable[TrainedField], ranks: int) -> None:

@@ -41,12 +41,14 @@ class RowState:
         dtype: of the values, as the optimizer makes them.
         initial: the value that all of them start from.
         late: the optimizer makes it in its first step only, from the gradient.
+        signed: whether values may be negative.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     initial: float
     late: bool
+    signed: bool
 
     @property
     def dim(self) -> int:
@@ -169,7 +171,8 @@ def probe(
         first = trials[0].state.first[key]
         if trials[0].has_rows(value):
             again = trials[1].state.first[key]
-            rows[key] = _row_state(name, key, first, again, weights)
+            signed = any(bool((trial.state[key] < 0).any()) for trial in trials)
+            rows[key] = _row_state(name, key, first, again, weights, signed=signed)
         elif _is_number(value):
             shared[key] = first
             if _counts(first, [value, trials[1].state[key]]):
@@ -180,16 +183,18 @@ def probe(
     return StatePlan(rows, shared, frozenset(counts))
 
 
-def _row_state(name: str, key: str, first: Tensor, again: Tensor, weights: Tensor) -> RowState:
+def _row_state(
+    name: str, key: str, first: Tensor, again: Tensor, weights: Tensor, *, signed: bool
+) -> RowState:
     shape, dtype = tuple(first.shape[1:]), first.dtype
     if not dtype.is_floating_point:
         raise _refusal(name, f"its state {key!r} is of {dtype}, and fields are of floats")
     initial = float(first.reshape(-1)[0])
     if bool((first == initial).all()) and bool((again == initial).all()):
-        return RowState(shape, dtype, initial, late=False)
+        return RowState(shape, dtype, initial, late=False, signed=signed)
     if first.shape == weights.shape and torch.equal(first.to(weights), weights):
         raise _refusal(name, f"its state {key!r} starts as a copy of the weights")
-    return RowState(shape, dtype, 0.0, late=True)
+    return RowState(shape, dtype, 0.0, late=True, signed=signed)
 
 
 def _check_rows(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["COLUMNS", "Rounding", "rounded_at_random"]
+__all__ = ["COLUMNS", "Rounding", "noise", "rounded_at_random"]
 
 _ALL = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9
@@ -22,17 +22,18 @@ class Rounding:
 
     Attributes:
         weights: bfloat16 weights, trained in float32.
-        states: what it keeps of a row, computed in float32.
+        states: the type for what it keeps of a row, computed in float32: "bfloat16", "float8" or
+            None for float32.
         seed: another one rounds otherwise.
     """
 
     weights: bool = False
-    states: bool = False
+    states: str | None = None
     seed: int = 0
 
     def __bool__(self) -> bool:
         """Whether anything is rounded at random."""
-        return self.weights or self.states
+        return self.weights or self.states is not None
 
     def columns(self, states: tuple[str, ...] | list[str]) -> dict[str, int]:
         """Return the first column of each state; the order of the names does not matter."""
@@ -51,17 +52,18 @@ def rounded_at_random(
     stay.
     """
     bits = values.contiguous().view(torch.int32)
-    noise = _noise(rows.to(torch.int64), values.shape[1], step, seed, column)
-    up = (bits + noise) & ~0xFFFF
+    drawn = noise(rows, values.shape[1], step, seed, column, bits=16)
+    up = (bits + drawn) & ~0xFFFF
     return torch.where(values.isnan(), values, up.view(torch.float32)).to(torch.bfloat16)
 
 
-def _noise(rows: Tensor, dim: int, step: int, seed: int, column: int) -> Tensor:
-    """Return 16 random bits for each element, int32 `(n, dim)`; step.cu draws the same."""
+def noise(rows: Tensor, dim: int, step: int, seed: int, column: int, *, bits: int) -> Tensor:
+    """Return random numbers of `bits` bits for the elements, int32 `(n, dim)`; step.cu has them."""
+    rows = rows.to(torch.int64)
     low, high = rows & _ALL, (rows >> 32) + (seed * _SEEDS & _ALL)
     key = _mixed((_mixed((low + step * _GOLDEN) & _ALL) + high) & _ALL)
     columns = torch.arange(column, column + dim, device=rows.device) * _GOLDEN & _ALL
-    return (_mixed(key[:, None] ^ columns) >> 16).to(torch.int32)
+    return (_mixed(key[:, None] ^ columns) >> 32 - bits).to(torch.int32)
 
 
 def _mixed(x: Tensor) -> Tensor:

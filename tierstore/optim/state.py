@@ -11,6 +11,7 @@ from torch import Tensor
 from tierstore import initializers
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
+from tierstore.optim.float8 import SIGNED, SIZES, Float8
 from tierstore.optim.probe import RowState, StatePlan
 from tierstore.optim.rounding import Rounding
 from tierstore.spec import Field
@@ -36,7 +37,8 @@ class StoredState:
         step, owned: the scalars that count the steps, and tell whose state this is.
         fields: the field of each state that has values for each row.
         shared: the scalar of each number that all rows share.
-        rounding: what rounds at random: weights, and the state of rows, which then is bfloat16.
+        rounding: what rounds at random: weights, and the state of rows.
+        float8: the types of states that are kept in float8; a single number of a row never is.
         columns: the first column of each state of a row, for its random bits.
     """
 
@@ -60,6 +62,11 @@ class StoredState:
         self.shared: dict[str, str] = {key: prefix + key for key in plan.shared}
         self.rounding = rounding
         self.columns: dict[str, int] = rounding.columns(list(plan.rows))
+        self.float8: dict[str, Float8] = {
+            key: SIGNED if state.signed else SIZES
+            for key, state in plan.rows.items()
+            if rounding.states == "float8" and self.is_narrow(key) and state.dim > 1
+        }
 
     def check_owner(self) -> None:
         """Raise InvalidInputError if the state there is an optimizer's of another class."""
@@ -81,11 +88,11 @@ class StoredState:
     @property
     def state_dtype(self) -> str | None:
         """The type that the state of rows is rounded to at random, if it is."""
-        return "bfloat16" if self.rounding.states else None
+        return self.rounding.states
 
     def is_narrow(self, key: str) -> bool:
         """Whether a state of rows is rounded at random."""
-        return self.rounding.states and self._plan.rows[key].dtype == torch.float32
+        return self.rounding.states is not None and self._plan.rows[key].dtype == torch.float32
 
     def stale(self) -> list[str]:
         """Return the fields of the state there, of any class of optimizer; forget its scalars."""
@@ -102,36 +109,42 @@ class StoredState:
         """
         missing = {}
         for key, state in self._plan.rows.items():
-            name = self.fields[key]
+            name, wanted = self.fields[key], self._field(key, state)
             found = self.table.fields.get(name)
             if found is None:
-                dtype = str(self._dtype(key, state)).removeprefix("torch.")
-                missing[name] = Field(state.dim, dtype, initializers.constant(state.initial))
+                missing[name] = wanted
             elif found.dim != state.dim:
                 raise InvalidInputError(
                     f"field {name!r} of table {self.table.name!r} has {found.dim} elements, the "
                     f"optimizer's state of that name {state.dim}; another optimizer made it"
                 )
-            elif self.is_narrow(key) and found.dtype != "bfloat16":
+            elif (self.is_narrow(key) or found.scaled) and found.form != wanted.form:
                 raise InvalidInputError(
-                    f"field {name!r} of table {self.table.name!r} is {found.dtype}, and "
-                    "state_dtype='bfloat16' asks for bfloat16: make the optimizer with reset=True "
-                    "to drop that state, or without state_dtype"
+                    f"field {name!r} of table {self.table.name!r} is {found.form}, and state_dtype="
+                    f"{self.state_dtype!r} asks for {wanted.form}: make the optimizer with "
+                    "reset=True to drop that state, or with the state_dtype that it has"
                 )
         return missing
 
-    def _dtype(self, key: str, state: RowState) -> torch.dtype:
-        """Return the type of the field that is made for a state."""
-        return torch.bfloat16 if self.is_narrow(key) else state.dtype
+    def _field(self, key: str, state: RowState) -> Field:
+        """Return the field that is made for a state."""
+        if key in self.float8:
+            return self.float8[key].field(state.dim, state.initial)
+        dtype = "bfloat16" if self.is_narrow(key) else str(state.dtype).removeprefix("torch.")
+        return Field(state.dim, dtype, initializers.constant(state.initial))
+
+    def _written(self, key: str, values: Tensor) -> Tensor:
+        """Return values of a state in a type that its field takes; they become the nearest ones."""
+        if key in self.float8:
+            return values.float()
+        return values.to(torch.bfloat16 if self.is_narrow(key) else self._plan.rows[key].dtype)
 
     def reset(self) -> None:
         """Write the values that states start from over those of every row, and count anew."""
         for key, kept in self._plan.rows.items():
             for ids in self._blocks():
-                values = torch.full(
-                    (len(ids), kept.dim), kept.initial, dtype=self._dtype(key, kept)
-                )
-                self.table.write(ids, values, self.fields[key])
+                values = torch.full((len(ids), kept.dim), kept.initial)
+                self.table.write(ids, self._written(key, values), self.fields[key])
         for name in (self.step, self.owned, *self.shared.values()):
             self.table.scalars.pop(name, None)
 
@@ -156,7 +169,7 @@ class StoredState:
         for key, kept in plan.rows.items():
             values = state[key].reshape(rows, kept.dim)
             for ids in self._blocks():
-                block = values[ids].cpu().to(self._dtype(key, kept))
+                block = self._written(key, values[ids].cpu())
                 self.table.write(ids, block, self.fields[key])
         self.table.scalars[self.step] = max(1, self.steps)  # so that late states are read
         for key, name in self.shared.items():

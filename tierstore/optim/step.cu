@@ -7,7 +7,8 @@
 //   WEIGHT                 type of the weight: F32, BF16 or F16
 //   COMPUTED               type of the gradient, and of what torch computes with
 //   STOCHASTIC             0 or 1: round the weight, BF16, up or down at random
-//   NARROW                 0 or 1: the same for the states, BF16 too
+//   NARROW                 0 or 1: the same for the states, BF16 too, or with SCALED 1 of 8 bits
+//   SCALED                 0 or 1: a float behind the elements of each state scales those of a row
 //   FIRST, SECOND, THIRD   types of the states' fields, None where there is no such state
 //   VECTOR                 elements that a thread moves in one access: 4 or 1
 //   SQUARES_FUSED          0 or 1: whether this torch adds a square in one operation
@@ -50,12 +51,15 @@ __device__ u32 key_of(const Step &step, u64 row) {
     const u32 high = (u32)(own >> 32) + step.seed * 0x85ebca6bu;
     return mixed(mixed((u32)own + step.count * 0x9e3779b9u) + high);
 }
-__device__ u32 noise(u32 key, u32 column) { return mixed(key ^ column * 0x9e3779b9u) >> 16; }
+template <u32 BITS>
+__device__ u32 noise(u32 key, u32 column) {
+    return mixed(key ^ column * 0x9e3779b9u) >> (32 - BITS);
+}
 
 // Away from zero in as many of all cases as what is cut off has of the way to the next number.
 template <class Type>
 __device__ void set_at_random(Type &x, float to, u32 key, u32 column) {
-    x.bits = to != to ? 0x7fff : (u16)((__float_as_uint(to) + noise(key, column)) >> 16);
+    x.bits = to != to ? 0x7fff : (u16)((__float_as_uint(to) + noise<16>(key, column)) >> 16);
 }
 __device__ void set_at_random(None &, float, u32, u32) {}
 
@@ -196,6 +200,113 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
             const float p = value(weight[k]);
             const float g = prepared(value(gradient[k]), p, step.number[0]);
             set_weight(weight[k], addcdiv(p, mul(g, step.number[1]), deviation, 1), key, k);
+        }
+    }
+}
+
+#elif SCALED
+
+// What follows is that of float8.py.
+
+__device__ float scale_of(None, const u8 *, u32) { return 0; }
+template <u32 M, bool INFINITIES>
+__device__ float scale_of(Float8<M, INFINITIES>, const u8 *field, u32 dim) {
+    return ((const float *)field)[(dim + 3) / 4];
+}
+
+// Set the scale of a row whose largest number is `most` to the least power of two that fits.
+__device__ float scaled(None, u8 *, u32, float) { return 0; }
+template <u32 M, bool INFINITIES>
+__device__ float scaled(Float8<M, INFINITIES>, u8 *field, u32 dim, float most) {
+    constexpr i32 LARGEST = INFINITIES ? 15 : 8;
+    const u32 bits = __float_as_uint(most);
+    const i32 exponent = (i32)(bits >> 23) + ((bits & 0x7fffff) > 0x600000) - LARGEST;
+    const u32 code = bits == 0 ? 127 : exponent > 1 ? exponent : 1;
+    ((float *)field)[(dim + 3) / 4] = __uint_as_float(code << 23);
+    return __uint_as_float(code << 23);
+}
+
+__device__ void set_scaled(None &, float, float, u32, u32) {}
+template <u32 M, bool INFINITIES>
+__device__ void set_scaled(Float8<M, INFINITIES> &x, float to, float scale, u32 key, u32 column) {
+    constexpr u32 DROPPED = 23 - M, BIAS = (1u << (6 - M)) - 1;
+    const u32 bits = __float_as_uint(to), sign = bits >> 31 << 7, size = bits & 0x7fffffff;
+    if (size >= 0x7f800000) {
+        x.bits = (u8)(sign | (INFINITIES && size == 0x7f800000 ? 0x7c : 0x7f));
+        return;
+    }
+    const float part = __fdiv_rn(__uint_as_float(size), scale);
+    const u32 whole = part < __uint_as_float((128 - BIAS) << 23)
+        ? (u32)__fmul_rn(part, __uint_as_float((126 + BIAS + M + DROPPED) << 23))
+        : __float_as_uint(part) - ((127 - BIAS) << 23);
+    const u32 code = (whole + noise<DROPPED>(key, column)) >> DROPPED;
+    // An optimizer divides by what is never negative, and a row whose size became zero would leap.
+    x.bits = (u8)(sign | (INFINITIES && size && !code ? 1 : code));
+}
+
+__device__ float larger(float most, float y) {
+    const float size = __uint_as_float(__float_as_uint(y) & 0x7fffffff);
+    return size > most && size < __uint_as_float(0x7f800000) ? size : most;
+}
+
+// A warp a row. Its largest numbers decide its scales, so that everything is computed twice.
+extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
+    const u32 lane = threadIdx.x & 31, packs = step.dim / VECTOR;
+    for (u64 row = wide_thread() >> 5; row < *rows.count; row += wide_threads() >> 5) {
+        if (step.trained && !step.trained[row]) continue;
+        if (lane == 0) changed(rows, row);
+        u8 *const record = (u8 *)rows.records[row];
+        u8 *const state[] = {record + step.state[0], record + step.state[1], record + step.state[2]};
+        const u32 key = key_of(step, row);
+        const float before[] = {
+            scale_of(FIRST(), state[0], step.dim),
+            scale_of(SECOND(), state[1], step.dim),
+            scale_of(THIRD(), state[2], step.dim),
+        };
+        float most[3] = {}, after[3] = {};
+        for (u32 last = 0; last < 2; ++last) {
+            for (u32 pack = lane; pack < packs; pack += 32) {
+                Pack<COMPUTED> g;
+                Pack<WEIGHT> p;
+                Pack<FIRST> a;
+                Pack<SECOND> b;
+                Pack<THIRD> c;
+                load(g, step.gradient, row * packs + pack);
+                load(p, record + step.weight, pack);
+                load(a, state[0], pack);
+                load(b, state[1], pack);
+                load(c, state[2], pack);
+                for (u32 k = 0; k < VECTOR; ++k) {
+                    float x = value(p.at[k]);
+                    float y[] = {__fmul_rn(value(a.at[k]), before[0]),
+                                 __fmul_rn(value(b.at[k]), before[1]),
+                                 __fmul_rn(value(c.at[k]), before[2])};
+                    update(step.number, x, value(g.at[k]), y[0], y[1], y[2]);
+                    if (!last) {
+                        for (u32 each = 0; each < 3; ++each) most[each] = larger(most[each], y[each]);
+                        continue;
+                    }
+                    const u32 column = pack * VECTOR + k;
+                    set_weight(p.at[k], x, key, column);
+                    set_scaled(a.at[k], y[0], after[0], key, step.column[0] + column);
+                    set_scaled(b.at[k], y[1], after[1], key, step.column[1] + column);
+                    set_scaled(c.at[k], y[2], after[2], key, step.column[2] + column);
+                }
+                if (!last) continue;
+                store(p, record + step.weight, pack);
+                store(a, state[0], pack);
+                store(b, state[1], pack);
+                store(c, state[2], pack);
+            }
+            if (last) break;
+            for (u32 each = 0; each < 3; ++each)
+                for (u32 d = 16; d; d >>= 1)
+                    most[each] =
+                        larger(most[each], __shfl_xor_sync(0xffffffffu, most[each], d));
+            __syncwarp();
+            after[0] = scaled(FIRST(), state[0], step.dim, most[0]);
+            after[1] = scaled(SECOND(), state[1], step.dim, most[1]);
+            after[2] = scaled(THIRD(), state[2], step.dim, most[2]);
         }
     }
 }

@@ -16,6 +16,7 @@ from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Gradient
 from tierstore.nn.average import Average
 from tierstore.nn.rows import RowsParameter
+from tierstore.optim.float8 import Float8
 from tierstore.optim.in_place import InPlace
 from tierstore.optim.probe import StatePlan
 from tierstore.optim.rounding import rounded_at_random
@@ -211,7 +212,8 @@ class TrainedField:
             state[key] = torch.full_like(initial, float(value)) if is_tensor else value
         for key, kept in self._plan.rows.items():
             if begun or not kept.late:
-                found = values[first.fields[key]].to(kept.dtype)
+                found, form = values[first.fields[key]], first.float8.get(key)
+                found = found.to(kept.dtype) if form is None else form.values(found, kept.dim)
                 state[key] = found.reshape(lease.bound, *kept.shape)
         weights = values[self.rows.field]
         copy = torch.nn.Parameter(weights.float() if first.rounding.weights else weights)
@@ -229,16 +231,19 @@ class TrainedField:
         before = None if self._ema is None else self._averages[0].before(lease)
         own = self._own_ids(gradient).to(weights.device) if first.rounding else None
 
-        def rounded(exact: Tensor, column: int) -> Tensor:
+        def rounded(exact: Tensor, column: int, form: Float8 | None = None) -> Tensor:
             step, seed = first.steps + 1, first.rounding.seed
-            return rounded_at_random(exact, own, step, seed=seed, column=column)
+            how = rounded_at_random if form is None else form.rounded
+            return how(exact, own, step, seed=seed, column=column)
 
         values = {self.rows.field: rounded(weights, 0) if first.rounding.weights else weights}
         for key, name in first.fields.items():
             dim, dtype = self._kinds[name]
             kept = state[key].reshape(lease.bound, dim)
-            narrow = first.is_narrow(key)
-            values[name] = rounded(kept, first.columns[key]) if narrow else kept.to(dtype)
+            if first.is_narrow(key):
+                values[name] = rounded(kept, first.columns[key], first.float8.get(key))
+            else:
+                values[name] = kept.to(dtype)
         if share.trained is not None:
             old = lease.read_columns(columns)
             values = {name: torch.where(share.trained, values[name], old[name]) for name in values}
@@ -250,7 +255,7 @@ class TrainedField:
         layout = self.rows.table.spec.layout
         if self._columns is None or self._columns.layout is not layout:
             names = (self.rows.field, *self.states[0].fields.values())
-            self._columns = Columns(layout, names)
+            self._columns = Columns(layout, names, raw=True)
             self._kinds = {
                 name: (item.dim, item.element.torch_dtype())
                 for name, item in zip(names, self._columns.items, strict=True)

@@ -132,7 +132,8 @@ def init(
       sgd-momentum                         momentum_buffer
       NAME[:DTYPE[:DIM]]                   any field; DTYPE and DIM default to the weight's;
                                            field:NAME where NAME is like one of the above
-    adam:bfloat16 is that of TieredOptimizer(..., state_dtype="bfloat16"), likewise the others.
+    adam:bfloat16 is that of TieredOptimizer(..., state_dtype="bfloat16"), likewise the others,
+    and adam:float8.
     """
     by_key = {"keys": keys, "track_uses": track_uses, "admit_after": admit_after}
     if rows is not None:

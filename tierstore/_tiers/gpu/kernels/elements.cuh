@@ -1,4 +1,4 @@
-// Elements of a field, which are stored in 16 or 32 bits and computed with in float32.
+// Elements of a field, which are stored in 8, 16 or 32 bits and computed with in float32.
 
 struct F32 { u32 bits; };
 struct BF16 { u16 bits; };
@@ -25,6 +25,24 @@ __device__ void set(F16 &x, float to) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x.bi
 __device__ float value(F16 x) { return half_to_float(x.bits); }
 __device__ void set(F16 &x, float to) { x.bits = float_to_half(to); }
 #endif
+
+// A float with M bits of mantissa; with infinities as in IEEE 754, or with one NaN for each sign.
+template <u32 M, bool INFINITIES>
+struct Float8 { u8 bits; };
+using E4M3FN = Float8<3, false>;
+using E5M2 = Float8<2, true>;
+
+template <u32 M, bool INFINITIES>
+__device__ float value(Float8<M, INFINITIES> x) {
+    constexpr u32 BIAS = (1u << (6 - M)) - 1, TOP = ((1u << (7 - M)) - 1) << M;
+    const u32 sign = (u32)(x.bits & 0x80) << 24, code = x.bits & 0x7f;
+    if (INFINITIES ? code > TOP : code == 0x7f) return __uint_as_float(sign | 0x7fc00000);
+    if (INFINITIES && code == TOP) return __uint_as_float(sign | 0x7f800000);
+    if (code >> M) return __uint_as_float(sign | ((code << (23 - M)) + ((127 - BIAS) << 23)));
+    // A subnormal: a whole number of steps, which the conversion of integers rounds to itself.
+    const float steps = (float)code * __uint_as_float((128 - BIAS - M) << 23);
+    return __uint_as_float(sign | __float_as_uint(steps));
+}
 
 // Add neighbouring elements to float32 numbers that other threads add to as well.
 template <u32 N>
