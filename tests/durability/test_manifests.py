@@ -8,14 +8,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tierstore
 from tests.durability.crafting import body_of, newest_manifest, sealed
 from tests.durability.sample import Sample, sample
 from tests.durability.test_corruption import damaged
+from tierstore import _io
+from tierstore._disk.manifest import manifest_name
 from tierstore.budget import Budget
-from tierstore.errors import CorruptStoreError, FormatError, InvalidInputError, InvalidTypeError
+from tierstore.errors import (
+    CommitFailedError,
+    CorruptStoreError,
+    FormatError,
+    InvalidInputError,
+    InvalidTypeError,
+    StoreIOError,
+)
 
 Edit = Callable[[dict[str, Any]], Any]
 
@@ -258,3 +268,37 @@ def test_a_manifest_that_was_read_before_is_read_again(store: Sample) -> None:
         with damaged(newest_manifest(store.path), lambda data: data[:-2]):
             assert len(reader.versions()) == len(versions) - 1
         assert reader.versions() == versions
+
+
+@pytest.mark.parametrize("kind", ["commit", "alter"])
+def test_what_fails_after_publishing_removes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """On a file system that was never tested, the manifest is opened once more to be synced."""
+    rows = np.random.default_rng(0).standard_normal((9, 4), np.float32)
+    store = tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(9, 4)})
+    store["t"].write(np.arange(9), rows)
+    if kind == "alter":
+        store.commit()
+    opened = _io.Directory.open_file
+
+    def fails(directory: _io.Directory, name: str, *options: Any, **named: Any) -> Any:
+        if name == manifest_name(2 if kind == "commit" else 3):
+            assert directory.exists(name), "this is not what the test is about"
+            raise StoreIOError(f"cannot open {name}: too many files are open")
+        return opened(directory, name, *options, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tierstore._io.TESTED", frozenset())
+        patch.setattr(_io.Directory, "open_file", fails)
+        with pytest.raises(CommitFailedError, match="open the store again"):
+            if kind == "commit":
+                store.commit()
+            else:
+                store.create_table("u", tierstore.TableSpec(3, 4, init=tierstore.normal(std=1.0)))
+    store.close()
+
+    with tierstore.open(tmp_path / "s") as store:
+        assert store.verify().ok
+        assert np.array_equal(store["t"].read(np.arange(9)), rows)
+        assert list(store) == (["t"] if kind == "commit" else ["t", "u"])

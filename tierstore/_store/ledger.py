@@ -88,10 +88,17 @@ def publish(
             f"another writer published {name} meanwhile; the store was open for writing twice, "
             "which the lock should prevent; open it again"
         )
-    if directory.filesystem not in _io.TESTED:
-        with directory.open_file(name) as file:
-            file.sync()  # FUSE, for example, need not pass on the sync of a directory
-    directory.sync()
+    try:
+        if directory.filesystem not in _io.TESTED:
+            with directory.open_file(name) as file:
+                file.sync()  # FUSE, for example, need not pass on the sync of a directory
+        directory.sync()
+    except CommitFailedError:
+        raise
+    except TierStoreError as error:
+        raise CommitFailedError(
+            f"cannot tell whether {name} is durable ({error}); open the store again"
+        ) from error
 
 
 def _is_published(directory: _io.Directory, name: str, data: bytes) -> bool:
@@ -278,13 +285,17 @@ class Ledger:
         publish(self._directory, manifest, make_durable)
         self._enter(manifest)
 
+    def has_next(self) -> bool:
+        """Whether the manifest after that of this ledger exists."""
+        return self._directory.exists(manifest_name(self.seq + 1))
+
     def check_newest(self) -> None:
         """Raise ConcurrentWriterError if another writer has published after this one."""
-        name = manifest_name(self.seq + 1)
-        if self._directory.exists(name):
+        if self.has_next():
             raise ConcurrentWriterError(
-                f"another writer has published {name} in {self._directory.path}: data that was "
-                "published before it here may be lost; open it again"
+                f"another writer has published {manifest_name(self.seq + 1)} in "
+                f"{self._directory.path}: data that was published before it here may be lost; "
+                "open it again"
             )
 
     def forget_damaged(self, after: int) -> None:

@@ -452,7 +452,8 @@ class State:
             is_unknown = isinstance(error, CommitFailedError | ConcurrentWriterError)
             if self.ledger.seq == before and not is_unknown and not self.door.closed:
                 with contextlib.suppress(TierStoreError, OSError):
-                    remove()
+                    if not self.ledger.has_next():
+                        remove()
             raise
 
     @contextlib.contextmanager
