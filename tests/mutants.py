@@ -77,8 +77,8 @@ MUTANTS = [
     ),
     Mutant(
         "_tiers/host.py",
-        "np.union1d(self._changed(), slots[slots >= 0])",
-        "self._changed()",
+        "_rowcopy.unique(np.concatenate([changed, slots]))",
+        "changed",
         "tests/store/test_following.py",
     ),
     Mutant(

@@ -235,3 +235,17 @@ def test_objects_never_change(trainer):
     trainer.store.save(place)
     with tierstore.open(place) as reader, pytest.raises(InvalidInputError, match="on a disk"):
         reader.follow()
+
+
+def test_partitions(tmp_path):
+    path, rng = tmp_path / "p.tier", np.random.default_rng(4)
+    spec = tierstore.TableSpec(ROWS, DIM, init=tierstore.normal(seed=2))
+    tierstore.distributed.create(path, {"item": spec}, partitions=3).close()
+    with tierstore.distributed.open(path, "r+") as store, tierstore.open(path) as reader:
+        for _ in range(3):
+            ids = np.sort(rng.choice(ROWS, 20, replace=False))
+            store["item"].write(ids, rng.normal(size=(20, DIM)).astype("f4"))
+            store.commit()
+            (new,) = reader.follow(timeout=0)
+            assert same(new.rows, {"item": ids})
+            assert np.array_equal(reader["item"].read(ids), store["item"].read(ids))

@@ -1,5 +1,6 @@
 """Copies that are brought to newer versions: what is written, and what is refused."""
 
+import contextlib
 import shutil
 from unittest import mock
 
@@ -7,8 +8,11 @@ import numpy as np
 import pytest
 
 import tierstore
+from tierstore._io import directory
+from tierstore._store.state import State
 from tierstore._table.table import Table
 from tierstore.errors import (
+    CommitFailedError,
     CorruptRowError,
     InvalidInputError,
     LockedError,
@@ -269,6 +273,11 @@ def test_copies_that_are_refused(store, copy, rng, tmp_path):
         store.update_copy(tmp_path / "d.tier")
     with tierstore.open(copy, "r+"), pytest.raises(LockedError):
         store.update_copy(copy)
+    tierstore.distributed.save(store.path, tmp_path / "f.tier", partitions=2)
+    with pytest.raises(InvalidInputError, match="has partitions"):
+        store.update_copy(tmp_path / "f.tier")
+    store.save(tmp_path / "g.tier", damaged="skip")
+    assert store.update_copy(tmp_path / "g.tier").rows == {}
     (tmp_path / "e.tier").mkdir()
     with pytest.raises(tierstore.errors.NotAStoreError):
         store.update_copy(tmp_path / "e.tier")
@@ -322,6 +331,18 @@ def test_damage_is_not_copied(store, copy, rng):
     assert contents(copy) == before
 
 
+def test_a_copy_that_omits_damage_is_no_copy_to_bring_up_to_date(store, rng, tmp_path):
+    write(store, rng)
+    delta = next(store.path.rglob("delta-*"))
+    data = bytearray(delta.read_bytes())
+    data[5] ^= 1
+    delta.write_bytes(data)
+    assert store.save(tmp_path / "c.tier", damaged="skip")
+    write(store, rng, ROWS)
+    with pytest.raises(VersionError, match="not a whole copy"):
+        store.update_copy(tmp_path / "c.tier")
+
+
 def test_partitions_become_a_plain_copy(tmp_path, rng):
     path, copy = tmp_path / "p.tier", tmp_path / "b.tier"
     tierstore.distributed.create(path, {"item": specs()["item"]}, partitions=3).close()
@@ -333,3 +354,55 @@ def test_partitions_become_a_plain_copy(tmp_path, rng):
             with tierstore.open(path) as reader:
                 reader.update_copy(copy)
             assert contents(copy)[0] == contents(path)[0]
+
+
+@pytest.mark.parametrize("protected", [True, False], ids=["", "negative control"])
+@pytest.mark.parametrize("way", ["update", "patch"])
+def test_a_version_whose_name_may_not_be_durable_keeps_its_files(
+    tmp_path, rng, monkeypatch, way, protected
+):
+    """The manifest is there, and only the sync of its name failed: what it names must stay."""
+    copy = tmp_path / "b.tier"
+    with tierstore.create(
+        tmp_path / "a.tier", {"user": tierstore.TableSpec(300, 4, keys="int64")}, keep=9
+    ) as store:
+        store["user"].write(np.arange(99), rng.normal(size=(99, 4)).astype("f4"))
+        first = store.commit()
+        store.save(copy)
+        store["user"].write(np.arange(50), rng.normal(size=(50, 4)).astype("f4"))
+        store.commit()
+        store.write_patch(tmp_path / "x.patch", first)
+        before, sync = len(list(copy.glob("manifest-*.json"))), directory.sync_descriptor
+
+        def failing(fd, path):
+            if path == str(copy) and len(list(copy.glob("manifest-*.json"))) > before:
+                raise CommitFailedError(f"{path} could not be synced")
+            sync(fd, path)
+
+        def apply():
+            with tierstore.open(copy, "r+") as opened:
+                opened.apply_patch(tmp_path / "x.patch")
+
+        def update():
+            store.update_copy(copy)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(directory, "sync_descriptor", failing)
+            if not protected:
+                patch.setattr(State, "unless_published", _always)
+            with pytest.raises(CommitFailedError):
+                {"update": update, "patch": apply}[way]()
+        if protected:
+            check(store, copy)
+        else:
+            with pytest.raises(tierstore.errors.CorruptStoreError):
+                check(store, copy)
+
+
+@contextlib.contextmanager
+def _always(state, remove):
+    try:
+        yield
+    except BaseException:
+        remove()
+        raise

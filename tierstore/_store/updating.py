@@ -86,10 +86,15 @@ def check_copy(where: Path, copy: State, source: Manifest) -> bool:
         raise InvalidInputError(
             f"{where} is {of}, not a copy of the store {source.uuid}; save a new copy elsewhere"
         )
+    if copy.manifest.partitions:
+        raise InvalidInputError(
+            f"{where} has partitions, which only a new copy gets: save it to another place"
+        )
     if origin is None:
         raise VersionError(
-            f"{where} was changed after it was copied: its version {copy.manifest.version} is its "
-            "own and would be lost; save a new copy elsewhere, or restore a version before that"
+            f"{where} was changed after it was copied, or is not a whole copy: its version "
+            f"{copy.manifest.version} is its own and would be lost; save a new copy elsewhere, or "
+            "restore a version before that"
         )
     if not source.mark:
         raise InvalidInputError(
