@@ -26,39 +26,46 @@ MOST = 0.4
 Step = Callable[[Any], None]
 
 
-def stepping(look_up: Callable[[Any], list[Any]], optimizer: torch.optim.Optimizer) -> Step:
-    """Return a training step on ids `(tables, samples)`."""
+def stepping(
+    look_up: Callable[[Any], list[Any]], optimizer: torch.optim.Optimizer, joined: bool = False
+) -> Step:
+    """Return a training step on ids `(tables, samples)`.
+
+    Gradients are tensors of their own, or if `joined` parts of one, as a concatenation has them.
+    """
     gradients: list[Any] = []
 
     def run(ids: Any) -> None:
         optimizer.zero_grad()
         rows = look_up(ids)
         if not gradients:
-            gradients.extend(torch.rand_like(each) - 0.5 for each in rows)
+            whole = torch.rand(sum(map(len, rows)), *rows[0].shape[1:]) - 0.5
+            parts = whole.split([len(each) for each in rows])
+            gradients.extend(parts if joined else [each.clone() for each in parts])
         torch.autograd.backward(rows, gradients)
         optimizer.step()
 
     return run
 
 
-def collection(store: Any) -> Step:
+def collection(store: Any, joined: bool = False) -> Step:
     """One layer over all tables."""
     emb = TieredEmbeddingCollection(store, {name: name for name in store})
 
     def look_up(ids: Any) -> list[Any]:
         return list(emb(dict(zip(store, ids, strict=True))).values())
 
-    return stepping(look_up, TieredOptimizer(RowWiseAdagrad, [emb], lr=LR))
+    return stepping(look_up, TieredOptimizer(RowWiseAdagrad, [emb], lr=LR), joined)
 
 
-def loop(store: Any) -> Step:
+def loop(store: Any, joined: bool = False) -> Step:
     """One layer a table."""
     layers = [TieredEmbedding(store[name]) for name in store]
 
     def look_up(ids: Any) -> list[Any]:
         return [emb(each) for emb, each in zip(layers, ids, strict=True)]
 
-    return stepping(look_up, TieredOptimizer(RowWiseAdagrad, layers, lr=LR))
+    return stepping(look_up, TieredOptimizer(RowWiseAdagrad, layers, lr=LR), joined)
 
 
 def end_to_end(store: Any, rows: list[int]) -> Step:
@@ -106,6 +113,7 @@ def main() -> None:
         steps = {
             "tierstore, one collection": collection(made("collection", sizes)),
             "tierstore, one layer a table": loop(made("loop", sizes)),
+            "tierstore, one collection, joined": collection(made("joined", sizes), joined=True),
             "tierstore, one table end to end": end_to_end(made("all", {"all": sum(rows)}), rows),
             "torch, sparse gradients": in_torch(rows),
         }
@@ -132,6 +140,7 @@ def main() -> None:
     answer.notes = [
         f"{sum(rows):,} rows, all in the host tier",
         "row-wise Adagrad; that of torch keeps a sum for each element",
+        "gradients are tensors of their own; joined, parts of one",
         f"{options.threads} threads, {BATCHES} batches in turn",
     ]
     answer.give(options)

@@ -32,10 +32,20 @@ NAMED = {
     ("diff --ids", "rows"),
     ("diff --out", "tables"),
     ("patch", "tables"),
+    ("save --incremental", "rows"),
 }
 """Objects whose keys are names of tables."""
 
-OPTIONS = {"--stats", "--rows", "--versions", "--ids", "--out", "--dry-run", "--upsert"}
+OPTIONS = {
+    "--stats",
+    "--rows",
+    "--versions",
+    "--ids",
+    "--out",
+    "--dry-run",
+    "--upsert",
+    "--incremental",
+}
 """Those with which a command prints other keys."""
 
 COMMANDS = """\
@@ -56,6 +66,8 @@ save emb.tier copy.tier --version before
 diff emb.tier before --ids
 diff emb.tier before --out a.patch
 patch copy.tier a.patch
+save emb.tier second.tier --incremental
+publish emb.tier serving
 export emb.tier out.npy
 restore emb.tier --version before
 release emb.tier before

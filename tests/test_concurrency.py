@@ -23,6 +23,7 @@ from tierstore import Budget, Field, TableSpec
 from tierstore._disk.base import Base
 from tierstore._disk.tier import DiskTier
 from tierstore._door import Call, Door
+from tierstore._tiers.groups import Groups
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.uncached import Uncached
 from tierstore.errors import ClosedError
@@ -119,7 +120,7 @@ class TierProgram:
                 case 0:
                     self.top.write(rows, records)
                 case 1:
-                    with_slots = self.top.lease(rows)
+                    with_slots = self.top.lease(Groups(rows))
                     assert np.array_equal(read(self.top, rows)[:, 0], self.true[rows])
                     self.top.write_held(rows, records, 0, 16)
                     self.top.give_back(with_slots)

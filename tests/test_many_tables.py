@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,8 @@ import pytest
 
 import tierstore
 from tierstore._disk.manifest import Manifest
-from tierstore.errors import ClosedError, CorruptRowError, CorruptStoreError
+from tierstore._strictjson import canonical, seal
+from tierstore.errors import ClosedError, CorruptRowError, CorruptStoreError, FormatError
 
 ROWS, DIM = 50, 4
 NAMES = [f"t{number}" for number in range(12)]
@@ -145,6 +147,36 @@ def test_what_a_manifest_shares_with_another_is_what_is_the_same(store: tierstor
     assert [name for name in NAMES if shared.tables[name] is not first.tables[name]] == ["t5"]
     new, gone = second.changed_paths(first)
     assert (new, gone) == (second.paths() - first.paths(), first.paths() - second.paths())
+
+
+def test_of_a_table_that_changed_the_spec_and_older_deltas_are_shared(
+    store: tierstore.Store,
+) -> None:
+    for value in (1, 2):
+        write(store, "t5", value)
+        store.commit()
+    known = store._state.manifest
+    write(store, "t5", 3)
+    store.commit()
+    later = store._state.manifest.encode()
+    before, after = known.tables["t5"], Manifest.decode(later, "m", known).tables["t5"]
+    assert len(after.deltas) == 3
+    assert after.spec is before.spec
+    assert all(one is other for one, other in zip(after.deltas, before.deltas, strict=False))
+    body = json.loads(later)["body"]
+    table = body["tables"]["t5"]
+    for where, key, value in (
+        (table, "sparse", 0),
+        (table, "rows", float(table["rows"])),
+        (table["deltas"][0], "version", True),
+        (table["deltas"][1], "rows", float(table["deltas"][1]["rows"])),
+        (table["deltas"][0], "name", "delta-1"),
+    ):
+        right, where[key] = where[key], value
+        with pytest.raises(FormatError):
+            Manifest.decode(seal(canonical(body)), "m", known)
+        where[key] = right
+    assert Manifest.decode(seal(canonical(body)), "m", known).tables["t5"] == after
 
 
 def test_a_table_is_mapped_when_it_is_needed(path: Path) -> None:

@@ -313,6 +313,7 @@ def _keys_of(
         raise InvalidInputError(
             f"{len(keys)} keys were given; give one for each of the table's {table.rows} rows"
             + (f" or of the {stop - start} rows to write" if stop - start != table.rows else "")
+            + "; to choose rows by key, name their ids (rows=, --keys-from)"
         )
     return keys if len(keys) == stop - start else keys[start:stop]
 

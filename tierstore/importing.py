@@ -273,7 +273,9 @@ def _load(
         notes = _notes(source, existing, keys, wanted or source.dtype)
         kept = None if keys is None else _kept_rows(source.path, keys, duplicates)
         if kept is not None and keys is not None:
-            notes.append(f"left out {len(keys) - int(kept.sum()):,} rows whose key came twice")
+            left_out = len(keys) - int(kept.sum())
+            rows_of = "1 row" if left_out == 1 else f"{left_out:,} rows"
+            notes.append(f"left out {rows_of} whose key came twice")
             keys = _chosen(keys, kept)
             source = stack.enter_context(SelectedSource(source, kept))
         rows, added = source.rows, 0

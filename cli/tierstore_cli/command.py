@@ -21,28 +21,29 @@ def _keep_wait(ctx: click.Context, _: click.Parameter, seconds: float) -> None:
     ctx.meta[WAITING] = seconds
 
 
-WAIT = click.Option(
-    ["--wait"],
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    default=0.0,
-    expose_value=False,
-    callback=_keep_wait,
-    help="How long to wait while another process has STORE open for writing.",
-)
+def _wait_for(store: str) -> click.Option:
+    return click.Option(
+        ["--wait"],
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        default=0.0,
+        expose_value=False,
+        callback=_keep_wait,
+        help=f"How long to wait while another process has {store} open for writing.",
+    )
 
 
 class Command(click.Command):
-    """A subcommand. Its function receives an `Output` as `out`."""
+    """A subcommand. Its function receives an `Output` as `out`; it `writes` one of its stores."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, writes: str = "STORE", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params += [
             click.Option(["--json"], is_flag=True, help="Print one JSON object."),
             click.Option(["--debug"], is_flag=True, help="Print a traceback on failure."),
         ]
         if any(each.name == "allow_untested" for each in self.params):  # it opens for writing
-            self.params.insert(-2, WAIT)
+            self.params.insert(-2, _wait_for(writes))
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
         """Parse the arguments; with --json, a usage error is an object on stdout too."""

@@ -6,15 +6,18 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import click
 
 import tierstore
-from tierstore import Attached, Store, Table
+from tierstore import Store, Table
 from tierstore.errors import ConcurrentWriterError, LockedError, RowIndexError
 from tierstore_cli.command import WAITING
 from tierstore_cli.params import Place, Rows, Share
+
+if TYPE_CHECKING:  # reading files takes time to import, which few commands do
+    from tierstore import Attached
 
 Result = TypeVar("Result")
 

@@ -83,8 +83,8 @@ class Bytes(ParamType):
             self.fail(str(error), param, ctx)
 
 
-_COUNT = re.compile(r"(\d[\d_,]*(?:\.\d+)?(?:e\d{1,2})?)([kMGB]?)", re.ASCII)
-_THOUSANDS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+_COUNT = re.compile(r"(\d[\d_,]*(?:\.\d+)?(?:e\d{1,2})?)([kKMGB]?)", re.ASCII)
+_THOUSANDS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 
 
 class Count(ParamType):

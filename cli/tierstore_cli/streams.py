@@ -6,7 +6,9 @@ stream allows neither, so it takes its size on the disk for as long as the comma
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import click
 
-__all__ = ["FORMAT", "STREAM", "as_file", "into_stream"]
+__all__ = ["FORMAT", "STREAM", "as_file", "into_stream", "is_stream"]
 
 STREAM = "-"
 """Standard input or output, in place of a file."""
@@ -25,7 +27,21 @@ FORMAT = click.option(
 )
 
 
+def is_stream(place: object) -> bool:
+    """Whether a place is `-`, a pipe or a device, which takes bytes in order and once."""
+    if str(place) == STREAM:
+        return True
+    try:
+        mode = os.stat(str(place)).st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
 def _name(what: str, suffix: str | None) -> str:
+    """Return the name of the file that stands for a stream, with the suffix of its format."""
+    if suffix is None and what != STREAM:
+        suffix = Path(what).name.partition(".")[2] or None
     if suffix is None:
         raise click.UsageError(f"{what} has no suffix that names its format: give --format")
     if "/" in suffix:
@@ -56,13 +72,17 @@ def as_file(source: str, suffix: str | None) -> Iterator[str]:
 
 
 @contextmanager
-def into_stream(suffix: str | None) -> Iterator[Path]:
-    """Yield a path to write to; the file is copied to standard output when the body has ended."""
+def into_stream(target: str, suffix: str | None) -> Iterator[Path]:
+    """Yield a path to write to; the file is copied to `target` when the body has ended."""
     with tempfile.TemporaryDirectory(prefix="tierstore-") as directory:
-        path = Path(directory, _name(STREAM, suffix))
+        path = Path(directory, _name(target, suffix))
         yield path
         if path.is_dir():
-            raise click.UsageError(f"{suffix} is a directory, which a stream cannot hold")
+            raise click.UsageError(f"{path.suffix} is a directory, which a stream cannot hold")
         with path.open("rb") as file:
-            shutil.copyfileobj(file, sys.stdout.buffer, 1 << 20)
-        sys.stdout.flush()
+            if target == STREAM:
+                shutil.copyfileobj(file, sys.stdout.buffer, 1 << 20)
+                sys.stdout.flush()
+            else:
+                with open(target, "wb") as stream:
+                    shutil.copyfileobj(file, stream, 1 << 20)

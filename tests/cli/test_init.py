@@ -82,7 +82,7 @@ def test_dry_run_makes_nothing(run, run_json, path, tmp_path):
     assert "would make" in run("init", path, "--rows", 100, "--dim", 8, "--dry-run").stdout
     assert not list(tmp_path.iterdir())
     result = run("init", path, "--rows", 2**38, "--dim", 64, "--dry-run", code=6)
-    assert "TiB" in result.stdout and "would not fit" in result.stderr
+    assert "TiB" in result.stdout and "would not fit: it takes" in result.stderr
 
 
 def test_an_existing_store_gets_one_more_table(run, run_json, single, files):
@@ -134,6 +134,8 @@ def test_no_permission(run, tmp_path):
         ["--rows", 4, "--dim", 4, "--init", "normal(0)"],
         ["--rows", 4, "--dim", 4, "--seed", -1],
         ["--rows", 4, "--dim", 4, "--seed", 2**64],
+        ["--rows", 4, "--dim", 4, "--seed", 7],
+        ["--rows", 4, "--dim", 4, "--seed", 7, "--init", "constant(1)"],
         ["--rows", 4, "--dim", 4, "--state", "adam", "--state", "exp_avg"],
         ["--rows", 4, "--dim", 4, "--state", "weight"],
         ["--rows", 4, "--dim", 4, "--backend", "no-such-thing"],
@@ -144,6 +146,13 @@ def test_no_permission(run, tmp_path):
 def test_bad_values_are_usage_errors_and_make_nothing(run, path, tmp_path, options):
     run("init", path, *options, code=2)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_table_that_cannot_fit_is_refused_before_it_is_begun(run, path, tmp_path):
+    said = run("init", path, "--rows", "1000G", "--dim", 128, code=6).output
+    assert "469.3 TiB" in said and "are free" in said and "partial" not in said
+    assert not list(tmp_path.iterdir())
+    run("init", path, "--rows", "100G", "--dim", 128, "--dry-run", code=6)
 
 
 @pytest.mark.fault(19)

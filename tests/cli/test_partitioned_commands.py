@@ -18,6 +18,7 @@ READING = [
     "inspect s.tier --stats",
     "log s.tier",
     "get s.tier --table item 1",
+    "get s.tier --table who --key twice",
     "near s.tier --table item --id 1",
     "export s.tier rows.npy --table item",
     "diff s.tier 1 2",
@@ -25,6 +26,8 @@ READING = [
     "verify s.tier",
     "save s.tier copy.tier",
     "save s.tier wide.tier --partitions 5",
+    "save s.tier new.tier --incremental",
+    "publish s.tier serving",
     "doctor s.tier",
     "repair s.tier fixed.tier",
 ]
@@ -34,6 +37,7 @@ UPKEEP = [
     ("keep s.tier best", 2),
     ("release s.tier good", 2),
     ("fold s.tier", 2),
+    ("expire s.tier --table who --fewer-than 2", 3),
 ]
 """Commands that write the store as one process would, and the version that they leave."""
 WRITING = [
@@ -45,11 +49,10 @@ WRITING = [
     "drop s.tier user",
     "keys set s.tier keys.txt --table item",
     "restore s.tier --version 1",
-    "expire s.tier --table item --fewer-than 2",
     "patch s.tier some.patch",
 ]
 """Commands that would write it by themselves."""
-OTHERS = {"bench", "plan", "simulate", "top"}
+OTHERS = {"bench", "follow", "plan", "simulate", "top"}
 """Commands that take no store, or that watch one until they are interrupted."""
 
 
@@ -59,9 +62,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tables = {
         "item": tierstore.TableSpec(60, 4, init=tierstore.normal(seed=1)),
         "user": tierstore.TableSpec(9, 4, init=tierstore.normal(seed=2)),
+        "who": tierstore.TableSpec(dim=4, keys="text", track_uses=True),
     }
     with tierstore.distributed.create("s.tier", tables, partitions=3) as store:
         store["item"].write([1], np.ones((1, 4), np.float32))
+        store["who"].write(["once", "twice"], np.ones((2, 4), np.float32))
+        store["who"].write(["twice"], np.ones((1, 4), np.float32))
         store.commit(1)
     np.save("rows.npy", np.ones((60, 4), np.float32))
     Path("keys.txt").write_text("\n".join(map(str, range(60))), encoding="utf-8")
@@ -102,7 +108,8 @@ def test_commands_of_upkeep_write_it_as_one_store(place: Path, line: str, versio
     with tierstore.open("s.tier") as store:
         kept = {each.version: set(each.names) for each in store.versions()}
         assert store.version == version and kept[2] == wanted
-        assert (1 in kept) != line.startswith(("fold", "put"))
+        assert (1 in kept) != line.startswith(("fold", "put", "expire"))
+        assert store["who"].keys[:].tolist().count("once") != line.startswith("expire")
         assert np.array_equal(store["item"][:], expected)
     assert tierstore.verify("s.tier").ok
 

@@ -245,3 +245,63 @@ def test_many_commands_at_once_beside_a_writer(program, pair, tmp_path):
 def test_a_store_that_is_missing_is_not_made_by_folding_it(run, tmp_path):
     result = run("fold", tmp_path / "none.tier", code=3)
     assert "check the path" in result.stderr
+
+
+def write(path, count=9, **options):
+    random = np.random.default_rng(6)
+    with tierstore.open(path, "r+") as store:
+        ids = random.choice(300, count, replace=False)
+        store["item"].write(ids, random.normal(size=(count, 8)).astype("f4"))
+        return store.commit(**options)
+
+
+def test_save_of_what_a_copy_lacks(run, run_json, pair, tmp_path, files):
+    copy = tmp_path / "copy.tier"
+    made = run_json("save", pair, copy, "--incremental")
+    assert (made["from"], made["version"], made["whole"]) == (None, 3, ["item", "user"])
+    assert "version 3" in run("save", pair, copy, "--incremental").stdout
+    write(pair, step=8)
+    before = files(copy)
+    planned = run_json("save", pair, copy, "--incremental", "--dry-run")
+    assert files(copy) == before
+    text = run("save", pair, copy, "--incremental", "--dry-run").stdout
+    assert "item" in text and "9" in text and "would bring" in text
+    done = run_json("save", pair, copy, "--incremental")
+    assert done == {**planned, "dry_run": False}
+    assert (done["from"], done["version"], done["rows"]) == (3, 4, {"item": 9})
+    assert done["bytes"] == 9 * 64
+    assert np.array_equal(rows_of(copy, "item"), rows_of(pair, "item"))
+    run("verify", copy)
+
+
+def test_save_of_what_a_copy_lacks_of_a_named_version(run_json, pair, tmp_path):
+    copy = tmp_path / "copy.tier"
+    run_json("save", pair, copy, "--version", 2)
+    write(pair, keep="tonight")
+    write(pair, 20)
+    done = run_json("save", pair, copy, "--incremental", "--version", "tonight")
+    assert (done["from"], done["version"]) == (2, 4)
+    assert np.array_equal(rows_of(copy, "item"), rows_of(pair, "item", "tonight"))
+
+
+def test_save_incremental_refuses(run, run_json, pair, single, tmp_path, files):
+    copy = tmp_path / "copy.tier"
+    run("save", single, copy)
+    before = files(copy)
+    failed = run_json("save", pair, copy, "--incremental", code=1)
+    assert "not a copy of the store" in failed["error"]["message"]
+    run("save", single, copy, "--incremental", "--partitions", 2, code=2)
+    run("save", single, copy, "--incremental", "--skip-damaged", code=2)
+    run("save", single, copy, "--dry-run", code=2)
+    run("save", single, "memory://bucket/copy.tier", "--incremental", code=1)
+    assert files(copy) == before
+    with tierstore.open(copy, "r+") as store:
+        store["embeddings"].write([0], np.ones((1, 16), "f4"))
+        store.commit()
+    failed = run_json("save", single, copy, "--incremental", code=1)
+    assert failed["error"]["type"] == "VersionError"
+    run("save", single, tmp_path / "second.tier")
+    with tierstore.open(single, "r+") as store:
+        store.commit()
+    with tierstore.open(tmp_path / "second.tier", "r+"):
+        run("save", single, tmp_path / "second.tier", "--incremental", code=5)

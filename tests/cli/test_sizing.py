@@ -121,6 +121,14 @@ def test_plan_refuses_what_cannot_be(run):
     output = run("plan", "--rows", 10**6, "--dim", 4, "--host", "1KB", code=1).output
     assert "cannot hold the map" in output
     assert "Usage" in run("plan", "--rows", 10, "--dim", 4, "--host", "lots", code=2).output
+    run("plan", "--rows", 10, "--dim", 4, "--on", "/nonexistent", code=2)
+
+
+def test_plan_says_what_the_maps_of_a_large_table_take(run):
+    sizes = ["--rows", "100_000_000_000", "--dim", 128]
+    said = run("plan", *sizes, "--host", "500GB").output
+    assert "383.6 GiB of the host tier are maps" in said
+    assert "maps" not in run("plan", "--rows", 10**6, "--dim", 128, "--host", "500MB").output
 
 
 def test_bench_measures_the_machine_and_keeps_the_figures(run, run_json, tmp_path):

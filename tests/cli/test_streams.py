@@ -52,12 +52,26 @@ def test_export_to_standard_output(run, tmp_path, single):
     assert piped("export", single, "-", "--format", "vec").stdout.startswith(b"50 16\n0 ")
 
 
+def test_export_into_a_pipe_leaves_the_pipe(run, tmp_path, single):
+    pipe, found = tmp_path / "rows.npy", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
+    reader.start()
+    run("export", single, pipe, "--force")
+    reader.join()
+    assert pipe.is_fifo()
+    run("export", single, tmp_path / "g.npy")
+    assert found == [(tmp_path / "g.npy").read_bytes()]
+    assert "wrote /dev/null" in run("export", single, "/dev/null", "--format", "csv").output
+
+
 @pytest.mark.parametrize(
     "args",
     [
         ["load", "s.tier", "-"],
         ["load", "s.tier", "-", "--format", "a/b"],
         ["export", "single.tier", "-"],
+        ["export", "single.tier", "/dev/null"],
         ["export", "single.tier", "-", "--format", "npy", "--json"],
         ["export", "single.tier", "f.npy", "--format", "npy"],
         ["export", "single.tier", "-", "--format", "zarr"],

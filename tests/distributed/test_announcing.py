@@ -171,12 +171,13 @@ def test_ids_on_a_device_are_known_by_where_they_are(monkeypatch: pytest.MonkeyP
     assert coming.find([own]) is None
 
 
-def test_distinct_ids_are_found_without_their_number() -> None:
+@pytest.mark.parametrize(("kind", "shift"), [(torch.int64, 40), (torch.int32, 20)])
+def test_distinct_ids_are_found_without_their_number(kind: torch.dtype, shift: int) -> None:
     for size in (0, 1, 2, 500):
-        keys = torch.randint(0, 90, (size,)) << 40
+        keys = torch.randint(0, 90, (size,), dtype=kind) << shift
         distinct, positions = padded(keys)
         expected, places = torch.unique(keys, return_inverse=True)
         assert torch.equal(distinct[: len(expected)], expected)
-        assert (distinct[len(expected) :] == 1 << 62).all()
+        assert (distinct[len(expected) :] == torch.iinfo(kind).max).all()
         assert len(distinct) == size
         assert torch.equal(positions, places)

@@ -18,6 +18,7 @@ import tierstore
 from tests.distributed.ranks import Killed, run, values
 from tests.distributed.test_commit import hooked
 from tests.distributed.test_ranks import share
+from tests.gpu.emulator import EmulatedDevice
 from tierstore import distributed
 from tierstore._disk import partitioned_keys
 from tierstore.errors import (
@@ -383,8 +384,6 @@ def test_copies_and_checks(tmp_path: Path, kind: str) -> None:
     with tierstore.open(path) as reader:
         reader.save(tmp_path / "plain")
         assert np.array_equal(reader["user"].read(keys), rows)
-        with pytest.raises(InvalidInputError, match="by key"):
-            reader.changed(1)
     distributed.save(tmp_path / "plain", tmp_path / "few", partitions=2)
     tierstore.repair(path, tmp_path / "repaired")
     for each in ("wide", "plain", "few", "repaired"):
@@ -412,6 +411,23 @@ def test_copies_and_checks(tmp_path: Path, kind: str) -> None:
     assert not tierstore.verify(path).ok
     with tierstore.open(path) as reader, pytest.raises(CorruptStoreError):
         reader["user"].read(keys)
+
+
+def test_versions_are_compared_place_by_place(tmp_path: Path) -> None:
+    path = tmp_path / "parts"
+    rows = np.random.default_rng(2).standard_normal((100, DIM)).astype(np.float32)
+    with distributed.create(path, {"user": spec("int64")}, partitions=4, keep=4) as store:
+        for step, keys in ((0, np.arange(50)), (0, np.arange(40, 60)), (1, np.arange(3))):
+            store["user"].write(keys, rows[keys] + step)
+            store.commit()
+    with tierstore.open(path) as reader:
+        user = reader["user"]
+        found = [np.sort(user.keys[reader.changed(version)["user"]]) for version in (1, 2, 3)]
+        with pytest.raises(InvalidInputError, match="has other keys"):
+            reader.write_patch(tmp_path / "patch", 3, 4)
+    assert found[0].tolist() == list(range(60))
+    assert found[1].tolist() == [0, 1, 2, *range(50, 60)]
+    assert found[2].tolist() == [0, 1, 2]
 
 
 def test_keys_of_another_partition_are_damage(
@@ -476,3 +492,68 @@ def test_keys_and_rows_are_of_one_version_whoever_is_killed(tmp_path: Path, vict
             assert tierstore.verify(path).ok
     values(run(2, add_and_commit, path, None, ("", "")))
     assert 3 <= step + 1 <= number
+
+
+def test_partitions_and_tiers_grow_with_their_keys(tmp_path: Path) -> None:
+    tables = {"user": tierstore.TableSpec(dim=1, keys="int64", init=tierstore.normal(seed=1))}
+    path = tmp_path / "parts"
+    random = np.random.default_rng(1)
+    keys = random.permutation(1_000_000)[:200_000] * 31
+    rows = random.standard_normal((keys.size, 1)).astype(np.float32)
+    some = np.concatenate([keys[::997], np.arange(50) * 31 + 1])
+    with (
+        tierstore.create(tmp_path / "plain", tables) as plain,
+        distributed.create(path, tables, partitions=2, budget="2MiB") as store,
+    ):
+        for each in (plain, store):
+            user = each["user"]
+            user.write(keys[:60_000], rows[:60_000])
+            each.commit()
+            user.write(keys[60_000:], rows[60_000:])
+            each.rollback()
+            assert user.rows == 60_000
+            user.write(keys[60_000:], rows[60_000:])
+            assert user.rows == keys.size
+        assert store["user"].capacity >= keys.size
+        assert np.array_equal(plain["user"].read(some), store["user"].read(some))
+        for each in (plain, store):
+            each.commit()
+    with distributed.open(path) as store, tierstore.open(path) as reader:
+        for each in (store, reader):
+            assert each["user"].rows == keys.size
+            assert np.array_equal(each["user"].read(keys), rows)
+        store.fold()
+        assert np.array_equal(store["user"].read(keys), rows)
+    tierstore.repair(path, tmp_path / "copy")
+    with tierstore.open(tmp_path / "copy") as store:
+        assert np.array_equal(store["user"].read(keys), rows)
+    assert tierstore.verify(path).ok
+
+
+def test_a_tier_on_a_device_holds_rows_by_key(tmp_path: Path) -> None:
+    path = tmp_path / "parts"
+    budget = tierstore.Budget(host_rows=200, gpu_rows=100)
+    random = np.random.default_rng(3)
+    with tierstore.create(tmp_path / "plain", {"user": spec("int64")}) as plain:
+        store: Any = distributed.create(
+            path,
+            {"user": spec("int64")},
+            partitions=3,
+            budget=budget,
+            device=EmulatedDevice(seed=1),
+        )
+        for step in range(12):
+            keys = random.integers(0, 90, 20) * 7919
+            rows = random.standard_normal((20, DIM)).astype(np.float32)
+            for each in (plain, store):
+                each["user"].write(keys, rows)
+                if step % 5 == 3:
+                    each.rollback()
+                elif step % 2:
+                    each.commit(step)
+            everything = np.arange(95) * 7919
+            assert np.array_equal(plain["user"].read(everything), store["user"].read(everything))
+        plain.commit(99)
+        store.commit(99)
+        store.close()
+    same(by_key(path), by_key(tmp_path / "plain"), exact=True)

@@ -269,7 +269,7 @@ def counted(rank: int, path: Path) -> list[tuple[int, int]]:
             sent[0] = 0
             emb(ids).sum().backward()
             optimizer.step()
-            found.append((sent[0], (of_mine + of_others) * DIM * 4 + of_mine * 8))
+            found.append((sent[0], (of_mine + of_others) * DIM * 4 + of_mine * 4))
     return found
 
 

@@ -205,4 +205,4 @@ def change(writer: tierstore.Store) -> None:
     for table in writer.values():
         for name, item in table.fields.items():
             values = np.full((1, item.dim), 7, item.element.numpy)
-            table.write([table.rows - 1], values, name)
+            getattr(table, "by_row", table).write([table.rows - 1], values, name)

@@ -36,9 +36,9 @@ def observe(store: tierstore.Store) -> State:
                 "scalars": dict(table.scalars),
                 "fields": {
                     field: values.tobytes()
-                    for field, values in table.read(
-                        np.arange(table.rows), list(table.fields)
-                    ).items()
+                    for field, values in getattr(table, "by_row", table)
+                    .read(np.arange(table.rows), list(table.fields))
+                    .items()
                 },
             }
             for name, table in store.items()

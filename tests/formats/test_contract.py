@@ -365,6 +365,14 @@ def test_paths_that_are_no_files_of_vectors(tmp_path, suffix):
             open_source(path)
 
 
+@every_sink
+def test_a_name_that_is_not_in_the_file_is_refused(tmp_path, suffix):
+    matrix = random_matrix(5, 3)
+    write_file(tmp_path / f"file{suffix}", matrix, "float32")
+    with pytest.raises((InvalidInputError, FormatError), match="nonsense"):
+        open_source(f"{tmp_path / f'file{suffix}'}:nonsense")
+
+
 @pytest.mark.parametrize("suffix", [s for s in SINK_SUFFIXES if s not in DIRECTORIES])
 def test_a_link_to_a_file_is_read(tmp_path, suffix):
     matrix = random_matrix(5, 2)

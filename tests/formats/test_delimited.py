@@ -126,5 +126,5 @@ def test_bytes_that_are_no_text(tmp_path):
     with pytest.raises(FormatError):
         open_source(tmp_path / "file.csv")
     (tmp_path / "file.csv").write_bytes(b"1.5,2\n\xff,3\n")
-    with pytest.raises(FormatError, match="line 2: not a table in UTF-8"):
+    with pytest.raises(FormatError, match="line 2: byte 0xff is not UTF-8"):
         open_source(tmp_path / "file.csv")

@@ -65,6 +65,16 @@ def test_a_column_of_a_parquet_file(tmp_path):
             read_keys(f"{path}:{column}")
 
 
+@pytest.mark.parametrize("dtype", [object, "S4"])
+def test_arrays_of_texts_say_what_to_save(tmp_path, dtype):
+    words = np.array(["one", "two"], dtype)
+    np.save(tmp_path / "keys.npy", words, allow_pickle=True)
+    with pytest.raises(FormatError, match=r"astype\(str\)"):
+        read_keys(tmp_path / "keys.npy")
+    np.save(tmp_path / "keys.npy", words.astype(str))
+    assert list(read_keys(tmp_path / "keys.npy")) == ["one", "two"]
+
+
 def test_files_that_hold_no_keys(tmp_path):
     for name, content in [
         ("empty-line.txt", b"a\n\nb\n"),

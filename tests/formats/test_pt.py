@@ -208,6 +208,13 @@ def test_code_in_them_is_refused(tmp_path, name):
         open_source(tmp_path / name)
 
 
+def test_a_whole_model_says_what_to_save(tmp_path):
+    torch.save(torch.nn.Embedding(3, 2), tmp_path / "f.pt")
+    with pytest.raises(FormatError, match=r"would run code.* model\.state_dict\(\)") as error:
+        open_source(tmp_path / "f.pt")
+    assert "damaged" not in str(error.value)
+
+
 def test_the_old_format_says_what_to_do(tmp_path):
     torch.save(torch.ones(2, 2), tmp_path / "f.pth", _use_new_zipfile_serialization=False)
     with pytest.raises(FormatError, match=r"before 1\.6; load it with torch, and save it again"):

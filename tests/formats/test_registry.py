@@ -1,6 +1,7 @@
 """Suffixes, names within files, element types, and what goes wrong below a sink."""
 
 import errno
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,16 @@ def test_an_unknown_suffix_lists_the_known_ones(tmp_path):
         with pytest.raises(InvalidInputError) as error:
             open_sink(tmp_path / name, rows=1, dim=1, dtype="float32")
         assert all(suffix in str(error.value) for suffix in SINK_SUFFIXES)
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("f.kv", "save_word2vec_format"), ("f.pkl", "numpy.save"), ("f.zip", "out of the archive"),
+     ("f.xlsx", "CSV"), ("f.f32", "numpy.fromfile"), ("f.RAW", "reshape(rows, dim)")],
+)  # fmt: skip
+def test_files_that_others_write_say_the_way(tmp_path, name, way):
+    with pytest.raises(InvalidInputError, match=re.escape(way)):
+        open_source(tmp_path / name)
 
 
 def test_suffixes_are_of_either_case(tmp_path):

@@ -195,8 +195,17 @@ def test_values_too_large_are_counted(tmp_path, large):
 
 
 def test_digits_that_float32_does_not_keep_are_noted(tmp_path):
-    for values, noted in ((MATRIX.astype(float), False), (MATRIX / np.float64(3), True)):
-        (tmp_path / "f.csv").write_text(table(values.tolist()))
+    shortest = [[float(str(x)) for x in row] for row in MATRIX]
+    nine = [[float(f"{x:.9g}") for x in row] for row in MATRIX.tolist()]
+    few = [[float(f"{x:.4e}") for x in row] for row in (MATRIX / np.float64(3)).tolist()]
+    for values, noted in (
+        (MATRIX.astype(float).tolist(), False),
+        (shortest, False),
+        (nine, False),
+        (few, False),
+        ((MATRIX / np.float64(3)).tolist(), True),
+    ):
+        (tmp_path / "f.csv").write_text(table(values))
         with open_source(tmp_path / "f.csv") as source:
             assert any("--dtype float64" in note for note in source.notes) == noted
         with open_source(tmp_path / "f.csv", text_dtype="float64") as source:
@@ -341,7 +350,6 @@ def test_no_thread_of_pyarrow_holds_a_block(tmp_path, monkeypatch):
 
 
 IMPORTS = """
-import subprocess
 import sys
 from tierstore._formats import open_source
 with open_source(sys.argv[1]) as source:
@@ -363,3 +371,19 @@ def test_text_is_read_without_pandas(tmp_path):
     modules = done.stdout.split()
     assert "pyarrow.csv" in modules
     assert "pandas" not in modules
+
+
+def test_words_that_number_the_rows_are_left_out_with_a_note(tmp_path):
+    (tmp_path / "f.csv").write_text(table(ROWS, header=["", *NAMES], index=range(len(ROWS))))
+    with open_source(tmp_path / "f.csv") as source:
+        assert source.keys is None
+        assert source.notes == ("column 1 numbers the rows from 0, as ids do: no keys are stored",)
+    (tmp_path / "g.csv").write_text(table(ROWS, header=["", *NAMES], index=range(1, len(ROWS) + 1)))
+    with open_source(tmp_path / "g.csv") as source:
+        assert list(source.keys) == list(range(1, len(ROWS) + 1)) and source.notes == ()
+
+
+def test_bytes_of_another_encoding_are_named(tmp_path):
+    (tmp_path / "f.csv").write_bytes("word,a\ncafé,0.5\nthé,1.5\n".encode("latin-1"))
+    with pytest.raises(FormatError, match=r"line 2: byte 0xe9 is not UTF-8.* iconv"):
+        open_source(tmp_path / "f.csv")

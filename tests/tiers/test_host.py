@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from tests.oracle import records
 from tests.tiers.stack import ArrayTier, check, random_span, read
+from tierstore._tiers.groups import Groups
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.memory import ALIGNMENT
 from tierstore._tiers.slots import STAGING_BYTES, bytes_for, queue_bytes, slots_for
@@ -43,7 +44,14 @@ def test_any_sequence_of_calls_is_as_if_there_were_no_tier(seed, slots):
             oracle[rows, lo:hi] = records(rng, rows.size, hi - lo)
             top.write(rows, oracle[rows, lo:hi], lo, hi)
         elif action == "lease":
-            leases.append(top.lease(np.sort(rng.permutation(ROWS)[: rng.integers(0, 20)])))
+            ids, (lo, hi) = rng.integers(0, ROWS, rng.integers(0, 30)), random_span(rng, WIDTH)
+            batch, found = Groups(ids), np.empty((ids.size, hi - lo), np.uint8)
+            leases.append(top.lease(batch, ids, found, lo))
+            assert np.array_equal(found, oracle[ids, lo:hi])
+            for each, wanted in ((True, oracle[ids]), (False, oracle[batch.rows])):
+                found = np.empty((len(wanted), hi - lo), np.uint8)
+                top.read_held(batch, found, lo, each=each)
+                assert np.array_equal(found, wanted[:, lo:hi])
         elif action == "give back" and leases:
             top.give_back(leases.pop())
         elif action == "fetch":
@@ -63,7 +71,7 @@ def test_any_sequence_of_calls_is_as_if_there_were_no_tier(seed, slots):
 
 def test_leased_rows_stay_whatever_else_is_read():
     (tier,), _, oracle = stacked(1, 10)
-    slots = tier.lease(np.arange(6))
+    slots = tier.lease(Groups(np.arange(6)))
     assert np.array_equal(tier.records[slots], oracle[:6])
     for start in range(6, 40, 5):
         read(tier, np.arange(start, min(start + 5, ROWS)))
@@ -76,7 +84,7 @@ def test_leased_rows_stay_whatever_else_is_read():
 
 def test_leases_of_more_rows_than_there_are_slots():
     (tier,), _, oracle = stacked(2, 4)
-    first, second = tier.lease(np.arange(10)), tier.lease(np.arange(5, 15))
+    first, second = tier.lease(Groups(np.arange(10))), tier.lease(Groups(np.arange(5, 15)))
     assert (first >= 0).sum() == 4
     assert (second >= 0).sum() <= 4
     tier.write(np.arange(15), oracle[15:30])
@@ -224,7 +232,7 @@ def test_the_tier_above_is_awaited_before_rows_move():
             lambda tier: tier.write(np.arange(20, 30), np.zeros((10, WIDTH), np.uint8)),
             lambda tier: tier.write(np.arange(20, 30), np.zeros((10, 16), np.uint8), 0, 16),
             lambda tier: tier.fetch(np.arange(20, 30), window=2),
-            lambda tier: tier.lease(np.arange(20, 30)),
+            lambda tier: tier.lease(Groups(np.arange(20, 30))),
             lambda tier: tier.warm(np.arange(20, 30)),
             lambda tier: tier.flush(),
             lambda tier: tier.discard(np.arange(5)),

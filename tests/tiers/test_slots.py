@@ -98,6 +98,20 @@ def test_leases_pin_as_long_as_any_is_open():
     assert barred(pins) == []
 
 
+def test_a_tier_is_full_once_leases_hold_every_slot():
+    pins, every = Pins(SLOTS, take), np.arange(SLOTS)
+    pins.lease(every[1:])
+    assert not pins.full
+    pins.lease(every[1:])
+    assert not pins.full, "slots that are held twice do not stand for others"
+    pins.lease(every[:1])
+    assert pins.full
+    pins.give_back(every[1:])
+    assert pins.full
+    pins.give_back(every[1:])
+    assert not pins.full
+
+
 def test_slots_fetched_ahead_are_pinned_until_used_or_overtaken():
     pins = Pins(SLOTS, take)
     pins.fetched(np.array([1, 2]), window=2)

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 import tierstore
 from tests.training import strangers
@@ -334,6 +338,41 @@ def test_a_closure_and_hooks_are_called(place: Place, weights: Tensor) -> None:
     torch.testing.assert_close(opt.step(closure).detach().cpu(), weights[:10].sum())
     torch.testing.assert_close(rows_of(emb.table)[:10], weights[:10] - 1)
     assert called == ["before", "after"]
+
+
+def test_a_profiler_and_hooks_of_all_optimizers_see_every_step(
+    place: Place, weights: Tensor
+) -> None:
+    emb = TieredEmbedding(place.table(weights))
+    opt = TieredOptimizer(torch.optim.SGD, [emb], lr=1.0)
+    seen: list[object] = []
+    for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook):
+        handle = register(lambda optimizer, *_: seen.append(optimizer))
+        opt.step()
+        handle.remove()
+    opt.step()
+    assert seen == [opt, opt]
+    with torch.profiler.profile() as profile:
+        opt.step()
+    names = [event.name for event in profile.events()]
+    assert "Optimizer.step#TieredOptimizer.step" in names
+
+
+def test_gradients_are_off_in_a_step_and_as_they_were_behind_it(
+    place: Place, weights: Tensor
+) -> None:
+    emb = TieredEmbedding(place.table(weights))
+    on: list[bool] = []
+
+    def project(rows: Tensor) -> Tensor:
+        on.append(torch.is_grad_enabled())
+        return rows
+
+    opt = TieredOptimizer(torch.optim.SGD, [emb], lr=1.0, project=project)
+    emb(FIRST.to(place.torch)).sum().backward()
+    opt.step()
+    assert on == [False]
+    assert torch.is_grad_enabled()
 
 
 def test_state_dict_has_the_options_and_names_what_is_trained(

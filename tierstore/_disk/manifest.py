@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import uuid
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -22,11 +22,13 @@ from tierstore.spec import TABLE_NAME, Field, Scale, TableSpec
 
 __all__ = [
     "FORMAT",
+    "UUID",
     "DeltaInfo",
     "DigestInfo",
     "Identity",
     "KeysInfo",
     "Manifest",
+    "Origin",
     "Parent",
     "PayloadInfo",
     "TableInfo",
@@ -55,7 +57,7 @@ TEMPORARY_NAME = re.compile(r"manifest-\d{20}\.json\.[0-9a-f]{8}\.tmp", re.ASCII
 
 _COUNTED = (".int64", ".ends")
 _NOWHERE = re.compile("")
-_UUID = re.compile(r"[0-9a-f]{32}")
+UUID = re.compile(r"[0-9a-f]{32}")
 _MARK = re.compile(r"[0-9a-f]{0,16}")
 
 
@@ -121,6 +123,36 @@ class DigestInfo:
     crc32c: int
 
 
+_OF_SPEC = {"rows", "fields", "backend", "sparse", "compression", "chunk_rows"} | {
+    *("by", "grows", "track_uses", "admit_after")
+}
+"""The keys of `_entries_of`."""
+
+
+def _entries_of(spec: TableSpec) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a manifest says of a spec: what every table has, and what some have."""
+    every = {
+        "rows": spec.rows,
+        "fields": [
+            {"name": name, "dim": item.dim, "dtype": item.dtype}
+            | ({"init": item.init.text} if item.init and item.init.text else {})
+            | ({} if item.scale is None else {"scale": vars(item.scale)})
+            for name, item in spec.fields.items()
+        ],
+        "backend": spec.backend,
+        "sparse": spec.sparse,
+        "compression": spec.compression,
+        "chunk_rows": spec.chunk_rows,
+    }
+    some = {
+        **({} if spec.keys is None else {"by": spec.keys}),
+        **({"grows": True} if spec.grows else {}),
+        **({"track_uses": True} if spec.track_uses else {}),
+        **({} if spec.admit_after is None else {"admit_after": spec.admit_after}),
+    }
+    return every, some
+
+
 @dataclass(frozen=True)
 class TableInfo:
     """One table of a version.
@@ -143,30 +175,23 @@ class TableInfo:
     @cached_property
     def encoded(self) -> bytes:
         """The table's entry in a manifest, as JSON."""
-        spec = self.spec
+        first, last = _entries_of(self.spec)
         content = {
-            "rows": spec.rows,
-            "fields": [
-                {"name": name, "dim": item.dim, "dtype": item.dtype}
-                | ({"init": item.init.text} if item.init and item.init.text else {})
-                | ({} if item.scale is None else {"scale": vars(item.scale)})
-                for name, item in spec.fields.items()
-            ],
-            "backend": spec.backend,
-            "sparse": spec.sparse,
-            "compression": spec.compression,
-            "chunk_rows": spec.chunk_rows,
+            **first,
             "generation": self.generation,
             "deltas": [vars(delta) for delta in self.deltas],
             "scalars": self.scalars,
             "keys": None if self.keys is None else vars(self.keys),
             "digest": None if self.digest is None else vars(self.digest),
-            **({} if spec.keys is None else {"by": spec.keys}),
-            **({"grows": True} if spec.grows else {}),
-            **({"track_uses": True} if spec.track_uses else {}),
-            **({} if spec.admit_after is None else {"admit_after": spec.admit_after}),
+            **last,
         }
         return canonical(content)
+
+    @cached_property
+    def encoded_spec(self) -> bytes:
+        """What of it is the spec."""
+        first, last = _entries_of(self.spec)
+        return canonical(first | last)
 
     def paths(self, table: str) -> set[str]:
         """Return the paths in the store of the generation and its files, except the base."""
@@ -210,7 +235,8 @@ class Manifest:
     of the version that committed the payload, if it is a different one. `names` maps names to
     versions that are kept regardless of `keep`. `forks` are ascending pairs of a version in this
     one's history and the older version that it restored. `partitions` are the version and mark
-    of each partition, if the rows of every table are in partitions. `format` is the format of the
+    of each partition, if the rows of every table are in partitions. `origin` is the version of
+    another store that this one was copied from and is equal to. `format` is the format of the
     file that was read; manifests are always written in the current format.
     """
 
@@ -230,6 +256,7 @@ class Manifest:
     names: dict[str, int] = field(default_factory=dict)
     forks: tuple[tuple[int, int], ...] = ()
     partitions: tuple[tuple[int, str], ...] = ()
+    origin: Origin | None = None
     format: int = field(default=FORMAT, compare=False)
     _differs: tuple[weakref.ref[Manifest], Difference] | None = field(
         default=None, init=False, repr=False, compare=False
@@ -311,6 +338,7 @@ class Manifest:
             **({"names": self.names} if self.names else {}),
             **({"forks": [list(fork) for fork in self.forks]} if self.forks else {}),
             **({"partitions": [list(each) for each in self.partitions]} if self.partitions else {}),
+            **({"origin": self.origin._asdict()} if self.origin else {}),
         }
         end = b"," + canonical(more)[1:] if more else b"}"
         return seal(b'%s,"tables":{%s}%s' % (head[:-1], tables, end))
@@ -327,7 +355,7 @@ class Manifest:
         is_first = number == 1
         if not is_first:
             names |= {"last_version", "previous", "mark", "payload_mark", "names", "forks"}
-            names |= {"partitions", "time"}
+            names |= {"partitions", "time", "origin"}
         body.only(names | {"format", "payload", "tables"})
         last_version = version if is_first else _version(body, "last_version")
         floor, confirmed = body.natural("floor"), body.natural("confirmed")
@@ -345,7 +373,7 @@ class Manifest:
         known = like.tables if like is not None and like.format == number else {}
         partitions = _partitions(body) if "partitions" in body else ()
         return cls(
-            uuid=body.matching("uuid", _UUID),
+            uuid=body.matching("uuid", UUID),
             seq=body.natural("seq"),
             version=version,
             step=step,
@@ -355,7 +383,9 @@ class Manifest:
             payload={key: _payload(payload.section(key)) for key in payload},
             tables={
                 key: _known(tables, key, known)
-                or _table(tables.section(key), is_first, is_partitioned=bool(partitions))
+                or _table(
+                    tables.section(key), known.get(key), is_first, is_partitioned=bool(partitions)
+                )
                 for key in tables
             },
             last_version=last_version,
@@ -365,8 +395,16 @@ class Manifest:
             names=_names(body.section("names"), version) if "names" in body else {},
             forks=_forks(body, version) if "forks" in body else (),
             partitions=partitions,
+            origin=_origin(body.section("origin")) if "origin" in body else None,
             format=number,
         )
+
+
+class Origin(NamedTuple):
+    """The store and the version of it that a version of a copy is equal to."""
+
+    uuid: str
+    version: int
 
 
 class Parent(NamedTuple):
@@ -401,8 +439,8 @@ class Identity:
             section.only({"uuid", "version"} | (set() if is_first else {"previous"}))
             version = _version(section, "version")
             previous = max(0, version - 1) if is_first else _version(section, "previous")
-            parent = Parent(section.matching("uuid", _UUID), version, previous)
-        return cls(body.matching("uuid", _UUID), parent)
+            parent = Parent(section.matching("uuid", UUID), version, previous)
+        return cls(body.matching("uuid", UUID), parent)
 
 
 def new_mark() -> str:
@@ -419,6 +457,11 @@ def _version(section: Section, key: str) -> int:
     if version > MAX_VERSION:
         raise FormatError(f"{section.name}: {key!r} is larger than {MAX_VERSION}: {version}")
     return version
+
+
+def _origin(section: Section) -> Origin:
+    section.only({"uuid", "version"})
+    return Origin(section.matching("uuid", UUID), _version(section, "version"))
 
 
 def _names(section: Section, newest: int) -> dict[str, int]:
@@ -472,26 +515,24 @@ def _payload(section: Section) -> PayloadInfo:
 
 def _known(tables: Section, key: str, known: Mapping[str, TableInfo]) -> TableInfo | None:
     """Return the known table of this name if it is the same to the byte."""
-    info = known.get(key)
-    is_same = info is not None and canonical(tables.value(key)) == info.encoded
-    return info if is_same else None
+    info, found = known.get(key), tables.section(key)
+    if info is None or len(found.items("deltas")) != len(info.deltas):
+        return None
+    return info if canonical(found.content) == info.encoded else None
 
 
-def _table(section: Section, is_first: bool, *, is_partitioned: bool) -> TableInfo:
+def _table(
+    section: Section, known: TableInfo | None, is_first: bool, *, is_partitioned: bool
+) -> TableInfo:
     section.only(
-        {"rows", "fields", "backend", "sparse", "compression", "chunk_rows"}
-        | {"generation", "deltas", "scalars", "keys", "by", "grows"}
-        | {"track_uses", "admit_after"}
-        | (set() if is_first else {"digest"})
+        _OF_SPEC | {"generation", "deltas", "scalars", "keys"} | (set() if is_first else {"digest"})
     )
-    spec = _spec(section)
+    spec = _spec(section, known)
     unbound = is_first or section.value("digest") is None
     return TableInfo(
         spec=spec,
         generation=section.matching("generation", _NOWHERE if is_partitioned else GENERATION_NAME),
-        deltas=tuple(
-            _delta(Section(item, section.name), spec.rows) for item in section.items("deltas")
-        ),
+        deltas=_deltas(section, spec.rows, () if known is None else known.deltas),
         scalars=_scalars(section.section("scalars")),
         keys=None if section.value("keys") is None else _keys(section.section("keys"), spec.keys),
         digest=None if unbound else _digest(section.section("digest")),
@@ -504,7 +545,12 @@ def _scale(section: Section) -> Scale:
     return Scale(cast(Any, section.text("dtype")), cast(Any, block))
 
 
-def _spec(section: Section) -> TableSpec:
+def _spec(section: Section, known: TableInfo | None) -> TableSpec:
+    """Parse the spec of a table, or take over that of the known one where it is the same."""
+    if known is not None:
+        content = {key: value for key, value in section.content.items() if key in _OF_SPEC}
+        if canonical(content) == known.encoded_spec:
+            return known.spec
     fields: dict[str, Field] = {}
     try:
         for item in section.items("fields"):
@@ -547,6 +593,19 @@ def _scalars(section: Section) -> dict[str, Any]:
             "in the payload"
         )
     return section.content
+
+
+def _deltas(section: Section, rows: int, known: Sequence[DeltaInfo]) -> tuple[DeltaInfo, ...]:
+    """Parse the deltas of a table; the leading ones that are known already are taken over."""
+    items = section.items("deltas")
+    same = 0
+    for item, info in zip(items, known, strict=False):
+        is_known = item == vars(info) and {*map(type, item.values())} == {str, int}
+        if not is_known or info.rows > MAX_DELTA_IMAGES * rows:
+            break
+        same += 1
+    new = (_delta(Section(item, section.name), rows) for item in items[same:])
+    return (*known[:same], *new)
 
 
 def _delta(section: Section, table_rows: int) -> DeltaInfo:

@@ -415,10 +415,8 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
         elif self._map is not None:
             self._map.truncate(self.key_count)
 
-    @property
-    def bases(self) -> NoReturn:
-        """Raise InvalidInputError: row numbers of one version mean nothing in another."""
-        raise InvalidInputError(
-            "rows of a table by key in partitions are numbered anew in every version: compare "
-            "them by key"
-        )
+    def rows_in(self, partition: int, rows: Rows) -> Rows:
+        """Return the rows of the shard that rows of a partition are."""
+        if not self.key_map:
+            return rows[:0]
+        return self._places.rows_in(partition, rows)

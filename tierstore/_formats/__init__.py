@@ -28,6 +28,7 @@ from tierstore._formats._encoding import is_packed
 from tierstore._formats._remote import fetch, publish_remote
 from tierstore._formats.base import (
     FORMATS,
+    RAW_NUMBERS,
     Array,
     Content,
     Format,
@@ -72,6 +73,18 @@ __all__ = [
 ]
 
 _RESERVED = frozenset({"key", "keys", "keys_offsets"})
+_PICKLE = "a pickle is code: save the matrix alone, as with numpy.save; "
+_GENSIM = "gensim saves vectors without code by save_word2vec_format; "
+_ARCHIVE = "take the file out of the archive; "
+_WAYS = {
+    **dict.fromkeys((".pkl", ".pickle", ".joblib"), _PICKLE),
+    **dict.fromkeys((".kv", ".model", ".d2v", ".wordvectors"), _GENSIM),
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".xz"), _ARCHIVE),
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as CSV; "),
+    **dict.fromkeys((".f32", ".raw", ".dat"), f"{RAW_NUMBERS}; "),
+}
+"""What leads from files of other tools to those that are read, by suffix."""
+
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -93,8 +106,10 @@ def format_of(path: Path, *, write: bool = False) -> Format:
     known = [name for name, each in FORMATS.items() if each.is_written or not write]
     if suffix not in known or (write and is_packed(path)):
         verb = "written" if write else "read"
+        way = "" if write else _WAYS.get(suffix, "")
         raise InvalidInputError(
-            f"{path}: files ending in {suffix!r} cannot be {verb}; use one of {' '.join(known)}"
+            f"{path}: files ending in {suffix!r} cannot be {verb}; {way}use one of "
+            f"{' '.join(known)}"
         )
     return FORMATS[suffix]
 
@@ -375,10 +390,10 @@ def _sink(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_explained(target.path))
         if target.url is not None:
-            if content.keys is not None and format_.keys == "never":
+            file: Any = stack.enter_context(publish_remote(target.url, force=force))
+            if content.keys is not None and format_.keys == "never":  # these appear first
                 name = target.url.rpartition("/")[0] + "/" + keys_beside(target.path).name
                 write_keys(stack.enter_context(publish_remote(name, force=force)), content.keys)
-            file: Any = stack.enter_context(publish_remote(target.url, force=force))
             write = stack.enter_context(format_.write(file, content))
         elif target.store is None:
             partial = stack.enter_context(

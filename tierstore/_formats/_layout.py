@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -521,15 +522,26 @@ class _VectorDecision(_Decision):
 
 def needs_float64(rows: Sequence[Row], layout: Layout) -> bool:
     """Whether numbers in a sample have digits that float32 does not keep."""
-    for _, cells in rows[layout.skipped :]:
-        for at in layout.values:
-            cell = cells[at - layout.columns] if at else cells[0]
-            if len(cell) > 10 and is_number(cell, layout.decimal):
-                value = float(cell.replace(layout.decimal, "."))
-                with np.errstate(over="ignore"):
-                    if np.isfinite(value) and float(np.float32(value)) != value:
-                        return True
+    with np.errstate(over="ignore", under="ignore"):
+        for _, cells in rows[layout.skipped :]:
+            for at in layout.values:
+                cell = cells[at - layout.columns] if at else cells[0]
+                if len(cell) <= _FLOAT32_DIGITS or not is_number(cell, layout.decimal):
+                    continue
+                if _is_rounded(cell.replace(layout.decimal, ".")):
+                    return True
     return False
+
+
+_FLOAT32_DIGITS = 6
+"""Significant digits that float32 keeps of every number."""
+
+
+def _is_rounded(cell: str) -> bool:
+    """Whether the nearest float32 to a number, in as many digits, is another number."""
+    value = float(cell)
+    digits = len(re.sub(r"[-+.]|[eE].*", "", cell).lstrip("0"))
+    return isfinite(value) and float(f"{np.float32(value):.{max(1, digits)}g}") != value
 
 
 def _is_quoted(cell: str) -> bool:

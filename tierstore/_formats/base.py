@@ -24,6 +24,7 @@ from tierstore.spec import MAX_RECORD_BYTES, MAX_ROWS, MAX_TABLE_BYTES
 
 __all__ = [
     "FORMATS",
+    "RAW_NUMBERS",
     "Array",
     "Content",
     "Format",
@@ -39,10 +40,14 @@ __all__ = [
     "choose",
     "element_of",
     "note_unread",
+    "reject_name",
 ]
 
 
 Array = npt.NDArray[Any]
+
+RAW_NUMBERS = "for numbers alone, numpy.save(numpy.fromfile(FILE, dtype).reshape(rows, dim))"
+"""What to do with a file that holds the bytes of a matrix and nothing else."""
 
 
 BLOCK_BYTES = 4 << 20
@@ -257,6 +262,15 @@ class Wanted:
     text_dtype: str = DEFAULT_DTYPE
     memory: Size = DEFAULT_MEMORY
     text: TextOptions = TextOptions()
+
+
+def reject_name(path: Path, wanted: Wanted) -> None:
+    """Raise InvalidInputError for a name given with a file that holds one matrix without one."""
+    if wanted.name is not None:
+        raise InvalidInputError(
+            f"{path}:{wanted.name}: {path.name} holds one matrix, without a name; leave "
+            f":{wanted.name} out"
+        )
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,16 @@ from tierstore._formats.base import (
     TextOptions,
     Wanted,
     Write,
+    reject_name,
 )
 from tierstore._formats.files import InputFile, open_input, parsing, unless_it_fails
-from tierstore._formats.keys import Keys, as_integers, take_words, without_row_numbers
+from tierstore._formats.keys import (
+    Keys,
+    as_integers,
+    row_numbers_note,
+    take_words,
+    without_row_numbers,
+)
 from tierstore.budget import Size
 from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
 
@@ -99,9 +106,7 @@ class _Sample:
             try:
                 "".join(line).encode()
             except UnicodeEncodeError as error:
-                raise FormatError(
-                    f"{self._file.path}: line {number}: not a table in UTF-8: {error!s:.100}"
-                ) from None
+                raise _no_utf8(self._file.path, number, error) from None
         return rows
 
     def layout(self, sep: str, options: TextOptions) -> tuple[Layout, list[Row]]:
@@ -237,7 +242,10 @@ class _TextSource(Source):
         found = take_words(islice(words, self.rows + 1), allowance)
         if len(found) != self.rows:
             raise self._wrong_count(len(found))
-        return without_row_numbers(found, allowance)
+        keys = without_row_numbers(found, allowance)
+        if keys is None and self.rows:
+            self.notes += (row_numbers_note(self.layout.column(self.layout.key)),)
+        return keys
 
     def _words(self, block: bytes, lines: Lines) -> Iterator[str]:
         at = self.layout.key or 0
@@ -246,9 +254,7 @@ class _TextSource(Source):
             try:
                 word.encode()
             except UnicodeEncodeError as error:
-                raise FormatError(
-                    f"{self.path}: line {number}: the key is not UTF-8: {error!s:.100}"
-                ) from None
+                raise _no_utf8(self.path, number, error) from None
             yield unquoted(word) if self.layout.quoted_words else word
 
     def _key_rows(self, block: bytes, lines: Lines, at: int) -> Iterator[Row]:
@@ -276,6 +282,15 @@ class _TextSource(Source):
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _no_utf8(path: Path, line: int, error: UnicodeEncodeError) -> FormatError:
+    """Return the error for bytes that are no UTF-8, which stand for themselves as surrogates."""
+    byte = ord(error.object[error.start]) & 0xFF
+    return FormatError(
+        f"{path}: line {line}: byte 0x{byte:02x} is not UTF-8; if the file is in Latin-1, "
+        "convert it: iconv -f latin1 -t utf-8"
+    )
 
 
 def _ends_in_number(word: str) -> bool:
@@ -349,8 +364,7 @@ class Csv(Format):
 
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Decide from a sample what the lines are; without counts, the rows are counted first."""
-        if wanted.name is not None:
-            raise InvalidInputError(f"{path}:{wanted.name}: a {path.suffix} file holds one matrix")
+        reject_name(path, wanted)
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             with parsing(path, "packed file", *UNPACKING_ERRORS):
                 sample = _Sample(file)

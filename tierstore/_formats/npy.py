@@ -35,6 +35,7 @@ from tierstore._formats.base import (
     choose,
     element_of,
     note_unread,
+    reject_name,
 )
 from tierstore._formats.files import (
     ZIP_ERRORS,
@@ -144,7 +145,8 @@ def _plain_dtype(descr: object, path: Path) -> np.dtype[Any]:
         if plain and 0 < dtype.itemsize <= MAX_ITEM_BYTES:
             return dtype
     raise FormatError(
-        f"{path}: elements of type {descr!r:.100}; need floats, not objects or records"
+        f"{path}: elements of type {descr!r:.100}; need floats, not objects or records; "
+        "keys may be integers or strings of fixed width, as astype(str) makes them"
     )
 
 
@@ -186,6 +188,7 @@ class Npy(Format):
 
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open a matrix in either order and byte order."""
+        reject_name(path, wanted)
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             header = read_header(file.stream(), path)
             if header.element is None or not header.is_matrix:

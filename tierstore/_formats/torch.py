@@ -29,6 +29,7 @@ from tierstore._formats.base import (
     choose,
     element_of,
     note_unread,
+    reject_name,
 )
 from tierstore._formats.files import ZIP_ERRORS, Archive, open_input, parsing, unless_it_fails
 from tierstore._formats.keys import Keys
@@ -144,6 +145,8 @@ class _Machine:
                 self._allowance.take(OBJECT_BYTES, "its pickle")
                 self._step(opcode.name, argument)
             (result,) = self._stack
+        except FormatError:
+            raise
         except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
             raise FormatError(f"{self._path}: its pickle is damaged: {error!s:.200}") from None
         return result
@@ -192,7 +195,7 @@ class _Machine:
             return _Global(module, name)
         raise FormatError(
             f"{self._path}: holds {f'{module}.{name}'!r:.100}, which would run code; save tensors, "
-            "numbers and strings only"
+            "numbers and strings only, such as model.state_dict()"
         )
 
     def _named_by_stack(self) -> _Global:
@@ -410,6 +413,7 @@ class Torch(Format):
             tensors = _Tensors(Archive(file, _WHAT))
             found = tensors.content
             if isinstance(found, StoredTensor):
+                reject_name(path, wanted)
                 if not _is_matrix(found):
                     raise FormatError(f"{path}: holds {found}; need floats of shape (rows, dim)")
                 return _PtSource(tensors, found)

@@ -14,7 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from tierstore._dtypes import ElementType
-from tierstore._formats.base import Array, Content, Format, Source, SpanSource, Wanted, Write
+from tierstore._formats.base import (
+    Array,
+    Content,
+    Format,
+    Source,
+    SpanSource,
+    Wanted,
+    Write,
+    reject_name,
+)
 from tierstore._formats.files import (
     InputFile,
     end_sparsely,
@@ -68,6 +77,7 @@ class Fvecs(Format):
 
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open a file, whose size must be that of whole rows as long as the first."""
+        reject_name(path, wanted)
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             dim = int.from_bytes(file.read_at(0, 4), "little", signed=True)
             if not 1 <= dim <= MAX_RECORD_BYTES // 4 or file.size % (4 * (dim + 1)):
@@ -103,6 +113,7 @@ class Fbin(Format):
 
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open a file, whose counts must make its size."""
+        reject_name(path, wanted)
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             rows, dim = _COUNTS.unpack(file.read_at(0, _COUNTS.size))
             if file.size != _COUNTS.size + 4 * rows * dim:

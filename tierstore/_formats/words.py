@@ -12,10 +12,20 @@ from pathlib import Path
 import numpy as np
 
 from tierstore._dtypes import ElementType
-from tierstore._formats.base import FORMATS, Array, Content, Format, Source, Wanted, Write
+from tierstore._formats.base import (
+    FORMATS,
+    RAW_NUMBERS,
+    Array,
+    Content,
+    Format,
+    Source,
+    Wanted,
+    Write,
+    reject_name,
+)
 from tierstore._formats.delimited import MAX_WORD_CHARACTERS, reject_unfit_words
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
-from tierstore._formats.keys import Keys, take_words, without_row_numbers
+from tierstore._formats.keys import Keys, row_numbers_note, take_words, without_row_numbers
 from tierstore.errors import FormatError
 
 __all__ = ["Word2VecBinary"]
@@ -47,7 +57,10 @@ class _BinSource(Source):
         """The words, unless they merely number the rows; integers become int64."""
         words = (word for word, _ in self._records())
         allowance = self._file.allowance
-        return without_row_numbers(take_words(words, allowance), allowance)
+        keys = without_row_numbers(take_words(words, allowance), allowance)
+        if keys is None and self.rows:
+            self.notes += (row_numbers_note("the word of each row"),)
+        return keys
 
     def _records(self) -> Iterator[tuple[str, bytes]]:
         """Yield each word and the bytes of its numbers; nothing may follow the last.
@@ -118,9 +131,12 @@ class Word2VecBinary(Format):
                 raise FormatError(
                     f"{path}: a fastText model, not word2vec vectors; read its .vec file"
                 )
+            reject_name(path, wanted)
             counts = _BINARY_COUNTS.fullmatch(first)
             if counts is None:
-                raise FormatError(f"{path}: the first line is not two counts, as in word2vec files")
+                raise FormatError(
+                    f"{path}: the first line is not two counts, as in word2vec files; {RAW_NUMBERS}"
+                )
             rows, dim = int(counts[1]), int(counts[2])
             if file.size - len(first) < rows * (len(b"w ") + 4 * dim):
                 raise FormatError(

@@ -310,6 +310,12 @@ class Directory(Descriptor):
             return root.filesystem
         return filesystem_of(self.fd)
 
+    @property
+    def changed_ns(self) -> int:
+        """Time of the last change of the entries, in nanoseconds of the file system's clock."""
+        with explained("examine", self.path):
+            return int(system.calls.fstat(self.fd).st_mtime_ns)
+
     def free_bytes(self) -> int:
         """Return the free bytes of this file system that are available to the user."""
         with explained("examine", self.path):

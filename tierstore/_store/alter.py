@@ -31,7 +31,20 @@ from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError, U
 from tierstore.initializers import Initializer
 from tierstore.spec import USES, Field, TableSpec
 
-__all__ = ["Rewrite", "altered", "appended", "grown", "renamed", "replaced", "rewrite", "set_keys"]
+__all__ = [
+    "Rewrite",
+    "altered",
+    "appended",
+    "grown",
+    "remove_written",
+    "renamed",
+    "replaced",
+    "rewrite",
+    "rewritten",
+    "set_keys",
+    "take_keys",
+    "write_table",
+]
 
 _BLOCK_ROWS = 1 << 14
 
@@ -91,10 +104,10 @@ def _rewrite(
     if tables:
         state.check_fit({each.name: each.spec for each in tables})
     written: dict[str, TableInfo] = {}
-    with state.unless_published(lambda: _remove(state, written)):
+    with state.unless_published(lambda: remove_written(state, written)):
         report = Overall(progress, sum(each.spec.rows for each in tables))
         for each in tables:
-            _write(state, each, written, report)
+            write_table(state, each, written, report)
             report.passed(each.spec.rows)
         state.directory.sync()
         with state.unbroken():
@@ -102,7 +115,9 @@ def _rewrite(
             state.reopen(written)
 
 
-def _write(state: State, table: Rewrite, written: dict[str, TableInfo], report: Progress) -> None:
+def write_table(
+    state: State, table: Rewrite, written: dict[str, TableInfo], report: Progress
+) -> None:
     """Write a new, durable generation of a table and record it in `written`."""
     scalars = json_values(table.scalars)
     if not state.directory.exists(table.name):
@@ -120,7 +135,8 @@ def _write(state: State, table: Rewrite, written: dict[str, TableInfo], report: 
             written[table.name] = dataclasses.replace(info, keys=keys)
 
 
-def _remove(state: State, written: Mapping[str, TableInfo]) -> None:
+def remove_written(state: State, written: Mapping[str, TableInfo]) -> None:
+    """Remove generations that no version will name."""
     for name, info in written.items():
         with state.directory.directory(name) as directory:
             generations.remove_generation(directory, info.generation)
@@ -155,6 +171,11 @@ def replaced(
             keys = _keys_of(old)
         return Rewrite(name, spec, blocks, old.scalars, keys)
     return Rewrite(name, spec, blocks, {} if known is None else known.scalars, keys)
+
+
+def rewritten(table: Table) -> Rewrite:
+    """Return a table as it is, of this or another store."""
+    return Rewrite(table.name, table.spec, table._records(), table.scalars, _keys_of(table))
 
 
 def renamed(table: Table, name: str) -> Rewrite:
@@ -312,12 +333,16 @@ def set_keys(
         alone_to("set keys", state, folder, lambda: _set_keys(state, table, keys))
         return
     with state.door.use(write=True), state.alone("set keys"):
-        generation = table._generation
-        with generation.directory.use() as directory:
-            written = None if keys is None else write_keys(directory, keys, table.rows)
-        state.drop_coming_keys(table.name)
-        state.touched.keys[table.name] = written
-        table._forget_keys()
+        take_keys(state, table, keys)
+
+
+def take_keys(state: State, table: Table, keys: Sequence[Any] | None) -> None:
+    """Set or remove the keys of a table's rows; they are part of the next commit."""
+    with table._generation.directory.use() as directory:
+        written = None if keys is None else write_keys(directory, keys, table.rows)
+    state.drop_coming_keys(table.name)
+    state.touched.keys[table.name] = written
+    table._forget_keys()
 
 
 def _check_numbered(table: Table) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._disk.generation import Generation
+from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._rowcopy import unique
 from tierstore._table.table import Table
 
-__all__ = ["changed_rows", "same_fields"]
+__all__ = ["candidates", "changed_rows", "same_fields"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -36,28 +40,81 @@ def same_fields(old: Table, new: Table) -> bool:
 def _changed(old: Table | None, new: Table) -> Rows:
     if old is None or not same_fields(old, new):
         return np.arange(new.rows, dtype=np.int64)
-    parts = [np.empty(0, np.int64)]
-    for rows in _candidates(old, new):
-        differ = (old._read_records(rows) != new._read_records(rows)).any(axis=1)
-        parts.append(rows[differ])
-    return np.concatenate([*parts, np.arange(old.rows, new.rows, dtype=np.int64)])
+    found = [np.empty(0, np.int64)]
+    for pair in _pairs(old, new):
+        for rows in pair.candidates(_step(new)):
+            before, after = pair.in_old(rows), pair.in_new(rows)
+            differ = (old._read_records(before) != new._read_records(after)).any(axis=1)
+            found.append(after[differ])
+        found.append(pair.in_new(np.arange(*pair.counts, dtype=np.int64)))
+    return np.sort(np.concatenate(found))
 
 
-def _candidates(old: Table, new: Table) -> Iterator[Rows]:
-    """Yield, in blocks, the rows of both tables that may differ, ascending.
+def candidates(old: Table, new: Table) -> Iterator[Rows]:
+    """Yield, in blocks, the rows of `new` that may differ from those of `old`.
 
-    Two versions with the same base have the same image of a row unless a delta that only one of
-    them has contains the row.
+    Both have the same fields; rows that only one of them has are left out.
     """
-    step = max(1, _BLOCK_BYTES // new.spec.layout.record_bytes)
-    if old._generation.bases != new._generation.bases:
-        rows = min(old.rows, new.rows)
-        for start in range(0, rows, step):
-            yield np.arange(start, min(start + step, rows), dtype=np.int64)
+    for pair in _pairs(old, new):
+        for rows in pair.candidates(_step(new)):
+            yield pair.in_new(rows)
+
+
+def _step(table: Table) -> int:
+    return max(1, _BLOCK_BYTES // table.spec.layout.record_bytes)
+
+
+def _as_they_are(rows: Rows) -> Rows:
+    return rows
+
+
+class _Pair(NamedTuple):
+    """Two versions of the files of a table, or of a partition of it.
+
+    Attributes:
+        old, new: the generations.
+        counts: their rows.
+        in_old, in_new: return the rows of the whole table that rows of them are.
+    """
+
+    old: Generation
+    new: Generation
+    counts: tuple[int, int]
+    in_old: Callable[[Rows], Rows] = _as_they_are
+    in_new: Callable[[Rows], Rows] = _as_they_are
+
+    def candidates(self, step: int) -> Iterator[Rows]:
+        """Yield, in blocks, the rows of both versions that may differ, ascending.
+
+        Two versions with the same base have the same image of a row unless a delta that only one of
+        them has contains the row.
+        """
+        count = min(self.counts)
+        if self.old.bases != self.new.bases:
+            for start in range(0, count, step):
+                yield np.arange(start, min(start + step, count), dtype=np.int64)
+            return
+        before, after = self.old.delta_rows(), self.new.delta_rows()
+        ids = [{**before, **after}[name] for name in before.keys() ^ after.keys()]
+        every = unique(np.concatenate([np.empty(0, np.int64), *ids]))
+        every = every[every < count]  # a table by key has more rows by now
+        for start in range(0, every.size, step):
+            yield every[start : start + step]
+
+
+def _pairs(old: Table, new: Table) -> Iterator[_Pair]:
+    """Yield what of two versions of a table has the same rows in the same places."""
+    before: object = old._generation
+    after: object = new._generation
+    if not isinstance(before, KeyedPartitionedGeneration) or not isinstance(
+        after, KeyedPartitionedGeneration
+    ):
+        yield _Pair(old._generation, new._generation, (old.rows, new.rows))
         return
-    before, after = old._generation.delta_rows(), new._generation.delta_rows()
-    ids = [{**before, **after}[name] for name in before.keys() ^ after.keys()]
-    every = unique(np.concatenate([np.empty(0, np.int64), *ids]))
-    every = every[every < min(old.rows, new.rows)]  # a table by key has more rows by now
-    for start in range(0, every.size, step):
-        yield every[start : start + step]
+    for number, parts in enumerate(zip(before.parts, after.parts, strict=True)):
+        yield _Pair(
+            *parts,
+            (parts[0].key_count, parts[1].key_count),
+            functools.partial(before.rows_in, number),
+            functools.partial(after.rows_in, number),
+        )

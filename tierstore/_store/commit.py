@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -44,6 +44,8 @@ class CommitDraft:
     Attributes:
         scalars: those of tables that gave them to a caller, as they were when rows were flushed.
         payload: the files of the payload: new ones, or those of the version before.
+        written: tables with new, durable generations, such as those that other tables replace.
+        dropped: tables that the version does not have.
     """
 
     def __init__(
@@ -69,6 +71,8 @@ class CommitDraft:
         self.keep = keep
         self.scalars: dict[str, dict[str, object]] = {}
         self.payload: Mapping[str, PayloadInfo] = {}
+        self.written: dict[str, TableInfo] = {}
+        self.dropped: Collection[str] = ()
         self._written: Mapping[str, PayloadInfo] = {}
         if payload:
             seq = state.ledger.seq + 1
@@ -124,6 +128,8 @@ def commit(
         with state.unbroken():
             manifest = publish(draft, changed)
             state.adopt(manifest)
+            if draft.written:
+                state.reopen(draft.written)
             state.touched.keys.clear()
     with use.interruptible():
         clean_up(state, folder)
@@ -180,9 +186,13 @@ def publish(draft: CommitDraft, changed: Mapping[str, TableInfo]) -> Manifest:
     def sync() -> None:
         for name in changed:
             state.tables[name]._generation.sync()
+        if draft.written:
+            state.directory.sync()
 
     draft.check_number()
-    tables = {**state.manifest.tables, **changed}
+    tables = {**state.manifest.tables, **changed, **draft.written}
+    for name in draft.dropped:
+        del tables[name]
     changes = {**draft.numbers, "previous": state.manifest.version}
     if not draft.confirm:
         changes["confirmed"] = state.manifest.confirmed

@@ -18,6 +18,7 @@ from tierstore._disk.manifest import (
     Identity,
     KeysInfo,
     Manifest,
+    Origin,
     Parent,
     PayloadInfo,
     TableInfo,
@@ -83,7 +84,7 @@ def save_store(
                 if skipped is None:
                     raise
                 skipped.payload.append(name)
-        write_copy(directory, manifest, infos, files)
+        write_copy(directory, manifest, infos, files, is_whole=not skipped)
     memory.give_back()
     return skipped or Skipped()
 
@@ -113,10 +114,12 @@ def write_copy(
     tables: Mapping[str, TableInfo],
     payload: Mapping[str, PayloadInfo],
     *,
+    is_whole: bool = False,
     partitions: tuple[tuple[int, str], ...] = (),
 ) -> None:
     """Turn a directory with complete tables and payload into a store of one version.
 
+    If it is a whole copy, without omissions, later versions of the original can be brought to it.
     `partitions` are the versions and marks of those that the directory has.
     """
     identity = Identity(
@@ -133,6 +136,7 @@ def write_copy(
         previous=manifest.previous,
         mark=manifest.mark,
         payload_mark=manifest.payload_mark,
+        origin=Origin(manifest.uuid, manifest.version) if is_whole else None,
         partitions=partitions,
     )
     write_skeleton(directory, identity, copied)

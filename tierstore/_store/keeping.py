@@ -67,7 +67,7 @@ def restore(state: State, folder: Folder, version: int | str) -> None:
         if before.confirmed < before.version:  # a model elsewhere may need unconfirmed versions
             changes["confirmed"] = before.confirmed
         changes |= {"previous": older.version, "mark": older.mark, "forks": forks}
-        changes["payload_mark"] = older.payload_mark
+        changes |= {"payload_mark": older.payload_mark, "origin": older.origin}
         state.change_all(older, **changes)
 
     alone_to("restore a version", state, folder, work)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _checksum, _io
-from tierstore._disk.manifest import Manifest
+from tierstore._disk.manifest import UUID, Manifest, Origin
 from tierstore._rowcopy import ascends
 from tierstore._store.changes import changed_rows, same_fields
 from tierstore._store.commit import CommitDraft, commit, flush
@@ -32,7 +32,7 @@ from tierstore._strictjson import Section, canonical, seal, unseal
 from tierstore._table.table import Table
 from tierstore.errors import CorruptStoreError, FormatError, InvalidInputError, VersionError
 
-__all__ = ["PatchInfo", "Source", "apply_patch", "write_patch"]
+__all__ = ["PatchInfo", "Source", "apply_patch", "keys_of", "write_patch"]
 
 _FORMAT = 1
 _MAX_HEAD = 16 << 20
@@ -132,14 +132,15 @@ def _check_alike(old: Source, new: Source) -> None:
                 f"table {name!r} has other rows or fields in {between}, and a patch changes values "
                 "only; save a new copy instead"
             )
-        if _keys_of(new.manifest, name) != _keys_of(old.manifest, name):
+        by_key = new.manifest.partitions and new.manifest.tables[name].spec.keys
+        if by_key or keys_of(new.manifest, name) != keys_of(old.manifest, name):
             raise InvalidInputError(
                 f"table {name!r} has other keys in {between}, and a patch changes values only; "
                 "save a new copy instead"
             )
 
 
-def _keys_of(manifest: Manifest, name: str) -> object:
+def keys_of(manifest: Manifest, name: str) -> object:
     """Return what identifies the contents of a table's keys, in any generation."""
     keys = manifest.tables[name].keys
     return None if keys is None else (keys.kind, sorted(keys.files.values()))
@@ -204,6 +205,7 @@ class _Patch:
         head.only({"format", "store", "from", "to", "step", "tables", "payload"})
         self.store = head.text("store")
         self.old, self.new = head.section("from"), head.section("to")
+        self.origin = Origin(head.matching("store", UUID), self.new.natural("version"))
         self.step = None if head.value("step") is None else head.integer("step")
         self.changes: list[_Change] = []
         end = file.tell()
@@ -280,14 +282,9 @@ def apply_patch(state: State, folder: Folder, path: str | os.PathLike[str]) -> P
             _check_order(state, patch)
             for change in patch.changes:
                 _check_table(state, patch, change)
-            before = state.ledger.seq
-            try:
+            with state.unless_published(state.discard):
                 draft = _written(state, patch)
                 commit(draft, folder, use, flush)
-            except BaseException:
-                if state.ledger.seq == before and not state.door.closed:
-                    state.discard()
-                raise
         counts = {change.name: change.changed for change in patch.changes if change.changed}
         numbers = patch.old.natural("version"), patch.new.natural("version")
         return PatchInfo(Path(path), patch.store, *numbers, counts, os.fstat(file.fileno()).st_size)
@@ -342,4 +339,5 @@ def _written(state: State, patch: _Patch) -> CommitDraft:
     draft.step = patch.step
     draft.numbers["mark"] = patch.new.text("mark")
     draft.numbers["payload_mark"] = patch.new.text("payload_mark")
+    draft.numbers["origin"] = patch.origin
     return draft

@@ -147,7 +147,7 @@ class State:
         while True:
             found = self.history.newest() if version is None else self.history.version(version)
             if self.door.writable or found.version in self.reader.held:
-                self._floor = self.history.floor()
+                self._floor = found.floor if version is None else self.history.floor()
                 return found
             self.reader.hold(found.version, keeps_old_programs_away=found.format == 1)
 
@@ -412,6 +412,7 @@ class State:
             "mark": new_mark(),
             "payload_mark": self.payload_mark if self.manifest.payload else "",
             "confirmed": version,
+            "origin": None,
         }
 
     @property

@@ -27,6 +27,7 @@ from tierstore._store.changes import changed_rows
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
 from tierstore._store.compaction import Folder
 from tierstore._store.copy import Skipped, save_store
+from tierstore._store.following import DirectoryWatch, NewVersion, union
 from tierstore._store.options import Options, version_or_name, whole_number
 from tierstore._store.patching import PatchInfo, Source, apply_patch, write_patch
 from tierstore._store.payload import Payload
@@ -34,6 +35,7 @@ from tierstore._store.pointer import make_pointer, wanted_version
 from tierstore._store.repair import mend_rows
 from tierstore._store.schema import SchemaChanges
 from tierstore._store.state import State
+from tierstore._store.updating import CopyUpdate, check_copy, lacking, update, whole_copy
 from tierstore._store.verify import VerifyReport, verify_open
 from tierstore._table.table import Table
 from tierstore.budget import Budget
@@ -43,6 +45,7 @@ from tierstore.errors import (
     InvalidTypeError,
     LockedError,
     UnknownNameError,
+    VersionError,
 )
 from tierstore.spec import check_name
 from tierstore.stats import SpaceInformation, StoreInfo, TierStats, Version, tally
@@ -139,8 +142,8 @@ class Store(SchemaChanges):
 
     @property
     def parent(self) -> tuple[str, int] | None:
-        """For a copy, the uuid and version of the original."""
-        parent = self._state.identity.parent
+        """For a copy, the uuid of the original, and its version that was copied last."""
+        parent = self._state.manifest.origin or self._state.identity.parent
         return None if parent is None else (parent.uuid, parent.version)
 
     @property
@@ -347,11 +350,64 @@ class Store(SchemaChanges):
         with self._door.use():
             return self._state.refresh()
 
-    def fold(self) -> list[int]:
+    def follow(self, *, timeout: float | None = None, every: float = 0.5) -> Iterator[NewVersion]:
+        """Yield each version that a writer commits, after switching this reader to it.
+
+        The reader is at the yielded version, and `rows` are the ids, by table, of the rows that
+        changed since the one before; rows that changed twice and are as before may be among them.
+        Versions that are committed between two looks, or while the loop is busy, come as one.
+
+        Args:
+            timeout: end when no version comes for so many seconds; None waits for ever. 0 yields
+                what is there already.
+            every: seconds between two looks, each of which is one `fstat` of the directory as long
+                as nothing is committed.
+
+        Ctrl-C ends the wait. Raises InvalidInputError for a writer and for a copy of objects, which
+        never changes.
+
+        >>> with tierstore.open(store.path) as reader:
+        ...     for new in reader.follow(timeout=0):
+        ...         changed = reader["item"].read(new.rows["item"])
+        """
+        self._door.check()
+        if self._door.writable or not self._state.directory.removable:
+            raise InvalidInputError(
+                f"only readers of a store on a disk follow it: open {self.path} for reading"
+            )
+        if not (every > 0 and (timeout is None or timeout >= 0)):
+            raise InvalidInputError(
+                f"every must be above 0 and timeout at least 0, not {every!r} and {timeout!r}"
+            )
+        return self._follow(timeout, every)
+
+    def _follow(self, timeout: float | None, every: float) -> Iterator[NewVersion]:
+        self._door.check()
+        with self._reader(None) as ahead:
+            watch = DirectoryWatch(ahead._state.directory, timeout, every)
+            while True:
+                watch.may_have_changed()
+                ahead.refresh()
+                self._door.check()
+                if ahead.version == self.version:
+                    if not watch.wait():
+                        return
+                    continue
+                with internal_errors():
+                    since, rows = self.version, changed_rows(self, ahead)
+                    self.refresh()
+                    if self.version != ahead.version:  # a commit came in between
+                        rows = union(rows, changed_rows(ahead, self))
+                yield NewVersion(self.version, self.step, since, rows)
+                watch.restart()
+
+    def fold(self, *, progress: Progress | None = None) -> list[int]:
         """Merge all deltas into the base files and drop all versions but the newest.
 
         Afterwards the base files alone contain the tables, readable with NumPy or zarr. Returns the
-        dropped versions. Raises LockedError while an older version is open for reading, and
+        dropped versions. `progress(done, total)` counts the rows of tables that have deltas, twice:
+        they are written, then verified. An error that it raises ends the fold, which a later one
+        repeats. Raises LockedError while an older version is open for reading, and
         InvalidInputError if there are uncommitted rows or an older version is kept under a name.
         """
         state = self._state
@@ -364,7 +420,7 @@ class Store(SchemaChanges):
                         f"newest: call store.release({name!r}) first"
                     )
             before = set(state.ledger.versions)
-            if not self._folder.fold(state.manifest.version):
+            if not self._folder.fold(state.manifest.version, progress):
                 raise LockedError(
                     f"{state.oldest_reader()} is open for reading from {self.path}; fold once that "
                     "reader is closed or has called refresh()"
@@ -413,8 +469,70 @@ class Store(SchemaChanges):
             with self._reader(wanted) as source:
                 return source._save(where, skip=skip, progress=progress)
 
-    def _reader(self, version: int | str) -> Store:
-        """Open a kept version for reading, without caches."""
+    def update_copy(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        version: int | str | None = None,
+        dry_run: bool = False,
+        allow_untested: bool = False,
+        progress: Progress | None = None,
+    ) -> CopyUpdate:
+        """Bring a copy that `save` made to the committed version, or another kept one.
+
+        Only what the copy lacks is written: rows and keys that differ, other scalars and payload,
+        and whole tables that are new or have other fields, numbers of rows or backends, as one
+        version of the copy. A kill or a power failure leaves the copy at its old version or at the
+        new one; readers of the copy switch with `refresh`. If there is no copy, this makes it.
+
+        The cost depends on the rows that were written between the versions if this store still
+        keeps the version of the copy, see `keep`; otherwise all rows of both are read and compared.
+        `dry_run` writes nothing, and returns what would be written.
+
+        Raises InvalidInputError if `path` is not a copy of this store, VersionError if the copy has
+        own changes or is newer, LockedError if it is open for writing, and the errors of `open`.
+        `allow_untested` is that of `tierstore.open`.
+        """
+        self._door.check()
+        with internal_errors(), contextlib.ExitStack() as opened:
+            where = _io.locate(path)
+            if isinstance(where, _io.Objects):
+                raise InvalidInputError(
+                    f"{where} is not on a disk, and objects never change: save a new copy there"
+                )
+            wanted = self.version if version is None else version_or_name(version)
+            new = self
+            if self._door.writable or wanted != self.version:
+                new = opened.enter_context(self._reader(wanted))
+            source = new._source()
+            if not os.path.lexists(where):
+                if not dry_run:
+                    new._save(where, skip=False, progress=progress)
+                return whole_copy(where, source)
+            options = Options(path=where, budget=_NOTHING)
+            with Store(options) as copy:  # a writer would tidy up what may be another store
+                if not check_copy(where, copy._state, source.manifest):
+                    return CopyUpdate(where, new.version, new.version)
+                if dry_run:
+                    return lacking(copy._state, source, self._like(copy, opened), progress)
+            options = dataclasses.replace(options, mode="r+", allow_untested=allow_untested)
+            with Store(options) as copy:
+                if not check_copy(where, copy._state, source.manifest):
+                    return CopyUpdate(where, new.version, new.version)
+                base = self._like(copy, opened)
+                return update(copy._state, copy._folder, source, base, progress)
+
+    def _like(self, copy: Store, opened: contextlib.ExitStack) -> Mapping[str, Table]:
+        """Open the version that a copy is equal to; return its tables, or none if not kept."""
+        mark = copy._state.manifest.mark
+        for manifest in self._state.history.versions().values():
+            if manifest.mark == mark:
+                with contextlib.suppress(VersionError):  # removed meanwhile
+                    return dict(opened.enter_context(self._reader(manifest.version)))
+        return {}
+
+    def _reader(self, version: int | str | None) -> Store:
+        """Open a kept version, or the newest, for reading, without caches."""
         options = Options(
             path=self._options.path,
             within=self._state.directory,

@@ -191,7 +191,8 @@ def open_directory(path: Path | _io.Objects) -> _io.Directory:
         return _io.Directory.open(path)
     except FileNotFoundError:
         raise NotAStoreError(
-            f"{path} does not exist; check the path, or create a store with tierstore.create",
+            f"{path} does not exist; check the path, or create a store with tierstore.create or "
+            "'tierstore init'",
             filename=path,
         ) from None
     except NotADirectoryError:

@@ -12,9 +12,7 @@ from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError
 from tierstore.policy.frequency import count_keys, most_used
 
 __all__ = [
-    "Groups",
     "Ids",
-    "grouped",
     "host_ids",
     "is_cupy",
     "is_torch",
@@ -123,47 +121,6 @@ def rows_to_warm(
         return np.arange(min(rows, slots)), None
     keys = count_keys(counts, rows)
     return most_used(keys, slots), keys
-
-
-class Groups(NamedTuple):
-    """The ids of a batch grouped by row.
-
-    Attributes:
-        rows: the distinct rows `(m,)`, ascending.
-        positions: which of them each id `(n,)` is of.
-        order: the positions of the ids `(n,)`, row by row, ascending within a row.
-        starts: where each row's part of `order` begins, and its end, `(m + 1,)`.
-    """
-
-    rows: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.intp]
-    order: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.int64]
-
-
-_FEW = 1024
-_LOW = 0xFFFFFFFF
-
-
-def grouped(rows: npt.NDArray[np.int64]) -> Groups:
-    """Group ids `(n,)`, by one sort of row and position together where they are many."""
-    if rows.size <= _FEW or rows.max() > _LOW >> 1:
-        order = rows.argsort(kind="stable")
-        ordered = rows.take(order)
-    else:
-        ordered = rows << 32
-        ordered |= np.arange(rows.size)
-        ordered.sort()
-        order = ordered & _LOW
-        ordered >>= 32
-    first = np.ones(rows.size + 1, np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:-1])
-    number = first[:-1].cumsum()
-    number -= 1
-    positions = np.empty(rows.size, np.intp)
-    positions[order] = number
-    starts = first.nonzero()[0]
-    return Groups(ordered.take(starts[:-1]), positions, order, starts)
 
 
 def last_of_each(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.intp] | None:

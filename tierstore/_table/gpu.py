@@ -571,6 +571,11 @@ class DeviceAccess(DeviceArrays):
         """Pin the distinct rows of a batch."""
         return DeviceLease(self, ids)
 
+    def lease_and_read(self, ids: Ids, field: str) -> tuple[DeviceLease, Any]:
+        """Pin the distinct rows, and return one field of the row of each id."""
+        lease = DeviceLease(self, ids)
+        return lease, lease.expand(field)
+
     def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
         """Start promoting rows to the device; see `GpuTier.fetch`.
 

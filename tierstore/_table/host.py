@@ -16,13 +16,14 @@ import numpy.typing as npt
 
 from tierstore._door import Call, Door, Use
 from tierstore._dtypes import DTypeName
-from tierstore._table.address import Groups, Ids, grouped, host_ids, last_of_each
+from tierstore._table.address import Ids, host_ids, last_of_each
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.values import Columns, from_bytes, to_bytes
 from tierstore._tiers.base import ROLLED_BACK, lease_ended
 from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel
+from tierstore._tiers.groups import Groups
 from tierstore._tiers.space import Extent, Space, WholeSpace
 from tierstore.errors import ClosedError, DeviceError
 from tierstore.spec import Field, RecordLayout
@@ -173,6 +174,9 @@ class Access(Protocol):
     def lease(self, ids: Ids) -> Lease:
         """Pin the distinct rows of a batch."""
 
+    def lease_and_read(self, ids: Ids, field: str) -> tuple[Lease, Any]:
+        """Do so, and return what `expand` of the lease returns."""
+
     def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
         """Check ids, and start bringing their rows nearer.
 
@@ -221,6 +225,13 @@ class HostAccess:
         first = layout.fields[0][0]
         if first in self._plain:
             self._plain[None] = self._plain[first]
+
+    def place_of(self, field: str) -> tuple[Field, int, int]:
+        """Return a field and its byte range; raises UnknownNameError for one that is not there."""
+        found = self.fields.get(field)
+        if found is None:
+            self.layout.field(field)
+        return found or self.fields[field]
 
     def ids(self, ids: object) -> Ids:
         """Check ids and bring them to the host; see `host_ids`."""
@@ -305,6 +316,13 @@ class HostAccess:
         """Pin the distinct rows of a batch."""
         return HostLease(self, ids)
 
+    def lease_and_read(self, ids: Ids, field: str) -> tuple[HostLease, Any]:
+        """Pin the distinct rows, and return one field of the row of each id, in one call."""
+        item, lo, hi = self.place_of(field)
+        out = np.empty((ids.rows.size, hi - lo), np.uint8)
+        lease = HostLease(self, ids, out, lo)
+        return lease, from_bytes(out, item, ids)
+
     def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
         """Announce rows to the disk, then take them into the host tier, on another thread."""
         nearest, epoch = self.nearest, self.extent.epoch
@@ -325,31 +343,39 @@ class HostLease:
     """A lease on the host; see `Lease`. Here `bound` is the number of distinct rows.
 
     Attributes:
-        rows: the distinct row ids, int64 `(bound,)`, ascending.
-        positions: intp, in the shape of the ids.
+        groups: the ids grouped by row, by rows of the space.
+        bound: the number of distinct rows.
     """
 
     device = None
 
-    def __init__(self, access: HostAccess, ids: Ids) -> None:
-        """Promote and pin the distinct rows of a batch."""
-        self.groups: Groups | None = grouped(ids.rows)
-        self.rows, positions, *_ = self.groups
-        self.positions = positions.reshape(ids.shape)
-        self.bound = int(self.rows.size)
-        self._layout = access.layout
-        self._fields = access.fields
+    def __init__(self, access: HostAccess, ids: Ids, out: Any = None, lo: int = 0) -> None:
+        """Promote and pin the distinct rows of a batch; read bytes `lo …` of each id into `out`."""
+        rows = ids.rows + access.start if access.start else ids.rows
+        self.groups: Groups = Groups(rows)
+        self.bound: int = self.groups.rows.size
+        self._access = access
         self._door = access.door
         self._nearest = access.nearest
-        self._held = self.rows + access.start if access.start else self.rows
-        self._ids = Ids(self.rows, (self.bound,), ids.kind)
-        self._batch = Ids(positions, ids.shape, ids.kind)
+        self._shape = ids.shape
+        self._kind = ids.kind
         self._released = False
         with Call(self._door):
             self._epoch = access.extent.epoch
             if self._epoch.ended:
                 self._epoch.check_open()
-            self._pinned = self._nearest.lease(self._held, self._batch.rows)
+            self._pinned = self._nearest.lease(self.groups, rows, out, lo)
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """The distinct row ids, int64 `(bound,)`, ascending."""
+        start = self._access.start
+        return self.groups.rows - start if start else self.groups.rows
+
+    @property
+    def positions(self) -> npt.NDArray[np.intp]:
+        """For each id the index of its distinct row, in the shape of the ids."""
+        return self.groups.positions.reshape(self._shape)
 
     @property
     def ended(self) -> bool:
@@ -369,33 +395,34 @@ class HostLease:
 
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
-        item, lo, hi = self._fields.get(field) or self._field(field)
-        return from_bytes(self._gather(lo, hi), item, self._ids)
+        item, lo, hi = self._access.place_of(field)
+        return from_bytes(self._gather(lo, hi), item, self._distinct)
 
     def expand(self, field: str) -> Any:
         """Return one field of the row of each id, a fresh array `ids.shape + (dim,)`."""
-        item, lo, hi = self._fields.get(field) or self._field(field)
-        return from_bytes(self._gather(lo, hi, self._batch.rows), item, self._batch)
+        item, lo, hi = self._access.place_of(field)
+        ids = Ids(self.groups.order, self._shape, self._kind)
+        return from_bytes(self._gather(lo, hi, each=True), item, ids)
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""
-        self.write_columns(Columns(self._layout, [field]), {field: values})
+        self.write_columns(Columns(self._access.layout, [field]), {field: values})
 
     def read_columns(self, columns: Columns) -> dict[str, Any]:
         """Return several fields of the distinct rows as `read` does, by name."""
-        return columns.parted(self._gather(columns.lo, columns.hi), self._ids)
+        return columns.parted(self._gather(columns.lo, columns.hi), self._distinct)
 
     def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
         """Write `(bound, dim)` values over several fields of the distinct rows."""
         if self._released or self._epoch.ended:
             self._refuse()
-        pieces = columns.joined(values, self._ids)
+        pieces = columns.joined(values, self._distinct)
         enter = Call if len(pieces) == 1 else Use  # or half a row might show
         with enter(self._door, write=True):
             if self._released or self._epoch.ended:
                 self._refuse()
             for lo, hi, data in pieces:
-                self._nearest.write_held(self._held, data, lo, hi)
+                self._nearest.write_held(self.groups.rows, data, lo, hi)
 
     def update(self, columns: Columns, change: Callable[[Any, slice], object]) -> bool:
         """Change the bytes of several fields of the distinct rows in place, part by part.
@@ -406,25 +433,25 @@ class HostLease:
         with Call(self._door, write=True):
             if self._released or self._epoch.ended:
                 self._refuse()
-            return self._nearest.update_held(self._held, columns.lo, columns.hi, change)
+            return self._nearest.update_held(self.groups.rows, columns.lo, columns.hi, change)
 
     def launch(self, *_: object, **__: object) -> None:
         """Raise DeviceError: kernels cannot reach these records."""
         raise DeviceError("this lease is on the host, where no kernel can reach its rows")
 
-    def _field(self, name: str) -> tuple[Field, int, int]:
-        """Raise UnknownNameError for a field that is not there."""
-        self._layout.field(name)
-        return self._fields[name]
+    @property
+    def _distinct(self) -> Ids:
+        """The distinct rows as ids."""
+        return Ids(self.groups.rows, (self.bound,), self._kind)
 
-    def _gather(self, lo: int, hi: int, positions: Any = None) -> Any:
-        """Return bytes `lo:hi` of the distinct rows, or of the row at each of some positions."""
-        rows = self.bound if positions is None else positions.size
+    def _gather(self, lo: int, hi: int, *, each: bool = False) -> Any:
+        """Return bytes `lo:hi` of the distinct rows, or of the row of each id."""
+        rows = self.groups.order.size if each else self.bound
         out = np.empty((rows, hi - lo), np.uint8)
         with Call(self._door):
             if self._released or self._epoch.ended:
                 self._refuse()
-            self._nearest.read_held(self._held, out, lo, hi, positions)
+            self._nearest.read_held(self.groups, out, lo, each=each)
         return out
 
     def release(self) -> None:

@@ -525,6 +525,17 @@ class Table:
         except INTERNAL as error:
             raise internal_error(error) from error
 
+    def _lease_and_read(self, ids: object, field: str) -> tuple[Lease, Any]:
+        """Lease a batch, and return one field of the row of each id, as `expand` does."""
+        try:
+            access = self._access
+            batch = access.ids(ids)
+            if self._recording is not None:
+                self._recording.add(on_host(batch.rows))
+            return access.lease_and_read(batch, field)
+        except INTERNAL as error:
+            raise internal_error(error) from error
+
     def _batch(self, ids: object, *, record: bool = True) -> Ids:
         """Check the ids of a batch, and add them to an open recording."""
         batch = self._access.ids(ids)

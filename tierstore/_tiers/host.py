@@ -26,6 +26,7 @@ from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
 from tierstore._tiers import memory
 from tierstore._tiers.base import Bytes, DeviceView, Rows, Tier
+from tierstore._tiers.groups import Groups
 from tierstore._tiers.memory import ALIGNMENT, Arrays
 from tierstore._tiers.slots import (
     CachedSlots,
@@ -68,6 +69,7 @@ _PATIENCE = 0.05
 """Seconds after which a thread looks again whether the rows it waits for have arrived."""
 _NONE = np.empty(0, np.intp)
 _NO_ROWS = np.empty(0, np.int64)
+_NO_SLOTS = np.empty(0, np.int32)
 
 
 def nothing_to_await() -> None:
@@ -294,44 +296,51 @@ class HostTier:
                 self._write_below(rows[absent], records[absent], lo)
             self._add(rows, written=1, bytes_in=records.shape[1])
 
-    def lease(self, rows: Rows, positions: Positions | None = None) -> Slots:
-        """Promote distinct rows and pin them; return the slots to give back, if there are any.
+    def lease(
+        self, batch: Groups, ids: Rows | None = None, out: Bytes | None = None, lo: int = 0
+    ) -> Slots:
+        """Promote the rows of a batch and pin them; return the slots to give back, if any.
 
-        They are admitted whatever they score: a step reads and writes them field by field.
-        `positions` says which of them each id of the batch is, for the counters.
+        They are admitted whatever they score: a step reads and writes them field by field. Given
+        `out` `(n, width)` it also does what `read_held` does for each of the `ids` `(n,)`.
         """
+        rows = batch.rows
+        pinned: Slots = _NO_SLOTS
         with self._lock:
-            slots = self._locate(rows, force=True, positions=positions)
-            if not isinstance(self.map, CachedSlots):
-                return slots[:0]
-            pinned = slots[slots >= 0]
-            self.map.pins.lease(pinned)
-            return pinned
+            slots = self._locate(rows, force=True, batch=batch)
+            if isinstance(self.map, CachedSlots):
+                pinned = slots[slots >= 0]
+                self.map.pins.lease(pinned)
+            if out is None or ids is None:
+                return pinned
+            try:
+                if slots is rows:
+                    self._copy_items(ids, out, lo)
+                else:
+                    self._copy_held(batch, slots, out, lo)
+            except BaseException:
+                self.give_back(pinned)
+                raise
+            self._add(rows, bytes_out=out.shape[1])
+        return pinned
 
-    def read_held(
-        self, rows: Rows, out: Bytes, lo: int, hi: int, positions: Positions | None = None
-    ) -> None:
-        """Copy bytes `lo:hi` of leased rows into `out`; the lease has counted and admitted them.
+    def read_held(self, batch: Groups, out: Bytes, lo: int, *, each: bool = False) -> None:
+        """Copy bytes `lo …` of leased rows into `out`; the lease has counted and admitted them.
 
-        With `positions` `(n,)` those of row `rows[positions[i]]` go to `out[i]`.
+        `out` has one for each distinct row, or with `each` for each id.
         """
+        rows = batch.rows
         with self._lock:
             slots = self.map.lookup(rows)
-            absent = _NONE if slots is rows else np.flatnonzero(slots < 0)
-            if not absent.size:
-                at = slots if positions is None else slots.take(positions)
-                if out.nbytes <= _FEW_BYTES:
-                    window = self._windows[lo, hi]
-                    out.view(window.dtype)[:, 0] = window[at]
-                else:
-                    _rowcopy.gather(self.records, at, out, lo)
+            if each:
+                self._copy_held(batch, slots, out, lo)
+            elif slots is rows or not (slots < 0).any():
+                self._copy_items(slots, out, lo)
             else:
-                block = out if positions is None else np.empty((rows.size, hi - lo), np.uint8)
-                self._copy_found(slots, absent.size, block, lo)
-                self._read_below(rows, absent, block, lo)
-                if positions is not None:
-                    _rowcopy.gather(block, positions, out)
-            self._add(rows, bytes_out=hi - lo)
+                absent = np.flatnonzero(slots < 0)
+                self._copy_found(slots, absent.size, out, lo)
+                self._read_below(rows, absent, out, lo)
+            self._add(rows, bytes_out=out.shape[1])
 
     def write_held(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of leased rows, distinct."""
@@ -397,6 +406,25 @@ class HostTier:
                 return slots, missing
             self._arrived.wait(_PATIENCE)
 
+    def _copy_items(self, slots: Slots, out: Bytes, lo: int) -> None:
+        """Copy byte ranges of the records in `slots` to `out`."""
+        if out.nbytes <= _FEW_BYTES:
+            window = self._windows[lo, lo + out.shape[1]]
+            out.view(window.dtype)[:, 0] = window[slots]
+        else:
+            _rowcopy.gather(self.records, slots, out, lo)
+
+    def _copy_held(self, batch: Groups, slots: Slots, out: Bytes, lo: int) -> None:
+        """Copy byte ranges of leased rows, whose distinct ones have `slots`, for each id."""
+        absent = np.flatnonzero(slots < 0)
+        if not absent.size:
+            self._copy_items(slots.take(batch.positions), out, lo)
+            return
+        block = np.empty((slots.size, out.shape[1]), np.uint8)
+        self._copy_found(slots, absent.size, block, lo)
+        self._read_below(batch.rows, absent, block, lo)
+        _rowcopy.gather(block, batch.positions, out)
+
     def _copy_found(self, slots: Slots, missing: int, out: Bytes, lo: int) -> None:
         """Copy byte ranges of the records in `slots` to `out`, except for so many that have none.
 
@@ -458,16 +486,16 @@ class HostTier:
         *,
         ahead: bool = False,
         force: bool = False,
-        positions: Positions | None = None,
+        batch: Groups | None = None,
     ) -> Slots:
         """Return the slot of each row, admitting those that are missing; -1: there was no room.
 
         `ahead`: this is not the use of the rows yet. `force`: admit whatever the rows score.
-        `positions`: which of `rows`, distinct, each id of the batch is.
+        `batch`: whose distinct rows they are.
         """
         slots, missing = self._find(rows)
-        if positions is not None:
-            self._count_distinct(rows, slots, missing.size, positions)
+        if batch is not None:
+            self._count_distinct(batch, slots, missing)
         elif not ahead:
             self._count(rows, slots, missing.size)
         if not (missing.size or ahead):
@@ -477,9 +505,8 @@ class HostTier:
             self.map.use(rows)
         self.map.touch(slots.compress(slots >= 0))
         if missing.size:
-            if positions is not None and missing.size > self.slots:
-                repeats = np.bincount(positions.ravel(), minlength=rows.size)[missing]
-                missing = missing[np.argsort(-repeats, kind="stable")]
+            if batch is not None and missing.size > self.slots:
+                missing = missing[np.argsort(-batch.repeats[missing], kind="stable")]
             self._promote(self.map.distinct(rows[missing]), force=force)
             slots = self.map.lookup(rows)  # all: others may have made room of any meanwhile
         self.map.next_batch()
@@ -491,6 +518,8 @@ class HostTier:
         if order is not None:
             rows = rows[order]
         room = self._make_room(rows, force=force)
+        if not room.slots.size:
+            return
         rows = np.sort(rows[: room.slots.size])
         done, sent = 0, False
         try:
@@ -705,8 +734,9 @@ class HostTier:
         """
         self.before_change()
         with self._lock:
-            slots = self.map.lookup(rows)
-            self.map.release(np.union1d(self._changed(), slots[slots >= 0]))
+            slots, changed = self.map.lookup(rows), self._changed()
+            slots = slots.compress(slots >= 0)
+            self.map.release(_rowcopy.unique(np.concatenate([changed, slots])))
         if isinstance(self.map, CachedSlots):
             self.map.pins.clear()
 
@@ -803,25 +833,26 @@ class HostTier:
             self._add(_rowcopy.unique(found) if missing else distinct, unique_hits=1)
         self._batches += 1
 
-    def _count_distinct(self, rows: Rows, slots: Slots, missing: int, positions: Positions) -> None:
-        """Count a batch whose distinct rows are known: their slots, and which each id is."""
+    def _count_distinct(self, batch: Groups, slots: Slots, missing: Positions) -> None:
+        """Count a batch, given the slots of its distinct rows, and which have none."""
+        rows, ids = batch.rows, batch.order.size
         if self._only is None and self._is_across(rows):
             edges, across = np.searchsorted(rows, self._edges), self._across
-            ids, found = np.bincount(positions, minlength=rows.size), slots >= 0
+            repeats, found = batch.repeats, slots >= 0
             for name, each in (
-                ("requested", ids),
-                ("unique_of", ids),
-                ("hits", ids * found),
+                ("requested", repeats),
+                ("unique_of", repeats),
+                ("hits", repeats * found),
                 ("unique", np.ones(rows.size, np.int64)),
                 ("unique_hits", found),
             ):
                 across[name] += np.diff(np.append(0, each.cumsum())[edges])
             return
         stats, absent = self._only or self._stats_of(rows), 0
-        if missing:
-            absent = int(np.count_nonzero(slots[positions] < 0))
-        stats.requested += positions.size
-        stats.hits += positions.size - absent
-        stats.unique += slots.size
-        stats.unique_hits += slots.size - missing
-        stats.unique_of += positions.size
+        if missing.size:
+            absent = int(batch.repeats[missing].sum())
+        stats.requested += ids
+        stats.hits += ids - absent
+        stats.unique += rows.size
+        stats.unique_hits += rows.size - missing.size
+        stats.unique_of += ids

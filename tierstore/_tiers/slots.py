@@ -317,6 +317,8 @@ class CachedSlots:
 
     def victims(self, rows: Rows, *, force: bool = False) -> Slots:
         """Take slots to evict for a leading part of `rows`; `evict` empties them."""
+        if self.pins.full:
+            return np.empty(0, np.int32)
         return self.policy.victims(rows, self.pins.barred, force=force)
 
     def evict(self, victims: Slots) -> None:
@@ -379,6 +381,11 @@ class Pins:
     def ahead(self) -> int:
         """Slots that batches within the window were fetched ahead into, used ones included."""
         return sum(self._tickets)
+
+    @property
+    def full(self) -> bool:
+        """Whether open leases hold every slot."""
+        return self._leased >= self.leases.size and bool(self.leases.all())
 
     def lease(self, slots: Slots) -> None:
         """Pin distinct slots until they are given back."""

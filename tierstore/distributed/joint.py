@@ -45,8 +45,8 @@ class DistributedJointTable:
             self._ranks,
             first.device,
             self.shard.name,
-            owners_of=lambda numbers: first.exchange.owners_of(self._split(numbers)[1]),
             rows_of=self._rows_of,
+            size=lambda: sum(table.rows for table in self.tables),
         )
         self._seen: Location | None = None
         self._tags: dict[Features, int] = {}
@@ -65,14 +65,10 @@ class DistributedJointTable:
             self._exchange.announced.clear()  # they ask by other numbers
             self._seen = location
 
-    def _split(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the table of each number, and the id there."""
-        tables = torch.searchsorted(self._ends, numbers, right=True).clamp(max=len(self.tables) - 1)
-        return tables, numbers - self._starts[tables]
-
     def _rows_of(self, numbers: Tensor) -> Tensor:
         """Return the row in the space of this rank of each number that it owns."""
-        tables, ids = self._split(numbers)
+        tables = torch.searchsorted(self._ends, numbers, right=True)
+        ids = numbers - self._starts[tables]
         rows: Tensor = self._own_starts[tables] + self._place.rows_of(ids)
         return rows
 
@@ -110,9 +106,9 @@ class DistributedJointTable:
                         f"{rows - 1}"
                     )
 
-        self._wanted = Wanted(
-            found, ids, self._tag(features), features.tables, list(lengths), is_bad, refuse
-        )
+        owners = self.tables[0].owners_of(split).view(-1)
+        tag, tables = self._tag(features), features.tables
+        self._wanted = Wanted(found, owners, ids, tag, tables, list(lengths), is_bad, refuse)
         return found
 
     def _bounds_of(self, features: Features) -> tuple[Tensor, Tensor]:

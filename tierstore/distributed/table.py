@@ -51,8 +51,8 @@ class DistributedTable:
             ranks,
             shard.device,
             shard.name,
-            owners_of=lambda ids: place.partition_of(ids) * ranks.count // place.partitions,
             rows_of=place.rows_of,
+            size=lambda: self.rows,
         )
         self._tag = zlib.crc32(shard.name.encode())
 
@@ -125,6 +125,11 @@ class DistributedTable:
         """
         return self.exchange.request(self._wanted(ids))
 
+    def owners_of(self, ids: Tensor) -> Tensor:
+        """Return the rank that owns each of some ids."""
+        owners: Tensor = self.place.partition_of(ids) * self.ranks // self.place.partitions
+        return owners
+
     def _wanted(self, ids: Any) -> Wanted:
         error: TierStoreError | None = None
         is_bad: Tensor | None = None
@@ -134,6 +139,7 @@ class DistributedTable:
             error, own = found, torch.empty(0, dtype=torch.int64, device=self.device)
         return Wanted(
             own,
+            self.owners_of(own),
             ids if isinstance(ids, Tensor) else own,
             self._tag,
             is_bad=is_bad,

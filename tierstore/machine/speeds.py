@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -126,6 +127,8 @@ class Speeds:
         cold_rows: those it reads from the disk.
         hot_rows: those it reads from its host tier if they are few enough for the CPU's caches.
         leased_rows: those it leases, reads and writes in its host tier, as a training step does.
+        hot_leased_rows: the same, few enough for the CPU's caches.
+        miss_seconds: what a read that misses takes besides the time of its rows.
     """
 
     copy_bytes: float
@@ -140,6 +143,8 @@ class Speeds:
     cold_rows: float | None = None
     hot_rows: float | None = None
     leased_rows: float | None = None
+    hot_leased_rows: float | None = None
+    miss_seconds: float | None = None
 
     def to_dict(self) -> dict[str, float | None]:
         """Return the figures by name."""
@@ -370,6 +375,8 @@ class Standing:
 
 _SMALL_BATCH = 8192
 """Rows whose copies the caches hold too."""
+_FEW = 1024
+"""Rows that are read in little more time than one."""
 HOT_BYTES = 16 << 20
 """Bytes of rows that the caches of a CPU are taken to hold."""
 
@@ -393,11 +400,16 @@ def stand(
         create(path, {"t": spec}, budget=Budget(host=0), progress=progress).close()
         warm, cold = _warm(path, seconds), _cold(path, seconds)
         cached = _cached(path, seconds)
-        found = replace(speeds, warm_rows=warm, cached_rows=cached, cold_rows=cold)
+        few = HOT_BYTES // ROW_BYTES
         found = replace(
-            found,
-            hot_rows=_warm(path, seconds, among=HOT_BYTES // ROW_BYTES),
+            speeds,
+            warm_rows=warm,
+            cached_rows=cached,
+            cold_rows=cold,
+            hot_rows=_warm(path, seconds, among=few),
             leased_rows=_leased(path, seconds),
+            hot_leased_rows=_leased(path, seconds, among=few),
+            miss_seconds=max(1e-6, _FEW / _cached(path, seconds, _FEW) - _FEW / cached),
         )
         _keep(directory, found)
         return [
@@ -418,19 +430,20 @@ def _warm(path: Path, seconds: float, among: int | None = None) -> float:
     with open_store(path, budget=Budget(host_rows=2**40)) as store:
         table = store["t"]
         table.warm()
-        count = min(_BATCH if among is None else _SMALL_BATCH, table.rows)
+        count = min(_SMALL_BATCH, table.rows)
         rows = min(table.rows, among or table.rows)
         batches = cycle(np.random.default_rng(1).integers(0, rows, (8, count)))
         return _reached_rate(lambda: len(table.read(next(batches))), seconds)
 
 
-def _leased(path: Path, seconds: float) -> float:
-    """Return the rows per second leased, read and written in the host tier, all resident."""
+def _leased(path: Path, seconds: float, among: int | None = None) -> float:
+    """Return the rows per second leased, read and written in the host tier, of all or a few."""
     with open_store(path, "r+", budget=Budget(host_rows=2**40)) as store:
         table = store["t"]
         table.warm()
-        count = min(_BATCH, table.rows)
-        batches = cycle(np.random.default_rng(3).integers(0, table.rows, (8, count)))
+        count = min(_SMALL_BATCH, table.rows)
+        rows = min(table.rows, among or table.rows)
+        batches = cycle(np.random.default_rng(3).integers(0, rows, (8, count)))
 
         def work() -> int:
             with table.lease(next(batches)) as lease:
@@ -442,24 +455,24 @@ def _leased(path: Path, seconds: float) -> float:
         return rate
 
 
-def _cached(path: Path, seconds: float) -> float:
+def _cached(path: Path, seconds: float, batch: int = _BATCH) -> float:
     """Return the rows per second read without a host tier, from files in the page cache."""
     with open_store(path, budget=Budget(host=0)) as store:
         table = store["t"]
         for _ in table.scan():
             pass
-        count = min(_BATCH, table.rows)
+        count = min(batch, table.rows)
         batches = cycle(np.random.default_rng(2).integers(0, table.rows, (8, count)))
         return _reached_rate(lambda: len(table.read(next(batches))), seconds)
 
 
 def _cold(path: Path, seconds: float) -> float:
-    """Return the rows per second read from the disk, none cached."""
+    """Return the rows per second read from the disk, none cached, and few of them neighbours."""
     spent, done = 0.0, 0
     while spent < seconds:
         _forget(path)
         with open_store(path, budget=Budget(host=0)) as store:
-            ids = np.random.default_rng(done).permutation(store["t"].rows)[: _BATCH // 2]
+            ids = np.random.default_rng(done).permutation(store["t"].rows)[:_SMALL_BATCH]
             begin = time.perf_counter()
             done += len(store["t"].read(ids))
             spent += time.perf_counter() - begin
@@ -482,11 +495,15 @@ def _committed(path: Path, seconds: float) -> float:
 
 
 def _reached_rate(work: Callable[[], int], seconds: float) -> float:
+    """Return the median rate of calls; other work on the machine delays some of them."""
     work()
-    begin, done = time.perf_counter(), 0
-    while time.perf_counter() - begin < seconds:
-        done += work()
-    return done / (time.perf_counter() - begin)
+    rates: list[float] = []
+    end = time.perf_counter() + seconds
+    while not rates or time.perf_counter() < end:
+        begin = time.perf_counter()
+        done = work()
+        rates.append(done / (time.perf_counter() - begin))
+    return statistics.median(rates)
 
 
 def _forget(path: Path) -> None:

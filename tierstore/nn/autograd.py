@@ -132,6 +132,10 @@ class Abandoned:
                 raise
 
 
+def _leased(table: Table | JointTable, ids: Tensor, touched: frozenset[int]) -> Lease:
+    return table.lease(ids, touched) if isinstance(table, JointTable) else table.lease(ids)
+
+
 class Batch:
     """The rows of one lookup, leased until their gradient was applied, or cannot come any more.
 
@@ -148,23 +152,24 @@ class Batch:
         padding_idx: int | None,
         abandoned: Abandoned,
         touched: frozenset[int] = _FIRST,
+        *,
+        lease: Lease | None = None,
     ) -> None:
         """Lease the rows; the lease of a batch that is dropped goes to `abandoned`.
 
         The ids are the caller's and may change afterwards: nothing refers to them. Those of a joint
-        table are rows of its space, of the tables `touched`.
+        table are rows of its space, of the tables `touched`. A `lease` on their rows is taken over.
         """
-        ids = ids if ids.ndim == 1 else ids.reshape(-1)
         self._table = table
         self._abandoned = abandoned
-        self.size: int = len(ids)
+        self.size: int = ids.numel()
         self._joint = table if isinstance(table, JointTable) else None
-        if self._joint is None:
-            self.lease: Lease = table.lease(ids)
-        else:
+        if self._joint is not None:
             self._placement = self._joint.location
-            self.lease = self._joint.lease(ids, touched)
-        self.counted: Tensor | None = None if padding_idx is None else ids != padding_idx
+        self.lease: Lease = _leased(table, ids.reshape(-1), touched) if lease is None else lease
+        self.counted: Tensor | None = (
+            None if padding_idx is None else ids.reshape(-1) != padding_idx
+        )
         if self.lease.device is not None:
             self.lease.trim(wait=False)  # asks for the count, which the backward pass may find
 
@@ -182,7 +187,7 @@ class Batch:
     @cached_property
     def positions(self) -> Tensor:
         """For each id, the index of its row in compact arrays; -1 for bad ids."""
-        return torch.as_tensor(self.lease.positions)
+        return torch.as_tensor(self.lease.positions).reshape(-1)
 
     @property
     def distinct(self) -> Tensor:

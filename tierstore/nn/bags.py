@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tierstore._store.store import Store
+from tierstore.distributed.exchange import uploaded
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.nn import graphs
 from tierstore.nn.collection import (
@@ -238,9 +239,9 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             return names, self._keyed_parts(names, features, first)
         names, parts = tuple(features), []
         plan = self._arrange(names)
-        shape = _shape_of(list(features.values()))
-        if shape is not None and not any(part.layer.coming for part in self._plan(names)):
-            return names, self._even_parts(names, features, shape, first)
+        plain = _plain_of(list(features.values()))
+        if plain is not None and not any([part.layer.coming for part in self._plan(names)]):  # noqa: C419
+            return names, self._plain_parts(names, *plain, first)
         given = {name: self._bags_of(name, ids) for name, ids in features.items()}
         batch = next(iter(given.values())).batch
         for name, one in given.items():
@@ -256,21 +257,27 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             parts.append(self._part(plan, number, part, ids, lengths, offsets, weights, first))
         return names, parts
 
-    def _even_parts(
+    def _plain_parts(
         self,
         names: tuple[str, ...],
-        features: Mapping[str, Tensor],
-        shape: torch.Size,
+        every: Sequence[Tensor],
+        offsets: Sequence[Tensor] | None,
         first: Mapping[str, FirstRows],
     ) -> list[Part]:
-        """Return the bags of features whose ids are of one shape, with no operator for each."""
-        plan, parts, (batch, each) = self._arrange(names), [], shape
+        """Return the bags of features in one form, with no operator for each; see `_plain_of`."""
+        plan, parts = self._arrange(names), []
         for number, part in enumerate(self._plan(names)):
-            own = [features[name] for name in part.features.names]
+            places = range(len(names)) if part.places is None else part.places
+            own = [every[place] for place in places]
             ids = (own[0] if len(own) == 1 else torch.cat(own)).reshape(-1)
-            lengths = [batch * each] * len(own)
-            offsets = self._even_offsets(batch, (each,) * len(own), ids.device)
-            parts.append(self._part(plan, number, part, ids, lengths, offsets, None, first))
+            lengths = [each.numel() for each in own]
+            if offsets is None:
+                batch, each = own[0].shape
+                of = self._even_offsets(batch, (each,) * len(own), ids.device)
+            else:
+                starts = torch.stack([offsets[place] for place in places])
+                of = _moved(starts[:, :-1] if self.include_last_offset else starts, lengths)
+            parts.append(self._part(plan, number, part, ids, lengths, of, None, first))
         return parts
 
     def _keyed_parts(
@@ -406,7 +413,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         self, own: Sequence[_Ids], lengths: Sequence[int], device: torch.device
     ) -> Tensor:
         """Return where the bags of features begin among the ids of all of them."""
-        batch, total = own[0].batch, sum(lengths)
+        batch = own[0].batch
         if all([each.starts is None for each in own]):  # noqa: C419 - one call, not one for each
             return self._even_offsets(batch, tuple([each.each for each in own]), device)
         every = [
@@ -415,9 +422,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         ]
         if len({each.dtype for each in every}) > 1:
             every = [each.to(torch.int64) for each in every]
-        begins = torch.tensor([*itertools.accumulate(lengths[:-1], initial=0)])
-        starts = torch.stack(every) + begins.to(every[0].device)[:, None]
-        return pad(starts.reshape(-1), (0, 1), value=total)
+        return _moved(torch.stack(every), lengths)
 
     def _even_offsets(self, batch: int, each: tuple[int, ...], device: torch.device) -> Tensor:
         """Return where bags begin whose features have so many ids in each."""
@@ -444,13 +449,40 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         return other
 
 
-def _shape_of(given: Sequence[Any]) -> torch.Size | None:
-    """Return the shape `(bags, n)` of the ids of all features; None where they are not so plain."""
-    if {type(ids) for ids in given} != {Tensor} or any([ids.is_nested for ids in given]):  # noqa: C419
+def _plain_of(given: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Tensor] | None] | None:
+    """Return the ids of all features, and their offsets if they come with some.
+
+    None where they are not all int64 in one form: of one shape `(bags, n)`, or flat with equally
+    many offsets and without weights.
+    """
+    every, offsets = given, None
+    if {type(each) for each in given} == {tuple} and {len(each) for each in given} == {2}:
+        every, offsets = [each[0] for each in given], [each[1] for each in given]
+        if not _are_alike(offsets) or offsets[0].ndim != 1:
+            return None
+    if {type(ids) for ids in every} != {Tensor} or any([ids.is_nested for ids in every]):  # noqa: C419
         return None
-    kinds = {(ids.shape, ids.dtype, ids.device) for ids in given}
-    shape, dtype, _ = kinds.pop()
-    return shape if not kinds and len(shape) == 2 and dtype is torch.int64 else None
+    if offsets is None:
+        return (every, None) if _are_alike(every) and every[0].ndim == 2 else None
+    kinds = {(ids.ndim, ids.dtype, ids.device) for ids in every}
+    return (every, offsets) if kinds == {(1, torch.int64, every[0].device)} else None
+
+
+def _are_alike(tensors: Sequence[Any]) -> bool:
+    """Tell whether all are plain tensors, int64, of one shape and device."""
+    if {type(each) for each in tensors} != {Tensor} or any([each.is_nested for each in tensors]):  # noqa: C419
+        return False
+    kinds = {(each.shape, each.dtype, each.device) for each in tensors}
+    return len(kinds) == 1 and tensors[0].dtype is torch.int64
+
+
+def _moved(starts: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Return where bags begin among the ids of all features, and where the last one ends.
+
+    `starts` is `(features, bags)`, among those of each feature alone.
+    """
+    begins = uploaded([*itertools.accumulate(lengths[:-1], initial=0)], starts.device)
+    return pad((starts + begins[:, None]).reshape(-1), (0, 1), value=sum(lengths))
 
 
 def _offsets_of(features: Any) -> Tensor:

@@ -236,9 +236,16 @@ class TieredEmbedding(RowsLayer):
         """Lease the rows of ids whose gradient may come; return them too, `ids.shape + (dim,)`."""
         if self._average is not None:
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
-        batch = self._leased(ids, self.padding_idx)
-        rows: Tensor = batch.lease.expand(self.field)
-        return batch, rows.view(*ids.shape, self.embedding_dim).to(self._anchor)
+        rows: Tensor
+        if self.is_shared:
+            batch = self._leased(ids, self.padding_idx)
+            rows = batch.lease.expand(self.field).view(*ids.shape, self.embedding_dim)
+            return batch, rows.to(self._anchor)
+        own = self._own
+        own.settle()
+        lease, rows = self.table._lease_and_read(ids, self.field)
+        batch = Batch(self.table, ids, self.padding_idx, own.abandoned, lease=lease)
+        return batch, rows if self._as_stored else rows.to(self._anchor)
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
@@ -255,7 +262,7 @@ class TieredEmbedding(RowsLayer):
     def _take_gradient(self, batch: Batch | RemoteBatch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""
         if batch.size:
-            own = gradient.to(self._device, self._dtype)
+            own = gradient if self._as_stored else gradient.to(self._device, self._dtype)
             self._own.add(batch.gradient(own))
 
     # -- as a module

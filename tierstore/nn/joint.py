@@ -37,6 +37,9 @@ from tierstore.nn.rows import RowsParameter
 
 __all__ = ["JointLayer", "KeyedJointLayer"]
 
+_MUCH = 1 << 20
+"""Bytes of gradients, about, above which a look at where they are is cheaper than a copy."""
+
 
 class Coming:
     """Ids of coming batches on a device, with one tensor of those of all features.
@@ -337,6 +340,27 @@ class _Lookup(torch.autograd.Function):
         nothing = None, None, None, None, None, None
         given = [each is not None for each in gradients]
         if accumulates(ctx.next_functions[0][0]) and any(given):
-            there = tuple(compress(gradients, given))
-            ctx.looked.give(torch.cat(there), None if all(given) else given)
+            there = [each for each in gradients if each is not None]
+            ctx.looked.give(_one_behind_the_other(there), None if all(given) else given)
         return nothing
+
+
+def _one_behind_the_other(parts: Sequence[Tensor]) -> Tensor:
+    """Return gradients as one tensor; those that lie so in memory are not copied.
+
+    The gradients of what a model concatenates are parts of one tensor.
+    """
+    first = parts[0]
+    if first.nbytes * len(parts) < _MUCH:
+        return torch.cat(parts)
+    at = first.data_ptr()
+    for each in parts:
+        if not each.nbytes:
+            continue
+        if each.data_ptr() != at or each.dtype != first.dtype or not each.is_contiguous():
+            return torch.cat(parts)
+        at += each.nbytes
+    rows = sum([len(each) for each in parts])
+    if first.untyped_storage().data_ptr() + first.untyped_storage().nbytes() < at:
+        return torch.cat(parts)  # neighbours by chance
+    return first.as_strided((rows, first.shape[1]), (first.shape[1], 1))

@@ -71,6 +71,7 @@ class RowsLayer(torch.nn.Module):
 
     def _follow(self, empty: Tensor) -> None:
         """Be of the type and on the device of an empty tensor, `(0, dim)`."""
+        self._as_stored: bool = empty.dtype == self._dtype and str(empty.device) == self._device
         self._anchor = empty.detach().requires_grad_()
         """What compiled graphs hang rows on: unlike the parameter, it is always empty."""
         self._node = torch.autograd.graph.get_gradient_edge(self._anchor).node

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -138,7 +138,8 @@ class InPlace:
         def change(data: Any, part: slice) -> None:
             before = data.copy() if trained is not None else data
             here = gradient if len(data) == len(gradient) else gradient[part]
-            _update_adam(block.fields(data), here, numbers)
+            weight, first, second = block.fields(data)
+            _update_adam(weight, first, second, here, numbers)
             if trained is not None:
                 kept = ~trained[part].numpy()
                 np.copyto(data, before, where=kept)
@@ -236,7 +237,8 @@ class _Block:
         """Find out whether operators can work on the fields in place."""
         self.columns = columns
         items, starts = columns.items, [lo for lo, _ in columns.spans]
-        size = items[0].storage.itemsize
+        self._storage = items[0].storage
+        size = self._storage.itemsize
         self.dtype: torch.dtype = items[0].element.torch_dtype()
         self.fits: bool = (
             self.dtype in (torch.float32, torch.float64)
@@ -247,20 +249,21 @@ class _Block:
         ends = [0, *(at + dim for at, dim in self._places)]
         self._adjacent = all(at == end for (at, _), end in zip(self._places, ends, strict=False))
 
-    def fields(self, data: Any) -> Sequence[Tensor]:
+    def fields(self, data: Any) -> Iterable[Tensor]:
         """Return the fields of records `(n, nbytes)`, views of them."""
-        values = torch.from_numpy(data).view(self.dtype)
+        values = torch.from_numpy(data.view(self._storage))
         if self._adjacent:
-            parts: Sequence[Tensor] = values.split(self._places[0][1], 1)
+            parts: Iterable[Tensor] = values.chunk(len(self._places), 1)
             return parts
         return [values.narrow(1, at, dim) for at, dim in self._places]
 
 
 def _plain(group: Group) -> bool:
     """Tell whether options ask for what torch's Adam does on the host by default."""
-    asked = any(map(group.get, ("fused", "foreach", "capturable", "differentiable", "amsgrad")))
-    numbers = [group["lr"], *group["betas"], group["weight_decay"], group["eps"]]
-    return not asked and not any(isinstance(number, Tensor) for number in numbers)
+    if any(map(group.get, ("fused", "foreach", "capturable", "differentiable", "amsgrad"))):
+        return False
+    numbers = group["lr"], *group["betas"], group["weight_decay"], group["eps"]
+    return True not in [isinstance(number, Tensor) for number in numbers]
 
 
 class _Adam(NamedTuple):
@@ -283,9 +286,15 @@ def _adam_on_host(kind: type, group: Group, step: float) -> _Adam:
     return _Adam(group["maximize"], decouples, *_adam(kind, group, step))
 
 
-def _update_adam(fields: Sequence[Tensor], gradient: Tensor, numbers: _Adam) -> None:
-    """Do what `torch.optim.Adam` does, operator by operator."""
-    weight, first, second = fields
+def _update_adam(
+    weight: Tensor, first: Tensor, second: Tensor, gradient: Tensor, numbers: _Adam
+) -> None:
+    """Do what `torch.optim.Adam` does, operator by operator.
+
+    Of operators that round once, in which torch and NumPy agree to the bit, NumPy's take a number
+    in a fraction of the time. `deviation` has no gaps, over which torch's root takes ten times as
+    long.
+    """
     if numbers.maximize:
         gradient = -gradient
     if numbers.decouples:
@@ -293,8 +302,14 @@ def _update_adam(fields: Sequence[Tensor], gradient: Tensor, numbers: _Adam) -> 
     if numbers.decay != 0:
         gradient = gradient.add(weight, alpha=numbers.decay)
     first.lerp_(gradient, numbers.first)
-    second.mul_(numbers.keep).addcmul_(gradient, gradient, value=numbers.second)
-    deviation = second.sqrt().div_(numbers.deviation).add_(numbers.eps)
+    kept = second.numpy()
+    values = kept * numbers.keep
+    deviation = torch.from_numpy(values)
+    deviation.addcmul_(gradient, gradient, value=numbers.second)
+    kept[:] = values
+    deviation.sqrt_()
+    values /= numbers.deviation
+    values += numbers.eps
     weight.addcdiv_(first, deviation, value=numbers.rate)
 
 

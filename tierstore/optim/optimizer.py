@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 from collections import Counter, defaultdict
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn, TypeAlias
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
 from tierstore._door import interrupts_deferred
 from tierstore._store.store import Store
@@ -31,6 +33,8 @@ from tierstore.optim.trained import Project, Share, TrainedField
 __all__ = ["TieredOptimizer"]
 
 _ROWS = (RowsParameter, TableRows)
+_hooks_before: Any = torch_optimizer._global_optimizer_pre_hooks
+_hooks_after: Any = torch_optimizer._global_optimizer_post_hooks
 
 Trained: TypeAlias = (
     torch.nn.Module
@@ -40,6 +44,25 @@ Trained: TypeAlias = (
     | Iterable[dict[str, Any]]
 )
 """A model, some modules or parameters of it, or groups of them with options of their own."""
+
+
+def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Have hooks and a profiler see a step as torch does for every optimizer, if there are any.
+
+    The range for a profiler takes a tenth of the time of a small step where no profiler runs. Among
+    the hooks of all optimizers is one of this library, which has nothing to refuse here.
+    """
+    seen: Any = torch.optim.Optimizer.profile_hook_step(step)
+
+    @functools.wraps(step)
+    def hooked(self: Any, *args: Any, **options: Any) -> Any:
+        hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        if hooks or len(_hooks_before) > 1 or _hooks_after or torch.autograd._profiler_enabled():
+            return seen(self, *args, **options)
+        return step(self, *args, **options)
+
+    hooked.hooked = True  # type: ignore[attr-defined]
+    return hooked
 
 
 class TieredOptimizer(torch.optim.Optimizer):
@@ -289,7 +312,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         if self._ordinary:
             super().zero_grad(set_to_none)
 
-    @torch.no_grad()
+    @_hooked
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters and rows that got a gradient; give that of the rows up.
 
@@ -306,7 +329,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with interrupts_deferred():
+        with interrupts_deferred(), torch.no_grad():
             gradients = []
             for rows, field in self._fields.items():
                 gradient = rows.gradient_for(self)
@@ -327,23 +350,24 @@ class TieredOptimizer(torch.optim.Optimizer):
         For its step, copies of the rows take the place of the parameters of the layers.
         """
         groups, states = self._inner.param_groups, self._inner.state
-        copied: list[tuple[TrainedField, Gradient, Share, torch.nn.Parameter]] = []
-        every, given = [], []
-        for group in groups:
-            every.append(group["params"])
-            given.append([each for each in group["params"] if type(each) not in _ROWS])
-        for field, gradient in gradients:
-            for share in field.shares(gradient):
-                if field.step_in_place(gradient, share, groups[share.of.group]):
-                    continue
-                copy, state = field.load(gradient, share)
-                if self._sparse and copy.grad is not None:
-                    copy.grad = as_gradient(self._inner, copy.grad)
-                states[copy] = state
-                copied.append((field, gradient, share, copy))
-                given[share.of.group].append(copy)
-        if not any(given):
+        left = [
+            (field, gradient, share)
+            for field, gradient in gradients
+            for share in field.shares(gradient)
+            if not field.step_in_place(gradient, share, groups[share.of.group])
+        ]
+        if not (left or self._ordinary):
             return
+        copied: list[tuple[TrainedField, Gradient, Share, torch.nn.Parameter]] = []
+        every = [group["params"] for group in groups]
+        given = [[each for each in listed if type(each) not in _ROWS] for listed in every]
+        for field, gradient, share in left:
+            copy, state = field.load(gradient, share)
+            if self._sparse and copy.grad is not None:
+                copy.grad = as_gradient(self._inner, copy.grad)
+            states[copy] = state
+            copied.append((field, gradient, share, copy))
+            given[share.of.group].append(copy)
         try:
             for group, listed in zip(groups, given, strict=True):
                 group["params"] = listed

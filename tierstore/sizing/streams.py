@@ -174,7 +174,9 @@ def _chosen(path: Path, name: str | None, names: list[str], able: list[str]) -> 
     """Return the name of the array to use: the given one, or the only one with integers."""
     listed = ", ".join(names) or "nothing"
     if name is None and len(able) != 1:
-        raise InvalidInputError(f"{path} contains {listed}: name the one with the ids")
+        raise InvalidInputError(
+            f"{path} contains {listed}: name the one with the ids (column=, --column)"
+        )
     name = able[0] if name is None else name
     if name not in names:
         raise InvalidInputError(f"{path} has no {name!r}; it has {listed}")

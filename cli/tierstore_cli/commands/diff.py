@@ -7,18 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
-import numpy.typing as npt
 
-from tierstore import Table
 from tierstore.budget import format_bytes
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Unchanged
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import READ_STORE, TABLE, Place, VersionType, full_name
-
-_BLOCK = 65536
+from tierstore_cli.rows import id_lines, ids_and_keys
 
 
 @click.command(cls=Command)
@@ -83,11 +79,13 @@ def diff(
         data["tables"] = {name: rows.size for name, rows in changed.items()}
         if listed and not out.as_json:
             for name, rows in changed.items():
-                for cells in _lines(opened[name], rows):
+                for cells in id_lines(opened[name], rows):
                     out.cells(cells)
             return
         if listed:
-            data["rows"] = {name: _listed(opened[name], rows) for name, rows in changed.items()}
+            data["rows"] = {
+                name: ids_and_keys(opened[name], rows) for name, rows in changed.items()
+            }
     out.show(data, *_counts(data["tables"], old, data["to"]))
 
 
@@ -97,20 +95,3 @@ def _counts(tables: Mapping[str, int], old: object, new: object) -> Iterator[str
         return
     rows = [(name, f"{count:,}") for name, count in tables.items()]
     yield Grid(("TABLE", "CHANGED ROWS"), rows, right=frozenset({1}))
-
-
-def _lines(table: Table, rows: npt.NDArray[np.int64]) -> Iterator[list[object]]:
-    for start in range(0, rows.size, _BLOCK):
-        ids = rows[start : start + _BLOCK]
-        if table.keys is None:
-            yield from ([table.name, row] for row in ids.tolist())
-        else:
-            keys = table.keys[ids]
-            yield from ([table.name, row, key] for row, key in zip(ids.tolist(), keys, strict=True))
-
-
-def _listed(table: Table, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
-    found: dict[str, Any] = {"ids": rows.tolist()}
-    if table.keys is not None:
-        found["keys"] = np.asarray(table.keys[rows]).tolist()
-    return found

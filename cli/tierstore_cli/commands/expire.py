@@ -44,7 +44,7 @@ def expire(
       tierstore expire emb.tier --table user --unused-for 30 --fewer-than 2
       tierstore expire emb.tier --table user --keep-at-most 50M --dry-run
     """
-    with open_store(store, "r+", allow_untested=allow_untested) as opened:
+    with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
         chosen = choose_table(opened, table)
         if not isinstance(chosen, KeyedTable):
             raise click.UsageError(f"table {chosen.name!r} is not by key; its rows do not expire")

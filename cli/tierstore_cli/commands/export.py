@@ -35,7 +35,7 @@ from tierstore_cli.params import (
 )
 from tierstore_cli.picking import ids_in, ids_of_keys_in
 from tierstore_cli.progress import Progress
-from tierstore_cli.streams import FORMAT, STREAM, into_stream
+from tierstore_cli.streams import FORMAT, STREAM, into_stream, is_stream
 from tierstore_cli.text import some_rows
 
 
@@ -95,9 +95,9 @@ def export(
     Rows are streamed, so memory does not grow with the table. The table's keys are written into OUT
     or, where the format has no place for them, beside it: items.keys.npy for items.npy. .vec, .txt,
     .bin, .tsv and .csv number the rows of a table without keys. The export reads one version, and
-    STORE may be written meanwhile. OUT may be a URL for fsspec, but not of a .projector; - is
-    standard output and needs --format. Processes that share an export write one --part each, to
-    files of their own and of the same --version.
+    STORE may be written meanwhile. OUT may be a pipe, or a URL for fsspec, but not of a
+    .projector; - is standard output and needs --format. Processes that share an export write one
+    --part each, to files of their own and of the same --version.
 
     --fields writes several fields, each a column of a .parquet, .arrow or .feather file, in the
     narrowest element type that holds them all exactly.
@@ -123,11 +123,13 @@ def export(
       tierstore export emb.tier trained.parquet --fields weight,exp_avg,exp_avg_sq
       tierstore export emb.tier s3://bucket/items.parquet --table item
     """
-    streamed = str(target) == STREAM
-    if streamed and out.as_json:
+    streamed, to_stdout = is_stream(target), str(target) == STREAM
+    if to_stdout and out.as_json:
         raise click.UsageError("rows and --json would both go to standard output")
     if suffix is not None and not streamed:
-        raise click.UsageError(f"--format is that of {STREAM}; the suffix of OUT names its format")
+        raise click.UsageError(
+            "--format is that of - or a pipe; the suffix of OUT names its format"
+        )
     if field is not None and fields is not None:
         raise click.UsageError("give one of --field and --fields")
     given = [each for each in (rows, id_file, key_file, since) if each is not None]
@@ -136,7 +138,7 @@ def export(
     if part is not None and given and rows is None:
         raise click.UsageError("--part is that of all rows, or of --rows")
     with (
-        into_stream(suffix) if streamed else nullcontext(target) as place,
+        into_stream(str(target), suffix) if streamed else nullcontext(target) as place,
         open_to_read(store, version) as opened,
         Progress("exporting") as progress,
     ):
@@ -185,7 +187,7 @@ def export(
         out.note(f"Warning: {some_rows(chosen.name, done.skipped)} and NaN in {target}")
     for note in done.notes:
         out.note(f"Note: {'the keys are not written: a stream is one file' if streamed else note}")
-    if streamed:
+    if to_stdout:
         return
     shape = f"{done.rows:,} rows of {done.dim} {done.dtype}"
     out.show(data, f"wrote {target}: {shape}, {format_bytes(done.bytes)}")

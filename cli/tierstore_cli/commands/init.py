@@ -14,7 +14,7 @@ import click
 import tierstore
 from tierstore.budget import format_bytes
 from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError, StoreFullError
-from tierstore.initializers import Initializer
+from tierstore.initializers import Initializer, Random
 from tierstore.machine import examine_storage
 from tierstore.spec import BACKENDS, Field, TableSpec, check_name
 from tierstore_cli.command import Command
@@ -59,10 +59,8 @@ CHECKSUM_BYTES = 4
 @click.option(
     "--seed",
     type=SEED,
-    default=0,
-    show_default=True,
     metavar="S",
-    help="Seed of the random initial values.",
+    help="Seed of the random initial values; default: 0.",
 )
 @click.option(
     "--state",
@@ -99,7 +97,7 @@ def init(
     table: str,
     dtype: str,
     initializer: SeededInitializer,
-    seed: int,
+    seed: int | None,
     state: tuple[list[StateField], ...],
     backend: str,
     sparse: bool,
@@ -141,10 +139,15 @@ def init(
         by_key["rows"] = rows
     elif keys is None:
         raise click.UsageError("Missing option '--rows'.")
-    spec = _spec((dim, dtype, initializer(seed)), state, backend, table, sparse, by_key)
+    first = initializer(seed or 0)
+    if seed is not None and not isinstance(first, Random):
+        raise click.UsageError("--seed is that of random values, such as --init normal(0,0.01)")
+    spec = _spec((dim, dtype, first), state, backend, table, sparse, by_key)
     exists = os.path.lexists(store) and not _is_empty(store)
     disk_bytes = spec.nbytes + CHECKSUM_BYTES * spec.rows
     free_bytes = examine_storage(store).free_bytes
+    if disk_bytes > free_bytes and _reserves(spec) and not dry_run:
+        raise _too_large(store, disk_bytes, free_bytes)
     with Progress("writing") as progress:
         version = _make(
             store, exists, table, spec, progress, dry_run=dry_run, allow_untested=allow_untested
@@ -174,8 +177,20 @@ def init(
     fields = " ".join(f"{name}[{field.dim}]" for name, field in spec.fields.items())
     count = f"{spec.rows:,} rows{' at first' if spec.grows else ''}"
     out.show(data, f"{verb} {store}: table {table}, {count} of {fields}, {size}")
-    if dry_run and disk_bytes > free_bytes and not spec.sparse:
-        raise StoreFullError(f"only {format_bytes(free_bytes)} are free: the table would not fit")
+    if disk_bytes > free_bytes and _reserves(spec):
+        raise _too_large(store, disk_bytes, free_bytes)
+
+
+def _reserves(spec: TableSpec) -> bool:
+    """Whether a new table takes the space of every row; chunks are packed as they are written."""
+    return spec.backend == "memmap" and not spec.sparse
+
+
+def _too_large(store: Path, needed: int, free: int) -> StoreFullError:
+    return StoreFullError(
+        f"{store} would not fit: it takes {format_bytes(needed)}, and {format_bytes(free)} are "
+        "free; free some space, or let rows take it when they are written (--sparse)"
+    )
 
 
 def _spec(

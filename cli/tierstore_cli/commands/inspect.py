@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 import click
@@ -17,9 +18,9 @@ from tierstore.stats import LISTED, SpaceInformation, label
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_to_read
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import FIELD, READ_STORE, TABLE, Place, RowRange, Rows, full_name
+from tierstore_cli.params import FIELD, READ_STORE, TABLE, VERSION, Place, RowRange, Rows, full_name
 from tierstore_cli.progress import Progress
-from tierstore_cli.rows import rows_data, rows_grid
+from tierstore_cli.rows import rows_data, rows_grids
 from tierstore_cli.rowstats import row_stats
 
 _WIDTH = 80
@@ -33,6 +34,7 @@ _MANY = "the tables of a line share tiers; --json lists all tables"
 @click.option("--stats", is_flag=True, help="Show norms and counts of zero, NaN and infinite rows.")
 @click.option("--full", is_flag=True, help="With --stats: read all rows, not a sample of 100,000.")
 @click.option("--rows", "span", type=RowRange(), help="Show rows A to B-1.")
+@VERSION
 @click.option("--versions", is_flag=True, help="List the kept versions.")
 def inspect(
     out: Output,
@@ -42,6 +44,7 @@ def inspect(
     stats: bool,
     full: bool,
     span: Rows | None,
+    version: int | str | None,
     versions: bool,
 ) -> None:
     """Show the tables of STORE, their sizes, and how to open them without tierstore.
@@ -62,6 +65,7 @@ def inspect(
       tierstore inspect emb.tier
       tierstore inspect emb.tier --table item --stats
       tierstore inspect emb.tier --table item --rows 0:5 --field exp_avg
+      tierstore inspect emb.tier --version yesterday --rows 0:5
       tierstore inspect emb.tier --versions
       tierstore inspect emb.tier --json | jq .version
       tierstore inspect model.safetensors::ple.weight --stats
@@ -70,11 +74,11 @@ def inspect(
         raise click.UsageError("--full says which rows --stats reads; give both")
     if field is not None and not stats and span is None:
         raise click.UsageError("--field says what --stats and --rows show; give one of them")
-    with open_to_read(store) as opened:
+    with open_to_read(store, version) as opened:
         if isinstance(opened, Attached):
             if versions:
                 raise click.UsageError("a file has no versions; leave --versions out")
-            _show_file(out, store, choose_table(opened, table), field, stats, full, span)
+            _show_file(out, store, opened, table, field, stats, full, span)
             return
         info = opened.info()
         data = info.to_dict()
@@ -105,9 +109,7 @@ def inspect(
         if stats:
             for entry, each in zip(data["tables"], tables, strict=True):
                 parts += _add_stats(entry, each, field, full=full)
-        if span is not None:
-            parts += _add_rows(data, choose_table(opened, table), field, span)
-    out.show(data, *parts)
+        _show(out, data, parts, span, opened, table, field)
     for error in damaged.values():
         raise error
 
@@ -122,25 +124,43 @@ def _add_stats(
     return ["", found.text(table)]
 
 
-def _add_rows(
-    data: dict[str, Any], table: Table, field: str | None, span: Rows
-) -> list[str | Grid]:
-    """Add rows to the data, and return them for people."""
-    ids = range(*choose_rows(table, span))
-    data["rows"] = rows_data(table, choose_field(table, field), ids)
-    return ["", rows_grid(data["rows"])]
+def _show(
+    out: Output,
+    data: dict[str, Any],
+    parts: list[str | Grid],
+    span: Rows | None,
+    tables: Mapping[str, Table],
+    name: str | None,
+    field: str | None,
+) -> None:
+    """Show what was found, and then rows of a table if there is a span of them."""
+    if span is None:
+        out.show(data, *parts)
+        return
+    table = choose_table(tables, name)
+    field, ids = choose_field(table, field), range(*choose_rows(table, span))
+    if out.as_json:
+        data["rows"] = rows_data(table, field, ids)
+        out.show(data)
+        return
+    rows = rows_grids(table, field, ids)
+    first = next(rows)  # before anything is shown: it may fail
+    out.show(data, *parts, "")
+    out.blocks(chain([first], rows))
 
 
 def _show_file(
     out: Output,
     file: Place,
-    table: Table,
+    tables: Mapping[str, Table],
+    name: str | None,
     field: str | None,
     stats: bool,
     full: bool,
     span: Rows | None,
 ) -> None:
     """Show a matrix of another program."""
+    table = choose_table(tables, name)
     (item,) = table.fields.values()
     facts = {"rows": table.rows, "dim": item.dim, "dtype": item.dtype}
     data: dict[str, Any] = {"file": full_name(file), "table": {"name": table.name, **facts}}
@@ -150,9 +170,7 @@ def _show_file(
     ]
     if stats:
         parts += _add_stats(data["table"], table, field, full=full)
-    if span is not None:
-        parts += _add_rows(data, table, field, span)
-    out.show(data, *parts)
+    _show(out, data, parts, span, tables, name, field)
 
 
 def _headline(store: Place, data: dict[str, Any]) -> str:
@@ -167,7 +185,7 @@ def _headline(store: Place, data: dict[str, Any]) -> str:
 
 
 def _tables(tables: list[dict[str, Any]]) -> Grid:
-    headers = ("TABLE", "ROWS", "DIM", "DTYPE", "STATE", "BACKEND", "ROW", "DISK", "DELTA", "KEYS")
+    headers = ("TABLE", "ROWS", "DIM", "DTYPE", "STATE", "DISK", "KEYS", "DELTA", "ROW", "BACKEND")
     rows = [
         (
             each["name"],
@@ -175,15 +193,15 @@ def _tables(tables: list[dict[str, Any]]) -> Grid:
             each["dim"],
             each["dtype"],
             " ".join(field["name"] for field in each["fields"][1:]) or "–",
-            each["backend"],
-            f"{each['record_bytes']} B",
             _size(each),
-            f"{each['delta_rows']:,}" if each["delta_rows"] else "–",
             each["keys"] or "–",
+            f"{each['delta_rows']:,}" if each["delta_rows"] else "–",
+            f"{each['record_bytes']} B",
+            each["backend"],
         )
         for each in tables
     ]
-    return Grid(headers, rows, right=frozenset({1, 2, 6, 7, 8}))
+    return Grid(headers, rows, right=frozenset({1, 2, 5, 7, 8}))
 
 
 def _rows(table: dict[str, Any]) -> str:

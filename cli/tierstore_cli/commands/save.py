@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from tierstore.budget import format_bytes
 from tierstore_cli.command import Command
-from tierstore_cli.opening import open_store
-from tierstore_cli.output import Output
-from tierstore_cli.params import READ_STORE, VERSION, Place, PlaceType, full_name
+from tierstore_cli.opening import awaited, open_store
+from tierstore_cli.output import Grid, Output
+from tierstore_cli.params import READ_STORE, UNTESTED, VERSION, Place, PlaceType, full_name
 from tierstore_cli.progress import Progress
 from tierstore_cli.text import some_rows
 
+if TYPE_CHECKING:
+    from tierstore._store.updating import CopyUpdate
 
-@click.command(cls=Command)
+
+@click.command(cls=Command, writes="DEST")
 @READ_STORE
 @click.argument("dest", type=PlaceType())
 @VERSION
@@ -29,6 +33,15 @@ from tierstore_cli.text import some_rows
     type=click.IntRange(min=1),
     help="Spread the rows of the copy over so many partitions, for training on several ranks.",
 )
+@click.option(
+    "--incremental", is_flag=True, help="Bring DEST, a copy of STORE, to the version; or make it."
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="With --incremental: show what would be copied, and copy nothing.",
+)
+@UNTESTED
 def save(
     out: Output,
     store: Place,
@@ -36,6 +49,9 @@ def save(
     version: int | str | None,
     skip_damaged: bool,
     partitions: int | None,
+    incremental: bool,
+    dry_run: bool,
+    allow_untested: bool,
 ) -> None:
     """Copy one version of STORE to DEST, which must not exist.
 
@@ -48,14 +64,30 @@ def save(
     With --partitions, DEST is for tierstore.distributed; a STORE with partitions becomes one with
     others, and without --partitions a plain one.
 
+    With --incremental, DEST may be an earlier copy of STORE, and only what it lacks is written, as
+    one version of DEST: a killed command leaves it at the old version or at the new one. Refused is
+    a copy of another store, and one that was changed by itself. The cost is that of what changed if
+    STORE still keeps the version of DEST, see `tierstore keep`; otherwise both are read.
+
     \b
     Examples:
       tierstore save emb.tier backup/emb.tier
+      tierstore save emb.tier backup/emb.tier --incremental
       tierstore save emb.tier epoch3.tier --version 812
       tierstore save emb.tier intact.tier --skip-damaged
       tierstore save emb.tier s3://bucket/emb.tier
       tierstore save emb.tier ranks.tier --partitions 64
     """
+    if incremental:
+        if partitions is not None or skip_damaged:
+            raise click.UsageError(
+                "--incremental copies whole rows to plain copies; leave out "
+                "--partitions and --skip-damaged"
+            )
+        _update(out, store, dest, version, dry_run, allow_untested)
+        return
+    if dry_run:
+        raise click.UsageError("--dry-run goes with --incremental")
     if partitions is not None:
         if skip_damaged:
             raise click.UsageError("--partitions copies a whole store; repair it first")
@@ -73,6 +105,60 @@ def save(
         for name in getattr(skipped, kind):
             out.note(f"Warning: {kind} damaged and omitted: {name}")
     out.show(data, f"saved version {version} of {store} to {dest}")
+
+
+def _update(
+    out: Output,
+    store: Place,
+    dest: Place,
+    version: int | str | None,
+    dry_run: bool,
+    allow_untested: bool,
+) -> None:
+    """Write what a copy lacks of one version."""
+    with open_store(store, version=version) as opened, Progress("copying") as progress:
+        done = awaited(
+            lambda: opened.update_copy(
+                full_name(dest),
+                dry_run=dry_run,
+                allow_untested=allow_untested,
+                progress=progress,
+            )
+        )
+    data = {
+        "store": full_name(store),
+        "dest": full_name(dest),
+        "from": done.from_version,
+        "version": done.to_version,
+        "rows": done.rows,
+        "whole": done.whole,
+        "dropped": done.dropped,
+        "payload": done.payload,
+        "bytes": done.bytes,
+        "dry_run": dry_run,
+    }
+    out.show(data, *_changes(done), _summary(done, store, dest, dry_run=dry_run))
+
+
+def _changes(done: CopyUpdate) -> list[str | Grid]:
+    """Return a table of what a copy lacked."""
+    rows = [
+        (name, f"{count:,}", "the whole table" if name in done.whole else "rows that differ")
+        for name, count in done.rows.items()
+    ]
+    rows += [(name, "", "dropped") for name in done.dropped]
+    return [Grid(("TABLE", "ROWS", ""), rows, right=frozenset({1}))] if rows else []
+
+
+def _summary(done: CopyUpdate, store: Place, dest: Place, *, dry_run: bool) -> str:
+    if done.from_version == done.to_version:
+        return f"{dest} is at version {done.to_version} of {store} already"
+    since = "" if done.from_version is None else f"from version {done.from_version} "
+    verb = "would bring" if dry_run else "brought"
+    return (
+        f"{verb} {dest} {since}to version {done.to_version} of {store}: "
+        f"{format_bytes(done.bytes)} to write"
+    )
 
 
 def _save_partitioned(

@@ -1,0 +1,104 @@
+"""Show each version that a trainer commits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import click
+
+from tierstore import Store
+from tierstore_cli.command import Command
+from tierstore_cli.failure import Failure
+from tierstore_cli.opening import open_store
+from tierstore_cli.output import Output
+from tierstore_cli.params import READ_STORE, Place, full_name
+from tierstore_cli.rows import id_lines, ids_and_keys
+
+
+@click.command(cls=Command)
+@READ_STORE
+@click.option("--ids", "listed", is_flag=True, help="List the ids, and keys, of changed rows.")
+@click.option(
+    "--exec",
+    "program",
+    metavar="COMMAND",
+    help="Run a shell command for each version; it finds $STORE, $VERSION and $SINCE.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="End when no version comes for so long; default: no end.",
+)
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Versions; default: no end.")
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    default=0.5,
+    show_default=True,
+    help="Time between two looks at the directory of STORE.",
+)
+def follow(
+    out: Output,
+    store: Place,
+    listed: bool,
+    program: str | None,
+    timeout: float | None,
+    count: int | None,
+    every: float,
+) -> None:
+    """Print a line for each version that is committed to STORE from now on, until Ctrl-C.
+
+    A line has the version, the one before it, the step, and how many rows of which tables changed;
+    with --json it is an object. With --ids, each row is a line: version, table, id, and the key if
+    there is one. Versions that come while --exec runs are one line afterwards. A command that fails
+    ends this one, with exit code 1. STORE is only read.
+
+    \b
+    Examples:
+      tierstore follow emb.tier
+      tierstore follow emb.tier --json --timeout 3600 >> versions.jsonl
+      tierstore follow emb.tier --exec 'tierstore save emb.tier copy.tier --incremental'
+    """
+    with open_store(store) as opened:
+        for number, new in enumerate(opened.follow(timeout=timeout, every=every), 1):
+            counts = {name: rows.size for name, rows in new.rows.items()}
+            data: dict[str, Any] = {
+                "store": full_name(store),
+                "version": new.version,
+                "since": new.since,
+                "step": new.step,
+                "tables": counts,
+            }
+            if listed:
+                data["rows"] = {
+                    name: ids_and_keys(opened[name], rows) for name, rows in new.rows.items()
+                }
+            if listed and not out.as_json:
+                for name, rows in new.rows.items():
+                    for cells in id_lines(opened[name], rows):
+                        out.cells([new.version, *cells])
+            else:
+                out.show(data, _line(opened, counts))
+            sys.stdout.flush()
+            if program is not None:
+                _run(program, data)
+            if number == count:
+                return
+
+
+def _line(store: Store, counts: dict[str, int]) -> str:
+    step = "" if store.step is None else f" · step {store.step:,}"
+    tables = "".join(f" · {name} {count:,} rows" for name, count in counts.items())
+    return f"version {store.version}{step}{tables or ' · no row changed'}"
+
+
+def _run(program: str, data: dict[str, Any]) -> None:
+    names = {name.upper(): str(data[name]) for name in ("store", "version", "since")}
+    done = subprocess.run(program, shell=True, env={**os.environ, **names}, check=False)
+    if done.returncode:
+        raise Failure(f"--exec ended with exit code {done.returncode} at version {data['version']}")
