@@ -364,7 +364,7 @@ def test_keys_are_admitted_in_bags_and_collections(tmp_path, kind, mode, make, a
             outputs = {"a": layer(given["a"])} if alone else layer(given)
             for name, each in wanted.items():
                 torch.testing.assert_close(outputs[name], each)
-            target = torch.randn(1, DIM)
+            target = torch.from_numpy(rng.standard_normal((1, DIM), np.float32))
             for found in (outputs, wanted):
                 loss = sum((each - target).square().sum() for each in found.values())
                 if loss.requires_grad or found is outputs:
@@ -378,6 +378,17 @@ def test_keys_are_admitted_in_bags_and_collections(tmp_path, kind, mode, make, a
             store.commit()
         expected = torch.stack([row.detach() for row in rows])
         torch.testing.assert_close(torch.as_tensor(table.read(every)), expected)
+
+
+def test_keys_of_a_collection_get_their_rows_in_the_order_of_its_features(tmp_path):
+    """Not in that of a set of names, which is another one in every process."""
+    names = [f"feature {number}" for number in range(12)]
+    spec = TableSpec(dim=DIM, init=INIT, keys="int64")
+    with tierstore.create(tmp_path / "a", {"t": spec}) as store:
+        layer = TieredEmbeddingCollection(store, dict.fromkeys(names, "t"))
+        layer({name: torch.tensor([names.index(name)]) for name in reversed(names)})
+        assert store["t"].keys[:].tolist() == list(range(12))
+        store.rollback()
 
 
 def squared(kind, numbers):

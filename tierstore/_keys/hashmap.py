@@ -26,8 +26,10 @@ Same: TypeAlias = Callable[[npt.NDArray[np.intp], Rows], npt.NDArray[np.bool_]]
 _LEAST_PLACES = 16
 _MIX = [(np.uint64(30), 0xBF58476D1CE4E5B9), (np.uint64(27), 0x94D049BB133111EB)]
 _STEP_BITS = np.uint64(32)
-_AHEAD = 4 / 5
+_AHEAD = 0.77
 """Share of the rows that places can take from which on those of a larger map are filled."""
+_TOUCHED = 64
+"""Places whose memory is provided in the time in which a row moves."""
 _BLOCK = 1 << 13
 """Keys worked on at once: what they take meanwhile stays in the caches of a core."""
 _FURTHER_CODES = 1 << 22
@@ -169,6 +171,17 @@ def _claimed(
     return left
 
 
+def _enter_distinct(places: Places, stored: Codes, rows: Rows) -> None:
+    """Enter rows whose keys are known to differ from each other and from those that are there."""
+    at, mixed = _probes(stored[rows], places.size)
+    while rows.size:
+        free = np.flatnonzero(places.take(at) == 0)
+        places[at.take(free)] = rows.take(free) + 1
+        on = np.flatnonzero(places.take(at) != rows + 1)  # of rows that meet the last takes it
+        rows, mixed = rows.take(on), mixed.take(on)
+        at = (at.take(on) + _steps(mixed)) & (places.size - 1)
+
+
 def build(
     stored: Codes, same: Callable[[Rows, Rows], Any] | None = None
 ) -> tuple[Places, tuple[int, int] | None]:
@@ -203,7 +216,7 @@ class HashMap:
         self._rows = 0
         self._places = _empty(_LEAST_PLACES)
         self._next: Places | None = None
-        self._moved = 0
+        self._touched = self._moved = 0
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -287,28 +300,36 @@ class HashMap:
     def _reserve(self, rows: int) -> None:
         """Provide places and memory for codes of this many rows."""
         if rows > self._codes.size:
-            ahead = min(max(rows // 4, _LEAST_PLACES), _FURTHER_CODES)
+            ahead = min(max(rows // 16, _LEAST_PLACES), _FURTHER_CODES)
             self._codes.resize(rows + ahead, refcheck=False)  # remaps large memory, copies nothing
         if 2 * rows > self._places.size:
             capacity = max(2 * self._places.size, capacity_for(rows))
             if self._next is None or self._next.size < capacity:
-                self._next, self._moved = _empty(capacity), 0
+                self._next, self._touched, self._moved = _empty(capacity), capacity, 0
             self._move(self._next, self._rows - self._moved)
             self._places, self._next = self._next, None
 
     def _fill_next(self, count: int) -> None:
-        """Move so many rows to the larger map that all are there when this one is full."""
+        """Do a part of the work on a larger map: all is done when this one is full.
+
+        The system provides its memory first, and rows then move to it.
+        """
         left = self._places.size // 2 - self._rows
         if left > (1 - _AHEAD) * self._places.size // 2:
             return
         if self._next is None:
-            self._next, self._moved = _empty(2 * self._places.size), 0
-        self._move(self._next, -(-(self._rows - self._moved) * count // max(1, left + count)))
+            self._next, self._touched, self._moved = _empty(2 * self._places.size), 0, 0
+        untouched = -(-(self._next.size - self._touched) // _TOUCHED)
+        work = -(-(untouched + self._rows - self._moved) * count // max(1, left + count))
+        end = self._touched + _TOUCHED * min(work, untouched)
+        self._next[self._touched : end] = 0
+        self._touched = min(end, self._next.size)
+        self._move(self._next, min(max(0, work - untouched), self._rows - self._moved))
 
     def _move(self, to: Places, count: int) -> None:
         """Enter some more rows in the larger map."""
         end = self._moved + count
         for start in range(self._moved, end, _BLOCK):
             rows = np.arange(start, min(start + _BLOCK, end))
-            claim(to, self._codes, rows, known=self._rows)
+            _enter_distinct(to, self._codes, rows)
         self._moved = end
