@@ -33,6 +33,7 @@ fails or is interrupted leaves no partial result.
 | 6 | no space, or an I/O error |
 | 10 | nothing changed since the version of `--since` or `--if-changed` |
 | 130 | interrupted |
+| 141 | the reader of a pipe closed it |
 
 ## Completion
 

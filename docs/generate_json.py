@@ -67,6 +67,7 @@ diff emb.tier before --ids
 diff emb.tier before --out a.patch
 patch copy.tier a.patch
 save emb.tier second.tier --incremental
+publish emb.tier serving
 export emb.tier out.npy
 restore emb.tier --version before
 release emb.tier before

@@ -2,15 +2,14 @@
 
     python examples/click_model.py                                     # impressions it makes up
     python examples/click_model.py --data train.txt.gz --scale 1       # Criteo's, as published
-    python examples/click_model.py --store ads.tier --resume           # go on after a kill
+    python examples/click_model.py --store ads.tier       # run again, it continues after a kill
     torchrun --nproc-per-node=2 examples/click_model.py --store ads.tier    # a GPU each, or none
 
-Trains in one pass and ends with the AUC on impressions it has not trained on; `--compare` trains
-the same model in plain torch beside it. Naumov et al., "Deep learning recommendation model for
-personalization and recommendation systems", 2019.
+Trains, in one pass by default, and ends with the AUC on impressions it has not trained on;
+`--compare` trains the same model in plain torch beside it. Naumov et al., "Deep learning
+recommendation model for personalization and recommendation systems", 2019.
 """
 
-import argparse
 import gzip
 import itertools
 import os
@@ -19,6 +18,7 @@ import time
 from pathlib import Path
 from zlib import crc32
 
+import command_line
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -32,17 +32,17 @@ from tierstore.optim import TieredOptimizer
 
 
 def train_in_tiers(store, model, batches):
-    """Train in one pass: five lines that plain torch has not, and a commit now and then."""
+    """Train with five lines that plain torch does not have, and commit from time to time."""
     emb = TieredEmbeddingCollection(store, {name: name for name in tables})
     opt = TieredOptimizer(torch.optim.Adagrad, [emb, model], lr=lr)
     ahead = tierstore.lookahead(batches, {emb: "ids"}, depth=4)
     run = tierstore.Checkpoint(store, model=model, opt=opt, batches=ahead)
     model = DistributedDataParallel(model) if ranks > 1 else model
     step = run.resume()
-    if ahead.epoch == 0:  # else that commit was the last one
+    while ahead.epoch < given.epochs:
         for loss in steps(model, emb, opt, ahead):
             step += 1
-            if step % given.commit_every == 0:
+            if step % given.every == 0:
                 run.commit(step)
                 tell(f"step {step}: loss {loss:.4f}, committed")
         run.commit(step)
@@ -53,8 +53,9 @@ def train_in_torch(weights, model, batches):
     """Train the same with every table in memory, and its gradient as large."""
     emb = InMemory(weights)
     opt = torch.optim.Adagrad([*emb.parameters(), *model.parameters()], lr=lr)
-    for _ in steps(model, emb, opt, batches):
-        pass
+    for _ in range(given.epochs):
+        for _ in steps(model, emb, opt, batches):
+            pass
     return emb
 
 
@@ -74,17 +75,14 @@ def tell(text):
         print(text, flush=True)
 
 
-arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-arguments.add_argument("--data", type=Path, help="Criteo's lines: label, 13 numbers, 26 texts; .gz")
+arguments = command_line.options(
+    __doc__, data="Criteo's lines: label, 13 numbers, 26 texts; .gz", epochs=1, budget="8MiB"
+)
 arguments.add_argument("--samples", type=int, default=400_000, help="to make up without data")
 arguments.add_argument("--scale", type=float, default=0.01, help="of the rows of Criteo's tables")
 arguments.add_argument("--batch", type=int, default=2048)
-arguments.add_argument("--host-bytes", default="8MiB", help="memory for all tables")
-arguments.add_argument("--store", type=Path, help="where to keep the tables")
-arguments.add_argument("--resume", action="store_true", help="go on from the store's last commit")
-arguments.add_argument("--commit-every", type=int, default=100, help="steps")
+arguments.add_argument("--every", type=int, default=100, help="steps to a commit")
 arguments.add_argument("--compare", action="store_true", help="with plain torch; tables in memory")
-arguments.add_argument("--device", default="auto")
 given = arguments.parse_args()
 
 rank, ranks, device = 0, 1, given.device
@@ -221,31 +219,30 @@ test, train = Part(0, held_out), Part(held_out, None, slice(rank, None, ranks))
 folder = tempfile.TemporaryDirectory()
 path = given.store or Path(folder.name) / "ads.tier"
 specs = {
-    name: tierstore.TableSpec(rows, dim, init=tierstore.normal(std=0.05, seed=1))
+    name: tierstore.TableSpec(rows, dim, init=tierstore.normal(std=0.05, seed=given.seed + 1))
     for name, rows in tables.items()
 }
-budget = tierstore.Budget(host=given.host_bytes)
-if "WORLD_SIZE" in os.environ:
-    resumes = given.resume and path.exists()
-    begin = tierstore.distributed.open if resumes else tierstore.distributed.create
-    opened = begin(path, *([] if resumes else [specs]), budget=budget, device=device)
-else:
-    begin = tierstore.open_or_create if given.resume else tierstore.create
-    opened = begin(path, specs, budget=budget, device=device)
+options = {"budget": command_line.memory(given.budget, tables), "device": device}
+if "WORLD_SIZE" not in os.environ:
+    opened = tierstore.open_or_create(path, specs, **options)
+elif path.exists():
+    opened = tierstore.distributed.open(path, "r+", **options)
+else:  # which waits for all ranks before it makes the store
+    opened = tierstore.distributed.create(path, specs, **options)
 with opened as store:
     place = store["C1"].device
-    torch.manual_seed(0)
+    torch.manual_seed(given.seed)
     model = Dlrm().to(place)
     start = time.perf_counter()
     emb = train_in_tiers(store, model, train)
     seconds = time.perf_counter() - start
     found = auc(model, emb)
     nbytes = sum(store[name].rows * store[name].spec.layout.record_bytes for name in tables)
-    tell(f"{nbytes >> 20} MiB of tables, {given.host_bytes} of memory, {seconds:.1f} s")
+    tell(f"{nbytes >> 20} MiB of tables, {given.budget} of memory, {seconds:.1f} s")
     if given.compare:
         with tierstore.create(None, specs) as begun:
             weights = {name: torch.from_numpy(begun[name][:]).to(place) for name in tables}
-        torch.manual_seed(0)
+        torch.manual_seed(given.seed)
         model = Dlrm().to(place)
         difference = found - auc(model, train_in_torch(weights, model, train))
         pairs = [(store[name][:], weights[name].numpy(force=True)) for name in tables]

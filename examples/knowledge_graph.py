@@ -8,13 +8,13 @@ entities, and ends with the filtered mean reciprocal rank of facts it has not se
 al., "Complex embeddings for simple link prediction", ICML 2016; Lacroix et al., ICML 2018.
 """
 
-import argparse
 import json
 import math
 import tempfile
 import time
 from pathlib import Path
 
+import command_line
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
@@ -23,12 +23,9 @@ import tierstore
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
 
-arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-arguments.add_argument("--data", type=Path, help="a folder, an .npz, or `head relation tail`")
-arguments.add_argument("--store", type=Path, help="where to keep the tables; goes on from there")
-arguments.add_argument("--memory", type=float, default=0.5, help="share of the entities kept there")
-arguments.add_argument("--device", default="auto")
-arguments.add_argument("--epochs", type=int, default=30)
+arguments = command_line.options(
+    __doc__, data="a folder, an .npz, or lines `head relation tail`", epochs=30, budget="50%"
+)
 arguments.add_argument("--minutes", type=float, default=math.inf, help="begin no epoch after them")
 arguments.add_argument("--every", type=int, default=5, help="epochs to a commit and an MRR")
 arguments.add_argument("--dim", type=int, default=128, help="two for each complex number")
@@ -38,7 +35,7 @@ arguments.add_argument("--lr", type=float, default=0.1)
 arguments.add_argument("--decay", type=float, default=5e-2, help='of the "N3" norm')
 given = arguments.parse_args()
 
-torch.manual_seed(0)
+torch.manual_seed(given.seed)
 
 
 def made_up(families=200, generations=4):
@@ -96,7 +93,7 @@ folder = tempfile.TemporaryDirectory()
 path = given.store or Path(folder.name) / "facts.tier"
 sizes = {"entity": entities, "relation": relations}
 if not path.exists():
-    init = tierstore.normal(std=1e-3, seed=1)
+    init = tierstore.normal(std=1e-3, seed=given.seed + 1)
     specs = {name: tierstore.TableSpec(rows, given.dim, init=init) for name, rows in sizes.items()}
     with tierstore.create(path, specs) as made:
         made.set_keys("entity", entity_keys.tolist())
@@ -108,8 +105,7 @@ def product(one, other):
     return torch.view_as_real(parts[0] * parts[1]).flatten(-2)
 
 
-rows = {"entity": math.ceil(given.memory * entities), "relation": relations}
-budget = tierstore.Budget(host_rows=rows, gpu_rows=rows)
+budget = command_line.memory(given.budget, sizes)
 with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
     entity, link = TieredEmbedding(store["entity"]), TieredEmbedding(store["relation"])
     opt = TieredOptimizer(torch.optim.Adagrad, [entity, link], lr=given.lr)
@@ -177,7 +173,7 @@ with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
         "hits@10": (rank <= 10).float().mean().item(),
         "epochs": epoch,
         "minutes": round(minutes, 1),
-        "memory": given.memory,
+        "budget": given.budget,
         "device": str(device),
     }
     print(json.dumps(figures))

@@ -8,13 +8,13 @@ row and of what arrives over paths of one to three edges, so that each step uses
 with recall@20 on clicks it has not seen. He et al., "LightGCN", SIGIR 2020.
 """
 
-import argparse
 import json
 import math
 import tempfile
 import time
 from pathlib import Path
 
+import command_line
 import interactions
 import torch
 from torch.nn.functional import embedding, logsigmoid
@@ -23,12 +23,9 @@ import tierstore
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
 
-arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-arguments.add_argument("--data", type=Path, help="a folder, an .npz, or lines `user,item`")
-arguments.add_argument("--store", type=Path, help="where to keep the rows; goes on from there")
-arguments.add_argument("--memory", type=float, default=1, help="share of the rows kept there")
-arguments.add_argument("--device", default="auto")
-arguments.add_argument("--epochs", type=int, default=40)
+arguments = command_line.options(
+    __doc__, data="a folder, an .npz, or lines `user,item`", epochs=40, budget="100%"
+)
 arguments.add_argument("--minutes", type=float, default=math.inf, help="begin no epoch after them")
 arguments.add_argument("--every", type=int, default=10, help="epochs to a commit and a recall")
 arguments.add_argument("--draw", default="users", choices=["users", "clicks"], help="uniformly")
@@ -40,14 +37,14 @@ given = arguments.parse_args()
 
 LAYERS = 3
 
-torch.manual_seed(0)
+torch.manual_seed(given.seed)
 data = interactions.read(given.data)
 nodes = data.users + data.items  # the users first
 
 folder = tempfile.TemporaryDirectory()
 path = given.store or Path(folder.name) / "graph.tier"
 if not path.exists():
-    init = tierstore.normal(std=0.1, seed=1)
+    init = tierstore.normal(std=0.1, seed=given.seed + 1)
     tierstore.create(path, {"node": tierstore.TableSpec(nodes, given.dim, init=init)}).close()
 
 
@@ -73,8 +70,7 @@ def adjacency(edges):
         return torch.sparse_coo_tensor(both, weights, (nodes, nodes)).coalesce().to_sparse_csr()
 
 
-rows = math.ceil(given.memory * nodes)
-budget = tierstore.Budget(host_rows=rows, gpu_rows=rows)
+budget = command_line.memory(given.budget, {"node": nodes})
 with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
     node = TieredEmbedding(store["node"])
     opt = TieredOptimizer(torch.optim.Adam, [node], lr=given.lr)
@@ -125,7 +121,7 @@ with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
         "recall@20": recall(),
         "epochs": epoch,
         "minutes": round(minutes, 1),
-        "memory": given.memory,
+        "budget": given.budget,
         "device": str(device),
     }
     print(json.dumps(figures))

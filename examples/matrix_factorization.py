@@ -7,13 +7,13 @@ Trains vectors of users and items so that what a user clicked scores above what 
 ends with recall@20 on clicks it has not seen. Rendle et al., "BPR", UAI 2009.
 """
 
-import argparse
 import json
 import math
 import tempfile
 import time
 from pathlib import Path
 
+import command_line
 import interactions
 import torch
 from torch.nn.functional import logsigmoid
@@ -22,12 +22,9 @@ import tierstore
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
 
-arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-arguments.add_argument("--data", type=Path, help="a folder, an .npz, or lines `user,item`")
-arguments.add_argument("--store", type=Path, help="where to keep the tables; goes on from there")
-arguments.add_argument("--memory", type=float, default=0.25, help="share of the rows kept there")
-arguments.add_argument("--device", default="auto")
-arguments.add_argument("--epochs", type=int, default=20)
+arguments = command_line.options(
+    __doc__, data="a folder, an .npz, or lines `user,item`", epochs=20, budget="25%"
+)
 arguments.add_argument("--minutes", type=float, default=math.inf, help="begin no epoch after them")
 arguments.add_argument("--every", type=int, default=5, help="epochs to a commit and a recall")
 arguments.add_argument("--dim", type=int, default=64)
@@ -40,22 +37,21 @@ given = arguments.parse_args()
 
 AHEAD = 4  # batches whose rows are fetched ahead
 
-torch.manual_seed(0)
+torch.manual_seed(given.seed)
 data = interactions.read(given.data)
 tables = {"user": data.users, "item": data.items}
 
 folder = tempfile.TemporaryDirectory()
 path = given.store or Path(folder.name) / "clicks.tier"
 if not path.exists():
-    init = tierstore.normal(std=0.1, seed=1)
+    init = tierstore.normal(std=0.1, seed=given.seed + 1)
     specs = {name: tierstore.TableSpec(rows, given.dim, init=init) for name, rows in tables.items()}
     with tierstore.create(path, specs) as made:
         # Ids are rows: numbers from 0. What the data calls them are the keys of the tables.
         made.set_keys("user", data.user_keys.tolist())
         made.set_keys("item", data.item_keys.tolist())
 
-rows = {name: math.ceil(given.memory * rows) for name, rows in tables.items()}
-budget = tierstore.Budget(host_rows=rows, gpu_rows=rows)
+budget = command_line.memory(given.budget, tables)
 with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
     users, items = TieredEmbedding(store["user"]), TieredEmbedding(store["item"])
     opt = TieredOptimizer(
@@ -103,7 +99,7 @@ with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
         "of popularity": data.recall(lambda some: popular.expand(len(some), -1)),
         "epochs": epoch,
         "minutes": round(minutes, 1),
-        "memory": given.memory,
+        "budget": given.budget,
         "device": str(users.table.device),
     }
     print(json.dumps(figures))

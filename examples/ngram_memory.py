@@ -6,17 +6,17 @@
 
 At each position the last two and three bytes are hashed to rows of a table, several of each, which
 are added to the embedding of the byte. Rows follow from the text alone, so the loader announces
-those of the batches to come. Kill it whenever you like: with --store it goes on from the last
+those of the batches to come. Kill it whenever you like: with --store it continues from the last
 commit. Ends with the bits a byte of text that it has not seen.
 """
 
-import argparse
 import json
 import sysconfig
 import tempfile
 import time
 from pathlib import Path
 
+import command_line
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
@@ -25,14 +25,9 @@ import tierstore
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
 
-arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-arguments.add_argument("--data", type=Path, help="a text file")
-arguments.add_argument("--bytes", type=int, default=2_000_000, help="of it that are used")
-arguments.add_argument("--store", type=Path, help="where to keep the table; goes on from there")
-arguments.add_argument("--memory", type=float, default=0.1, help="share of the rows kept there")
+arguments = command_line.options(__doc__, data="a text file", epochs=1, budget="10%")
+arguments.add_argument("--bytes", type=int, default=2_000_000, help="of the text that are used")
 arguments.add_argument("--without-memory", action="store_true", help="train the GPT alone")
-arguments.add_argument("--device", default="auto")
-arguments.add_argument("--epochs", type=int, default=1)
 arguments.add_argument("--every", type=int, default=100, help="steps to a commit")
 arguments.add_argument("--rows", type=int, default=500_000, help="of the memory")
 arguments.add_argument("--dim", type=int, default=16, help="of a row")
@@ -121,7 +116,7 @@ class Model(torch.nn.Module):
         return self.head(self.blocks(x, mask=mask, is_causal=True))
 
 
-torch.manual_seed(0)
+torch.manual_seed(given.seed)
 every_byte = text()
 train, held_out = every_byte.split([len(every_byte) - len(every_byte) // 20, len(every_byte) // 20])
 folder = tempfile.TemporaryDirectory()
@@ -129,11 +124,10 @@ path = given.store or Path(folder.name) / "ngrams.tier"
 if not path.exists():
     # Without memory the store keeps the model alone, and a table that is not used.
     rows = 1 if given.without_memory else given.rows
-    init = tierstore.normal(std=0.1, seed=1)
+    init = tierstore.normal(std=0.1, seed=given.seed + 1)
     tierstore.create(path, {"ngram": tierstore.TableSpec(rows, given.dim, init=init)}).close()
 
-kept = max(1, int(given.memory * given.rows))
-budget = tierstore.Budget(host_rows=kept, gpu_rows=kept)
+budget = command_line.memory(given.budget, {"ngram": given.rows})
 with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
     memory = None if given.without_memory else TieredEmbedding(store["ngram"])
     device = store["ngram"].device
@@ -157,7 +151,7 @@ with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
 
     start, step = time.perf_counter(), run.resume()
     if step:
-        print(f"goes on from step {step}")
+        print(f"continues from step {step}")
     total, losses = given.epochs * len(loader), []
     while step < total:
         for batch in batches:
@@ -183,7 +177,7 @@ with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
         "steps": step,
         "rows": 0 if memory is None else given.rows,
         "minutes": round((time.perf_counter() - start) / 60, 2),
-        "memory": given.memory,
+        "budget": given.budget,
         "device": device,
     }
     print(json.dumps(figures))

@@ -8,7 +8,6 @@ Mikolov et al., "Distributed representations of words and phrases", 2013; negati
 batch.
 """
 
-import argparse
 import re
 import sys
 import sysconfig
@@ -16,6 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import command_line
 import numpy as np
 import torch
 from torch.nn.functional import logsigmoid, normalize
@@ -24,13 +24,13 @@ import tierstore
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
 
-arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-arguments.add_argument("--store", type=Path, default=Path("demo/words.tier"))
-arguments.add_argument("--data", type=Path, help="a text file, or an .npz with an array `tokens`")
-arguments.add_argument("--epochs", type=int, default=10)
-arguments.add_argument("--budget", help="memory for rows, such as 2MiB; default: a quarter of them")
-arguments.add_argument("--device", default="auto")
-given = arguments.parse_args()
+given = command_line.options(
+    __doc__,
+    data="a text file, or an .npz with an array `tokens`",
+    epochs=10,
+    budget="25%",
+    store=Path("demo/words.tier"),
+).parse_args()
 
 # ----- configuration
 dim = 64
@@ -88,7 +88,7 @@ if not path.exists():
     else:
         words = [word for word, count in Counter(text).most_common() if count >= least]
     path.parent.mkdir(parents=True, exist_ok=True)
-    init = tierstore.uniform(-0.5 / dim, 0.5 / dim, seed=1)
+    init = tierstore.uniform(-0.5 / dim, 0.5 / dim, seed=given.seed + 1)
     tables = {
         "input": tierstore.TableSpec(len(words), dim, init=init),
         "output": tierstore.TableSpec(len(words), dim, init=init),
@@ -123,9 +123,9 @@ def loss_of(words, contexts):
     return -(logsigmoid(true) + weight * logsigmoid(-vectors @ outputs(false).T).sum(1)).mean()
 
 
-torch.manual_seed(0)
+torch.manual_seed(given.seed)
 steps = len(tokens) // batch + 1  # of an epoch
-budget = given.budget or tierstore.Budget(host_rows=rows // 4, gpu_rows=rows // 8)
+budget = command_line.memory(given.budget, {"input": rows, "output": rows})
 with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
     inputs, outputs = TieredEmbedding(store["input"]), TieredEmbedding(store["output"])
     opt = TieredOptimizer(torch.optim.Adagrad, [inputs, outputs], lr=lr)

@@ -25,6 +25,8 @@ TINY = {
     "bench_cold_reads": ["--rows", "20000", "--batch", "500"],
     "bench_host_read": ["--rows", "5000", "--batch", "300"],
     "bench_keys": ["--rows", "3000", "--batch", "100", "--map-rows", "5000", "--map-batch", "999"],
+    "bench_keyed_arrival": ["--new", "300", "--batch", "300", "--steps", "20"],
+    "bench_keyed_opening": ["--rows", "5000", "--batch", "300", "--expiry-rows", "3000"],
     "bench_gpu_many_tables": [
         *("--device", "cpu", "--rows", "5000", "--samples", "16", "40", "--dims", "8"),
         *("--bags", "3", "--bag-samples", "8", "--seconds", "1"),
@@ -45,11 +47,16 @@ TINY = {
     "bench_plan_times": ["--rows", "5000", "--batch", "300", "--seconds", "0.02"],
     "bench_reads_beside_misses": ["--rows", "4000", "--batch", "300", "--reads", "50"],
     "bench_recovery": ["--rows", "100000"],
+    "bench_three_tiers": [
+        *("--rows", "3000", "--dim", "8", "--ids", "300", "--device", "cpu", "--threads", "1"),
+        *("--model-ms", "1"),
+    ],
     "bench_small_tier": ["--rows", "300", "--ids", "40"],
     "bench_small_steps": ["--rows", "3000", "--dims", "8", "--ids", "20", "300"],
     "bench_speedtorch_memory": ["--rows", "40000", "--dim", "8", "--batch", "500"],
     "bench_speedtorch_scale": ["--part", "3000", "--steps", "2"],
     "bench_speedtorch_tables": ["--rows", "5000", "--dim", "8", "--batch", "300"],
+    "bench_thousand_tables": ["--tables", "12"],
     "bench_verify": ["--mib", "1", "--turn-ms", "100"],
     "bench_train_end_to_end": ["--rows", "2000", "--batch", "128", "--steps", "8"],
     "bench_transfer_techniques": ["--rows", "5000", "--dim", "8", "--batch", "300"],
@@ -64,6 +71,7 @@ NEEDS = {
     "bench_many_tables": "torch",
     "bench_small_steps": "torch",
     "bench_small_tier": "torch",
+    "bench_three_tiers": "torch",
     **{name: "torch" for name in TINY if "speedtorch" in name or "transfer" in name},
 }
 

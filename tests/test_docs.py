@@ -1,11 +1,12 @@
 """Every example in the documentation runs, and every page it links to is there.
 
-A block stands by itself: it runs with no names but its own, in an empty directory. The blocks of a
-page in SAME_DIRECTORY find the files of those before, and the blocks of a page in SESSIONS are one
-program. `sh` blocks run in a shell. Blocks without a language are not run: what is printed, and
-what one types to install.
+A block stands by itself: it runs with no names but its own, in an empty directory, and (a slow
+test) in a process of its own. The blocks of a page in SAME_DIRECTORY find the files of those
+before, and the blocks of a page in SESSIONS are one program, as these pages say. `sh` blocks run in
+a shell. Blocks without a language are not run: what is printed, and what one types to install.
 """
 
+import contextlib
 import doctest
 import importlib
 import os
@@ -22,10 +23,12 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import s3
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SAME_DIRECTORY = {"docs/quickstart.md", "docs/how-to/nightly.md"}
+WITH_BUCKET = {"docs/how-to/nightly.md"}
 SESSIONS = {
     "docs/attach.md",
     "docs/concepts.md",
@@ -96,11 +99,25 @@ def fresh_module(page: Path) -> dict[str, Any]:
     return vars(module)
 
 
+@pytest.fixture
+def bucket(monkeypatch):
+    """Serve s3://bucket to blocks, which are left out where the packages for it are missing."""
+    with contextlib.ExitStack() as stack:
+        try:
+            served = stack.enter_context(s3.serving())
+        except pytest.skip.Exception:
+            served = None
+        for name, value in served.env.items() if served else ():
+            monkeypatch.setenv(name, value)
+        yield served
+
+
 @every_page
-def test_the_examples_run(page, tmp_path, monkeypatch):
+def test_the_examples_run(page, tmp_path, monkeypatch, request):
     where = page.relative_to(ROOT).as_posix()
     names: dict[str, Any] = fresh_module(page)
     directory = tmp_path
+    bucket = request.getfixturevalue("bucket") if where in WITH_BUCKET else None
     for number, block in enumerate(blocks_of(page)):
         if where not in SESSIONS:
             names = fresh_module(page)
@@ -110,6 +127,8 @@ def test_the_examples_run(page, tmp_path, monkeypatch):
         monkeypatch.chdir(directory)
         if block.language in ("python", "pycon") and "torch" in block.text:
             pytest.importorskip("torch")
+        if block.language in ("python", "sh") and "s3://" in block.text and not bucket:
+            continue
         if block.language == "python":
             run_python(block, page, names)
         elif block.language == "pycon":
@@ -119,6 +138,52 @@ def test_the_examples_run(page, tmp_path, monkeypatch):
         else:
             directive = block.language == "" or block.text.startswith((":", ".. "))
             assert directive, f"{page.name}, line {block.line}: {block.language}?"
+
+
+@pytest.mark.slow
+@every_page
+def test_the_examples_need_nothing_of_another_process(page, tmp_path, monkeypatch):
+    """What an earlier test has imported is there in this process, and not in that of a reader."""
+    where = page.relative_to(ROOT).as_posix()
+    blocks = [block for block in blocks_of(page) if block.language in ("python", "sh")]
+    if any("torch" in block.text for block in blocks if block.language == "python"):
+        pytest.importorskip("torch")
+    if where in SESSIONS:
+        texts = [block.text for block in blocks if block.language == "python"]
+        blocks = [Block("python", "\n".join(texts), 1)] if texts else []
+    for number, block in enumerate(blocks):
+        directory = tmp_path / (str(number) if where not in SAME_DIRECTORY else "one")
+        directory.mkdir(exist_ok=True)
+        monkeypatch.chdir(directory)
+        if block.language == "sh":
+            run_sh(block, page)
+        else:
+            run_script(block, page)
+
+
+def run_script(block: Block, page: Path) -> None:
+    """Run a block as a file, where processes that it spawns find it."""
+    Path("block.py").write_text(block.text, encoding="utf-8")
+    command = [sys.executable, "-W", "error", "block.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, f"{page.name}, line {block.line}: {done.stderr}"
+
+
+def test_a_page_whose_blocks_continue_others_says_so():
+    for page in PAGES:
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        where = page.relative_to(ROOT).as_posix()
+        assert ("The blocks of this page are one program" in text) == (where in SESSIONS), where
+    for where in SAME_DIRECTORY:
+        assert "in one directory" in (ROOT / where).read_text(encoding="utf-8"), where
+
+
+@every_page
+def test_lists_and_emphasis_are_not_run_together(page):
+    """As an editor that fills paragraphs leaves them: `… the new one. 5. The tables …`."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.DOTALL)
+    assert not re.findall(r"^.*[.!?] \d\. [A-Z].*$", text, re.MULTILINE)
+    assert not re.findall(r"^(?!\|).*\*{4}.*$", text, re.MULTILINE)
 
 
 @every_page

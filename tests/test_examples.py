@@ -19,7 +19,7 @@ import tierstore
 torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[1]
-SHARED = {"interactions"}
+SHARED = {"command_line", "interactions"}
 SHORT = {
     "minimal": r"step 100: loss (0\.\d+), rows in minimal.npy: 10000",
     "best_version": r"best of \d+ epochs: (0\.\d+) at step",
@@ -28,6 +28,7 @@ SHORT = {
     "hashed_clicks": r"loss (0\.\d+) over \d+ keys",
     "loader_workers": r"step 20: loss (0\.\d+), \d+% of the rows",
     "many_gpus": r"1 ranks, version \d+, loss (\d\.\d+)",
+    "new_words": r"(0\.\d+|1\.00) of the last day's words are nearest",
     "server": r"nearest to row 7: \[7, \d+, \d+\]; served (\d+) versions",
     "three_tiers": r"loss (0\.\d+)",
     "with_accelerate": r"back at the first of (\d) versions",
@@ -139,7 +140,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # 3,400 rows of 128 bytes, a sixth of which fit into memory.
-CLICKS = ["--scale", "1e-4", "--batch", "64", "--host-bytes", "100kB", "--commit-every", "2"]
+CLICKS = ["--scale", "1e-4", "--batch", "64", "--budget", "100kB", "--every", "2"]
 
 
 @pytest.mark.slow
@@ -166,14 +167,14 @@ def test_ranks_train_the_model_of_one_process(tmp_path: Path) -> None:
     one = run("click_model", *given, "--store", stores[0])
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     script = str(ROOT / "examples" / "click_model.py")
-    for more in ([], ["--resume"]):
-        command = [*torchrun, script, *given, "--store", str(stores[1]), *more]
+    for again in (False, True):
+        command = [*torchrun, script, *given, "--store", str(stores[1])]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr
         found = [re.findall(FIGURES["click_model"], printed) for printed in (one, done.stdout)]
         assert len(found[1]) == 1
         assert float(found[0][0]) == pytest.approx(float(found[1][0]), abs=0.02)
-        if not more:
+        if not again:
             assert "committed" in done.stdout
     with tierstore.open(stores[0]) as plain, tierstore.open(stores[1]) as ranks:
         assert plain.step == ranks.step
@@ -207,7 +208,7 @@ def figures(printed: str) -> tuple[list[str], dict[str, Any]]:
     """Return the lines of the epochs and the figures at the end, without what a clock says."""
     *lines, last = printed.splitlines()
     found = json.loads(last)
-    del found["minutes"], found["memory"]
+    del found["minutes"], found["budget"]
     return [re.sub(r"[\d.]+ min", "", line) for line in lines], found
 
 
@@ -217,7 +218,7 @@ def test_a_tenth_of_the_rows_in_memory_gives_the_same_figures(name: str, tmp_pat
     data = published(name, tmp_path)
     given = ["--data", data, "--device", "cpu", "--dim", 8, "--batch", 64]
     given += ["--epochs", 3, "--every", 1]
-    tenth, all_of_them = (figures(run(name, *given, "--memory", memory)) for memory in (0.1, 1))
+    tenth, all_of_them = (figures(run(name, *given, "--budget", each)) for each in ("10%", "100%"))
     assert tenth == all_of_them
     assert len(tenth[0]) == 3
 
@@ -231,7 +232,7 @@ def test_an_ngram_memory_helps_and_its_budget_changes_nothing(tmp_path: Path) ->
     given = ["--data", data, *NGRAMS, "--epochs", 2]
     tenth, whole, plain = (
         figures(run("ngram_memory", *given, *more))
-        for more in (["--memory", 0.05], ["--memory", 1], ["--without-memory"])
+        for more in (["--budget", "5%"], ["--budget", "100%"], ["--without-memory"])
     )
     assert tenth == whole
     assert tenth[1]["steps"] == plain[1]["steps"] > 30
@@ -252,22 +253,47 @@ def test_an_ngram_memory_goes_on_after_a_kill(tmp_path: Path) -> None:
             if line.startswith("step 10 "):
                 killed.kill()
     lines, found = figures(run("ngram_memory", *given))
-    assert re.fullmatch(r"goes on from step \d+", lines[0])
+    assert re.fullmatch(r"continues from step \d+", lines[0])
     assert found == expected[1]
     assert lines[1:] == expected[0][-len(lines[1:]) :]
 
 
-@pytest.fixture
-def interactions() -> Any:
-    """Return the module that recommenders share."""
-    spec = importlib.util.spec_from_file_location(
-        "interactions", ROOT / "examples" / "interactions.py"
-    )
+def shared(name: str) -> Any:
+    """Return a module that examples share."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def interactions() -> Any:
+    """Return the module that recommenders share."""
+    return shared("interactions")
+
+
+COMMON = {"data", "store", "epochs", "budget", "seed", "device"}
+
+
+def test_the_long_examples_share_a_command_line() -> None:
+    parser = shared("command_line").options("A text.", data="a file", epochs=3, budget="10%")
+    assert set(vars(parser.parse_args([]))) == COMMON
+    assert all(action.help for action in parser._actions)
+    for name in FIGURES:
+        text = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+        assert "command_line.options(" in text
+        assert not COMMON & set(re.findall(r'add_argument\("--([\w-]+)"', text)), name
+        assert sorted(each for each in COMMON if f"given.{each}" not in text) == [], name
+
+
+def test_a_budget_is_a_size_or_a_share_of_the_rows() -> None:
+    memory = shared("command_line").memory
+    assert memory("64MiB", {"item": 7}) == "64MiB"
+    kept = {"item": 1, "user": 101}
+    expected = tierstore.Budget(host_rows=kept, gpu_rows=kept)
+    assert memory("10%", {"item": 7, "user": 1001}) == expected
 
 
 def test_recall_is_what_a_loop_over_users_finds(interactions: Any, tmp_path: Path) -> None:

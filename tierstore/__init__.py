@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tierstore import optim as optim
     from tierstore import plot as plot
     from tierstore import policy as policy
+    from tierstore import publishing as publishing
     from tierstore import reporting as reporting
     from tierstore import sizing as sizing
     from tierstore import spec as spec
@@ -148,6 +149,7 @@ _MODULES = frozenset(
         "optim",
         "plot",
         "policy",
+        "publishing",
         "reporting",
         "sizing",
         "spec",

@@ -14,6 +14,7 @@ what happened, the numbers involved and the next step. Classes derived from OSEr
     │   └── ConcurrentWriterError                  … and has published a version meanwhile
     ├── StoreFullError         OSError             no space left, or over a quota or file-size limit
     ├── StoreIOError           OSError             any other failure of the file system
+    │   └── AccessError        PermissionError     … or a remote place that refuses access
     ├── CommitFailedError      OSError             a commit failed; the previous one is intact
     ├── ExistsError            FileExistsError     the target already exists
     ├── RowIndexError          IndexError          row ids outside the table
@@ -50,6 +51,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 __all__ = [
+    "AccessError",
     "AmbiguousFileError",
     "CapacityError",
     "ClosedError",
@@ -190,6 +192,12 @@ class StoreFullError(_SystemError, OSError):
 
 class StoreIOError(_SystemError, OSError):
     """The file system failed for a reason other than being full."""
+
+
+class AccessError(StoreIOError, PermissionError):
+    """A bucket or another remote place refused access, or no credentials were found for it."""
+
+    _number = errno.EACCES
 
 
 class CommitFailedError(_SystemError, OSError):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +15,9 @@ import click
 
 from tierstore_cli.commands import load_command, summaries
 from tierstore_cli.failure import Interrupted
+
+CLOSED_PIPE = 141
+"""The exit code of programs that SIGPIPE ends, in a shell."""
 
 
 class Group(click.Group):
@@ -47,6 +53,18 @@ class Group(click.Group):
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Interrupted from None
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                raise
+            _discard_the_rest()
+            raise click.exceptions.Exit(CLOSED_PIPE) from None
+
+
+def _discard_the_rest() -> None:
+    """Let what is left in the buffer of stdout go nowhere, without a report when Python ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 @contextmanager

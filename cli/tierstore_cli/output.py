@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import click
@@ -22,17 +24,23 @@ class Grid:
     headers: Sequence[str]
     rows: Sequence[Sequence[object]]
     right: frozenset[int] = frozenset()
+    least: Sequence[int] = ()
+    """Widths below which columns do not fall; none if it is empty."""
 
     def cells(self) -> list[list[str]]:
         """Return all cells, headers first if there are any, safe to print."""
         rows = [self.headers, *self.rows] if self.headers else self.rows
         return [[printable(cell) for cell in row] for row in rows]
 
-    def lines(self) -> Iterable[str]:
+    def widths(self) -> list[int]:
+        """Return the characters of the widest cell of each column."""
+        widths = [max(map(len, column)) for column in zip(*self.cells(), strict=True)]
+        return [*map(max, zip(widths, self.least or widths, strict=True))]
+
+    def lines(self, widths: Sequence[int] | None = None) -> Iterable[str]:
         """Yield the lines of the table, its columns two spaces apart."""
-        cells = self.cells()
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for row in cells:
+        widths = self.widths() if widths is None else widths
+        for row in self.cells():
             yield "  ".join(
                 cell.rjust(width) if column in self.right else cell.ljust(width)
                 for column, (cell, width) in enumerate(zip(row, widths, strict=True))
@@ -57,6 +65,26 @@ class Output:
                 self._grid(part)
             else:
                 self._line(part)
+
+    def blocks(self, grids: Iterator[Grid]) -> None:
+        """Write grids with the same columns as one table, each as it comes.
+
+        The first one sets the widths of the columns, and on a terminal which of them fit.
+        """
+        first, second = next(grids), next(grids, None)
+        if second is None:
+            self._grid(first)
+            return
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+        fit, left_out = fitting(first, width)
+        columns, widths = len(fit.headers), fit.widths()
+        click.echo(fitted("\n".join(fit.lines(widths)), sys.stdout))
+        for grid in chain([second], grids):
+            rows = [row[:columns] for row in grid.rows]
+            text = "\n".join(Grid((), rows, grid.right).lines(widths))
+            click.echo(fitted(text, sys.stdout))
+        if left_out:
+            self._line(_too_narrow(left_out))
 
     def note(self, message: str) -> None:
         """Write a note, which is not part of the result, to stderr."""
@@ -92,11 +120,12 @@ def fitting(grid: Grid, width: int) -> tuple[Grid, list[str]]:
     The first column stays. A number that is cut is a wrong number.
     """
     taken = 0
-    for column, cells in enumerate(zip(*grid.cells(), strict=True)):
-        taken += max(map(len, cells)) + (_GAP if column else 0)
+    for column, cells in enumerate(grid.widths()):
+        taken += cells + (_GAP if column else 0)
         if taken > width and column:
             rows = [row[:column] for row in grid.rows]
-            return Grid(grid.headers[:column], rows, grid.right), list(grid.headers[column:])
+            left = Grid(grid.headers[:column], rows, grid.right, grid.least[:column])
+            return left, list(grid.headers[column:])
     return grid, []
 
 
@@ -122,5 +151,9 @@ def rich_grid(grid: Grid) -> bool:
     widest = sum(max(map(len, cells)) + _GAP for cells in zip(headers, *rows, strict=True))
     Console(soft_wrap=True, width=max(widest, Console().width)).print(table)
     if left_out:
-        click.echo(f"too narrow for {', '.join(left_out)}; --json has them")
+        click.echo(_too_narrow(left_out))
     return True
+
+
+def _too_narrow(headers: Sequence[str]) -> str:
+    return f"too narrow for {', '.join(headers)}; --json has them"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,6 +14,9 @@ from tierstore import Table
 from tierstore_cli.output import Grid
 
 ELEMENTS_SHOWN = 8
+_SHOWN_TOGETHER = 1024
+_NUMBER_WIDTH = len("-1.23457e-05")
+_KEY_WIDTH = 20
 _BLOCK = 65536
 
 
@@ -41,28 +45,31 @@ def _key(key: Any) -> str | int:
     return key if isinstance(key, str) else int(key)
 
 
-def rows_grid(data: dict[str, Any]) -> Grid:
-    """Return one line a row, of its first elements, for the result of `rows_data`."""
-    keyed = any(row["key"] is not None for row in data["rows"])
-    dim = len(data["rows"][0]["values"])
+def rows_grids(table: Table, field: str, ids: range) -> Iterator[Grid]:
+    """Yield one line a row, of its first elements, in blocks that are read as they are wanted."""
+    wide = [len(str(ids[-1])), *([_KEY_WIDTH] if table.keys is not None else [])]
+    for start in range(0, len(ids), _SHOWN_TOGETHER):
+        grid = _grid(table, field, ids[start : start + _SHOWN_TOGETHER])
+        if len(ids) <= _SHOWN_TOGETHER:
+            yield grid
+        else:
+            numbers = [_NUMBER_WIDTH] * (len(grid.headers) - len(wide))
+            yield dataclasses.replace(grid, least=[*wide, *numbers])
+
+
+def _grid(table: Table, field: str, ids: range) -> Grid:
+    values = table.by_row.read(ids, field, cache=False)
+    dim = values.shape[1]
     count = min(dim, ELEMENTS_SHOWN)
-    more = [f"… {dim}"] if dim > count else []
-    headers = ["ROW", *(["KEY"] if keyed else []), *map(str, range(count)), *more]
-    rows = [
-        [
-            row["id"],
-            *([row["key"]] if keyed else []),
-            *(_number(x) for x in row["values"][:count]),
-            *("…" for _ in more),
-        ]
-        for row in data["rows"]
+    more = ["…"] if dim > count else []
+    keys = [] if table.keys is None else [map(_key, table.keys[np.asarray(ids)])]
+    head = ["ROW", "KEY"] if keys else ["ROW"]
+    lines = [
+        [*named, *(f"{x:.6g}" for x in vector), *more]
+        for *named, vector in zip(ids, *keys, values[:, :count].tolist(), strict=True)
     ]
-    first = 2 if keyed else 1
-    return Grid(headers, rows, right=frozenset({0, *range(first, first + count)}))
-
-
-def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.6g}"
+    headers = [*head, *map(str, range(count)), *(f"… {dim}" for _ in more)]
+    return Grid(headers, lines, right=frozenset({0, *range(len(head), len(head) + count)}))
 
 
 def id_lines(table: Table, rows: npt.NDArray[np.int64]) -> Iterator[list[object]]:

@@ -26,6 +26,8 @@ READING = [
     "verify s.tier",
     "save s.tier copy.tier",
     "save s.tier wide.tier --partitions 5",
+    "save s.tier new.tier --incremental",
+    "publish s.tier serving",
     "doctor s.tier",
     "repair s.tier fixed.tier",
 ]

@@ -66,6 +66,33 @@ def trainer(request, tmp_path):
     trainer.store.close()
 
 
+def test_a_fold_reports_the_rows_it_passed(trainer):
+    trainer.commit(2)
+    seen = []
+    trainer.store.fold(progress=lambda *at: seen.append(at))
+    done, totals = zip(*seen, strict=True)
+    assert set(totals) == {2 * ROWS}  # written, then verified
+    assert list(done) == sorted(done)
+    assert done[0] <= ROWS < done[-1] == 2 * ROWS
+    trainer.store.fold(progress=lambda *at: pytest.fail("nothing was left to fold"))
+    trainer.check()
+
+
+def test_a_fold_that_its_callback_ends_is_repeated(trainer):
+    trainer.commit(3)
+
+    def stop(done, total):
+        raise KeyError(done)
+
+    with pytest.raises(KeyError):
+        trainer.store.fold(progress=stop)
+    trainer.check()
+    assert trainer.deltas()
+    trainer.store.fold()
+    assert not trainer.deltas()
+    trainer.check()
+
+
 def begun(trainer):
     """Commit until a fold is under way, and return it."""
     trainer.commit(3)

@@ -126,22 +126,28 @@ class Merge:
         self._base = base
         self._deltas = tuple(deltas)
 
-    def steps(self) -> Iterator[None]:
+    @property
+    def total(self) -> int:
+        """The rows to pass: those of the table twice, to write them and to verify them."""
+        return 2 * self._base.rows
+
+    def steps(self) -> Iterator[int]:
         """Write the images in steps, make the base durable, and verify that it is.
 
-        Stopping between steps is safe. Raises CommitFailedError if the disk does not contain what
-        was written although its syncs succeeded: the deltas are still needed.
+        Each step yields the rows that were passed, of `total`. Stopping between steps is safe.
+        Raises CommitFailedError if the disk does not contain what was written although its syncs
+        succeeded: the deltas are still needed.
         """
         if not self._deltas:
             return
         newest = Newest(self._deltas, self._base.rows, self._base.gap)
         for rows, records, sums in newest.images():
             self._base.write(rows, records, sums)
-            yield
+            yield int(rows[-1]) + 1
         self._base.sync()
         for rows, sums in newest.checksums(self._base.record_bytes):
             self._prove(rows, sums)
-            yield
+            yield self._base.rows + int(rows[-1]) + 1
 
     def _prove(self, rows: Rows, sums: npt.NDArray[np.uint32]) -> None:
         """Compare `rows` on the disk with the checksums of the written records."""

@@ -390,10 +390,10 @@ def _sink(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_explained(target.path))
         if target.url is not None:
-            if content.keys is not None and format_.keys == "never":
+            file: Any = stack.enter_context(publish_remote(target.url, force=force))
+            if content.keys is not None and format_.keys == "never":  # these appear first
                 name = target.url.rpartition("/")[0] + "/" + keys_beside(target.path).name
                 write_keys(stack.enter_context(publish_remote(name, force=force)), content.keys)
-            file: Any = stack.enter_context(publish_remote(target.url, force=force))
             write = stack.enter_context(format_.write(file, content))
         elif target.store is None:
             partial = stack.enter_context(

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
-from tierstore._io import unreachable
-from tierstore.errors import ExistsError, FormatError
+from tierstore._io import explained, unreachable
+from tierstore.errors import ExistsError, FormatError, StoreIOError, TierStoreError
 
 __all__ = ["RemoteFile", "fetch", "publish_remote"]
+
+
+_BLOCK_BYTES = 1 << 20
 
 
 class RemoteFile:
     """A place that a format writes to as to a path: it opens it once, for writing."""
 
-    def __init__(self, system: Any, path: str, *, replaces: bool) -> None:
+    def __init__(self, url: str, system: Any, path: str, *, replaces: bool) -> None:
         """Write to `path` in a file system of fsspec, where it `replaces` a file or is new."""
+        self._url = url
         self._system = system
         self._path = path
         self._replaces = replaces
@@ -26,13 +30,14 @@ class RemoteFile:
 
     def open(self, mode: str) -> IO[bytes]:
         """Open the file, as a stream of bytes."""
-        self._file = self._system.open(self._path, "wb", autocommit=False)
-        stream: IO[bytes] = self._file
-        return stream
+        with reaching(self._url):
+            self._file = self._system.open(self._path, "wb", autocommit=False)
+        return cast(IO[bytes], _Upload(self._file, self._url))
 
     def commit(self) -> None:
         """Give the file its name."""
-        self._file.commit()
+        with reaching(self._url):
+            self._file.commit()
 
     def discard(self) -> None:
         """Remove what was written."""
@@ -43,17 +48,62 @@ class RemoteFile:
                     self._system.rm(self._path)
 
 
+class _Upload(io.BufferedIOBase):
+    """A stream to a file at a URL, whose errors are explained."""
+
+    def __init__(self, file: Any, url: str) -> None:
+        self._file, self._url = file, url
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with reaching(self._url):
+            return int(self._file.write(data))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            with reaching(self._url):
+                self._file.close()
+        finally:
+            super().close()
+
+
+@contextmanager
+def reaching(url: str) -> Iterator[None]:
+    """Explain the errors of packages that reach a URL."""
+    try:
+        yield
+    except TierStoreError:
+        raise
+    except Exception as error:  # every kind of place has its own errors
+        raise unreachable(url, error) from error
+
+
 def fetch(url: str, path: Path) -> None:
     """Copy a file at a URL to a new path; raises FormatError if there is none."""
     try:
-        import fsspec
+        with reaching(url):
+            import fsspec
 
-        with fsspec.open(url, "rb") as source, path.open("xb") as file:
-            shutil.copyfileobj(source, file, 1 << 20)
-    except FileNotFoundError as error:
-        raise FormatError(f"{url}: no such file") from error
-    except Exception as error:  # every kind of place has its own errors
-        raise unreachable(url, error) from error
+            opened = fsspec.open(url, "rb").open()
+    except StoreIOError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise FormatError(f"{url}: no such file") from error.__cause__
+        raise
+    with opened as source, explained("write", str(path)), path.open("xb") as file:
+        while block := _block(source, url):
+            file.write(block)
+
+
+def _block(source: Any, url: str) -> bytes:
+    with reaching(url):
+        return bytes(source.read(_BLOCK_BYTES))
 
 
 @contextmanager
@@ -62,16 +112,14 @@ def publish_remote(url: str, *, force: bool) -> Iterator[RemoteFile]:
 
     Raises ExistsError unless `force` is set, and MissingExtraError if a package is missing.
     """
-    try:
+    with reaching(url):
         import fsspec
 
         system, path = fsspec.core.url_to_fs(url)
         exists = system.exists(path)
-    except Exception as error:  # every kind of place has its own errors
-        raise unreachable(url, error) from error
     if exists and not force:
         raise ExistsError(f"{url} exists; choose another name, or replace it (force=True, --force)")
-    file = RemoteFile(system, path, replaces=exists)
+    file = RemoteFile(url, system, path, replaces=exists)
     try:
         yield file
         file.commit()

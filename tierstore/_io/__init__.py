@@ -8,7 +8,7 @@ store, accessed through the same classes.
 """
 
 from tierstore._io import direct
-from tierstore._io.atomic import leftovers, publish, withdraw
+from tierstore._io.atomic import leftovers, publish, relink, withdraw
 from tierstore._io.directory import Directory
 from tierstore._io.file import File, let_go, map_files
 from tierstore._io.held import Held, Holder, hold_directory, hold_file
@@ -36,6 +36,7 @@ __all__ = [
     "publish",
     "reach",
     "read_ranges",
+    "relink",
     "unreachable",
     "withdraw",
 ]

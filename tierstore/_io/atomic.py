@@ -25,7 +25,7 @@ from tierstore.errors import (
     UpkeepWarning,
 )
 
-__all__ = ["leftovers", "publish", "withdraw"]
+__all__ = ["leftovers", "publish", "relink", "withdraw"]
 
 _ENDING = "01234567.partial"
 _STALE_SECONDS = 3600
@@ -65,6 +65,25 @@ def publish(
             _check_target(target, force, replaceable)
             _give_name(parent, temporary.name, target.name, force=force)
         _clean_up(temporary)  # a directory that was replaced
+    except BaseException:
+        _clean_up(temporary)
+        raise
+
+
+def relink(link: str | Path, target: str) -> None:
+    """Make a symbolic link, new or old, lead to another entry beside it, in one durable step.
+
+    Raises ExistsError if the name is taken by anything but a link.
+    """
+    link = Path(os.path.abspath(link))
+    if link.exists() and not link.is_symlink():
+        raise ExistsError(f"{link} exists and is no link; remove it", filename=str(link))
+    temporary = _beside(link)
+    try:
+        with explained("create", str(link)), Directory.open(link.parent) as parent:
+            os.symlink(target, temporary)
+            parent.rename(temporary.name, link.name)
+            parent.sync()
     except BaseException:
         _clean_up(temporary)
         raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 from tierstore._io.directory import Directory, component
 from tierstore._io.file import Buffer, File
 from tierstore.errors import (
+    AccessError,
     CorruptStoreError,
     InvalidInputError,
     MissingExtraError,
@@ -39,6 +41,7 @@ __all__ = [
 
 T = TypeVar("T")
 
+_REFUSALS = "Credential|Unauthorized|TokenRetrieval|LoginRefresh"
 _MAX_READS = 64
 """Concurrent reads: a remote store has a high latency, but serves many requests at once."""
 
@@ -97,12 +100,24 @@ def unreachable(url: str, error: Exception) -> TierStoreError:
             f"{url} cannot be reached ({error}); pip install 'tierstore[s3]' for s3://, or fsspec "
             "and its package for another kind of place"
         )
+    if _is_refusal(error):
+        return AccessError(
+            f"{url} refuses access ({type(error).__name__}: {error}); give credentials that may do "
+            "this: for s3:// AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the "
+            "role of the machine"
+        )
     if isinstance(error, ValueError):
         return InvalidInputError(f"{url} cannot be reached: {error}")
     return StoreIOError(
-        f"{url} cannot be reached: {type(error).__name__}: {error}; check the address, the "
-        "credentials, and that the package of this kind of place is recent"
+        f"{url} cannot be reached: {type(error).__name__}: {error}; check the address, that the "
+        "bucket exists, the network, and that the package of this kind of place is recent"
     )
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether credentials are missing or do not suffice, by the names that clouds' packages use."""
+    kinds = " ".join(kind.__name__ for kind in type(error).__mro__)
+    return isinstance(error, PermissionError) or re.search(_REFUSALS, kinds) is not None
 
 
 def locate(where: Any) -> Path | Objects:
@@ -126,12 +141,18 @@ def _wait(awaited: Awaitable[T], action: str, path: str) -> T:
 
     try:
         found: T = sync(run())
-    except (FileNotFoundError, TierStoreError):
+    except TierStoreError:
         raise
+    except FileNotFoundError as error:
+        if action != "write":
+            raise
+        raise unreachable(path, error) from error
     except Exception as error:  # every kind of store has its own errors
+        if _is_refusal(error):
+            raise unreachable(path, error) from error
         raise StoreIOError(
-            f"cannot {action} {path}: {type(error).__name__}: {error}; check the network and the "
-            "credentials, and if the last save was interrupted, save again"
+            f"cannot {action} {path}: {type(error).__name__}: {error}; check the network, and if "
+            "the last save was interrupted, save again"
         ) from error
     return found
 

@@ -12,7 +12,7 @@ from tierstore._keys.strings import Strings
 from tierstore._keys.text import Texts
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["given", "integers_asked", "texts_asked"]
+__all__ = ["bits_asked", "given", "integers_asked", "texts_asked"]
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
@@ -59,14 +59,37 @@ def _integers(listed: list[Any]) -> npt.NDArray[Any]:
     )
 
 
+def bits_asked(keys: object) -> tuple[Codes, tuple[int, ...]]:
+    """Return the 64 bits of keys, int64 or uint64, and their shape.
+
+    Raises InvalidTypeError for what is no integer, InvalidInputError for one of more bits.
+    """
+    array = _as_array(keys)
+    if array.dtype.kind == "O":
+        for key in array.ravel().tolist():
+            if _is_integer(type(key)) and key not in _INT64 and key not in _UINT64:
+                raise InvalidInputError(f"the key {key} does not fit into 64 bits")
+    codes, _, shape = integers_asked(array, "int64")
+    return codes, shape
+
+
+def _as_array(keys: object) -> npt.NDArray[Any]:
+    """Return integers as an array, of objects where they fit no other."""
+    try:
+        array = np.asarray(keys)
+        if array.dtype.kind == "f" and not isinstance(keys, np.ndarray | np.generic):
+            array = np.asarray(keys, object)  # integers on both sides of what int64 can hold
+    except ValueError as error:
+        raise InvalidInputError(f"keys are an array or lists of one length: {error}") from None
+    return array
+
+
 def integers_asked(keys: object, kind: str) -> tuple[Codes, npt.NDArray[np.bool_], tuple[int, ...]]:
     """Return the codes of keys that are asked for, which of them `kind` can hold, and their shape.
 
     Raises InvalidTypeError for what is no integer.
     """
-    array = np.asarray(keys)
-    if array.dtype.kind == "f" and not isinstance(keys, np.ndarray | np.generic):
-        array = np.asarray(keys, object)  # integers on both sides of what int64 can hold
+    array = _as_array(keys)
     if array.dtype.kind == "O" or not array.size:
         return _listed(array.ravel().tolist(), kind, array.shape)
     if array.dtype.kind not in "iu":

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._keys.given import integers_asked, texts_asked
+from tierstore._keys.given import bits_asked, texts_asked
 from tierstore._keys.hashmap import Codes, HashMap, Rows
 from tierstore._keys.text import Texts
 from tierstore._rowcopy import ascends
@@ -143,7 +143,7 @@ class _Integers(KeyMap):
         return self._map.nbytes
 
     def asked(self, keys: object) -> Asked:
-        codes, _, shape = integers_asked(keys, "int64")  # any 64 bits are a key
+        codes, shape = bits_asked(keys)
         return Asked(codes, shape)
 
     def find(self, asked: Asked) -> Rows:

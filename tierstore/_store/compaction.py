@@ -27,12 +27,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Protocol
 
+from tierstore._disk.base import Progress
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import DeltaInfo, DigestInfo, Manifest, TableInfo
 from tierstore._disk.merging import Compaction, spans
 from tierstore._disk.readahead import PAGE, at_leisure
 from tierstore._disk.tier import DiskTier
+from tierstore._store.copy import Overall
 from tierstore._store.state import State
 from tierstore._table.table import Table
 from tierstore._threads import Event, Worker
@@ -72,7 +74,7 @@ class Work(Protocol):
 class _Fold:
     """The merge of the deltas of versions up to a given one into the bases."""
 
-    def __init__(self, state: State, upto: int) -> None:
+    def __init__(self, state: State, upto: int, progress: Progress | None = None) -> None:
         self._state = state
         self._upto = upto
         self.name = f"fold of {state.directory.path} up to version {upto}"
@@ -83,10 +85,15 @@ class _Fold:
             if _between(table._disk, 0, upto) or not table._generation.is_bound(upto)
         }
         self._digests: dict[str, DigestInfo] = {}
+        self._report = Overall(progress, sum(merge.total for merge in self._merges.values()))
 
     def steps(self) -> Iterator[None]:
         for name, merge in self._merges.items():
-            yield from merge.steps()
+            for passed in merge.steps():
+                self._report(passed, merge.total)
+                yield
+            self._report(merge.total, merge.total)
+            self._report.passed(merge.total)
             generation = self._state.tables[name]._generation
             if not generation.is_bound(self._upto):
                 self._digests[name] = generation.bind(self._upto)
@@ -236,7 +243,7 @@ class Folder:
         if groups := self._groups(after, newest):
             self._start(_Compacting(self._state, groups))
 
-    def fold(self, upto: int) -> bool:
+    def fold(self, upto: int, progress: Progress | None = None) -> bool:
         """Fold the deltas of versions up to `upto` now; return False if readers prevent it.
 
         Raises CorruptStoreError if a table is damaged, since its repair may need older versions.
@@ -246,7 +253,7 @@ class Folder:
         self.finish()
         if not self._begin(upto):
             return False
-        work = _Fold(self._state, upto)
+        work = _Fold(self._state, upto, progress)
         try:
             for _ in work.steps():
                 pass

@@ -401,11 +401,13 @@ class Store(SchemaChanges):
                 yield NewVersion(self.version, self.step, since, rows)
                 watch.restart()
 
-    def fold(self) -> list[int]:
+    def fold(self, *, progress: Progress | None = None) -> list[int]:
         """Merge all deltas into the base files and drop all versions but the newest.
 
         Afterwards the base files alone contain the tables, readable with NumPy or zarr. Returns the
-        dropped versions. Raises LockedError while an older version is open for reading, and
+        dropped versions. `progress(done, total)` counts the rows of tables that have deltas, twice:
+        they are written, then verified. An error that it raises ends the fold, which a later one
+        repeats. Raises LockedError while an older version is open for reading, and
         InvalidInputError if there are uncommitted rows or an older version is kept under a name.
         """
         state = self._state
@@ -418,7 +420,7 @@ class Store(SchemaChanges):
                         f"newest: call store.release({name!r}) first"
                     )
             before = set(state.ledger.versions)
-            if not self._folder.fold(state.manifest.version):
+            if not self._folder.fold(state.manifest.version, progress):
                 raise LockedError(
                     f"{state.oldest_reader()} is open for reading from {self.path}; fold once that "
                     "reader is closed or has called refresh()"

@@ -19,7 +19,7 @@ _MOST_SCORES = 4 << 20
 """Scores that are held at a time, 16 MiB of them."""
 
 
-_CACHED_BYTES = 256 << 10
+_CACHED_BYTES = 512 << 10
 """Rows that are multiplied twice, with a query and with themselves, while the CPU caches them."""
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from tierstore.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from tierstore._disk.base import Progress
     from tierstore.distributed.store import DistributedStore
 
 __all__ = ["fold"]
 
 
-def fold(store: DistributedStore) -> list[int]:
+def fold(store: DistributedStore, progress: Progress | None) -> list[int]:
     """Merge all deltas, and return the versions that were dropped; see `DistributedStore.fold`."""
     store._agree("fold", {})
     manifest, ranks = store._root.manifest, store._ranks
@@ -34,5 +35,5 @@ def fold(store: DistributedStore) -> list[int]:
     with store._door.use(write=True), store._closed_when_broken():
         before = set.union(*ranks.together("check that it can fold", check))
         store._root.fold()
-        ranks.together("fold its partitions", store._parts.fold)
+        ranks.together("fold its partitions", lambda: store._parts.fold(progress))
     return sorted(before - {manifest.version})

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, cast
 
+from tierstore._disk.base import Progress
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._disk.partitioned import PartitionedGeneration
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
@@ -151,9 +152,14 @@ class Parts:
                 if there.get(name) != version:
                     part.keep(version, name)
 
-    def fold(self) -> None:
-        """Merge all deltas, and keep no version but the newest."""
-        self.each(Store.fold)
+    def fold(self, progress: Progress | None = None) -> None:
+        """Merge all deltas, and keep no version but the newest; report the partitions done."""
+        total = len(self.stores)
+        for start in range(0, total, _THREADS):
+            for call in _side_by_side(Store.fold, self.stores[start : start + _THREADS]):
+                call.result()
+            if progress is not None:
+                progress(min(start + _THREADS, total), total)
 
     def each(self, work: Callable[[Store], object]) -> None:
         """Do something to every partition, several at a time, and raise after all."""

@@ -487,13 +487,14 @@ class DistributedStore(Closing, Mapping[str, Any]):
                 f"you {what}"
             )
 
-    def fold(self) -> list[int]:
+    def fold(self, *, progress: Progress | None = None) -> list[int]:
         """Merge all deltas into the bases of all partitions, and drop all versions but the newest.
 
-        Collective. Returns the dropped versions. Raises what `Store.fold` does, on all ranks; what
+        Collective. Returns the dropped versions. `progress(done, total)` counts the partitions of
+        this rank. Raises what `Store.fold` does, on all ranks; what
         is folded by then is no less readable.
         """
-        return folding.fold(self)
+        return folding.fold(self, progress)
 
     # -- what tables are made of
 

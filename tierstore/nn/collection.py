@@ -219,7 +219,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
                     pieces[place] = number(name, pieces[place])
             return Renumbered(features, torch.cat(pieces)), first
         given = dict(features)
-        for name in self._by_key.keys() & given.keys():
+        for name in [each for each in given if each in self._by_key]:  # uses count in this order
             keys = given[name]
             of = (number(name, keys[0]), *keys[1:]) if isinstance(keys, tuple) else None
             given[name] = number(name, keys) if of is None else of

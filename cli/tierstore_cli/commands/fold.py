@@ -11,6 +11,7 @@ from tierstore_cli.command import Command
 from tierstore_cli.opening import awaited, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import STORE, UNTESTED
+from tierstore_cli.progress import Progress
 
 
 @click.command(cls=Command)
@@ -28,7 +29,8 @@ def fold(out: Output, store: Path, allow_untested: bool) -> None:
       tierstore fold emb.tier --json | jq .dropped
     """
     with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
-        dropped = awaited(opened.fold)
+        with Progress("folding") as progress:
+            dropped = awaited(lambda: opened.fold(progress=progress))
         version = opened.version
     data = {"store": os.path.abspath(store), "version": version, "dropped": dropped}
     note = f"; versions dropped: {', '.join(map(str, dropped))}" if dropped else ""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 import click
@@ -19,7 +20,7 @@ from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import FIELD, READ_STORE, TABLE, VERSION, Place, RowRange, Rows, full_name
 from tierstore_cli.progress import Progress
-from tierstore_cli.rows import rows_data, rows_grid
+from tierstore_cli.rows import rows_data, rows_grids
 from tierstore_cli.rowstats import row_stats
 
 _WIDTH = 80
@@ -77,7 +78,7 @@ def inspect(
         if isinstance(opened, Attached):
             if versions:
                 raise click.UsageError("a file has no versions; leave --versions out")
-            _show_file(out, store, choose_table(opened, table), field, stats, full, span)
+            _show_file(out, store, opened, table, field, stats, full, span)
             return
         info = opened.info()
         data = info.to_dict()
@@ -108,9 +109,7 @@ def inspect(
         if stats:
             for entry, each in zip(data["tables"], tables, strict=True):
                 parts += _add_stats(entry, each, field, full=full)
-        if span is not None:
-            parts += _add_rows(data, choose_table(opened, table), field, span)
-    out.show(data, *parts)
+        _show(out, data, parts, span, opened, table, field)
     for error in damaged.values():
         raise error
 
@@ -125,25 +124,43 @@ def _add_stats(
     return ["", found.text(table)]
 
 
-def _add_rows(
-    data: dict[str, Any], table: Table, field: str | None, span: Rows
-) -> list[str | Grid]:
-    """Add rows to the data, and return them for people."""
-    ids = range(*choose_rows(table, span))
-    data["rows"] = rows_data(table, choose_field(table, field), ids)
-    return ["", rows_grid(data["rows"])]
+def _show(
+    out: Output,
+    data: dict[str, Any],
+    parts: list[str | Grid],
+    span: Rows | None,
+    tables: Mapping[str, Table],
+    name: str | None,
+    field: str | None,
+) -> None:
+    """Show what was found, and then rows of a table if there is a span of them."""
+    if span is None:
+        out.show(data, *parts)
+        return
+    table = choose_table(tables, name)
+    field, ids = choose_field(table, field), range(*choose_rows(table, span))
+    if out.as_json:
+        data["rows"] = rows_data(table, field, ids)
+        out.show(data)
+        return
+    rows = rows_grids(table, field, ids)
+    first = next(rows)  # before anything is shown: it may fail
+    out.show(data, *parts, "")
+    out.blocks(chain([first], rows))
 
 
 def _show_file(
     out: Output,
     file: Place,
-    table: Table,
+    tables: Mapping[str, Table],
+    name: str | None,
     field: str | None,
     stats: bool,
     full: bool,
     span: Rows | None,
 ) -> None:
     """Show a matrix of another program."""
+    table = choose_table(tables, name)
     (item,) = table.fields.values()
     facts = {"rows": table.rows, "dim": item.dim, "dtype": item.dtype}
     data: dict[str, Any] = {"file": full_name(file), "table": {"name": table.name, **facts}}
@@ -153,9 +170,7 @@ def _show_file(
     ]
     if stats:
         parts += _add_stats(data["table"], table, field, full=full)
-    if span is not None:
-        parts += _add_rows(data, table, field, span)
-    out.show(data, *parts)
+    _show(out, data, parts, span, tables, name, field)
 
 
 def _headline(store: Place, data: dict[str, Any]) -> str:

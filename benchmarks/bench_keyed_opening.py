@@ -1,0 +1,125 @@
+"""How long does a table by key take to open, to answer, and to drop keys that nobody uses?"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import Answer, arguments, in_child, in_turn, medians, private_bytes, workspace
+
+import tierstore
+
+QUESTION = "A table by key: from opening it to the first rows by number and by key, and expiry"
+BLOCK = 1 << 20
+
+
+def keys_of(numbers: Any) -> Any:
+    """Return the hashes that stand for numbers."""
+    return np.asarray(numbers, np.int64) * np.int64(0x1E3779B97F4A7C15)
+
+
+def make(path: Path, rows: int) -> float:
+    """Write a store of so many keys; return the seconds."""
+    spec, begin = tierstore.TableSpec(rows, 1, keys="int64"), time.perf_counter()
+    with tierstore.create(path, {"user": spec}) as store:
+        for start in range(0, rows, BLOCK):
+            numbers = np.arange(start, min(start + BLOCK, rows))
+            store["user"].write(keys_of(numbers), numbers[:, None].astype(np.float32))
+            if start // BLOCK % 16 == 15:
+                store.commit()
+        store.commit()
+    return time.perf_counter() - begin
+
+
+def opened(path: Path, batch: int) -> dict[str, float]:
+    """Open a store; return the seconds until it answers, and the memory of a key in bytes."""
+    times = [time.perf_counter()]
+    with tierstore.open(path) as store:
+        table = store["user"]
+        times.append(time.perf_counter())
+        table.by_row.read(np.arange(batch))
+        times.append(time.perf_counter())
+        before = private_bytes()
+        found = table.read(keys_of(np.arange(batch)))
+        times.append(time.perf_counter())
+        if not np.array_equal(found[:, 0], np.arange(batch)):
+            raise RuntimeError("keys have other rows")
+        opening, by_row, by_key = np.diff(times)
+        return {
+            "opened, ms": 1e3 * opening,
+            "first by row, ms": 1e3 * by_row,
+            "first by key, s": by_key,
+            "bytes a key": (private_bytes() - before) / table.rows,
+        }
+
+
+def reads(path: Path, rows: int, batch: int, repeat: int) -> dict[str, float]:
+    """Return the seconds of reads of rows that the host tier holds."""
+    numbers = np.random.default_rng(2).integers(0, min(rows, 1 << 20), batch)
+    keys = keys_of(numbers)
+    with tierstore.open(path) as store:
+        table = store["user"]
+        return medians(
+            in_turn(
+                {
+                    "by key": lambda: table.read(keys),
+                    "by row": lambda: table.by_row.read(numbers),
+                },
+                repeat,
+            )
+        )
+
+
+def expired(path: Path, rows: int) -> dict[str, float]:
+    """Return the seconds to drop a fifth of the keys, and to commit that."""
+    spec = tierstore.TableSpec(rows, 1, keys="int64", track_uses=True)
+    rng = np.random.default_rng(3)
+    with tierstore.create(path, {"user": spec}) as store:
+        table = store["user"]
+        for start in range(0, rows, BLOCK):
+            numbers = np.arange(start, min(start + BLOCK, rows))
+            table.write(keys_of(numbers), rng.random((len(numbers), 1), np.float32))
+            store.commit()
+        begin = time.perf_counter()
+        gone = sum(len(keys) for keys, _ in table.expire(keep_at_most=rows - rows // 5))
+        removed = time.perf_counter()
+        store.commit()
+        return {
+            "expired": gone,
+            "expire, s": removed - begin,
+            "commit of that, s": time.perf_counter() - removed,
+        }
+
+
+def main() -> None:
+    """Measure and print the answer."""
+    parser = arguments(QUESTION, rows=10_000_000, batch=65_536, expiry_rows=2_000_000)
+    options = parser.parse_args()
+    answer = Answer(
+        name="keyed_opening",
+        question=QUESTION,
+        must_move=f"{options.rows:,} keys of 8 bytes",
+        target="100 M keys: 100 ms to the first row by number, 20 s to the first by key",
+    )
+    with workspace(options) as directory:
+        written = make(directory / "s", options.rows)
+        figures = in_child(opened, directory / "s", options.batch)
+        answer.rows.append({"keys": options.rows, "written, s": written} | figures)
+        times = in_child(reads, directory / "s", options.rows, options.batch, options.repeat)
+        answer.rows.append(
+            {"keys": options.rows} | {f"{name}, ms": 1e3 * each for name, each in times.items()}
+        )
+        answer.ratios["read by row / by key"] = times["by row"] / times["by key"]
+        answer.rows.append(
+            {"keys": options.expiry_rows} | in_child(expired, directory / "e", options.expiry_rows)
+        )
+        if options.rows >= 100_000_000:
+            first_row = figures["opened, ms"] + figures["first by row, ms"]
+            answer.met = first_row <= 100 and figures["first by key, s"] <= 20
+    answer.give(options)
+
+
+if __name__ == "__main__":
+    main()
