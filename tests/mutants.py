@@ -231,8 +231,8 @@ MUTANTS = [
     ),
     Mutant(
         "_store/ledger.py",
-        "    directory.sync()\n\n\ndef _is_published",
-        "\n\ndef _is_published",
+        "        directory.sync()\n    except CommitFailedError:",
+        "    except CommitFailedError:",
         "tests/durability/test_crash.py",
     ),
     Mutant(

@@ -46,5 +46,17 @@ def test_save_with_partitions_and_back(run, run_json, pair, tmp_path):
     run("save", plain, tmp_path / "no.tier", "--partitions", 2, "--skip-damaged", code=2)
     run("save", plain, tmp_path / "no.tier", "--partitions", 0, code=2)
     run("save", plain, wide, "--partitions", 2, code=1)
-    run("save", pair, tmp_path / "no.tier", "--partitions", 2, code=1)  # it has keys
     assert not (tmp_path / "no.tier").exists()
+
+
+def test_keys_go_into_partitions(run_json, pair, tmp_path):
+    run_json("save", pair, tmp_path / "wide.tier", "--partitions", 2)
+    with tierstore.open(pair) as one, tierstore.open(tmp_path / "wide.tier") as other:
+        assert any(table.keys is not None for table in one.values())
+        for name, table in one.items():
+            keys = other[name].keys
+            assert (keys is None) == (table.keys is None)
+            if keys is not None:
+                assert list(keys[:]) == list(table.keys[:])
+            every = np.arange(table.rows)
+            assert np.array_equal(other[name].read(every), table.read(every))

@@ -36,10 +36,10 @@ from tierstore._formats.base import (
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings
 from tierstore._scaled import SCALE_TYPES
-from tierstore.budget import JSON_COST
+from tierstore.budget import JSON_COST, Size
 from tierstore.errors import FormatError
 
-__all__ = ["Safetensors"]
+__all__ = ["Safetensors", "matrices_in"]
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_DIMENSIONS = 64
@@ -223,6 +223,13 @@ def _format_header(content: Content) -> bytes:
 
 def _blob_bytes(keys: KeyColumn) -> int:
     return sum(len(key) for block in keys.bytes_blocks() for key in block)
+
+
+def matrices_in(path: Path, memory: Size) -> set[str]:
+    """Return the names of the tensors of a file that are matrices of floats."""
+    with open_input(path, memory) as file:
+        tensors, _ = _read_header(file)
+    return {name for name, each in tensors.items() if len(each.shape) == 2 and each.code in _NAMES}
 
 
 class Safetensors(Format):

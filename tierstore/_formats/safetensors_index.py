@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tierstore._formats.base import FORMATS, Format, Source, Wanted, choose
 from tierstore._formats.files import open_input
+from tierstore._formats.safetensors import matrices_in
 from tierstore.budget import JSON_COST
 from tierstore.errors import FormatError
 
@@ -27,12 +28,27 @@ class SafetensorsIndex(Format):
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open the file that holds the tensor; which one must be said, or be the field's name."""
         shards = _weight_map(path, wanted)
-        name = choose(path, wanted, {each: f"in {shard}" for each, shard in shards.items()}, {})
+        places = {each: f"in {shard}" for each, shard in shards.items()}
+        if wanted.name is None and len(shards) > 1:
+            name = choose(path, wanted, *_parted(path, shards, places, wanted))
+        else:
+            name = choose(path, wanted, places, {})
         shard = path.with_name(shards[name])
         try:
             return FORMATS[_SHARD].open(shard, dataclasses.replace(wanted, name=name))
         except FormatError as error:
             raise FormatError(f"{path}: {name!r} cannot be read: {error}") from error
+
+
+def _parted(
+    path: Path, shards: dict[str, str], places: dict[str, str], wanted: Wanted
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Part the tensors into matrices and others, which only the headers of the files tell."""
+    found = {
+        shard: matrices_in(path.with_name(shard), wanted.memory) for shard in set(shards.values())
+    }
+    matrices = {name: place for name, place in places.items() if name in found[shards[name]]}
+    return matrices, {name: place for name, place in places.items() if name not in matrices}
 
 
 def _weight_map(path: Path, wanted: Wanted) -> dict[str, str]:
