@@ -801,7 +801,7 @@ def test_counters_are_those_of_one_layer_a_table(place: Place) -> None:
 
 
 def test_gradients_that_are_parts_of_one_tensor_are_not_copied(monkeypatch: Any) -> None:
-    monkeypatch.setattr(parts, "_MUCH", 0)
+    monkeypatch.setattr(parts, "_MUCH", {})
     whole = torch.randn(9, 6)
     for given in (whole.split([2, 3, 0, 4]), whole[2:].split([3, 4])):
         found, columns = parts.as_one(given)
@@ -825,7 +825,7 @@ def test_gradients_that_are_parts_of_one_tensor_are_not_copied(monkeypatch: Any)
 
 
 def test_other_gradients_are_copied_into_one_tensor(monkeypatch: Any) -> None:
-    monkeypatch.setattr(parts, "_MUCH", 0)
+    monkeypatch.setattr(parts, "_MUCH", {})
     whole = torch.randn(9, 6)
     others = [
         [whole[3:], whole[:3]],  # in another order
@@ -849,7 +849,7 @@ def test_other_gradients_are_copied_into_one_tensor(monkeypatch: Any) -> None:
 
 
 def test_neighbours_by_chance_are_not_one_tensor(monkeypatch: Any) -> None:
-    monkeypatch.setattr(parts, "_MUCH", 0)
+    monkeypatch.setattr(parts, "_MUCH", {})
     memory = np.random.default_rng(3).standard_normal((5, 4)).astype(np.float32)
     given = [torch.from_numpy(memory[:2]), torch.from_numpy(memory[2:])]  # two storages
     assert given[0].data_ptr() + given[0].nbytes == given[1].data_ptr()
@@ -864,7 +864,7 @@ def test_what_a_model_concatenates_is_trained_as_by_one_layer_a_table(
     place: Place, ordered: bool, monkeypatch: Any
 ) -> None:
     """Its gradients are columns of one tensor, some of which are of no feature."""
-    monkeypatch.setattr(parts, "_MUCH", 0)
+    monkeypatch.setattr(parts, "_MUCH", {})
     twins = Twins(place, [30, 12, 25])
     optimizers = twins.optimizers(torch.optim.SGD, lr=0.05)
     names = list(twins.rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -11,7 +12,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
@@ -402,6 +402,9 @@ class Module(Protocol):
     _node: Any
     """What accumulates the gradient of its anchor."""
 
+    def _together(self) -> AbstractContextManager[Any]:
+        """Enter the store once for what a pass does."""
+
     def _lease_rows(self, ids: Tensor) -> tuple[Any, Tensor]:
         """Lease the rows of ids whose gradient may come; return them too, `ids.shape + (dim,)`."""
 
@@ -422,7 +425,7 @@ class Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, ids: Tensor, module: Module) -> Tensor:
         """Return the row of each id, `ids.shape + (dim,)`, as `lookup` does."""
-        with interrupts_deferred():  # once for all that follows
+        with module._together():
             ctx.module = module
             ctx.batch, rows = module._lease_rows(ids)
             return rows
@@ -432,5 +435,6 @@ class Lookup(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
         """Give the module the gradient of the rows."""
         if accumulates(ctx.next_functions[0][0]):
-            ctx.module._take_gradient(ctx.batch, gradient.reshape(-1, gradient.shape[-1]))
+            with ctx.module._together():
+                ctx.module._take_gradient(ctx.batch, gradient.reshape(-1, gradient.shape[-1]))
         return None, None, None

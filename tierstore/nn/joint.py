@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any, NamedTuple
@@ -20,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore._table.joint import Features, JointTable
 from tierstore.distributed.exchange import Known, on_host
@@ -112,7 +112,7 @@ class Looked:
         touched, layer = self.features.touched(counts), self.layer
         if not touched:
             return
-        with interrupts_deferred():  # once for all that follows
+        with layer._together():
             own = gradient.to(layer._device, layer._dtype)
             if columns is None:
                 layer._own.add(batch.gradient(own, positions, touched))
@@ -187,11 +187,12 @@ class JointLayer(RowsLayer):
             counted: bool `(n,)`, the ids that take part in training; None means all.
         """
         self.refuse_transforms()
-        rows = self.in_space(ids, features, lengths)
-        if self._trains():
-            apply: Callable[..., tuple[Tensor, ...]] = _Lookup.apply
-            return apply(self._own, _Call(self, rows, features, lengths, counted))
-        read = self.read_rows(rows, features.touched(lengths))
+        with self._together():
+            rows = self.in_space(ids, features, lengths)
+            if self._trains():
+                apply: Callable[..., tuple[Tensor, ...]] = _Lookup.apply
+                return apply(self._own, _Call(self, rows, features, lengths, counted))
+            read = self.read_rows(rows, features.touched(lengths))
         return tuple(torch.unsafe_split_with_sizes(read, lengths))
 
     def refuse_transforms(self) -> None:
@@ -244,7 +245,7 @@ class JointLayer(RowsLayer):
         self, rows: Tensor, features: Features, lengths: Sequence[int], counted: Tensor | None
     ) -> tuple[Looked, Tensor]:
         """Lease the rows of features whose gradient may come; return that of each id, too."""
-        with interrupts_deferred():  # once for all that follows
+        with self._together():
             batch = self.lease_rows(rows, features.touched(lengths))
             found: Tensor = batch.lease.expand(self.field).to(self._anchor)
         return Looked(self, batch, features, lengths, counted), found
@@ -353,7 +354,7 @@ class _Lookup(torch.autograd.Function):
             given = None
             if len(there) < len(gradients):
                 given = [each is not None for each in gradients]
-            with torch.no_grad():
+            with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
                 gradient, columns = as_one(there)
                 ctx.looked.give(gradient, given, columns)
         return None, None

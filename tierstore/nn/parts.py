@@ -11,7 +11,7 @@ from torch import Tensor
 
 __all__ = ["SideBySide", "as_one"]
 
-_MUCH = 1 << 20
+_MUCH = {"cpu": 1 << 20, "cuda": 32 << 20}
 """Bytes of gradients, about, above which a look at where they are is cheaper than a copy."""
 
 
@@ -58,7 +58,7 @@ def as_one(parts: Sequence[Tensor]) -> tuple[Tensor, SideBySide | None]:
     Those of what a model concatenates are parts of one tensor, and not copied.
     """
     first = parts[0]
-    if first.nbytes * len(parts) < _MUCH:
+    if first.nbytes * len(parts) < _MUCH.get(first.device.type, 0):
         return torch.cat(list(parts)), None
     whole = _one_behind_the_other(parts)
     if whole is not None:
