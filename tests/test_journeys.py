@@ -1,4 +1,4 @@
-"""How many files and functions of the library one batch passes through, for those who follow it by reading."""
+"""How many files and functions of the library one batch passes through."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ def passed(work: Callable[[], object]) -> Counter[str]:
         if event == "call" and file.startswith(LIBRARY):
             seen[file.removeprefix(LIBRARY)] += 1
 
-    gc.collect()
     gc.disable()  # which calls what is to be called when something is gone
     before = sys.getprofile()
     sys.setprofile(note)
