@@ -213,3 +213,22 @@ def test_a_frozen_collection_only_reads_in_a_graph(place: Place, backend: str, b
     for name, rows in found.items():
         assert not rows.requires_grad
         assert torch.equal(rows, expected[name])
+
+
+def test_no_text_in_a_graph_ends_a_line(place: Place) -> None:
+    """torch's compiler writes the arguments of operators into comments."""
+    texts: list[str] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        texts.extend(a for node in graph.graph.nodes for a in node.args if isinstance(a, str))
+        return graph.forward
+
+    torch.compiler.reset()
+    for kind, drawn in (
+        (TieredEmbeddingCollection, ids_of),
+        (TieredEmbeddingBagCollection, bags_of),
+    ):
+        model = Model(kind(store(place, SAME), SOURCES))
+        torch.compile(model, fullgraph=True, backend=keep)(drawn(place, 4))
+    assert any("bought" in text for text in texts)
+    assert not [text for text in texts if "\n" in text]
