@@ -5,6 +5,7 @@ import pytest
 
 import tierstore
 from tests.gpu.emulator import EmulatedDevice
+from tests.pairs import pairs
 from tests.test_attaching import save_tensors
 from tierstore import Budget, Field, Scale, TableSpec
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
@@ -54,20 +55,14 @@ def as_torch(elements, scales, dtype):
     return (elements.to(torch.bfloat16) * spread).to(getattr(torch, dtype))
 
 
-@pytest.mark.parametrize("place", ["cpu", "emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize(
-    "blocks",
-    [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(128, marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize("dtype", TYPES)
-def test_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, blocks, place):
+@pairs(dtype=TYPES, scale=SCALES, blocks=[1, 2, 128], where=["cpu", "emulated", "cuda"])
+def test_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, blocks, where):
     elements, scales = made(dtype, scale, blocks)
     save_tensors(tmp_path / "m.safetensors", {"w": elements, "s": scales})
-    where = tuple(f"{tmp_path}/m.safetensors::{name}" for name in "ws")
-    budget = Budget(host_rows=100) if place == "cpu" else Budget(host_rows=100, gpu_rows=40)
-    device = EmulatedDevice() if place == "emulated" else place
-    with tierstore.attach({"t": where}, budget=budget, device=device) as tables:
+    files = tuple(f"{tmp_path}/m.safetensors::{name}" for name in "ws")
+    budget = Budget(host_rows=100) if where == "cpu" else Budget(host_rows=100, gpu_rows=40)
+    device = EmulatedDevice() if where == "emulated" else where
+    with tierstore.attach({"t": files}, budget=budget, device=device) as tables:
         table = tables["t"]
         block = "row" if blocks == 1 else DIM // blocks
         assert table.fields["weight"] == Field(DIM, dtype, scale=Scale(scale, block))
