@@ -11,6 +11,8 @@ the program, which is the same on every rank.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -209,9 +211,9 @@ class Request:
         self._check(wanted, taken)
         self.size = sum(self._given)
         self.total = sum(each[3] for each in taken)
+        used = [functools.reduce(operator.or_, words) for words in zip(*taken, strict=True)][4:]
         self.counts = [
-            int(any(each[4 + number // _BITS] >> number % _BITS & 1 for each in taken))
-            for number in range(len(wanted.lengths))
+            used[number // _BITS] >> number % _BITS & 1 for number in range(len(wanted.lengths))
         ]
         self.touched = frozenset(compress(wanted.tables, self.counts))
         arrived = exchange.swap(self._numbers[: self.size], self._given, self._taken)
