@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tierstore._threads import Event
 
-__all__ = ["ascends", "gather", "scatter", "unique", "window"]
+__all__ = ["ascends", "gather", "scatter", "split", "unique", "window"]
 
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.integer[Any]]
@@ -63,8 +63,8 @@ def _threads(pid: int) -> ThreadPoolExecutor:
     return pool
 
 
-def _split(work: Callable[[slice], None], rows: int, nbytes: int) -> None:
-    """Call `work` on parts of the rows, in threads if possible."""
+def split(work: Callable[[slice], None], rows: int, nbytes: int) -> None:
+    """Call `work` on parts of the rows, in threads if possible and so many bytes are worth it."""
     parts = min(_most(), nbytes // _BYTES_PER_THREAD)
     pool: ThreadPoolExecutor | None = None
     if parts >= 2:
@@ -136,7 +136,7 @@ def gather(records: Bytes, slots: Index, out: Bytes, lo: int = 0) -> None:
     if out.nbytes < 2 * _BYTES_PER_THREAD:
         copy(slice(0, slots.size))
     else:
-        _split(copy, slots.size, out.nbytes)
+        split(copy, slots.size, out.nbytes)
 
 
 def _unit_index(slots: Index, per_record: int, first: int, count: int) -> Index:
@@ -175,7 +175,7 @@ def scatter(records: Bytes, slots: Index, values: Bytes, lo: int = 0) -> None:
     if values.nbytes < 2 * _BYTES_PER_THREAD:
         copy(slice(0, slots.size))
     else:
-        _split(copy, slots.size, values.nbytes)
+        split(copy, slots.size, values.nbytes)
 
 
 def ascends(values: Index, *, strictly: bool = False) -> bool:

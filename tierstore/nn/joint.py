@@ -30,11 +30,11 @@ from tierstore.nn import compiling
 from tierstore.nn.autograd import Batch, accumulates
 from tierstore.nn.average import Average
 from tierstore.nn.jagged import Bags, no_padding
-from tierstore.nn.layer import RowsLayer, tracing_refused
+from tierstore.nn.layer import RowsLayer
 from tierstore.nn.parts import SideBySide, as_one
 from tierstore.nn.pooling import Part, Pooling, read_pooled, side_by_side
 from tierstore.nn.remote import RemoteBatch, RemoteLease
-from tierstore.nn.rows import RowsParameter
+from tierstore.nn.rows import RowsParameter, tracing_refused
 
 __all__ = ["JointLayer", "KeyedJointLayer"]
 
@@ -194,6 +194,10 @@ class JointLayer(RowsLayer):
                 return apply(self._own, _Call(self, rows, features, lengths, counted))
             read = self.read_rows(rows, features.touched(lengths))
         return tuple(torch.unsafe_split_with_sizes(read, lengths))
+
+    def _trains(self) -> bool:
+        """Whether a lookup keeps its rows for a gradient; see `RowsParameter.trains`."""
+        return self._own.trains(self)
 
     def refuse_transforms(self) -> None:
         """Raise InvalidInputError in `torch.jit.trace` and within `torch.func`."""

@@ -1,6 +1,6 @@
 """Keys of a batch as row numbers, for layers that go by row.
 
-    numbers, first = numbered(table, "weight", keys, add=layer._trains())
+    numbers, first = numbered(table, "weight", keys, add=trained)
 
 In training every key gets a row, once it is admitted. Those without one read as their first rows,
 which are put in place of what a layer reads for them, and get no gradient.
