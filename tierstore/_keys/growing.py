@@ -65,6 +65,11 @@ class KeyMap(ABC):
         return len(self._map)
 
     @property
+    def numbering(self) -> object:
+        """An object that is another one once keys have lost their rows or got others."""
+        return self._map.numbering
+
+    @property
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes of memory that the map and the keys take."""

@@ -203,6 +203,9 @@ class HashMap:
     It grows by doubling. Before it is full, rows are entered in the larger map as well, some with
     each new key, so that keys are always found in one map and no batch waits for the growth. Not
     for several threads at once.
+
+    Attributes:
+        numbering: another object each time that keys lost their rows or got others.
     """
 
     def __init__(self, same_rows: Callable[[Rows, Rows], Any] | None = None) -> None:
@@ -217,6 +220,7 @@ class HashMap:
         self._places = _empty(_LEAST_PLACES)
         self._next: Places | None = None
         self._touched = self._moved = 0
+        self.numbering: object = object()
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -264,12 +268,14 @@ class HashMap:
 
     def truncate(self, rows: int) -> None:
         """Drop the keys of all rows from `rows` on."""
+        self.numbering = object()
         self._rows = min(rows, self._rows)
         self._places, _ = build(self._codes[: self._rows], self._same_rows)
         self._next = None
 
     def keep(self, rows: Rows) -> None:
         """Keep the keys of these distinct rows alone, which are numbered in this order then."""
+        self.numbering = object()
         self._codes = self._codes[: self._rows][rows]
         self._rows = rows.size
         self._places, _ = build(self._codes, self._same_rows)
