@@ -271,18 +271,18 @@ class HashMap:
         left: Positions | None = None,
     ) -> tuple[Rows, Positions]:
         """Return the row of each code that is at its place, else -1, and which are to go on."""
-        entries = self._places.array.take(at, mode="clip")
-        row, tag = _row_and_tag(entries)
-        rows = np.where(tag == hashes, row, 0).astype(np.int64)
+        row, tag = _row_and_tag(self._places.array.take(at, mode="clip"))
+        is_there = tag == hashes
+        rows = row.astype(np.int64)
+        rows *= is_there
         rows -= 1
-        is_there = self._codes.array[: self._rows].take(rows, mode="wrap") == codes
-        is_there &= rows >= 0
+        is_there &= self._codes.array[: self._rows].take(rows, mode="wrap") == codes
         if same is not None:
-            asked = np.flatnonzero(is_there)
+            asked = np.flatnonzero(is_there & (rows >= 0))
             is_there[asked] = same.equal(
                 start + (asked if left is None else left[asked]), rows[asked]
             )
-        np.copyto(rows, -1, where=~is_there)
+        rows |= is_there.astype(np.int64) - 1  # -1 where it is not
         is_there |= row == 0
         return rows, np.flatnonzero(~is_there)
 
