@@ -76,7 +76,6 @@ def test_a_map_is_a_dict(monkeypatch, probes, bits):
     monkeypatch.setattr(hashmap, "_BITS", bits)
     monkeypatch.setattr(hashmap, "_MOST_PROBES", probes)
     monkeypatch.setattr(hashmap, "_BLOCK", 50)
-    monkeypatch.setattr(hashmap, "_ORDERED", 120)
     monkeypatch.setattr(hashmap, "_LAZY_BYTES", 4096)
     machine = settings(max_examples=20, stateful_step_count=15, deadline=None)
     run_state_machine_as_test(MapMachine, settings=machine)

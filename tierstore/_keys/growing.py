@@ -29,7 +29,7 @@ PARTS = {"int64": ("int64",), "text": ("utf8", "ends")}
 """The endings of the files of each kind of keys; the last file has eight bytes a key."""
 
 _AHEAD = 1 << 22
-_LOADED = 1 << 22
+_LOADED = 1 << 18
 """Keys that are loaded at a time."""
 
 

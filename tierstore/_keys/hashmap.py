@@ -63,8 +63,6 @@ _BLOCK = 1 << 15
 """Keys worked on at once: what they take meanwhile stays in the caches of a core."""
 _SPLIT = 16
 """Segments split at once, likewise."""
-_ORDERED = 1 << 23
-"""Keys that are put in the order of their places at once, where many are entered."""
 _LAZY_BYTES = 1 << 22
 """Memory from which on the system provides it as it is touched."""
 
@@ -325,10 +323,10 @@ class HashMap:
         self.reserve(rows)
         self._rows = rows
         holders = np.empty(rows, np.int64)
-        for start in range(0, rows, _ORDERED):
-            part = slice(start, start + _ORDERED)
+        for start in range(0, rows, _BLOCK):
+            part = slice(start, start + _BLOCK)
             entries = _entries(_hashed(self._codes.array[:rows][part]), start)
-            holders[part], _ = self._claimed(entries, 0)
+            holders[part], _ = self._claim(entries, 0)
         return holders
 
     def _claimed(self, entries: Places, known: int) -> tuple[Rows, Rows]:
@@ -338,15 +336,9 @@ class HashMap:
         place of that, or -1 for one in the dict. Rows before `known` have other keys.
         """
         holders, taken = np.empty((2, entries.size), np.int64)
-        if entries.size <= _BLOCK:
-            holders[:], taken[:] = self._claim(entries, known)
-            return holders, taken
-        first = int(entries[0] & _ROW)
-        entries = self._ordered(entries)
         for start in range(0, entries.size, _BLOCK):
-            block = entries[start : start + _BLOCK]
-            at = (block & _ROW).view(np.int64) - first
-            holders[at], taken[at] = self._claim(block, known)
+            part = slice(start, start + _BLOCK)
+            holders[part], taken[part] = self._claim(entries[part], known)
         return holders, taken
 
     def _claimed_at(self, ends: Rows, entries: Places, known: int) -> tuple[Rows, Rows]:
@@ -361,16 +353,6 @@ class HashMap:
             block = left[start : start + _BLOCK]
             holders[block], taken[block] = self._claim(entries[block], known)
         return holders, taken
-
-    def _ordered(self, entries: Places) -> Places:
-        """Return entries in the order of their segments, those of one in the order of rows."""
-        bits = np.uint64(32 + (self._segments - 1).bit_length())
-        if bits == _HALF:
-            return np.sort(entries)
-        turned = (entries >> bits) | (entries << (np.uint64(64) - bits))
-        turned.sort()
-        ordered: Places = (turned << bits) | (turned >> (np.uint64(64) - bits))
-        return ordered
 
     def _claim(self, entries: Places, known: int) -> tuple[Rows, Rows]:
         """Enter a block of rows as `_claimed` does."""
