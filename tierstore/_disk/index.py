@@ -178,7 +178,14 @@ class DeltaIndex:
         If an id repeats, its last place counts, which plain assignment does not guarantee.
         """
         entries = self.entries
-        if isinstance(entries, SparseMap):
+        if ids.size and int(ids[-1] - ids[0]) == ids.size - 1 and (ids[1:] - ids[:-1] == 1).all():
+            start, stop = int(ids[0]), int(ids[-1]) + 1  # as keys that arrive bring them
+            if isinstance(entries, SparseMap):
+                at, numbers = entries.reserve_run(start, stop), entries.numbers
+            else:
+                at, numbers = slice(start, stop), entries
+            numbers[at] = np.maximum(numbers[at], places)
+        elif isinstance(entries, SparseMap):
             np.maximum.at(entries.numbers, entries.reserve(ids), places)
         else:
             np.maximum.at(entries, ids, places)
