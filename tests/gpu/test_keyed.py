@@ -9,6 +9,7 @@ import pytest
 
 import tierstore
 from tests.gpu.conftest import Place
+from tests.keys.test_keyed import ExpiringMachine, KeyedMachine, run
 from tierstore import Budget, TableSpec
 from tierstore._tiers.gpu.keys import DeviceKeys
 from tierstore._tiers.gpu.launcher import Launcher
@@ -184,3 +185,19 @@ def test_training_by_key_is_training_by_id(
             uses = store["keys"].read(hashed[known].to(where), "uses")
             assert uses[:, 0].tolist() == [seen[each] for each in sorted(seen)]
         store.rollback()
+
+
+@pytest.mark.parametrize("machine", [KeyedMachine, ExpiringMachine])
+@pytest.mark.filterwarnings("ignore")
+def test_a_table_by_key_on_a_device_is_a_dict(place: Place, machine: type[KeyedMachine]) -> None:
+    """Keys come from the device, in places of few slots, so that its map is emptied at times."""
+    import torch
+
+    class OnDevice(machine):  # type: ignore[misc, valid-type]
+        device = place.device
+        budget = Budget(host_rows=8, gpu_rows=5)
+
+        def given(self, keys: list[int]) -> object:
+            return torch.tensor(keys, dtype=torch.int64, device=place.device.torch_name)
+
+    run(OnDevice, examples=6, steps=20)
