@@ -91,8 +91,8 @@ def steps(device: Any, path: Path, options: Any) -> dict[str, list[float]]:
             store["keys"].write(hashed[start : start + count], values[:count])
             store["ids"].write(np.arange(start, start + count), values[:count])
         hashed = torch.from_numpy(hashed).to(where)
-        ids = [
-            torch.randint(0, rows, (batch,), generator=generator).to(where)
+        ids = [  # distinct in a batch: sums of gradients in another order would differ
+            torch.randperm(rows, generator=generator)[:batch].to(where)
             for _ in range(2 * options.repeat)
         ]
         gradient = torch.rand(batch, dim, generator=generator).to(where)
@@ -130,6 +130,8 @@ def main() -> None:
         device = needed_device()
     times = of_map(device, options.resident, options.batch, options.repeat)
     rates = {name: options.batch / statistics.median(each) for name, each in times.items()}
+    for name, rate in rates.items():
+        print(f"{name}: {rate / 1e9:.2f} G keys/s", flush=True)
     with tempfile.TemporaryDirectory(prefix="tierstore-bench-", dir=options.directory) as folder:
         taken = {
             name: statistics.median(each)
