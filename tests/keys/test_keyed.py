@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 
 import tierstore
 from tierstore import Budget, Field, TableSpec
+from tierstore._disk import generation
 from tierstore._keys.text import Texts
 from tierstore._memory_table import MemoryTable
 from tierstore._table.keyed import KeyedTable
@@ -883,3 +884,44 @@ def test_element_types_and_backends(kind, tmp_path, options, dtype):
         assert np.array_equal(again["age"][10:], first["age"][10:])
         tensors = store["t"].read(keys, as_tensor=True)
         assert np.array_equal(tensors.float().numpy(), first["weight"].astype(np.float32))
+
+
+@pytest.mark.parametrize("end", ["read", "close", "damage"])
+def test_the_map_of_many_keys_is_filled_ahead(store, kind, monkeypatch, end):
+    """Rows are read by number, and counted, while keys are loaded; closing ends that."""
+    monkeypatch.setattr(generation, "_FILLED_AHEAD", 50)
+    keys, rows = some(kind, 60), np.arange(180, dtype=np.float32).reshape(60, 3)
+    store["t"].write(keys, rows)
+    store.commit()
+    path = store.path
+    store.close()
+    if end == "damage":
+        file = next(path.rglob("keys.*"))
+        file.write_bytes(bytes(len(file.read_bytes())))
+    began, go_on = threading.Event(), threading.Event()
+    load = generation.load_keys
+
+    def slowly(*args):
+        began.set()
+        assert go_on.wait(60)
+        load(*args)
+
+    monkeypatch.setattr(generation, "load_keys", slowly)
+    with tierstore.open(path) as reader:
+        table = reader["t"]
+        assert began.wait(60)
+        assert table.rows == 60
+        assert np.array_equal(table.by_row.read(np.arange(60)), rows)
+        if end == "close":
+            closer = threading.Timer(0.2, go_on.set)
+            closer.start()
+            reader.close()
+            assert table._generation._map is None
+            closer.join()
+            return
+        go_on.set()
+        if end == "damage":
+            with pytest.raises(CorruptStoreError):
+                table.read(keys)
+        else:
+            assert np.array_equal(table.read(keys), rows)

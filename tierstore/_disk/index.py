@@ -225,7 +225,8 @@ class DeltaIndex:
         sources: list[Delta | LiveDelta] = [*self.deltas]
         if live is not None:
             sources.append(live)
-        for found in unique(number[places > 0]).tolist():
-            which = np.flatnonzero((number == found) & (places > 0))
+        held = places > 0
+        for found in np.flatnonzero(np.bincount(number[held])).tolist():
+            which = np.flatnonzero((number == found) & held)
             parts.append((sources[found], int(self.starts[found]), which))
         return parts

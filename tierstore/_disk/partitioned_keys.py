@@ -371,6 +371,14 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
         return self._map
 
     @property
+    def keys_in_use(self) -> int:
+        """The number of keys of the shard, which are loaded for that."""
+        return len(self.key_map)
+
+    def fill_ahead(self) -> None:
+        """Leave that to who asks for a key."""
+
+    @property
     def key_count(self) -> int:
         """The number of keys of the shard that the version that is open has."""
         return sum(part.key_count for part in self.parts)

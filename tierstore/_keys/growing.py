@@ -18,7 +18,7 @@ from tierstore._keys.given import bits_asked, texts_asked
 from tierstore._keys.hashmap import Codes, HashMap, Rows, Same
 from tierstore._keys.text import Texts
 from tierstore._rowcopy import ascends
-from tierstore.errors import CorruptStoreError, InvalidInputError
+from tierstore.errors import ClosedError, CorruptStoreError, InvalidInputError
 
 __all__ = ["PARTS", "Asked", "KeyMap", "key_map"]
 
@@ -53,11 +53,13 @@ class KeyMap(ABC):
 
     Attributes:
         lock: held while the map changes; hold it to keep others from finding keys meanwhile.
+        abandoned: set to have stored keys that are being loaded left out: ClosedError says so.
     """
 
     def __init__(self) -> None:
         """Start without keys."""
         self.lock: Any = threading.RLock()
+        self.abandoned = False
         self._map: HashMap
 
     def __len__(self) -> int:
@@ -128,6 +130,8 @@ class KeyMap(ABC):
         """Append stored keys by their codes, in blocks."""
         self._map.reserve(len(self) + codes.size)
         for at in range(0, codes.size, _LOADED):
+            if self.abandoned:
+                raise ClosedError("the store was closed while the keys of a table were loaded")
             block, start = codes[at : at + _LOADED].astype(np.uint64), len(self)
             found = self._map.append(block, known=False)
             if not np.array_equal(found, np.arange(start, start + block.size)):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._disk.base import Progress
-from tierstore._disk.generation import first_records
+from tierstore._disk.generation import Generation, first_records
 from tierstore._keys.admission import Candidates
 from tierstore._keys.growing import Asked, KeyMap
 from tierstore._table import expiry
@@ -22,6 +22,7 @@ from tierstore._table.host import Lease
 from tierstore._table.table import Owner, Table
 from tierstore._table.values import from_bytes, raw_rows
 from tierstore._tiers.gpu.keys import DeviceKeys
+from tierstore._tiers.space import Extent, Space
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.spec import EXTENT_ROWS, USES, TableSpec
 from tierstore.stats import TableInformation, TierInformation
@@ -146,10 +147,14 @@ class KeyedTable(RowsByNumber):
     (2, 1000)
     """
 
+    def _attach(self, generation: Generation, space: Space, extent: Extent) -> None:
+        super()._attach(generation, space, extent)
+        generation.fill_ahead()
+
     @property
     def rows(self) -> int:
         """Number of keys that have a row."""
-        return len(self._map)
+        return self._generation.keys_in_use
 
     @property
     def capacity(self) -> int:
@@ -584,8 +589,10 @@ class KeyedTable(RowsByNumber):
         self, conditions: dict[str, int | None]
     ) -> Iterator[tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]]:
         epoch = self._extent.epoch
-        blocks = list(self.scan(USES))
-        uses = np.concatenate(blocks) if blocks else np.empty((0, 2))
+        uses, begin = np.empty((self.rows, 2)), 0
+        for block in self.scan(USES):
+            uses[begin : begin + len(block)] = block
+            begin += len(block)
         rows = expiry.expired(uses, self.store.version, **conditions)
         for start in range(0, rows.size, _BLOCK_ROWS):
             part = rows[start : start + _BLOCK_ROWS]
