@@ -16,6 +16,7 @@ MACROS = {
     "keys": {},
     "tier": {},
     "joint": {},
+    "owners": {},
     "sum": {"VECTOR": 1},
     "pool": {"ROW": "F16", "OUT": "BF16", "VECTOR": 4, "COLUMNS": 2, "MAXIMA": 1},
     "step": STEP,

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 )
 
 import tierstore
+from tests.pairs import pairs
 from tierstore import Budget, Field, TableSpec
 from tierstore._disk import generation
 from tierstore._keys.text import Texts
@@ -351,7 +352,7 @@ def test_first_rows_depend_on_seed_and_key_alone(tmp_path, kind):
     assert 0.05 < found[0].std() < 0.2
 
 
-@pytest.mark.parametrize("budget", [None, Budget(host=0), Budget(host_rows=999)])
+@pairs(together=1, kind=["int64", "text"], budget=[None, Budget(host=0), Budget(host_rows=999)])
 def test_a_table_without_a_capacity_grows(tmp_path, kind, budget):
     rng, count = np.random.default_rng(3), 70_000
     rows = rng.standard_normal((3, count, DIM), np.float32)
