@@ -29,7 +29,10 @@ TINY = {
     "bench_host_read": ["--rows", "5000", "--batch", "300"],
     "bench_keys": ["--rows", "3000", "--batch", "100", "--map-rows", "5000", "--map-batch", "999"],
     "bench_keyed_arrival": ["--new", "300", "--batch", "300", "--steps", "20"],
-    "bench_keyed_opening": ["--rows", "5000", "--batch", "300", "--expiry-rows", "3000"],
+    "bench_keyed_opening": [
+        *("--rows", "5000", "--batch", "300", "--expiry-rows", "3000"),
+        *("--read-rows", "2000", "--dim", "8"),
+    ],
     "bench_gpu_many_tables": [
         *("--device", "cpu", "--rows", "5000", "--samples", "16", "40", "--dims", "8"),
         *("--bags", "3", "--bag-samples", "8", "--seconds", "1"),
