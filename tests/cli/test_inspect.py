@@ -229,40 +229,48 @@ def test_stats_sample_many_rows(run, run_json, tmp_path):
     assert "100,000 of 150,000 rows" in run("inspect", path, "--stats").stdout
 
 
-def opened_by_the_printed_line(line):
-    """Run a line that inspect printed in an interpreter that cannot import tierstore."""
+def opened_by_the_printed_lines(lines):
+    """Run the lines in a process that has only NumPy and zarr; return their rows."""
     code = f"""
 import sys
 sys.modules["tierstore"] = None
 import numpy as np
-if "zarr." in {line!r}:
+if "zarr." in {"".join(lines)!r}:
     import zarr
-rows = {line}
-np.save(sys.stdout.buffer, np.array(rows))
+found = []
 """
+    code += "".join(f"rows = {line}\nfound.append(np.array(rows))\n" for line in lines)
+    code += "np.savez(sys.stdout.buffer, *found)\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    return np.load(io.BytesIO(done.stdout))
+    with np.load(io.BytesIO(done.stdout)) as found:
+        return [found[f"arr_{number}"] for number in range(len(lines))]
 
 
 @pytest.mark.parametrize("backend", ["memmap", "zarr"])
-@pytest.mark.parametrize("kind", ["one field", "padded", "state", "mixed", "bfloat16"])
-def test_the_printed_line_opens_the_table(run, tmp_path, backend, kind):
-    weight = tierstore.Field(8 if kind != "padded" else 3, init=tierstore.normal(seed=4))
-    if kind == "bfloat16":
-        weight = tierstore.Field(8, "bfloat16", init=tierstore.normal(seed=4))
-    fields = {"weight": weight}
-    if kind in ("state", "mixed"):
-        fields["sum"] = tierstore.Field(2, "float32" if kind == "state" else "float16")
-    path = tmp_path / "it's.tier"
-    spec = tierstore.TableSpec(40, fields=fields, backend=backend)
-    with tierstore.create(path, {"t": spec}) as store:
-        expected = store["t"].read(np.arange(40))
-    (line,) = re.findall(r"^  ((?:np|zarr)\.\S.*)$", run("inspect", path).stdout, re.MULTILINE)
-    rows = opened_by_the_printed_line(line)
-    if kind == "bfloat16":
-        assert "bits" in line
-        rows = (rows.astype("u4") << 16).view("f4")
-    assert np.array_equal(rows, expected)
+def test_the_printed_line_opens_the_table(run, tmp_path, backend):
+    weight = tierstore.Field(8, init=tierstore.normal(seed=4))
+    tables = {
+        "one field": {"weight": weight},
+        "padded": {"weight": tierstore.Field(3, init=tierstore.normal(seed=4))},
+        "state": {"weight": weight, "sum": tierstore.Field(2)},
+        "mixed": {"weight": weight, "sum": tierstore.Field(2, "float16")},
+        "bfloat16": {"weight": tierstore.Field(8, "bfloat16", init=tierstore.normal(seed=4))},
+    }
+    lines, expected = [], []
+    for kind, fields in tables.items():
+        path = tmp_path / f"it's {kind}.tier"
+        spec = tierstore.TableSpec(40, fields=fields, backend=backend)
+        with tierstore.create(path, {"t": spec}) as store:
+            expected.append(store["t"].read(np.arange(40)))
+        printed = run("inspect", path).stdout
+        lines += re.findall(r"^  ((?:np|zarr)\.\S.*)$", printed, re.MULTILINE)
+    for kind, line, rows, true in zip(
+        tables, lines, opened_by_the_printed_lines(lines), expected, strict=True
+    ):
+        if kind == "bfloat16":
+            assert "bits" in line
+            rows = (rows.astype("u4") << 16).view("f4")
+        assert np.array_equal(rows, true), kind
 
 
 @pytest.mark.fault(71)

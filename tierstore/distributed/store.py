@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, Self, TypeVar, cast
 
-from tierstore._closing import Closing
+from tierstore._closing import Closing, call_each
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest, TableInfo
@@ -657,14 +657,15 @@ class DistributedStore(Closing, Mapping[str, Any]):
 
     def _release(self) -> None:
         """Give back memory, files, locks and the group, whatever the state."""
-        self._door.close()
-        with contextlib.ExitStack() as ending:  # from the last to the first
-            ending.callback(self._ranks.close)
-            ending.callback(self._root.close)
-            ending.callback(self._forget)
-            ending.callback(self._parts.close)
-            ending.callback(self._spaces.close)
-            ending.callback(self.prefetcher.wait_for_advice)
+        call_each(
+            self._door.close,
+            self.prefetcher.wait_for_advice,
+            self._spaces.close,
+            self._parts.close,
+            self._forget,
+            self._root.close,
+            self._ranks.close,
+        )
 
     def _open_again(self) -> None:
         """Do nothing in a forked child: a writer is the parent's alone."""
