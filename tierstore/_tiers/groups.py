@@ -7,11 +7,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Groups"]
+from tierstore import _rowcopy
 
-_FEW = 96
-"""Ids up to which sorting positions takes less time than sorting row and position as one number."""
-_LOW = 0xFFFFFFFF
+__all__ = ["Groups"]
 
 
 class Groups:
@@ -26,19 +24,12 @@ class Groups:
     def __init__(self, ids: npt.NDArray[np.int64]) -> None:
         """Group ids `(n,)`; nothing refers to them afterwards."""
         count = ids.size
-        if count <= _FEW or ids.max() > _LOW >> 1:
-            order = ids.argsort(kind="stable")
-            ordered = ids.take(order)
-        else:
-            ordered = ids << 32
-            ordered |= np.arange(count)
-            ordered.sort()
-            order = ordered & _LOW
-            ordered >>= 32
+        order = _rowcopy.order(ids)
+        ordered = ids.take(order)
         first = np.empty(count + 1, np.bool_)
         first[0] = first[count] = True
         np.not_equal(ordered[1:], ordered[:-1], out=first[1:-1])
-        self.order: npt.NDArray[np.int64] = order
+        self.order: npt.NDArray[np.intp] = order
         self.starts: npt.NDArray[np.int64] = first.nonzero()[0]
         self.rows: npt.NDArray[np.int64] = ordered.take(self.starts[:-1])
 
