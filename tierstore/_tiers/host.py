@@ -67,6 +67,10 @@ _PART_BYTES = 512 << 10
 """Bytes changed at a time, which stay in a processor's own cache meanwhile."""
 _CHANGED_PER_THREAD = 2 << 20
 """Bytes of records to change for which a thread of their own is worth while."""
+_BROUGHT = 2 << 20
+"""Bytes to read from the tier below for which a thread of their own is worth while."""
+_READERS = 4
+"""Most threads that read from the tier below at a time, each with its own staging."""
 _PATIENCE = 0.05
 """Seconds after which a thread looks again whether the rows it waits for have arrived."""
 _NONE = np.empty(0, np.intp)
@@ -545,18 +549,28 @@ class HostTier:
         if not room.slots.size:
             return
         rows = np.sort(rows[: room.slots.size])
-        done, sent = 0, False
+        come, sent = rows[:0], False
         try:
             with self._apart(rows, room.down_rows):
                 self._write_back(room.down, room.down_rows)
                 sent = True
-                with contextlib.closing(self.below.stream(rows)) as below:
-                    for part, records in below:
-                        _rowcopy.scatter(self.records, room.slots[part], records)
-                        done = part.stop
+                self._bring(rows, room.slots)
+                come = rows
         finally:
-            self._bind(room, rows[:done], sent=sent)
+            self._bind(room, come, sent=sent)
         self._add(rows, bytes_promoted=self.record_bytes)
+
+    def _bring(self, rows: Rows, slots: Slots) -> None:
+        """Copy the records of ascending `rows` from the tier below into `slots`."""
+
+        def bring(which: slice) -> None:
+            into = slots[which]
+            with contextlib.closing(self.below.stream(rows[which])) as below:
+                for part, records in below:
+                    _rowcopy.scatter(self.records, into[part], records)
+
+        nbytes = rows.size * self.record_bytes
+        _rowcopy.in_parts(bring, rows.size, nbytes, least=max(_BROUGHT, nbytes // _READERS))
 
     def _place(self, rows: Rows, records: Bytes) -> Positions:
         """Write whole records of distinct rows as far as there is room; return the others."""
