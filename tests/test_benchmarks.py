@@ -39,6 +39,7 @@ TINY = {
         *("--device", "cpu", "--rows", "3000", "--samples", "16", "--dim", "8"),
         *("--partitions", "4"),
     ],
+    "bench_following": ["--rows", "5000", "--seconds", "1"],
     "bench_import": [],
     "bench_many_tables": ["--rows", "5000", "--batch", "64"],
     "bench_memory": ["--budget", "2000000", "--batch", "512"],
