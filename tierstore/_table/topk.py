@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._rowcopy import split
+from tierstore._rowcopy import in_parts
 from tierstore.errors import InvalidInputError
 
 __all__ = ["Best", "excluded_pairs"]
@@ -86,7 +86,7 @@ class Best:
                 if self._cosine:
                     self._divided(scores[:, some], rows[some])
 
-        split(multiply, len(rows), rows.nbytes * (2 if self._cosine else 1))
+        in_parts(multiply, len(rows), rows.nbytes * (2 if self._cosine else 1))
         return scores
 
     def _divided(self, scores: Any, rows: Floats) -> Any:
