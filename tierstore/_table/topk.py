@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._rowcopy import in_parts
 from tierstore.errors import InvalidInputError
 
 __all__ = ["Best", "excluded_pairs"]
@@ -19,6 +20,8 @@ _MOST_SCORES = 4 << 20
 """Scores that are held at a time, 16 MiB of them."""
 
 
+_BYTES_PER_THREAD = 4 << 20
+"""Bytes of rows for which a thread of their own is worth while."""
 _CACHED_BYTES = 512 << 10
 """Rows that are multiplied twice, with a query and with themselves, while the CPU caches them."""
 
@@ -74,14 +77,19 @@ class Best:
         if len(self._queries) != 1 or self._arrays is not np:
             scores = self._queries @ rows.T
             return self._divided(scores, rows) if self._cosine else scores
-        # Memory is the limit here, and threads of BLAS would only wait.
+        # Memory is the limit here, and threads of BLAS, which wait for each other, would only wait.
         scores = np.empty((1, len(rows)), np.float32)
-        step = max(1, _CACHED_BYTES // (4 * rows.shape[1])) if self._cosine else len(rows)
-        for start in range(0, len(rows), step or 1):
-            part = slice(start, start + step)
-            np.vecdot(rows[part], self._queries[0], out=scores[0, part])
-            if self._cosine:
-                self._divided(scores[:, part], rows[part])
+        step = max(1, _CACHED_BYTES // (4 * rows.shape[1]))
+
+        def multiply(part: slice) -> None:
+            for start in range(part.start, part.stop, step):
+                some = slice(start, min(start + step, part.stop))
+                np.vecdot(rows[some], self._queries[0], out=scores[0, some])
+                if self._cosine:
+                    self._divided(scores[:, some], rows[some])
+
+        nbytes = rows.nbytes * (2 if self._cosine else 1)
+        in_parts(multiply, len(rows), nbytes, least=_BYTES_PER_THREAD)
         return scores
 
     def _divided(self, scores: Any, rows: Floats) -> Any:

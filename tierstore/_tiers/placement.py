@@ -90,6 +90,7 @@ class Part(NamedTuple):
         growing: of a table that grows without being placed anew, the rows that it has; `rows` are
             those that it is expected to have.
         index_bytes: what the indexes of changed rows, below the tiers, can take of memory.
+        keyed: whether a GPU tier has a map of int64 keys too, of as many as it has slots.
     """
 
     tables: tuple[str, ...]
@@ -100,6 +101,7 @@ class Part(NamedTuple):
     gpu_slots: int = 0
     growing: int | None = None
     index_bytes: int = 0
+    keyed: bool = False
 
     @property
     def grows(self) -> bool:
@@ -154,12 +156,14 @@ def _host_slots(part: Part, nbytes: int) -> int:
 
 def _gpu_bytes(part: Part, slots: int) -> int:
     scored = part.policy.on_device() is not None
-    return GpuMemory.bytes_for(part.rows, part.record_bytes, slots, scored=scored)
+    return GpuMemory.bytes_for(part.rows, part.record_bytes, slots, scored=scored, keyed=part.keyed)
 
 
 def _gpu_slots(part: Part, nbytes: int) -> int:
     scored = part.policy.on_device() is not None
-    return GpuMemory.slots_for(part.rows, part.record_bytes, nbytes, scored=scored)
+    return GpuMemory.slots_for(
+        part.rows, part.record_bytes, nbytes, scored=scored, keyed=part.keyed
+    )
 
 
 _ON_HOST = Sizes(_host_bytes, _host_slots, lambda: available_bytes() / 4)
@@ -223,7 +227,16 @@ class Placement:
             rows, growing = max(2 * rows, _EXPECTED_ROWS), rows
             counts = [rows]
         index_bytes = sum(map(self._index_bytes, counts))
-        return Part(names, rows, record_bytes, policy, growing=growing, index_bytes=index_bytes)
+        keyed = growing is None and any(specs[name].keys == "int64" for name in names)
+        return Part(
+            names,
+            rows,
+            record_bytes,
+            policy,
+            growing=growing,
+            index_bytes=index_bytes,
+            keyed=keyed,
+        )
 
     def plan(self, specs: Mapping[str, TableSpec], *, any_gpu: bool = False) -> list[Part]:
         """Return the spaces of tables of these specs, with the slots that each gets.
