@@ -70,22 +70,20 @@ def _threads(pid: int) -> ThreadPoolExecutor:
     return pool
 
 
-def in_parts(
-    work: Callable[[slice], object], rows: int, nbytes: int, *, least: int | None = None
-) -> None:
+def in_parts(work: Callable[[slice], object], rows: int, nbytes: int, *, least: int) -> None:
     """Call `work` on disjoint parts of the rows, in threads if that is worth while.
 
     Args:
         work: takes a part; calls of it may run at the same time.
         rows: how many rows there are.
         nbytes: what all of them come to.
-        least: the bytes for which a thread is worth while; None: those of copies.
+        least: the bytes for which a thread is worth while.
 
     Returns when all parts have ended, and raises the error of the first that failed. No thread
     waits for ever for others of the pool: a part that calls this itself does its work alone, and
     parts that none of them begins are done by the caller.
     """
-    parts = min(_most(), nbytes // (least or _BYTES_PER_THREAD))
+    parts = min(_most(), nbytes // least)
     pool: ThreadPoolExecutor | None = None
     if parts >= 2 and not getattr(_here, "in_part", False):
         with contextlib.suppress(RuntimeError):
@@ -174,7 +172,7 @@ def gather(records: Bytes, slots: Index, out: Bytes, lo: int = 0) -> None:
     if out.nbytes < 2 * _BYTES_PER_THREAD:
         copy(slice(0, slots.size))
     else:
-        in_parts(copy, slots.size, out.nbytes)
+        in_parts(copy, slots.size, out.nbytes, least=_BYTES_PER_THREAD)
 
 
 def _unit_index(slots: Index, per_record: int, first: int, count: int) -> Index:
@@ -213,7 +211,7 @@ def scatter(records: Bytes, slots: Index, values: Bytes, lo: int = 0) -> None:
     if values.nbytes < 2 * _BYTES_PER_THREAD:
         copy(slice(0, slots.size))
     else:
-        in_parts(copy, slots.size, values.nbytes)
+        in_parts(copy, slots.size, values.nbytes, least=_BYTES_PER_THREAD)
 
 
 def ascends(values: Index, *, strictly: bool = False) -> bool:

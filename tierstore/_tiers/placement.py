@@ -89,8 +89,8 @@ class Part(NamedTuple):
         host_slots, gpu_slots: records that the tiers hold.
         growing: of a table that grows without being placed anew, the rows that it has; `rows` are
             those that it is expected to have.
-        keyed: whether a GPU tier has a map of int64 keys too, of as many as it has slots.
         index_bytes: what the indexes of changed rows, below the tiers, can take of memory.
+        keyed: whether a GPU tier has a map of int64 keys too, of as many as it has slots.
     """
 
     tables: tuple[str, ...]
@@ -100,8 +100,8 @@ class Part(NamedTuple):
     host_slots: int = 0
     gpu_slots: int = 0
     growing: int | None = None
-    keyed: bool = False
     index_bytes: int = 0
+    keyed: bool = False
 
     @property
     def grows(self) -> bool:
@@ -226,14 +226,16 @@ class Placement:
         if self._device is None and specs[names[0]].grows:
             rows, growing = max(2 * rows, _EXPECTED_ROWS), rows
             counts = [rows]
+        index_bytes = sum(map(self._index_bytes, counts))
+        keyed = growing is None and any(specs[name].keys == "int64" for name in names)
         return Part(
             names,
             rows,
             record_bytes,
             policy,
             growing=growing,
-            keyed=growing is None and any(specs[name].keys == "int64" for name in names),
-            index_bytes=sum(map(self._index_bytes, counts)),
+            index_bytes=index_bytes,
+            keyed=keyed,
         )
 
     def plan(self, specs: Mapping[str, TableSpec], *, any_gpu: bool = False) -> list[Part]:
