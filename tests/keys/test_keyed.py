@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 import tierstore
+from tests.pairs import pairs
 from tierstore import Budget, Field, TableSpec
 from tierstore._keys.text import Texts
 from tierstore._memory_table import MemoryTable
@@ -248,7 +249,7 @@ MACHINES = [KeyedMachine, TextMachine, GrowingMachine, ExpiringMachine, Expiring
 @pytest.mark.filterwarnings("ignore")
 def test_a_table_by_key_is_a_dict(machine):
     few = settings(
-        max_examples=20,
+        max_examples=12,
         stateful_step_count=25,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -296,7 +297,7 @@ def test_first_rows_depend_on_seed_and_key_alone(tmp_path, kind):
     assert 0.05 < found[0].std() < 0.2
 
 
-@pytest.mark.parametrize("budget", [None, Budget(host=0), Budget(host_rows=999)])
+@pairs(together=1, kind=["int64", "text"], budget=[None, Budget(host=0), Budget(host_rows=999)])
 def test_a_table_without_a_capacity_grows(tmp_path, kind, budget):
     rng, count = np.random.default_rng(3), 70_000
     rows = rng.standard_normal((3, count, DIM), np.float32)
