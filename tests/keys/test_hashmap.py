@@ -55,7 +55,7 @@ def test_a_map_is_a_dict(monkeypatch, ahead, block):
     """A larger map is begun at once, in time, or when there is no other way."""
     monkeypatch.setattr(hashmap, "_AHEAD", ahead)
     monkeypatch.setattr(hashmap, "_BLOCK", block)
-    machine = settings(max_examples=30, stateful_step_count=20, deadline=None)
+    machine = settings(max_examples=15, stateful_step_count=20, deadline=None)
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(MapMachine, settings=machine)
