@@ -40,6 +40,8 @@ TINY = {
         *("--partitions", "4"),
     ],
     "bench_import": [],
+    "bench_near": ["--rows", "3000", "--dim", "8"],
+    "bench_diff": ["--rows", "3000", "--dim", "8", "--changed", "50"],
     "bench_many_tables": ["--rows", "5000", "--batch", "64"],
     "bench_memory": ["--budget", "2000000", "--batch", "512"],
     "bench_power_cut": ["--rows", "400", "--writers", "tierstore", "--systems", "ext4"],

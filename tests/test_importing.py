@@ -199,8 +199,12 @@ def test_requests_that_do_not_fit(store, two_fields, tmp_path):
         import_table(store, path, table="../escape")
     with pytest.raises(InvalidInputError, match="not a field name"):
         import_table(store, path, table="new", field="a b")
-    with pytest.raises(InvalidInputError, match="files ending in"):
+    with pytest.raises(FormatError, match="no such file"):
         import_table(store, tmp_path / "file.absent")
+    path.rename(tmp_path / "file.strange")
+    with pytest.raises(InvalidInputError, match="files ending in"):
+        import_table(store, tmp_path / "file.strange")
+    path = tmp_path / "file.npy"
     write_file(tmp_path / "empty.npy", random_matrix(0, DIM), "float32")
     with pytest.raises(InvalidInputError, match="no rows"):
         import_table(store, tmp_path / "empty.npy", table="new")

@@ -156,6 +156,19 @@ def test_written_rows_are_rounded_within_the_bound(tmp_path, dtype, scale, block
     assert np.array_equal(largest, found) or scale == "float32"  # powers of two repeat exactly
 
 
+@every_form
+def test_no_rows(tmp_path, dtype, scale, block):
+    spec = TableSpec(fields={"w": Field(DIM, dtype, scale=Scale(scale, block=block))}, rows=ROWS)
+    with tierstore.create(tmp_path / "s", {"t": spec}) as store:
+        table = store["t"]
+        for shape in ((0,), (0, 3), (3, 0)):
+            none = np.zeros(shape, np.int64)
+            table.write(none, np.zeros((*shape, DIM), "f4"))
+            table.write(none, torch.zeros(*shape, DIM, dtype=torch.bfloat16))
+            assert table.read(none).shape == (*shape, DIM)
+        assert store.uncommitted_rows() == 0
+
+
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
 def test_nan_and_infinities(dtype):
     scaled = Field(8, dtype, scale=Scale("float32", 4)).scaled

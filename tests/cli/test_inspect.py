@@ -1,6 +1,7 @@
 """tierstore inspect."""
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,10 @@ import pytest
 
 import tierstore
 
-STORE_KEYS = ["store", "format", "uuid", "version", "step", "folded", "tables", "spaces"]
+STORE_KEYS = [
+    *("store", "format", "uuid", "version", "step", "folded", "tables", "spaces"),
+    *("keep", "names", "payload", "writer"),
+]
 TABLE_KEYS = [
     "name",
     "rows",
@@ -311,3 +315,51 @@ def test_versions_have_times(run, run_json, pair):
     versions = run_json("inspect", pair, "--versions")["versions"]
     assert all(each["time"] > 1e9 for each in versions)
     assert "TIME (UTC)" in run("inspect", pair, "--versions").stdout
+
+
+def test_what_is_around_a_version(run, run_json, pair):
+    """Its payload, the versions that are kept by name, and who writes."""
+    with tierstore.open(pair, "r+", keep=5) as store:
+        store.commit(step=8, payload={"model": b"abc", "notes": {"loss": 0.25}})
+        store.keep(store.version, "best")
+        data, text = run_json("inspect", pair), run("inspect", pair).stdout
+        assert (data["keep"], data["names"], data["payload"]) == (5, ["best"], ["model", "notes"])
+        assert data["writer"] == f"this very process, pid {os.getpid()}"
+        assert "payload: model, notes\nkept by name: best\nopen for writing by this very" in text
+        assert store.info().writer == data["writer"]
+    assert run_json("inspect", pair)["writer"] is None
+    assert "open for writing" not in run("inspect", pair).stdout
+
+
+def test_who_writes_is_read_without_taking_the_lock(pair, monkeypatch):
+    from tierstore._io import system
+
+    def refused(*_):
+        raise AssertionError
+
+    with tierstore.open(pair) as reader:
+        monkeypatch.setattr(system.calls, "flock", refused)
+        assert reader.info().writer is None
+
+
+def test_rows_in_json_are_written_as_they_are_read(single, monkeypatch):
+    """The least that is read is a block; a reader that has seen enough ends the rest."""
+    from tierstore_cli.rows import rows_data
+
+    with tierstore.open(single, "r+") as store:
+        store.grow("embeddings", 5000)
+        read, table = [], store["embeddings"]
+        monkeypatch.setattr(type(table), "read", spied(type(table).read, read))
+        rows = rows_data(table, "weight", range(5000))["rows"]
+        assert sum(read) <= 1024 + 2
+        values = [row["values"] for row in rows]
+        assert sum(read) >= 5000
+        assert np.array_equal(np.array(values, "f4"), table[:])
+
+
+def spied(read, seen):
+    def spy(table, ids, *given, **options):
+        seen.append(len(ids))
+        return read(table, ids, *given, **options)
+
+    return spy

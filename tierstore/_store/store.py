@@ -24,7 +24,7 @@ from tierstore import _io
 from tierstore._closing import call_each
 from tierstore._disk.base import Progress
 from tierstore._door import internal_errors
-from tierstore._store import closing, keeping
+from tierstore._store import closing, keeping, locking
 from tierstore._store.changes import changed_rows
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
 from tierstore._store.compaction import Folder
@@ -188,6 +188,10 @@ class Store(SchemaChanges):
                 SpaceInformation.of([known[extent.table] for extent in space.extents])
                 for space in spaces
             ),
+            keep=self._state.manifest.keep,
+            names=tuple(self._state.manifest.names),
+            payload=tuple(self._state.payload),
+            writer=locking.writer_of(self.path) if isinstance(self.path, Path) else None,
         )
 
     def stats(self, tables: Iterable[str] | None = None) -> dict[str, TierStats]:

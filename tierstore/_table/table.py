@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, TypeAlias, overload
 
 import numpy as np
@@ -136,6 +136,10 @@ class Table:
             return HostAccess(self._space, self._extent, self._layout, door)
         checks = self._owner.sync_checks
         return DeviceAccess(gpu, self._extent, self._layout, door, sync_checks=checks)
+
+    def _together(self) -> AbstractContextManager[Any]:
+        """Enter the store once for several calls of this thread; see `Access.together`."""
+        return self._access.together()
 
     @property
     def scalars(self) -> dict[str, Any]:

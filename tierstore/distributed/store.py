@@ -24,7 +24,7 @@ from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import Shard
 from tierstore._door import Door
-from tierstore._store import closing, keeping
+from tierstore._store import closing, keeping, locking
 from tierstore._store.commit import CommitDraft
 from tierstore._store.options import Options, whole_number
 from tierstore._store.partitions import WholeKeys
@@ -314,6 +314,10 @@ class DistributedStore(Closing, Mapping[str, Any]):
                 SpaceInformation.of([known[extent.table] for extent in space.extents])
                 for space in tiers
             ),
+            keep=self._manifest.keep,
+            names=tuple(self._manifest.names),
+            payload=tuple(self.payload),
+            writer=locking.writer_of(self.path),
         )
 
     def versions(self) -> list[Version]:

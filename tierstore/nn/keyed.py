@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -91,6 +92,11 @@ class Reading:
         self._own = layer._own
         self._anchor: Tensor = layer._anchor
         self._layer = layer
+
+    def _together(self) -> AbstractContextManager[Any]:
+        """Enter the store once for what a pass does."""
+        found: AbstractContextManager[Any] = self._layer._together()
+        return found
 
     def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Any:
         """Raise InvalidInputError: no gradient comes back to these bags."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
@@ -77,6 +79,13 @@ class RowsLayer(torch.nn.Module):
         self._own.rest(self._anchor)
 
     # -- what lookups call
+
+    def _together(self) -> AbstractContextManager[Any]:
+        """Enter the store once for what a pass does; of shared tables, only defer interrupts."""
+        if self.is_shared:
+            return interrupts_deferred()
+        found: AbstractContextManager[Any] = self._shard._together()
+        return found
 
     def _leased(
         self, ids: Tensor, padding_idx: int | None, *touched: frozenset[int]

@@ -356,7 +356,7 @@ class GpuTier:
                 promote = OWN.PROMOTE_BESIDE_COPIES
             self.launcher.start(promote, arguments, stream)
             spilled = self._settle(arguments, lease)
-            self.launcher.mark()
+            self.launcher.launched()
         return spilled
 
     def _find(self, arguments: BatchArguments, stream: int) -> None:
