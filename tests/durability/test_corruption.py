@@ -188,7 +188,7 @@ CUTS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-LONG = ("a page less", "a page more", "doubled", "reversed")
+LONG = ("half", "a page less", "a page more", "ones", "doubled", "reversed")
 """Cuts that the others stand for, but where a check is of whole pages or of a file's ends."""
 
 
