@@ -31,18 +31,19 @@ from tierstore_cli.main import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SAME_DIRECTORY = {"docs/quickstart.md", "docs/how-to/nightly.md"}
+SAME_DIRECTORY = {
+    "docs/attach.md",
+    "docs/how-to/nightly.md",
+    "docs/how-to/row-memory.md",
+    "docs/python.md",
+    "docs/quickstart.md",
+}
 WITH_BUCKET = {"docs/how-to/nightly.md"}
 MANY_PROCESSES = {"nightly.md"}
 SESSIONS = {
-    "docs/attach.md",
     "docs/file-format.md",
     "docs/from-speedtorch.md",
-    "docs/how-to/row-memory.md",
     "docs/many-gpus.md",
-    "docs/many-tables.md",
-    "docs/python.md",
-    "docs/trainers.md",
 }
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
