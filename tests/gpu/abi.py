@@ -13,6 +13,7 @@ POOL = RECORDS.extended("tierstore.nn", "pool.cu")
 STEP = RECORDS.extended("tierstore.optim", "step.cu")
 COLUMNS = RECORDS.extended("tierstore._table", "columns.cu")
 JOINT = RECORDS.extended("tierstore._table", "joint.cu")
+OWNERS = RECORDS.extended("tierstore.distributed", "owners.cu")
 SOURCES: dict[str, tuple[Source, list[Any]]] = {
     "tier": (TIER, [TierArgument, BatchArgument]),
     "sum": (SUM, [Rows, SUM.structure("Sum")]),
@@ -20,6 +21,7 @@ SOURCES: dict[str, tuple[Source, list[Any]]] = {
     "step": (STEP, [Rows, STEP.structure("Step")]),
     "columns": (COLUMNS, [Rows, COLUMNS.structure("Columns", FIELDS=3)]),
     "joint": (JOINT, [JOINT.structure("Ids"), JOINT.structure("Bounds")]),
+    "owners": (OWNERS, [OWNERS.structure("Places"), OWNERS.structure("Asked")]),
 }
 
 

@@ -15,6 +15,7 @@ from tierstore._tiers.gpu.abi import COUNTERS_BYTES, TIER, Arguments, BatchArgum
 MACROS = {
     "tier": {},
     "joint": {},
+    "owners": {},
     "sum": {"VECTOR": 1},
     "pool": {"ROW": "F16", "OUT": "BF16", "VECTOR": 4, "COLUMNS": 2, "MAXIMA": 1},
     "step": STEP,
