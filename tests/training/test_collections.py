@@ -24,6 +24,7 @@ from tierstore.nn import (
     TieredEmbedding,
     TieredEmbeddingBagCollection,
     TieredEmbeddingCollection,
+    autograd,
     parts,
 )
 from tierstore.optim import RowWiseAdagrad, TieredOptimizer
@@ -866,6 +867,22 @@ def test_neighbours_by_chance_are_not_one_tensor(monkeypatch: Any) -> None:
     assert columns is None
     assert found.data_ptr() != given[0].data_ptr()
     assert torch.equal(found, torch.from_numpy(memory))
+
+
+@pytest.mark.parametrize("little", [0, 1 << 20])
+def test_sums_are_cleared_by_torch_or_a_kernel(place: Place, little: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(autograd, "_LITTLE", little)
+    twins = Twins(place, [30, 12], [8, 3])
+    optimizers = twins.optimizers(torch.optim.SGD, lr=0.05)
+    for _ in range(3):
+        ids = twins.ids(n=50)
+        for rows in (twins.collection(ids), {n: twins.layers[n](own) for n, own in ids.items()}):
+            torch.cat([each.pow(3) for each in rows.values()], 1).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    for name in twins.rows:
+        one, two = (rows_of(store[name]) for store in twins.stores)
+        torch.testing.assert_close(one, two, **CLOSE)
 
 
 @pytest.mark.parametrize("ordered", [True, False])

@@ -89,6 +89,7 @@ class Part(NamedTuple):
         host_slots, gpu_slots: records that the tiers hold.
         growing: of a table that grows without being placed anew, the rows that it has; `rows` are
             those that it is expected to have.
+        keyed: whether a GPU tier has a map of int64 keys too, of as many as it has slots.
     """
 
     tables: tuple[str, ...]
@@ -98,6 +99,7 @@ class Part(NamedTuple):
     host_slots: int = 0
     gpu_slots: int = 0
     growing: int | None = None
+    keyed: bool = False
 
     @property
     def grows(self) -> bool:
@@ -154,12 +156,14 @@ def _host_slots(part: Part, nbytes: int) -> int:
 
 def _gpu_bytes(part: Part, slots: int) -> int:
     scored = part.policy.on_device() is not None
-    return GpuMemory.bytes_for(part.rows, part.record_bytes, slots, scored=scored)
+    return GpuMemory.bytes_for(part.rows, part.record_bytes, slots, scored=scored, keyed=part.keyed)
 
 
 def _gpu_slots(part: Part, nbytes: int) -> int:
     scored = part.policy.on_device() is not None
-    return GpuMemory.slots_for(part.rows, part.record_bytes, nbytes, scored=scored)
+    return GpuMemory.slots_for(
+        part.rows, part.record_bytes, nbytes, scored=scored, keyed=part.keyed
+    )
 
 
 _ON_HOST = Sizes(_host_bytes, _host_slots, lambda: available_bytes() / 4)
@@ -204,7 +208,8 @@ class Placement:
         rows = sum(specs[name].rows for name in names)
         if self._device is None and specs[names[0]].grows:
             return Part(names, max(2 * rows, _EXPECTED_ROWS), record_bytes, policy, growing=rows)
-        return Part(names, rows, record_bytes, policy)
+        keyed = any(specs[name].keys == "int64" for name in names)
+        return Part(names, rows, record_bytes, policy, keyed=keyed)
 
     def plan(self, specs: Mapping[str, TableSpec], *, any_gpu: bool = False) -> list[Part]:
         """Return the spaces of tables of these specs, with the slots that each gets.
