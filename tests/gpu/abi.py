@@ -7,6 +7,7 @@ from typing import Any
 
 from tierstore._tiers.gpu.abi import COUNTERS, RECORDS, TIER, BatchArgument, Source, TierArgument
 from tierstore._tiers.gpu.abi import RowsArgument as Rows
+from tierstore._tiers.gpu.keys import KEYS
 
 SUM = RECORDS.extended("tierstore.nn", "sum.cu")
 POOL = RECORDS.extended("tierstore.nn", "pool.cu")
@@ -20,6 +21,7 @@ SOURCES: dict[str, tuple[Source, list[Any]]] = {
     "pool": (POOL, [Rows, POOL.structure("Pool")]),
     "step": (STEP, [Rows, STEP.structure("Step")]),
     "columns": (COLUMNS, [Rows, COLUMNS.structure("Columns", FIELDS=3)]),
+    "keys": (KEYS, [KEYS.structure("KeyMap"), KEYS.structure("Keys")]),
     "joint": (JOINT, [JOINT.structure("Ids"), JOINT.structure("Bounds")]),
     "owners": (OWNERS, [OWNERS.structure("Places"), OWNERS.structure("Asked")]),
 }

@@ -13,6 +13,7 @@ from tests.gpu.test_compile import STEP
 from tierstore._tiers.gpu.abi import COUNTERS_BYTES, TIER, Arguments, BatchArgument, TierArgument
 
 MACROS = {
+    "keys": {},
     "tier": {},
     "joint": {},
     "owners": {},

@@ -642,8 +642,8 @@ class Store(SchemaChanges):
         """Return a pointer to the open version: path, uuid, version and its mark.
 
         For frameworks that save objects with a `state_dict`; no rows are copied. Raises
-        InvalidInputError if there are uncommitted rows: commit first, or pass the store or module
-        itself to `commit` as a payload.
+        InvalidInputError if there are uncommitted rows or keys: commit first, or pass the store or
+        module itself to `commit` as a payload.
         """
         if self._door.closed:
             return make_pointer(self._state)
@@ -658,7 +658,8 @@ class Store(SchemaChanges):
         """
         with self._door.use():
             wanted = wanted_version(self._state, state)
-        if wanted is not None or (self._door.writable and self.uncommitted_rows()):
+        is_changed = self._door.writable and (self.uncommitted_rows() or self._state.touched.keys)
+        if wanted is not None or is_changed:
             self.restore(self.version if wanted is None else wanted)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

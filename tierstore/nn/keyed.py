@@ -72,7 +72,7 @@ def numbered(table: ByKey, field: str, keys: Any, *, add: bool) -> tuple[Tensor,
     if add and table.spec.admit_after is None:
         return table._rows_for(keys).to(device), None
     rows, unknown, values = table._known_or_first(keys, field, train=add)
-    numbers = torch.from_numpy(rows).to(device)
+    numbers = torch.as_tensor(rows, device=device)
     if not unknown.size:
         return numbers, None
     return numbers, FirstRows(torch.from_numpy(unknown), torch.as_tensor(values))
