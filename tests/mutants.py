@@ -551,6 +551,56 @@ MUTANTS = [
         "        if True:",
         "tests/training/test_collections.py",
     ),
+    # Which rank owns which ids of a batch, and where their rows lie there.
+    Mutant(
+        "distributed/owners.cu",
+        "if (is_new || before == key) break;",
+        "break;",
+        "tests/distributed/test_owners.py",
+    ),
+    Mutant(
+        "distributed/owners.cu",
+        "while (known < owner) first += asked.counts[known++];",
+        "while (known < owner) first += asked.counts[owner], known++;",
+        "tests/distributed/test_owners.py",
+    ),
+    Mutant(
+        "distributed/owners.cu",
+        "place >= wrapped ? start - wrapped : 0",
+        "place >= wrapped ? start : 0",
+        "tests/distributed/test_owners.py",
+    ),
+    Mutant(
+        "distributed/owners.cu",
+        "if ((u64)id >= (u64)places.rows[feature]) {",
+        "if (id >= places.rows[feature]) {",
+        "tests/distributed/test_owners.py",
+    ),
+    Mutant(
+        "distributed/owners.py",
+        "block[: counted + slots].zero_()",
+        "block[:counted].zero_()",
+        "tests/distributed/test_owners.py",
+    ),
+    Mutant(
+        "distributed/owners.py",
+        "is_bad = (ids < 0) | (ids >= rows)",
+        "is_bad = ids >= rows",
+        "tests/distributed/test_owners.py",
+    ),
+    # Tables that are loaded into all partitions, and keys that expire on all ranks together.
+    Mutant(
+        "distributed/schema.py",
+        "stays = known is not None and keys is None and known.spec.rows == spec.rows",
+        "stays = False",
+        "tests/distributed/test_loading.py",
+    ),
+    Mutant(
+        "_table/expiry.py",
+        "order = np.lexsort((owners, -uses[:, 1], -uses[:, 0]))",
+        "order = np.lexsort((owners, -uses[:, 0]))",
+        "tests/distributed/test_keys.py",
+    ),
     Mutant(
         "_table/joint.cu",
         "        const bool good = (u64)id < (u64)bounds.rows[feature];",
