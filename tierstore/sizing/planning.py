@@ -277,7 +277,8 @@ def plan_budgets(
 
     found = []
     for share in shares:
-        host = bytes_for(rows, record_bytes, max(1, int(rows * share)), policy)
+        slots, index = max(1, int(rows * share)), DeltaIndex.bytes_for(rows)
+        host = bytes_for(rows, record_bytes, slots, policy, index=index)
         found.append(
             plan(
                 rows,
