@@ -163,7 +163,7 @@ class Bench:
 
 def main() -> None:
     """Measure, print and save."""
-    parser = arguments(QUESTION, rows=16_000_000, batch=786_432)
+    parser = arguments(QUESTION, rows=40_000_000, batch=786_432)
     options = parser.parse_args()
     needed_device()
     rate = link()["to"]

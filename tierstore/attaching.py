@@ -11,6 +11,7 @@ models.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,8 +31,10 @@ from tierstore._io import File
 from tierstore._memory_table import Unversioned
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
+from tierstore._tiers.base import LowestTier, Tier
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import Placement, check_names, find_device
+from tierstore._tiers.split import Selected, Selection
 from tierstore.budget import Budget, Size
 from tierstore.errors import (
     ClosedError,
@@ -104,7 +107,7 @@ class Attached(Closing, Mapping[str, Table]):
             placement = Placement(budget, policy, device)
             self._tables: dict[str, Table] = {}
             for part in placement.plan(specs):
-                space = placement.place(part, tiers)
+                space = placement.place(part, tiers, functools.partial(_selected, opened, bases))
                 opened.callback(space.close)
                 for extent in space.extents:
                     name = extent.table
@@ -185,6 +188,26 @@ def attach(
             check_name(name)
         path = None if checksums is None else Path(os.path.abspath(checksums))
         return Attached(tables, Budget.of(budget), policy, find_device(device), path)
+
+
+def _selected(
+    opened: contextlib.ExitStack,
+    bases: Mapping[str, ForeignBase],
+    tier: LowestTier,
+    selection: Selection,
+) -> Tier:
+    """Return a tier of some bytes of each record, from their own matrices where that is possible.
+
+    What it opens is closed with `opened`.
+    """
+    whole = cast(DiskTier, tier)
+    base = bases[whole.table].select(selection.pieces, selection.nbytes)
+    if base is None:
+        return Selected(tier, selection)
+    opened.callback(base.close)
+    found = DiskTier(cast(Base, base), [], table=whole.table)
+    found.stats = whole.stats
+    return found
 
 
 def _described(spec: TableSpec) -> dict[str, Any]:

@@ -133,10 +133,10 @@ def plan_tables(
             for tier, (nbytes, slots) in sizes.items()
             if slots
         )
-        disk_bytes = part.rows * (part.record_bytes + 4)
+        disk_bytes = part.rows * (part.stored_bytes + 4)
         found.append(
             SpacePlan(
-                part.tables, part.rows, part.record_bytes, disk_bytes, part.policy.name, tiers
+                part.tables, part.rows, part.stored_bytes, disk_bytes, part.policy.name, tiers
             )
         )
     return found
