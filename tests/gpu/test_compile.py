@@ -90,8 +90,9 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "split": ("_table/split.cu", {}),
-    "sum": ("nn/sum.cu", {"VECTOR": 4}),
-    "sum of odd rows": ("nn/sum.cu", {"VECTOR": 1}),
+    "sum": ("nn/sum.cu", {"VECTOR": 4, "EACH": "F32"}),
+    "sum of halves": ("nn/sum.cu", {"VECTOR": 4, "EACH": "BF16"}),
+    "sum of odd rows": ("nn/sum.cu", {"VECTOR": 1, "EACH": "F16"}),
     "pool": ("nn/pool.cu", {"ROW": "F32", "OUT": "F32", "VECTOR": 4, "COLUMNS": 4, "MAXIMA": 0}),
     "pool of halves": (
         "nn/pool.cu",
