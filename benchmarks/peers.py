@@ -54,9 +54,9 @@ class FbgemmTables:
         """Make tables of a dim; `pooled` bags are summed, else each id has a row of its own."""
         self._tables = _fbgemm(rows, dim, load_factor, optimizer, "SUM" if pooled else "NONE")
 
-    def step(self, values: Any, offsets: Any, gradient: Any) -> None:
-        """Train on the bags of all tables, one table after another."""
-        self._tables(values, offsets).backward(gradient)
+    def rows(self, values: Any, offsets: Any) -> Any:
+        """Look up the bags of all tables, one table after another; their gradient trains them."""
+        return self._tables(values, offsets)
 
 
 class Fbgemm:

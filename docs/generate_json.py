@@ -22,8 +22,10 @@ HEAD = """\
 
 With `--json` a command prints one object on one line of stdout. Keys stay; new ones may come.
 `?` is a value that was null, `<name>` any name, `[…]` a list of such values. Sizes are bytes, times
-are seconds since 1970. `doctor`, `bench`, `plan` and `simulate`, whose keys follow the machine, are
-not listed. A command that fails prints an `error` and nothing else:
+are seconds since 1970, NaN and infinities the texts `nan`, `inf` and `-inf`. Rows are printed as
+they are read: where one cannot be, the object ends there, and the exit code is that of the failure.
+`doctor` and `bench`, whose keys follow the machine, are not listed, nor the times and speeds of
+`plan`. A command that fails prints an `error` and nothing else:
 
 """
 
@@ -47,6 +49,9 @@ OPTIONS = {
     "--incremental",
 }
 """Those with which a command prints other keys."""
+
+ALIKE = ("init", "grow", "plan", "simulate")
+"""Commands that print the same keys with each of these options."""
 
 COMMANDS = """\
 init emb.tier --table item --rows 100 --dim 4 --init normal(0,1) --seed 1
@@ -78,6 +83,8 @@ verify emb.tier
 fold emb.tier
 report emb.tier page.html
 drop emb.tier thing
+simulate ids.npy --rows 50 --batch 10
+plan --rows 50 --dim 4 --trace ids.npy --batch 10
 inspect nothing.tier
 """
 """One after another in an empty directory."""
@@ -100,7 +107,10 @@ def printed() -> Iterator[tuple[str, Any]]:
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
+        cache = os.environ.get("XDG_CACHE_HOME")
+        os.environ["XDG_CACHE_HOME"] = directory  # which has no speeds of this machine
         try:
+            np.save("ids.npy", np.random.default_rng(2).integers(0, 50, 200))
             Path("keys.txt").write_text("".join(f"k{row}\n" for row in range(100)))
             Path("more.txt").write_text("".join(f"m{row}\n" for row in range(20)))
             rows = np.random.default_rng(1).random((3, 4)).round(3).tolist()
@@ -110,6 +120,8 @@ def printed() -> Iterator[tuple[str, Any]]:
                 yield from _run(line)
         finally:
             os.chdir(before)
+            os.environ.pop("XDG_CACHE_HOME")
+            os.environ.update({} if cache is None else {"XDG_CACHE_HOME": cache})
 
 
 def _run(line: str) -> Iterator[tuple[str, Any]]:
@@ -118,7 +130,7 @@ def _run(line: str) -> Iterator[tuple[str, Any]]:
     found = json.loads(result.stdout)
     if "error" in found and words[1] != "nothing.tier":
         sys.exit(f"{line}: {found}")
-    chosen = OPTIONS.intersection(words) if words[0] not in ("init", "grow") else set()
+    chosen = OPTIONS.intersection(words) if words[0] not in ALIKE else set()
     option = " ".join(sorted(chosen))
     title = "error" if "error" in found else f"{words[0]} {option}".strip()
     yield title, {key: shape(each, named=(title, key) in NAMED) for key, each in found.items()}

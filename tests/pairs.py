@@ -7,6 +7,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
+
 Case = dict[str, Any]
 
 
@@ -18,22 +20,50 @@ def product(options: Mapping[str, Sequence[Any]], allowed: Callable[[Case], bool
     return [case for case in cases if allowed(case)]
 
 
-def pairwise(options: Mapping[str, Sequence[Any]], allowed: Callable[[Case], bool]) -> list[Case]:
-    """Return allowed combinations that hold every two values which any allowed one holds."""
+def pairwise(
+    options: Mapping[str, Sequence[Any]], allowed: Callable[[Case], bool], together: int = 2
+) -> list[Case]:
+    """Return allowed combinations that hold every two values which any allowed one holds.
+
+    With `together=1` they hold every value, and with 3 every three.
+    """
     every = product(options, allowed)
     random.Random(0).shuffle(every)
-    missing = set().union(*(_pairs(case) for case in every))
+    held = [_held(case, together) for case in every]
+    missing = set().union(*held)
     chosen = []
     while missing:
-        sample = random.Random(len(missing)).sample(every, min(400, len(every)))
-        best = max(sample, key=lambda case: len(_pairs(case) & missing))
-        if not _pairs(best) & missing:
-            best = next(case for case in every if _pairs(case) & missing)
-        chosen.append(best)
-        missing -= _pairs(best)
+        sample = random.Random(len(missing)).sample(range(len(every)), min(400, len(every)))
+        best = max(sample, key=lambda number: len(held[number] & missing))
+        if not held[best] & missing:
+            best = next(number for number, each in enumerate(held) if each & missing)
+        chosen.append(every[best])
+        missing -= held[best]
     return chosen
 
 
-def _pairs(case: Case) -> set[Any]:
+def pairs(
+    allowed: Callable[[Case], bool] = lambda _: True, together: int = 2, **options: Sequence[Any]
+) -> pytest.MarkDecorator:
+    """Parametrize a test with combinations in which any two values meet; torture runs the others.
+
+    The option `place` goes to the fixture of that name, and "cuda" needs a GPU. See `pairwise`.
+    """
+    chosen = pairwise(options, allowed, together)
+    others = [case for case in product(options, allowed) if case not in chosen]
+    cases = [
+        pytest.param(
+            *case.values(),
+            marks=[pytest.mark.gpu] * ("cuda" in case.values())
+            + [pytest.mark.torture] * (number >= len(chosen)),
+        )
+        for number, case in enumerate(chosen + others)
+    ]
+    return pytest.mark.parametrize(
+        list(options), cases, indirect=[name for name in options if name == "place"]
+    )
+
+
+def _held(case: Case, together: int) -> set[Any]:
     items = [(key, repr(value)) for key, value in case.items()]
-    return set(itertools.combinations(items, 2))
+    return set(itertools.combinations(items, together))

@@ -1,4 +1,4 @@
-"""A bucket of S3 in this process, for tests; skipped without `pip install s3fs "moto[server]"`."""
+"""A bucket of S3 in this process, for tests; skipped without `pip install --group writers`."""
 
 from __future__ import annotations
 

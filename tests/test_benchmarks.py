@@ -22,11 +22,17 @@ TINY = {
     "bench_shared_space": ["--rows", "3000", "--batch", "64", "--batches", "6"],
     "bench_hit_rates": ["--rows", "2000", "--batch", "128"],
     "bench_capped_epoch": ["--rows", "20000", "--batch", "512", "--cap", "300000000"],
+    "bench_capped_tables": [
+        *("--device", "cpu", "--mib", "4", "--dim", "8", "--samples", "32", "--steps", "4"),
+    ],
     "bench_cold_reads": ["--rows", "20000", "--batch", "500"],
     "bench_host_read": ["--rows", "5000", "--batch", "300"],
     "bench_keys": ["--rows", "3000", "--batch", "100", "--map-rows", "5000", "--map-batch", "999"],
     "bench_keyed_arrival": ["--new", "300", "--batch", "300", "--steps", "20"],
-    "bench_keyed_opening": ["--rows", "5000", "--batch", "300", "--expiry-rows", "3000"],
+    "bench_keyed_opening": [
+        *("--rows", "5000", "--batch", "300", "--expiry-rows", "3000"),
+        *("--read-rows", "2000", "--dim", "8"),
+    ],
     "bench_gpu_many_tables": [
         *("--device", "cpu", "--rows", "5000", "--samples", "16", "40", "--dims", "8"),
         *("--bags", "3", "--bag-samples", "8", "--seconds", "1"),
@@ -40,6 +46,8 @@ TINY = {
         *("--partitions", "4"),
     ],
     "bench_import": [],
+    "bench_near": ["--rows", "3000", "--dim", "8"],
+    "bench_diff": ["--rows", "3000", "--dim", "8", "--changed", "50"],
     "bench_many_tables": ["--rows", "5000", "--batch", "64"],
     "bench_memory": ["--budget", "2000000", "--batch", "512"],
     "bench_power_cut": ["--rows", "400", "--writers", "tierstore", "--systems", "ext4"],
@@ -63,6 +71,7 @@ TINY = {
 }
 NEEDS = {
     "bench_bookkeeping": "cachetools",
+    "bench_capped_tables": "torch",
     "bench_host_read": "torch",
     "bench_train_end_to_end": "torch",
     "bench_gpu_many_tables": "torch",

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.pairs import pairs
 from tests.tiers.stack import ArrayTier, check, read
 from tierstore import Budget, Field, TableSpec
 from tierstore._disk.base import Base
@@ -154,8 +155,7 @@ TIERS = {
 }
 
 
-@pytest.mark.parametrize("slots", TIERS)
-@pytest.mark.parametrize("policy", [lru(), lfu(3)], ids=["lru", "lfu"])
+@pairs(together=1, slots=list(TIERS), policy=[lru(), lfu(3)])
 def test_tiers(slots: str, policy: PolicySpec) -> None:
     TierProgram(1, TIERS[slots], policy).run(120)
 

@@ -2,8 +2,9 @@
 
 A block stands by itself: it runs with no names but its own, in an empty directory, and (a slow
 test) in a process of its own. The blocks of a page in SAME_DIRECTORY find the files of those
-before, and the blocks of a page in SESSIONS are one program, as these pages say. `sh` blocks run in
-a shell. Blocks without a language are not run: what is printed, and what one types to install.
+before, and the blocks of a page in SESSIONS are one program, as these pages say. `sh` blocks of
+commands alone run in this process, others in a shell. Blocks without a language are not run: what
+is printed, and what one types to install.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import doctest
 import importlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,14 +23,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import tierstore
 from tests import s3
+from tierstore_cli.main import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SAME_DIRECTORY = {"docs/quickstart.md", "docs/how-to/nightly.md"}
 WITH_BUCKET = {"docs/how-to/nightly.md"}
+MANY_PROCESSES = {"nightly.md"}
 SESSIONS = {
     "docs/attach.md",
     "docs/file-format.md",
@@ -77,6 +82,31 @@ def run_pycon(block: Block, page: Path, names: dict[str, Any]) -> None:
     assert not report, "".join(report)
 
 
+def commands_in(text: str) -> list[list[str]] | None:
+    """Return the arguments of the commands of a block; None where a shell has more to do."""
+    found = []
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words = list(lexer)
+        if re.search(r"[$`*?~]", line) or any(set(word) <= set("();<>|&") for word in words):
+            return None
+        if words and words[0] != "tierstore":
+            return None
+        found.extend([words[1:]] if words else [])
+    return found
+
+
+def run_commands(block: Block, page: Path) -> None:
+    """Run a block in this process if it has commands of the library alone, else in a shell."""
+    commands = commands_in(block.text)
+    if commands is None:
+        run_sh(block, page)
+    for arguments in commands or ():
+        result = CliRunner().invoke(cli, arguments)
+        assert result.exit_code == 0, f"{page.name}, line {block.line}: {result.output}"
+
+
 def run_sh(block: Block, page: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
@@ -110,7 +140,14 @@ def bucket(monkeypatch):
         yield served
 
 
-@every_page
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page.name in MANY_PROCESSES else [])
+        for page in PAGES
+    ],
+    ids=lambda page: page.name,
+)
 def test_the_examples_run(page, tmp_path, monkeypatch, request):
     where = page.relative_to(ROOT).as_posix()
     names: dict[str, Any] = fresh_module(page)
@@ -132,7 +169,7 @@ def test_the_examples_run(page, tmp_path, monkeypatch, request):
         elif block.language == "pycon":
             run_pycon(block, page, names)
         elif block.language == "sh":
-            run_sh(block, page)
+            run_commands(block, page)
         else:
             directive = block.language == "" or block.text.startswith((":", ".. "))
             assert directive, f"{page.name}, line {block.line}: {block.language}?"
@@ -168,6 +205,18 @@ def run_script(block: Block, page: Path) -> None:
     command = [sys.executable, "-W", "error", "block.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, f"{page.name}, line {block.line}: {done.stderr}"
+
+
+def test_the_options_in_shells_are_those_of_the_commands():
+    """Also of the pages that only slow tests run, and behind pipes and in loops."""
+    for page in PAGES:
+        for block in blocks_of(page):
+            text = block.text.replace("\\\n", " ") if block.language == "sh" else ""
+            for name, given in re.findall(r"\btierstore ([a-z][\w-]*)([^|;&\n#]*)", text):
+                command = cli.get_command(None, name)
+                known = {option for each in command.params for option in each.opts}
+                unknown = set(re.findall(r"(?<= )--[\w-]+", given.split("--exec")[0])) - known
+                assert not unknown, f"{page.name}: {name} {unknown}"
 
 
 def test_a_page_whose_blocks_continue_others_says_so():

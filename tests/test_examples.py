@@ -6,6 +6,7 @@ import gzip
 import importlib.util
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,21 @@ def run(name: str, *given: object) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Return `run` without a process: slow tests run every example in one of its own."""
+
+    def run(name: str, *given: object) -> str:
+        path = str(ROOT / "examples" / f"{name}.py")
+        monkeypatch.setattr(sys, "argv", [path, *map(str, given)])
+        monkeypatch.syspath_prepend(ROOT / "examples")
+        runpy.run_path(path, run_name="__main__")
+        printed: str = capsys.readouterr().out
+        return printed
+
+    return run
+
+
 def test_every_example_is_here() -> None:
     assert set(FIGURES) | set(SHORT) == SCRIPTS
     for name in SHORT:
@@ -110,9 +126,11 @@ def test_the_short_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.M
     assert float(found[1]) > 0
 
 
-def test_the_minimal_example_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_minimal_example_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_here: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert [run("minimal").split(":")[0] for _ in range(2)] == ["step 100", "step 200"]
+    assert [run_here("minimal").split(":")[0] for _ in range(2)] == ["step 100", "step 200"]
 
 
 @pytest.mark.slow
@@ -340,10 +358,10 @@ def test_users_are_drawn_uniformly_and_their_items_too(interactions: Any) -> Non
     )
 
 
-def test_filtered_ranks_are_what_a_loop_over_facts_finds(tmp_path: Path) -> None:
+def test_filtered_ranks_are_what_a_loop_over_facts_finds(tmp_path: Path, run_here: Any) -> None:
     data, path = published("knowledge_graph", tmp_path), tmp_path / "kept.tier"
     given = ["--data", data, "--store", path, "--device", "cpu", "--dim", 8, "--epochs", 2]
-    found = figures(run("knowledge_graph", *given, "--negatives", 0))[1]
+    found = figures(run_here("knowledge_graph", *given, "--negatives", 0))[1]
     parts = [np.loadtxt(data / f"{part}.txt", np.str_, comments=None) for part in ("train", "test")]
     parts.append(np.loadtxt(data / "valid.txt", np.str_, comments=None))
     with tierstore.open(path) as store:

@@ -5,6 +5,7 @@ import pytest
 
 import tierstore
 from tests.formats.matrices import random_integers, random_matrix, random_words, write_file
+from tests.pairs import pairs
 from tests.reference.elements import BFLOAT16
 from tierstore._formats import SINK_SUFFIXES
 from tierstore._formats.base import FORMATS
@@ -44,8 +45,7 @@ def all_rows(table, field="weight"):
     return np.concatenate(list(table.scan(field, raw=True)))
 
 
-@pytest.mark.parametrize("suffix", SINK_SUFFIXES)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pairs(together=1, suffix=SINK_SUFFIXES, dtype=["float16", "bfloat16", "float32"])
 def test_a_missing_table_is_made(store, tmp_path, suffix, dtype):
     matrix, path = random_matrix(ROWS, DIM, dtype), tmp_path / f"file{suffix}"
     held = write_file(path, matrix, dtype, block_rows=99)
@@ -199,8 +199,12 @@ def test_requests_that_do_not_fit(store, two_fields, tmp_path):
         import_table(store, path, table="../escape")
     with pytest.raises(InvalidInputError, match="not a field name"):
         import_table(store, path, table="new", field="a b")
-    with pytest.raises(InvalidInputError, match="files ending in"):
+    with pytest.raises(FormatError, match="no such file"):
         import_table(store, tmp_path / "file.absent")
+    path.rename(tmp_path / "file.strange")
+    with pytest.raises(InvalidInputError, match="files ending in"):
+        import_table(store, tmp_path / "file.strange")
+    path = tmp_path / "file.npy"
     write_file(tmp_path / "empty.npy", random_matrix(0, DIM), "float32")
     with pytest.raises(InvalidInputError, match="no rows"):
         import_table(store, tmp_path / "empty.npy", table="new")

@@ -9,6 +9,7 @@ import pytest
 
 import tierstore
 from tests.oracle import values
+from tests.pairs import pairs
 from tests.reference.elements import BFLOAT16
 
 WITHOUT_TIERSTORE = """
@@ -73,12 +74,15 @@ def test_numpy_sees_every_field_by_name(tmp_path):
         assert seen_by(program, base) == digest(oracle[name])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"compression": "zstd", "chunk_rows": 700}, {"compression": "lz4", "chunk_rows": 700}],
-    ids=["raw", "zstd", "lz4"],
+@pairs(
+    together=1,
+    options=[
+        {},
+        {"compression": "zstd", "chunk_rows": 700},
+        {"compression": "lz4", "chunk_rows": 700},
+    ],
+    dim=[8, 5],
 )
-@pytest.mark.parametrize("dim", [8, 5])
 def test_zarr_opens_the_folded_table(tmp_path, options, dim):
     spec = tierstore.TableSpec(ROWS, dim, backend="zarr", **options)
     base, oracle = folded_base(tmp_path, spec)

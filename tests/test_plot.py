@@ -62,7 +62,9 @@ def test_miss_ratios(stream, tmp_path, drawn):
     found = simulate(stream, sizes=(20, 0.1, 0.5))
     plot.miss_ratios(found, tmp_path / "curve.svg")
     shown = lines(drawn[0].axes[0])
-    assert list(shown) == ["lru", "lfu", "optimum"]
+    assert list(shown) == ["lru", "lfu", "optimum", "first touches"]
+    floor = {100 * found.first_touch_rate}
+    assert {y for _, y in shown.pop("first touches")} == floor
     for policy, points in shown.items():
         expected = [(100 * p.share, 100 * (1 - p.unique_hit_rate)) for p in found.curve(policy)]
         assert np.allclose(points, expected)

@@ -80,3 +80,19 @@ def test_maps_of_many_rows_take_no_memory_before_use(make: Any) -> None:
     made = make()
     assert taken_pages() - before < 2000, f"{mmap.PAGESIZE} B each"
     del made
+
+
+def test_an_index_of_runs_and_of_scattered_rows(dense_rows: None) -> None:
+    """Runs of neighbours are set as a whole, within blocks that others have used before or not."""
+    rng, rows = np.random.default_rng(5), 3000
+    index, oracle, place = DeltaIndex(rows), np.zeros(rows, np.int32), 1
+    for number in range(60):
+        start, count = rng.integers(0, rows), int(rng.integers(0, 300))
+        ids = np.arange(start, min(rows, start + count))
+        if number % 3 == 0:
+            ids = rng.integers(0, rows, count)
+        places = np.arange(place, place + ids.size, dtype=np.int32)
+        place += ids.size
+        index._point(ids, places)
+        np.maximum.at(oracle, ids, places)
+        assert np.array_equal(index.entries.take(np.arange(rows)), oracle)

@@ -5,6 +5,7 @@ import pytest
 
 import tierstore
 from tests.gpu.emulator import EmulatedDevice
+from tests.pairs import pairs
 from tests.test_attaching import save_tensors
 from tierstore import Budget, Field, Scale, TableSpec
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
@@ -54,20 +55,14 @@ def as_torch(elements, scales, dtype):
     return (elements.to(torch.bfloat16) * spread).to(getattr(torch, dtype))
 
 
-@pytest.mark.parametrize("place", ["cpu", "emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize(
-    "blocks",
-    [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(128, marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize("dtype", TYPES)
-def test_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, blocks, place):
+@pairs(dtype=TYPES, scale=SCALES, blocks=[1, 2, 128], where=["cpu", "emulated", "cuda"])
+def test_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, blocks, where):
     elements, scales = made(dtype, scale, blocks)
     save_tensors(tmp_path / "m.safetensors", {"w": elements, "s": scales})
-    where = tuple(f"{tmp_path}/m.safetensors::{name}" for name in "ws")
-    budget = Budget(host_rows=100) if place == "cpu" else Budget(host_rows=100, gpu_rows=40)
-    device = EmulatedDevice() if place == "emulated" else place
-    with tierstore.attach({"t": where}, budget=budget, device=device) as tables:
+    files = tuple(f"{tmp_path}/m.safetensors::{name}" for name in "ws")
+    budget = Budget(host_rows=100) if where == "cpu" else Budget(host_rows=100, gpu_rows=40)
+    device = EmulatedDevice() if where == "emulated" else where
+    with tierstore.attach({"t": files}, budget=budget, device=device) as tables:
         table = tables["t"]
         block = "row" if blocks == 1 else DIM // blocks
         assert table.fields["weight"] == Field(DIM, dtype, scale=Scale(scale, block))
@@ -159,6 +154,19 @@ def test_written_rows_are_rounded_within_the_bound(tmp_path, dtype, scale, block
     assert not found[3].any()
     largest = field.scaled.decode(field.scaled.encode(found))
     assert np.array_equal(largest, found) or scale == "float32"  # powers of two repeat exactly
+
+
+@every_form
+def test_no_rows(tmp_path, dtype, scale, block):
+    spec = TableSpec(fields={"w": Field(DIM, dtype, scale=Scale(scale, block=block))}, rows=ROWS)
+    with tierstore.create(tmp_path / "s", {"t": spec}) as store:
+        table = store["t"]
+        for shape in ((0,), (0, 3), (3, 0)):
+            none = np.zeros(shape, np.int64)
+            table.write(none, np.zeros((*shape, DIM), "f4"))
+            table.write(none, torch.zeros(*shape, DIM, dtype=torch.bfloat16))
+            assert table.read(none).shape == (*shape, DIM)
+        assert store.uncommitted_rows() == 0
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])

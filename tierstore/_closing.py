@@ -1,12 +1,13 @@
-"""Context managers that close what they are."""
+"""Context managers that close what they are, and calls that all happen whatever fails."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Closing"]
+__all__ = ["Closing", "call_each"]
 
 
 class Closing(ABC):
@@ -28,3 +29,19 @@ class Closing(ABC):
     ) -> None:
         """Close the object."""
         self.close()
+
+
+def call_each(*calls: Callable[[], object]) -> None:
+    """Call each in order, also after one that raises.
+
+    Raises the last error. Its context is the one before, and so on to the error that is being
+    handled, such as that of the body of a `with`: contextlib.ExitStack would drop that one.
+    """
+    if len(calls) == 1:
+        calls[0]()
+    elif calls:
+        half = len(calls) // 2  # so that a thousand calls do not nest a thousand deep
+        try:
+            call_each(*calls[:half])
+        finally:
+            call_each(*calls[half:])

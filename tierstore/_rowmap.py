@@ -83,6 +83,19 @@ class SparseMap:
             blocks = self._blocks.take(at, mode="clip")
         return _places(blocks, rows)
 
+    def reserve_run(self, start: int, stop: int) -> slice | npt.NDArray[np.int64]:
+        """Return where the numbers of rows `start` to `stop` are, as `reserve` does."""
+        first = start >> _SHIFT
+        blocks = self._blocks[first : ((stop - 1) >> _SHIFT) + 1]
+        fresh = np.flatnonzero(blocks == 0)
+        blocks[fresh] = np.arange(self._used, self._used + fresh.size, dtype=np.int32)
+        self._used += fresh.size
+        if (blocks[1:] - blocks[:-1] == 1).all():
+            begin = (int(blocks[0]) << _SHIFT) | (start & _WITHIN)
+            return slice(begin, begin + stop - start)
+        rows = np.arange(start, stop)
+        return _places(blocks.take((rows >> _SHIFT) - first), rows)
+
 
 def _places(blocks: Numbers, rows: Rows) -> npt.NDArray[np.int64]:
     return (blocks.astype(np.int64) << _SHIFT) | (rows & _WITHIN)

@@ -121,8 +121,7 @@ class ScaledElements(ElementType):
         parts = np.where(finite, np.clip(parts, -most, most), parts)
         out = np.zeros((len(given), self.nbytes), np.uint8)
         out[:, : self.dim] = self.element.encode(parts).view(np.uint8)
-        stored = np.ascontiguousarray(self.scale.encode(scales))
-        out[:, self.scales_at :] = stored.view(np.uint8).reshape(len(given), -1)
+        out[:, self.scales_at :].view(self.scale.stored)[:] = self.scale.encode(scales)
         return out.reshape(*values.shape[:-1], self.nbytes)
 
     def decode(self, stored: Array) -> Array:

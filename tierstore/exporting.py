@@ -66,6 +66,7 @@ def export_table(
     dtype: DTypeName | None = None,
     keys: Any = None,
     memory: Size = DEFAULT_MEMORY,
+    header: bool = True,
     force: bool = False,
     damaged: Literal["raise", "skip"] = "raise",
     progress: Callable[[int, int], None] | None = None,
@@ -77,7 +78,8 @@ def export_table(
     Args:
         table: the table to read; caches are neither filled nor emptied.
         out: the file: `.npy`, `.npz`, `.safetensors`, `.parquet`, `.zarr`, `.vec`, `.txt`, `.tsv`,
-            `.csv`, `.bin`, `.arrow`, `.feather`, `.fvecs`, `.fbin` or `.projector`. A URL for
+            `.csv`, `.bin`, `.arrow`, `.feather`, `.fvecs`, `.fbin` or `.projector`. `.gz`, `.bz2`
+            or `.zst` after the suffix of a text packs it. A URL for
             fsspec, such as "s3://bucket/items.parquet", is accepted for all but `.projector`. A
             `.zarr` at a URL, and a zarr store, which are accepted too, have no rename, so readers
             see them grow, and `import_table` refuses them until they are complete.
@@ -94,6 +96,8 @@ def export_table(
             cannot hold them: `items.keys.npy` for `items.npy`. Without keys, `.vec`, `.bin` and
             `.tsv` number the rows; of a list of ids, the ids are the keys.
         memory: limit in bytes for reading a file of keys.
+        header: whether a text begins with a line of names (`.csv`, `.tsv`) or of counts (`.vec`,
+            `.txt`); files of GloVe have none.
         force: replace an existing file.
         damaged: "raise" CorruptRowError for damaged rows, or "skip" them: they are written as NaN,
             so the other rows keep their positions. A list of ids cannot be skipped.
@@ -143,6 +147,7 @@ def export_table(
         field={name: item.dim for name, item in fields.items()},
         keys=keys,
         first_row=start,
+        header=header,
         force=force,
     ) as sink:
         size = block_rows_for(sum(item.nbytes for item in fields.values()))

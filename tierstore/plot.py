@@ -54,8 +54,9 @@ def _picture(
 def miss_ratios(simulation: Simulation, path: str | os.PathLike[str]) -> None:
     """Plot the fraction of distinct rows that each policy misses, by the size of the tier.
 
-    The optimum is dashed. Like all functions of this module, raises InvalidInputError for invalid
-    arguments and StoreIOError if the plot cannot be written.
+    The optimum is dashed; the dotted line is what a tier of any size misses, the rows that are
+    asked for the first time. Like all functions of this module, raises InvalidInputError for
+    invalid arguments and StoreIOError if the plot cannot be written.
     """
     with _picture(path) as axes:
         for policy in simulation.policies:
@@ -69,6 +70,8 @@ def miss_ratios(simulation: Simulation, path: str | os.PathLike[str]) -> None:
                 color="black" if policy == OPTIMUM else None,
                 label=policy,
             )
+        floor = 100 * simulation.first_touch_rate
+        axes.axhline(floor, color="black", linestyle=":", linewidth=1, label="first touches")
         axes.set(xlabel="slots, % of the rows", ylabel="distinct rows missed, %", ylim=(0, None))
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

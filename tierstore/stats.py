@@ -376,7 +376,9 @@ def _short(name: str, most: int = 12) -> str:
 class StoreInfo:
     """A store as it is open: `store.info()`.
 
-    `tables` are those that are whole, `spaces` which of them share tiers.
+    `tables` are those that are whole, `spaces` which of them share tiers. A writer keeps the newest
+    `keep` versions, and those that `names` name; `payload` are the names of what was committed with
+    this one. `writer` says which process has the store open for writing, if this machine knows one.
     """
 
     store: str
@@ -387,6 +389,10 @@ class StoreInfo:
     folded: bool
     tables: tuple[TableInformation, ...]
     spaces: tuple[SpaceInformation, ...]
+    keep: int
+    names: tuple[str, ...] = ()
+    payload: tuple[str, ...] = ()
+    writer: str | None = None
 
     def __str__(self) -> str:
         """Return a table for people: a line for the store, one for each table.
@@ -416,7 +422,8 @@ class StoreInfo:
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `tierstore inspect --json` prints."""
         tables = [table.to_dict() for table in self.tables]
-        return vars(self) | {"tables": tables, "spaces": [one.to_dict() for one in self.spaces]}
+        data = vars(self) | {"tables": tables, "spaces": [one.to_dict() for one in self.spaces]}
+        return data | {"names": list(self.names), "payload": list(self.payload)}
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,14 @@ class Group(click.Group):
         """Import and return one command."""
         return load_command(cmd_name)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; `help [COMMAND]` and `version` are what the options are."""
+        if args[:1] == ["help"]:
+            args = [*args[1:2], "--help"]
+        elif args[:1] == ["version"]:
+            args = ["--version"]
+        return super().parse_args(ctx, args)
+
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Return the command that is named; an unknown name is refused with the nearest one."""
         try:

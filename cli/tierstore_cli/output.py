@@ -55,10 +55,15 @@ class Output:
         self.shown = False
 
     def show(self, data: Mapping[str, Any], *parts: str | Grid) -> None:
-        """Write `data` as one JSON object, or `parts` below one another for people."""
+        """Write `data` as one JSON object, or `parts` below one another for people.
+
+        An iterator in `data` is an array whose items are written as they come.
+        """
         if self.as_json:
-            click.echo(json.dumps(data, indent=None, allow_nan=False, default=str))
-            self.shown = True
+            self.shown = True  # before: what fails while rows are read is no object of its own
+            for text in _json(data):
+                click.echo(text, nl=False)
+            click.echo()
             return
         for part in parts:
             if isinstance(part, Grid):
@@ -108,6 +113,27 @@ class Output:
         if not rich_grid(grid):
             for line in grid.lines():
                 self._line(line)
+
+
+def _json(value: Any) -> Iterator[str]:
+    """Yield the text of a value in JSON; that of an iterator item by item."""
+    if isinstance(value, Iterator):
+        yield "["
+        for number, each in enumerate(value):
+            yield f"{', ' if number else ''}{_dumped(each)}"
+        yield "]"
+    elif isinstance(value, Mapping):
+        yield "{"
+        for number, (key, each) in enumerate(value.items()):
+            yield f"{', ' if number else ''}{_dumped(str(key))}: "
+            yield from _json(each)
+        yield "}"
+    else:
+        yield _dumped(value)
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, default=str)
 
 
 _GAP = 3

@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import KeyedTable, Table
+from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import InvalidInputError
 from tierstore.importing import read_keys
+from tierstore_cli.streams import as_file, is_stream
 
-__all__ = ["add_key", "chosen_ids", "ids_in", "ids_of_keys_in", "typed_keys"]
+__all__ = ["add_key", "chosen_ids", "ids_in", "ids_of_keys_in", "keys_in", "typed_keys"]
 
 Ids = npt.NDArray[np.int64]
 
@@ -40,9 +42,15 @@ def add_key(table: Table, key: str, field: str) -> None:
             table.write(keys, table.read(keys, field), field)
 
 
+def keys_in(file: str, memory: Size = DEFAULT_MEMORY) -> Ids | Sequence[str]:
+    """Return the keys in a file, .txt, .npy or FILE.parquet:COLUMN; of a stream, one a line."""
+    with as_file(file, "txt" if is_stream(file) else None) as place:
+        return read_keys(place, memory=memory)
+
+
 def ids_in(file: str) -> Ids:
     """Return the ids in a file, .txt, .npy or FILE.parquet:COLUMN; raises InvalidInputError."""
-    found = read_keys(file)
+    found = keys_in(file)
     if not isinstance(found, np.ndarray):
         raise InvalidInputError(f"{file} holds {found[0]!r:.100}, which is no id of a row")
     return found.astype(np.int64)
@@ -50,7 +58,7 @@ def ids_in(file: str) -> Ids:
 
 def ids_of_keys_in(table: Table, file: str) -> Ids:
     """Return the ids of the keys in a file, .txt, .npy or FILE.parquet:COLUMN."""
-    found = read_keys(file)
+    found = keys_in(file)
     if isinstance(found, np.ndarray) and table.keys is not None and table.keys.kind == "str":
         return table.lookup([str(key) for key in found.tolist()])
     return table.lookup(found)

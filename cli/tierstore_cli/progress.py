@@ -1,4 +1,4 @@
-"""A progress bar on stderr, on a terminal only and after a second."""
+"""Progress on stderr: a bar on a terminal, after a second; elsewhere a line from time to time."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ from tierstore_cli.text import fitted
 
 PATIENCE_SECONDS = 1.0
 REDRAW_SECONDS = 0.1
+LINE_SECONDS = 30.0
+"""From one line to the next, and to the first, in a log file."""
+
 WIDTH = 24
 
 
 class Progress:
-    """A callable `progress(done, total)` that draws a bar, erased at the end of its block."""
+    """A callable `progress(done, total)` that says how much is done and how long the rest takes.
+
+    A bar is erased at the end of its block. The time that is left follows from what was done since
+    the first call, before which files may have been counted.
+    """
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self.started = time.monotonic()
-        self.next_draw = self.started + PATIENCE_SECONDS
-        self.drawn = 0
         self.terminal = sys.stderr.isatty()
+        self.next_draw = time.monotonic() + (PATIENCE_SECONDS if self.terminal else LINE_SECONDS)
+        self.begin: tuple[float, int] | None = None
+        self.drawn = 0
 
     def __enter__(self) -> Progress:
         return self
@@ -40,21 +47,31 @@ class Progress:
     def __call__(self, done: int, total: int) -> None:
         """Show that `done` of `total` are done."""
         now = time.monotonic()
-        if not self.terminal or now < self.next_draw:
+        if self.begin is None:
+            self.begin = now, done
+        if now < self.next_draw:
             return
-        self.next_draw = now + REDRAW_SECONDS
-        line = self.line(done, total, now - self.started)
-        self._write(line.ljust(self.drawn) + "\r")
-        self.drawn = len(line)
-
-    def line(self, done: int, total: int, seconds: float) -> str:
-        """Return the bar as text."""
         share = min(done / total, 1.0) if total > 0 else 0.0
+        began, before = self.begin
+        left = (now - began) * (total - done) / (done - before) if done > before else None
+        if self.terminal:
+            self.next_draw = now + REDRAW_SECONDS
+            line = self.line(share, left)
+            self._write(line.ljust(self.drawn) + "\r")
+            self.drawn = len(line)
+        else:
+            self.next_draw = now + LINE_SECONDS
+            self._write(f"{self.label}  {share:4.0%}  {_seconds(left)}".rstrip() + "\n")
+
+    def line(self, share: float, left: float | None) -> str:
+        """Return the bar as text."""
         filled = round(share * WIDTH)
-        left = f"{seconds / share - seconds:,.0f} s left" if share else ""
-        return (
-            f"{self.label}  {'█' * filled}{'–' * (WIDTH - filled)}  {share:4.0%}  {left}".rstrip()
-        )
+        bar = "█" * filled + "–" * (WIDTH - filled)
+        return f"{self.label}  {bar}  {share:4.0%}  {_seconds(left)}".rstrip()
 
     def _write(self, text: str) -> None:
         click.echo(fitted(text, sys.stderr), err=True, nl=False)
+
+
+def _seconds(left: float | None) -> str:
+    return "" if left is None else f"{left:,.0f} s left"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -21,24 +22,26 @@ _BLOCK = 65536
 
 
 def rows_data(table: Table, field: str, ids: Sequence[int]) -> dict[str, Any]:
-    """Return rows with their ids, keys and values. NaN and infinities, which JSON lacks, are text.
+    """Return rows with their ids, keys and values, read in blocks as they are wanted.
 
-    Raises RowIndexError for ids outside the table.
+    NaN and infinities, which JSON lacks, are text. Raises RowIndexError for ids outside the table,
+    and what reading the first block raises.
     """
-    values = table.by_row.read(ids, field, cache=False)
-    keys = [None] * len(ids) if table.keys is None else map(_key, table.keys[np.asarray(ids)])
-    return {
-        "table": table.name,
-        "field": field,
-        "rows": [
-            {
-                "id": row,
-                "key": key,
-                "values": [x if math.isfinite(x) else str(x) for x in vector.tolist()],
-            }
-            for row, key, vector in zip(ids, keys, values, strict=True)
-        ],
-    }
+    for row in (min(ids), max(ids)) if len(ids) else ():
+        table.by_row.read([row], field, cache=False)
+    rows = _rows(table, field, ids)
+    first = list(islice(rows, _SHOWN_TOGETHER))
+    return {"table": table.name, "field": field, "rows": chain(first, rows)}
+
+
+def _rows(table: Table, field: str, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
+    for start in range(0, len(ids), _SHOWN_TOGETHER):
+        some = ids[start : start + _SHOWN_TOGETHER]
+        values = table.by_row.read(some, field, cache=False)
+        keys = [None] * len(some) if table.keys is None else map(_key, table.keys[np.asarray(some)])
+        for row, key, vector in zip(some, keys, values, strict=True):
+            numbers = [x if math.isfinite(x) else str(x) for x in vector.tolist()]
+            yield {"id": row, "key": key, "values": numbers}
 
 
 def _key(key: Any) -> str | int:

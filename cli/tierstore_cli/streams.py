@@ -17,7 +17,9 @@ from pathlib import Path
 
 import click
 
-__all__ = ["FORMAT", "STREAM", "as_file", "into_stream", "is_stream"]
+from tierstore.errors import TierStoreError
+
+__all__ = ["FORMAT", "STREAM", "as_file", "into_stream", "is_standard_output", "is_stream"]
 
 STREAM = "-"
 """Standard input or output, in place of a file."""
@@ -25,6 +27,11 @@ STREAM = "-"
 FORMAT = click.option(
     "--format", "suffix", metavar="SUFFIX", help="Format of - or of a pipe: csv, vec.gz, npy, …"
 )
+
+
+def is_standard_output(place: object) -> bool:
+    """Whether a place is `-`, or what Linux calls it, which may be a file then."""
+    return str(place) in (STREAM, "/dev/stdout", "/dev/fd/1")
 
 
 def is_stream(place: object) -> bool:
@@ -53,7 +60,8 @@ def _name(what: str, suffix: str | None) -> str:
 def as_file(source: str, suffix: str | None) -> Iterator[str]:
     """Yield a path that can be read again and again, with the suffix of its format.
 
-    That is `source` itself, but for standard input, pipes, and files with another suffix.
+    That is `source` itself, but for standard input, pipes, and files with another suffix. Errors of
+    the body name the source.
     """
     if source != STREAM and suffix is None:
         yield source
@@ -68,7 +76,12 @@ def as_file(source: str, suffix: str | None) -> Iterator[str]:
         else:
             with path.open("xb") as file:
                 shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
-        yield str(path)
+        try:
+            yield str(path)
+        except TierStoreError as error:
+            what = "standard input" if source == STREAM else source
+            error.args = (str(error).replace(str(path), what),)
+            raise
 
 
 @contextmanager

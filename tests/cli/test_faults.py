@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -82,24 +83,20 @@ def test_killed_in_the_middle_leaves_no_result_and_a_sound_store(place, program,
 
 @pytest.mark.parametrize("name", ["export", "save", "init", "load", "load into"])
 @pytest.mark.fault(43, 68)
-def test_a_full_disk(run, tmp_path, name):
+def test_a_full_disk(run, tmp_path, monkeypatch, name):
     """A file-size limit fails writes as a full disk does."""
     run("init", tmp_path / "single.tier", "--rows", 50_000, "--dim", 16, "--init", "normal(0,1)")
     np.save(tmp_path / "rows.npy", np.random.default_rng(1).normal(size=(50_000, 32)))
     before = sorted(os.listdir(tmp_path))
-    limited = (
-        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
-        "from tierstore_cli.main import cli; cli()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", limited, *COMMANDS[name]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 6, done.stderr
+    monkeypatch.chdir(tmp_path)
+    limit, action = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limit[1]))
+    try:
+        done = run(*COMMANDS[name], code=6)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, action)
     assert re.match("Error: .*(large|space|quota)", done.stderr)
     assert sorted(os.listdir(tmp_path)) == before
 
@@ -159,7 +156,8 @@ done = threading.Event()
 threading.Thread(target=watch, daemon=True).start()
 atexit.register(lambda: print(peak // 1024, file=sys.stderr))
 from tierstore_cli.main import cli
-cli()
+for arguments in eval(sys.argv[1]):
+    cli(arguments, "tierstore", standalone_mode=False)
 """
 
 
@@ -168,15 +166,15 @@ def test_a_huge_sparse_table(run, tmp_path):
     """10^9 rows: looking at them takes memory for what is looked at, not for what there is."""
     path = tmp_path / "huge.tier"
     run("init", path, "--rows", 10**9, "--dim", 64, "--sparse")
-    for args in (
-        ["inspect", path, "--stats"],
-        ["verify", path, "--sample", 1000],
-        ["export", path, tmp_path / "few.npy", "--rows", "999999000:"],
-    ):
-        child = [sys.executable, "-c", MEASURED, *map(str, args)]
-        done = subprocess.run(child, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert int(done.stderr.split()[-1]) < 300, args  # MB
+    commands = [
+        ["inspect", str(path), "--stats"],
+        ["verify", str(path), "--sample", "1000"],
+        ["export", str(path), str(tmp_path / "few.npy"), "--rows", "999999000:"],
+    ]
+    child = [sys.executable, "-c", MEASURED, repr(commands)]
+    done = subprocess.run(child, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stderr.split()[-1]) < 300  # MB
     assert np.load(tmp_path / "few.npy").shape == (1000, 64)
 
 
@@ -239,8 +237,9 @@ def test_a_store_that_cannot_be_opened_is_not_left(tmp_path):
     ],
 )
 @pytest.mark.fault(17)
-def test_wrong_options_of_load_leave_nothing(place, program, wrong):
+def test_wrong_options_of_load_leave_nothing(place, wrong):
     before = sorted(os.listdir(place))
-    done = program("load", place / "new.tier", place / "rows.npy", *wrong)
-    assert done.returncode in (1, 2, 3), done.stderr
+    given = ["load", str(place / "new.tier"), str(place / "rows.npy"), *wrong]
+    done = CliRunner().invoke(cli, given)
+    assert done.exit_code in (1, 2, 3), done.output
     assert sorted(os.listdir(place)) == before

@@ -1,6 +1,7 @@
 """tierstore inspect."""
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,10 @@ import pytest
 
 import tierstore
 
-STORE_KEYS = ["store", "format", "uuid", "version", "step", "folded", "tables", "spaces"]
+STORE_KEYS = [
+    *("store", "format", "uuid", "version", "step", "folded", "tables", "spaces"),
+    *("keep", "names", "payload", "writer"),
+]
 TABLE_KEYS = [
     "name",
     "rows",
@@ -225,40 +229,48 @@ def test_stats_sample_many_rows(run, run_json, tmp_path):
     assert "100,000 of 150,000 rows" in run("inspect", path, "--stats").stdout
 
 
-def opened_by_the_printed_line(line):
-    """Run a line that inspect printed in an interpreter that cannot import tierstore."""
+def opened_by_the_printed_lines(lines):
+    """Run the lines in a process that has only NumPy and zarr; return their rows."""
     code = f"""
 import sys
 sys.modules["tierstore"] = None
 import numpy as np
-if "zarr." in {line!r}:
+if "zarr." in {"".join(lines)!r}:
     import zarr
-rows = {line}
-np.save(sys.stdout.buffer, np.array(rows))
+found = []
 """
+    code += "".join(f"rows = {line}\nfound.append(np.array(rows))\n" for line in lines)
+    code += "np.savez(sys.stdout.buffer, *found)\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    return np.load(io.BytesIO(done.stdout))
+    with np.load(io.BytesIO(done.stdout)) as found:
+        return [found[f"arr_{number}"] for number in range(len(lines))]
 
 
 @pytest.mark.parametrize("backend", ["memmap", "zarr"])
-@pytest.mark.parametrize("kind", ["one field", "padded", "state", "mixed", "bfloat16"])
-def test_the_printed_line_opens_the_table(run, tmp_path, backend, kind):
-    weight = tierstore.Field(8 if kind != "padded" else 3, init=tierstore.normal(seed=4))
-    if kind == "bfloat16":
-        weight = tierstore.Field(8, "bfloat16", init=tierstore.normal(seed=4))
-    fields = {"weight": weight}
-    if kind in ("state", "mixed"):
-        fields["sum"] = tierstore.Field(2, "float32" if kind == "state" else "float16")
-    path = tmp_path / "it's.tier"
-    spec = tierstore.TableSpec(40, fields=fields, backend=backend)
-    with tierstore.create(path, {"t": spec}) as store:
-        expected = store["t"].read(np.arange(40))
-    (line,) = re.findall(r"^  ((?:np|zarr)\.\S.*)$", run("inspect", path).stdout, re.MULTILINE)
-    rows = opened_by_the_printed_line(line)
-    if kind == "bfloat16":
-        assert "bits" in line
-        rows = (rows.astype("u4") << 16).view("f4")
-    assert np.array_equal(rows, expected)
+def test_the_printed_line_opens_the_table(run, tmp_path, backend):
+    weight = tierstore.Field(8, init=tierstore.normal(seed=4))
+    tables = {
+        "one field": {"weight": weight},
+        "padded": {"weight": tierstore.Field(3, init=tierstore.normal(seed=4))},
+        "state": {"weight": weight, "sum": tierstore.Field(2)},
+        "mixed": {"weight": weight, "sum": tierstore.Field(2, "float16")},
+        "bfloat16": {"weight": tierstore.Field(8, "bfloat16", init=tierstore.normal(seed=4))},
+    }
+    lines, expected = [], []
+    for kind, fields in tables.items():
+        path = tmp_path / f"it's {kind}.tier"
+        spec = tierstore.TableSpec(40, fields=fields, backend=backend)
+        with tierstore.create(path, {"t": spec}) as store:
+            expected.append(store["t"].read(np.arange(40)))
+        printed = run("inspect", path).stdout
+        lines += re.findall(r"^  ((?:np|zarr)\.\S.*)$", printed, re.MULTILINE)
+    for kind, line, rows, true in zip(
+        tables, lines, opened_by_the_printed_lines(lines), expected, strict=True
+    ):
+        if kind == "bfloat16":
+            assert "bits" in line
+            rows = (rows.astype("u4") << 16).view("f4")
+        assert np.array_equal(rows, true), kind
 
 
 @pytest.mark.fault(71)
@@ -303,3 +315,51 @@ def test_versions_have_times(run, run_json, pair):
     versions = run_json("inspect", pair, "--versions")["versions"]
     assert all(each["time"] > 1e9 for each in versions)
     assert "TIME (UTC)" in run("inspect", pair, "--versions").stdout
+
+
+def test_what_is_around_a_version(run, run_json, pair):
+    """Its payload, the versions that are kept by name, and who writes."""
+    with tierstore.open(pair, "r+", keep=5) as store:
+        store.commit(step=8, payload={"model": b"abc", "notes": {"loss": 0.25}})
+        store.keep(store.version, "best")
+        data, text = run_json("inspect", pair), run("inspect", pair).stdout
+        assert (data["keep"], data["names"], data["payload"]) == (5, ["best"], ["model", "notes"])
+        assert data["writer"] == f"this very process, pid {os.getpid()}"
+        assert "payload: model, notes\nkept by name: best\nopen for writing by this very" in text
+        assert store.info().writer == data["writer"]
+    assert run_json("inspect", pair)["writer"] is None
+    assert "open for writing" not in run("inspect", pair).stdout
+
+
+def test_who_writes_is_read_without_taking_the_lock(pair, monkeypatch):
+    from tierstore._io import system
+
+    def refused(*_):
+        raise AssertionError
+
+    with tierstore.open(pair) as reader:
+        monkeypatch.setattr(system.calls, "flock", refused)
+        assert reader.info().writer is None
+
+
+def test_rows_in_json_are_written_as_they_are_read(single, monkeypatch):
+    """The least that is read is a block; a reader that has seen enough ends the rest."""
+    from tierstore_cli.rows import rows_data
+
+    with tierstore.open(single, "r+") as store:
+        store.grow("embeddings", 5000)
+        read, table = [], store["embeddings"]
+        monkeypatch.setattr(type(table), "read", spied(type(table).read, read))
+        rows = rows_data(table, "weight", range(5000))["rows"]
+        assert sum(read) <= 1024 + 2
+        values = [row["values"] for row in rows]
+        assert sum(read) >= 5000
+        assert np.array_equal(np.array(values, "f4"), table[:])
+
+
+def spied(read, seen):
+    def spy(table, ids, *given, **options):
+        seen.append(len(ids))
+        return read(table, ids, *given, **options)
+
+    return spy

@@ -109,6 +109,13 @@ def test_version(run):
         assert tierstore.__version__ in run(flag).output
 
 
+def test_words_in_place_of_options(run):
+    assert run("version").stdout == run("-V").stdout
+    assert run("help").stdout == run("--help").stdout
+    assert run("help", "load").stdout == run("load", "--help").stdout
+    run("help", "nothing", code=2)
+
+
 def test_python_runs_the_package_as_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "tierstore", "-V"], capture_output=True, text=True, check=True

@@ -143,13 +143,29 @@ def test_a_bar_waits_a_second_then_shows_and_wipes_itself(clock, monkeypatch):
     assert terminal.getvalue().endswith(" \r")
 
 
-def test_no_bar_where_stderr_is_no_terminal(clock, monkeypatch):
+def test_the_time_before_the_first_row_is_not_that_of_a_row(clock, monkeypatch):
+    """While a text file is counted, nothing can be said; then the rows go faster."""
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress("loading") as progress:
+        clock.now = 100.0
+        progress(1, 100)
+        clock.now = 101.0
+        progress(11, 100)
+        assert "11%  9 s left" in sys.stderr.getvalue()
+
+
+def test_a_line_from_time_to_time_where_stderr_is_no_terminal(clock, monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     with Progress("copying") as progress:
-        clock.now = 5.0
-        progress(5, 10)
-    assert stream.getvalue() == ""
+        for second in range(101):
+            clock.now = float(second)
+            progress(second, 200)
+    assert stream.getvalue().splitlines() == [
+        "copying   15%  170 s left",
+        "copying   30%  140 s left",
+        "copying   45%  110 s left",
+    ]
 
 
 def test_a_bar_of_nothing(clock, monkeypatch):

@@ -5,6 +5,7 @@ import pytest
 
 import tierstore
 from tierstore.machine import speeds
+from tierstore.sizing import load_stream, plan, plan_budgets, simulate
 from tierstore_cli.text import sparkline
 
 
@@ -164,6 +165,44 @@ def test_simulate_and_plan_draw_what_they_print(run, trace, tmp_path):
     assert (
         "must be one of .png" in run("simulate", trace, "--plot", tmp_path / "x.gif", code=1).output
     )
+
+
+def test_plan_shows_what_several_sizes_would_do(run, run_json, trace):
+    options = ["--rows", 2000, "--dim", 4, "--trace", trace]
+    found = run_json("plan", *options)["budgets"]
+    assert [each["tiers"][0]["slots"] for each in found][:5] == [20, 40, 100, 200, 400]
+    for each in found:
+        host = each["tiers"][0]["nbytes"]
+        assert run_json("plan", *options, "--host", host)["tiers"] == each["tiers"]
+        assert f"{each['tiers'][0]['slots']:,}" in run("plan", *options).output
+    assert "budgets" not in run_json("plan", *options, "--hits", "40%")
+
+
+def test_plan_names_the_disk_that_is_not_measured(run, trace, tmp_path):
+    options = ["--rows", 2000, "--dim", 4, "--trace", trace]
+    assert f"tierstore bench {tmp_path}\n" in run("plan", *options, "--on", tmp_path).output
+    assert "tierstore bench\n" in run("plan", *options).output
+
+
+def test_what_no_tier_can_hit_is_said(run, run_json, trace):
+    data = run_json("simulate", trace)
+    best = max(point["unique_hit_rate"] for point in data["points"])
+    assert 0 < data["first_touch_rate"] <= 1 - best + 1e-9
+    said = f"{100 * data['first_touch_rate']:.1f} % of the distinct rows are asked for the first"
+    assert said in run("simulate", trace).output
+
+
+def test_progress_is_told_of_every_batch(trace, monkeypatch):
+    stream, seen = load_stream(trace), []
+    batches = len(stream.batches)
+    plan(2000, 16, host=30_000, stream=stream, progress=lambda *done: seen.append(done))
+    assert seen == [(number + 1, batches) for number in range(batches)]
+    seen.clear()
+    simulate(stream, sizes=(0.1, 0.2), progress=lambda *done: seen.append(done))
+    assert seen == [(number + 1, 6 * batches) for number in range(6 * batches)]
+    seen.clear()
+    plan_budgets(2000, 16, stream, shares=(0.1, 0.2), progress=lambda *done: seen.append(done))
+    assert seen == [(number + 1, 2 * batches) for number in range(2 * batches)]
 
 
 def test_plan_finds_the_memory_for_a_hit_rate(run, run_json, trace):

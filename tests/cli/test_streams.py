@@ -81,3 +81,36 @@ def test_streams_that_cannot_be(run, tmp_path, single, monkeypatch, args):
     monkeypatch.chdir(tmp_path)
     run(*args, code=2)
     assert list(tmp_path.iterdir()) == [single]
+
+
+def test_ids_and_keys_from_a_pipe(tmp_path, single):
+    rows = piped("get", single, "--ids", "-", data=b"3\n17\n").stdout.decode().splitlines()
+    assert [line.split("\t")[0] for line in rows] == ["3", "17"]
+    keys = "".join(f"k{n}\n" for n in range(50)).encode()
+    assert piped("keys", "set", single, "/dev/stdin", data=keys).returncode == 0
+    chosen = piped("export", single, "-", "--format", "tsv", "--keys-from", "-", data=b"k9\nk4\n")
+    lines = chosen.stdout.decode().splitlines()[1:]
+    assert [line.split("\t")[0] for line in lines] == ["k9", "k4"]
+    assert b"line 2 is empty" in piped("get", single, "--ids", "-", data=b"3\n\n").stderr
+
+
+def test_standard_output_by_its_other_name(tmp_path, single):
+    """Which may be a file without a suffix, where the shell leads it into one."""
+    expected = piped("export", single, "-", "--format", "csv").stdout
+    assert expected.startswith(b"key,")
+    with (tmp_path / "out").open("wb") as file:
+        given = ["export", str(single), "/dev/stdout", "--format", "csv"]
+        subprocess.run([*COMMAND, *given], stdout=file, check=True, timeout=600)
+    assert (tmp_path / "out").read_bytes() == expected
+
+
+def test_errors_name_what_was_given(run, tmp_path):
+    done = piped("load", tmp_path / "s.tier", "-", "--format", "npy", data=b"noise")
+    assert done.returncode == 3 and done.stderr.startswith(b"Error: standard input: ")
+    (tmp_path / "raw").write_bytes(b"noise")
+    said = run("load", tmp_path / "s.tier", tmp_path / "raw", "--format", "npy", code=3).stderr
+    assert f"Error: {tmp_path / 'raw'}: " in said
+    (tmp_path / "empty").mkdir()
+    said = run("load", tmp_path / "s.tier", tmp_path / "empty", code=3).stderr
+    assert "holds no .parquet or .arrow files" in said
+    assert "no such file" in run("load", tmp_path / "s.tier", tmp_path / "none", code=3).stderr

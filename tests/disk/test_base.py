@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import records
+from tests.pairs import pairs
 from tests.reference.backends import variants
 from tierstore import _checksum, _io
 from tierstore._disk import readahead
@@ -107,8 +108,7 @@ def test_writes_over_some_rows_leave_the_others(tmp_path_factory, kind, rows, di
     assert np.array_equal(read(reopen(path, spec), np.arange(rows)), data)
 
 
-@every_backend
-@pytest.mark.parametrize("cached", [True, False])
+@pairs(together=1, kind=list(BACKENDS), cached=[True, False])
 def test_many_rows_of_a_large_table_are_written(monkeypatch, tmp_path, kind, cached):
     """Dense and thin parts of several blocks, across the edges of chunks, in memory or not."""
     monkeypatch.setattr(base_records, "BLOCK_BYTES", 300_000)

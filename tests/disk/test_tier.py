@@ -120,7 +120,7 @@ def where(request, monkeypatch):
 
 @pytest.mark.parametrize("kind", SPECS)
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32))
 def test_any_sequence_of_calls(tmp_path_factory, kind, where, seed):

@@ -14,7 +14,7 @@ from tests.distributed.ranks import run, values
 from tests.distributed.test_collections import FEATURES, batch, loss_of, specs
 from tests.distributed.test_ranks import assert_same, contents
 from tierstore import distributed
-from tierstore.distributed.exchange import Known, padded
+from tierstore.distributed.exchange import Known
 from tierstore.errors import InvalidInputError, RanksError, RowIndexError
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBagCollection, TieredEmbeddingCollection
 from tierstore.nn.joint import Coming
@@ -169,15 +169,3 @@ def test_ids_on_a_device_are_known_by_where_they_are(monkeypatch: pytest.MonkeyP
     assert not Known(own).is_as(own)
     coming.keep([own], (own, [3]), 2)
     assert coming.find([own]) is None
-
-
-@pytest.mark.parametrize(("kind", "shift"), [(torch.int64, 40), (torch.int32, 20)])
-def test_distinct_ids_are_found_without_their_number(kind: torch.dtype, shift: int) -> None:
-    for size in (0, 1, 2, 500):
-        keys = torch.randint(0, 90, (size,), dtype=kind) << shift
-        distinct, positions = padded(keys)
-        expected, places = torch.unique(keys, return_inverse=True)
-        assert torch.equal(distinct[: len(expected)], expected)
-        assert (distinct[len(expected) :] == torch.iinfo(kind).max).all()
-        assert len(distinct) == size
-        assert torch.equal(positions, places)

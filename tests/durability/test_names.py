@@ -162,7 +162,7 @@ def test_a_link_put_in_place_of_a_file_is_never_followed(store: Sample, tmp_path
     thread.start()
     seen = set()
     try:
-        for _ in range(300):
+        for _ in range(120):
             try:
                 with tierstore.open(store.path, budget=Budget(host=0)) as reader:
                     assert reader.payload["model"].read() == truth

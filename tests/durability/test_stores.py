@@ -12,6 +12,7 @@ import pytest
 import tierstore
 from tests.durability.crash import change
 from tests.durability.stores import STORES, described
+from tests.pairs import pairs
 from tierstore._disk.manifest import FORMAT
 from tierstore.budget import Budget
 
@@ -72,8 +73,7 @@ def test_tables_of_a_kept_store_share_tiers(number: str, slots: int | None, tmp_
             assert np.array_equal(reader[name].read(np.arange(len(rows))), rows)
 
 
-@pytest.mark.parametrize("slots", [1, 4, 16])
-@pytest.mark.parametrize("kept", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
+@pairs(together=1, kept=KEPT, slots=[1, 4, 16])
 def test_tables_of_a_kept_store_train_as_one(kept: Path, slots: int, tmp_path: Path) -> None:
     """A collection trains them to the bits of a layer a table; both restart from what is kept."""
     torch = pytest.importorskip("torch")

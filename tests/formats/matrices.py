@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from tests.reference.elements import element
 from tierstore._formats import open_sink, open_source
+from tierstore._formats.base import Source
 
 Array = npt.NDArray[Any]
 
@@ -55,15 +56,20 @@ def write_file(
 def read_file(path: Path | str, *, block_rows: int | None = None, **options: Any) -> Array:
     """Read a matrix in blocks, checking what every source promises about them."""
     with open_source(path, **options) as source:
-        stored = element(source.dtype).stored
-        blocks = [np.empty((0, source.dim), stored)]
-        for block in source.blocks(block_rows):
-            assert block.dtype == stored
-            assert block.flags.c_contiguous
-            assert 1 <= len(block) <= (block_rows or source.rows)
-            blocks.append(block)
-        matrix = np.concatenate(blocks)
-        assert matrix.shape == (source.rows, source.dim)
+        return rows_of(source, block_rows)
+
+
+def rows_of(source: Source, block_rows: int | None = None) -> Array:
+    """Read the matrix of an open source; see `read_file`."""
+    stored = element(source.dtype).stored
+    blocks = [np.empty((0, source.dim), stored)]
+    for block in source.blocks(block_rows):
+        assert block.dtype == stored
+        assert block.flags.c_contiguous
+        assert 1 <= len(block) <= (block_rows or source.rows)
+        blocks.append(block)
+    matrix = np.concatenate(blocks)
+    assert matrix.shape == (source.rows, source.dim)
     return matrix
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of
+from tests.pairs import pairs
 from tierstore._formats import _columns, open_source
 from tierstore.errors import FormatError, MissingExtraError
 
@@ -12,8 +13,11 @@ h5py = pytest.importorskip("h5py")
 MATRIX, WORDS = random_matrix(31, 6), random_words(31)
 
 
-@pytest.mark.parametrize("dtype", ["<f2", ">f4", "<f8", "i1", "u1"])
-@pytest.mark.parametrize("options", [{}, {"chunks": (7, 4), "compression": "gzip"}], ids=["", "z"])
+@pairs(
+    together=1,
+    dtype=["<f2", ">f4", "<f8", "i1", "u1"],
+    options=[{}, {"chunks": (7, 4), "compression": "gzip"}],
+)
 def test_reads_datasets(tmp_path, dtype, options):
     matrix = (np.random.default_rng(3).standard_normal((31, 6)) * 50).astype(dtype)
     with h5py.File(tmp_path / "f.h5", "w") as file:

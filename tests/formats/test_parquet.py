@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of, write_file
+from tests.pairs import pairs
 from tierstore._formats import open_sink, open_source, read_keys
 from tierstore.errors import FormatError, MissingExtraError
 
@@ -17,8 +18,7 @@ def lists(matrix, kind) -> object:
     return pa.array([list(row) for row in matrix], kind)
 
 
-@pytest.mark.parametrize("dtype", ARROW)
-@pytest.mark.parametrize("kind", ["fixed", "list", "large"])
+@pairs(together=1, dtype=list(ARROW), kind=["fixed", "list", "large"])
 def test_reads_lists_of_every_kind(tmp_path, dtype, kind):
     matrix = random_matrix(31, 6, dtype)
     element = ARROW[dtype]

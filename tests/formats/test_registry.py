@@ -13,7 +13,7 @@ from tests.formats.matrices import random_matrix, read_file, write_file
 from tests.reference.elements import BFLOAT16
 from tierstore._dtypes import convert
 from tierstore._formats import SINK_SUFFIXES, SOURCE_SUFFIXES, open_sink, open_source, split_name
-from tierstore.errors import InvalidInputError, StoreFullError, StoreIOError
+from tierstore.errors import FormatError, InvalidInputError, StoreFullError, StoreIOError
 from tierstore.spec import DTYPES
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -22,6 +22,9 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 def test_an_unknown_suffix_lists_the_known_ones(tmp_path):
     for name in ("file.absent", "file", ".npy", "file.npy.gz"):
+        with pytest.raises(FormatError, match="no such file"):
+            open_source(tmp_path / name)
+        (tmp_path / name).touch()
         with pytest.raises(InvalidInputError) as error:
             open_source(tmp_path / name)
         assert all(suffix in str(error.value) for suffix in SOURCE_SUFFIXES)
@@ -36,6 +39,7 @@ def test_an_unknown_suffix_lists_the_known_ones(tmp_path):
      ("f.xlsx", "CSV"), ("f.f32", "numpy.fromfile"), ("f.RAW", "reshape(rows, dim)")],
 )  # fmt: skip
 def test_files_that_others_write_say_the_way(tmp_path, name, way):
+    (tmp_path / name).touch()
     with pytest.raises(InvalidInputError, match=re.escape(way)):
         open_source(tmp_path / name)
 

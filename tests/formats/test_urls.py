@@ -9,6 +9,7 @@ import pytest
 
 import tierstore
 from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of, write_file
+from tests.pairs import pairs
 from tierstore._formats import SINK_SUFFIXES, open_sink, open_source, read_keys
 from tierstore._formats.base import FORMATS
 from tierstore.errors import ExistsError, FormatError, InvalidInputError
@@ -33,7 +34,7 @@ def bucket(place):
     return lambda: sorted(name.rpartition("/")[2] for name in system.find(path))
 
 
-@pytest.mark.parametrize("suffix", STREAMS)
+@pairs(together=1, suffix=STREAMS, place=["memory", "file"])
 def test_every_stream(tmp_path, place, bucket, suffix):
     url, local = f"{place}/items{suffix}", tmp_path / f"items{suffix}"
     write_file(url, MATRIX, "float32", block_rows=70, keys=WORDS)
@@ -64,7 +65,7 @@ def test_nothing_is_there_when_the_rows_break_off(place, bucket, suffix):
     assert bucket() == []
 
 
-@pytest.mark.parametrize("suffix", STREAMS)
+@pairs(together=1, suffix=STREAMS, place=["memory", "file"])
 def test_every_stream_is_loaded(tmp_path, place, suffix):
     write_file(f"{place}/items{suffix}", MATRIX, "float32", block_rows=70, keys=WORDS)
     keys = f"{place}/items.keys.npy" if FORMATS[suffix].keys == "never" else None

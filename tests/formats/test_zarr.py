@@ -10,13 +10,16 @@ import pytest
 import zarr
 
 from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of, write_file
+from tests.pairs import pairs
 from tierstore._formats import open_source
 from tierstore.errors import FormatError
 
 
-@pytest.mark.parametrize("zarr_format", [2, 3])
-@pytest.mark.parametrize("chunks", [(100, 6), (4, 6), (7, 4), (1, 1)], ids=str)
-@pytest.mark.parametrize("dtype", ["<f2", ">f4", "<f8"])
+@pairs(
+    zarr_format=[2, 3],
+    chunks=[(100, 6), (4, 6), (7, 4), (1, 1)],
+    dtype=["<f2", ">f4", "<f8"],
+)
 def test_reads_arrays_that_zarr_writes(tmp_path, zarr_format, chunks, dtype):
     matrix = (
         random_matrix(31, 6).astype(dtype) if dtype != "<f2" else random_matrix(31, 6, "float16")

@@ -7,19 +7,23 @@ from typing import Any
 
 from tierstore._tiers.gpu.abi import COUNTERS, RECORDS, TIER, BatchArgument, Source, TierArgument
 from tierstore._tiers.gpu.abi import RowsArgument as Rows
+from tierstore._tiers.gpu.keys import KEYS
 
 SUM = RECORDS.extended("tierstore.nn", "sum.cu")
 POOL = RECORDS.extended("tierstore.nn", "pool.cu")
 STEP = RECORDS.extended("tierstore.optim", "step.cu")
 COLUMNS = RECORDS.extended("tierstore._table", "columns.cu")
 JOINT = RECORDS.extended("tierstore._table", "joint.cu")
+OWNERS = RECORDS.extended("tierstore.distributed", "owners.cu")
 SOURCES: dict[str, tuple[Source, list[Any]]] = {
     "tier": (TIER, [TierArgument, BatchArgument]),
     "sum": (SUM, [Rows, SUM.structure("Sum")]),
     "pool": (POOL, [Rows, POOL.structure("Pool")]),
     "step": (STEP, [Rows, STEP.structure("Step")]),
     "columns": (COLUMNS, [Rows, COLUMNS.structure("Columns", FIELDS=3)]),
+    "keys": (KEYS, [KEYS.structure("KeyMap"), KEYS.structure("Keys")]),
     "joint": (JOINT, [JOINT.structure("Ids"), JOINT.structure("Bounds")]),
+    "owners": (OWNERS, [OWNERS.structure("Places"), OWNERS.structure("Asked")]),
 }
 
 

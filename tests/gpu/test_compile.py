@@ -11,6 +11,7 @@ import pytest
 
 from tests.gpu.abi import claims
 from tierstore._tiers.gpu.abi import RECORDS, TIER
+from tierstore._tiers.gpu.keys import KEYS
 
 STEP: dict[str, Any] = {
     "OPTIMIZER": "ADAM",
@@ -30,9 +31,11 @@ BF16 = {"WEIGHT": "BF16", "COMPUTED": "BF16"}
 F16 = {"WEIGHT": "F16", "COMPUTED": "F16"}
 SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "tier": ("", {}),
+    "keys": ("keys.cu", {}),
     "columns": ("_table/columns.cu", {"UNITS": "32,32,32", "WIDTH": 16}),
     "odd columns": ("_table/columns.cu", {"UNITS": "1,70", "WIDTH": 2}),
     "joint": ("_table/joint.cu", {}),
+    "owners": ("distributed/owners.cu", {}),
     "scaled": (
         "_table/scaled.cu",
         {
@@ -151,6 +154,8 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
 def source_of(path: str) -> str:
     """The tier's own kernels, or those of a file beside its launcher."""
     package, _, name = path.rpartition("/")
+    if name == "keys.cu":
+        return KEYS.text
     return (RECORDS.extended(f"tierstore.{package}", name) if path else TIER).text
 
 
@@ -177,7 +182,14 @@ def test_kernels_compile(name: str, architecture: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "structures"),
-    [("tier", "tier"), ("sum", "sum"), ("pool", "pool"), ("adam", "step"), ("columns", "columns")],
+    [
+        ("tier", "tier"),
+        ("sum", "sum"),
+        ("pool", "pool"),
+        ("adam", "step"),
+        ("columns", "columns"),
+        ("keys", "keys"),
+    ],
 )
 def test_the_gpu_has_every_member_where_python_has_it(name: str, structures: str) -> None:
     path, macros = SOURCES[name]

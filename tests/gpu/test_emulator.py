@@ -13,8 +13,10 @@ from tests.gpu.test_compile import STEP
 from tierstore._tiers.gpu.abi import COUNTERS_BYTES, TIER, Arguments, BatchArgument, TierArgument
 
 MACROS = {
+    "keys": {},
     "tier": {},
     "joint": {},
+    "owners": {},
     "sum": {"VECTOR": 1},
     "pool": {"ROW": "F16", "OUT": "BF16", "VECTOR": 4, "COLUMNS": 2, "MAXIMA": 1},
     "step": STEP,

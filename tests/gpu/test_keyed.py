@@ -1,4 +1,4 @@
-"""Tables by key with a GPU tier: growth makes the tiers anew, and keeps what is not committed."""
+"""Tables by key with a GPU tier: the device's map of keys, growth, expiry, training."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import pytest
 
 import tierstore
 from tests.gpu.conftest import Place
+from tests.keys.test_keyed import ExpiringMachine, KeyedMachine, run
 from tierstore import Budget, TableSpec
-from tierstore.errors import ClosedError
+from tierstore._tiers.gpu.keys import DeviceKeys
+from tierstore._tiers.gpu.launcher import Launcher
+from tierstore.errors import ClosedError, InvalidTypeError
 
 pytest.importorskip("torch")
 
@@ -51,3 +54,150 @@ def test_growth_and_expiry(tmp_path: Path, place: Place, slots: tuple[int, int])
         assert reader["t"].rows == 33
         assert np.array_equal(reader["t"].read(keys[20:50]), rows[20:50])
         assert reader["t"].capacity == 131_072
+
+
+@pytest.mark.parametrize("most", [1, 40, 1000])
+def test_the_device_map_against_a_dict(place: Place, most: int) -> None:
+    rng = np.random.default_rng(most)
+    keys = DeviceKeys(Launcher(place.device), place.device, most)
+    universe = rng.integers(0, 2**64, 300, np.uint64)
+    universe[:40] = np.arange(40, dtype=np.uint64) << np.uint64(40)
+    oracle: dict[int, int] = {}
+    for number in range(30):
+        codes = rng.choice(universe, rng.integers(1, 90))
+        rows = place.put(np.zeros(codes.size, np.int64))
+        missing = keys.find(place.put(codes), rows)
+        found = np.full(codes.size, -1)
+        known = np.ones(codes.size, bool)
+        if missing is not None:
+            at, lacked = missing.on_host()
+            assert (np.diff(at) > 0).all()
+            assert np.array_equal(codes[at], lacked)
+            known[at] = False
+            answer = np.array([oracle.get(code, -1) for code in lacked.tolist()], np.int64)
+            keys.fill(missing, answer, 0)
+            found[at] = answer
+        expected = np.array([oracle.get(code, -1) for code in codes.tolist()])
+        assert (expected[known] >= 0).all()
+        found[known] = place.get(rows)[known]
+        assert np.array_equal(found, expected)
+        assert np.array_equal(place.get(rows), expected)
+        for code in rng.choice(universe, 20).tolist():
+            oracle.setdefault(code, len(oracle))
+        assert len(keys) <= most
+        if number % 11 == 10:
+            keys.clear()
+            rows = place.put(np.zeros(codes.size, np.int64))
+            lacking = keys.find(place.put(codes), rows)
+            assert lacking is not None
+            assert lacking.on_host()[0].size == codes.size
+    keys.close()
+
+
+def test_keys_that_were_asked_for_are_found_on_the_device(tmp_path: Path, place: Place) -> None:
+    import torch
+
+    rng = np.random.default_rng(2)
+    where = torch.device(place.device.torch_name)
+    spec = TableSpec(100, DIM, keys="int64", init=tierstore.normal(seed=1))
+    budget = Budget(host_rows=100, gpu_rows=64)
+    with tierstore.create(tmp_path / "s", {"t": spec}, budget=budget, device=place.device) as store:
+        table = store["t"]
+        keys = rng.integers(-(2**63), 2**63 - 1, 30)
+        rows = rng.standard_normal((30, DIM)).astype(np.float32)
+        table.write(keys, rows)
+        given = torch.from_numpy(keys).to(where)
+        asked = []
+        find = table._map.find
+        table._map.find = lambda batch: asked.append(batch.codes.size) or find(batch)
+        for _ in range(2):
+            assert np.array_equal(table.read(given[:20]).cpu(), rows[:20])
+        assert np.array_equal(table.read(given.reshape(5, 6)).cpu(), rows.reshape(5, 6, DIM))
+        assert asked == [20, 10]
+        strangers = torch.arange(7, device=where)
+        first = table.read(np.arange(7))
+        assert np.array_equal(table.read(strangers).cpu(), first)
+        assert np.array_equal(table.read(strangers.to(torch.uint8)).cpu(), first)
+        assert asked == [20, 10, 7, 7, 7]
+        table.write(strangers, torch.from_numpy(rows[:7]).to(where))
+        assert table.rows == 37
+        assert np.array_equal(table.read(np.arange(7)), rows[:7])
+        store.rollback()
+        assert table.rows == 0
+        assert np.array_equal(table.read(strangers).cpu(), first)
+        with pytest.raises(InvalidTypeError):
+            table.read(given.double())
+        gpu = table._space.gpu
+        assert gpu.nbytes >= gpu.memory.nbytes + gpu.slots * DeviceKeys.BYTES
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+@pytest.mark.parametrize("slots", [(60, 20), (400, 300)])
+def test_training_by_key_is_training_by_id(
+    tmp_path: Path, place: Place, slots: tuple[int, int], tracked: bool
+) -> None:
+    import torch
+
+    from tierstore.nn import TieredEmbedding
+    from tierstore.optim import TieredOptimizer
+
+    where = torch.device(place.device.torch_name)
+    generator = torch.Generator().manual_seed(4)
+    fields = {name: tierstore.Field(DIM) for name in ("weight", "exp_avg", "exp_avg_sq")}
+    fields["weight"] = tierstore.Field(DIM, init=tierstore.constant(0.5))
+    budget = Budget(host_rows=slots[0], gpu_rows=slots[1])
+    specs = {
+        "ids": TableSpec(400, fields=fields),
+        "keys": TableSpec(400, fields=fields, keys="int64", track_uses=tracked),
+    }
+    hashed = torch.randint(-(2**62), 2**62, (400,), generator=generator)
+    with tierstore.create(tmp_path / "s", specs, budget=budget, device=place.device) as store:
+        layers = {name: TieredEmbedding(store[name]) for name in specs}
+        optimizers = {
+            name: TieredOptimizer(torch.optim.Adam, [layer], lr=0.1)
+            for name, layer in layers.items()
+        }
+        seen: dict[int, int] = {}
+        for number in range(12):
+            numbers = torch.randint(0, 400, (7, 5), generator=generator)
+            gradient = torch.randn(7, 5, DIM, generator=generator).to(where)
+            given = {"ids": numbers.to(where), "keys": hashed[numbers].to(where)}
+            found = {}
+            for name, layer in layers.items():
+                found[name] = layer(given[name])
+                found[name].backward(gradient)
+                optimizers[name].step()
+                optimizers[name].zero_grad()
+            assert torch.equal(found["ids"], found["keys"])
+            for each in numbers.unique().tolist():
+                seen[each] = seen.get(each, 0) + 1
+            if number == 5:
+                store.commit()
+        assert store["keys"].rows == len(seen)
+        known = torch.tensor(sorted(seen))
+        for field in fields:
+            by_id, by_key = (
+                store["ids"].read(known, field),
+                store["keys"].read(hashed[known], field),
+            )
+            assert torch.equal(by_id.cpu(), by_key.cpu())
+        if tracked:
+            uses = store["keys"].read(hashed[known].to(where), "uses")
+            assert uses[:, 0].tolist() == [seen[each] for each in sorted(seen)]
+        store.rollback()
+
+
+@pytest.mark.parametrize("machine", [KeyedMachine, ExpiringMachine])
+@pytest.mark.filterwarnings("ignore")
+def test_a_table_by_key_on_a_device_is_a_dict(place: Place, machine: type[KeyedMachine]) -> None:
+    """Keys come from the device, in places of few slots, so that its map is emptied at times."""
+    import torch
+
+    class OnDevice(machine):  # type: ignore[misc, valid-type]
+        device = place.device
+        budget = Budget(host_rows=8, gpu_rows=5)
+
+        def given(self, keys: list[int]) -> object:
+            return torch.tensor(keys, dtype=torch.int64, device=place.device.torch_name)
+
+    run(OnDevice, examples=6, steps=20)

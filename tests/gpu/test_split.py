@@ -23,6 +23,7 @@ from tierstore._tiers.split import Piece, Selection
 from tierstore.errors import (
     CapacityError,
     CorruptRowError,
+    FormatError,
     InvalidInputError,
     InvalidTypeError,
     RowIndexError,
@@ -289,6 +290,50 @@ def test_files_of_other_columns_are_not_read(tmp_path: Path, place: Place):
         tables["t"].read(np.arange(4), "value")
         assert tables["t"].stats()["disk"].bytes_out - before == 4 * 128
         assert np.array_equal(tables["t"].read([5, 1], "scale"), np.load(files["scale"])[[5, 1]])
+
+
+@pytest.mark.parametrize("whole", [[], ["weight.scale"]], ids=["in one piece", "parted"])
+def test_rows_in_one_piece_are_parted_as_they_come(tmp_path: Path, place: Place, whole: Any):
+    rng = np.random.default_rng(11)
+    field = Field(256, "float8_e4m3fn", scale=Scale("float32", 128))
+    codes = rng.integers(0, 256, (ROWS, 256)).astype(np.uint8)
+    scales = rng.standard_normal((ROWS, 2)).astype(np.float32)
+    np.save(tmp_path / "rows.npy", np.hstack([codes, scales.view(np.uint8)]))
+    elements = torch.from_numpy(codes).view(torch.float8_e4m3fn)
+    given = {"t": (tmp_path / "rows.npy", field)}
+    budget = Budget(host_rows=20, gpu_rows=3, gpu_whole=whole)
+    with tierstore.attach(given, budget=budget, device=place.device) as tables:
+        table = tables["t"]
+        assert table.fields == {"weight": field}
+        assert table._space.gpu.record_bytes == (256 if whole else 272)
+        rows = torch.from_numpy(rng.integers(0, ROWS, 70))
+        expected = as_torch(elements[rows], torch.from_numpy(scales)[rows], "bfloat16")
+        out = torch.empty(70, 256, dtype=torch.bfloat16, device=place.torch)
+        table.read_into(rows.to(place.torch), out)
+        assert bits_or_nan(out.cpu(), expected)
+        assert np.array_equal(table.read(rows.numpy(), raw=True)[:, 256:], scales[rows].view("u1"))
+    for wrong in (Field(255, "float8_e4m3fn"), Field(264)):
+        with pytest.raises(FormatError, match=f"rows of 264 uint8; the field takes {wrong.nbytes}"):
+            tierstore.attach({"t": (tmp_path / "rows.npy", wrong)})
+
+
+def test_a_reader_that_refreshes_loads_columns_anew(store: Path, place: Place, tmp_path: Path):
+    path = tmp_path / "copy.tier"
+    shutil.copytree(store, path)
+    budget = Budget(host_rows=40, gpu_rows=9, gpu_whole=["scale", "coded.scale"])
+    ids, rng = np.arange(0, ROWS, 3), np.random.default_rng(12)
+    with tierstore.open(path, budget=budget, device=place.device) as reader:
+        before = reader["t"].read(ids, ["scale", "coded"])
+        new = {name: rng.standard_normal(before[name].shape).astype("f4") for name in before}
+        with tierstore.open(path, "r+") as writer:
+            writer["t"].write(ids, new)
+            writer.commit()
+            expected = writer["t"].read(ids, ["scale", "coded"])
+        for name, found in reader["t"].read(ids, ["scale", "coded"]).items():
+            assert same(found, before[name])
+        reader.refresh()
+        for name, found in reader["t"].read(ids, ["scale", "coded"]).items():
+            assert same(found, expected[name]) and not same(found, before[name])
 
 
 def test_selections_keep_alignment():

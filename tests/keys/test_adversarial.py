@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.keys.colliding import of_one_hash, texts_of_one_hash
 from tierstore import Budget, TableSpec
 from tierstore._keys import hashmap
-from tierstore._keys.text import MAX_TEXT_BYTES
+from tierstore._keys.text import MAX_TEXT_BYTES, Texts
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 
 DIM = 2
@@ -16,30 +17,14 @@ INIT = tierstore.normal(std=0.1, seed=7)
 MASK = (1 << 64) - 1
 
 
-def unmixed(mixed):
-    """Return the key whose mixed bits, from which its places come, are these."""
-
-    def unshifted(value, shift):
-        found = value
-        for _ in range(64 // shift):
-            found = value ^ (found >> shift)
-        return found
-
-    value = unshifted(mixed, 31)
-    for shift, factor in reversed(hashmap._MIX):
-        value = value * pow(factor, -1, 1 << 64) & MASK
-        value = unshifted(value, int(shift))
-    return value
-
-
 def signed(keys):
     return np.array([key - (1 << 64) if key >> 63 else key for key in keys], np.int64)
 
 
-ONE_PLACE = signed([unmixed(0xABCD << 32 | number << 14 | 77) for number in range(400)])
+ONE_HASH = of_one_hash(0xABCD, 400).view(np.int64)
 EQUAL_LOW = (np.arange(-400, 400, dtype=np.int64) << 48) | 5
 EXTREME = signed([0, 1, MASK, 1 << 63, (1 << 63) - 1, (1 << 63) + 1, MASK - 1, 1 << 32])
-SETS = {"one place": ONE_PLACE, "equal low bits": EQUAL_LOW, "extreme": EXTREME}
+SETS = {"one hash": ONE_HASH, "equal low bits": EQUAL_LOW, "extreme": EXTREME}
 TEXTS = [
     *(
         "",
@@ -63,11 +48,16 @@ TEXTS = [
 ]
 
 
-def test_the_keys_have_one_place_and_one_distance():
-    for capacity in (1 << 11, 1 << 14):
-        at, mixed = hashmap._probes(ONE_PLACE.view(np.uint64), capacity)
-        assert len(set(at.tolist())) == 1
-        assert len(set(hashmap._steps(mixed).tolist())) == 1
+TEXTS_OF_ONE_HASH = texts_of_one_hash(6, 3)
+
+
+def test_the_keys_have_one_hash():
+    assert set(hashmap._hashed(ONE_HASH.view(np.uint64)).tolist()) == {0xABCD}
+
+
+def test_the_texts_have_one_hash():
+    assert len(set(TEXTS_OF_ONE_HASH)) == 729
+    assert len(set(Texts.of(TEXTS_OF_ONE_HASH).hashes().tolist())) == 1
 
 
 @pytest.mark.parametrize("name", [*SETS, "texts"])
@@ -94,6 +84,39 @@ def test_they_are_kept_apart(tmp_path, name):
         store.commit()
     with tierstore.open(tmp_path / "s", "r+") as store:
         check(store["t"], truth, keys)
+        assert store.verify().ok
+
+
+@pytest.mark.parametrize("kind", ["int64", "text"])
+def test_keys_of_one_hash_are_far_and_found_again(tmp_path, kind):
+    """After additions, a rollback, an expiry, opening again, and as keys of a table by id."""
+    keys = of_one_hash(77, 700).view(np.int64).tolist() if kind == "int64" else TEXTS_OF_ONE_HASH
+    rows = np.random.default_rng(1).standard_normal((len(keys), DIM), np.float32)
+    truth = dict(zip(keys, rows, strict=True))
+    with tierstore.create(
+        tmp_path / "s", {"t": TableSpec(dim=DIM, keys=kind, track_uses=True)}
+    ) as store:
+        table = store["t"]
+        table.write(keys[:400], rows[:400])
+        store.commit()
+        table.write(keys, rows)
+        check(table, truth, keys)
+        assert table._map._map.far.size > 500
+        store.rollback()
+        check(table, dict(list(truth.items())[:400]), keys)
+        table.write(keys, rows)
+        for gone, _ in table.expire(keep_at_most=300):
+            for key in gone.tolist():
+                del truth[key]
+        check(table, truth, keys)
+        store.commit()
+    with tierstore.open(tmp_path / "s") as store:
+        check(store["t"], truth, keys)
+    with tierstore.create(tmp_path / "ids", {"t": TableSpec(len(keys), 1)}) as store:
+        store.set_keys("t", keys)
+    with tierstore.open(tmp_path / "ids") as store:
+        assert store["t"].lookup(keys).tolist() == list(range(len(keys)))
+        assert store["t"].keys._index.map.far.size > 500
         assert store.verify().ok
 
 

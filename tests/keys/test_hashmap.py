@@ -4,16 +4,27 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
+from tests.keys.colliding import of_one_hash
 from tierstore._keys import hashmap
-from tierstore._keys.hashmap import HashMap, build, find
+from tierstore._keys.hashmap import HashMap, Same
+from tierstore.errors import CapacityError
 
 EXTREMES = [0, 1, 2**63 - 1, 2**63, 2**64 - 1, 2**32, 2**32 - 1]
 ANY = st.integers(0, 2**64 - 1) | st.sampled_from(EXTREMES)
 EQUAL_LOW_BITS = st.integers(0, 2**24 - 1).map(lambda high: high << 40)
+ONE_HASH = st.sampled_from(of_one_hash(7, 150).tolist())
 FEW = st.integers(0, 40)
-BATCHES = st.one_of(*(st.lists(keys, max_size=200) for keys in (ANY, EQUAL_LOW_BITS, FEW)))
+KINDS = (ANY, EQUAL_LOW_BITS, ONE_HASH, FEW)
+BATCHES = st.one_of(
+    *(st.lists(keys, max_size=200) for keys in (ANY, EQUAL_LOW_BITS, ONE_HASH, FEW))
+)
 
 
 def codes(keys) -> np.ndarray:
@@ -42,6 +53,15 @@ class MapMachine(RuleBasedStateMachine):
         self.map.truncate(rows)
         self.truth = {key: row for key, row in self.truth.items() if row < rows}
 
+    @rule(share=st.floats(0, 1), seed=st.integers(0, 9))
+    def keep(self, share: float, seed: int) -> None:
+        order = np.random.default_rng(seed).permutation(len(self.truth))
+        kept, keys = order[: int(share * order.size)], list(self.truth)
+        numbering = self.map.numbering
+        self.map.keep(kept)
+        assert self.map.numbering is not numbering
+        self.truth = {keys[row]: number for number, row in enumerate(kept.tolist())}
+
     @invariant()
     def all_keys_are_there(self) -> None:
         assert len(self.map) == len(self.truth)
@@ -49,23 +69,67 @@ class MapMachine(RuleBasedStateMachine):
         assert self.map.find(codes(list(self.truth))).tolist() == list(self.truth.values())
 
 
-@pytest.mark.parametrize("block", [1, 1 << 17])
-@pytest.mark.parametrize("ahead", [0, hashmap._AHEAD, 1])
-def test_a_map_is_a_dict(monkeypatch, ahead, block):
-    """A larger map is begun at once, in time, or when there is no other way."""
-    monkeypatch.setattr(hashmap, "_AHEAD", ahead)
-    monkeypatch.setattr(hashmap, "_BLOCK", block)
-    machine = settings(max_examples=30, stateful_step_count=20, deadline=None)
-    from hypothesis.stateful import run_state_machine_as_test
-
+@pytest.mark.parametrize("bits", [4, 6, 13])
+@pytest.mark.parametrize("probes", [1, 3, 64])
+def test_a_map_is_a_dict(monkeypatch, probes, bits):
+    """Of large and small segments, entered in small blocks, with few keys in the dict or many."""
+    monkeypatch.setattr(hashmap, "_BITS", bits)
+    monkeypatch.setattr(hashmap, "_MOST_PROBES", probes)
+    monkeypatch.setattr(hashmap, "_BLOCK", 50)
+    monkeypatch.setattr(hashmap, "_LAZY_BYTES", 4096)
+    machine = settings(max_examples=20, stateful_step_count=15, deadline=None)
     run_state_machine_as_test(MapMachine, settings=machine)
 
 
-def test_all_keys_have_one_first_place_and_distance(monkeypatch):
-    monkeypatch.setattr(hashmap, "_MIX", [(np.uint64(30), 0), (np.uint64(27), 0)])
-    table, keys = HashMap(), list(range(300, 0, -1))
-    assert table.add(codes(keys + keys)).tolist() == [*range(300), *range(300)]
-    assert table.find(codes([7, 301])).tolist() == [293, -1]
+def test_keys_of_one_hash_take_a_bounded_number_of_probes(monkeypatch):
+    probed, probe = [], HashMap._probed
+    monkeypatch.setattr(
+        HashMap, "_probed", lambda *given: probed.append(given[1].size) or probe(*given)
+    )
+    table, keys = HashMap(), of_one_hash(123456, 3000)
+    for start in range(0, 3000, 500):
+        assert table.add(keys[start : start + 500]).tolist() == list(range(start, start + 500))
+    assert table.far.size > 2900
+    assert sum(probed) <= 3000 * hashmap._MOST_PROBES
+    assert table.find(keys[::-1]).tolist() == list(range(3000))[::-1]
+    assert (table.find(of_one_hash(123456, 3100)[3000:]) == -1).all()
+
+
+@pytest.mark.parametrize("pattern", ["counting", "high bits", "multiples", "random"])
+def test_ordinary_keys_find_places(pattern):
+    rows = np.arange(60_000, dtype=np.uint64)
+    keys = {
+        "counting": rows,
+        "high bits": rows << np.uint64(48),
+        "multiples": rows * np.uint64(1 << 20),
+        "random": np.random.default_rng(1).integers(0, 2**64, rows.size, np.uint64),
+    }[pattern]
+    table = HashMap()
+    for start in range(0, rows.size, 7000):
+        table.add(keys[start : start + 7000])
+    assert np.array_equal(table.find(keys), rows)
+    assert not table.far.size
+    made, twice = HashMap.of(keys, None)
+    assert twice is None and np.array_equal(made.find(keys), rows)
+
+
+@pytest.mark.parametrize("lazy", [0, 1 << 40])
+def test_memory_grows_without_losing_what_is_in_it(monkeypatch, lazy):
+    monkeypatch.setattr(hashmap, "_LAZY_BYTES", lazy)
+    memory, truth = hashmap._Memory(), np.zeros(0, np.uint64)
+    for size in (20, 5000, 100, 70_000):
+        memory.reserve(size)
+        assert memory.array.size >= size
+        assert np.array_equal(memory.array[: truth.size], truth)
+        assert not memory.array[truth.size :].any()
+        memory.array[:] = truth = np.arange(memory.array.size, dtype=np.uint64) + 1
+        held = memory.array[3:5] if size == 5000 else None  # keeps the memory where it is
+        assert held is None or held.tolist() == [4, 5]
+
+
+def test_too_many_keys():
+    with pytest.raises(CapacityError, match="4294967294 keys"):
+        HashMap().reserve(2**32 - 1)
 
 
 @settings(deadline=None)
@@ -74,10 +138,10 @@ def test_rows_with_equal_codes_have_their_own_keys(keys):
     """Every key has the same code, so that only the comparison tells them apart."""
     names = np.array([*keys, None], object)[:-1]
     stored = np.full(len(keys), 7, np.uint64)
-    places, twice = build(stored, lambda mine, rows: names[mine] == names[rows])
+    same = Same(lambda mine, rows: names[mine] == names[rows], lambda at: names[at].tolist())
+    table, twice = HashMap.of(stored, same)
     first = {key: len(keys) - 1 - row for row, key in enumerate(reversed(keys))}
-    found = find(places, stored, stored, lambda at, rows: names[at] == names[rows])
-    assert found.tolist() == [first[key] for key in keys]
+    assert table.find(stored, same).tolist() == [first[key] for key in keys]
     repeats = [(row, first[key]) for row, key in enumerate(keys) if first[key] != row]
     assert twice == (repeats[0] if repeats else None)
 
@@ -86,4 +150,4 @@ def test_memory_of_a_growing_map():
     table, rng = HashMap(), np.random.default_rng(3)
     for _ in range(40):
         table.add(rng.integers(0, 2**64, 10_000, np.uint64))
-        assert table.nbytes <= 40 * len(table) + 4096
+        assert table.nbytes <= 40 * len(table) + (8 << hashmap._BITS)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import shutil
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +24,9 @@ from hypothesis.stateful import (
 )
 
 import tierstore
+from tests.pairs import pairs
 from tierstore import Budget, Field, TableSpec
+from tierstore._disk import generation
 from tierstore._keys.text import Texts
 from tierstore._memory_table import MemoryTable
 from tierstore._table.keyed import KeyedTable
@@ -62,24 +66,37 @@ def given(kind: str, keys: list) -> object:
     return np.array(keys, np.int64) if kind == "int64" else keys
 
 
+def on_host(rows: object) -> np.ndarray:
+    return rows.cpu().numpy() if hasattr(rows, "cpu") else np.asarray(rows)
+
+
 class KeyedMachine(RuleBasedStateMachine):
     """Every key has its own row, through commits, rollbacks, restores and readers."""
 
     kind = "int64"
     spec = staticmethod(spec)
+    device: Any = "cpu"
+    budget = Budget(host_rows=8)
 
     @initialize()
     def make(self) -> None:
         self.path = Path(tempfile.mkdtemp()) / "s"
-        budget = Budget(host_rows=8)
-        self.store = tierstore.create(self.path, {"t": self.spec(self.kind)}, budget=budget, keep=5)
+        options = {"budget": self.budget, "device": self.device, "keep": 5}
+        self.store = tierstore.create(self.path, {"t": self.spec(self.kind)}, **options)
         self.truth: dict[object, np.ndarray] = {}
         self.versions = {self.store.version: ({}, [])}
         self.committed = self.store.version
         self.order: list[object] = []
         self.first: dict[object, bytes] = {}
-        self.reader = tierstore.open(self.path, budget=budget)
+        self.reader = self.opened("r")
         self.number = 0
+
+    def opened(self, mode: str) -> tierstore.Store:
+        keep = {"keep": 5} if mode == "r+" else {}
+        return tierstore.open(self.path, mode, budget=self.budget, device=self.device, **keep)
+
+    def given(self, keys: list) -> object:
+        return given(self.kind, keys)
 
     @property
     def table(self) -> KeyedTable:
@@ -93,7 +110,7 @@ class KeyedMachine(RuleBasedStateMachine):
         keys = data.draw(st.lists(KEYS[self.kind], max_size=12))
         self.number += 1
         rows = np.random.default_rng(self.number).standard_normal((len(keys), DIM), np.float32)
-        self.table.write(given(self.kind, keys), rows)
+        self.table.write(self.given(keys), rows)
         for key, row in zip(keys, rows, strict=True):
             if key not in self.truth:
                 self.order.append(key)
@@ -102,14 +119,14 @@ class KeyedMachine(RuleBasedStateMachine):
     @rule(data=st.data(), as_tensor=st.booleans())
     def read(self, data: st.DataObject, as_tensor: bool) -> None:
         keys = data.draw(st.lists(KEYS[self.kind], max_size=12))
-        found = self.table.read(given(self.kind, keys), as_tensor=as_tensor)
-        for key, row in zip(keys, np.asarray(found), strict=True):
+        found = self.table.read(self.given(keys), as_tensor=as_tensor)
+        for key, row in zip(keys, on_host(found), strict=True):
             if key in self.truth:
                 assert np.array_equal(row, self.truth[key])
             else:
                 assert row.tobytes() == self.first.setdefault(key, row.tobytes())
         known = [key in self.truth for key in keys]
-        assert self.table.contains(given(self.kind, keys)).tolist() == known
+        assert self.table.contains(self.given(keys)).tolist() == known
 
     @rule()
     def commit(self) -> None:
@@ -124,8 +141,43 @@ class KeyedMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.store.close()
-        self.store = tierstore.open(self.path, "r+", budget=Budget(host_rows=8), keep=5)
+        self.store = self.opened("r+")
         self.take(*self.versions[self.committed])
+
+    @rule()
+    def crash(self) -> None:
+        """Go on with what a process that is killed leaves behind."""
+        path = Path(tempfile.mkdtemp()) / "s"
+        shutil.copytree(self.path, path)
+        self.teardown()
+        self.path = path
+        self.store, self.reader = self.opened("r+"), self.opened("r")
+        self.take(*self.versions[self.committed])
+
+    @rule(data=st.data())
+    def train(self, data: st.DataObject) -> None:
+        """Take a step over distinct keys; those that are new get a row."""
+        if importlib.util.find_spec("torch") is None:
+            return
+        import torch
+
+        import tierstore.nn
+        import tierstore.optim
+
+        keys = data.draw(st.lists(KEYS[self.kind], max_size=12, unique=True))
+        before = np.asarray(self.table.read(given(self.kind, keys)))
+        self.number += 1
+        gradient = np.random.default_rng(self.number).standard_normal(before.shape, np.float32)
+        layer = tierstore.nn.TieredEmbedding(self.table)
+        optimizer = tierstore.optim.TieredOptimizer(torch.optim.SGD, [layer], lr=0.5)
+        rows = layer(self.given(keys))
+        assert np.array_equal(rows.detach().cpu(), before)
+        rows.backward(torch.from_numpy(gradient).to(rows.device))
+        optimizer.step()
+        for key, row in zip(keys, before - gradient / 2, strict=True):
+            if key not in self.truth:
+                self.order.append(key)
+            self.truth[key] = row
 
     @rule()
     def fold(self) -> None:
@@ -150,7 +202,7 @@ class KeyedMachine(RuleBasedStateMachine):
         table = self.reader["t"]
         assert table.rows == len(order)
         if order:
-            assert np.array_equal(table.read(given(self.kind, order)), [truth[k] for k in order])
+            assert np.array_equal(on_host(table.read(self.given(order))), [truth[k] for k in order])
 
     @rule(on_conflict=st.sampled_from(["newest", "mean", "keep"]))
     def merge(self, on_conflict: str) -> None:
@@ -241,19 +293,23 @@ class GrowingMachine(KeyedMachine):
             assert np.array_equal(lease.read("weight")[0], self.truth[next(iter(self.truth))])
 
 
+def run(machine: type[KeyedMachine], examples: int = 12, steps: int = 25) -> None:
+    few = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(machine, settings=few)
+
+
 MACHINES = [KeyedMachine, TextMachine, GrowingMachine, ExpiringMachine, ExpiringTextMachine]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.filterwarnings("ignore")
 def test_a_table_by_key_is_a_dict(machine):
-    few = settings(
-        max_examples=20,
-        stateful_step_count=25,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(machine, settings=few)
+    run(machine)
 
 
 @pytest.fixture(params=["int64", "text"])
@@ -296,7 +352,7 @@ def test_first_rows_depend_on_seed_and_key_alone(tmp_path, kind):
     assert 0.05 < found[0].std() < 0.2
 
 
-@pytest.mark.parametrize("budget", [None, Budget(host=0), Budget(host_rows=999)])
+@pairs(together=1, kind=["int64", "text"], budget=[None, Budget(host=0), Budget(host_rows=999)])
 def test_a_table_without_a_capacity_grows(tmp_path, kind, budget):
     rng, count = np.random.default_rng(3), 70_000
     rows = rng.standard_normal((3, count, DIM), np.float32)
@@ -829,3 +885,44 @@ def test_element_types_and_backends(kind, tmp_path, options, dtype):
         assert np.array_equal(again["age"][10:], first["age"][10:])
         tensors = store["t"].read(keys, as_tensor=True)
         assert np.array_equal(tensors.float().numpy(), first["weight"].astype(np.float32))
+
+
+@pytest.mark.parametrize("end", ["read", "close", "damage"])
+def test_the_map_of_many_keys_is_filled_ahead(store, kind, monkeypatch, end):
+    """Rows are read by number, and counted, while keys are loaded; closing ends that."""
+    monkeypatch.setattr(generation, "_FILLED_AHEAD", 50)
+    keys, rows = some(kind, 60), np.arange(180, dtype=np.float32).reshape(60, 3)
+    store["t"].write(keys, rows)
+    store.commit()
+    path = store.path
+    store.close()
+    if end == "damage":
+        file = next(path.rglob("keys.*"))
+        file.write_bytes(bytes(len(file.read_bytes())))
+    began, go_on = threading.Event(), threading.Event()
+    load = generation.load_keys
+
+    def slowly(*args):
+        began.set()
+        assert go_on.wait(60)
+        load(*args)
+
+    monkeypatch.setattr(generation, "load_keys", slowly)
+    with tierstore.open(path) as reader:
+        table = reader["t"]
+        assert began.wait(60)
+        assert table.rows == 60
+        assert np.array_equal(table.by_row.read(np.arange(60)), rows)
+        if end == "close":
+            closer = threading.Timer(0.2, go_on.set)
+            closer.start()
+            reader.close()
+            assert table._generation._map is None
+            closer.join()
+            return
+        go_on.set()
+        if end == "damage":
+            with pytest.raises(CorruptStoreError):
+                table.read(keys)
+        else:
+            assert np.array_equal(table.read(keys), rows)

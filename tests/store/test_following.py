@@ -12,6 +12,7 @@ import pytest
 
 import tierstore
 from tests.durability.crash import scratch
+from tests.pairs import pairs
 from tierstore._disk.base import Base
 from tierstore._disk.compressed import CompressedRecords
 from tierstore._disk.delta import Delta
@@ -113,8 +114,7 @@ def deltas_opened():
 # Refresh
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-@pytest.mark.parametrize("host_rows", [0, 50, ROWS])
+@pairs(together=1, kind=list(BACKENDS), host_rows=[0, 50, ROWS])
 def test_a_refresh_costs_what_changed(root, monkeypatch, kind, host_rows):
     """Open files are never opened again, regardless of the number of deltas."""
     monkeypatch.setattr("tierstore._store.compaction._MOST_DELTAS", 16)
@@ -254,20 +254,21 @@ def test_one_that_breaks_off_in_the_middle_closes_the_reader(root):
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_beside_a_reader_that_stays_deltas_stay_few(root, kind):
+def test_beside_a_reader_that_stays_deltas_stay_few(root, monkeypatch, kind):
+    monkeypatch.setattr("tierstore._store.compaction._MOST_DELTAS", 16)
     trainer = Trainer(root / "s", **BACKENDS[kind])
     with tierstore.open(trainer.path, budget=NONE) as stays:
-        for number in range(600):
+        for number in range(160):
             trainer.commit()
-            assert trainer.deltas() <= 4 * 65, number
-            if number % 100 == 99:
+            assert trainer.deltas() <= 4 * 17, number
+            if number % 40 == 39:
                 trainer.check(stays)
                 for version in trainer.store.versions():
                     with tierstore.open(trainer.path, version=version.version, budget=NONE) as one:
                         trainer.check(one)
         trainer.store.close()
         trainer.store = tierstore.open(trainer.path, "r+", budget=NONE)
-        assert trainer.deltas() <= 4 * 65  # fewer once the thread that joins them has caught up
+        assert trainer.deltas() <= 4 * 17  # fewer once the thread that joins them has caught up
         trainer.check(trainer.store)
         assert trainer.store.verify().ok
         trainer.check(stays)
@@ -282,9 +283,9 @@ def test_without_compaction_they_pile_up(root, monkeypatch):
     monkeypatch.setattr(Folder, "_groups", lambda *given: {})
     trainer = Trainer(root / "s")
     with tierstore.open(trainer.path, budget=NONE):
-        for _ in range(600):
+        for _ in range(160):
             trainer.commit()
-        assert trainer.deltas() == 600
+        assert trainer.deltas() == 160
     trainer.store.close()
 
 
@@ -335,7 +336,7 @@ def test_versions_that_wait_cost_no_more_each(root, monkeypatch, options, most, 
 @pytest.mark.parametrize("tables", [4, pytest.param(400, marks=pytest.mark.slow)])
 def test_four_tables_and_four_hundred(root, tables):
     """Mappings are what runs out first: 65,530 of them are all that Linux gives a process."""
-    commits = 24 if tables == 400 else 300
+    commits = 24 if tables == 400 else 150
     trainer = Trainer(root / "s", tables, rows=20, batch=2)
     with tierstore.open(trainer.path, budget=NONE) as stays:
         opened, most = mappings(), 0

@@ -15,6 +15,7 @@ import tierstore
 from tests.oracle import values
 from tierstore import Budget, Field, TableSpec
 from tierstore._table.address import rows_to_warm
+from tierstore.checkpoint import Checkpoint
 from tierstore.errors import (
     ClosedError,
     CorruptStoreError,
@@ -475,3 +476,18 @@ def test_keys_that_were_not_committed_are_not_there(store):
     with tierstore.open(path, "r+") as again:
         assert again["item"].keys is None
     assert not list(path.rglob("keys.*"))
+
+
+def test_a_state_points_to_no_version_without_the_keys(store):
+    pointer = store.state_dict()
+    store.set_keys("item", range(ROWS), commit=False)
+    with pytest.raises(InvalidInputError, match=r"keys of table .item. .* not committed"):
+        store.state_dict()
+    store.load_state_dict(pointer)
+    assert store["item"].keys is None
+    store.set_keys("item", range(100, 100 + ROWS), commit=False)
+    Checkpoint(store).commit(1)
+    assert store.state_dict()["version"] == store.version
+    with tierstore.open(store.path) as reader:
+        assert reader["item"].lookup([103]).tolist() == [3]
+        assert Checkpoint(reader).resume() == 1

@@ -22,6 +22,7 @@ from tierstore.errors import (
     LockedError,
     NotAStoreError,
     ReadOnlyError,
+    UncommittedRowsWarning,
     UnknownNameError,
     VersionError,
 )
@@ -282,6 +283,15 @@ def test_one_writer_at_a_time(path, store):
         reopened(path, "r+")
     store.close()
     reopened(path, "r+").close()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_made_an_error_hides_no_error_of_the_body(path):
+    mine = KeyError("mine")
+    with pytest.raises(UncommittedRowsWarning) as caught, tierstore.create(path, SPECS) as store:
+        change(store, 1)
+        raise mine
+    assert caught.value.__context__ is mine
 
 
 def test_a_closed_store_says_so(store):
@@ -626,6 +636,7 @@ def test_inspect_has_stable_keys(store):
     data = store.info().to_dict()
     assert json.loads(json.dumps(data)) == data
     keys = ["store", "format", "uuid", "version", "step", "folded", "tables", "spaces"]
+    keys += ["keep", "names", "payload", "writer"]
     assert list(data) == keys
     item, user = data["tables"]
     assert item.pop("allocated_bytes") > 0

@@ -1,9 +1,9 @@
 """Three tiers, host over host over disk: what a GPU over the host over the disk would be."""
 
 import numpy as np
-import pytest
 
 from tests.oracle import records
+from tests.pairs import pairs
 from tests.tiers.stack import check, random_span, read
 from tierstore import _io, _rowmap
 from tierstore._disk.generation import Generation, create
@@ -14,13 +14,14 @@ from tierstore.spec import TableSpec
 ROWS, DIM, WIDTH = 300, 20, 80
 
 
-@pytest.mark.parametrize("backend", ["memmap", "zarr"])
-@pytest.mark.parametrize(
-    ("near", "far"), [(1, 10), (10, 1), (7, 50), (50, ROWS), (ROWS, 7), (400, 400)]
+@pairs(
+    slots=[(1, 10), (10, 1), (7, 50), (50, ROWS), (ROWS, 7), (400, 400)],
+    backend=["memmap", "zarr"],
+    dense_rows=[ROWS, 0],
 )
-@pytest.mark.parametrize("dense_rows", [ROWS, 0])
-def test_three_tiers_are_one_table(tmp_path, backend, near, far, dense_rows, monkeypatch):
+def test_three_tiers_are_one_table(tmp_path, slots, backend, dense_rows, monkeypatch):
     """Reads, writes, evictions, commits and rollbacks, in batches larger than either cache."""
+    near, far = slots
     monkeypatch.setattr(_rowmap, "_DENSE_ROWS", dense_rows)
     rng = np.random.default_rng([near, far])
     committed = records(rng, ROWS, WIDTH)

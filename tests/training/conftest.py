@@ -17,6 +17,8 @@ import tierstore
 from tests.gpu.emulator import EmulatedDevice
 
 ROWS, DIM = 40, 6
+PLACES = ("host", "emulated", "cuda")
+"""What `place` is made of, for tests whose options are chosen with it; see `tests.pairs.pairs`."""
 
 
 @dataclass

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.conftest import ROWS, Place, randomly, rows_of
+from tests.pairs import pairs
+from tests.training.conftest import PLACES, ROWS, Place, randomly, rows_of
 from tierstore.errors import InvalidInputError
 from tierstore.nn import TieredEmbeddingBag
 from tierstore.optim import TieredOptimizer
@@ -39,8 +40,7 @@ class Pair:
         torch.testing.assert_close(rows_of(self.table), self.plain.weight.detach().cpu())
 
 
-@pytest.mark.parametrize("padding", [None, 2, -1])
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pairs(place=PLACES, mode=["sum", "mean", "max"], padding=[None, 2, -1])
 def test_bags(place: Place, weights: Tensor, mode: str, padding: int | None) -> None:
     pair = Pair(place, weights, mode=mode, padding_idx=padding)
     pair.check(place.ids(5, 7, rows=8))

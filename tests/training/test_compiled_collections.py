@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import tierstore
-from tests.training.conftest import Place, rows_of
+from tests.pairs import pairs
+from tests.training.conftest import PLACES, Place, rows_of
 from tierstore.nn import TieredEmbeddingBagCollection, TieredEmbeddingCollection
 from tierstore.optim import TieredOptimizer
 
@@ -19,6 +20,7 @@ ROWS = {"user": 40, "item": 30, "tag": 12}
 SOURCES = {"user": "user", "item": "item", "bought": "item", "tag": "tag"}
 FEATURES = tuple(SOURCES)
 SAME, MIXED = {"user": 6, "item": 6, "tag": 6}, {"user": 6, "item": 4, "tag": 6}
+DIMS = {"one group": SAME, "two groups": MIXED}
 
 
 @pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.torture)])
@@ -120,10 +122,11 @@ def tables_of(model: Any) -> dict[str, Tensor]:
     return {table.name: rows_of(table) for table in model.emb.features.values()}
 
 
-@pytest.mark.parametrize("dims", [SAME, MIXED], ids=["one group", "two groups"])
+@pairs(together=1, place=PLACES, groups=list(DIMS))
 def test_a_compiled_collection_trains_as_an_eager_one(
-    place: Place, backend: str, dims: dict[str, int]
+    place: Place, backend: str, groups: str
 ) -> None:
+    dims = DIMS[groups]
     models = [
         Model(TieredEmbeddingCollection(store(place, dims), SOURCES, padding_idx={"tag": 3}))
         for _ in range(2)
@@ -134,11 +137,11 @@ def test_a_compiled_collection_trains_as_an_eager_one(
     train(place, models, steps, batches)
 
 
-@pytest.mark.parametrize("dims", [SAME, MIXED], ids=["one group", "two groups"])
-@pytest.mark.parametrize("padding", [None, {"bought": 2, "tag": 1}], ids=["", "padding"])
+@pairs(place=PLACES, groups=list(DIMS), padding=[None, {"bought": 2, "tag": 1}])
 def test_compiled_bags_train_as_eager_ones(
-    place: Place, backend: str, dims: dict[str, int], padding: Any
+    place: Place, backend: str, groups: str, padding: Any
 ) -> None:
+    dims = DIMS[groups]
     modes = {"user": "sum", "item": "mean", "bought": "mean", "tag": "max"}
     models = [
         Model(
@@ -149,10 +152,10 @@ def test_compiled_bags_train_as_eager_ones(
         for _ in range(2)
     ]
     steps = [models[0], torch.compile(models[1], fullgraph=True, backend=backend)]
-    train(place, models, steps, [bags_of(place, 5 + number % 2) for number in range(4)])
+    train(place, models, steps, [bags_of(place, 5 + number % 2) for number in range(3)])
 
 
-@pytest.mark.parametrize("bags", [False, True], ids=["rows", "bags"])
+@pairs(together=1, place=PLACES, bags=[False, True])
 def test_keyed_features_in_a_graph(place: Place, backend: str, bags: bool) -> None:
     kind = TieredEmbeddingBagCollection if bags else TieredEmbeddingCollection
     models = [Model(kind(store(place, MIXED), SOURCES)) for _ in range(2)]
@@ -164,7 +167,7 @@ def test_keyed_features_in_a_graph(place: Place, backend: str, bags: bool) -> No
     train(place, models, steps, batches)
 
 
-@pytest.mark.parametrize("padding", [None, {"seen": 2}], ids=["", "padding"])
+@pairs(together=1, place=PLACES, padding=[None, {"seen": 2}])
 def test_weights_get_their_gradient_in_a_graph(place: Place, backend: str, padding: Any) -> None:
     sources = {"seen": "item", "user": "user"}
     bags = [
@@ -199,7 +202,7 @@ def test_what_comes_together_in_a_graph(place: Place, backend: str) -> None:
         assert torch.equal(compiled(features), emb(features).cat(["tag", "user"]))
 
 
-@pytest.mark.parametrize("bags", [False, True], ids=["rows", "bags"])
+@pairs(together=1, place=PLACES, bags=[False, True])
 def test_a_frozen_collection_only_reads_in_a_graph(place: Place, backend: str, bags: bool) -> None:
     kind = TieredEmbeddingBagCollection if bags else TieredEmbeddingCollection
     emb = kind(store(place, MIXED), SOURCES).requires_grad_(False)
@@ -210,3 +213,22 @@ def test_a_frozen_collection_only_reads_in_a_graph(place: Place, backend: str, b
     for name, rows in found.items():
         assert not rows.requires_grad
         assert torch.equal(rows, expected[name])
+
+
+def test_no_text_in_a_graph_ends_a_line(place: Place) -> None:
+    """torch's compiler writes the arguments of operators into comments."""
+    texts: list[str] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        texts.extend(a for node in graph.graph.nodes for a in node.args if isinstance(a, str))
+        return graph.forward
+
+    torch.compiler.reset()
+    for kind, drawn in (
+        (TieredEmbeddingCollection, ids_of),
+        (TieredEmbeddingBagCollection, bags_of),
+    ):
+        model = Model(kind(store(place, SAME), SOURCES))
+        torch.compile(model, fullgraph=True, backend=keep)(drawn(place, 4))
+    assert any("bought" in text for text in texts)
+    assert not [text for text in texts if "\n" in text]

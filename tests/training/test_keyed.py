@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import tierstore
+from tests.pairs import pairs
 from tierstore import Budget, TableSpec
 from tierstore._table.joint import JointTable
 from tierstore.errors import InvalidInputError
@@ -318,9 +319,11 @@ def test_keys_are_admitted_with_their_third_use(tmp_path, kind):
         assert store["t"].spec.admit_after == 3
 
 
-@pytest.mark.parametrize("mode", [None, "sum", "mean", "max"])
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adagrad])
-@pytest.mark.parametrize("alone", [True, False])
+@pairs(
+    mode=[None, "sum", "mean", "max"],
+    make=[torch.optim.SGD, torch.optim.Adagrad],
+    alone=[True, False],
+)
 def test_keys_are_admitted_in_bags_and_collections(tmp_path, kind, mode, make, alone):
     """As a layer of torch trains whose rows get no step before the second use of their key."""
     spec = TableSpec(dim=DIM, init=INIT, keys=kind, admit_after=2)

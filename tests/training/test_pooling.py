@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import tierstore
-from tests.training.conftest import Place, randomly, rows_of, same
+from tests.pairs import pairs
+from tests.training.conftest import PLACES, Place, randomly, rows_of, same
 from tests.training.test_collections import Calls
 from tierstore._table.gpu import DeviceLease
 from tierstore.errors import (
@@ -25,6 +26,7 @@ from tierstore.nn import (
     TieredEmbedding,
     TieredEmbeddingBag,
     TieredEmbeddingBagCollection,
+    autograd,
     layer,
     pooled,
 )
@@ -132,8 +134,7 @@ class Twins:
             torch.testing.assert_close(rows_of(self.store[name]), trained)
 
 
-@pytest.mark.parametrize("tables", [1, 2, 26])
-@pytest.mark.parametrize("budget", ["one slot", "some", "all"])
+@pairs(place=PLACES, tables=[1, 2, 26], budget=["one slot", "some", "all"])
 def test_any_number_of_tables_and_any_budget(place: Place, tables: int, budget: str) -> None:
     rows = [1 + (7 * number) % 23 for number in range(tables)]
     slots = {"one slot": 1, "some": max(2, sum(rows) // 5), "all": sum(rows)}[budget]
@@ -334,8 +335,7 @@ def test_a_bad_id_is_named(place: Place) -> None:
     assert "3" in str(refused.value)  # its position
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-@pytest.mark.parametrize("mode", MODES)
+@pairs(place=PLACES, dtype=["float16", "bfloat16", "float64"], mode=MODES)
 def test_rows_of_other_types(place: Place, dtype: str, mode: Any) -> None:
     if (dtype, mode) == ("bfloat16", "max") and place.torch != "cpu":
         pytest.skip("torch has no gradient of maxima of bfloat16 on a GPU")
@@ -465,10 +465,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("tables", [1, 26])
 def test_rows_are_not_expanded_and_launches_do_not_grow(
-    place: Place, launched: list[str], tables: int
+    place: Place, launched: list[str], tables: int, monkeypatch: Any
 ) -> None:
     if place.device == "cpu":
         pytest.skip("needs kernels")
+    monkeypatch.setattr(autograd, "_LITTLE", 0)
     twins = Twins(place, [12] * tables, host_rows=12 * tables, gpu_rows=12 * tables)
     given = {name: twins.ragged(name) for name in twins.rows}
     twins.bags(given).cat().sum().backward()

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 import tierstore
-from tests.training.conftest import DIM, ROWS, Place, rows_of
+from tests.pairs import pairs
+from tests.training.conftest import DIM, PLACES, ROWS, Place, rows_of
 from tierstore.errors import InvalidInputError
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBag
 from tierstore.optim import TieredOptimizer
@@ -65,19 +66,17 @@ FORMS: dict[str, Any] = {
 EVERY = list(range(ROWS))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    ("optimizer", "options"),
-    [
-        (torch.optim.Adam, {"lr": 0.05}),
-        (torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.1}),
-        (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.25}),
-        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
-    ],
-)
-def test_one_optimizer_trains_the_whole_model(
-    place: Place, form: str, optimizer: Any, options: Any
-) -> None:
+OPTIMIZERS: dict[str, tuple[Any, dict[str, float]]] = {
+    "adam": (torch.optim.Adam, {"lr": 0.05}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.1}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.25}),
+    "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+}
+
+
+@pairs(place=PLACES, form=list(FORMS), variant=list(OPTIMIZERS))
+def test_one_optimizer_trains_the_whole_model(place: Place, form: str, variant: str) -> None:
+    optimizer, options = OPTIMIZERS[variant]
     tiered, plain = models(place)
     opt = TieredOptimizer(optimizer, FORMS[form](tiered), **options)
     plain_opt = optimizer(plain.parameters(), **options)

@@ -366,9 +366,9 @@ def foreign_blocks(
     are compared, evenly spread. If checksums computed from the records match the digest, the base
     is the right one and its checksum file is damaged: only the rows concerned cannot be read.
     """
-    blocks = np.arange(digest.size)
-    if touched.size:
-        blocks = np.setdiff1d(blocks, touched)
+    compared = np.ones(digest.size, np.bool_)
+    compared[touched[touched < digest.size]] = False
+    blocks = np.flatnonzero(compared)
     if most is not None and blocks.size > most:
         blocks = blocks[np.linspace(0, blocks.size - 1, most).astype(np.int64)]
     differing = blocks[block_sums(generation, rows, blocks) != digest[blocks]].tolist()

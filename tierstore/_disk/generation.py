@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -46,6 +47,7 @@ from tierstore._disk.merging import Compaction
 from tierstore._disk.partitioning import Shard
 from tierstore._disk.tier import DiskTier
 from tierstore._keys.growing import KeyMap, key_map
+from tierstore._threads import Worker
 from tierstore.errors import CorruptStoreError, InvalidInputError, TierStoreError
 from tierstore.initializers import BLOCK_ROWS, zeros
 from tierstore.spec import BACKENDS, EXTENT_ROWS, TableSpec
@@ -68,6 +70,8 @@ _BLOCK_BYTES = 512
 """Unit of `st_blocks`."""
 _CHECKED_BYTES = 256 << 20
 """Maximum number of row checksums compared when a table is opened."""
+_FILLED_AHEAD = 1 << 22
+"""Keys from which on their map is filled before it is asked for; fewer take no time to notice."""
 _FILLED_BYTES = 64 << 20
 """Records that are distributed to partitions at a time."""
 _FORMS = (DELTA_NAME, KEYS_NAME, DIGEST_NAME)
@@ -280,6 +284,9 @@ class Generation:
         self._held: dict[str, KeyFile] = {}
         self._held_next: dict[str, KeyFile] = {}
         self._map: KeyMap | None = None
+        self._map_lock = threading.RLock()
+        self._filler: Worker | None = None
+        self._filled: KeyMap | None = None
         self._grown: TableSpec | None = None
         self._has_moved_keys = False
         self._coming: list[Delta] = []
@@ -439,14 +446,41 @@ class Generation:
     @property
     def key_map(self) -> KeyMap:
         """The map of a table by key, filled from its files when it is asked for."""
-        info, found = self.info.keys, self._map
-        if found is None:
-            found = key_map(self.info.spec.keys or "int64")
-        if info is not None and len(found) < info.count and not self._has_moved_keys:
-            files = self._held or self._hold_keys(self.info)
-            load_keys(found, files, info, self.tier.rows)
-        self._map = found
-        return found
+        if not self._lacks_keys and self._map is not None:
+            return self._map
+        with self._map_lock:
+            info, found = self.info.keys, self._map
+            if found is None:
+                found = key_map(self.info.spec.keys or "int64")
+            if info is not None and len(found) < info.count and not self._has_moved_keys:
+                files = self._held or self._hold_keys(self.info)
+                self._filled = found
+                load_keys(found, files, info, self.tier.rows)
+            self._map = found
+            return found
+
+    @property
+    def _lacks_keys(self) -> bool:
+        """Whether keys of the version that is open are still to be loaded."""
+        known = 0 if self._map is None else len(self._map)
+        return known < self.key_count and not self._has_moved_keys
+
+    @property
+    def keys_in_use(self) -> int:
+        """The number of keys, for which those of the version need not be loaded."""
+        if self._lacks_keys or self._map is None:
+            return self.key_count
+        return len(self._map)
+
+    def fill_ahead(self) -> None:
+        """Begin to fill the map of many keys; rows are read by number meanwhile."""
+        if self._filler is None and self._map is None and self.key_count >= _FILLED_AHEAD:
+            with contextlib.suppress(TierStoreError):  # the first who asks for a key fills it
+                self._filler = Worker(self._fill, "load keys")
+
+    def _fill(self) -> None:
+        with contextlib.suppress(TierStoreError, OSError, MemoryError):  # who asks finds it again
+            _ = self.key_map
 
     @property
     def key_count(self) -> int:
@@ -607,6 +641,10 @@ class Generation:
 
     def close(self) -> None:
         """Close every file and remove uncommitted ones."""
+        if self._filler is not None:
+            if self._filled is not None:
+                self._filled.abandoned = True
+            self._filler.join()
         self.tier.close()
         self._held = {}
         self.directory.close()

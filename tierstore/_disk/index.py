@@ -178,7 +178,14 @@ class DeltaIndex:
         If an id repeats, its last place counts, which plain assignment does not guarantee.
         """
         entries = self.entries
-        if isinstance(entries, SparseMap):
+        if ids.size and int(ids[-1] - ids[0]) == ids.size - 1 and (ids[1:] - ids[:-1] == 1).all():
+            start, stop = int(ids[0]), int(ids[-1]) + 1  # as keys that arrive bring them
+            if isinstance(entries, SparseMap):
+                at, numbers = entries.reserve_run(start, stop), entries.numbers
+            else:
+                at, numbers = slice(start, stop), entries
+            numbers[at] = np.maximum(numbers[at], places)
+        elif isinstance(entries, SparseMap):
             np.maximum.at(entries.numbers, entries.reserve(ids), places)
         else:
             np.maximum.at(entries, ids, places)
@@ -218,7 +225,8 @@ class DeltaIndex:
         sources: list[Delta | LiveDelta] = [*self.deltas]
         if live is not None:
             sources.append(live)
-        for found in unique(number[places > 0]).tolist():
-            which = np.flatnonzero((number == found) & (places > 0))
+        held = places > 0
+        for found in np.flatnonzero(np.bincount(number[held])).tolist():
+            which = np.flatnonzero((number == found) & held)
             parts.append((sources[found], int(self.starts[found]), which))
         return parts

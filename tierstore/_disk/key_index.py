@@ -16,80 +16,90 @@ import numpy.typing as npt
 
 from tierstore._checksum import crc32c
 from tierstore._disk.manifest import KeysInfo
-from tierstore._keys.hashmap import Codes, Rows, Same, build, capacity_for, find
+from tierstore._keys.hashmap import Codes, HashMap, Rows, Same, shape_for
 from tierstore._keys.text import Texts
 from tierstore.errors import CorruptStoreError
 
 __all__ = ["KeyIndex"]
 
 _MAGIC = b"tierkeys"
-_HEADER = struct.Struct("<8sIIQQ28xI")
-_FORM = 1
+_HEADER = struct.Struct("<8sIIQQQ20xI")
+_FORM = 2
 
 
 @dataclass(frozen=True, eq=False)
 class KeyIndex:
-    """The map of a table's keys.
+    """The map of a table's keys, which is only read.
 
     Attributes:
-        places: rows + 1 by open addressing; see `hashmap`.
-        codes: the code of each row's key.
+        map: by the codes of the keys.
     """
 
-    places: npt.NDArray[Any]
-    codes: Codes
+    map: HashMap
 
     @classmethod
     def of(cls, keys: npt.NDArray[Any] | Texts) -> tuple[KeyIndex, tuple[int, int] | None]:
         """Build the map of keys; also return the first row that repeats a key, and whose."""
-        if isinstance(keys, Texts):
-            codes = keys.hashes()
-            places, twice = build(codes, lambda mine, rows: keys.equal(mine, keys, rows))
-        else:
-            codes = keys.view(np.uint64)
-            places, twice = build(codes)
-        return cls(places, codes), twice
+        made, twice = HashMap.of(_codes(keys), _same(keys))
+        return cls(made), twice
 
     def find(self, codes: Codes, same: Same | None) -> Rows:
-        """Return the row of each key of a batch, or -1; see `hashmap.find`."""
-        return find(self.places, self.codes, codes, same)
+        """Return the row of each key of a batch, or -1; see `HashMap.find`."""
+        return self.map.find(codes, same)
 
     def encode(self, info: KeysInfo) -> Sequence[npt.NDArray[np.uint8]]:
         """Return the parts of the file's bytes; the codes of integers are the keys themselves."""
-        parts = [self.places.view(np.uint8)]
+        places, far = self.map.places, self.map.far
+        parts = [places.view(np.uint8), far.view(np.uint8)]
         if info.kind == "str":
-            parts.append(self.codes.view(np.uint8))
-        rows, places = self.codes.size, self.places.size
-        sums = _HEADER.pack(_MAGIC, _FORM, _sum(info), rows, places, 0)
-        total = crc32c(sums)
+            parts.append(self.map.codes.view(np.uint8))
+        known = _MAGIC, _FORM, _sum(info), len(self.map), places.size, far.size
+        total = crc32c(_HEADER.pack(*known, 0))
         for part in parts:
             total = crc32c(part, total)
-        header = _HEADER.pack(_MAGIC, _FORM, _sum(info), rows, places, total)
-        return [np.frombuffer(header, np.uint8), *parts]
+        return [np.frombuffer(_HEADER.pack(*known, total), np.uint8), *parts]
 
     @classmethod
     def decode(
         cls, data: npt.NDArray[np.uint8], info: KeysInfo, keys: npt.NDArray[Any] | Texts
     ) -> KeyIndex:
-        """Return the map that a file has; raises CorruptStoreError if it is not of these keys."""
-        rows = len(keys)
-        capacity = capacity_for(rows)
-        width = 4 if capacity < 1 << 32 else 8
-        is_text = isinstance(keys, Texts)
-        if data.size != _HEADER.size + width * capacity + (8 * rows if is_text else 0):
-            raise CorruptStoreError(f"it has {data.size} bytes, which do not fit {rows} keys")
-        *found, total = _HEADER.unpack(data[: _HEADER.size].tobytes())
-        if found != [_MAGIC, _FORM, _sum(info), rows, capacity]:
-            raise CorruptStoreError("it is the index of other keys")
+        """Return the map that a file has.
+
+        Raises CorruptStoreError if it is not of these keys, and FileNotFoundError if it was written
+        in a form that this program does not read.
+        """
+        if data.size < _HEADER.size:
+            raise CorruptStoreError(f"it has {data.size} bytes, less than a header")
         header = data[: _HEADER.size].copy()
+        magic, form, *found, far, total = _HEADER.unpack(header.tobytes())
         header[-4:] = 0
-        if crc32c(data[_HEADER.size :], crc32c(header)) != total:
+        if magic != _MAGIC or crc32c(data[_HEADER.size :], crc32c(header)) != total:
             raise CorruptStoreError("it does not match its checksum")
-        end = _HEADER.size + width * capacity
-        places = data[_HEADER.size : end].view(f"<u{width}")
-        if np.count_nonzero(places) != rows or places.max(initial=0) > rows:
+        if form != _FORM:
+            raise FileNotFoundError(f"it is an index of the form {form}, not {_FORM}")
+        rows, is_text = len(keys), isinstance(keys, Texts)
+        segments, bits = shape_for(rows)
+        if found != [_sum(info), rows, segments << bits]:
+            raise CorruptStoreError("it is the index of other keys")
+        ends = np.cumsum([_HEADER.size, 8 * (segments << bits), 8 * min(far, rows)]).tolist()
+        if far > rows or data.size != ends[-1] + (8 * rows if is_text else 0):
+            raise CorruptStoreError(f"it has {data.size} bytes, which do not fit {rows} keys")
+        places = data[ends[0] : ends[1]].view("<u8")
+        others = data[ends[1] : ends[2]].view("<i8")
+        most = (places & np.uint64((1 << 32) - 1)).max(initial=0)
+        is_whole = np.count_nonzero(places) + far == rows and most <= rows
+        if not is_whole or (others < 0).any() or (others >= rows).any():
             raise CorruptStoreError(f"it does not map {rows} rows")
-        return cls(places, data[end:].view("<u8") if is_text else keys.view(np.uint64))  # type: ignore[union-attr]
+        codes = data[ends[2] :].view("<u8") if is_text else keys.view(np.uint64)  # type: ignore[union-attr]
+        return cls(HashMap.restored(places, others, codes, _same(keys)))
+
+
+def _codes(keys: npt.NDArray[Any] | Texts) -> Codes:
+    return keys.hashes() if isinstance(keys, Texts) else keys.view(np.uint64)
+
+
+def _same(keys: npt.NDArray[Any] | Texts) -> Same | None:
+    return keys.same_as(keys) if isinstance(keys, Texts) else None
 
 
 def _sum(info: KeysInfo) -> int:

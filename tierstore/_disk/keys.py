@@ -193,8 +193,7 @@ class Keys(Sequence[Any]):
         if isinstance(self._keys, Texts):
             own = self._keys
             texts, shape = texts_asked(keys)
-            found = index.find(texts.hashes(), lambda at, rows: texts.equal(at, own, rows))
-            return found, shape
+            return index.find(texts.hashes(), texts.same_as(own)), shape
         codes, possible, shape = integers_asked(keys, self.kind)
         found = index.find(codes, None)
         found[~possible] = -1

@@ -342,7 +342,7 @@ class Manifest:
             **({"origin": self.origin._asdict()} if self.origin else {}),
         }
         end = b"," + canonical(more)[1:] if more else b"}"
-        return seal(b'%s,"tables":{%s}%s' % (head[:-1], tables, end))
+        return seal(b"".join((head[:-1], b',"tables":{', tables, b"}", end)))
 
     @classmethod
     def decode(cls, data: bytes, name: str, like: Manifest | None = None) -> Manifest:

@@ -154,6 +154,10 @@ class _SharedKeys(KeyMap):
         return len(self._keys)
 
     @property
+    def numbering(self) -> object:
+        return self._keys.numbering
+
+    @property
     def nbytes(self) -> int:
         return self._keys.nbytes + self._places._of.nbytes
 
@@ -365,6 +369,14 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
                 part.share_keys(_KeysOfPartition(found, number, part))
             self._map = found
         return self._map
+
+    @property
+    def keys_in_use(self) -> int:
+        """The number of keys of the shard, which are loaded for that."""
+        return len(self.key_map)
+
+    def fill_ahead(self) -> None:
+        """Leave that to who asks for a key."""
 
     @property
     def key_count(self) -> int:

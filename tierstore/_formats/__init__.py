@@ -16,7 +16,7 @@ import errno
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, check_dtype, convert, held_dtype
-from tierstore._formats._encoding import is_packed
+from tierstore._formats._encoding import PackedFile, is_packed
 from tierstore._formats._remote import fetch, publish_remote
 from tierstore._formats.base import (
     FORMATS,
@@ -45,6 +45,7 @@ from tierstore._formats.npy import write_keys
 from tierstore._io import publish, reach
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import (
+    FormatError,
     InvalidInputError,
     InvalidTypeError,
     StoreFullError,
@@ -92,7 +93,7 @@ def format_of(path: Path, *, write: bool = False) -> Format:
     """Return the format of a file by its suffix, ignoring case.
 
     A directory to read may have any name: then the files in it decide. Raises InvalidInputError
-    that lists the readable or writable formats.
+    that lists the readable or writable formats, FormatError for a directory of other files.
     """
     suffix = format_suffix(path)
     if suffix not in FORMATS and not write and path.is_dir():
@@ -104,7 +105,9 @@ def format_of(path: Path, *, write: bool = False) -> Format:
         if claiming:
             return next(iter(claiming.values()))
     known = [name for name, each in FORMATS.items() if each.is_written or not write]
-    if suffix not in known or (write and is_packed(path)):
+    if suffix not in known:
+        if not write and path.is_dir():
+            raise FormatError(f"{path}: a directory that holds no .parquet or .arrow files itself")
         verb = "written" if write else "read"
         way = "" if write else _WAYS.get(suffix, "")
         raise InvalidInputError(
@@ -235,6 +238,8 @@ def open_source(
         wanted = Wanted(None, field, dtype, memory)
         return format_of(found.path).open_store(found.store, found.path, wanted)
     file, name = split_name(found.path)
+    if format_suffix(file) not in FORMATS and not os.path.lexists(file):
+        raise FormatError(f"{file}: no such file")
     format_ = format_of(file)
     if text not in (None, TextOptions()) and not format_.is_text:
         raise InvalidInputError(f"{file}: is no text, so that header, sep, … say nothing about it")
@@ -348,6 +353,7 @@ def open_sink(
     field: str | Mapping[str, int] = "weight",
     keys: Any = None,
     first_row: int = 0,
+    header: bool = True,
     force: bool = False,
 ) -> contextlib.AbstractContextManager[Sink]:
     """Open a file of vectors for writing, as a context manager; its suffix selects the format.
@@ -368,6 +374,7 @@ def open_sink(
             written to a file of their own beside a file that has no place for them (`keys_beside`).
         first_row: number of the first row; without keys, formats that need a word in each row count
             from it.
+        header: whether a file in text begins with a line of names, or of counts.
         force: replace an existing file.
 
     Raises:
@@ -378,7 +385,10 @@ def open_sink(
     """
     target = locate(path, write=True)
     format_ = format_of(target.path, write=True)
+    if not (header or format_.is_text):
+        raise InvalidInputError(f"{target.path}: only files in text have no header")
     content = _content(format_, target.path, rows, dim, check_dtype(dtype), field, keys, first_row)
+    content = replace(content, header=header)
     return _sink(format_, target, content, dtype, force=force)
 
 
@@ -394,7 +404,7 @@ def _sink(
             if content.keys is not None and format_.keys == "never":  # these appear first
                 name = target.url.rpartition("/")[0] + "/" + keys_beside(target.path).name
                 write_keys(stack.enter_context(publish_remote(name, force=force)), content.keys)
-            write = stack.enter_context(format_.write(file, content))
+            write = stack.enter_context(format_.write(_packed(file, target.path), content))
         elif target.store is None:
             partial = stack.enter_context(
                 publish(
@@ -406,7 +416,7 @@ def _sink(
             if content.keys is not None and format_.keys == "never":
                 beside = stack.enter_context(publish(keys_beside(target.path), force=force))
                 write_keys(beside, content.keys)
-            write = stack.enter_context(format_.write(partial, content))
+            write = stack.enter_context(format_.write(_packed(partial, target.path), content))
         else:
             write = stack.enter_context(
                 format_.write_store(target.store, target.path, content, force=force)
@@ -414,6 +424,11 @@ def _sink(
         sink = Sink(target.path, content, dtype, write)
         yield sink
         sink.finish()
+
+
+def _packed(file: Any, name: Path) -> Any:
+    """Return the place to write a file of some name to."""
+    return PackedFile(file, name) if is_packed(name) else file
 
 
 def _content(

@@ -1,4 +1,4 @@
-"""Text files as UTF-8: unpacked, and without a byte order mark, as one stream of bytes."""
+"""Text files as UTF-8: unpacked, and without a byte order mark, as one stream; and packed ones."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import gzip
 import importlib.util
 import io
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from tierstore._formats.files import InputFile
 from tierstore.errors import FormatError, MissingExtraError
 
-__all__ = ["PACKINGS", "UNPACKING_ERRORS", "is_packed", "text_stream"]
+__all__ = ["UNPACKING_ERRORS", "PackedFile", "is_packed", "text_stream"]
 
 UNPACKING_ERRORS = (OSError, EOFError, zlib.error)
 """What unpackers raise about files that are damaged."""
@@ -25,26 +27,64 @@ _WIDE = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _CR, _LF = b"\r", b"\n"
 
 
-def _zstd(stream: IO[bytes]) -> IO[bytes]:
+def _pyarrow() -> Any:
     if importlib.util.find_spec("pyarrow") is None:
         raise MissingExtraError(".zst files need pyarrow: pip install 'tierstore[parquet]'")
     import pyarrow
 
-    unpacked: Any = pyarrow.CompressedInputStream(pyarrow.PythonFile(stream, "r"), "zstd")
-    return unpacked  # type: ignore[no-any-return]
+    return pyarrow
 
 
-PACKINGS: dict[str, Callable[[IO[bytes]], Any]] = {
-    ".bz2": bz2.BZ2File,
-    ".gz": lambda stream: gzip.GzipFile(fileobj=stream),
-    ".zst": _zstd,
+def _unzstd(stream: IO[bytes]) -> Any:
+    pyarrow = _pyarrow()
+    return pyarrow.CompressedInputStream(pyarrow.PythonFile(stream, "r"), "zstd")
+
+
+def _zstd(stream: IO[bytes]) -> Any:
+    pyarrow = _pyarrow()
+    return pyarrow.CompressedOutputStream(pyarrow.PythonFile(stream, "w"), "zstd")
+
+
+@dataclass(frozen=True)
+class _Packing:
+    """What unpacks a stream, and what packs into one; closing the result leaves the stream open."""
+
+    unpack: Callable[[IO[bytes]], Any]
+    pack: Callable[[IO[bytes]], Any]
+
+
+_PACKINGS = {
+    ".bz2": _Packing(bz2.BZ2File, lambda stream: bz2.BZ2File(stream, "w")),
+    ".gz": _Packing(
+        lambda stream: gzip.GzipFile(fileobj=stream),
+        # The level of the program gzip. Without a time, equal rows make equal files.
+        lambda stream: gzip.GzipFile("", "wb", 6, stream, mtime=0),
+    ),
+    ".zst": _Packing(_unzstd, _zstd),
 }
-"""What unpacks a stream, by the suffix after that of the format."""
+"""By the suffix after that of the format."""
 
 
 def is_packed(path: Path) -> bool:
     """Whether the last suffix is that of a compressed file."""
-    return path.suffix.lower() in PACKINGS
+    return path.suffix.lower() in _PACKINGS
+
+
+class PackedFile:
+    """A place that a format writes to as to a path: it opens it once, and what it writes is packed.
+
+    `place` is a path or another such place, `name` ends in the suffix of the packing.
+    """
+
+    def __init__(self, place: Any, name: Path) -> None:
+        self._place = place
+        self._pack = _PACKINGS[name.suffix.lower()].pack
+
+    @contextmanager
+    def open(self, mode: str) -> Iterator[Any]:
+        """Open the file, as a stream of bytes."""
+        with self._place.open(mode) as file, self._pack(file) as packed:
+            yield packed
 
 
 class _Text(io.RawIOBase):
@@ -95,5 +135,5 @@ def text_stream(file: InputFile) -> io.BufferedReader:
     """
     stream: IO[bytes] = file.stream()
     if is_packed(file.path):
-        stream = PACKINGS[file.path.suffix.lower()](stream)
+        stream = _PACKINGS[file.path.suffix.lower()].unpack(stream)
     return io.BufferedReader(_Text(file.path, stream), _BUFFER)

@@ -284,6 +284,7 @@ class Content:
             the blocks, each with its number of columns.
         keys: the key of each row, or None.
         first_row: number of the first row, for formats that write row numbers in place of keys.
+        header: whether text begins with a line of names, or of counts.
     """
 
     rows: int
@@ -293,6 +294,7 @@ class Content:
     fields: Mapping[str, int]
     keys: KeyColumn | None
     first_row: int
+    header: bool = True
 
     @property
     def field(self) -> str:
@@ -373,8 +375,8 @@ class Format(ABC):
     def write(self, path: Path, content: Content) -> AbstractContextManager[Write]:
         """Create a file at a new path; it is complete when the context ends without an error.
 
-        Only if `is_written`. Unless `is_directory`, `path` may be a `RemoteFile`, which can only be
-        opened.
+        Only if `is_written`. Unless `is_directory`, `path` may be a `RemoteFile` or `PackedFile`,
+        which can only be opened.
         """
         raise NotImplementedError
 

@@ -383,7 +383,7 @@ class Csv(Format):
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write a header, then lines; raises InvalidInputError for keys that break a line."""
+        """Write lines, after names if wanted; raises InvalidInputError for unfit keys."""
         if content.keys is not None:
             content.keys.reject(
                 lambda key: any(c in key for c in self.unfit) or len(key) > MAX_WORD_CHARACTERS,
@@ -392,8 +392,9 @@ class Csv(Format):
             )
         sep = self.sep.encode()
         with path.open("xb") as file:
-            names = [f"{content.field}_{column}" for column in range(content.dim)]
-            file.write(sep.join(name.encode() for name in ["key", *names]) + b"\n")
+            if content.header:
+                names = [f"{content.field}_{column}" for column in range(content.dim)]
+                file.write(sep.join(name.encode() for name in ["key", *names]) + b"\n")
 
             def write(start: int, block: Array) -> None:
                 words = content.words(start, start + len(block))
@@ -420,10 +421,11 @@ class Word2VecText(Csv):
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write counts, then lines; raises InvalidInputError for keys that are not words."""
+        """Write lines, after counts if wanted; raises InvalidInputError for unfit keys."""
         reject_unfit_words(content)
         with path.open("xb") as file:
-            file.write(b"%d %d\n" % (content.rows, content.dim))
+            if content.header:
+                file.write(b"%d %d\n" % (content.rows, content.dim))
 
             def write(start: int, block: Array) -> None:
                 words = content.words(start, start + len(block))

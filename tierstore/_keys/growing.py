@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._keys.given import bits_asked, texts_asked
-from tierstore._keys.hashmap import Codes, HashMap, Rows
+from tierstore._keys.hashmap import Codes, HashMap, Rows, Same
 from tierstore._keys.text import Texts
 from tierstore._rowcopy import ascends
-from tierstore.errors import CorruptStoreError, InvalidInputError
+from tierstore.errors import ClosedError, CorruptStoreError, InvalidInputError
 
 __all__ = ["PARTS", "Asked", "KeyMap", "key_map"]
 
@@ -29,7 +29,7 @@ PARTS = {"int64": ("int64",), "text": ("utf8", "ends")}
 """The endings of the files of each kind of keys; the last file has eight bytes a key."""
 
 _AHEAD = 1 << 22
-_LOADED = 1 << 17
+_LOADED = 1 << 18
 """Keys that are loaded at a time."""
 
 
@@ -53,16 +53,23 @@ class KeyMap(ABC):
 
     Attributes:
         lock: held while the map changes; hold it to keep others from finding keys meanwhile.
+        abandoned: set to have stored keys that are being loaded left out: ClosedError says so.
     """
 
     def __init__(self) -> None:
         """Start without keys."""
         self.lock: Any = threading.RLock()
+        self.abandoned = False
         self._map: HashMap
 
     def __len__(self) -> int:
         """Return the number of keys."""
         return len(self._map)
+
+    @property
+    def numbering(self) -> object:
+        """An object that is another one once keys have lost their rows or got others."""
+        return self._map.numbering
 
     @property
     @abstractmethod
@@ -123,8 +130,11 @@ class KeyMap(ABC):
         """Append stored keys by their codes, in blocks."""
         self._map.reserve(len(self) + codes.size)
         for at in range(0, codes.size, _LOADED):
+            if self.abandoned:
+                raise ClosedError("the store was closed while the keys of a table were loaded")
             block, start = codes[at : at + _LOADED].astype(np.uint64), len(self)
-            if not np.array_equal(self._map.append(block), np.arange(start, start + block.size)):
+            found = self._map.append(block, known=False)
+            if not np.array_equal(found, np.arange(start, start + block.size)):
                 raise CorruptStoreError("a key occurs more than once")
 
 
@@ -193,7 +203,7 @@ class _Texts(KeyMap):
 
     def __init__(self) -> None:
         super().__init__()
-        self._map = HashMap(self._same_rows)
+        self._map = HashMap(Same(self._same_rows, self._names))
         self._blob = np.empty(0, np.uint8)
         self._offsets = np.zeros(1, np.int64)
 
@@ -208,14 +218,17 @@ class _Texts(KeyMap):
         texts = self._texts()
         return texts.equal(rows, texts, others)
 
+    def _names(self, rows: Rows) -> list[bytes]:
+        texts = self._texts()
+        return [texts.encoded(row) for row in rows.tolist()]
+
     def asked(self, keys: object) -> Asked:
         texts, shape = texts_asked(keys)
         return Asked(texts.hashes(), shape, texts)
 
     def find(self, asked: Asked) -> Rows:
         with self.lock:
-            own, texts = self._texts(), _texts_of(asked)
-            return self._map.find(asked.codes, lambda at, rows: texts.equal(at, own, rows))
+            return self._map.find(asked.codes, _texts_of(asked).same_as(self._texts()))
 
     def add(self, asked: Asked) -> Rows:
         with self.lock:

@@ -1,222 +1,138 @@
 """A map from keys to rows by open addressing, in which a whole batch takes each probe at once.
 
-A place of the map contains a row + 1, or 0 if it is empty. The key of a row is not in the map: its
-64-bit *code* is in an array by row. The code of an integer is the integer itself, that of a text a
-hash, so that rows with equal codes may have different keys and the caller compares those. At most
-half of the places are in use. The distance between the probes of a key depends on other bits of its
-code than the first place, so codes that share one do not follow each other through the map.
+The key of a row is not in the map: its 64-bit *code* is in an array by row. The code of an integer
+is the integer itself, that of a text a hash, so that rows with equal codes may have different keys
+and the caller compares those. A place of the map contains a row + 1 and the 32 bits that the code
+is hashed to, or 0 if it is empty. All probes of a key follow from these bits.
+
+Places are in segments, and the probes of a key stay in one. The map grows by linear hashing
+(Litwin 1980): one segment after another is split into itself and a new one behind the last, by one
+more bit of the hash. So a batch of new keys moves about as many old ones, however large the map,
+which is never copied and has no second one beside it.
+
+Keys whose first probes are all taken, because somebody chose them so, are in a dict instead: they
+cost a bounded time each, not the time of all that came before.
 """
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Codes", "HashMap", "Rows", "Same", "build", "capacity_for", "claim", "find"]
+from tierstore.errors import CapacityError
+
+__all__ = ["Codes", "HashMap", "Places", "Rows", "Same", "shape_for"]
 
 Codes: TypeAlias = npt.NDArray[np.uint64]
 Rows: TypeAlias = npt.NDArray[np.int64]
-Places: TypeAlias = npt.NDArray[Any]
-Same: TypeAlias = Callable[[npt.NDArray[np.intp], Rows], npt.NDArray[np.bool_]]
-"""Compares the keys at positions of a batch with those of rows that have equal codes."""
+Places: TypeAlias = npt.NDArray[np.uint64]
+Hashes: TypeAlias = npt.NDArray[np.uint32]
+Positions: TypeAlias = npt.NDArray[np.intp]
 
-_LEAST_PLACES = 16
-_MIX = [(np.uint64(30), 0xBF58476D1CE4E5B9), (np.uint64(27), 0x94D049BB133111EB)]
-_STEP_BITS = np.uint64(32)
-_AHEAD = 0.77
-"""Share of the rows that places can take from which on those of a larger map are filled."""
-_TOUCHED = 64
-"""Places whose memory is provided in the time in which a row moves."""
-_BLOCK = 1 << 13
+
+class Same(NamedTuple):
+    """Tells keys with equal codes apart: those at positions of a batch, or of rows.
+
+    Attributes:
+        equal: compares the keys at positions with those of as many rows.
+        names: returns the keys at positions as what a dict finds them by.
+    """
+
+    equal: Callable[[Any, Rows], npt.NDArray[np.bool_]]
+    names: Callable[[Any], list[Any]]
+
+
+_BITS = 13
+"""Of a place within a segment, whose 64 KiB the caches of a core hold."""
+_LEAST_BITS = 4
+_LOAD = 0.3
+"""Share of the places that are in use; in the segments that are split next, up to twice as much."""
+_MOST_SEGMENTS = 1 << (32 - _BITS)
+_MOST_ROWS = (1 << 32) - 2
+_MOST_PROBES = 64
+_FACTORS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+_STEP = np.uint32(0x9E3779B1)
+_HALF = np.uint64(32)
+_ROW = np.uint64((1 << 32) - 1)
+_BLOCK = 1 << 15
 """Keys worked on at once: what they take meanwhile stays in the caches of a core."""
-_FURTHER_CODES = 1 << 22
-"""Most codes for which memory is taken ahead."""
+_SPLIT = 16
+"""Segments split at once, likewise."""
+_LAZY_BYTES = 1 << 22
+"""Memory from which on the system provides it as it is touched."""
 
 
-def capacity_for(rows: int) -> int:
-    """Return the number of places of a map for so many rows: a power of two, twice as many."""
-    return max(_LEAST_PLACES, 1 << (2 * rows - 1).bit_length()) if rows else _LEAST_PLACES
-
-
-def _empty(capacity: int) -> Places:
-    """Return empty places, whose memory the system provides as they are filled."""
-    return np.zeros(capacity, np.uint32 if capacity < 1 << 32 else np.uint64)
-
-
-def _probes(codes: Codes, capacity: int) -> tuple[Rows, Codes]:
-    """Return the first place of each code, and its mixed bits."""
-    mixed = codes.copy()
-    for shift, factor in _MIX:
-        mixed ^= mixed >> shift
-        mixed *= np.uint64(factor)
-    mixed ^= mixed >> np.uint64(31)
-    return (mixed & np.uint64(capacity - 1)).view(np.int64), mixed
-
-
-def _steps(mixed: Codes) -> Rows:
-    """Return the odd distance between the probes of each code."""
-    return ((mixed >> _STEP_BITS) | np.uint64(1)).view(np.int64)
-
-
-def find(places: Places, stored: Codes, codes: Codes, same: Same | None = None) -> Rows:
-    """Return the row of each key of a batch, or -1 where no row has it.
-
-    Args:
-        places: the map.
-        stored: the codes of the rows.
-        codes: the codes of the batch.
-        same: tells keys with equal codes apart; None if equal codes are equal keys.
-    """
-    if not stored.size:
-        return np.full(codes.size, -1, np.int64)
-    at, mixed = _probes(codes, places.size)
-    found, left = _probed(places, stored, codes, at, None, same)
-    at, mixed, codes = at[left], mixed[left], codes[left]
-    steps = _steps(mixed)
-    while left.size:
-        at = (at + steps) & (places.size - 1)
-        found[left], on = _probed(places, stored, codes, at, left, same)
-        left, at, steps, codes = left[on], at[on], steps[on], codes[on]
-    return found
-
-
-def _probed(
-    places: Places,
-    stored: Codes,
-    codes: Codes,
-    at: Rows,
-    left: npt.NDArray[np.intp] | None,
-    same: Same | None,
-) -> tuple[Rows, npt.NDArray[np.intp]]:
-    """Return the row of each code that is at its place, else -1, and which are to go on.
-
-    `left` are the positions in the batch that `same` is asked about; None for all in order.
-    """
-    rows = places.take(at).astype(np.int64)
-    rows -= 1
-    other = stored.take(rows, mode="wrap") != codes
-    if same is not None:
-        asked = np.flatnonzero(~other & (rows >= 0))
-        other[asked] = ~same(asked if left is None else left[asked], rows[asked])
-    on = np.flatnonzero(other & (rows >= 0))
-    np.copyto(rows, -1, where=other)
-    return rows, on
-
-
-def claim(
-    places: Places,
-    stored: Codes,
-    rows: Rows,
-    same: Callable[[Rows, Rows], Any] | None = None,
-    *,
-    known: int = 0,
-) -> tuple[Rows, Rows]:
-    """Enter rows, ascending, by their stored codes; the first row with a key keeps it.
-
-    Returns for each row the one that has its key, which is itself if it was entered, and the place
-    of that. `same` compares the keys of rows with those of other rows. Rows before `known` are
-    known to have other keys.
-    """
-    codes = stored[rows]
-    at, mixed = _probes(codes, places.size)
-    holders, taken = rows.copy(), at.copy()
-    left, on = np.arange(rows.size), _claimed(places, stored, rows, codes, at, holders, same, known)
-    steps = _steps(mixed[on])
-    while on.size:
-        left, codes, at = left[on], codes[on], (at[on] + steps) & (places.size - 1)
-        taken[left] = at
-        held = holders[left]
-        on = _claimed(places, stored, rows[left], codes, at, held, same, known)
-        holders[left] = held
-        steps = steps[on]
-    return holders, taken
-
-
-def _claimed(
-    places: Places,
-    stored: Codes,
-    rows: Rows,
-    codes: Codes,
-    at: Rows,
-    holders: Rows,
-    same: Callable[[Rows, Rows], Any] | None,
-    known: int,
-) -> npt.NDArray[np.intp]:
-    """Enter rows at places that are free; return which are to go on.
-
-    Rows whose key a place has already get that row as holder.
-    """
-    held = places.take(at)
-    free = np.flatnonzero(held == 0)
-    if free.size:
-        back = free[::-1]  # of rows that meet in a place the first takes it
-        to = at.take(back)
-        places[to] = rows.take(back) + 1
-        held[back] = places.take(to)
-    others = held.astype(np.int64)
-    others -= 1
-    rest = np.flatnonzero(others != rows)
-    others = others.take(rest)
-    equal = np.flatnonzero(others >= known)
-    equal = equal[stored.take(others.take(equal)) == codes.take(rest.take(equal))]
-    if same is not None:
-        equal = equal[same(rows[rest[equal]], others[equal])]
-    holders[rest[equal]] = others[equal]
-    goes_on = np.ones(rest.size, np.bool_)
-    goes_on[equal] = False
-    left: Rows = rest[goes_on]
-    return left
-
-
-def _enter_distinct(places: Places, stored: Codes, rows: Rows) -> None:
-    """Enter rows whose keys are known to differ from each other and from those that are there."""
-    at, mixed = _probes(stored[rows], places.size)
-    while rows.size:
-        free = np.flatnonzero(places.take(at) == 0)
-        places[at.take(free)] = rows.take(free) + 1
-        on = np.flatnonzero(places.take(at) != rows + 1)  # of rows that meet the last takes it
-        rows, mixed = rows.take(on), mixed.take(on)
-        at = (at.take(on) + _steps(mixed)) & (places.size - 1)
-
-
-def build(
-    stored: Codes, same: Callable[[Rows, Rows], Any] | None = None
-) -> tuple[Places, tuple[int, int] | None]:
-    """Return a map of all rows, and the first row whose key an earlier one has, with that row."""
-    places = _empty(capacity_for(stored.size))
-    twice = None
-    for start in range(0, stored.size, _BLOCK):
-        rows = np.arange(start, min(start + _BLOCK, stored.size))
-        holders, _ = claim(places, stored, rows, same)
-        if twice is None and (holders != rows).any():
-            first = int(np.flatnonzero(holders != rows)[0])
-            twice = int(rows[first]), int(holders[first])
-    return places, twice
+def shape_for(rows: int) -> tuple[int, int]:
+    """Return the segments of a map of so many rows, and the bits of a place within each."""
+    bits = max(_LEAST_BITS, min(_BITS, int(rows / (2 * _LOAD)).bit_length()))
+    segments = 1 if bits < _BITS else -int(-rows // (_LOAD * (1 << _BITS)))
+    return max(1, min(segments, _MOST_SEGMENTS)), bits
 
 
 class HashMap:
     """A map from keys to rows, numbered in the order in which keys arrive.
 
-    It grows by doubling. Before it is full, rows are entered in the larger map as well, some with
-    each new key, so that keys are always found in one map and no batch waits for the growth. Not
-    for several threads at once.
+    Not for several threads at once.
+
+    Attributes:
+        numbering: another object each time that keys lost their rows or got others.
     """
 
-    def __init__(self, same_rows: Callable[[Rows, Rows], Any] | None = None) -> None:
+    def __init__(self, same_rows: Same | None = None) -> None:
         """Start without keys.
 
         `same_rows` compares the keys of rows with those of other rows that have equal codes; None
         if equal codes are equal keys.
         """
         self._same_rows = same_rows
-        self._codes: Codes = np.empty(_LEAST_PLACES, np.uint64)
-        self._rows = 0
-        self._places = _empty(_LEAST_PLACES)
-        self._next: Places | None = None
-        self._touched = self._moved = 0
+        self._codes = _Memory()
+        self._rows = self._expected = 0
+        self.numbering: object = object()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._places = _Memory()
+        self._segments, self._bits = 1, _LEAST_BITS
+        self._far: dict[Any, int] = {}
+
+    @classmethod
+    def of(cls, codes: Codes, same_rows: Same | None) -> tuple[HashMap, tuple[int, int] | None]:
+        """Return a map of rows with these codes, and the first whose key an earlier one has.
+
+        Also returns that earlier row; such a key is in the map once.
+        """
+        made = cls(same_rows)
+        made._codes.array, made._rows = codes, codes.size
+        holders = made._built()
+        twice = np.flatnonzero(holders != np.arange(codes.size))
+        return made, (int(twice[0]), int(holders[twice[0]])) if twice.size else None
+
+    @classmethod
+    def restored(
+        cls, places: Places, far: Rows, codes: Codes, same_rows: Same | None = None
+    ) -> HashMap:
+        """Return a map of what `places` and `far` of another one were; it is only read."""
+        made = cls(same_rows)
+        made._codes.array, made._rows = codes, codes.size
+        made._places.array = places
+        made._segments, made._bits = shape_for(codes.size)
+        made._far = dict(zip(made._names(far), far.tolist(), strict=True))
+        return made
+
+    @property
+    def places(self) -> Places:
+        """The places in use."""
+        return self._places.array[: self._segments << self._bits]
+
+    @property
+    def far(self) -> Rows:
+        """The rows that are in no place."""
+        return np.fromiter(self._far.values(), np.int64, len(self._far))
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -224,112 +140,383 @@ class HashMap:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the map and its keys take."""
-        more = 0 if self._next is None else self._next.nbytes
-        return self._codes.nbytes + self._places.nbytes + more
+        """Bytes of memory that the map and its keys take; a rough guess for those in a dict."""
+        return 8 * (self._segments << self._bits) + 8 * self._rows + 200 * len(self._far)
 
     @property
     def codes(self) -> Codes:
         """The keys by row; a copy."""
-        return self._codes[: self._rows].copy()
+        return self._codes.array[: self._rows].copy()
 
     def codes_of(self, rows: Rows) -> Codes:
         """Return the keys of rows, which are in the map."""
-        return self._codes[: self._rows][rows]
+        return self._codes.array[: self._rows][rows]
 
     def find(self, codes: Codes, same: Same | None = None) -> Rows:
-        """Return the row of each key of a batch, or -1; see `hashmap.find`."""
-        return find(self._places, self._codes[: self._rows], codes, same)
+        """Return the row of each key of a batch, or -1 where no row has it.
+
+        `same` tells keys with equal codes apart; None if equal codes are equal keys.
+        """
+        return self._find(codes, _hashed(codes), same)
 
     def add(self, codes: Codes) -> Rows:
         """Return the row of each key; keys that are new get the next rows, in their order.
 
         For codes that are keys; where codes may be equal and keys not, `append` what `find` misses.
         """
-        found = self.find(codes)
+        self.reserve(self._rows + min(self._expected, self._rows // _SPLIT))
+        hashes, ends = _hashed(codes), np.empty(codes.size, np.int64)
+        found = self._find(codes, hashes, None, ends)
         missing = np.flatnonzero(found < 0)
         if missing.size:
-            self._reserve(self._rows + missing.size)
-            found[missing] = self._enter(codes[missing])
+            codes, hashes, ends = codes[missing], hashes[missing], ends[missing]
+            found[missing] = self._enter(codes, hashes, self._rows, ends)
+        self._expected = missing.size
         return found
 
-    def append(self, codes: Codes) -> Rows:
-        """Give the next rows to keys that are distinct and not in the map."""
-        self._reserve(self._rows + codes.size)
-        return self._enter(codes)
+    def append(self, codes: Codes, *, known: bool = True) -> Rows:
+        """Give the next rows to keys, of which one may repeat and gets one row.
+
+        They are not in the map: if that is not `known`, one that is gets its row there.
+        """
+        return self._enter(codes, _hashed(codes), self._rows if known else 0)
 
     def reserve(self, rows: int) -> None:
         """Provide for this many keys, so that the map need not grow while they come."""
-        self._reserve(rows)
+        if rows > _MOST_ROWS:
+            raise CapacityError(
+                f"a table by key holds at most {_MOST_ROWS} keys, and these would be {rows}: make "
+                "it in partitions, or several tables"
+            )
+        self._codes.reserve(rows)
+        segments, bits = shape_for(rows)
+        self._places.reserve(segments << bits)
+        if not self._rows:
+            self._segments, self._bits = max((self._segments, self._bits), (segments, bits))
+        if bits > self._bits:  # within the first segment
+            entries = self._taken_out(0, 1)
+            self._bits = bits
+            self._put(entries)
+        while self._segments < segments:
+            half = 1 << (self._segments.bit_length() - 1)
+            first = self._segments - half  # splits into itself and the one behind the last
+            count = min(segments - self._segments, half - first, _SPLIT)
+            entries = self._taken_out(first, count)
+            self._segments += count
+            self._put(entries)
 
     def truncate(self, rows: int) -> None:
         """Drop the keys of all rows from `rows` on."""
         self._rows = min(rows, self._rows)
-        self._places, _ = build(self._codes[: self._rows], self._same_rows)
-        self._next = None
+        self._built()
 
     def keep(self, rows: Rows) -> None:
         """Keep the keys of these distinct rows alone, which are numbered in this order then."""
-        self._codes = self._codes[: self._rows][rows]
+        codes, self._codes = self.codes_of(rows), _Memory()
+        self._codes.reserve(codes.size)
+        self._codes.array[: codes.size] = codes
         self._rows = rows.size
-        self._places, _ = build(self._codes, self._same_rows)
-        self._next = None
+        self._built()
 
-    def _enter(self, codes: Codes) -> Rows:
-        """Give rows to keys that are not in the map, and may repeat."""
-        start = self._rows
-        rows = np.arange(start, start + codes.size)
-        self._codes[start : start + codes.size] = codes
-        holders, taken = rows.copy(), rows.copy()
-        for at in range(0, rows.size, _BLOCK):
-            part = slice(at, at + _BLOCK)
-            holders[part], taken[part] = claim(
-                self._places, self._codes, rows[part], self._same_rows, known=start
+    # -- finding
+
+    def _find(
+        self, codes: Codes, hashes: Hashes, same: Same | None, ends: Rows | None = None
+    ) -> Rows:
+        """Return the row of each key or -1; `ends` get the places where probing for it ended."""
+        found = np.full(codes.size, -1, np.int64)
+        if not self._rows:
+            if ends is not None:
+                ends[:] = self._homes(hashes)
+            return found
+        for start in range(0, codes.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            end = None if ends is None else ends[part]
+            found[part] = self._find_block(codes[part], hashes[part], same, start, end)
+        if self._far:
+            at = np.flatnonzero(found < 0)
+            names = codes[at].tolist() if same is None else same.names(at)
+            found[at] = [self._far.get(name, -1) for name in names]
+        return found
+
+    def _find_block(
+        self, codes: Codes, hashes: Hashes, same: Same | None, start: int, ends: Rows | None
+    ) -> Rows:
+        at = self._homes(hashes)
+        if ends is not None:
+            ends[:] = at
+        found, on = self._probed(codes, hashes, at, same, start)
+        left = on
+        for _ in range(_MOST_PROBES - 1):
+            if not left.size:
+                break
+            codes, hashes, at = codes.take(on), hashes.take(on), at.take(on)
+            at = self._next(at, hashes)
+            rows, on = self._probed(codes, hashes, at, same, start, left)
+            found[left] = rows
+            if ends is not None:
+                ends[left] = at
+            left = left.take(on)
+        return found
+
+    def _probed(
+        self,
+        codes: Codes,
+        hashes: Hashes,
+        at: Rows,
+        same: Same | None,
+        start: int,
+        left: Positions | None = None,
+    ) -> tuple[Rows, Positions]:
+        """Return the row of each code that is at its place, else -1, and which are to go on."""
+        row, tag = _row_and_tag(self._places.array.take(at, mode="clip"))
+        is_there = tag == hashes
+        rows = row.astype(np.int64)
+        rows *= is_there
+        rows -= 1
+        is_there &= self._codes.array[: self._rows].take(rows, mode="wrap") == codes
+        if same is not None:
+            asked = np.flatnonzero(is_there & (rows >= 0))
+            is_there[asked] = same.equal(
+                start + (asked if left is None else left[asked]), rows[asked]
             )
-        is_new = holders == rows
+        rows |= is_there.astype(np.int64) - 1  # -1 where it is not
+        is_there |= row == 0
+        return rows, np.flatnonzero(~is_there)
+
+    # -- entering
+
+    def _enter(self, codes: Codes, hashes: Hashes, known: int, ends: Rows | None = None) -> Rows:
+        """Give rows to keys that may repeat; rows before `known` have other keys.
+
+        `ends` are the places where probing for them ended.
+        """
+        start, shape = self._rows, (self._segments, self._bits)
+        self.reserve(start + codes.size)
+        self._codes.array[start : start + codes.size] = codes
+        entries = _entries(hashes, start)
+        if ends is None or shape != (self._segments, self._bits):
+            holders, taken = self._claimed(entries, known)
+        else:
+            holders, taken = self._claimed_at(ends, entries, known)
+        is_new = holders == np.arange(start, start + codes.size)
         count = int(is_new.sum())
+        self._rows = start + count
         if count < codes.size:  # close the gaps in the numbers
             numbers = start - 1 + np.cumsum(is_new)
-            self._codes[start : start + count] = codes[is_new]
-            self._places[taken[is_new]] = numbers[is_new] + 1
-            holders = numbers[holders - start]
-        self._rows = start + count
-        self._fill_next(count)
+            self._codes.array[start : self._rows] = codes[is_new]
+            placed = np.flatnonzero(is_new & (taken >= 0))
+            tags = entries[placed] & ~_ROW
+            self._places.array[taken[placed]] = tags | (numbers[placed] + 1).view(np.uint64)
+            for name, row in self._far.items():
+                if row >= start:
+                    self._far[name] = int(numbers[row - start])
+            again = holders >= start
+            holders[again] = numbers[holders[again] - start]
         return holders
 
-    def _reserve(self, rows: int) -> None:
-        """Provide places and memory for codes of this many rows."""
-        if rows > self._codes.size:
-            ahead = min(max(rows // 16, _LEAST_PLACES), _FURTHER_CODES)
-            self._codes.resize(rows + ahead, refcheck=False)  # remaps large memory, copies nothing
-        if 2 * rows > self._places.size:
-            capacity = max(2 * self._places.size, capacity_for(rows))
-            if self._next is None or self._next.size < capacity:
-                self._next, self._touched, self._moved = _empty(capacity), capacity, 0
-            self._move(self._next, self._rows - self._moved)
-            self._places, self._next = self._next, None
+    def _built(self) -> Rows:
+        """Enter all rows anew; return for each the first with its key."""
+        self.numbering = object()
+        rows, self._rows = self._rows, 0
+        self._clear()
+        self.reserve(rows)
+        self._rows = rows
+        holders = np.empty(rows, np.int64)
+        for start in range(0, rows, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            entries = _entries(_hashed(self._codes.array[:rows][part]), start)
+            holders[part], _ = self._claim(entries, 0)
+        return holders
 
-    def _fill_next(self, count: int) -> None:
-        """Do a part of the work on a larger map: all is done when this one is full.
+    def _claimed(self, entries: Places, known: int) -> tuple[Rows, Rows]:
+        """Enter consecutive rows; the first row with a key keeps it.
 
-        The system provides its memory first, and rows then move to it.
+        Returns for each row the one that has its key, which is itself if it was entered, and the
+        place of that, or -1 for one in the dict. Rows before `known` have other keys.
         """
-        left = self._places.size // 2 - self._rows
-        if left > (1 - _AHEAD) * self._places.size // 2:
-            return
-        if self._next is None:
-            self._next, self._touched, self._moved = _empty(2 * self._places.size), 0, 0
-        untouched = -(-(self._next.size - self._touched) // _TOUCHED)
-        work = -(-(untouched + self._rows - self._moved) * count // max(1, left + count))
-        end = self._touched + _TOUCHED * min(work, untouched)
-        self._next[self._touched : end] = 0
-        self._touched = min(end, self._next.size)
-        self._move(self._next, min(max(0, work - untouched), self._rows - self._moved))
+        holders, taken = np.empty((2, entries.size), np.int64)
+        for start in range(0, entries.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            holders[part], taken[part] = self._claim(entries[part], known)
+        return holders, taken
 
-    def _move(self, to: Places, count: int) -> None:
-        """Enter some more rows in the larger map."""
-        end = self._moved + count
-        for start in range(self._moved, end, _BLOCK):
-            rows = np.arange(start, min(start + _BLOCK, end))
-            _enter_distinct(to, self._codes, rows)
-        self._moved = end
+    def _claimed_at(self, ends: Rows, entries: Places, known: int) -> tuple[Rows, Rows]:
+        """Do as `_claimed`, given the place where probing for each ended, in most cases free."""
+        places, rows = self._places.array, (entries & _ROW).view(np.int64) - 1
+        free = np.flatnonzero(places.take(ends, mode="clip") == 0)[::-1]
+        to = ends.take(free)
+        places[to] = entries.take(free)  # of rows that meet in a place the first takes it
+        left = np.flatnonzero(places.take(ends, mode="clip") != entries)
+        holders, taken = rows, ends.copy()
+        for start in range(0, left.size, _BLOCK):
+            block = left[start : start + _BLOCK]
+            holders[block], taken[block] = self._claim(entries[block], known)
+        return holders, taken
+
+    def _claim(self, entries: Places, known: int) -> tuple[Rows, Rows]:
+        """Enter a block of rows as `_claimed` does."""
+        places, rows = self._places.array, (entries & _ROW).view(np.int64) - 1
+        holders, taken = rows.copy(), np.full(rows.size, -1, np.int64)
+        hashes, left = (entries >> _HALF).astype(np.uint32), np.arange(rows.size)
+        at = self._homes(hashes)
+        for _ in range(_MOST_PROBES):
+            held = places.take(at, mode="clip")
+            free = np.flatnonzero(held == 0)
+            if free.size:
+                back = free[::-1]  # of rows that meet in a place the first takes it
+                to = at.take(back)
+                places[to] = entries.take(back)
+                held[back] = places.take(to)
+            is_mine = held == entries
+            taken[left[is_mine]] = at[is_mine]
+            on = np.flatnonzero(~is_mine)
+            if on.size:
+                on = self._without_repeats(on, held, entries, left, holders, known)
+            left = left.take(on)
+            if not left.size:
+                break
+            entries, hashes = entries.take(on), hashes.take(on)
+            at = self._next(at.take(on), hashes)
+        for number, name in zip(left.tolist(), self._names(rows[left]), strict=True):
+            holders[number] = self._far.setdefault(name, int(rows[number]))
+        return holders, taken
+
+    def _without_repeats(
+        self,
+        on: Positions,
+        held: Places,
+        entries: Places,
+        left: Positions,
+        holders: Rows,
+        known: int,
+    ) -> Positions:
+        """Return which of those that go on have keys of their own; note the holders of others."""
+        others = held.take(on)
+        alike = np.flatnonzero((others ^ entries.take(on)) <= _ROW)
+        if not alike.size:
+            return on
+        theirs = (others[alike] & _ROW).view(np.int64) - 1
+        mine = (entries[on[alike]] & _ROW).view(np.int64) - 1
+        codes = self._codes.array
+        equal = (theirs >= known) & (codes[theirs] == codes[mine])
+        if self._same_rows is not None:
+            asked = np.flatnonzero(equal)
+            equal[asked] = self._same_rows.equal(mine[asked], theirs[asked])
+        holders[left[on[alike[equal]]]] = theirs[equal]
+        left_over: Positions = np.delete(on, alike[equal])
+        return left_over
+
+    def _taken_out(self, first: int, count: int) -> Places:
+        """Empty some segments, and return what was in them."""
+        block = self._places.array[first << self._bits : (first + count) << self._bits]
+        entries: Places = block[block != 0]
+        block[:] = 0
+        return entries
+
+    def _put(self, entries: Places) -> None:
+        """Enter rows with keys of their own in segments that are empty."""
+        places, hashes = self._places.array, (entries >> _HALF).astype(np.uint32)
+        at = self._homes(hashes)
+        places[at] = entries
+        for _ in range(_MOST_PROBES - 1):
+            on = np.flatnonzero(places.take(at, mode="clip") != entries)
+            if not on.size:
+                return
+            entries, hashes = entries.take(on), hashes.take(on)
+            at = self._next(at.take(on), hashes)
+            free = np.flatnonzero(places.take(at, mode="clip") == 0)
+            places[at.take(free)] = entries.take(free)
+        on = np.flatnonzero(places.take(at, mode="clip") != entries)
+        rows = (entries[on] & _ROW).view(np.int64) - 1
+        self._far.update(zip(self._names(rows), rows.tolist(), strict=True))
+
+    def _names(self, rows: Rows) -> list[Any]:
+        """Return the keys of rows as what the dict finds them by."""
+        if self._same_rows is not None:
+            return self._same_rows.names(rows)
+        names: list[int] = self._codes.array[rows].tolist()
+        return names
+
+    # -- probes
+
+    def _homes(self, hashes: Hashes) -> Rows:
+        """Return the first place of each key."""
+        within = hashes >> np.uint32(32 - self._bits)
+        if self._segments == 1:
+            return within.astype(np.int64)
+        every = 1 << (self._segments - 1).bit_length()
+        at = hashes & np.uint32(every - 1)
+        if self._segments < every:  # the last ones are not split yet
+            np.subtract(at, np.uint32(every >> 1), out=at, where=at >= self._segments)
+        at <<= np.uint32(self._bits)
+        at |= within
+        return at.astype(np.int64)
+
+    def _next(self, at: Rows, hashes: Hashes) -> Rows:
+        """Return the next place of each key, at an odd distance in the same segment."""
+        last = (1 << self._bits) - 1
+        steps = (hashes * _STEP >> np.uint32(32 - self._bits)) | np.uint32(1)
+        return (at & ~last) | ((at + steps) & last)
+
+
+def _hashed(codes: Codes) -> Hashes:
+    """Return 32 well mixed bits of each code."""
+    mixed = codes * _FACTORS[0]
+    mixed ^= mixed >> _HALF
+    mixed *= _FACTORS[1]
+    mixed >>= _HALF
+    hashes: Hashes = mixed.astype(np.uint32)
+    return hashes
+
+
+def _entries(hashes: Hashes, start: int) -> Places:
+    """Return what the places of consecutive rows contain."""
+    entries = hashes.astype(np.uint64)
+    entries <<= _HALF
+    entries |= np.arange(start + 1, start + 1 + hashes.size, dtype=np.uint64)
+    return entries
+
+
+def _row_and_tag(entries: Places) -> tuple[Hashes, Hashes]:
+    halves = entries.astype("<u8", copy=False).view("<u4")
+    return halves[0::2], halves[1::2]
+
+
+class _Memory:
+    """An array of zeros that grows without being copied, and takes memory as it is touched."""
+
+    def __init__(self) -> None:
+        self.array: npt.NDArray[np.uint64] = np.zeros(16, np.uint64)
+        self._map: mmap.mmap | None = None
+
+    def reserve(self, size: int) -> None:
+        """Have at least so many elements; raises MemoryError."""
+        if size <= self.array.size:
+            return
+        size = max(size, 2 * self.array.size)
+        if 8 * size >= _LAZY_BYTES:
+            self._map_more(8 * size)
+        else:
+            before, self.array = self.array, np.zeros(size, np.uint64)
+            self.array[: before.size] = before
+
+    def _map_more(self, nbytes: int) -> None:
+        before, mapped = self.array, self._map
+        if mapped is not None:
+            self.array = before = np.empty(0, np.uint64)  # a view keeps the memory where it is
+            with contextlib.suppress(BufferError, OSError, SystemError):
+                mapped.resize(nbytes)
+            self.array = before = np.frombuffer(mapped, np.uint64)
+            if before.nbytes >= nbytes:
+                return
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        try:
+            self._map = mmap.mmap(-1, nbytes, flags=flags)
+        except OSError as error:
+            raise MemoryError(f"no memory for {nbytes} bytes of a map of keys: {error}") from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # where the system has none
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+        self.array = np.frombuffer(self._map, np.uint64)
+        self.array[: before.size] = before

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._keys.hashmap import Same
 from tierstore._keys.strings import Strings
 from tierstore.errors import InvalidInputError
 
@@ -102,6 +103,13 @@ class Texts:
                 digest = hashlib.blake2b(self.encoded(number), digest_size=_WORD).digest()
                 out[number] = int.from_bytes(digest, "little")
         return out
+
+    def same_as(self, others: Texts) -> Same:
+        """Return what tells texts from others that have the same hash."""
+        return Same(
+            lambda at, rows: self.equal(at, others, rows),
+            lambda at: [self.encoded(number) for number in at.tolist()],
+        )
 
     def equal(
         self, numbers: Positions, others: Texts, other_numbers: Positions

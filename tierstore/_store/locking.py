@@ -25,6 +25,7 @@ from tierstore._store.versions import FOLD, LOCK, STORE
 from tierstore.errors import (
     FOR_RANKS,
     ConcurrentWriterError,
+    FormatError,
     LockedError,
     StoreFullError,
     StoreIOError,
@@ -40,6 +41,25 @@ def make_note() -> bytes:
     """Return a unique note that names this process."""
     note = f"pid {os.getpid()} on {socket.gethostname()}, boot {_boot()}, {uuid.uuid4().hex}"
     return note.encode()
+
+
+def writer_of(path: Path) -> str | None:
+    """Describe the process that has the store at a path open for writing, or return None.
+
+    The kernel's list of locks is read, so that no other process finds the lock taken meanwhile. It
+    lacks the locks of other machines.
+    """
+    with (
+        contextlib.suppress(OSError, FormatError),
+        _io.Directory.open(path) as directory,
+        directory.open_file(LOCK) as file,
+    ):
+        status = file.status()
+        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        locks = Path("/proc/locks").read_text().splitlines()
+        if any("FLOCK" in line and place in line.split() for line in locks):
+            return describe(file.read(_NOTE_BYTES))
+    return None
 
 
 def describe(note: bytes) -> str:

@@ -47,7 +47,7 @@ def make_pointer(state: State) -> dict[str, Any]:
     """Return a pointer to the open version, made of JSON values.
 
     In the payload of a running commit, it points to the version being written. Raises
-    InvalidInputError if there are uncommitted rows, which no version contains.
+    InvalidInputError if there are uncommitted rows or keys, which no version contains.
     """
     manifest, coming = state.manifest, state.coming
     where = {"path": str(state.directory.path), "uuid": manifest.uuid}
@@ -55,9 +55,11 @@ def make_pointer(state: State) -> dict[str, Any]:
         coming.is_named = True
         return {**where, "version": coming.version, "mark": coming.mark, "payload": True}
     rows = 0 if state.door.closed else state.uncommitted_rows()
-    if rows:
+    tables = [] if state.door.closed else list(state.touched.keys)
+    if rows or tables:
+        what = f"{rows} rows" if rows else f"the keys of table {tables[0]!r}"
         raise InvalidInputError(
-            f"{rows} rows of {state.directory.path} are not committed, and a state taken now would "
+            f"{what} of {state.directory.path} are not committed, and a state taken now would "
             "point to a version without them: call store.commit() before state_dict(), or commit "
             "the module itself, store.commit(payload={'model': model}); store.rollback() drops them"
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tierstore import _io
+from tierstore._closing import call_each
 from tierstore._disk.generation import Generation
 from tierstore._disk.keys import remove_keys
 from tierstore._disk.manifest import FORMAT, Identity, Manifest, TableInfo, new_mark
@@ -586,12 +587,11 @@ class State:
 
         Releases all even if some raise: a remaining lock would block the next writer.
         """
-        self.door.close()
-        with contextlib.ExitStack() as ending:  # from the last to the first
-            ending.callback(self.directory.close)
-            for closable in (*self.locks, *self._held.values()):
-                ending.callback(closable.close)
-            for table in self.tables.values():
-                ending.callback(table._close)
-            ending.callback(self.spaces.close)
-            ending.callback(self.prefetcher.wait_for_advice)
+        call_each(
+            self.door.close,
+            self.prefetcher.wait_for_advice,
+            self.spaces.close,
+            *(table._close for table in reversed(self.tables.values())),
+            *(held.close for held in reversed((*self.locks, *self._held.values()))),
+            self.directory.close,
+        )

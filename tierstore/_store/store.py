@@ -12,6 +12,7 @@ import html
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal, Self
@@ -20,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
+from tierstore._closing import call_each
 from tierstore._disk.base import Progress
 from tierstore._door import internal_errors
-from tierstore._store import closing, keeping
+from tierstore._store import closing, keeping, locking
 from tierstore._store.changes import changed_rows
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
 from tierstore._store.compaction import Folder
@@ -76,7 +78,7 @@ class Store(SchemaChanges):
         self._state = State(options, self)
         self._folder = Folder(self._state)
         self._door = self._state.door
-        self._finally: Callable[[], object] | None = None
+        self._afterwards: list[Callable[[], object]] = []
         self._forget = closing.watch(self, str(options.path), self._state.locks)
 
     # -- the tables
@@ -186,6 +188,10 @@ class Store(SchemaChanges):
                 SpaceInformation.of([known[extent.table] for extent in space.extents])
                 for space in spaces
             ),
+            keep=self._state.manifest.keep,
+            names=tuple(self._state.manifest.names),
+            payload=tuple(self._state.payload),
+            writer=locking.writer_of(self.path) if isinstance(self.path, Path) else None,
         )
 
     def stats(self, tables: Iterable[str] | None = None) -> dict[str, TierStats]:
@@ -636,8 +642,8 @@ class Store(SchemaChanges):
         """Return a pointer to the open version: path, uuid, version and its mark.
 
         For frameworks that save objects with a `state_dict`; no rows are copied. Raises
-        InvalidInputError if there are uncommitted rows: commit first, or pass the store or module
-        itself to `commit` as a payload.
+        InvalidInputError if there are uncommitted rows or keys: commit first, or pass the store or
+        module itself to `commit` as a payload.
         """
         if self._door.closed:
             return make_pointer(self._state)
@@ -652,7 +658,8 @@ class Store(SchemaChanges):
         """
         with self._door.use():
             wanted = wanted_version(self._state, state)
-        if wanted is not None or (self._door.writable and self.uncommitted_rows()):
+        is_changed = self._door.writable and (self.uncommitted_rows() or self._state.touched.keys)
+        if wanted is not None or is_changed:
             self.restore(self.version if wanted is None else wanted)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -675,15 +682,15 @@ class Store(SchemaChanges):
 
     def _when_closed(self, work: Callable[[], object]) -> None:
         """Call a function once the store is closed or garbage-collected."""
-        self._finally = weakref.finalize(self, work)
+        self._afterwards.append(weakref.finalize(self, work))
 
     def _close(self, *, at_once: bool = False) -> None:
-        with contextlib.ExitStack() as ending:
-            if self._finally is not None:
-                ending.callback(self._finally)
-            ending.callback(self._forget)
-            ending.callback(closing.close, self._state, self._folder, at_once=at_once)
-            self._raise_unseen()
+        call_each(
+            self._raise_unseen,
+            partial(closing.close, self._state, self._folder, at_once=at_once),
+            self._forget,
+            *self._afterwards,
+        )
 
     def _open_again(self) -> None:
         """Reopen a reader in a forked child, at the same version; its tables stay valid.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
@@ -94,6 +96,82 @@ class _Using(Use):
             raise meaning from (found if meaning is not found else None)
 
 
+class _Together(_Using):
+    """Several uses of the store on its device, by one thread in one stream, entered once.
+
+    Errors between them, of work that is not the store's, leave it open.
+
+    Attributes:
+        thread: the thread.
+        stream: torch's current one.
+    """
+
+    __slots__ = ("stream", "thread")
+
+    def __init__(self, access: DeviceArrays) -> None:
+        super().__init__(access, write=False)
+        self.thread = self._thread
+        self.stream = 0
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        access = self._access
+        try:
+            self.stream = access.stream("torch")
+        except BaseException as error:
+            self._end(None, error)
+        access.gpu.launcher.waits = True
+        access.together_in = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        self._access.together_in = None
+        failed = None
+        try:
+            self._access.gpu.launcher.settle()
+        except Exception as found:
+            failed = found
+        if error is not None:
+            self._access.device.leave(self._before)
+            self._leave()
+            return
+        super().__exit__(None if failed is None else type(failed), failed)
+        if failed is not None:
+            raise failed
+
+
+class _Part:
+    """One of several uses that were entered together; see `_Together`."""
+
+    __slots__ = ("_together", "_write")
+
+    def __init__(self, together: _Together, *, write: bool) -> None:
+        self._together = together
+        self._write = write
+
+    def __enter__(self) -> None:
+        door = self._together._door
+        if door.reason or (self._write and not door.writable):
+            door.check_open(write=self._write)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        if error is not None:
+            meaning = device_error(error, self._together._access.name) or error
+            self._together._judge(meaning)
+            if meaning is not error:
+                raise meaning from error
+
+
 class DeviceArrays:
     """What every access to a GPU tier needs.
 
@@ -105,6 +183,7 @@ class DeviceArrays:
         door: who may use the store.
         name: of the table, for messages.
         sync_checks: every use ends by looking for bad ids, which waits.
+        together_in: several uses that a thread has entered.
     """
 
     def __init__(
@@ -125,6 +204,7 @@ class DeviceArrays:
         self.name = extent.table
         self.device = gpu.device
         self.sync_checks = sync_checks
+        self.together_in: _Together | None = None
 
     @functools.cached_property
     def torch_device(self) -> Any:
@@ -149,6 +229,9 @@ class DeviceArrays:
 
         Raises DeviceError if a CUDA graph is being captured there.
         """
+        together = self.together_in
+        if together is not None and together.thread == threading.get_ident() and kind == "torch":
+            return together.stream
         stream = self.any_stream(kind)
         if self.device.capturing(stream):
             raise DeviceError(
@@ -179,25 +262,49 @@ class DeviceArrays:
         dtype = item.element.torch_dtype()
         return torch.empty((*shape, item.dim), dtype=dtype, device=self.torch_device)
 
-    def using(self, *, write: bool = False) -> Use:
+    def using(self, *, write: bool = False) -> AbstractContextManager[Any]:
         """Enter the store, explain the driver's errors, and check ids if every call does."""
+        together = self.together_in
+        if together is not None and together.thread == threading.get_ident():
+            return _Part(together, write=write)
         return _Using(self, write=write)
 
+    def together(self) -> AbstractContextManager[Any]:
+        """Enter the store once for several uses of this thread, in torch's current stream."""
+        together = self.together_in
+        if together is not None and together.thread == threading.get_ident():
+            return contextlib.nullcontext()
+        return _Together(self)
+
     def to_array(
-        self, data: Any, item: Field, ids: Ids, dtype: DTypeName | None = None, apart: Any = None
+        self,
+        data: Any,
+        item: Field,
+        ids: Ids,
+        dtype: DTypeName | None = None,
+        *,
+        apart: Any = None,
+        out: Any = None,
     ) -> Any:
         """Return the bytes of a field as the array that answers these ids, of `dtype` if given.
 
-        `apart`: the `Scales` that are not within these bytes.
+        `apart`: the `Scales` that are not within these bytes. Floats may be put into `out`.
         """
         if item.scaled is not None and ids.kind != "numpy":
-            rows = self._unscaled(data, item.scaled, ids.kind, dtype, apart)
+            rows = self._unscaled(data, item.scaled, ids.kind, dtype, apart=apart, out=out)
             return rows.reshape(*ids.shape, item.dim)
         rows = self._typed(data, item, ids)
         return rows if dtype is None else converted(rows, dtype)
 
     def _unscaled(
-        self, data: Any, scaled: ScaledElements, kind: str, dtype: DTypeName | None, apart: Any
+        self,
+        data: Any,
+        scaled: ScaledElements,
+        kind: str,
+        dtype: DTypeName | None,
+        *,
+        apart: Any,
+        out: Any,
     ) -> Any:
         """Return the rows of a scaled field on the device, rounded once to `dtype`."""
         wanted = DEFAULT_DTYPE if dtype is None else check_dtype(dtype)
@@ -209,9 +316,12 @@ class DeviceArrays:
             data = data.contiguous()
             if self.device.pointer(data) % 16:  # one row of a wider piece
                 data = data.clone()
-            out = torch.empty(
-                (count, scaled.dim), dtype=element.torch_dtype(), device=self.torch_device
-            )
+            fits = out is not None and element.name == wanted and not self.device.pointer(out) % 16
+            shape, own = (count, scaled.dim), element.torch_dtype()
+            if fits:
+                out = out.view(shape)
+            else:
+                out = torch.empty(shape, dtype=own, device=self.torch_device)
         else:
             import cupy
 
@@ -532,9 +642,13 @@ class DeviceAccess(DeviceArrays):
         *,
         admit: bool,
         dtype: DTypeName | None = None,
+        out: Any = None,
     ) -> Any:
-        """Return a field, bytes `lo:hi` of records, as the array that answers these ids."""
-        return self.to_array(self.read(ids, lo, hi, admit=admit), item, ids, dtype)
+        """Return a field, bytes `lo:hi` of records, as the array that answers these ids.
+
+        It may be in `out`, which is of that shape and `dtype`.
+        """
+        return self.to_array(self.read(ids, lo, hi, admit=admit), item, ids, dtype, out=out)
 
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""

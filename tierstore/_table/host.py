@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._door import Call, Door, Use
+from tierstore._door import Call, Door, Use, interrupts_deferred
 from tierstore._dtypes import DTypeName
 from tierstore._table.address import Ids, host_ids, last_of_each
 from tierstore._table.prefetch import Prefetcher
@@ -144,8 +145,11 @@ class Access(Protocol):
     def ids(self, ids: object) -> Ids:
         """Check ids and bring them to this side."""
 
-    def using(self, *, write: bool = False) -> Call:
+    def using(self, *, write: bool = False) -> AbstractContextManager[Any]:
         """Enter the store as a read of this side does."""
+
+    def together(self) -> AbstractContextManager[Any]:
+        """Defer interrupts for several calls of this thread; on a GPU enter the store once."""
 
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool, into: Any = None) -> Any:
         """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`, contiguous.
@@ -162,8 +166,12 @@ class Access(Protocol):
         *,
         admit: bool,
         dtype: DTypeName | None = None,
+        out: Any = None,
     ) -> Any:
-        """Return a field, bytes `lo:hi` of records, as the array that answers these ids."""
+        """Return a field, bytes `lo:hi` of records, as the array that answers these ids.
+
+        It may be in `out`, which is of that shape and `dtype`.
+        """
 
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
@@ -253,6 +261,10 @@ class HostAccess:
         """Enter the store beside the calls of other threads."""
         return Call(self.door, write=write)
 
+    def together(self) -> interrupts_deferred:
+        """Defer interrupts for several calls of this thread."""
+        return interrupts_deferred()
+
     def read_few(self, ids: npt.NDArray[Any], name: str | None) -> Any:
         """Return a field of a few valid rows, `ids.shape + (dim,)`, if that takes one look.
 
@@ -316,8 +328,12 @@ class HostAccess:
         *,
         admit: bool,
         dtype: DTypeName | None = None,
+        out: Any = None,
     ) -> Any:
-        """Return a field, bytes `lo:hi` of records, as the array that answers these ids."""
+        """Return a field, bytes `lo:hi` of records, as the array that answers these ids.
+
+        It may be in `out`, which is of that shape and `dtype`.
+        """
         return from_bytes(self.read(ids, lo, hi, admit=admit), item, ids, dtype)
 
     def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:

@@ -12,6 +12,7 @@ place where they are checked; everything else of a joint table takes rows that i
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -166,12 +167,15 @@ class Location:
         self, ids: Tensor, features: Features, lengths: tuple[int, ...]
     ) -> Tensor:
         """Do the same without waiting: a bad id becomes a number that tells of feature and id."""
+        import torch
+
         gpu, access = self.space.gpu, self.access
         if gpu is None or not isinstance(access, DeviceAccess):
             raise RuntimeError("ids are checked on a device where there is a GPU tier")
         ids = access.ids(ids).rows  # raises for those on another device
-        rows: Tensor = ids.new_empty(ids.shape)
-        if not len(ids):
+        rows: Tensor = torch.empty_like(ids)
+        count = ids.numel()
+        if not count:
             return rows
         with access.using():
             stream = access.stream("torch")
@@ -186,10 +190,10 @@ class Location:
                 bounds = self._bounds[features] = gpu.device.upload(found, stream)
             first, step = gpu.device.pointer(bounds), 8 * len(lengths)
             work = _Ids(
-                ids.data_ptr(), rows.data_ptr(), gpu.device.pointer(ends), len(ids), len(lengths)
+                ids.data_ptr(), rows.data_ptr(), gpu.device.pointer(ends), count, len(lengths)
             )
             arguments = Arguments(work, _Bounds(first, first + step, first + 2 * step))
-            gpu.launcher.launch(_IN_SPACE, arguments, len(ids), stream)
+            gpu.launcher.launch(_IN_SPACE, arguments, count, stream)
         return rows
 
     def _bounds_of(self, features: Features) -> Rows:
@@ -341,6 +345,10 @@ class JointTable:
         with internal_errors():
             self._owner.door.check()
             self.location.access.prefetch(rows, window, self._owner.prefetcher)
+
+    def _together(self) -> AbstractContextManager[Any]:
+        """Enter the store once for several calls of this thread; see `Access.together`."""
+        return self.location.access.together()
 
     def _record(self, rows: Tensor, touched: Iterable[int]) -> None:
         """Add a batch to the open recordings of its tables, each with its own ids."""

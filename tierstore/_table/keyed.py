@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NoReturn, Protocol, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore._disk.base import Progress
-from tierstore._disk.generation import first_records
+from tierstore._disk.generation import Generation, first_records
 from tierstore._keys.admission import Candidates
 from tierstore._keys.growing import Asked, KeyMap
 from tierstore._table import expiry
 from tierstore._table.address import Ids, host_ids, is_torch
+from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Lease
 from tierstore._table.table import Owner, Table
 from tierstore._table.values import from_bytes, raw_rows
+from tierstore._tiers.gpu.keys import DeviceKeys
+from tierstore._tiers.space import Extent, Space
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.spec import EXTENT_ROWS, USES, TableSpec
 from tierstore.stats import TableInformation, TierInformation
@@ -44,10 +47,47 @@ class Grower(Owner, Protocol):
         """Return how many keys a table has in the version before; None where that is not known."""
 
 
-class KeyBatch(Ids):
-    """A batch of keys; its rows are -1 where a key has none."""
+Rows = npt.NDArray[np.int64]
 
+
+class Resolved(NamedTuple):
+    """The rows of a batch of keys.
+
+    Attributes:
+        rows: flat int64, -1 for a key without a row; on the device if the keys are there.
+        shape, kind: of the keys.
+        unknown: the positions of keys without a row, ascending.
+        asked: those keys.
+    """
+
+    rows: Any
+    shape: tuple[int, ...]
+    kind: str
+    unknown: npt.NDArray[np.intp]
     asked: Asked
+
+    def known_or_first(self) -> Any:
+        """Return the rows in the shape of the keys, with the first for those without one."""
+        if self.unknown.size:
+            self.rows[self.rows < 0] = 0
+        return self.rows.reshape(self.shape)
+
+
+class KeyBatch(Ids):
+    """A batch of keys, which stand in place of rows until `_placed` gives them some."""
+
+    keys: Any
+
+
+class OnDevice(NamedTuple):
+    """A batch of integer keys on the device: their bits, flat int64, and their shape."""
+
+    keys: Any
+    shape: tuple[int, ...]
+
+
+Batch: TypeAlias = OnDevice | tuple[Asked, str]
+"""Checked keys: on the device, or on the host with what kind of array answers them."""
 
 
 class RowKeys(Sequence[Any]):
@@ -107,10 +147,14 @@ class KeyedTable(RowsByNumber):
     (2, 1000)
     """
 
+    def _attach(self, generation: Generation, space: Space, extent: Extent) -> None:
+        super()._attach(generation, space, extent)
+        generation.fill_ahead()
+
     @property
     def rows(self) -> int:
         """Number of keys that have a row."""
-        return len(self._map)
+        return self._generation.keys_in_use
 
     @property
     def capacity(self) -> int:
@@ -271,22 +315,19 @@ class KeyedTable(RowsByNumber):
         A key without a row reads as its first row, and nothing is added. Keys of another kind
         than those of the table are an InvalidTypeError.
         """
-        asked, kind = self._asked(keys)
-        epoch = None
+        epoch, given = None, self._given(keys)
         while epoch is not self._extent.epoch:  # else keys have got other rows meanwhile
             epoch = self._extent.epoch
-            rows = self._map.find(asked)
-            unknown = np.flatnonzero(rows < 0)
-            rows[unknown] = 0
-            ids = self._like(rows.reshape(asked.shape), kind)
+            found_in = self._resolved(given, self._map.find)
+            ids = self._like(found_in.known_or_first(), found_in.kind)
             found = self.by_row.read(
                 ids, field, cache=cache, as_tensor=as_tensor, dtype=dtype, raw=raw, out=out
             )
-        if unknown.size:
-            records = first_records(self.spec, asked.codes[unknown])
+        if found_in.unknown.size:
+            records = first_records(self.spec, found_in.asked.codes)
             parts = found if isinstance(found, dict) else {self._named(_one(field)): found}
             for name, values in parts.items():
-                self._fill(name, values, unknown, records, raw=raw)
+                self._fill(name, values, found_in.unknown, records, raw=raw)
         return found
 
     def _fill(
@@ -305,39 +346,94 @@ class KeyedTable(RowsByNumber):
         first = raw_rows(data, item, ids) if raw else from_bytes(data, item, ids)
         flat = values.reshape(-1, values.shape[-1])
         if ids.kind == "torch":
-            first = first.to(values)
+            first, at = first.to(values), self._like(at, "torch").to(values.device)
         flat[at] = first
 
-    def _like(self, rows: npt.NDArray[np.int64], kind: str) -> Any:
+    def _like(self, rows: Any, kind: str) -> Any:
         """Return row numbers as an array that is answered like the keys."""
-        if kind != "torch":
+        if kind != "torch" or is_torch(rows):
             return rows
         import torch
 
         return torch.from_numpy(rows).to(self.device)
 
+    def _given(self, keys: Any) -> Batch:
+        """Check a batch of keys, which stay on the device where this has a map of them."""
+        if is_torch(keys) and self.spec.keys == "int64" and isinstance(self._access, DeviceAccess):
+            kind = str(keys.dtype).removeprefix("torch.")
+            if keys.device.type == self._access.torch_device.type and "int" in kind:
+                import torch
+
+                flat = keys.detach().reshape(-1)
+                bits = flat.view(torch.int64) if kind == "uint64" else flat.to(torch.int64)
+                return OnDevice(bits.contiguous(), tuple(keys.shape))
+        return self._asked(keys)
+
+    def _resolved(self, given: Batch, ask: Callable[[Asked], Rows]) -> Resolved:
+        """Return the rows of keys; `ask` has those that the device does not know."""
+        if isinstance(given, OnDevice):
+            return self._resolved_there(given, ask)
+        asked, kind = given
+        rows = ask(asked)
+        unknown = np.flatnonzero(rows < 0)
+        return Resolved(rows, asked.shape, kind, unknown, asked.take(unknown))
+
+    def _resolved_there(self, given: OnDevice, ask: Callable[[Asked], Rows]) -> Resolved:
+        rows = given.keys.new_empty(given.keys.shape)
+        with self._keys_there() as (known, stream):
+            missing = known.find(given.keys, rows, stream)
+        unknown = np.empty(0, np.intp)
+        asked = Asked(np.empty(0, np.uint64), (0,))
+        if missing is not None:
+            at, codes = missing.on_host()
+            asked = Asked(codes, codes.shape)
+            found = ask(asked)
+            with self._keys_there() as (known, stream):  # others, if the table has grown
+                known.fill(missing, found, stream)
+            lacking = np.flatnonzero(found < 0)
+            unknown, asked = at[lacking], asked.take(lacking)
+        return Resolved(rows, given.shape, "torch", unknown, asked)
+
+    @contextmanager
+    def _keys_there(self) -> Iterator[tuple[DeviceKeys, int]]:
+        """Use the device's map of keys, in a stream; one whose rows are others now is emptied."""
+        access = cast(DeviceAccess, self._access)
+        with access.using():
+            stream = access.stream("torch")
+            known = access.gpu.keys(self.name, self.capacity)
+            numbering = self._map.numbering
+            if known.source is not numbering:
+                known.clear(stream)
+                known.source = numbering
+            yield known, stream
+
     def _batch(self, ids: object, *, record: bool = True) -> Ids:
-        """Find the rows of keys that are to be written, -1 for those that `_placed` adds."""
-        asked, kind = self._asked(ids)
-        batch = KeyBatch(self._map.find(asked), asked.shape, kind)
-        batch.asked = asked
+        """Check keys that are to be written; `_placed` finds their rows."""
+        given = self._given(ids)
+        if isinstance(given, OnDevice):
+            batch = KeyBatch(given.keys, given.shape, "torch")
+        else:
+            asked, kind = given
+            batch = KeyBatch(asked.codes.view(np.int64), asked.shape, kind)
+        batch.keys = given
         return batch
 
     def _placed(self, batch: Ids) -> Ids:
         """Give rows to keys that have none, before what was checked is written."""
         if not isinstance(batch, KeyBatch):
             return batch
-        rows = self._used(batch.asked).reshape(batch.shape)
-        return self.by_row._batch(self._like(rows, batch.kind))
+        rows = self._used_by(batch.keys, self._add)
+        return self.by_row._batch(self._like(rows.known_or_first(), batch.kind))
 
-    def _add(self, asked: Asked) -> npt.NDArray[np.int64]:
+    def _add(self, asked: Asked) -> Rows:
         """Return the rows of keys; those that have none get one, with their first values."""
         found = self._map.find(asked)
-        if not (found < 0).any():
+        missing = np.flatnonzero(found < 0)
+        if not missing.size:
             return found
         with self._owner.door.use(write=True), self._map.lock:
             before = len(self._map)
-            found = self._map.add(asked)
+            found[missing] = self._map.add(asked.take(missing))
             try:
                 self._write_first(np.arange(before, len(self._map)))
             except BaseException:
@@ -372,17 +468,19 @@ class KeyedTable(RowsByNumber):
 
     def _known_or_first(
         self, keys: object, field: str, *, train: bool
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp], Any]:
+    ) -> tuple[Any, npt.NDArray[np.intp], Any]:
         """Return row numbers in the shape of keys, which have none, and first values of those.
 
         Those have the number 0; their values are `(n, dim)`, a tensor. With `train`, keys that are
         admitted get a row before.
         """
-        asked, _ = self._asked(keys)
-        rows = self._trained(asked) if train else self._map.find(asked)
-        unknown = np.flatnonzero(rows < 0)
-        rows[unknown] = 0
-        return rows.reshape(asked.shape), unknown, self._first_values(asked, unknown, field)
+        given = self._given(keys)
+        if train:
+            found = self._used_by(given, self._admitted)
+        else:
+            found = self._resolved(given, self._map.find)
+        first = self._first_values(found.asked, np.arange(found.unknown.size), field)
+        return found.known_or_first(), found.unknown, first
 
     def _first_values(self, asked: Asked, at: npt.NDArray[np.intp], field: str) -> Any:
         """Return the first values of keys at some positions of a batch, a tensor `(n, dim)`."""
@@ -396,13 +494,19 @@ class KeyedTable(RowsByNumber):
 
         For tables that admit every key; see `_known_or_first`.
         """
-        asked, _ = self._asked(keys)
-        return self._like(self._trained(asked).reshape(asked.shape), "torch")
+        found = self._used_by(self._given(keys), self._add)
+        return self._like(found.known_or_first(), "torch")
 
-    def _trained(self, asked: Asked) -> npt.NDArray[np.int64]:
+    def _trained(self, asked: Asked) -> Rows:
         """Return the rows of keys of a training batch; -1 for those that are not admitted yet."""
+        rows = self._admitted(asked)
+        self._note_uses(rows)
+        return rows
+
+    def _admitted(self, asked: Asked) -> Rows:
+        """Return the rows of keys; those that were used often enough get one, others have -1."""
         if self.spec.admit_after is None:
-            return self._used(asked)
+            return self._add(asked)
         rows = self._map.find(asked)
         unknown = np.flatnonzero(rows < 0)
         if unknown.size:
@@ -411,22 +515,27 @@ class KeyedTable(RowsByNumber):
             admitted = unknown[uses >= self.spec.admit_after]
             if admitted.size:
                 rows[admitted] = self._add(asked.take(admitted))
-        self._note_uses(rows)
         return rows
 
-    def _used(self, asked: Asked) -> npt.NDArray[np.int64]:
+    def _used(self, asked: Asked) -> Rows:
         """Return the rows of keys that are used; those that have none get one."""
         rows = self._add(asked)
         self._note_uses(rows)
         return rows
 
-    def _note_uses(self, rows: npt.NDArray[np.int64]) -> None:
+    def _used_by(self, given: Batch, ask: Callable[[Asked], Rows]) -> Resolved:
+        """Return the rows of keys that are used; `ask` decides which keys get one."""
+        found = self._resolved(given, ask)
+        self._note_uses(found.rows)
+        return found
+
+    def _note_uses(self, rows: Any) -> None:
         """Count a use of each row, where the table tracks that; -1 stands for none."""
         if not (self.spec.track_uses and self._owner.door.writable):
             return
-        used = np.unique(rows)
+        used = rows.unique() if is_torch(rows) else np.unique(rows)
         used = used[used >= 0]
-        if used.size:
+        if len(used):
             uses = self.by_row.read(used, USES)
             uses[:, 0] += 1
             uses[:, 1] = self.store.version + 1
@@ -480,8 +589,10 @@ class KeyedTable(RowsByNumber):
         self, conditions: dict[str, int | None]
     ) -> Iterator[tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]]:
         epoch = self._extent.epoch
-        blocks = list(self.scan(USES))
-        uses = np.concatenate(blocks) if blocks else np.empty((0, 2))
+        uses, begin = np.empty((self.rows, 2)), 0
+        for block in self.scan(USES):
+            uses[begin : begin + len(block)] = block
+            begin += len(block)
         rows = expiry.expired(uses, self.store.version, **conditions)
         for start in range(0, rows.size, _BLOCK_ROWS):
             part = rows[start : start + _BLOCK_ROWS]
@@ -519,10 +630,10 @@ class KeyedTable(RowsByNumber):
 
     def lease(self, ids: object) -> Lease:
         """Pin the rows of a batch of keys, `ids`, for a step; adds those that are new."""
-        asked, kind = self._asked(ids)
+        given = self._given(ids)
         with self._still():
-            rows = self._used(asked).reshape(asked.shape)
-            return self.by_row.lease(self._like(rows, kind))
+            found = self._used_by(given, self._add)
+            return self.by_row.lease(self._like(found.known_or_first(), found.kind))
 
     def write(self, ids: object, rows: Any, field: str | None = None) -> None:
         """Write `ids.shape + (dim,)` rows over those of keys, `ids`; see `Table.write`.

@@ -156,16 +156,20 @@ class SplitAccess(DeviceAccess):
         *,
         admit: bool,
         dtype: DTypeName | None = None,
+        out: Any = None,
     ) -> Any:
-        """Return a field, bytes `lo:hi` of records, as the array that answers these ids."""
+        """Return a field, bytes `lo:hi` of records, as the array that answers these ids.
+
+        It may be in `out`, which is of that shape and `dtype`.
+        """
         scaled = item.scaled
         found = None if scaled is None else self._apart(scaled, lo, hi)
         if found is None or ids.kind == "numpy":
-            return super().read_field(ids, item, lo, hi, admit=admit, dtype=dtype)
+            return super().read_field(ids, item, lo, hi, admit=admit, dtype=dtype, out=out)
         (begin, end, _), at = found
         elements = DeviceAccess.read(self, ids, begin, end, admit=admit)
         rows = self._on_device(ids.rows, self.stream(ids.kind))
-        return self.to_array(elements, item, ids, dtype, self._scales(rows, at))
+        return self.to_array(elements, item, ids, dtype, apart=self._scales(rows, at), out=out)
 
     def _scales(self, rows: Any, at: int) -> Any:
         return Scales(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, TypeAlias, overload
 
 import numpy as np
@@ -139,6 +139,10 @@ class Table:
         if whole is not None:
             return SplitAccess(gpu, self._extent, self._layout, door, whole, sync_checks=checks)
         return DeviceAccess(gpu, self._extent, self._layout, door, sync_checks=checks)
+
+    def _together(self) -> AbstractContextManager[Any]:
+        """Enter the store once for several calls of this thread; see `Access.together`."""
+        return self._access.together()
 
     @property
     def scalars(self) -> dict[str, Any]:
@@ -419,7 +423,9 @@ class Table:
         access, (item, lo, hi) = self._access, self._spans[name]
         kind = check_out(out, item, batch, self.device, name)
         if item.scaled is not None:
-            out[...] = access.read_field(batch, item, lo, hi, admit=cache, dtype=kind.name)
+            rows = access.read_field(batch, item, lo, hi, admit=cache, dtype=kind.name, out=out)
+            if not is_torch(rows) or rows.data_ptr() != out.data_ptr():
+                out[...] = rows
             return out
         into = writable_bytes(out, item)
         data = access.read(batch, lo, hi, admit=cache, into=into)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._rowcopy import split
 from tierstore.errors import InvalidInputError
 
 __all__ = ["Best", "excluded_pairs"]
@@ -74,14 +75,18 @@ class Best:
         if len(self._queries) != 1 or self._arrays is not np:
             scores = self._queries @ rows.T
             return self._divided(scores, rows) if self._cosine else scores
-        # Memory is the limit here, and threads of BLAS would only wait.
+        # Memory is the limit here, and threads of BLAS, which wait for each other, would only wait.
         scores = np.empty((1, len(rows)), np.float32)
-        step = max(1, _CACHED_BYTES // (4 * rows.shape[1])) if self._cosine else len(rows)
-        for start in range(0, len(rows), step or 1):
-            part = slice(start, start + step)
-            np.vecdot(rows[part], self._queries[0], out=scores[0, part])
-            if self._cosine:
-                self._divided(scores[:, part], rows[part])
+        step = max(1, _CACHED_BYTES // (4 * rows.shape[1]))
+
+        def multiply(part: slice) -> None:
+            for start in range(part.start, part.stop, step):
+                some = slice(start, min(start + step, part.stop))
+                np.vecdot(rows[some], self._queries[0], out=scores[0, some])
+                if self._cosine:
+                    self._divided(scores[:, some], rows[some])
+
+        split(multiply, len(rows), rows.nbytes * (2 if self._cosine else 1))
         return scores
 
     def _divided(self, scores: Any, rows: Floats) -> Any:

@@ -93,6 +93,7 @@ class Part(NamedTuple):
             those that it is expected to have.
         split: of a table of which a GPU holds columns whole, what those are; the rest of a record
             is what has `record_bytes`.
+        keyed: whether a GPU tier has a map of int64 keys too, of as many as it has slots.
     """
 
     tables: tuple[str, ...]
@@ -103,6 +104,7 @@ class Part(NamedTuple):
     gpu_slots: int = 0
     growing: int | None = None
     split: Split | None = None
+    keyed: bool = False
 
     @property
     def grows(self) -> bool:
@@ -169,7 +171,9 @@ def _host_slots(part: Part, nbytes: int) -> int:
 
 def _gpu_bytes(part: Part, slots: int) -> int:
     scored = part.policy.on_device() is not None
-    nbytes = GpuMemory.bytes_for(part.rows, part.record_bytes, slots, scored=scored)
+    nbytes = GpuMemory.bytes_for(
+        part.rows, part.record_bytes, slots, scored=scored, keyed=part.keyed
+    )
     return nbytes + part.whole_bytes
 
 
@@ -181,7 +185,7 @@ def _gpu_slots(part: Part, nbytes: int) -> int:
             f"{part.whole_bytes}; give a larger gpu budget, or fewer columns"
         )
     left = nbytes - part.whole_bytes
-    return GpuMemory.slots_for(part.rows, part.record_bytes, left, scored=scored)
+    return GpuMemory.slots_for(part.rows, part.record_bytes, left, scored=scored, keyed=part.keyed)
 
 
 _ON_HOST = Sizes(_host_bytes, _host_slots, lambda: available_bytes() / 4)
@@ -229,7 +233,8 @@ class Placement:
         rows = sum(specs[name].rows for name in names)
         if self._device is None and specs[names[0]].grows:
             return Part(names, max(2 * rows, _EXPECTED_ROWS), record_bytes, policy, growing=rows)
-        return Part(names, rows, record_bytes, policy)
+        keyed = any(specs[name].keys == "int64" for name in names)
+        return Part(names, rows, record_bytes, policy, keyed=keyed)
 
     def plan(self, specs: Mapping[str, TableSpec], *, any_gpu: bool = False) -> list[Part]:
         """Return the spaces of tables of these specs, with the slots that each gets.

@@ -11,6 +11,8 @@ the program, which is the same on every rank.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,13 +23,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tierstore.distributed.owners import Owners
 from tierstore.distributed.ranks import Ranks
 from tierstore.errors import InvalidInputError, RanksError, TierStoreError
 
-__all__ = ["Exchange", "Known", "Request", "Wanted", "uploaded"]
+__all__ = ["Exchange", "Known", "Request", "Wanted"]
 
-_NARROW = torch.int32
-"""What an id is sorted and sent as where it fits with its owner, in a third of the time."""
 _BITS = 62
 """Features, or batches that are announced, that one number of a message tells of."""
 _ANNOUNCED = 1 << 40
@@ -38,26 +39,15 @@ class Exchange:
     """Sends rows of a table, or of tables that are looked up as one, between the ranks.
 
     Attributes:
-        rows_of: the row of each id on its owner.
-        size: how many ids there are, as on every rank.
+        owners: returns who has the rows now.
         announced: requests of coming batches, oldest first, as on every rank.
     """
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        device: str,
-        name: str,
-        *,
-        rows_of: Callable[[Tensor], Tensor],
-        size: Callable[[], int],
-    ) -> None:
+    def __init__(self, ranks: Ranks, name: str, owners: Callable[[], Owners]) -> None:
         """Serve what messages call `name`."""
         self.ranks = ranks
-        self.device = device
         self.name = name
-        self.rows_of = rows_of
-        self.size = size
+        self.owners = owners
         self.announced: deque[Request] = deque()
         self._announces = False
 
@@ -128,24 +118,20 @@ class Wanted:
     """The ids that one rank asks for.
 
     Attributes:
-        ids: int64 `(n,)`, on the device of the table.
-        owners: the rank that owns each, likewise.
+        ids: int64 `(n,)`, on the device of the table, those of each feature behind another's.
         given: these ids as the caller has them.
         tag: a number that is equal on ranks that look up the same.
         tables: the number of the table of each feature.
         lengths: how many of the ids each feature has.
-        is_bad: whether some ids are of no row, bool `()` on a device, where that is not known yet.
-        refuse: raises the error for such an id.
+        refuse: raises the error for an id of no row.
         error: what is wrong with the ids already.
     """
 
     ids: Tensor
-    owners: Tensor
     given: Tensor
     tag: int
     tables: Sequence[int] = (0,)
     lengths: Sequence[int] = (1,)
-    is_bad: Tensor | None = None
     refuse: Callable[[], object] | None = None
     error: TierStoreError | None = None
 
@@ -166,7 +152,7 @@ class Request:
     Attributes:
         wanted: what this rank asks for.
         settled: whether the ranks know what they are asked for.
-        positions: int64, for each id the index of its row among those that come back.
+        positions: for each id the index of its row among those that come back.
         size: the number of distinct ids.
         total: the number of ids of all ranks.
         asked: the rows of this rank that each rank asks for, in the order of ranks; distinct for
@@ -189,29 +175,21 @@ class Request:
         self.settled: bool = False
         self._tag = wanted.tag + announced * _ANNOUNCED
         self._known = Known(wanted.given) if announced else None
-        ranks, ids = exchange.ranks.count, wanted.ids
-        self._bits = exchange.size().bit_length()  # of an id, above which stands its owner
-        kind = _NARROW if ranks << self._bits < torch.iinfo(_NARROW).max else torch.int64
-        keys = ((wanted.owners << self._bits) + ids).to(kind)
-        self._keys, self.positions = _distinct(keys)
-        edges = torch.arange(ranks + 1, dtype=kind, device=ids.device) << self._bits
-        counts = torch.searchsorted(self._keys, edges).diff()
-        failed = counts.new_full((1,), wanted.error is not None)
-        if wanted.is_bad is not None:
-            failed = failed + wanted.is_bad
-        told = uploaded([self._tag, len(ids), *wanted.used()], ids.device)
-        same = torch.cat([failed, told]).expand(ranks, -1)
-        mine = torch.cat([counts[:, None], same], 1)
-        theirs = torch.empty_like(mine)
+        self._owners = exchange.owners()
+        told = [self._tag, len(wanted.ids), *wanted.used()]
+        found = self._owners.find(wanted, told, failed=wanted.error is not None)
+        self._told, on_device = found.told, not on_host(found.told)
         with exchange.ranks.explained(f"exchange rows of table {exchange.name!r}"):
             self._sending: Any = dist.all_to_all_single(
-                theirs, mine, group=exchange.ranks.data_group, async_op=True
+                self._told[1],
+                self._told[0],
+                group=exchange.ranks.data_group,
+                async_op=not on_device,
             )
-        self._told = [mine, theirs]
-        if not on_host(ids):
-            self._sending.wait()  # on the device: the host goes on
-            self._told = [_fetched(torch.stack(self._told))]
-            self._sending = torch.cuda.current_stream(ids.device).record_event()
+        if on_device:  # where all goes on in order, and the host with it
+            self._told = _fetched(self._told)
+            self._sending = torch.cuda.current_stream(wanted.ids.device).record_event()
+        self._numbers, self.positions = found.placed()
 
     def is_for(self, given: Tensor, tag: int, lengths: Sequence[int]) -> bool:
         """Tell whether this request, which was announced, is for these ids."""
@@ -227,23 +205,20 @@ class Request:
                 self._sending.wait()
             else:
                 self._sending.synchronize()
-        given, taken = (
-            self._told[0].tolist() if len(self._told) == 1 else [e.tolist() for e in self._told]
-        )
+        given, taken = self._told.tolist()
         self._given: list[int] = [each[0] for each in given]
         self._taken: list[int] = [each[0] for each in taken]
         self._check(wanted, taken)
         self.size = sum(self._given)
         self.total = sum(each[3] for each in taken)
+        used = [functools.reduce(operator.or_, words) for words in zip(*taken, strict=True)][4:]
         self.counts = [
-            int(any(each[4 + number // _BITS] >> number % _BITS & 1 for each in taken))
-            for number in range(len(wanted.lengths))
+            used[number // _BITS] >> number % _BITS & 1 for number in range(len(wanted.lengths))
         ]
         self.touched = frozenset(compress(wanted.tables, self.counts))
-        ids_of = self._keys[: self.size] & ((1 << self._bits) - 1)
-        arrived = exchange.swap(ids_of, self._given, self._taken)
-        self.asked = exchange.rows_of(arrived.to(torch.int64))
-        del self._keys, self._told, self._sending
+        arrived = exchange.swap(self._numbers[: self.size], self._given, self._taken)
+        self.asked = self._owners.rows_of(arrived)
+        del self._numbers, self._told, self._sending
 
     def _check(self, wanted: Wanted, told: list[list[int]]) -> None:
         """Raise what is wrong with the ids of this rank, or of another."""
@@ -314,37 +289,6 @@ def _where(ids: Tensor) -> object:
     if ids.is_inference():
         return object()
     return ids.data_ptr(), ids._version, ids.stride()
-
-
-def _distinct(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Return distinct keys, ascending, and for each key the index of its like.
-
-    On a device more may follow; see `padded`.
-    """
-    if not on_host(keys):
-        return padded(keys)
-    distinct, positions = torch.unique(keys, return_inverse=True)
-    return distinct, positions
-
-
-def padded(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Do so without waiting for their number: what is behind the distinct ones is more than any."""
-    ordered, order = keys.sort()
-    begins = torch.ones_like(ordered, dtype=torch.bool)
-    begins[1:] = ordered[1:] != ordered[:-1]
-    numbers = begins.cumsum(0) - 1
-    positions = torch.empty_like(order).scatter_(0, order, numbers)
-    behind = torch.full_like(keys, torch.iinfo(keys.dtype).max)
-    return behind.scatter_(0, numbers, ordered), positions
-
-
-def uploaded(values: Sequence[int], device: torch.device | str) -> Tensor:
-    """Return numbers on a device, int64, without waiting for what the device is at."""
-    device = torch.device(device)
-    if device.type == "cpu":
-        return torch.tensor(values, dtype=torch.int64)
-    pinned = torch.tensor(values, dtype=torch.int64, pin_memory=True)
-    return pinned.to(device, non_blocking=True)
 
 
 def _fetched(values: Tensor) -> Tensor:

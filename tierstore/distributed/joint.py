@@ -6,11 +6,11 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from tierstore._table.joint import Features, JointTable, Location
-from tierstore.distributed.exchange import Exchange, Request, Wanted, uploaded
+from tierstore.distributed.exchange import Exchange, Request, Wanted
+from tierstore.distributed.owners import Owners, owners_over
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import RowIndexError
 from tierstore.spec import TableSpec
@@ -22,10 +22,9 @@ __all__ = ["DistributedJointTable"]
 
 
 class DistributedJointTable:
-    """Tables of several ranks as one, by numbers: their ids, those of one table behind another's.
+    """Tables of several ranks as one, by ids of features.
 
-    `in_space` is where ids of tables become such numbers, and what it was last given is what a
-    request is for.
+    What `in_space` was last given is what a request is for.
 
     Attributes:
         tables: in the order of their numbers.
@@ -41,58 +40,33 @@ class DistributedJointTable:
         self.average: bool = first.average
         self._place = first.place
         self._ranks = first.exchange.ranks
-        self._exchange = Exchange(
-            self._ranks,
-            first.device,
-            self.shard.name,
-            rows_of=self._rows_of,
-            size=lambda: sum(table.rows for table in self.tables),
-        )
+        self._exchange = Exchange(self._ranks, self.shard.name, self._owners_now)
         self._seen: Location | None = None
         self._tags: dict[Features, int] = {}
         self._wanted: Wanted | None = None
 
-    def _number(self) -> None:
-        """Number the rows of all tables, again where they were moved or grew."""
+    def _owners_now(self) -> Owners:
+        """Return which rank has which rows; others where tables were moved or grew."""
         location = self.shard.location
         if location is not self._seen:
-            rows = torch.tensor([table.rows for table in self.tables])
-            self._sizes = rows.to(self.device)
-            self._ends = rows.cumsum(0).to(self.device)
-            self._starts = self._ends - self._sizes
-            self._own_starts = torch.from_numpy(location.starts).to(self.device)
-            self._bounds: dict[Features, tuple[Tensor, Tensor]] = {}
+            rows = [table.rows for table in self.tables]
+            starts, place = location.starts.tolist(), self._place
+            self._owners = owners_over(place, self.ranks, rows, starts, location.access)
             self._exchange.announced.clear()  # they ask by other numbers
             self._seen = location
-
-    def _rows_of(self, numbers: Tensor) -> Tensor:
-        """Return the row in the space of this rank of each number that it owns."""
-        tables = torch.searchsorted(self._ends, numbers, right=True)
-        ids = numbers - self._starts[tables]
-        rows: Tensor = self._own_starts[tables] + self._place.rows_of(ids)
-        return rows
+        return self._owners
 
     def in_space(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Tensor:
-        """Return the numbers of the ids of some features, int64 `(n,)`; see `JointTable.in_space`.
+        """Return the ids of some features on the device; see `JointTable.in_space`.
 
-        An id that is not in its table raises in the request that follows.
+        The request for them, which must follow, raises for one that is not in its table.
         """
-        self._number()
+        self._owners_now()
         known = self._exchange.known(ids, self._tag(features), lengths)
         if known is not None:
             self._wanted = known.wanted
             return known.wanted.ids
         own = ids.to(self.device)
-        starts, sizes = self._bounds_of(features)
-        if len(set(lengths)) == 1:
-            split = own.view(len(lengths), -1)
-            starts, sizes = starts[:, None], sizes[:, None]
-        else:
-            counts, split = uploaded(list(lengths), self.device), own
-            starts = starts.repeat_interleave(counts, output_size=len(own))
-            sizes = sizes.repeat_interleave(counts, output_size=len(own))
-        is_bad = ((split < 0) | (split >= sizes)).any()
-        found = (split + starts).view(-1)
 
         def refuse() -> None:
             pairs = zip(*features, own.split(list(lengths)), strict=True)
@@ -106,17 +80,9 @@ class DistributedJointTable:
                         f"{rows - 1}"
                     )
 
-        owners = self.tables[0].owners_of(split).view(-1)
         tag, tables = self._tag(features), features.tables
-        self._wanted = Wanted(found, owners, ids, tag, tables, list(lengths), is_bad, refuse)
-        return found
-
-    def _bounds_of(self, features: Features) -> tuple[Tensor, Tensor]:
-        """Return the first number and the rows of the table of each feature, on the device."""
-        if features not in self._bounds:
-            tables = uploaded(features.tables, self.device)
-            self._bounds[features] = self._starts[tables], self._sizes[tables]
-        return self._bounds[features]
+        self._wanted = Wanted(own, ids, tag, tables, list(lengths), refuse)
+        return own
 
     def _tag(self, features: Features) -> int:
         tag = self._tags.get(features)

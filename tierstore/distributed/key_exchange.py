@@ -41,10 +41,12 @@ class Numbers:
         first: this rank.
         count: 1.
         ids: the rows of this rank, as many as there may be.
+        row_bits: bits of a row in its number; above them stands the rank.
     """
 
     count = 1
     ids = 1 << _ROW_BITS
+    row_bits = _ROW_BITS
 
     def __init__(self, rank: int, ranks: int) -> None:
         """Number the rows of so many ranks."""

@@ -17,14 +17,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, Self, TypeVar, cast
 
-from tierstore._closing import Closing
+from tierstore._closing import Closing, call_each
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import Shard
 from tierstore._door import Door
-from tierstore._store import closing, keeping
+from tierstore._store import closing, keeping, locking
 from tierstore._store.commit import CommitDraft
 from tierstore._store.options import Options, whole_number
 from tierstore._store.partitions import WholeKeys
@@ -314,6 +314,10 @@ class DistributedStore(Closing, Mapping[str, Any]):
                 SpaceInformation.of([known[extent.table] for extent in space.extents])
                 for space in tiers
             ),
+            keep=self._manifest.keep,
+            names=tuple(self._manifest.names),
+            payload=tuple(self.payload),
+            writer=locking.writer_of(self.path),
         )
 
     def versions(self) -> list[Version]:
@@ -653,14 +657,15 @@ class DistributedStore(Closing, Mapping[str, Any]):
 
     def _release(self) -> None:
         """Give back memory, files, locks and the group, whatever the state."""
-        self._door.close()
-        with contextlib.ExitStack() as ending:  # from the last to the first
-            ending.callback(self._ranks.close)
-            ending.callback(self._root.close)
-            ending.callback(self._forget)
-            ending.callback(self._parts.close)
-            ending.callback(self._spaces.close)
-            ending.callback(self.prefetcher.wait_for_advice)
+        call_each(
+            self._door.close,
+            self.prefetcher.wait_for_advice,
+            self._spaces.close,
+            self._parts.close,
+            self._forget,
+            self._root.close,
+            self._ranks.close,
+        )
 
     def _open_again(self) -> None:
         """Do nothing in a forked child: a writer is the parent's alone."""

@@ -16,7 +16,7 @@ from tierstore._disk.partitioning import Shard
 from tierstore._table.address import host_ids
 from tierstore._table.table import Table
 from tierstore.distributed.exchange import Exchange, Request, Wanted
-from tierstore.distributed.key_exchange import Numbers
+from tierstore.distributed.owners import Owners, Place, owners_over
 from tierstore.distributed.ranks import Ranks
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
 from tierstore.spec import Field, TableSpec
@@ -40,22 +40,14 @@ class DistributedTable:
         exchange: what its rows go through.
     """
 
-    def __init__(
-        self, shard: Table, place: Shard | Numbers, ranks: Ranks, *, average: bool
-    ) -> None:
+    def __init__(self, shard: Table, place: Place, ranks: Ranks, *, average: bool) -> None:
         """Put a table of all ranks over the shard of one."""
         self.shard = shard
         self.average = average
-        self.place: Shard | Numbers = place
+        self.place: Place = place
         self._ranks = ranks
-        # Neither where an id is nor its row there depends on the number of rows, which may grow.
-        self.exchange: Exchange = Exchange(
-            ranks,
-            shard.device,
-            shard.name,
-            rows_of=place.rows_of,
-            size=lambda: self.rows,
-        )
+        self._owners: tuple[tuple[object, ...], Owners] | None = None
+        self.exchange: Exchange = Exchange(ranks, shard.name, self.owners)
         self._tag = zlib.crc32(shard.name.encode())
 
     @property
@@ -141,39 +133,40 @@ class DistributedTable:
         """
         return self.exchange.request(self._wanted(ids))
 
-    def owners_of(self, ids: Tensor) -> Tensor:
-        """Return the rank that owns each of some ids."""
-        owners: Tensor = self.place.partition_of(ids) * self.ranks // self.place.partitions
-        return owners
+    def owners(self) -> Owners:
+        """Return which rank has which rows; others once the table grows."""
+        access = self.shard._access
+        known = self._owners
+        if known is None or known[0] != (access, self.rows):
+            owners = owners_over(self.place, self.ranks, [self.rows], [0], access)
+            known = self._owners = (access, self.rows), owners
+        return known[1]
 
     def _wanted(self, ids: Any) -> Wanted:
         error: TierStoreError | None = None
-        is_bad: Tensor | None = None
         try:
-            own, is_bad = self._flat(ids)
+            own = self._flat(ids)
         except TierStoreError as found:
             error, own = found, torch.empty(0, dtype=torch.int64, device=self.device)
         return Wanted(
             own,
-            self.owners_of(own),
             ids if isinstance(ids, Tensor) else own,
             self._tag,
-            is_bad=is_bad,
+            lengths=[len(own)],
             refuse=lambda: host_ids(ids, self.rows),
             error=error,
         )
 
-    def _flat(self, ids: Any) -> tuple[Tensor, Tensor | None]:
-        """Return ids on the device, flat int64, and whether some are bad where that is not known.
+    def _flat(self, ids: Any) -> Tensor:
+        """Return ids on the device, flat int64; those that come from there are not checked yet.
 
-        Those on a GPU are checked there. Raises RowIndexError and InvalidTypeError.
+        Raises RowIndexError and InvalidTypeError.
         """
         if isinstance(ids, Tensor) and ids.device.type != "cpu":
             if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
                 raise InvalidTypeError(f"row ids are whole numbers, not {ids.dtype}")
-            own = ids.reshape(-1).to(self.device, torch.int64)
-            return own, ((own < 0) | (own >= self.rows)).any()
-        return torch.from_numpy(host_ids(ids, self.rows).rows).to(self.device), None
+            return ids.reshape(-1).to(self.device, torch.int64).contiguous()
+        return torch.from_numpy(host_ids(ids, self.rows).rows).to(self.device)
 
     def padding(self, padding_idx: int | None) -> int | None:
         """Return the row of the shard that a padding id is; None where another rank has it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -11,13 +12,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.errors import ClosedError, InvalidInputError
+from tierstore.nn.parts import SideBySide
 
 __all__ = [
     "Abandoned",
@@ -47,6 +48,8 @@ _ADD = {
     for dtype, name in _SUMMED.items()
     for vector in (1, 4)
 }
+_LITTLE = 16 << 20
+"""Bytes of sums that are all cleared, also behind the distinct rows: a GPU takes microseconds."""
 _EXACT = (torch.float32, torch.float64)
 """Types that `index_add_` sums as that operator does on the CPU, in half the time."""
 
@@ -63,24 +66,33 @@ def sum_by_row(values: Tensor, positions: Tensor, bound: int) -> Tensor:
     return torch.ops.aten.embedding_dense_backward(values, positions, bound, -1, False)
 
 
-def summed(values: Tensor, lease: Lease, positions: Tensor | None) -> Tensor:
+def summed(
+    values: Tensor, lease: Lease, positions: Tensor | None, columns: SideBySide | None = None
+) -> Tensor:
     """Do the same for the distinct rows of a lease, `(lease.bound, dim)`.
 
-    Where `positions` is None they are those of the lease's ids. On a GPU floats of up to 32 bits
-    are added in float32 as they come, which is several times faster, in no particular order and
-    leaving what is behind the distinct rows undefined; `torch.use_deterministic_algorithms(True)`
-    brings the order back.
+    Where `positions` is None they are those of the lease's ids, and `columns` tells where in
+    `values` the row of each is. On a GPU floats of up to 32 bits are added in float32 as they
+    come, which is several times faster, in no particular order and leaving what is behind the
+    distinct rows undefined; `torch.use_deterministic_algorithms(True)` brings the order back.
     """
     if positions is None and lease.groups is not None and values.dtype == torch.float32:
-        of_rows = map(torch.from_numpy, (lease.groups.order, lease.groups.starts))
-        bags = torch.embedding_bag(values.contiguous(), *of_rows, False, 0, False, None, True)
+        order, starts = map(torch.from_numpy, (lease.groups.order, lease.groups.starts))
+        if columns is not None:
+            order = columns.rows(order.device)[order]
+        bags = torch.embedding_bag(values.contiguous(), order, starts, False, 0, False, None, True)
         total: Tensor = bags[0]
         return total  # as `sum_by_row` does, to the bit, in a fraction of the time
     on_host = lease.device is None or values.dtype not in _SUMMED
     if on_host or torch.are_deterministic_algorithms_enabled():
+        if columns is not None:
+            values = columns.in_order(values)
         if positions is None:
             positions = torch.as_tensor(lease.positions)
         return sum_by_row(values, positions.reshape(-1), lease.bound)
+    if columns is not None:
+        own = torch.as_tensor(lease.positions).reshape(-1)
+        positions = columns.spread(own, len(values))
     total = cleared(lease, values.shape[1])
     add_as_it_comes(values, total, lease, positions)
     return total.to(values.dtype)
@@ -103,9 +115,12 @@ def add_as_it_comes(values: Tensor, total: Tensor, lease: Lease, positions: Tens
 def cleared(lease: Lease, dim: int) -> Tensor:
     """Return zeros for the distinct rows of a lease on a GPU, float32 `(lease.bound, dim)`.
 
-    What is behind the distinct rows is undefined.
+    What is behind the distinct rows is undefined. A kernel leaves it out; few bytes torch clears in
+    less of the host's time than a launch takes.
     """
     device: Any = lease.device
+    if 4 * lease.bound * dim <= _LITTLE:
+        return torch.zeros(lease.bound, dim, device=device.torch_name)
     total = torch.empty(lease.bound, dim, device=device.torch_name)
     clear = _CLEAR[1 if dim % 4 else 4]
     lease.launch(clear, _Sum(0, total.data_ptr(), dim), lease.bound)
@@ -219,6 +234,7 @@ class Batch:
         of_each: Tensor,
         positions: Tensor | None = None,
         touched: frozenset[int] = _FIRST,
+        columns: SideBySide | None = None,
     ) -> Gradient:
         """Sum the gradients `(n, dim)` of ids by row.
 
@@ -226,6 +242,7 @@ class Batch:
             of_each: of all ids, or of those of the rows `positions`.
             positions: `(n,)`; rows that none of them names take no part in training.
             touched: the tables of a joint table that have ids among them.
+            columns: of all ids, where in `of_each` that of each is; None means in order.
 
         Raises ClosedError where the rows that were looked up are no more, after a rollback.
         """
@@ -233,12 +250,13 @@ class Batch:
             positions = self.trained_positions
         if self.lease.ended:  # a graph that is run backward again after the step, for example
             self._check_kept()
+            of_each = of_each if columns is None else columns.in_order(of_each)
             where = self.positions if positions is None else positions
             total = sum_by_row(of_each, where.reshape(-1), self.lease.bound)
         else:
             if self.lease.device is not None:
                 self.lease.trim(wait=False)
-            total = summed(of_each, self.lease, positions)
+            total = summed(of_each, self.lease, positions, columns)
         if positions is None:
             return Gradient(self, total, None, touched)
         return self._marked(total, positions, touched)
@@ -397,6 +415,9 @@ class Module(Protocol):
     _node: Any
     """What accumulates the gradient of its anchor."""
 
+    def _together(self) -> AbstractContextManager[Any]:
+        """Enter the store once for what a pass does."""
+
     def _lease_rows(self, ids: Tensor) -> tuple[Any, Tensor]:
         """Lease the rows of ids whose gradient may come; return them too, `ids.shape + (dim,)`."""
 
@@ -417,7 +438,7 @@ class Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, ids: Tensor, module: Module) -> Tensor:
         """Return the row of each id, `ids.shape + (dim,)`, as `lookup` does."""
-        with interrupts_deferred():  # once for all that follows
+        with module._together():
             ctx.module = module
             ctx.batch, rows = module._lease_rows(ids)
             return rows
@@ -427,5 +448,6 @@ class Lookup(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
         """Give the module the gradient of the rows."""
         if accumulates(ctx.next_functions[0][0]):
-            ctx.module._take_gradient(ctx.batch, gradient.reshape(-1, gradient.shape[-1]))
+            with ctx.module._together():
+                ctx.module._take_gradient(ctx.batch, gradient.reshape(-1, gradient.shape[-1]))
         return None, None, None

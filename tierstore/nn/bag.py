@@ -85,7 +85,7 @@ class TieredEmbeddingBag(TieredEmbedding):
         first = None
         if self._keyed is not None:
             self._check_eager(self._keyed)
-            trained = self.training and self._trains()
+            trained = self.training and self._own.trains(self)
             input, first = numbered(self._keyed, self.field, input, add=trained)
             layer = self if trained else Reading(self)
         bags = Bags.of(input, offsets, per_sample_weights, ends=self.include_last_offset)
@@ -102,7 +102,7 @@ class TieredEmbeddingBag(TieredEmbedding):
             return self._expanded(bags)
         parts = [Part(layer, self._columns, bags, (0,), (len(bags.ids),), (0,), first)]
         weighed = bags.weights is not None and bags.weights.requires_grad
-        if (layer is self and self._trains()) or (weighed and torch.is_grad_enabled()):
+        if (layer is self and self._own.trains(self)) or (weighed and torch.is_grad_enabled()):
             return pool(parts)[0]
         return read_pooled(parts)
 

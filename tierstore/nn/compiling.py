@@ -220,8 +220,12 @@ class JointModule(Protocol):
         """Pool bags outside training."""
 
 
-_BETWEEN = "\n"
-"""Stands between the names of features, and between modes: operators take no lists of texts."""
+_BETWEEN = "\x1f"
+"""Stands between the names of features, and between modes: operators take no lists of texts.
+
+The separator of ASCII, since torch's compiler writes arguments into comments, which a line break
+would end (torch 2.11, for a GPU).
+"""
 
 
 def _asked(

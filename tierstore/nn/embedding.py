@@ -183,7 +183,7 @@ class TieredEmbedding(RowsLayer):
             if self._trained and torch.is_grad_enabled():
                 return compiling.lookup(ids, self._anchor, self._number)[0]
             return compiling.read(ids, self._anchor.detach(), self._number)
-        trained = self._trains()
+        trained = self._own.trains(self)
         if not torch._C._are_functorch_transforms_active():
             if trained:
                 return autograd.Lookup.apply(self._own, ids, self)
@@ -195,7 +195,7 @@ class TieredEmbedding(RowsLayer):
     def _look_up_keys(self, keys: Any, table: ByKey) -> Tensor:
         """Return the row of each key; those that are new get one where they are trained."""
         self._check_eager(table)
-        if self._trains() and self.training:
+        if self._own.trains(self) and self.training:
             if table.spec.admit_after is not None:
                 return self._look_up_admitted(*numbered(table, self.field, keys, add=True))
             return autograd.Lookup.apply(self._own, table._rows_for(keys), self)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tierstore.distributed.exchange import uploaded
+from tierstore.distributed.owners import uploaded
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
 __all__ = ["Bags", "jagged", "no_padding"]

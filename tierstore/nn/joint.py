@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore._table.joint import Features, JointTable
 from tierstore.distributed.exchange import Known, on_host
@@ -30,15 +30,13 @@ from tierstore.nn import compiling
 from tierstore.nn.autograd import Batch, accumulates
 from tierstore.nn.average import Average
 from tierstore.nn.jagged import Bags, no_padding
-from tierstore.nn.layer import RowsLayer, tracing_refused
+from tierstore.nn.layer import RowsLayer
+from tierstore.nn.parts import SideBySide, as_one
 from tierstore.nn.pooling import Part, Pooling, read_pooled, side_by_side
 from tierstore.nn.remote import RemoteBatch, RemoteLease
-from tierstore.nn.rows import RowsParameter
+from tierstore.nn.rows import RowsParameter, tracing_refused
 
 __all__ = ["JointLayer", "KeyedJointLayer"]
-
-_MUCH = 1 << 20
-"""Bytes of gradients, about, above which a look at where they are is cheaper than a copy."""
 
 
 class Coming:
@@ -88,13 +86,19 @@ class Looked:
     lengths: Sequence[int]
     counted: Tensor | None
 
-    def give(self, gradient: Tensor, given: Sequence[bool] | None = None) -> None:
+    def give(
+        self,
+        gradient: Tensor,
+        given: Sequence[bool] | None = None,
+        columns: SideBySide | None = None,
+    ) -> None:
         """Give the layer the gradient of ids, summed by row, for the optimizer.
 
         Args:
             gradient: of the ids of the features `given`, `(n, dim)`.
             given: which features have one; the others are as if they had not been looked up. None
                 means all.
+            columns: where in `gradient` that of each id is; None means in order.
         """
         batch, positions = self.batch, None
         counts = batch.counts(self.lengths)
@@ -108,9 +112,14 @@ class Looked:
         touched, layer = self.features.touched(counts), self.layer
         if not touched:
             return
-        with interrupts_deferred():  # once for all that follows
+        with layer._together():
             own = gradient.to(layer._device, layer._dtype)
-            layer._own.add(batch.gradient(own, positions, touched))
+            if columns is None:
+                layer._own.add(batch.gradient(own, positions, touched))
+            elif positions is None and isinstance(batch, Batch):
+                layer._own.add(batch.gradient(own, None, touched, columns))
+            else:
+                layer._own.add(batch.gradient(columns.in_order(own), positions, touched))
 
 
 @dataclass
@@ -178,12 +187,17 @@ class JointLayer(RowsLayer):
             counted: bool `(n,)`, the ids that take part in training; None means all.
         """
         self.refuse_transforms()
-        rows = self.in_space(ids, features, lengths)
-        if self._trains():
-            apply: Callable[..., tuple[Tensor, ...]] = _Lookup.apply
-            return apply(self._own, self, rows, features, lengths, counted)
-        read = self.read_rows(rows, features.touched(lengths))
+        with self._together():
+            rows = self.in_space(ids, features, lengths)
+            if self._trains():
+                apply: Callable[..., tuple[Tensor, ...]] = _Lookup.apply
+                return apply(self._own, _Call(self, rows, features, lengths, counted))
+            read = self.read_rows(rows, features.touched(lengths))
         return tuple(torch.unsafe_split_with_sizes(read, lengths))
+
+    def _trains(self) -> bool:
+        """Whether a lookup keeps its rows for a gradient; see `RowsParameter.trains`."""
+        return self._own.trains(self)
 
     def refuse_transforms(self) -> None:
         """Raise InvalidInputError in `torch.jit.trace` and within `torch.func`."""
@@ -235,7 +249,7 @@ class JointLayer(RowsLayer):
         self, rows: Tensor, features: Features, lengths: Sequence[int], counted: Tensor | None
     ) -> tuple[Looked, Tensor]:
         """Lease the rows of features whose gradient may come; return that of each id, too."""
-        with interrupts_deferred():  # once for all that follows
+        with self._together():
             batch = self.lease_rows(rows, features.touched(lengths))
             found: Tensor = batch.lease.expand(self.field).to(self._anchor)
         return Looked(self, batch, features, lengths, counted), found
@@ -315,52 +329,36 @@ class KeyedJointLayer(JointLayer):
         raise InvalidInputError(f"table {self.table.name!r} is by key; averages go by row")
 
 
+class _Call(NamedTuple):
+    """A lookup of several features: what `JointLayer.leased` takes."""
+
+    layer: JointLayer
+    rows: Tensor
+    features: Features
+    lengths: Sequence[int]
+    counted: Tensor | None
+
+
 class _Lookup(torch.autograd.Function):
     """Look up rows of several features; see `autograd.Lookup`."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        parameter: Tensor,
-        layer: JointLayer,
-        rows: Tensor,
-        features: Features,
-        lengths: Sequence[int],
-        counted: Tensor | None,
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, parameter: Tensor, call: _Call) -> tuple[Tensor, ...]:
         """Return the rows of each feature, as no views of each other: they may be changed."""
         ctx.set_materialize_grads(False)
-        ctx.looked, found = layer.leased(rows, features, lengths, counted)
-        return tuple(torch.unsafe_split_with_sizes(found, lengths))
+        layer, *given = call
+        ctx.looked, found = layer.leased(*given)
+        return tuple(torch.unsafe_split_with_sizes(found, call.lengths))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None]:
         """Give the layer the gradient of the features that have one."""
-        nothing = None, None, None, None, None, None
-        given = [each is not None for each in gradients]
-        if accumulates(ctx.next_functions[0][0]) and any(given):
-            there = [each for each in gradients if each is not None]
-            ctx.looked.give(_one_behind_the_other(there), None if all(given) else given)
-        return nothing
-
-
-def _one_behind_the_other(parts: Sequence[Tensor]) -> Tensor:
-    """Return gradients as one tensor; those that lie so in memory are not copied.
-
-    The gradients of what a model concatenates are parts of one tensor.
-    """
-    first = parts[0]
-    if first.nbytes * len(parts) < _MUCH:
-        return torch.cat(parts)
-    at = first.data_ptr()
-    for each in parts:
-        if not each.nbytes:
-            continue
-        if each.data_ptr() != at or each.dtype != first.dtype or not each.is_contiguous():
-            return torch.cat(parts)
-        at += each.nbytes
-    rows = sum([len(each) for each in parts])
-    if first.untyped_storage().data_ptr() + first.untyped_storage().nbytes() < at:
-        return torch.cat(parts)  # neighbours by chance
-    return first.as_strided((rows, first.shape[1]), (first.shape[1], 1))
+        there = [each for each in gradients if each is not None]
+        if there and accumulates(ctx.next_functions[0][0]):
+            given = None
+            if len(there) < len(gradients):
+                given = [each is not None for each in gradients]
+            with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+                gradient, columns = as_one(there)
+                ctx.looked.give(gradient, given, columns)
+        return None, None

@@ -1,6 +1,6 @@
 """Keys of a batch as row numbers, for layers that go by row.
 
-    numbers, first = numbered(table, "weight", keys, add=layer._trains())
+    numbers, first = numbered(table, "weight", keys, add=trained)
 
 In training every key gets a row, once it is admitted. Those without one read as their first rows,
 which are put in place of what a layer reads for them, and get no gradient.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -71,7 +72,7 @@ def numbered(table: ByKey, field: str, keys: Any, *, add: bool) -> tuple[Tensor,
     if add and table.spec.admit_after is None:
         return table._rows_for(keys).to(device), None
     rows, unknown, values = table._known_or_first(keys, field, train=add)
-    numbers = torch.from_numpy(rows).to(device)
+    numbers = torch.as_tensor(rows, device=device)
     if not unknown.size:
         return numbers, None
     return numbers, FirstRows(torch.from_numpy(unknown), torch.as_tensor(values))
@@ -91,6 +92,11 @@ class Reading:
         self._own = layer._own
         self._anchor: Tensor = layer._anchor
         self._layer = layer
+
+    def _together(self) -> AbstractContextManager[Any]:
+        """Enter the store once for what a pass does."""
+        found: AbstractContextManager[Any] = self._layer._together()
+        return found
 
     def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Any:
         """Raise InvalidInputError: no gradient comes back to these bags."""

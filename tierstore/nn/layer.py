@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.errors import InvalidTypeError
 from tierstore.nn.autograd import Batch
 from tierstore.nn.remote import RemoteBatch, RemoteLease, Shared
 from tierstore.nn.rows import RowsParameter
 
-__all__ = ["RowsLayer", "tracing_refused"]
+__all__ = ["RowsLayer"]
 
 _MUCH = 64 << 20
-_is_tracing: Any = torch._C._is_tracing  # torch.jit.is_tracing takes ten times as long
 
 
 class RowsLayer(torch.nn.Module):
@@ -79,27 +80,12 @@ class RowsLayer(torch.nn.Module):
 
     # -- what lookups call
 
-    def _trains(self) -> bool:
-        """Whether a lookup keeps its rows for a gradient.
-
-        Raises InvalidInputError in `torch.jit.trace`, and if what replaced the parameter of the
-        layer wants a gradient.
-        """
-        if _is_tracing():
-            raise tracing_refused()
-        parameter = self._parameters["rows"]
-        if parameter is self._own:
-            return self._trained and torch.is_grad_enabled()
-        if parameter is not None and (
-            (parameter.requires_grad and torch.is_grad_enabled()) or _is_differentiated(parameter)
-        ):
-            raise InvalidInputError(
-                f"a {type(parameter).__name__} replaced the parameter of the layer over table "
-                f"{self.table.name!r}; its gradient would not be that of the rows. Give "
-                "fully_shard ignored_params=set(emb.parameters()), and torch.func.functional_call "
-                "the parameters of other layers only"
-            )
-        return False
+    def _together(self) -> AbstractContextManager[Any]:
+        """Enter the store once for what a pass does; of shared tables, only defer interrupts."""
+        if self.is_shared:
+            return interrupts_deferred()
+        found: AbstractContextManager[Any] = self._shard._together()
+        return found
 
     def _leased(
         self, ids: Tensor, padding_idx: int | None, *touched: frozenset[int]
@@ -176,21 +162,3 @@ def _parameter_over(table: Table | JointTable, field: str, empty: Tensor) -> Row
         made = fields[key] = RowsParameter(table, field, empty)
         return made
     return fields[key]
-
-
-def tracing_refused() -> InvalidInputError:
-    """Return the error for a lookup in `torch.jit.trace`."""
-    return InvalidInputError(
-        "torch.jit.trace would bake the rows of this batch into the program; use "
-        "torch.export.export, whose programs look rows up"
-    )
-
-
-def _is_differentiated(parameter: Any) -> bool:
-    """Tell whether a transform of torch.func differentiates with respect to a tensor."""
-    functorch: Any = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(parameter):
-        if functorch.is_gradtrackingtensor(parameter):
-            return True
-        parameter = functorch.get_unwrapped(parameter)
-    return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Protocol
@@ -15,7 +16,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Batch, accumulates
@@ -102,6 +102,9 @@ class Layer(Protocol):
     field: str
     _own: Any
     _anchor: Tensor
+
+    def _together(self) -> AbstractContextManager[Any]:
+        """Enter the store once for what a pass does."""
 
     def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Batch:
         """Lease rows whose gradient may come."""
@@ -293,7 +296,7 @@ class Pooling:
         `trained` and `weighed` tell for each part whether its rows and weights need a gradient.
         """
         out, found = None, Pooling(parts, [])
-        with interrupts_deferred():  # once for all that follows
+        with parts[0].layer._together() if parts else nullcontext():
             for part, rows_need, weights_need in zip(parts, trained, weighed, strict=True):
                 if isinstance(part.layer, Reading) and not weights_need:
                     rows = part.layer.read_rows(part.bags.ids, part.touched())
@@ -325,7 +328,7 @@ class Pooling:
             if of_part is None or not part.touched(given, of_part[0]):
                 continue
             batch, pooled = of_part
-            with interrupts_deferred():
+            with part.layer._together():
                 whole, of_weights = pooled.backward(
                     batch, gradient, given, trained=trained[k], weighed=weighed[k]
                 )

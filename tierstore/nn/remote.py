@@ -143,5 +143,5 @@ class RemoteBatch:
             given = torch.where(marks, own, -1)
         gradient = self.local.gradient(arrived, given, touched)
         if self._scale != 1:
-            gradient.values = torch.div(gradient.values, self._scale)
+            gradient.values.div_(self._scale)  # a sum of its own
         return gradient

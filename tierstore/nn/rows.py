@@ -20,13 +20,14 @@ from tierstore.distributed.store import DistributedStore
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Abandoned, Batch, Gradient, merged, placed
 
-__all__ = ["RowsParameter", "TableRows"]
+__all__ = ["RowsParameter", "TableRows", "tracing_refused"]
 
 _grad: Any = torch.Tensor.grad
 _data: Any = torch.Tensor.data
 _requires_grad: Any = torch.Tensor.requires_grad
 _Parameter: Any = torch.nn.Parameter
 _engine: Any = torch.autograd.Variable._execution_engine
+_is_tracing: Any = torch._C._is_tracing  # torch.jit.is_tracing takes ten times as long
 
 _WAITING = 64
 """Batches whose gradients are kept apart; then they are merged, so that no more rows are held."""
@@ -206,6 +207,29 @@ class RowsParameter(torch.nn.Parameter):
         return torch.nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)
 
     # -- what layers and optimizers call
+
+    def trains(self, layer: torch.nn.Module) -> bool:
+        """Whether a lookup of a layer over the field keeps its rows for a gradient.
+
+        Raises InvalidInputError in `torch.jit.trace`, and if what replaced the parameter of the
+        layer wants a gradient.
+        """
+        if _is_tracing():
+            raise tracing_refused()
+        registered = layer._parameters["rows"]
+        if registered is self:
+            trained: bool = _requires_grad.__get__(self)
+            return trained and torch.is_grad_enabled()
+        if registered is not None and (
+            (registered.requires_grad and torch.is_grad_enabled()) or _is_differentiated(registered)
+        ):
+            raise InvalidInputError(
+                f"a {type(registered).__name__} replaced the parameter of the layer over table "
+                f"{self.table.name!r}; its gradient would not be that of the rows. Give "
+                "fully_shard ignored_params=set(emb.parameters()), and torch.func.functional_call "
+                "the parameters of other layers only"
+            )
+        return False
 
     def rest(self, empty: Tensor) -> None:
         """Be `empty`, `(0, dim)`, while there is no gradient."""
@@ -467,3 +491,21 @@ def _refuse_other_optimizers(optimizer: Any, *_: object) -> None:
 
 
 register_optimizer_step_pre_hook(_refuse_other_optimizers)
+
+
+def tracing_refused() -> InvalidInputError:
+    """Return the error for a lookup in `torch.jit.trace`."""
+    return InvalidInputError(
+        "torch.jit.trace would bake the rows of this batch into the program; use "
+        "torch.export.export, whose programs look rows up"
+    )
+
+
+def _is_differentiated(parameter: Any) -> bool:
+    """Tell whether a transform of torch.func differentiates with respect to a tensor."""
+    functorch: Any = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(parameter):
+        if functorch.is_gradtrackingtensor(parameter):
+            return True
+        parameter = functorch.get_unwrapped(parameter)
+    return False

@@ -344,8 +344,6 @@ class TieredOptimizer(torch.optim.Optimizer):
             except Exception as error:
                 error.add_note("this step may be written in part; store.rollback() drops it")
                 raise
-            for field, _ in gradients:
-                field.rows.used(self)
         return loss
 
     def _update(self, gradients: Sequence[tuple[TrainedField, Gradient]]) -> None:
@@ -354,12 +352,17 @@ class TieredOptimizer(torch.optim.Optimizer):
         For its step, copies of the rows take the place of the parameters of the layers.
         """
         groups, states = self._inner.param_groups, self._inner.state
-        left = [
-            (field, gradient, share)
-            for field, gradient in gradients
-            for share in field.shares(gradient)
-            if not field.step_in_place(gradient, share, groups[share.of.group])
-        ]
+        left: list[tuple[TrainedField, Gradient, Share]] = []
+        for field, gradient in gradients:
+            with field.rows.table._together():
+                others = [
+                    (field, gradient, share)
+                    for share in field.shares(gradient)
+                    if not field.step_in_place(gradient, share, groups[share.of.group])
+                ]
+                if not others:
+                    field.rows.used(self)
+            left += others
         if not (left or self._ordinary):
             return
         copied: list[tuple[TrainedField, Gradient, Share, torch.nn.Parameter]] = []
@@ -383,6 +386,8 @@ class TieredOptimizer(torch.optim.Optimizer):
                 group["params"] = parameters
             for *_, copy in copied:
                 states.pop(copy, None)
+        for rows in dict.fromkeys([field.rows for field, *_ in left]):
+            rows.used(self)
 
     # -- the state of rows and parameters
 

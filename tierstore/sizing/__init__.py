@@ -2,10 +2,18 @@
 
 `load_stream` reads recorded traces and files of ids, `simulate` replays them through policies and
 sizes beside the optimum, `plan` turns the memory at hand into budgets, hit rates and step times,
-and `plan_tables` says how many tables would divide it.
+`plan_budgets` those of several sizes, and `plan_tables` says how many tables would divide it.
 """
 
-from tierstore.sizing.planning import Plan, SpacePlan, TierPlan, host_for_hits, plan, plan_tables
+from tierstore.sizing.planning import (
+    Plan,
+    SpacePlan,
+    TierPlan,
+    host_for_hits,
+    plan,
+    plan_budgets,
+    plan_tables,
+)
 from tierstore.sizing.simulation import POLICIES, SIZES, Point, Simulation, simulate
 from tierstore.sizing.streams import Stream, load_stream, stream_of
 
@@ -21,6 +29,7 @@ __all__ = [
     "host_for_hits",
     "load_stream",
     "plan",
+    "plan_budgets",
     "plan_tables",
     "simulate",
     "stream_of",

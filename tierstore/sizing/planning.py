@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,11 +16,18 @@ from tierstore.budget import Budget, Size, format_bytes
 from tierstore.errors import InvalidInputError
 from tierstore.machine.speeds import HOT_BYTES, ROW_BYTES, Speeds
 from tierstore.policy import Policies, PolicySpec, lru
-from tierstore.sizing.simulation import Rates, Replay, first_measured
+from tierstore.sizing.simulation import (
+    SIZES,
+    Progress,
+    Rates,
+    Replay,
+    first_measured,
+    first_touches,
+)
 from tierstore.sizing.streams import Batch, Stream
 from tierstore.spec import TableSpec
 
-__all__ = ["Plan", "SpacePlan", "TierPlan", "host_for_hits", "plan", "plan_tables"]
+__all__ = ["Plan", "SpacePlan", "TierPlan", "host_for_hits", "plan", "plan_budgets", "plan_tables"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ class Plan:
     @property
     def step_seconds(self) -> float:
         """Seconds per step for moving rows, without overlap."""
-        return sum(self.seconds.values())
+        return sum(self.seconds.values(), 0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `tierstore plan --json` prints."""
@@ -155,6 +162,7 @@ def plan(
     depth: int = 4,
     measured: float = 0.5,
     page_cache: int | None = None,
+    progress: Progress | None = None,
 ) -> Plan:
     """Plan the tiers of a table for a given amount of memory.
 
@@ -173,6 +181,7 @@ def plan(
             tiers.
         page_cache: bytes of memory in which the kernel may keep files; None for what `host` leaves
             of the available memory of this machine.
+        progress: called with the number of batches replayed and the total.
 
     Times are those of tierstore where `speeds` has them, which `tierstore bench` measures, and else
     of the limits of the machine. Rows that are missed come from the page cache as far as it can
@@ -196,8 +205,8 @@ def plan(
     rates: dict[str, Rates] = {}
     touched = None
     if stream is not None:
-        rates = _replayed(rows, stream, sizes, policy, training, depth, measured)
-        touched = _first_touches(stream, measured)
+        rates = _replayed(rows, stream, sizes, policy, training, depth, measured, progress)
+        touched = first_touches(stream, measured)
     tiers = []
     if gpu_slots:
         nbytes = GpuMemory.bytes_for(rows, record_bytes, gpu_slots)
@@ -220,6 +229,45 @@ def plan(
     )
 
 
+def plan_budgets(
+    rows: int,
+    record_bytes: int,
+    stream: Stream,
+    *,
+    shares: Sequence[float] = SIZES,
+    policy: PolicySpec | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> list[Plan]:
+    """Return plans for host tiers that hold some `shares` of the rows, without a GPU tier.
+
+    `options` are those of `plan`; `progress` is called with batches replayed and the total of all.
+    """
+    policy, done = policy or lru(), 0
+    total = len(shares) * len(stream.batches)
+
+    def advanced(count: int, _: int) -> None:
+        if progress is not None:
+            progress(done + count, total)
+
+    found = []
+    for share in shares:
+        host = bytes_for(rows, record_bytes, max(1, int(rows * share)), policy)
+        found.append(
+            plan(
+                rows,
+                record_bytes,
+                host=host,
+                policy=policy,
+                stream=stream,
+                progress=advanced,
+                **options,
+            )
+        )
+        done += len(stream.batches)
+    return found
+
+
 def host_for_hits(
     rows: int,
     record_bytes: int,
@@ -230,6 +278,7 @@ def host_for_hits(
     training: bool = True,
     depth: int = 4,
     measured: float = 0.5,
+    progress: Progress | None = None,
 ) -> int:
     """Return the bytes of a host tier that answers a fraction of the ids of a stream.
 
@@ -243,7 +292,7 @@ def host_for_hits(
 
     def reached(slots: int) -> float:
         sizes = {"host": slots}
-        rates = _replayed(rows, stream, sizes, policy, training, depth, measured)
+        rates = _replayed(rows, stream, sizes, policy, training, depth, measured, progress)
         return rates["host"].hit_rate
 
     low, high = 0, rows
@@ -323,6 +372,7 @@ def _replayed(
     training: bool,
     depth: int,
     measured: float,
+    progress: Progress | None,
 ) -> dict[str, Rates]:
     """Replay a stream through the tiers; each tier gets the misses of the one above."""
     policies = {"gpu": lru(), "host": policy}
@@ -343,18 +393,9 @@ def _replayed(
             if number >= first:
                 rates[name].count(batch, hit, evictions)
             batch = Batch(batch.rows[~hit], batch.counts[~hit])
+        if progress is not None:
+            progress(number + 1, len(stream.batches))
     return rates
-
-
-def _first_touches(stream: Stream, measured: float) -> float:
-    """Return the distinct rows per measured batch that no earlier batch asked for."""
-    seen, first = np.zeros(stream.rows, np.bool_), first_measured(stream, measured)
-    count = 0
-    for number, batch in enumerate(stream.batches):
-        if number >= first:
-            count += int(np.count_nonzero(~seen[batch.rows]))
-        seen[batch.rows] = True
-    return count / max(1, len(stream.batches) - first)
 
 
 def _far_rows(stream: Stream, record_bytes: int, measured: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +20,20 @@ __all__ = [
     "POLICIES",
     "SIZES",
     "Point",
+    "Progress",
     "Rates",
     "Replay",
     "Simulation",
+    "first_touches",
     "next_uses",
     "optimum",
     "replay",
     "simulate",
 ]
 
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with what is done, and the total."""
 
 NEVER = np.iinfo(np.int32).max
 
@@ -50,8 +55,12 @@ def optimum(
     uses: list[npt.NDArray[np.int32]] | None = None,
     *,
     measured: float = 0.5,
+    progress: Progress | None = None,
 ) -> Rates:
-    """Replay a stream with the optimal policy; pass `uses` to reuse it for many sizes."""
+    """Replay a stream with the optimal policy; pass `uses` to reuse it for many sizes.
+
+    `progress` is called with the number of batches replayed and the total.
+    """
     uses = next_uses(stream) if uses is None else uses
     due = np.full(stream.rows, NEVER, np.int32)
     kept = np.zeros(stream.rows, np.bool_)
@@ -70,6 +79,8 @@ def optimum(
         held = candidates
         if number >= first:
             rates.count(batch, hit, evictions)
+        if progress is not None:
+            progress(number + 1, len(stream.batches))
     return rates
 
 
@@ -178,11 +189,12 @@ def replay(
     chance: bool = False,
     depth: int = 4,
     measured: float = 0.5,
+    progress: Progress | None = None,
 ) -> Rates:
     """Replay a stream through a tier; count the last fraction `measured` (0..1) of its batches.
 
     `depth` batches are announced ahead if the policy looks ahead; see Replay for the other
-    arguments.
+    arguments. `progress` is called with the number of batches replayed and the total.
     """
     tier = Replay(stream.rows, slots, policy, leases=leases, chance=chance)
     rates, announced = Rates(), 0
@@ -195,7 +207,20 @@ def replay(
         hit, evictions = tier.use(batch)
         if number >= first:
             rates.count(batch, hit, evictions)
+        if progress is not None:
+            progress(number + 1, len(stream.batches))
     return rates
+
+
+def first_touches(stream: Stream, measured: float) -> float:
+    """Return the distinct rows per measured batch that no earlier batch asked for."""
+    seen, first = np.zeros(stream.rows, np.bool_), first_measured(stream, measured)
+    count = 0
+    for number, batch in enumerate(stream.batches):
+        if number >= first:
+            count += int(np.count_nonzero(~seen[batch.rows]))
+        seen[batch.rows] = True
+    return count / max(1, len(stream.batches) - first)
 
 
 def first_measured(stream: Stream, measured: float) -> int:
@@ -238,6 +263,8 @@ class Simulation:
         rows: number of rows of the table.
         batches, measured_batches: number of replayed and of counted batches.
         ids_per_batch, unique_per_batch: mean number of ids and of distinct rows per batch.
+        first_touch_rate: fraction of the distinct rows of the counted batches that no earlier batch
+            asked for: a tier of any size misses those.
         points: results ordered by policy, then size.
     """
 
@@ -246,6 +273,7 @@ class Simulation:
     measured_batches: int
     ids_per_batch: float
     unique_per_batch: float
+    first_touch_rate: float
     points: tuple[Point, ...]
 
     @property
@@ -274,7 +302,7 @@ def simulate(
     chance: bool = False,
     depth: int = 4,
     measured: float = 0.5,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Simulation:
     """Replay a stream through policies and sizes.
 
@@ -288,31 +316,33 @@ def simulate(
         depth: number of batches announced ahead, for policies that look ahead.
         measured: the fraction of batches, at the end, that is counted; earlier batches warm up the
             tier.
-        progress: called with the number of replays done and the total.
+        progress: called with the number of batches replayed and the total, of all replays.
     """
     named = policies if isinstance(policies, Mapping) else {choose(p).name: p for p in policies}
     counts = {_slots(size, stream.rows): None for size in sizes}
     if not counts:
         raise InvalidInputError("give at least one size")
-    total = len(counts) * (len(named) + with_optimum)
+    total = len(counts) * (len(named) + with_optimum) * len(stream.batches)
     points: list[Point] = []
 
     def add(policy: str, slots: int, rates: Rates) -> None:
         points.append(_point(policy, slots, stream.rows, rates))
+
+    def advanced(batches: int, _: int) -> None:
         if progress is not None:
-            progress(len(points), total)
+            progress(len(points) * len(stream.batches) + batches, total)
 
     rates = Rates()
     for name, policy in named.items():
         for slots in counts:
             rates = replay(
                 stream, choose(policy), slots,
-                leases=leases, chance=chance, depth=depth, measured=measured,
+                leases=leases, chance=chance, depth=depth, measured=measured, progress=advanced,
             )  # fmt: skip
             add(name, slots, rates)
     uses = next_uses(stream) if with_optimum else []
     for slots in counts if with_optimum else ():
-        rates = optimum(stream, slots, uses, measured=measured)
+        rates = optimum(stream, slots, uses, measured=measured, progress=advanced)
         add(OPTIMUM, slots, rates)
     return Simulation(
         rows=stream.rows,
@@ -320,6 +350,7 @@ def simulate(
         measured_batches=rates.batches,
         ids_per_batch=stream.ids / len(stream.batches),
         unique_per_batch=stream.unique,
+        first_touch_rate=first_touches(stream, measured) * rates.batches / max(1, rates.unique),
         points=tuple(points),
     )
 

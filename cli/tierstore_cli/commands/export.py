@@ -33,9 +33,9 @@ from tierstore_cli.params import (
     VersionType,
     full_name,
 )
-from tierstore_cli.picking import ids_in, ids_of_keys_in
+from tierstore_cli.picking import ids_in, ids_of_keys_in, keys_in
 from tierstore_cli.progress import Progress
-from tierstore_cli.streams import FORMAT, STREAM, into_stream, is_stream
+from tierstore_cli.streams import FORMAT, STREAM, into_stream, is_standard_output, is_stream
 from tierstore_cli.text import some_rows
 
 
@@ -66,6 +66,12 @@ from tierstore_cli.text import some_rows
 @click.option("--dtype", type=DTYPE, help="Convert to this element type; default: the stored type.")
 @KEYS
 @MEMORY
+@click.option(
+    "--header/--no-header",
+    default=True,
+    show_default=True,
+    help="Whether a text begins with a line of names, or of counts.",
+)
 @click.option("--skip-damaged", is_flag=True, help="Write damaged rows as NaN.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def export(
@@ -86,11 +92,13 @@ def export(
     dtype: str | None,
     keys: str | None,
     memory: int,
+    header: bool,
     skip_damaged: bool,
     force: bool,
 ) -> None:
     """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr .tsv .csv
-    .arrow .feather .fvecs .fbin, or .projector, a directory for the embedding projector.
+    .arrow .feather .fvecs .fbin, or .projector, a directory for the embedding projector. Text is
+    packed with .gz, .bz2 or .zst after its suffix.
 
     Rows are streamed, so memory does not grow with the table. The table's keys are written into OUT
     or, where the format has no place for them, beside it: items.keys.npy for items.npy. .vec, .txt,
@@ -114,6 +122,7 @@ def export(
       tierstore export emb.tier items.parquet --table item --keys item_ids.txt
       tierstore export emb.tier half.safetensors --table item --dtype float16
       tierstore export emb.tier words.vec --table word --rows 0:10000
+      tierstore export emb.tier glove.txt.gz --table word --no-header
       tierstore export emb.tier part-3.parquet --version 812 --part 3/16
       tierstore export emb.tier epoch3.npy --version 812 --force
       tierstore export emb.tier vectors.npy --skip-damaged
@@ -123,7 +132,8 @@ def export(
       tierstore export emb.tier trained.parquet --fields weight,exp_avg,exp_avg_sq
       tierstore export emb.tier s3://bucket/items.parquet --table item
     """
-    streamed, to_stdout = is_stream(target), str(target) == STREAM
+    target = STREAM if is_standard_output(target) else target
+    streamed, to_stdout = is_stream(target), target == STREAM
     if to_stdout and out.as_json:
         raise click.UsageError("rows and --json would both go to standard output")
     if suffix is not None and not streamed:
@@ -162,8 +172,9 @@ def export(
             field=names,
             rows=picked,
             dtype=dtype,
-            keys=keys,
+            keys=None if keys is None else keys_in(keys, memory),
             memory=memory,
+            header=header,
             force=force,
             damaged="skip" if skip_damaged else "raise",
             progress=progress,

@@ -16,9 +16,6 @@ from tierstore_cli.params import FIELD, READ_STORE, TABLE, VERSION, Place
 from tierstore_cli.picking import chosen_ids
 from tierstore_cli.rows import rows_data
 
-BLOCK = 1024
-"""Rows that are read and printed at a time."""
-
 
 @click.command(cls=Command)
 @READ_STORE
@@ -66,9 +63,7 @@ def get(
 
 def _cells(table: Table, field: str, rows: npt.NDArray[np.int64]) -> Iterator[list[object]]:
     digits = ".17g" if table.fields[field].dtype == "float64" else ".9g"
-    for start in range(0, len(rows), BLOCK):
-        data = rows_data(table, field, rows[start : start + BLOCK].tolist())
-        for row in data["rows"]:
-            head = [row["id"]] if row["key"] is None else [row["id"], row["key"]]
-            cells = [x if isinstance(x, str) else format(x, digits) for x in row["values"]]
-            yield [*head, *cells]
+    for row in rows_data(table, field, rows.tolist())["rows"]:
+        head = [row["id"]] if row["key"] is None else [row["id"], row["key"]]
+        cells = [x if isinstance(x, str) else format(x, digits) for x in row["values"]]
+        yield [*head, *cells]

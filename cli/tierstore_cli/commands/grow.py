@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from tierstore.importing import read_keys
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
@@ -22,6 +21,7 @@ from tierstore_cli.params import (
     SeededInitializer,
     seeded,
 )
+from tierstore_cli.picking import keys_in
 from tierstore_cli.progress import Progress
 
 
@@ -61,7 +61,7 @@ def grow(
       tierstore grow emb.tier --table user --rows 2100 --keys new_users.txt
     """
     init = seeded(initializer, seed)
-    new_keys: Any = None if keys is None else read_keys(keys)
+    new_keys: Any = None if keys is None else keys_in(keys)
     with (
         open_store(store, "r+", allow_untested=allow_untested) as opened,
         Progress("writing") as progress,

@@ -14,7 +14,7 @@ import click
 from tierstore import Attached, Table
 from tierstore.budget import format_bytes
 from tierstore.spec import BACKENDS
-from tierstore.stats import LISTED, SpaceInformation, label
+from tierstore.stats import LISTED, SpaceInformation, StoreInfo, label
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_to_read
 from tierstore_cli.output import Grid, Output
@@ -82,7 +82,7 @@ def inspect(
             return
         info = opened.info()
         data = info.to_dict()
-        parts: list[str | Grid] = [_headline(store, data)]
+        parts: list[str | Grid] = [_headline(store, data), *_around(info)]
 
         damaged = dict(opened.damaged) if table is None else {}
         intact = [name for name in opened if name not in opened.damaged]
@@ -182,6 +182,16 @@ def _headline(store: Place, data: dict[str, Any]) -> str:
         format_bytes(sum(each["disk_bytes"] + each["delta_bytes"] for each in data["tables"])),
     ]
     return f"{store}   {' · '.join(fact for fact in facts if fact)}"
+
+
+def _around(info: StoreInfo) -> Iterator[str]:
+    """Yield what else there is about a version: its payload, kept versions, who writes."""
+    if info.payload:
+        yield f"payload: {', '.join(info.payload)}"
+    if info.names:
+        yield f"kept by name: {', '.join(info.names)}"
+    if info.writer is not None:
+        yield f"open for writing by {info.writer}"
 
 
 def _tables(tables: list[dict[str, Any]]) -> Grid:

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from tierstore.importing import read_keys
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import STORE, TABLE, UNTESTED
+from tierstore_cli.picking import keys_in
 
 
 @click.command(cls=Command)
@@ -41,7 +41,7 @@ def keys(
     """
     if (file is None) == (action == "set"):
         raise click.UsageError("`keys set STORE FILE`, or `keys forget STORE`")
-    found: Any = None if file is None else read_keys(file)
+    found: Any = None if file is None else keys_in(file)
     with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
         name = choose_table(opened, table).name
         opened.set_keys(name, found)

@@ -24,6 +24,7 @@ from tierstore_cli.params import (
     UNTESTED,
     text_options,
 )
+from tierstore_cli.picking import keys_in
 from tierstore_cli.progress import Progress
 from tierstore_cli.streams import FORMAT, as_file
 
@@ -107,7 +108,7 @@ def load(
                     file,
                     table=table,
                     field=field,
-                    keys=keys,
+                    keys=None if keys is None else keys_in(keys, memory),
                     dtype=dtype,
                     duplicates=duplicates,
                     upsert=upsert,

@@ -11,7 +11,7 @@ from tierstore import plot
 from tierstore import policy as policies
 from tierstore.budget import Budget, format_bytes
 from tierstore.machine import speeds
-from tierstore.sizing import Plan, SpacePlan, host_for_hits, load_stream, plan_tables
+from tierstore.sizing import Plan, SpacePlan, host_for_hits, load_stream, plan_budgets, plan_tables
 from tierstore.sizing import plan as make_plan
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import label
@@ -127,6 +127,9 @@ def plan(
     hold those. Times model the page cache: what is missed comes from memory if it is free for the
     files of the table.
 
+    With --trace and neither --host nor --gpu, a table shows what 1 to 50 % of the rows in memory
+    would do.
+
     Hit rates need --trace, which is replayed: a recording by `table.record(path)`, or ids in .npy,
     .npz or .parquet. Times also need the speeds that `tierstore bench` measures.
 
@@ -157,7 +160,7 @@ def plan(
     found_speeds = speeds.known_speeds(directory)
     if found_speeds is not None and link is not None:
         found_speeds = replace(found_speeds, link_bytes=float(link))
-    with Progress("replaying"):
+    with Progress("replaying") as progress:
         stream = None
         if trace is not None:
             stream = load_stream(
@@ -179,6 +182,7 @@ def plan(
                 training=not reading,
                 depth=depth,
                 measured=measured,
+                progress=progress,
             )
         found = make_plan(
             rows,
@@ -191,11 +195,32 @@ def plan(
             training=not reading,
             depth=depth,
             measured=measured,
+            progress=progress,
         )
+        budgets = None
+        if stream is not None and host is None and not gpu:
+            budgets = plan_budgets(
+                rows,
+                spec.layout.record_bytes,
+                stream,
+                policy=policies.choose(policy),
+                speeds=found_speeds,
+                training=not reading,
+                depth=depth,
+                measured=measured,
+                progress=progress,
+            )
     if picture is not None:
         plot.step_times(found, picture)
     data = found.to_dict() | {"speeds": None if found_speeds is None else found_speeds.to_dict()}
-    out.show(data, *_lines(found, trace is not None, found_speeds is not None))
+    lines = _lines(found, trace is not None)
+    if budgets is not None:
+        data["budgets"] = [each.to_dict() for each in budgets]
+        lines += ["", _choices(budgets)]
+    if trace is not None and found_speeds is None:
+        where = "" if directory == Path() else f" {directory}"
+        lines.append(f"for times, measure this machine: tierstore bench{where}")
+    out.show(data, *lines)
 
 
 def _divided(spaces: list[SpacePlan]) -> Grid:
@@ -217,7 +242,22 @@ def _divided(spaces: list[SpacePlan]) -> Grid:
     return Grid(headers, rows, frozenset({1, 2, 3, 5, 6, 7}))
 
 
-def _lines(found: Plan, traced: bool, timed: bool) -> list[str | Grid]:
+def _choices(budgets: list[Plan]) -> Grid:
+    """Return what several sizes of the host tier would do."""
+    rows = [
+        (
+            format_bytes(each.tiers[0].nbytes),
+            f"{each.tiers[0].slots:,}",
+            percent(each.tiers[0].share),
+            percent(each.tiers[0].hit_rate),
+            f"{1000 * each.step_seconds:,.1f}" if each.seconds else "–",
+        )
+        for each in budgets
+    ]
+    return Grid(("HOST", "SLOTS", "PART", "HITS", "MS A STEP"), rows, frozenset(range(5)))
+
+
+def _lines(found: Plan, traced: bool) -> list[str | Grid]:
     headers = (
         "TIER",
         "MEMORY",
@@ -255,6 +295,4 @@ def _lines(found: Plan, traced: bool, timed: bool) -> list[str | Grid]:
     lines += found.notes
     if not traced:
         lines.append("for hit rates add --trace; record one with `table.record(path)`")
-    elif not timed:
-        lines.append("for times, measure this machine: tierstore bench")
     return lines

@@ -99,8 +99,17 @@ def simulate(
         )
     if picture is not None:
         plot.miss_ratios(found, picture)
-    lines: list[str | Grid] = [_head(found), _grid(found), "", *_curves(found)]
+    lines: list[str | Grid] = [
+        _head(found),
+        _grid(found),
+        _FLOOR.format(percent(found.first_touch_rate)),
+        "",
+        *_curves(found),
+    ]
     out.show(found.to_dict(), *lines)
+
+
+_FLOOR = "{} of the distinct rows are asked for the first time: no tier has those"
 
 
 def _head(found: Simulation) -> str:

@@ -233,11 +233,14 @@ class CudaDevice(Device):
 
         The pool hands what was given back to the same stream only, behind its last use.
         """
-        with self._cupy.cuda.Device(self.index):
+        before = self.enter()
+        try:
             if stream is None or stream == self.current_stream():
                 return self._cupy.empty(size, dtype)
             with self._in(stream):
                 return self._cupy.empty(size, dtype)
+        finally:
+            self.leave(before)
 
     def stage(self, nbytes: int) -> memory.Arena:
         return memory.allocate(nbytes, "pinned")

@@ -108,7 +108,8 @@ class Launcher:
 
     Attributes:
         stream: where the last work in this order went.
-        last: a marker behind it.
+        last: a marker behind it, once `mark` or `enter` put it there.
+        waits: whether `mark` is left to who set this, at the end of several launches.
     """
 
     def __init__(self, device: Device) -> None:
@@ -120,6 +121,8 @@ class Launcher:
                 self._load(kernel)
         self.stream: int = device.current_stream()
         self.last: Any = device.event()
+        self.waits = False
+        self._marked = False
         self.mark()
 
     def _load(self, kernel: Kernel) -> tuple[Start, int]:
@@ -132,6 +135,8 @@ class Launcher:
         """Go on in a stream, or in the current one, behind the last work; return the stream."""
         stream = self._device.current_stream() if stream is None else stream
         if stream != self.stream:
+            if not self._marked:
+                self.mark()
             self._device.follow(stream, self.last)
             self.stream = stream
         return stream
@@ -139,6 +144,20 @@ class Launcher:
     def mark(self) -> None:
         """Put the marker behind what was launched."""
         self._device.record(self.last, self.stream)
+        self._marked = True
+
+    def launched(self) -> None:
+        """Put the marker there, or leave that to who `waits`."""
+        if self.waits:
+            self._marked = False
+        else:
+            self.mark()
+
+    def settle(self) -> None:
+        """Put the marker there if that was left to the caller."""
+        self.waits = False
+        if not self._marked:
+            self.mark()
 
     def launch(
         self, kernel: Kernel, arguments: Arguments, items: int, stream: int | None = None
@@ -146,7 +165,7 @@ class Launcher:
         """Launch a kernel that works through a number of items, behind the last work."""
         stream = self.enter(stream)
         self.start(kernel, arguments, stream, items)
-        self.mark()
+        self.launched()
 
     def start(self, kernel: Kernel, arguments: Arguments, stream: int, items: int = 1) -> None:
         """Launch a kernel in a stream, without order between streams: that is the caller's task.

@@ -230,9 +230,9 @@ class GpuLease:
         stream = device.current_stream() if stream is None else stream
         if self._count_sent is None:
             self._count_sent = self._tier.mailbox.post(self._batch.count, stream)
-        if self._count_sent is None:
             if not wait:
                 return False
+        if self._count_sent is None:
             device.synchronize(stream)
             self.bound = int(device.download(self.count)[0])
         elif wait or self._count_sent.arrived:

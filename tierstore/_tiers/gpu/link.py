@@ -112,6 +112,7 @@ class Mailbox:
         self.device = device
         self._arena = device.stage(4 * _NUMBERS)
         self.numbers: npt.NDArray[np.uint32] = self._arena.array[: 4 * _NUMBERS].view(np.uint32)
+        self._address = device.host_pointer(self._arena, self.numbers)
         self.free: list[tuple[int, Any]] = [(place, device.event()) for place in range(_NUMBERS)]
 
     def post(self, source: int, stream: int) -> AsyncScalar | None:
@@ -122,8 +123,7 @@ class Mailbox:
         if not self.free:
             return None
         place, sent = self.free.pop()
-        target = self.device.host_pointer(self._arena, self.numbers[place:])
-        self.device.copy(target, source, 4, stream)
+        self.device.copy(self._address + 4 * place, source, 4, stream)
         self.device.record(sent, stream)
         return AsyncScalar(self, place, sent)
 

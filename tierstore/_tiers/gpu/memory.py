@@ -17,6 +17,7 @@ from tierstore._tiers.gpu.abi import (
     TierArgument,
 )
 from tierstore._tiers.gpu.device import Device
+from tierstore._tiers.gpu.keys import DeviceKeys
 from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.link import region_bits
 from tierstore._tiers.host import HostTier
@@ -225,23 +226,43 @@ class GpuMemory:
                 setattr(self.argument, name, self._device.host_pointer(host.arena, array))
 
     @classmethod
-    def bytes_for(cls, rows: int, record_bytes: int, slots: int, *, scored: bool = False) -> int:
-        """Device bytes of a tier of that many slots; batches take `Workspace.BYTES` an id more."""
+    def bytes_for(
+        cls,
+        rows: int,
+        record_bytes: int,
+        slots: int,
+        *,
+        scored: bool = False,
+        keyed: bool = False,
+    ) -> int:
+        """Device bytes of a tier of that many slots; batches take `Workspace.BYTES` an id more.
+
+        `keyed`: with a map of the keys of as many rows.
+        """
         per_slot = record_bytes + sum(np.dtype(dtype).itemsize for _, dtype in _PER_SLOT)
+        per_slot += DeviceKeys.BYTES if keyed else 0
         per_row = 4 * rows + 4 * -(-rows // 32)
         scores = 4 * (rows + slots) if scored else 0
         return slots * per_slot + per_row + scores + record_bytes + COUNTERS_BYTES
 
     @classmethod
-    def slots_for(cls, rows: int, record_bytes: int, nbytes: int, *, scored: bool = False) -> int:
+    def slots_for(
+        cls,
+        rows: int,
+        record_bytes: int,
+        nbytes: int,
+        *,
+        scored: bool = False,
+        keyed: bool = False,
+    ) -> int:
         """Return the most slots that fit a budget, maps included; 0 for a budget of 0.
 
         Raises CapacityError if a budget above 0 has no room for a single slot and the maps.
         """
         if nbytes == 0:
             return 0
-        fixed = cls.bytes_for(rows, record_bytes, 0, scored=scored)
-        one = cls.bytes_for(rows, record_bytes, 1, scored=scored)
+        fixed = cls.bytes_for(rows, record_bytes, 0, scored=scored, keyed=keyed)
+        one = cls.bytes_for(rows, record_bytes, 1, scored=scored, keyed=keyed)
         if nbytes < one:
             raise CapacityError(
                 f"a GPU budget of {nbytes} bytes cannot hold the map of {rows} rows and one "

@@ -17,6 +17,7 @@ from tierstore._tiers.base import OPENED_ANEW, ROLLED_BACK, Epoch
 from tierstore._tiers.gpu.abi import BatchArgument, BatchArguments, Mode
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.exchange import Staging
+from tierstore._tiers.gpu.keys import DeviceKeys
 from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.lease import GpuLease, PinnedLeases
 from tierstore._tiers.gpu.link import Inbox, Mailbox, Ordering
@@ -83,6 +84,7 @@ class GpuTier:
         self._now = 0
         self._fetches = Fetches(launcher, device, self.memory.argument)
         self.replays: Replays = Replays(launcher, device, self.memory)
+        self._keys: dict[str, DeviceKeys] = {}
         self._inbox = Inbox(device)
         # Where the host must help, a part would wait for it, and might fail when others are done.
         self._undivided = self.slots if host.direct else _MOST_IDS
@@ -103,7 +105,16 @@ class GpuTier:
     def nbytes(self) -> int:
         """Bytes of device memory the tier holds, the workspace of the largest batch included."""
         workspace = self._workspace.size * Workspace.BYTES
-        return self.memory.nbytes + workspace + self.replays.nbytes
+        keys = sum(each.nbytes for each in self._keys.values())
+        return self.memory.nbytes + workspace + self.replays.nbytes + keys
+
+    def keys(self, table: str, rows: int) -> DeviceKeys:
+        """Return the map of the keys of a table of so many rows, of as many as find slots here."""
+        found = self._keys.get(table)
+        if found is None:
+            most = max(1, self.slots * rows // self.rows)
+            found = self._keys[table] = DeviceKeys(self.launcher, self.device, most)
+        return found
 
     # -- batches
 
@@ -356,7 +367,7 @@ class GpuTier:
                 promote = OWN.PROMOTE_BESIDE_COPIES
             self.launcher.start(promote, arguments, stream)
             spilled = self._settle(arguments, lease)
-            self.launcher.mark()
+            self.launcher.launched()
         return spilled
 
     def _find(self, arguments: BatchArguments, stream: int) -> None:
@@ -477,6 +488,9 @@ class GpuTier:
         self.leases.clear()
         self._fetches.close()
         self.replays.close()
+        for each in self._keys.values():
+            each.close()
+        self._keys.clear()
         self._workspace = Workspace(self.device, 0)
         if self._staging is not None:
             self._staging.close()

@@ -1,0 +1,154 @@
+"""Rows of keys on the device: the map of a table by key, as far as it was asked for there."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._tiers.gpu.abi import Arguments, Source
+from tierstore._tiers.gpu.device import Device
+from tierstore._tiers.gpu.launcher import Kernel, Launcher, as_large_as_the_work
+
+__all__ = ["KEYS", "DeviceKeys"]
+
+KEYS = Source(
+    ("tierstore._tiers.gpu", "kernels/prelude.cuh"), ("tierstore._tiers.gpu", "kernels/keys.cu")
+)
+"""The kernels on maps of keys, which take a `KeyMap` and `Keys`."""
+
+_KeyMap: Any = KEYS.structure("KeyMap")
+_Keys: Any = KEYS.structure("Keys")
+_FIND = Kernel(KEYS, "find_keys", as_large_as_the_work)
+_ENTER = Kernel(KEYS, "enter_keys", as_large_as_the_work)
+_MOST_SLOTS = (1 << 32) - 1
+_SLOT_BYTES = 16
+
+
+class DeviceKeys:
+    """Finds rows of int64 keys by their codes; what it lacks is asked of the host, and then kept.
+
+    It holds as many keys as `most`, and begins anew when more come. Rows of keys must not change
+    while it holds them: `clear` it then. Calls go behind what the launcher launched before.
+    """
+
+    BYTES = 2 * _SLOT_BYTES
+    """Device bytes for each key, at half of the slots."""
+
+    def __init__(self, launcher: Launcher, device: Device, most: int) -> None:
+        """Reserve the memory for at most so many keys."""
+        self._launcher = launcher
+        self._device = device
+        slots = min(2 * most, _MOST_SLOTS)
+        self._slots = device.allocate(2 * slots, "u8")
+        self._count = device.allocate(1, "u4")
+        self._mailbox = device.stage(4)
+        seed = secrets.randbits(64)
+        self._map = _KeyMap(slots=device.pointer(self._slots), capacity=slots, seed=seed)
+        self._most = slots // 2
+        self._held = 0
+        self.source: object = None
+        """What the rows are those of; whoever fills the map sets it, and clears it for another."""
+
+    def __len__(self) -> int:
+        """Return how many keys it holds, at most."""
+        return self._held
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory."""
+        return int(self._slots.nbytes) + 4
+
+    def clear(self, stream: int | None = None) -> None:
+        """Forget all keys."""
+        stream = self._launcher.enter(stream)
+        self._device.fill(self._map.slots, 0, self._slots.nbytes, stream)
+        self._launcher.mark()
+        self._held = 0
+
+    def find(self, codes: Any, rows: Any, stream: int | None = None) -> Missing | None:
+        """Put the row of each code `(n,)` into `rows`, int64; both on the device.
+
+        Waits. Returns what it lacks, or None if it has all.
+        """
+        n = codes.shape[0]
+        if not n:
+            return None
+        device, stream = self._device, self._launcher.enter(stream)
+        missing = device.borrow(n, "u4", stream)
+        missing_codes = device.borrow(n, "u8", stream)
+        device.fill(device.pointer(self._count), 0, 4, stream)
+        keys = _Keys(
+            codes=device.pointer(codes),
+            rows=device.pointer(rows),
+            missing=device.pointer(missing),
+            missing_codes=device.pointer(missing_codes),
+            count=device.pointer(self._count),
+            n=n,
+        )
+        self._launcher.launch(_FIND, Arguments(self._map, keys), n, stream)
+        mailbox = self._mailbox.array[:4]
+        to = device.host_pointer(self._mailbox, mailbox)
+        device.copy(to, device.pointer(self._count), 4, stream)
+        device.synchronize(stream)
+        count = int(mailbox.view(np.uint32)[0])
+        return Missing(rows, missing[:count], missing_codes[:count], device) if count else None
+
+    def enter(
+        self, codes: Any, rows: Any, stream: int | None = None, missing: Missing | None = None
+    ) -> None:
+        """Keep the rows of codes, both `(n,)` on the device; a row of -1 is that of no key.
+
+        Rows of those that were missing are also put in place.
+        """
+        n = codes.shape[0]
+        device, known = self._device, self._map
+        stream = self._launcher.enter(stream)
+        if self._held + n > self._most:
+            self.clear(stream)
+        if n > self._most:
+            known = _KeyMap()
+        else:
+            self._held += n
+        keys = _Keys(codes=device.pointer(codes), rows=device.pointer(rows), n=n)
+        if missing is not None:
+            keys.missing = device.pointer(missing.positions)
+            keys.all_rows = device.pointer(missing.rows)
+        self._launcher.launch(_ENTER, Arguments(known, keys), n, stream)
+
+    def fill(self, missing: Missing, rows: npt.NDArray[np.int64], stream: int) -> None:
+        """Keep and put in place the rows of keys that were missing, in the order of `on_host`."""
+        given = np.empty_like(rows)
+        given[missing.order] = rows
+        self.enter(missing.codes, self._device.upload(given, stream), stream, missing)
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._mailbox.close()
+
+
+class Missing:
+    """Keys of a batch that a device's map lacks.
+
+    Attributes:
+        rows: of the batch, where theirs are to go.
+        positions, codes: on the device, in any order.
+        order: of these, by position; of `on_host` alone.
+    """
+
+    def __init__(self, rows: Any, positions: Any, codes: Any, device: Device) -> None:
+        """Refer to lists on the device, which `find` has waited for."""
+        self.rows = rows
+        self.positions = positions
+        self.codes = codes
+        self._device = device
+        self.order: npt.NDArray[np.intp] = np.empty(0, np.intp)
+
+    def on_host(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+        """Return the positions, ascending, and the codes there."""
+        positions = self._device.download(self.positions)
+        codes = self._device.download(self.codes)
+        self.order = np.argsort(positions)
+        return positions[self.order].astype(np.int64), codes[self.order]
