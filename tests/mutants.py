@@ -519,8 +519,8 @@ MUTANTS = [
     ),
     Mutant(
         "nn/sum.cu",
-        "part.at[e] += more.at[e]",
-        "part.at[e] = more.at[e]",
+        "part.at[e] += value(more.at[e])",
+        "part.at[e] = value(more.at[e])",
         "tests/training/test_in_place.py",
     ),
     Mutant(
@@ -668,6 +668,37 @@ MUTANTS = [
         "torch.where(values.isnan(), values, up.view(torch.float32))",
         "up.view(torch.float32)",
         "tests/training/test_rounding.py",
+    ),
+    # Columns that a GPU holds whole.
+    Mutant(
+        "_tiers/split.py",
+        "here = piece.at + begin - piece.lo",
+        "here = begin - piece.lo",
+        "tests/gpu/test_split.py",
+    ),
+    Mutant(
+        "_table/split.py",
+        "choice.start, choice.stray = self.within.start, _STRAY",
+        "choice.start = self.within.start",
+        "tests/gpu/test_split.py",
+    ),
+    Mutant(
+        "_table/split.cu",
+        "choice.ids ? choice.ids[position] : (i64)position",
+        "(i64)position",
+        "tests/gpu/test_split.py",
+    ),
+    Mutant(
+        "_table/scaled.cu",
+        "known = (u64)id < (u64)apart.bound;",
+        "known = true;",
+        "tests/gpu/test_split.py",
+    ),
+    Mutant(
+        "_disk/foreign.py",
+        "each.start - lo + at, each.stop - lo + at",
+        "each.start - lo, each.stop - lo",
+        "tests/gpu/test_split.py",
     ),
     # Formats.
     Mutant(
