@@ -22,6 +22,9 @@ TINY = {
     "bench_shared_space": ["--rows", "3000", "--batch", "64", "--batches", "6"],
     "bench_hit_rates": ["--rows", "2000", "--batch", "128"],
     "bench_capped_epoch": ["--rows", "20000", "--batch", "512", "--cap", "300000000"],
+    "bench_capped_tables": [
+        *("--device", "cpu", "--mib", "4", "--dim", "8", "--samples", "32", "--steps", "4"),
+    ],
     "bench_cold_reads": ["--rows", "20000", "--batch", "500"],
     "bench_host_read": ["--rows", "5000", "--batch", "300"],
     "bench_keys": ["--rows", "3000", "--batch", "100", "--map-rows", "5000", "--map-batch", "999"],
@@ -42,6 +45,7 @@ TINY = {
         *("--device", "cpu", "--rows", "3000", "--samples", "16", "--dim", "8"),
         *("--partitions", "4"),
     ],
+    "bench_following": ["--rows", "5000", "--seconds", "1"],
     "bench_import": [],
     "bench_near": ["--rows", "3000", "--dim", "8"],
     "bench_diff": ["--rows", "3000", "--dim", "8", "--changed", "50"],
@@ -68,6 +72,7 @@ TINY = {
 }
 NEEDS = {
     "bench_bookkeeping": "cachetools",
+    "bench_capped_tables": "torch",
     "bench_host_read": "torch",
     "bench_train_end_to_end": "torch",
     "bench_gpu_many_tables": "torch",

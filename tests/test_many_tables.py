@@ -283,3 +283,28 @@ def test_layers_beside_a_damaged_table_train(damaged: Path) -> None:
             assert (layer.table.read([1, 2]) < rows).all()
         with pytest.raises(CorruptStoreError, match="table 't6' is damaged"):
             TieredEmbedding(store["t6"])
+
+
+def test_a_collection_beside_a_damaged_table_trains(damaged: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from tierstore.nn import TieredEmbeddingCollection
+    from tierstore.optim import TieredOptimizer
+
+    with tierstore.open(damaged, "r+", budget=tierstore.Budget(host_rows=5)) as store:
+        with pytest.raises(CorruptStoreError, match="table 't6' is damaged"):
+            TieredEmbeddingCollection(store, ["t5", "t6"])
+        names = [name for name in NAMES if name != "t6"]
+        collection = TieredEmbeddingCollection(store, names)
+        optimizer = TieredOptimizer(torch.optim.SGD, [collection], lr=0.1)
+        ids = dict.fromkeys(names, torch.tensor([1, 2]))
+        before = {name: store[name].read([1, 2]) for name in names}
+        torch.cat(list(collection(ids).values())).sum().backward()
+        optimizer.step()
+        with pytest.raises(CorruptRowError, match="'t7'"):
+            collection(ids | {"t7": torch.tensor([4, 9])})
+        torch.cat(list(collection(ids).values())).sum().backward()
+        optimizer.step()
+        store.commit()
+        for name in names:
+            expected = (before[name] - np.float32(0.1)) - np.float32(0.1)
+            assert np.array_equal(store[name].read([1, 2]), expected), name

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.pairs import pairs
 
 EXPORT_KEYS = [
     "store",
@@ -52,8 +53,7 @@ def partial_files(path):
     return [name for name in os.listdir(path) if name.endswith(".partial")]
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("table", ["item", "user"])
+@pairs(together=1, suffix=FORMATS, table=["item", "user"])
 @pytest.mark.fault(69)
 def test_what_is_exported_and_loaded_again_is_the_same(run_json, pair, tmp_path, suffix, table):
     if suffix in NEEDS:

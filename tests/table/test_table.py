@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import tierstore
 from tests.oracle import values
+from tests.pairs import pairs
 from tests.reference.elements import BFLOAT16, DTYPES, element
 from tierstore.errors import (
     ClosedError,
@@ -117,7 +118,7 @@ def test_numpy_ids_give_tensors_where_they_are_asked_for(make):
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     st.integers(0, 2**32),
@@ -159,9 +160,7 @@ def test_any_sequence_of_reads_and_writes(make, seed, slots, policy):
         assert same(table.read(np.arange(ROWS), field=name), oracle[name])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [1, 4, 33])
-@every_budget
+@pairs(dtype=DTYPES, dim=[1, 4, 33], slots=BUDGETS)
 def test_one_field_of_every_type(make, slots, dim, dtype):
     rng = np.random.default_rng(dim)
     table = make(slots, dim=dim, dtype=dtype)

@@ -24,6 +24,7 @@ from tierstore.nn import (
     TieredEmbedding,
     TieredEmbeddingBagCollection,
     TieredEmbeddingCollection,
+    autograd,
     parts,
 )
 from tierstore.optim import RowWiseAdagrad, TieredOptimizer
@@ -138,7 +139,7 @@ def same(one: Tensor, two: Tensor) -> bool:
     return one.dtype == two.dtype and bool(torch.equal(one, two))
 
 
-@pytest.mark.parametrize("variant", OPTIMIZERS)
+@pairs(together=1, place=PLACES, variant=list(OPTIMIZERS))
 def test_training_equals_one_layer_a_table(place: Place, variant: str) -> None:
     kind, options = OPTIMIZERS[variant]
     twins = Twins(place, [3, 40, 1, 17, 60])
@@ -222,7 +223,7 @@ def test_features_share_a_table(place: Place) -> None:
     assert table.scalars == twin.scalars
 
 
-@pytest.mark.parametrize("variant", ["sgd momentum", "adam", "row-wise adagrad", "nadam"])
+@pairs(together=1, place=PLACES, variant=["sgd momentum", "adam", "row-wise adagrad", "nadam"])
 def test_steps_are_counted_by_table(place: Place, variant: str) -> None:
     """Tables without ids, or whose rows the loss does not use, take no part in a step."""
     kind, options = OPTIMIZERS[variant]
@@ -866,6 +867,22 @@ def test_neighbours_by_chance_are_not_one_tensor(monkeypatch: Any) -> None:
     assert columns is None
     assert found.data_ptr() != given[0].data_ptr()
     assert torch.equal(found, torch.from_numpy(memory))
+
+
+@pytest.mark.parametrize("little", [0, 1 << 20])
+def test_sums_are_cleared_by_torch_or_a_kernel(place: Place, little: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(autograd, "_LITTLE", little)
+    twins = Twins(place, [30, 12], [8, 3])
+    optimizers = twins.optimizers(torch.optim.SGD, lr=0.05)
+    for _ in range(3):
+        ids = twins.ids(n=50)
+        for rows in (twins.collection(ids), {n: twins.layers[n](own) for n, own in ids.items()}):
+            torch.cat([each.pow(3) for each in rows.values()], 1).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    for name in twins.rows:
+        one, two = (rows_of(store[name]) for store in twins.stores)
+        torch.testing.assert_close(one, two, **CLOSE)
 
 
 @pytest.mark.parametrize("ordered", [True, False])

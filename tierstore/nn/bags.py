@@ -147,6 +147,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         self.include_last_offset = include_last_offset
         self._arranged: dict[tuple[str, ...], _Plan] = {}
         self._offsets: dict[tuple[int, tuple[int, ...], torch.device], Tensor] = {}
+        self._begins: dict[tuple[int | torch.device, ...], Tensor] = {}
 
     def forward(self, features: Any) -> FeatureBags:
         """Return what the bags of each feature come to, `(batch, dim)`, in the collection's order.
@@ -276,7 +277,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
                 of = self._even_offsets(batch, (each,) * len(own), ids.device)
             else:
                 starts = torch.stack([offsets[place] for place in places])
-                of = _moved(starts[:, :-1] if self.include_last_offset else starts, lengths)
+                of = self._moved(starts[:, :-1] if self.include_last_offset else starts, lengths)
             parts.append(self._part(plan, number, part, ids, lengths, of, None, first))
         return parts
 
@@ -422,7 +423,24 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         ]
         if len({each.dtype for each in every}) > 1:
             every = [each.to(torch.int64) for each in every]
-        return _moved(torch.stack(every), lengths)
+        return self._moved(torch.stack(every), lengths)
+
+    def _moved(self, starts: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return where bags begin among the ids of all features, and where the last one ends.
+
+        `starts` is `(features, bags)`, among those of each feature alone.
+        """
+        key = *lengths, starts.device
+        begins = self._begins.get(key)
+        if begins is None:
+            if len(self._begins) >= _REMEMBERED:
+                self._begins.clear()
+            found = [*itertools.accumulate(lengths[:-1], initial=0)]
+            begins = self._begins[key] = uploaded(found, starts.device)[:, None]
+        moved = starts.new_empty(starts.numel() + 1, dtype=torch.int64)
+        torch.add(starts, begins, out=moved[:-1].view(starts.shape))
+        moved[-1:].fill_(sum(lengths))
+        return moved
 
     def _even_offsets(self, batch: int, each: tuple[int, ...], device: torch.device) -> Tensor:
         """Return where bags begin whose features have so many ids in each."""
@@ -445,7 +463,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return another collection over the same tables, not trained yet; rows are not copied."""
         other = super().__deepcopy__(memo)
-        other._arranged, other._offsets = {}, {}
+        other._arranged, other._offsets, other._begins = {}, {}, {}
         return other
 
 
@@ -474,15 +492,6 @@ def _are_alike(tensors: Sequence[Any]) -> bool:
         return False
     kinds = {(each.shape, each.dtype, each.device) for each in tensors}
     return len(kinds) == 1 and tensors[0].dtype is torch.int64
-
-
-def _moved(starts: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Return where bags begin among the ids of all features, and where the last one ends.
-
-    `starts` is `(features, bags)`, among those of each feature alone.
-    """
-    begins = uploaded([*itertools.accumulate(lengths[:-1], initial=0)], starts.device)
-    return pad((starts + begins[:, None]).reshape(-1), (0, 1), value=sum(lengths))
 
 
 def _offsets_of(features: Any) -> Tensor:

@@ -337,7 +337,6 @@ class Workspace:
     def __init__(self, device: Device, size: int, *, prefetch: bool = False) -> None:
         """Reserve the lists; those of a prefetch stay in use until its copies are over."""
         self.size = size
-        self._prefetch = prefetch
         lists = self._PREFETCH_LISTS if prefetch else self._LISTS
         self._arrays = {name: device.allocate(size, dtype) for name, dtype in lists}
         if prefetch:
