@@ -76,6 +76,49 @@ MUTANTS = [
         "return arena + staging + queue_bytes(record_bytes, slots)",
         "tests/tiers/test_placement.py",
     ),
+    # The maps of keys: no key is lost, found in the row of another, or given two rows.
+    Mutant(
+        "_keys/hashmap.py",
+        "at = np.flatnonzero(found < 0)\n            names",
+        "at = np.flatnonzero(found < -1)\n            names",
+        "tests/keys/test_hashmap.py",
+    ),
+    Mutant(
+        "_keys/hashmap.py",
+        "back = free[::-1]",
+        "back = free",
+        "tests/keys/test_hashmap.py",
+    ),
+    Mutant(
+        "_keys/hashmap.py",
+        "if ends is None or shape != (self._segments, self._bits):",
+        "if ends is None:",
+        "tests/keys/test_hashmap.py",
+    ),
+    Mutant(
+        "_keys/hashmap.py",
+        "self._put(entries[kept > 0])",
+        "self._put(entries)",
+        "tests/keys/test_hashmap.py",
+    ),
+    Mutant(
+        "_tiers/gpu/keys.py",
+        "given[missing.order] = rows",
+        "given[:] = rows",
+        "tests/gpu/test_keyed.py",
+    ),
+    Mutant(
+        "_table/keyed.py",
+        "if known.source is not numbering:",
+        "if known.source is None:",
+        "tests/gpu/test_keyed.py",
+    ),
+    Mutant(
+        "_table/expiry.py",
+        "older, last = tied[values < edge], tied[values == edge]",
+        "older, last = tied[values <= edge], tied[values == edge]",
+        "tests/keys/test_keyed.py",
+    ),
     # The host tier: changed rows are written down, rows without a slot are served from below.
     Mutant(
         "_tiers/host.py",

@@ -175,6 +175,36 @@ def test_ranks_read_and_write_by_key(tmp_path: Path, kind: str) -> None:
     assert len(by_key(tmp_path / "parts")) == 30
 
 
+def first_rows(rank: int, path: Path, kind: str) -> list[bytes]:
+    """Return the rows of keys before and after they were added, an uneven share by each rank."""
+    with distributed.open(path, average=False) as store:
+        table, keys = store["user"], all_keys(kind)[:40]
+        before = table.read(keys)
+        added = keys[rank::3] if rank else keys[:9]
+        table.write(added, table.read(added))
+        store.commit(1)
+        return [before.tobytes(), table.read(keys).tobytes()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_key_has_one_first_row_everywhere(tmp_path: Path, kind: str) -> None:
+    """In one process and on three ranks, before it is added and after, and after restarts."""
+    plain, parts = tmp_path / "plain", tmp_path / "parts"
+    with tierstore.create(plain, {"user": spec(kind)}) as store:
+        first = store["user"].read(all_keys(kind)[:40])
+        assert len(np.unique(first, axis=0)) == 40
+        store["user"].lease(all_keys(kind)[20:30]).release()
+        store.commit()
+    with tierstore.open(plain) as store:
+        assert np.array_equal(store["user"].read(all_keys(kind)[:40]), first)
+    distributed.create(parts, {"user": spec(kind)}, partitions=4).close()
+    for ranks in (3, 1):
+        for found in values(run(ranks, first_rows, parts, kind)):
+            assert found == [first.tobytes()] * 2
+    assert set(by_key(parts)) >= set(np.asarray(all_keys(kind)[:9]).tolist())
+
+
 def in_collections(store: Any, rank: int, ranks: int) -> None:
     sources = {"user": "user", "friend": "user", "item": "item"}
     rows = TieredEmbeddingCollection(store, sources)

@@ -113,6 +113,20 @@ def test_ordinary_keys_find_places(pattern):
     assert twice is None and np.array_equal(made.find(keys), rows)
 
 
+@pytest.mark.parametrize("share", [0.2, 0.8, 1.0])
+def test_keys_that_are_kept_are_found_and_others_are_not(share):
+    rng, table = np.random.default_rng(4), HashMap()
+    keys = np.concatenate([rng.integers(0, 2**64, 20_000, np.uint64), of_one_hash(9, 300)])
+    table.add(keys)
+    kept = rng.permutation(keys.size)[: int(share * keys.size)]
+    gone = np.setdiff1d(np.arange(keys.size), kept)
+    table.keep(kept)
+    assert np.array_equal(table.find(keys[kept]), np.arange(kept.size))
+    assert (table.find(keys[gone]) == -1).all()
+    assert np.array_equal(table.add(keys[gone]), np.arange(kept.size, keys.size))
+    assert np.array_equal(table.find(keys[kept]), np.arange(kept.size))
+
+
 @pytest.mark.parametrize("lazy", [0, 1 << 40])
 def test_memory_grows_without_losing_what_is_in_it(monkeypatch, lazy):
     monkeypatch.setattr(hashmap, "_LAZY_BYTES", lazy)

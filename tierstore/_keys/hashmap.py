@@ -61,6 +61,8 @@ _HALF = np.uint64(32)
 _ROW = np.uint64((1 << 32) - 1)
 _BLOCK = 1 << 15
 """Keys worked on at once: what they take meanwhile stays in the caches of a core."""
+_SHRUNK = 0.7
+"""Share of the rows below which a map of those that are kept is built anew, in less memory."""
 _SPLIT = 16
 """Segments split at once, likewise."""
 _LAZY_BYTES = 1 << 22
@@ -212,11 +214,23 @@ class HashMap:
 
     def keep(self, rows: Rows) -> None:
         """Keep the keys of these distinct rows alone, which are numbered in this order then."""
+        numbers = np.zeros(self._rows + 1, np.uint32)  # by row + 1 the new row + 1, or 0
+        numbers[rows + 1] = np.arange(1, rows.size + 1, dtype=np.uint32)
         codes, self._codes = self.codes_of(rows), _Memory()
         self._codes.reserve(codes.size)
         self._codes.array[: codes.size] = codes
         self._rows = rows.size
-        self._built()
+        if rows.size < _SHRUNK * (numbers.size - 1):
+            self._built()
+            return
+        self.numbering = object()
+        far = [(name, int(numbers[row + 1])) for name, row in self._far.items()]
+        self._far = {name: number - 1 for name, number in far if number}
+        for first in range(0, self._segments, _SPLIT):
+            entries = self._taken_out(first, min(_SPLIT, self._segments - first))
+            kept = numbers.take((entries & _ROW).view(np.int64), mode="clip")
+            entries = (entries & ~_ROW) | kept
+            self._put(entries[kept > 0])
 
     # -- finding
 

@@ -398,10 +398,10 @@ class KeyedTable(RowsByNumber):
     def _keys_there(self) -> Iterator[tuple[DeviceKeys, int]]:
         """Use the device's map of keys, in a stream; one whose rows are others now is emptied."""
         access = cast(DeviceAccess, self._access)
+        numbering = self._map.numbering  # before: the keys may still be on their way
         with access.using():
             stream = access.stream("torch")
             known = access.gpu.keys(self.name, self.capacity)
-            numbering = self._map.numbering
             if known.source is not numbering:
                 known.clear(stream)
                 known.source = numbering
