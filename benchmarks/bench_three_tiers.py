@@ -6,7 +6,6 @@ import argparse
 import os
 import time
 from collections.abc import Iterator
-from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,7 +72,8 @@ def measure(path: Path, run: Run, device: str, ids: int, repeat: int) -> dict[st
         if run.host is None:
             for start in range(0, layer.num_embeddings, 1 << 16):
                 layer.table.read(np.arange(start, min(start + (1 << 16), layer.num_embeddings)))
-        batches = cycle(power_law(layer.num_embeddings, ids, SKEW, BATCHES, device=place))
+        count = BATCHES + repeat + 1  # each another one: else all rows would soon be nearest
+        batches = iter(power_law(layer.num_embeddings, ids, SKEW, count, device=place))
         gradient = torch.randn(ids, layer.embedding_dim, device=place)
         seconds, used = zip(*steps(layer, optimizer, batches, gradient, run, repeat), strict=True)
         store.rollback()
@@ -115,7 +115,9 @@ def steps(
 
 def created(path: Path, options: argparse.Namespace) -> int:
     """Create the table with Adam's state, its pages in the page cache; return its bytes."""
-    specs = {"t": tierstore.TableSpec(options.rows, options.dim, init=tierstore.normal(std=0.1))}
+    weight = tierstore.Field(options.dim, init=tierstore.uniform(-0.1, 0.1))
+    states = dict.fromkeys(("exp_avg", "exp_avg_sq"), tierstore.Field(options.dim))
+    specs = {"t": tierstore.TableSpec(options.rows, fields={"weight": weight, **states})}
     with tierstore.create(path, specs, budget=tierstore.Budget(host=0)) as store:
         TieredOptimizer(torch.optim.Adam, [TieredEmbedding(store["t"])], lr=0.01)
         for start in range(0, options.rows, 1 << 18):

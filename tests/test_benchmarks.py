@@ -45,6 +45,7 @@ TINY = {
         *("--device", "cpu", "--rows", "3000", "--samples", "16", "--dim", "8"),
         *("--partitions", "4"),
     ],
+    "bench_following": ["--rows", "5000", "--seconds", "1"],
     "bench_import": [],
     "bench_near": ["--rows", "3000", "--dim", "8"],
     "bench_diff": ["--rows", "3000", "--dim", "8", "--changed", "50"],

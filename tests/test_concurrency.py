@@ -20,14 +20,15 @@ import pytest
 import tierstore
 from tests.pairs import pairs
 from tests.tiers.stack import ArrayTier, check, read
-from tierstore import Budget, Field, TableSpec
+from tierstore import Budget, Field, TableSpec, _rowcopy
 from tierstore._disk.base import Base
 from tierstore._disk.tier import DiskTier
 from tierstore._door import Call, Door
+from tierstore._tiers import host
 from tierstore._tiers.groups import Groups
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.uncached import Uncached
-from tierstore.errors import ClosedError
+from tierstore.errors import ClosedError, CorruptRowError
 from tierstore.policy import PolicySpec, lfu, lru
 
 ROWS, GROUP = 120, 6
@@ -465,3 +466,50 @@ def test_a_disk_tier_without_its_lock_is_read_torn(
         except Exception:
             return
     pytest.fail("30 programs found nothing")
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_rows_of_a_large_miss_come_in_threads_without_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    """With the same counters; and where one of them is damaged, none has come."""
+    path, rows = tmp_path / "s", 3000
+    spec = tierstore.TableSpec(rows, 8, init=tierstore.normal(seed=1))
+    rng = np.random.default_rng(2)
+    truth = rng.standard_normal((rows, 8)).astype(np.float32)
+    with tierstore.create(path, {"t": spec}, budget=tierstore.Budget(host=0)) as store:
+        store["t"].write(np.arange(1000, rows), truth[1000:])
+        store.commit()
+        truth[:1000] = store["t"].read(np.arange(1000))
+    if damaged:
+        (delta,) = path.rglob("delta-*")
+        with delta.open("r+b") as file:
+            file.seek(32 * 5)
+            file.write(b"damage")
+    batches = [rng.integers(0, rows, 900) for _ in range(8)]
+    found, threads, of_disk = list[Any](), set[int](), DiskTier._read
+
+    def seen(*given: Any) -> None:
+        threads.add(threading.get_ident())
+        of_disk(*given)
+
+    monkeypatch.setattr(DiskTier, "_read", seen)
+    for cores in (1, 4):
+        threads.clear()
+        monkeypatch.setattr(_rowcopy, "_most", lambda cores=cores: cores)
+        monkeypatch.setattr(host, "_BROUGHT", 2048)
+        _rowcopy._threads.cache_clear()
+        with tierstore.open(path, budget=tierstore.Budget(host_rows=1000), device="cpu") as store:
+            table = store["t"]
+            if damaged:
+                with pytest.raises(CorruptRowError, match="row 1005"):
+                    table.read(np.arange(900, 1200))
+                assert (table._space.host.map.lookup(np.arange(900, 1200)) < 0).all()
+                assert np.array_equal(table.read(np.arange(900, 1000)), truth[900:1000])
+            else:
+                for batch in batches:
+                    assert np.array_equal(table.read(batch), truth[batch])
+            found.append(store.stats())
+        assert (len(threads) > 1) == (cores > 1)
+    _rowcopy._threads.cache_clear()
+    assert damaged or found[0] == found[1]

@@ -61,6 +61,82 @@ def test_large_batches_are_split_among_threads_without_a_trace(lo, hi):
     assert np.array_equal(source, expected)
 
 
+@pytest.fixture
+def four_threads(monkeypatch):
+    """A pool of four threads, whatever the machine has."""
+    _rowcopy._threads.cache_clear()
+    monkeypatch.setattr(_rowcopy, "_most", lambda: 4)
+    yield
+    _rowcopy._threads.cache_clear()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 4, 1001])
+def test_parts_cover_the_rows_once_in_threads_of_the_pool(four_threads, rows):
+    seen, threads = np.zeros(rows, np.int64), set()
+    met = threading.Barrier(4, timeout=30)
+
+    def work(part):
+        met.wait()  # which needs all four at a time
+        seen[part] += 1
+        threads.add(threading.get_ident())
+
+    _rowcopy.in_parts(work, rows, 400, least=100)
+    assert (seen == 1).all()
+    assert len(threads) == 4 and threading.get_ident() not in threads
+
+
+def test_an_error_of_a_part_is_raised_when_all_have_ended(four_threads):
+    ended, first = [], threading.Event()
+
+    def work(part):
+        if part.start == 0:
+            first.set()
+            raise KeyError(part.stop)
+        assert first.wait(30)
+        ended.append(part)
+
+    with pytest.raises(KeyError, match="25"):
+        _rowcopy.in_parts(work, 100, 400, least=100)
+    assert len(ended) == 3
+
+
+def test_parts_within_parts_and_of_a_busy_pool_wait_for_no_thread(four_threads):
+    done, release = [], threading.Event()
+
+    def inner(part):
+        done.append(part)
+
+    def outer(part):
+        _rowcopy.in_parts(inner, 8, 800, least=100)
+
+    _rowcopy.in_parts(outer, 4, 400, least=100)
+    assert done == [slice(0, 8)] * 4
+
+    def block():
+        _rowcopy.in_parts(lambda part: release.wait(30), 4, 400, least=100)
+
+    blocked = threading.Thread(target=block)
+    blocked.start()
+    done.clear()
+    _rowcopy.in_parts(inner, 8, 400, least=100)  # the caller does what nobody begins
+    assert sorted((part.start, part.stop) for part in done) == [(0, 2), (2, 4), (4, 6), (6, 8)]
+    release.set()
+    blocked.join()
+
+
+@pytest.mark.parametrize("largest", [0, 7, 2**16 - 1, 2**16, 2**31, 2**33, 2**62])
+@pytest.mark.parametrize("count", [0, 1, 512, 513, 6000])
+def test_the_order_of_values_is_that_of_a_stable_sort(count, largest):
+    values = np.random.default_rng([count, largest]).integers(0, largest, count, endpoint=True)
+    assert np.array_equal(_rowcopy.order(values), np.argsort(values, kind="stable"))
+    found = _rowcopy.unique(values)
+    assert np.array_equal(found, np.unique(values))
+    again = _rowcopy.unique(found)
+    assert np.array_equal(again, found) and not np.shares_memory(again, found)
+    negative = values - largest // 2
+    assert np.array_equal(_rowcopy.unique(negative), np.unique(negative))
+
+
 def test_read_only_records_and_no_rows():
     source = records(np.random.default_rng(1), 5, 16)
     source.flags.writeable = False

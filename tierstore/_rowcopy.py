@@ -1,4 +1,4 @@
-"""Copies of scattered records on all cores, and the order of values.
+"""Copies of scattered records on all cores, other work in parts, and the order of values.
 
 `np.take` copies 512-byte rows as fast as a C loop of memcpy (9 M rows per second and core) and
 releases the interpreter lock meanwhile, so large batches are split among threads.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from tierstore._threads import Event
 
-__all__ = ["ascends", "gather", "scatter", "split", "unique", "window"]
+__all__ = ["ascends", "gather", "in_parts", "order", "scatter", "unique", "window"]
 
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.integer[Any]]
@@ -35,6 +36,12 @@ _BYTES_PER_THREAD = 4 << 20
 _MOST_THREADS = 16
 _BLOCK = 1 << 20
 """Values compared at a time."""
+_FEW = 512
+"""Values up to which merging sorts in less time than counting digits."""
+_here = threading.local()
+"""Has `in_part` set in a thread that does a part of work."""
+_PATIENCE = 0.05
+"""Seconds in which threads that are free begin their parts."""
 
 
 @cache
@@ -63,19 +70,48 @@ def _threads(pid: int) -> ThreadPoolExecutor:
     return pool
 
 
-def split(work: Callable[[slice], None], rows: int, nbytes: int) -> None:
-    """Call `work` on parts of the rows, in threads if possible and so many bytes are worth it."""
-    parts = min(_most(), nbytes // _BYTES_PER_THREAD)
+def in_parts(work: Callable[[slice], object], rows: int, nbytes: int, *, least: int) -> None:
+    """Call `work` on disjoint parts of the rows, in threads if that is worth while.
+
+    Args:
+        work: takes a part; calls of it may run at the same time.
+        rows: how many rows there are.
+        nbytes: what all of them come to.
+        least: the bytes for which a thread is worth while.
+
+    Returns when all parts have ended, and raises the error of the first that failed. No thread
+    waits for ever for others of the pool: a part that calls this itself does its work alone, and
+    parts that none of them begins are done by the caller.
+    """
+    parts = min(_most(), nbytes // least)
     pool: ThreadPoolExecutor | None = None
-    if parts >= 2:
+    if parts >= 2 and not getattr(_here, "in_part", False):
         with contextlib.suppress(RuntimeError):
             pool = _threads(os.getpid())
     if pool is None:
         work(slice(0, rows))
         return
+
+    def one(part: slice) -> None:
+        _here.in_part = True
+        try:
+            work(part)
+        finally:
+            _here.in_part = False
+
     edges = [rows * part // parts for part in range(parts + 1)]
-    for done in pool.map(work, map(slice, edges[:-1], edges[1:])):
-        del done
+    begun = {pool.submit(one, part): part for part in map(slice, edges[:-1], edges[1:])}
+    try:
+        wait(begun, _PATIENCE)
+        for each, part in begun.items():
+            if each.cancel():
+                one(part)
+            else:
+                each.result()
+    finally:
+        for each in begun:
+            each.cancel()
+        wait(begun)
 
 
 @cache
@@ -136,7 +172,7 @@ def gather(records: Bytes, slots: Index, out: Bytes, lo: int = 0) -> None:
     if out.nbytes < 2 * _BYTES_PER_THREAD:
         copy(slice(0, slots.size))
     else:
-        split(copy, slots.size, out.nbytes)
+        in_parts(copy, slots.size, out.nbytes, least=_BYTES_PER_THREAD)
 
 
 def _unit_index(slots: Index, per_record: int, first: int, count: int) -> Index:
@@ -175,7 +211,7 @@ def scatter(records: Bytes, slots: Index, values: Bytes, lo: int = 0) -> None:
     if values.nbytes < 2 * _BYTES_PER_THREAD:
         copy(slice(0, slots.size))
     else:
-        split(copy, slots.size, values.nbytes)
+        in_parts(copy, slots.size, values.nbytes, least=_BYTES_PER_THREAD)
 
 
 def ascends(values: Index, *, strictly: bool = False) -> bool:
@@ -190,13 +226,34 @@ def ascends(values: Index, *, strictly: bool = False) -> bool:
     return all(bool((each[1:] >= each[:-1]).all()) for each in blocks)
 
 
+def order(values: Index) -> npt.NDArray[np.intp]:
+    """Return the order in which `values` `(n,)`, none negative, ascend; equal ones stay in order.
+
+    NumPy sorts two bytes at a time by counting them, which takes 0.26 ms for 32k rows of a table,
+    and 1.1 ms for 131k; sorting them as whole numbers takes four times as long where AVX-512 writes
+    compressed vectors slowly (AMD's Zen 4, NumPy 2.4.6).
+    """
+    if values.size <= _FEW:
+        return values.argsort(kind="stable")
+    found = values.astype(np.uint16).argsort(kind="stable")
+    most, shift = int(np.maximum.reduce(values)), 16
+    while most >> shift:
+        digits = (values >> shift).astype(np.uint16)
+        found = found.take(digits.take(found).argsort(kind="stable"))
+        shift += 16
+    return found
+
+
 def unique(values: npt.NDArray[Integer]) -> npt.NDArray[Integer]:
     """Return the distinct `values` `(n,)` in ascending order, as a new array.
 
     Since NumPy 2.3, `np.unique` hashes integers: 5 ms for 32k mostly distinct values, 850 ms for a
-    million. Sorting takes 0.2 ms and 11 ms (NumPy 2.4.6).
+    million (NumPy 2.4.6). Sorting takes 0.3 ms and 14 ms.
     """
-    ordered = np.sort(values)
+    if ascends(values, strictly=True):
+        return values.copy()
+    has_negative = np.minimum.reduce(values) < 0
+    ordered = np.sort(values) if has_negative else values.take(order(values))
     first = np.ones(ordered.size, np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     return ordered if first.all() else ordered.compress(first)

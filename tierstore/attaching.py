@@ -68,9 +68,6 @@ class Attached(Closing, Mapping[str, Table]):
 
     Tables read, prefetch, lease, warm, scan and search as those of a store do. They have no
     versions, and checksums only on request; writing raises ReadOnlyError.
-
-    Attributes:
-        door, prefetcher, sync_checks, touched, store: for the tables.
     """
 
     sync_checks = False

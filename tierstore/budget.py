@@ -74,11 +74,13 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
 class Budget:
     """Hard caps on the memory of the host and GPU tiers.
 
-    `host` and `gpu` are bytes and cover slots, per-row maps, policy arrays and staging. `host_rows`
+    `host` and `gpu` are bytes and cover slots, per-row maps, policy arrays and staging; `host` also
+    the index of changed rows that the disk tier keeps, at most 4 bytes a row. `host_rows`
     and `gpu_rows` are numbers of slots a table instead, with the maps on top. Each is one value, or
     a dict from table name to value. None takes the default: the host tier the tables or a quarter
     of the available RAM, the GPU tier the tables or half of the free device memory, whichever is
-    less. 0 leaves the tier out.
+    less; a table whose maps alone take more than that quarter gets no host tier. 0 leaves the tier
+    out, and only the index is left, without a limit.
 
     Tables whose records are equally long share tiers, in which the rows of each get the slots that
     they use, unless a dict names them or their policy needs tiers of its own. Where there are

@@ -57,14 +57,17 @@ def make(tmp_path: Path, place: Place) -> Iterator[Callable[..., tierstore.Store
             store.close()
 
 
-def both(look: Callable[[], Any], fetch: Callable[[], object]) -> Callable[[], None]:
+def both(
+    rows: Any, look: Callable[[Any], Any], fetch: Callable[[Any], object]
+) -> Callable[[], None]:
     """What the prefetcher's thread does with a request."""
 
     def run() -> None:
-        advice = look()
+        distinct = np.unique(rows)
+        advice = look(distinct)
         if advice is not None:
             advice()
-        fetch()
+        fetch(distinct)
 
     return run
 
@@ -251,7 +254,7 @@ def test_a_prefetch_that_comes_too_late_is_dropped(
     store = make(tiers)
     table, requests = store["t"], []
     monkeypatch.setattr(
-        store._state.prefetcher, "submit", lambda look, fetch: requests.append(both(look, fetch))
+        store._state.prefetcher, "submit", lambda *given: requests.append(both(*given))
     )
     before = table.read(EVERY)
     table.prefetch(np.arange(3, 9))
@@ -273,7 +276,7 @@ def test_a_prefetch_does_not_look_at_the_callers_ids_later(
     store = make("host cache")
     table, requests = store["t"], []
     monkeypatch.setattr(
-        store._state.prefetcher, "submit", lambda look, fetch: requests.append(both(look, fetch))
+        store._state.prefetcher, "submit", lambda *given: requests.append(both(*given))
     )
     ids = np.arange(3, 9)
     table.prefetch(ids)

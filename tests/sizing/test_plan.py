@@ -30,8 +30,9 @@ def stream():
 def test_the_host_tier_gets_the_slots_a_store_would_give_it(stream):
     found = plan(2000, 64, host=40_000, policy=policy.lfu())
     (host,) = found.tiers
-    assert host.slots == slots_for(2000, 64, 40_000, policy.lfu())
+    assert host.slots == slots_for(2000, 64, 40_000, policy.lfu(), index=8000)
     assert host.nbytes == bytes_for(2000, 64, host.slots, policy.lfu())
+    assert host.nbytes + found.index_bytes <= 40_000
     assert (found.disk_bytes, found.seconds, found.step_seconds) == (2000 * 68, {}, 0)
 
 
@@ -46,15 +47,15 @@ def test_rates_are_those_of_the_simulation(stream, training):
 
 
 def test_a_gpu_tier_leaves_the_host_tier_what_it_misses(stream):
-    both = plan(2000, 64, host=60_000, gpu=125_000, stream=stream, speeds=SPEEDS)
+    both = plan(2000, 64, host=68_000, gpu=125_000, stream=stream, speeds=SPEEDS)
     gpu, host = both.tiers
     assert (gpu.tier, host.tier) == ("gpu", "host")
     assert host.misses_per_batch < gpu.misses_per_batch
     assert set(both.seconds) == {"disk_reads", "disk_writes", "host_gather", "link"}
     assert both.seconds["disk_reads"] == pytest.approx(host.misses_per_batch / 1e5)
-    alone = plan(2000, 64, host=60_000, stream=stream, speeds=SPEEDS)
+    alone = plan(2000, 64, host=68_000, stream=stream, speeds=SPEEDS)
     assert set(alone.seconds) == {"disk_reads", "disk_writes", "host_gather"}
-    reading = plan(2000, 64, host=60_000, stream=stream, speeds=SPEEDS, training=False)
+    reading = plan(2000, 64, host=68_000, stream=stream, speeds=SPEEDS, training=False)
     assert reading.seconds["disk_writes"] == 0
 
 

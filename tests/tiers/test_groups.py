@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tierstore._tiers import groups
 from tierstore._tiers.groups import Groups
 
 
@@ -39,13 +38,3 @@ def test_ids_of_features_whose_tables_follow_one_another(features: int, each: in
         check(swapped)
     check(np.roll(ids, 1, axis=0).reshape(-1))
     check(ids.repeat(2, axis=0).reshape(-1))
-
-
-def test_parts_are_sorted_apart_where_blocks_end() -> None:
-    rng = np.random.default_rng(1)
-    ids = rng.integers(0, 50, (8, 1024)) + 50 * np.arange(8)[:, None]
-    assert len(groups._runs(ids.reshape(-1))) == 8
-    assert len(groups._runs(np.append(ids.reshape(-1), 3))) == 1
-    assert len(groups._runs(np.append(ids.reshape(-1), 120))) == 3
-    assert len(groups._runs(rng.permutation(ids.reshape(-1)))) == 1
-    assert len(groups._runs(np.append(ids.reshape(-1), 500))) == 8

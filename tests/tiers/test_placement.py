@@ -15,6 +15,7 @@ from tierstore._tiers.placement import Part, Placement, divided
 from tierstore._tiers.slots import bytes_for
 from tierstore.errors import CapacityError
 from tierstore.policy import lru
+from tierstore.sizing import plan, plan_tables
 
 CRITEO = [
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
@@ -84,6 +85,45 @@ def test_a_budget_that_cannot_be_names_the_table_before_anything_exists(
         assert made or not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 1.0])
+def test_the_index_of_changed_rows_is_inside_the_budget(tmp_path: Path, share: float) -> None:
+    """In what is planned, what is opened, and what the error says."""
+    rows, path = 4000, tmp_path / "s"
+    spec = TableSpec(rows, 16)
+    slots = max(1, int(share * rows))
+    needed = bytes_for(rows, 64, slots) + 4 * rows
+    if share == 0.0:
+        message = rf"table 't'.*index of those that change, {4 * rows} bytes.*takes {needed};"
+        with pytest.raises(CapacityError, match=message):
+            tierstore.create(path, {"t": spec}, budget=needed - 1)
+        assert not path.exists()
+    (space,) = plan_tables({"t": spec}, needed)
+    alone = plan(rows, 64, host=needed)
+    with tierstore.create(path, {"t": spec}, budget=needed, device="cpu") as store:
+        (table,) = store.info().tables
+        tier = store["t"]._space.host
+        assert tier is not None and tier.slots == slots
+        assert tier.nbytes + table.index_bytes == needed
+        assert store["t"]._disk._index.entries.nbytes == table.index_bytes == 4 * rows
+        for planned in (space, alone):
+            assert planned.index_bytes == table.index_bytes
+            assert (planned.tiers[0].slots, planned.tiers[0].nbytes) == (slots, tier.nbytes)
+
+
+def test_without_a_budget_a_table_too_large_for_any_host_tier_opens_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "_ON_HOST", placement._ON_HOST._replace(free=lambda: 50_000.0))
+    specs = {"t": TableSpec(10_000, 16, init=tierstore.normal(seed=1)), "few": TableSpec(10, 4)}
+    with tierstore.create(tmp_path / "s", specs, device="cpu") as store:
+        assert store["t"]._space.host is None
+        store["t"].write([3], np.ones((1, 16), np.float32))
+        assert store["t"].read([3]).all()
+        store.rollback()
+    with pytest.raises(CapacityError, match="'t' cannot be placed"):
+        tierstore.open(tmp_path / "s", budget=50_000, device="cpu")
+
+
 def scaled(rows: int) -> int:
     return min(rows, 24 + rows // 1000)
 
@@ -94,7 +134,12 @@ BUDGETS = {
         host_rows={f"c{n}": max(1, scaled(rows) // 1000) for n, rows in enumerate(CRITEO)}
     ),
     "maps and a thousandth": Budget(
-        host=bytes_for(sum(map(scaled, CRITEO)), 32, sum(map(scaled, CRITEO)) // 1000)
+        host=bytes_for(
+            sum(map(scaled, CRITEO)),
+            32,
+            sum(map(scaled, CRITEO)) // 1000,
+            index=4 * sum(map(scaled, CRITEO)),
+        )
     ),
     "a tenth": Budget(host_rows=150),
 }

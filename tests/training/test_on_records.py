@@ -1,5 +1,6 @@
 """Steps on records in host memory, against torch's own code on copies of the rows."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import torch
 
 import tierstore
 from tests.pairs import pairs
+from tierstore import _rowcopy
+from tierstore._tiers import host
 from tierstore._tiers.host import HostTier
 from tierstore.nn import TieredEmbedding
-from tierstore.optim import TieredOptimizer
+from tierstore.optim import TieredOptimizer, in_place
 
 ROWS = 3000
 ADAM, ADAMW = torch.optim.Adam, torch.optim.AdamW
@@ -42,6 +45,42 @@ def trained(path: Path, kind: Any, spec: Any, ids: Any, padding: int | None, **o
         counters = store.stats()
         store.rollback()
         return everything, sum(taken), counters
+
+
+@pytest.mark.parametrize("padding", [None, 5])
+@pytest.mark.parametrize("cores", [1, 4])
+def test_bits_do_not_depend_on_the_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: int | None, cores: int
+) -> None:
+    """Of the pool that changes the records, nor torch's own in the threads that work."""
+    spec = tierstore.TableSpec(ROWS, 16, init=tierstore.normal(std=0.1, seed=3))
+    rng = np.random.default_rng(5)
+    ids = [rng.integers(0, ROWS, 4000) for _ in range(4)]
+    alone = trained(tmp_path / "alone", ADAM, spec, ids, padding)
+    monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
+    monkeypatch.setattr(host, "_PART_BYTES", 8 << 10)
+    monkeypatch.setattr(_rowcopy, "_most", lambda: cores)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    _rowcopy._threads.cache_clear()
+    try:
+        threads = set[int]()
+        update = in_place._update_adam
+        monkeypatch.setattr(
+            in_place,
+            "_update_adam",
+            lambda *given: (threads.add(threading.get_ident()), update(*given)),
+        )
+        parted = trained(tmp_path / "parted", ADAM, spec, ids, padding)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+        _rowcopy._threads.cache_clear()
+    assert (len(threads) > 1) == (cores > 1)
+    assert alone[1] == parted[1] == len(ids)
+    for name, values in alone[0].items():
+        assert values.tobytes() == parted[0][name].tobytes()
+    assert alone[2] == parted[2]
 
 
 VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {

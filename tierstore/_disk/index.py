@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tierstore import _rowmap
 from tierstore._disk.delta import Delta, LiveDelta
 from tierstore._rowcopy import unique
 from tierstore._rowmap import RowMap, SparseMap, resize, row_map
@@ -51,6 +52,11 @@ class DeltaIndex:
         self.entries: RowMap = row_map(rows)
         self.replaced: Places = np.empty(0, np.int32)
         self.starts = np.zeros(1, np.int64)
+
+    @staticmethod
+    def bytes_for(rows: int) -> int:
+        """Return the most bytes that the entries of so many rows take."""
+        return _rowmap.bytes_for(rows)
 
     def grow(self, rows: int) -> None:
         """Have more rows, in the base; no other thread may look rows up meanwhile."""

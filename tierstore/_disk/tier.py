@@ -159,6 +159,8 @@ class DiskTier:
 
     def _cold(self, rows: npt.NDArray[np.int64]) -> bool:
         """Whether a sample of `rows` is not entirely in memory, where prefetching would pay."""
+        if rows.size <= readahead.FEW:
+            return False
         sample = rows[:: max(1, rows.size // _SAMPLE)]
         places = self._places(sample)
         return any(

@@ -23,7 +23,7 @@ from tierstore._store.locking import WriterLock, require_tested
 from tierstore._store.options import Options
 from tierstore._store.store import Store
 from tierstore._tiers.gpu.device import Device
-from tierstore._tiers.placement import Placement, check_names, find_device
+from tierstore._tiers.placement import check_names, find_device
 from tierstore.budget import Budget, Size
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
 from tierstore.policy import Policies
@@ -87,7 +87,7 @@ def create(
             device=find_device(device),
         )
         check_names(tables, options.budget, policy)
-        Placement(options.budget, policy, options.device).plan(tables)
+        options.placement().plan(tables)
         if not allow_untested and where.parent.is_dir():
             with _io.Directory.open(where.parent) as parent:
                 require_tested(parent)

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tierstore import _io
+from tierstore._disk.index import DeltaIndex
 from tierstore._tiers.gpu.device import Device
+from tierstore._tiers.placement import Placement
 from tierstore.budget import Budget
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.policy import Policies
@@ -89,3 +91,7 @@ class Options:
     def writable(self) -> bool:
         """Whether the store is opened for writing."""
         return self.mode == "r+"
+
+    def placement(self) -> Placement:
+        """Return what places the tables within the budget, the indexes of their deltas included."""
+        return Placement(self.budget, self.policy, self.device, index_bytes=DeltaIndex.bytes_for)

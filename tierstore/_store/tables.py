@@ -24,7 +24,6 @@ from tierstore._store.versions import History
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Owner, Table, Touched
 from tierstore._tiers.base import EXPIRED, GONE
-from tierstore._tiers.placement import Placement
 from tierstore._tiers.space import Space
 from tierstore.errors import CorruptStoreError, FormatError
 from tierstore.spec import TableSpec
@@ -199,7 +198,7 @@ class Spaces:
     def __init__(self, tables: dict[str, Table], options: Options) -> None:
         """Set up without placing; placed tables are added to `tables` of the store."""
         self._tables = tables
-        self._placement = Placement(options.budget, options.policy, options.device)
+        self._placement = options.placement()
         self.open: dict[Space, None] = {}
         self._of: dict[str, Space] = {}
 

@@ -19,7 +19,7 @@ from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementTy
 from tierstore._scaled import ScaledElements
 from tierstore._table.address import Ids, host_ids, is_cupy, is_torch, on_host
 from tierstore._table.host import Piece
-from tierstore._table.prefetch import Prefetcher
+from tierstore._table.prefetch import Prefetcher, Rows
 from tierstore._table.values import (
     Columns,
     check_out,
@@ -714,10 +714,10 @@ class DeviceAccess(DeviceArrays):
                 gpu.check()
             return
 
-        def look() -> Callable[[], None] | None:
+        def look(distinct: Rows) -> Callable[[], None] | None:
             if epoch.ended:
                 return None
-            advice = gpu.host.stage(held)
+            advice = gpu.host.stage(distinct)
 
             def advise() -> None:
                 if advice is not None:
@@ -726,11 +726,11 @@ class DeviceAccess(DeviceArrays):
 
             return advise
 
-        def fetch() -> None:
+        def fetch(distinct: Rows) -> None:
             with self.using():
                 if not epoch.ended:
-                    gpu.host.fetch(held, window)
+                    gpu.host.fetch(distinct, window)
                     stream = self.device.beside
                     gpu.prefetch_for(rows, window, within=self.within, stream=stream)
 
-        prefetcher.submit(look, fetch)
+        prefetcher.submit(held, look, fetch)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tierstore._door import Call, Door, Use, interrupts_deferred
 from tierstore._dtypes import DTypeName
 from tierstore._table.address import Ids, host_ids, last_of_each
-from tierstore._table.prefetch import Prefetcher
+from tierstore._table.prefetch import Prefetcher, Rows
 from tierstore._table.values import Columns, from_bytes, to_bytes
 from tierstore._tiers.base import ROLLED_BACK, lease_ended
 from tierstore._tiers.gpu.abi import Structure
@@ -336,15 +336,15 @@ class HostAccess:
         nearest, epoch = self.nearest, self.extent.epoch
         rows = self.ids(ids).rows + self.start  # a copy: the ids are the caller's
 
-        def look() -> Callable[[], None] | None:
-            return None if epoch.ended else nearest.stage(rows)
+        def look(distinct: Rows) -> Callable[[], None] | None:
+            return None if epoch.ended else nearest.stage(distinct)
 
-        def fetch() -> None:
+        def fetch(distinct: Rows) -> None:
             with Call(self.door):
                 if not epoch.ended:
-                    nearest.fetch(rows, window)
+                    nearest.fetch(distinct, window)
 
-        prefetcher.submit(look, fetch)
+        prefetcher.submit(rows, look, fetch)
 
 
 class HostLease:

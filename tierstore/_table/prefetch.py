@@ -7,11 +7,15 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import _rowcopy
 from tierstore._door import Call, Door
 from tierstore._threads import Condition, Worker
 from tierstore.errors import TierStoreError
 
-__all__ = ["Prefetcher"]
+__all__ = ["Prefetcher", "Rows"]
 
 _MOST_PENDING = 64
 _PATIENCE = 0.05
@@ -22,7 +26,8 @@ _LINGER = 1.0
 Advice = Callable[[], object]
 """Tells a disk of pages; may wait for it, and must not be called when their files are closed."""
 
-Request = tuple[Callable[[], Advice | None], Callable[[], object]]
+Rows = npt.NDArray[np.int64]
+Request = tuple[Rows, Callable[[Rows], Advice | None], Callable[[Rows], object]]
 
 
 class Prefetcher:
@@ -42,17 +47,22 @@ class Prefetcher:
         self._closed = False
         self._advising = threading.Lock()
 
-    def submit(self, look: Callable[[], Advice | None], fetch: Callable[[], object]) -> None:
-        """Have `look` and then `fetch` called soon; returns at once.
+    def submit(
+        self,
+        rows: Rows,
+        look: Callable[[Rows], Advice | None],
+        fetch: Callable[[Rows], object],
+    ) -> None:
+        """Have `look` and then `fetch` called soon with the distinct `rows`; returns at once.
 
-        `look` is called inside the store, `fetch` enters it itself. The advice that `look` returns
-        is taken in between, outside. Where too many requests wait, or no thread can be had, this
-        one is dropped.
+        `look` is called inside the store, `fetch` enters it itself. The rows are sorted before, and
+        the advice that `look` returns is taken in between, outside: other threads go on meanwhile.
+        Where too many requests wait, or no thread can be had, this one is dropped.
         """
         with self._changed:
             if self._closed or len(self._waiting) >= _MOST_PENDING:
                 return
-            self._waiting.append((look, fetch))
+            self._waiting.append((rows, look, fetch))
             self._changed.notify()
             if self._worker is None or not self._worker.alive:
                 self._busy = False
@@ -84,10 +94,11 @@ class Prefetcher:
 
     def _work(self) -> None:
         while (request := self._next()) is not None:
-            look, fetch = request
+            rows, look, fetch = request
             with contextlib.suppress(Exception):
-                self._take(look)
-                fetch()
+                rows = _rowcopy.unique(rows)
+                self._take(lambda: look(rows))  # noqa: B023 - called at once
+                fetch(rows)
             del request, look, fetch  # which hold a table
 
     def _next(self) -> Request | None:

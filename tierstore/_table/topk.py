@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._rowcopy import split
+from tierstore._rowcopy import in_parts
 from tierstore.errors import InvalidInputError
 
 __all__ = ["Best", "excluded_pairs"]
@@ -20,6 +20,8 @@ _MOST_SCORES = 4 << 20
 """Scores that are held at a time, 16 MiB of them."""
 
 
+_BYTES_PER_THREAD = 4 << 20
+"""Bytes of rows for which a thread of their own is worth while."""
 _CACHED_BYTES = 512 << 10
 """Rows that are multiplied twice, with a query and with themselves, while the CPU caches them."""
 
@@ -86,7 +88,8 @@ class Best:
                 if self._cosine:
                     self._divided(scores[:, some], rows[some])
 
-        split(multiply, len(rows), rows.nbytes * (2 if self._cosine else 1))
+        nbytes = rows.nbytes * (2 if self._cosine else 1)
+        in_parts(multiply, len(rows), nbytes, least=_BYTES_PER_THREAD)
         return scores
 
     def _divided(self, scores: Any, rows: Floats) -> Any:

@@ -63,8 +63,14 @@ _ACROSS = (
 """What is counted for batches that are in several ranges; evictions are the first range's."""
 _FEW_BYTES = 64 << 10
 """Bytes up to which copying items of a window takes less time than what is faster for many."""
-_PART_BYTES = 256 << 10
+_PART_BYTES = 512 << 10
 """Bytes changed at a time, which stay in a processor's own cache meanwhile."""
+_CHANGED_PER_THREAD = 2 << 20
+"""Bytes of records to change for which a thread of their own is worth while."""
+_BROUGHT = 2 << 20
+"""Bytes to read from the tier below for which a thread of their own is worth while."""
+_READERS = 4
+"""Most threads that read from the tier below at a time, each with its own staging."""
 _PATIENCE = 0.05
 """Seconds after which a thread looks again whether the rows it waits for have arrived."""
 _NONE = np.empty(0, np.intp)
@@ -357,29 +363,51 @@ class HostTier:
         """Change bytes `lo:hi` of leased rows, distinct, part by part, if all of them are here.
 
         `change` is called with the bytes of a part, `(n, hi - lo)`, and which of `rows` they are
-        of. No other call sees part of that, or changes the part meanwhile. Returns False, having
-        done nothing, where the rows are not all here.
+        of; for many rows by several threads at a time. No other call sees part of that, or changes
+        the part meanwhile. Returns False, having done nothing, where the rows are not all here.
         """
-        step = max(1, _PART_BYTES // (hi - lo))
         with self._lock:
-            window = self._windows[lo, hi]
-            block = self._scratch[: step * (hi - lo)].view(window.dtype)
             slots = self.map.lookup(rows)
             if slots is not rows and slots.size and np.minimum.reduce(slots) < 0:
                 return False
             self.map.dirty[slots] = 1
-            for at in range(0, slots.size, step):
-                part = slice(at, min(at + step, slots.size))
-                here = slots[part]
-                items = block[: here.size]
-                if hi - lo == self.record_bytes:
-                    window.take(here, out=items, mode="clip")
-                else:
-                    items[:] = window[here]
-                change(items.view(np.uint8).reshape(here.size, hi - lo), part)
-                window[here] = items
+            nbytes, window = slots.size * (hi - lo), self._windows[lo, hi]
+            if nbytes < 2 * _CHANGED_PER_THREAD:
+                self._change(slots, window, slice(0, slots.size), change, self._scratch)
+            else:
+                _rowcopy.in_parts(
+                    lambda part: self._change(slots, window, part, change),
+                    slots.size,
+                    nbytes,
+                    least=_CHANGED_PER_THREAD,
+                )
             self._add(rows, written=1, bytes_in=hi - lo, bytes_out=hi - lo)
             return True
+
+    def _change(
+        self,
+        slots: Slots,
+        window: npt.NDArray[np.void],
+        which: slice,
+        change: Callable[[Bytes, slice], object],
+        scratch: Bytes | None = None,
+    ) -> None:
+        """Do what `update_held` does for `slots[which]`, as many at a time as `scratch` holds."""
+        width = window.itemsize
+        step = max(1, _PART_BYTES // width)
+        if scratch is None:
+            scratch = np.empty(step * width, np.uint8)
+        block = scratch[: step * width].view(window.dtype)
+        for at in range(which.start, which.stop, step):
+            part = slice(at, min(at + step, which.stop))
+            here = slots[part]
+            items = block[: here.size]
+            if width == self.record_bytes:
+                window.take(here, out=items, mode="clip")
+            else:
+                items[:] = window[here]
+            change(items.view(np.uint8).reshape(here.size, width), part)
+            window[here] = items
 
     def give_back(self, slots: Slots) -> None:
         """End a lease, of which `lease` returned the slots."""
@@ -521,18 +549,28 @@ class HostTier:
         if not room.slots.size:
             return
         rows = np.sort(rows[: room.slots.size])
-        done, sent = 0, False
+        come, sent = rows[:0], False
         try:
             with self._apart(rows, room.down_rows):
                 self._write_back(room.down, room.down_rows)
                 sent = True
-                with contextlib.closing(self.below.stream(rows)) as below:
-                    for part, records in below:
-                        _rowcopy.scatter(self.records, room.slots[part], records)
-                        done = part.stop
+                self._bring(rows, room.slots)
+                come = rows
         finally:
-            self._bind(room, rows[:done], sent=sent)
+            self._bind(room, come, sent=sent)
         self._add(rows, bytes_promoted=self.record_bytes)
+
+    def _bring(self, rows: Rows, slots: Slots) -> None:
+        """Copy the records of ascending `rows` from the tier below into `slots`."""
+
+        def bring(which: slice) -> None:
+            into = slots[which]
+            with contextlib.closing(self.below.stream(rows[which])) as below:
+                for part, records in below:
+                    _rowcopy.scatter(self.records, into[part], records)
+
+        nbytes = rows.size * self.record_bytes
+        _rowcopy.in_parts(bring, rows.size, nbytes, least=max(_BROUGHT, nbytes // _READERS))
 
     def _place(self, rows: Rows, records: Bytes) -> Positions:
         """Write whole records of distinct rows as far as there is room; return the others."""

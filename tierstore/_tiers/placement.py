@@ -89,6 +89,7 @@ class Part(NamedTuple):
         host_slots, gpu_slots: records that the tiers hold.
         growing: of a table that grows without being placed anew, the rows that it has; `rows` are
             those that it is expected to have.
+        index_bytes: what the indexes of changed rows, below the tiers, can take of memory.
         keyed: whether a GPU tier has a map of int64 keys too, of as many as it has slots.
     """
 
@@ -99,6 +100,7 @@ class Part(NamedTuple):
     host_slots: int = 0
     gpu_slots: int = 0
     growing: int | None = None
+    index_bytes: int = 0
     keyed: bool = False
 
     @property
@@ -113,10 +115,8 @@ class Part(NamedTuple):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the host tier, maps included."""
-        if self.host_slots == 0:
-            return 0
-        return bytes_for(self.rows, self.record_bytes, self.host_slots, self.policy)
+        """Bytes of the host tier, maps and the indexes below included."""
+        return _host_bytes(self, self.host_slots) if self.host_slots else 0
 
     @property
     def gpu_bytes(self) -> int:
@@ -147,11 +147,11 @@ class Sizes(NamedTuple):
 
 
 def _host_bytes(part: Part, slots: int) -> int:
-    return bytes_for(part.rows, part.record_bytes, slots, part.policy)
+    return bytes_for(part.rows, part.record_bytes, slots, part.policy, index=part.index_bytes)
 
 
 def _host_slots(part: Part, nbytes: int) -> int:
-    return slots_for(part.rows, part.record_bytes, nbytes, part.policy)
+    return slots_for(part.rows, part.record_bytes, nbytes, part.policy, index=part.index_bytes)
 
 
 def _gpu_bytes(part: Part, slots: int) -> int:
@@ -169,14 +169,30 @@ def _gpu_slots(part: Part, nbytes: int) -> int:
 _ON_HOST = Sizes(_host_bytes, _host_slots, lambda: available_bytes() / 4)
 
 
+def _no_index(rows: int) -> int:
+    """Return 0: below are tables that never change, or memory."""
+    return 0
+
+
 class Placement:
     """Places tables within a budget: which of them share tiers, and how many slots those have."""
 
-    def __init__(self, budget: Budget, policy: Policies | None, device: Device | None) -> None:
-        """Take the budget of all tables together, their policies, and the device or None."""
+    def __init__(
+        self,
+        budget: Budget,
+        policy: Policies | None,
+        device: Device | None,
+        *,
+        index_bytes: Callable[[int], int] = _no_index,
+    ) -> None:
+        """Take the budget of all tables together, their policies, and the device or None.
+
+        `index_bytes` returns the most memory that the index of a table of so many rows takes.
+        """
         self._budget = budget
         self._policy = policy
         self._device = device
+        self._index_bytes = index_bytes
 
     def parts(self, specs: Mapping[str, TableSpec]) -> list[Part]:
         """Return the tables that are to share a space, without slots yet, in the order of `specs`.
@@ -205,11 +221,22 @@ class Placement:
         record_bytes: int,
         policy: PolicySpec,
     ) -> Part:
-        rows = sum(specs[name].rows for name in names)
+        counts = [specs[name].rows for name in names]
+        rows, growing = sum(counts), None
         if self._device is None and specs[names[0]].grows:
-            return Part(names, max(2 * rows, _EXPECTED_ROWS), record_bytes, policy, growing=rows)
-        keyed = any(specs[name].keys == "int64" for name in names)
-        return Part(names, rows, record_bytes, policy, keyed=keyed)
+            rows, growing = max(2 * rows, _EXPECTED_ROWS), rows
+            counts = [rows]
+        index_bytes = sum(map(self._index_bytes, counts))
+        keyed = growing is None and any(specs[name].keys == "int64" for name in names)
+        return Part(
+            names,
+            rows,
+            record_bytes,
+            policy,
+            growing=growing,
+            index_bytes=index_bytes,
+            keyed=keyed,
+        )
 
     def plan(self, specs: Mapping[str, TableSpec], *, any_gpu: bool = False) -> list[Part]:
         """Return the spaces of tables of these specs, with the slots that each gets.
@@ -279,14 +306,19 @@ class Placement:
         own = {part: self._budget._nbytes(tier, part.tables[0]) for part in sharing}
         rest = [part for part in sharing if own[part] is None]
         total = self._budget._total(tier)
+        may_do_without = tier == "host" and total is None and self._device is None
         if rest and total is None:
             whole = sum(part.nbytes for part in rest) / sum(part.nbytes for part in parts)
             total = int(sizes.free() * whole)
         shares = divided(total or 0, rest, sizes)
-        held = {
-            part: _held(part, shares[part] if nbytes is None else nbytes, sizes)
-            for part, nbytes in own.items()
-        }
+        held = {}
+        for part, nbytes in own.items():
+            try:
+                held[part] = _held(part, shares[part] if nbytes is None else nbytes, sizes)
+            except CapacityError:
+                if nbytes is not None or not may_do_without:
+                    raise
+                held[part] = 0  # nobody asked for a host tier that is too large for this machine
         return [
             held[part] if count is None else count for part, count in zip(parts, slots, strict=True)
         ]
@@ -338,7 +370,9 @@ def _held(part: Part, nbytes: int, sizes: Sizes) -> int:
         return sizes.slots_for(part, nbytes)
     except CapacityError as error:
         if part.growing is not None and part.growing < part.rows:
-            return _held(part._replace(rows=part.growing), nbytes, sizes)
+            index_bytes = part.index_bytes * part.growing // part.rows
+            fewer = part._replace(rows=part.growing, index_bytes=index_bytes)
+            return _held(fewer, nbytes, sizes)
         raise CapacityError(f"{part} cannot be placed: {error}") from None
 
 

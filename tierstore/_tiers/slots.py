@@ -439,15 +439,18 @@ def queue_bytes(record_bytes: int, slots: int) -> int:
     return min(_QUEUE_BYTES, slots * record_bytes // _QUEUE_SHARE)
 
 
-def bytes_for(rows: int, record_bytes: int, slots: int, policy: PolicySpec | None = None) -> int:
+def bytes_for(
+    rows: int, record_bytes: int, slots: int, policy: PolicySpec | None = None, *, index: int = 0
+) -> int:
     """Bytes of a tier: its arena, staging, and what it handed down that waits to be written.
 
-    A thread that misses while another does takes as much staging again.
+    A thread that misses while another does takes as much staging again. `index` are the bytes that
+    the maps of the tier below can take.
     """
     slots = min(slots, rows)
     staging = min(staging_rows(record_bytes), slots) * record_bytes
     arena = arena_bytes(rows, record_bytes, slots, policy)
-    return arena + staging + queue_bytes(record_bytes, slots)
+    return arena + staging + queue_bytes(record_bytes, slots) + index
 
 
 def arena_bytes(rows: int, record_bytes: int, slots: int, policy: PolicySpec | None = None) -> int:
@@ -457,24 +460,31 @@ def arena_bytes(rows: int, record_bytes: int, slots: int, policy: PolicySpec | N
     return slots * record_bytes + CachedSlots.bytes_for(rows, slots, policy or lru())
 
 
-def slots_for(rows: int, record_bytes: int, nbytes: int, policy: PolicySpec | None = None) -> int:
+def slots_for(
+    rows: int, record_bytes: int, nbytes: int, policy: PolicySpec | None = None, *, index: int = 0
+) -> int:
     """Return the most slots that fit `nbytes`, maps included; 0 for a budget of 0.
 
-    Raises CapacityError if a budget above 0 has no room for a single slot and the maps.
+    `index` is that of `bytes_for`. Raises CapacityError if a budget above 0 has no room for a
+    single slot and the maps.
     """
     if nbytes == 0:
         return 0
-    if bytes_for(rows, record_bytes, rows) <= nbytes:
+
+    def taken(slots: int) -> int:
+        return bytes_for(rows, record_bytes, slots, policy, index=index)
+
+    if taken(rows) <= nbytes:
         return rows
     low, high = 0, rows - 1
     while low < high:
         middle = (low + high + 1) // 2
-        fits = bytes_for(rows, record_bytes, middle, policy) <= nbytes
-        low, high = (middle, high) if fits else (low, middle - 1)
+        low, high = (middle, high) if taken(middle) <= nbytes else (low, middle - 1)
     if low == 0:
-        least = min(bytes_for(rows, record_bytes, slots, policy) for slots in (1, rows))
+        least = min(taken(slots) for slots in (1, rows))
+        changed = f", the index of those that change, {index} bytes," if index else ""
         raise CapacityError(
-            f"a host budget of {nbytes} bytes cannot hold the map of {rows} rows and one "
+            f"a host budget of {nbytes} bytes cannot hold the map of {rows} rows{changed} and one "
             f"record: that takes {least}; give more, or 0 for no host tier"
         )
     return low

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -134,9 +135,10 @@ class InPlace:
         if not block.fits:
             return False
         gradient = gradient.to(block.dtype)
-        numbers = take_step(group, step)
+        numbers, pooled = take_step(group, step), _Pooled()
 
         def change(data: Any, part: slice) -> None:
+            pooled.enter()
             before = data.copy() if trained is not None else data
             here = gradient if len(data) == len(gradient) else gradient[part]
             weight, first, second = block.fields(data)
@@ -145,7 +147,10 @@ class InPlace:
                 kept = ~trained[part].numpy()
                 np.copyto(data, before, where=kept)
 
-        done: bool = lease.update(block.columns, change)
+        try:
+            done: bool = lease.update(block.columns, change)
+        finally:
+            pooled.leave()
         return done
 
     def _found(self, rule: _Rule, group: Group) -> _Places | None:
@@ -277,6 +282,30 @@ def _plain(group: Group) -> bool:
         return False
     numbers = group["lr"], *group["betas"], group["weight_decay"], group["eps"]
     return True not in [isinstance(number, Tensor) for number in numbers]
+
+
+class _Pooled:
+    """Work with torch in threads of a pool, each of which is to work alone.
+
+    Otherwise torch starts as many threads for each of them as for the caller, above all for roots.
+    """
+
+    _own = threading.local()
+
+    def __init__(self) -> None:
+        """Begin in the caller's thread."""
+        self._caller, self._has_new = threading.get_ident(), False
+
+    def enter(self) -> None:
+        """Have torch work alone in this thread, unless it is the caller's."""
+        if threading.get_ident() != self._caller and not hasattr(self._own, "alone"):
+            self._own.alone = self._has_new = True
+            torch.set_num_threads(1)
+
+    def leave(self) -> None:
+        """Have threads that begin to use torch from now on do as the caller's does."""
+        if self._has_new:
+            torch.set_num_threads(torch.get_num_threads())
 
 
 class _Adam(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tierstore._disk.index import DeltaIndex
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.memory import available_bytes
 from tierstore._tiers.placement import Placement, check_names
@@ -64,6 +65,7 @@ class Plan:
         rows, record_bytes, disk_bytes: the table.
         policy: the policy of the host tier.
         tiers: the tiers, nearest first.
+        index_bytes: what the index of changed rows can take besides, of the budget of a host tier.
         seconds: time per step for `disk_reads`, `disk_writes`, `host_gather` and `link`; empty
             without a stream and speeds. Reads and writes overlap with computation if batches are
             prefetched.
@@ -75,6 +77,7 @@ class Plan:
     disk_bytes: int
     policy: str
     tiers: tuple[TierPlan, ...]
+    index_bytes: int
     seconds: dict[str, float]
     notes: tuple[str, ...]
 
@@ -99,6 +102,7 @@ class SpacePlan:
         rows, record_bytes, disk_bytes: of all of them together.
         policy: of the host tier.
         tiers: nearest first.
+        index_bytes: what the indexes of changed rows can take besides, of the host budget.
     """
 
     tables: tuple[str, ...]
@@ -107,11 +111,17 @@ class SpacePlan:
     disk_bytes: int
     policy: str
     tiers: tuple[TierPlan, ...]
+    index_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
         """Return its part of what `tierstore plan --store --json` prints."""
         data = asdict(self)
         return data | {"tables": list(data["tables"]), "tiers": list(data["tiers"])}
+
+
+def _placement(budget: Budget, policy: Policies | None) -> Placement:
+    """Return what places tables of stores as `open` does, as if without a GPU."""
+    return Placement(budget, policy, None, index_bytes=DeltaIndex.bytes_for)
 
 
 def plan_tables(
@@ -130,10 +140,10 @@ def plan_tables(
     check_names(specs, given, policy)
     on_gpu = given.gpu not in (None, 0) or given.gpu_rows is not None
     found = []
-    for part in Placement(given, policy, None).plan(specs, any_gpu=on_gpu):
+    for part in _placement(given, policy).plan(specs, any_gpu=on_gpu):
         sizes = {
             "gpu": (part.gpu_bytes, part.gpu_slots),
-            "host": (part.host_bytes, part.host_slots),
+            "host": (part.host_bytes - part.index_bytes, part.host_slots),
         }
         tiers = tuple(
             TierPlan(tier, nbytes, slots, slots / part.rows)
@@ -143,7 +153,13 @@ def plan_tables(
         disk_bytes = part.rows * (part.record_bytes + 4)
         found.append(
             SpacePlan(
-                part.tables, part.rows, part.record_bytes, disk_bytes, part.policy.name, tiers
+                part.tables,
+                part.rows,
+                part.record_bytes,
+                disk_bytes,
+                part.policy.name,
+                tiers,
+                part.index_bytes,
             )
         )
     return found
@@ -196,11 +212,13 @@ def plan(
         raise InvalidInputError(f"rows and record_bytes must be at least 1: {rows}, {record_bytes}")
     if stream is not None and stream.rows > rows:
         raise InvalidInputError(f"the stream has row {stream.rows - 1}, the table {rows} rows")
-    host_slots = slots_for(rows, record_bytes, host, policy)
+    index = DeltaIndex.bytes_for(rows)
+    host_slots = slots_for(rows, record_bytes, host, policy, index=index)
     gpu_slots = GpuMemory.slots_for(rows, record_bytes, gpu)
     notes = _notes(rows, host_slots, gpu_slots)
+    host_bytes = bytes_for(rows, record_bytes, host_slots, policy, index=index)
     if host_slots:
-        notes += _maps(host_slots * record_bytes, bytes_for(rows, record_bytes, host_slots, policy))
+        notes += _maps(host_slots * record_bytes, host_bytes)
     sizes = {"gpu": gpu_slots, "host": host_slots}
     rates: dict[str, Rates] = {}
     touched = None
@@ -212,7 +230,7 @@ def plan(
         nbytes = GpuMemory.bytes_for(rows, record_bytes, gpu_slots)
         tiers.append(_tier("gpu", nbytes, gpu_slots, rows, rates.get("gpu"), touched))
     if host_slots:
-        nbytes = bytes_for(rows, record_bytes, host_slots, policy)
+        nbytes = host_bytes - index
         tiers.append(_tier("host", nbytes, host_slots, rows, rates.get("host"), touched))
     seconds: dict[str, float] = {}
     if stream is not None and speeds is not None:
@@ -225,7 +243,14 @@ def plan(
         )
         notes += _unmeasured(speeds, gpu_slots)
     return Plan(
-        rows, record_bytes, rows * (record_bytes + 4), policy.name, tuple(tiers), seconds, notes
+        rows,
+        record_bytes,
+        rows * (record_bytes + 4),
+        policy.name,
+        tuple(tiers),
+        index,
+        seconds,
+        notes,
     )
 
 
@@ -305,7 +330,7 @@ def host_for_hits(
     while high - low > max(1, rows // 100):
         middle = (low + high) // 2
         low, high = (low, middle) if reached(middle) >= hits else (middle, high)
-    return bytes_for(rows, record_bytes, high, policy)
+    return bytes_for(rows, record_bytes, high, policy, index=DeltaIndex.bytes_for(rows))
 
 
 _ROW_PART = 0.4
@@ -324,11 +349,12 @@ def _notes(rows: int, host: int, gpu: int) -> tuple[str, ...]:
 
 
 def _maps(records: int, nbytes: int) -> tuple[str, ...]:
-    """Return a sentence on the memory of a host tier that holds no records, where it is much."""
+    """Return a sentence on the memory of a budget that holds no records, where it is much."""
     maps = nbytes - records
     if maps * 4 < nbytes:
         return ()
-    return (f"{format_bytes(maps)} of the host tier are maps from rows to slots, and hold no rows",)
+    what = f"{format_bytes(maps)} of the host budget"
+    return (f"{what} are maps from rows to slots and to deltas, and hold no rows",)
 
 
 def _unmeasured(speeds: Speeds, gpu: int) -> tuple[str, ...]:

@@ -237,6 +237,8 @@ def _divided(spaces: list[SpacePlan]) -> Grid:
             (tier.tier, format_bytes(tier.nbytes), f"{tier.slots:,}", percent(tier.share))
             for tier in space.tiers
         ]
+        if tiers:
+            tiers.append(("index", format_bytes(space.index_bytes), "–", "–"))
         tiers = tiers or [("disk", format_bytes(space.disk_bytes), f"{space.rows:,}", "–")]
         rows += [(*(who if number == 0 else [""] * 4), *tier) for number, tier in enumerate(tiers)]
     return Grid(headers, rows, frozenset({1, 2, 3, 5, 6, 7}))
@@ -281,6 +283,8 @@ def _lines(found: Plan, traced: bool) -> list[str | Grid]:
         )
         for tier in found.tiers
     ]
+    if found.tiers:
+        rows.append(("index", format_bytes(found.index_bytes), *["–"] * 6))
     rows.append(("disk", format_bytes(found.disk_bytes), f"{found.rows:,}", *["–"] * 5))
     lines: list[str | Grid] = [
         f"{found.rows:,} rows of {found.record_bytes} B; policy of the host tier: {found.policy}",
