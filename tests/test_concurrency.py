@@ -24,8 +24,8 @@ from tierstore import Budget, Field, TableSpec, _rowcopy
 from tierstore._disk.base import Base
 from tierstore._disk.tier import DiskTier
 from tierstore._door import Call, Door
+from tierstore._rowcopy import Groups
 from tierstore._tiers import host
-from tierstore._tiers.groups import Groups
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.uncached import Uncached
 from tierstore.errors import ClosedError, CorruptRowError

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tierstore._threads import Event
 
-__all__ = ["ascends", "gather", "in_parts", "order", "scatter", "unique", "window"]
+__all__ = ["Groups", "ascends", "gather", "in_parts", "order", "scatter", "unique", "window"]
 
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.integer[Any]]
@@ -257,3 +257,37 @@ def unique(values: npt.NDArray[Integer]) -> npt.NDArray[Integer]:
     first = np.ones(ordered.size, np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     return ordered if first.all() else ordered.compress(first)
+
+
+class Groups:
+    """The ids of a batch grouped by row.
+
+    Attributes:
+        rows: the distinct rows `(m,)`, ascending.
+        order: the positions of the ids `(n,)`, row by row, ascending within a row.
+        starts: where each row's part of `order` begins, and its end, `(m + 1,)`.
+    """
+
+    def __init__(self, ids: npt.NDArray[np.int64]) -> None:
+        """Group ids `(n,)`; nothing refers to them afterwards."""
+        count = ids.size
+        by_row = order(ids)
+        ordered = ids.take(by_row)
+        first = np.empty(count + 1, np.bool_)
+        first[0] = first[count] = True
+        np.not_equal(ordered[1:], ordered[:-1], out=first[1:-1])
+        self.order: npt.NDArray[np.intp] = by_row
+        self.starts: npt.NDArray[np.int64] = first.nonzero()[0]
+        self.rows: npt.NDArray[np.int64] = ordered.take(self.starts[:-1])
+
+    @cached_property
+    def positions(self) -> npt.NDArray[np.intp]:
+        """Which of the distinct rows each id `(n,)` is of."""
+        found = np.empty(self.order.size, np.intp)
+        found[self.order] = np.repeat(np.arange(self.rows.size), self.repeats)
+        return found
+
+    @property
+    def repeats(self) -> npt.NDArray[np.int64]:
+        """How many ids are of each row `(m,)`."""
+        return np.diff(self.starts)

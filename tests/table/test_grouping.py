@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tierstore._tiers.groups import Groups
+from tierstore._rowcopy import Groups
 from tierstore.nn.autograd import sum_by_row
 
 

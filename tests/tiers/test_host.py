@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.oracle import records
 from tests.tiers.stack import ArrayTier, check, random_span, read
-from tierstore._tiers.groups import Groups
+from tierstore._rowcopy import Groups
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.memory import ALIGNMENT
 from tierstore._tiers.slots import STAGING_BYTES, bytes_for, queue_bytes, slots_for

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tierstore._door import Call, Door, Use, interrupts_deferred
 from tierstore._dtypes import DTypeName
+from tierstore._rowcopy import Groups
 from tierstore._table.address import Ids, host_ids, last_of_each
 from tierstore._table.prefetch import Prefetcher, Rows
 from tierstore._table.values import Columns, from_bytes, to_bytes
@@ -24,7 +25,6 @@ from tierstore._tiers.base import ROLLED_BACK, lease_ended
 from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel
-from tierstore._tiers.groups import Groups
 from tierstore._tiers.space import Extent, Space, WholeSpace
 from tierstore.errors import ClosedError, DeviceError
 from tierstore.spec import Field, RecordLayout

@@ -26,7 +26,6 @@ from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
 from tierstore._tiers import memory
 from tierstore._tiers.base import Bytes, DeviceView, Rows, Tier
-from tierstore._tiers.groups import Groups
 from tierstore._tiers.memory import ALIGNMENT, Arrays
 from tierstore._tiers.slots import (
     CachedSlots,
@@ -303,7 +302,7 @@ class HostTier:
             self._add(rows, written=1, bytes_in=records.shape[1])
 
     def lease(
-        self, batch: Groups, ids: Rows | None = None, out: Bytes | None = None, lo: int = 0
+        self, batch: _rowcopy.Groups, ids: Rows | None = None, out: Bytes | None = None, lo: int = 0
     ) -> Slots:
         """Promote the rows of a batch and pin them; return the slots to give back, if any.
 
@@ -330,7 +329,7 @@ class HostTier:
             self._add(rows, bytes_out=out.shape[1])
         return pinned
 
-    def read_held(self, batch: Groups, out: Bytes, lo: int, *, each: bool = False) -> None:
+    def read_held(self, batch: _rowcopy.Groups, out: Bytes, lo: int, *, each: bool = False) -> None:
         """Copy bytes `lo …` of leased rows into `out`; the lease has counted and admitted them.
 
         `out` has one for each distinct row, or with `each` for each id.
@@ -442,7 +441,7 @@ class HostTier:
         else:
             _rowcopy.gather(self.records, slots, out, lo)
 
-    def _copy_held(self, batch: Groups, slots: Slots, out: Bytes, lo: int) -> None:
+    def _copy_held(self, batch: _rowcopy.Groups, slots: Slots, out: Bytes, lo: int) -> None:
         """Copy byte ranges of leased rows, whose distinct ones have `slots`, for each id."""
         absent = np.flatnonzero(slots < 0)
         if not absent.size:
@@ -514,7 +513,7 @@ class HostTier:
         *,
         ahead: bool = False,
         force: bool = False,
-        batch: Groups | None = None,
+        batch: _rowcopy.Groups | None = None,
     ) -> Slots:
         """Return the slot of each row, admitting those that are missing; -1: there was no room.
 
@@ -871,7 +870,7 @@ class HostTier:
             self._add(_rowcopy.unique(found) if missing else distinct, unique_hits=1)
         self._batches += 1
 
-    def _count_distinct(self, batch: Groups, slots: Slots, missing: Positions) -> None:
+    def _count_distinct(self, batch: _rowcopy.Groups, slots: Slots, missing: Positions) -> None:
         """Count a batch, given the slots of its distinct rows, and which have none."""
         rows, ids = batch.rows, batch.order.size
         if self._only is None and self._is_across(rows):

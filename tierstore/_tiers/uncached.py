@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from tierstore import _rowcopy
 from tierstore._tiers.base import Bytes, Rows, Tier
-from tierstore._tiers.groups import Groups
 from tierstore._tiers.slots import Slots
 
 __all__ = ["Uncached", "read_ranges", "write_ranges"]
@@ -102,14 +101,14 @@ class Uncached:
             write_ranges(self.below, rows, np.ascontiguousarray(records), lo)
 
     def lease(
-        self, batch: Groups, ids: Rows | None = None, out: Bytes | None = None, lo: int = 0
+        self, batch: _rowcopy.Groups, ids: Rows | None = None, out: Bytes | None = None, lo: int = 0
     ) -> Rows:
         """Return no slots: nothing has to stay. Fill `out` with bytes `lo …` of each of `ids`."""
         if out is not None:
             self.read_held(batch, out, lo, each=True)
         return batch.rows[:0]
 
-    def read_held(self, batch: Groups, out: Bytes, lo: int, *, each: bool = False) -> None:
+    def read_held(self, batch: _rowcopy.Groups, out: Bytes, lo: int, *, each: bool = False) -> None:
         """Copy bytes `lo …` of the distinct rows, or with `each` of the row of each id."""
         rows = batch.rows.take(batch.positions) if each else batch.rows
         read_ranges(self.below, rows, out, lo)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
@@ -57,6 +58,10 @@ class RowsLayer(torch.nn.Module):
         self.table: Any = rows.table if shard is table else table
         self._shard: Any = rows.table
         """The rows of this rank."""
+        self._together: Callable[[], AbstractContextManager[Any]] = (
+            interrupts_deferred if self.is_shared else self._shard._together
+        )
+        """Enters the store once for what a pass does; of shared tables, only defers interrupts."""
         self.field: str = field
         self.embedding_dim: int = item.dim
         self._begin(empty, rows)
@@ -79,13 +84,6 @@ class RowsLayer(torch.nn.Module):
         self._own.rest(self._anchor)
 
     # -- what lookups call
-
-    def _together(self) -> AbstractContextManager[Any]:
-        """Enter the store once for what a pass does; of shared tables, only defer interrupts."""
-        if self.is_shared:
-            return interrupts_deferred()
-        found: AbstractContextManager[Any] = self._shard._together()
-        return found
 
     def _leased(
         self, ids: Tensor, padding_idx: int | None, *touched: frozenset[int]

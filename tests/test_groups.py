@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tierstore._tiers.groups import Groups
+from tierstore._rowcopy import Groups
 
 
 def check(ids: np.ndarray) -> None:
