@@ -172,7 +172,7 @@ def test_plan_shows_what_several_sizes_would_do(run, run_json, trace):
     found = run_json("plan", *options)["budgets"]
     assert [each["tiers"][0]["slots"] for each in found][:5] == [20, 40, 100, 200, 400]
     for each in found:
-        host = each["tiers"][0]["nbytes"]
+        host = each["tiers"][0]["nbytes"] + each["index_bytes"]
         assert run_json("plan", *options, "--host", host)["tiers"] == each["tiers"]
         assert f"{each['tiers'][0]['slots']:,}" in run("plan", *options).output
     assert "budgets" not in run_json("plan", *options, "--hits", "40%")

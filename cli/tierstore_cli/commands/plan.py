@@ -247,7 +247,7 @@ def _choices(budgets: list[Plan]) -> Grid:
     """Return what several sizes of the host tier would do."""
     rows = [
         (
-            format_bytes(each.tiers[0].nbytes),
+            format_bytes(each.tiers[0].nbytes + each.index_bytes),
             f"{each.tiers[0].slots:,}",
             percent(each.tiers[0].share),
             percent(each.tiers[0].hit_rate),
