@@ -268,7 +268,7 @@ def plan_budgets(
 
     `options` are those of `plan`; `progress` is called with batches replayed and the total of all.
     """
-    policy, done = policy or lru(), 0
+    policy, done, index = policy or lru(), 0, DeltaIndex.bytes_for(rows)
     total = len(shares) * len(stream.batches)
 
     def advanced(count: int, _: int) -> None:
@@ -277,7 +277,7 @@ def plan_budgets(
 
     found = []
     for share in shares:
-        slots, index = max(1, int(rows * share)), DeltaIndex.bytes_for(rows)
+        slots = max(1, int(rows * share))
         host = bytes_for(rows, record_bytes, slots, policy, index=index)
         found.append(
             plan(
