@@ -22,6 +22,7 @@ QUESTION = "A training step over 26 tables that ranks share: forward, backward a
 OURS = f"tierstore, {SHARE:.0%} on the GPU"
 IN_MEMORY, CACHED = "TorchRec row-wise, in device memory", "TorchRec row-wise, cached"
 DDP = "torch DDP over nn.Embedding(sparse=True), Adagrad"
+PEERS = ("ddp", "torchrec")
 MOST = {CACHED: 0.7, IN_MEMORY: 0.85}
 """At most what a step of ours is of theirs."""
 
@@ -203,6 +204,7 @@ def main() -> None:
     parser = arguments(QUESTION, rows=4_000_000, dim=64, ranks=2, partitions=16)
     parser.add_argument("--samples", type=int, nargs="*", default=[256, 2048, 16384, 65536])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--peers", nargs="*", choices=("ddp", "torchrec"), default=PEERS)
     options = parser.parse_args()
     options.products = options.dense_ms = 0
     if options.device != "cpu":
@@ -213,8 +215,8 @@ def main() -> None:
         must_move="the distinct rows that a rank does not have, and their gradients",
         target=", ".join(f"at most {most} of {kind}" for kind, most in MOST.items()),
     )
-    kinds = [OURS, DDP]
-    if have("torchrec"):
+    kinds = [OURS, *([DDP] if "ddp" in options.peers else [])]
+    if "torchrec" in options.peers and have("torchrec"):
         kinds += [IN_MEMORY, *([CACHED] if options.device != "cpu" else [])]
     with workspace(options) as place:
         made(place / "store", options)

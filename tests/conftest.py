@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import tempfile
 
 import pytest
 
@@ -22,12 +23,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addoption(f"--{name}", action="store_true", help=f"run tests marked {name} too")
 
 
-def pytest_configure() -> None:
-    """Restore signals that a background shell or nohup ignores, for the children of the tests."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Restore signals that a background shell or nohup ignores; let workers share kernels."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if "TIERSTORE_TEST_KERNELS" not in os.environ:  # else this is a worker, which shares them
+        folder = tempfile.TemporaryDirectory(prefix="tierstore-kernels-")
+        os.environ["TIERSTORE_TEST_KERNELS"] = folder.name
+        config.add_cleanup(folder.cleanup)
+        config.add_cleanup(lambda: os.environ.pop("TIERSTORE_TEST_KERNELS"))
 
 
 def why_no_gpu() -> str | None:

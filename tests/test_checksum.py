@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from tests.oracle import records
+from tests.pairs import pairs
 from tierstore import _checksum
 
 
@@ -69,8 +70,7 @@ def test_no_rows_have_no_sums():
     assert _checksum.mismatches(none, np.empty((0, 16), np.uint8), np.empty(0, np.uint32)).size == 0
 
 
-@pytest.mark.parametrize("width", [1, 7, 64, 384, 1540])
-@pytest.mark.parametrize("count", [512, 513, 1000, 4095, 4096])
+@pairs(together=1, width=[1, 7, 64, 384, 1540], count=[512, 513, 1000, 4095, 4096])
 def test_many_records_are_compared_together(width, count, monkeypatch):
     rng = np.random.default_rng([width, count])
     rows, records = rng.integers(0, 2**40, count), rng.integers(0, 256, (count, width), np.uint8)

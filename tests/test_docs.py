@@ -1,10 +1,9 @@
 """Every example in the documentation runs, and every page it links to is there.
 
 A block stands by itself: it runs with no names but its own, in an empty directory, and (a slow
-test) in a process of its own. The blocks of a page in SAME_DIRECTORY find the files of those
-before, and the blocks of a page in SESSIONS are one program, as these pages say. `sh` blocks of
-commands alone run in this process, others in a shell. Blocks without a language are not run: what
-is printed, and what one types to install.
+test) in a process of its own. Those of a page in SAME_DIRECTORY find the files of the blocks before
+them, as these pages say. `sh` blocks of commands alone run in this process, others in a shell.
+Blocks without a language are not run: what is printed, and what one types to install.
 """
 
 import contextlib
@@ -31,19 +30,18 @@ from tierstore_cli.main import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SAME_DIRECTORY = {"docs/quickstart.md", "docs/how-to/nightly.md"}
-WITH_BUCKET = {"docs/how-to/nightly.md"}
-MANY_PROCESSES = {"nightly.md"}
-SESSIONS = {
+SAME_DIRECTORY = {
     "docs/attach.md",
     "docs/file-format.md",
     "docs/from-speedtorch.md",
+    "docs/how-to/nightly.md",
     "docs/how-to/row-memory.md",
     "docs/many-gpus.md",
-    "docs/many-tables.md",
     "docs/python.md",
-    "docs/trainers.md",
+    "docs/quickstart.md",
 }
+WITH_BUCKET = {"docs/how-to/nightly.md"}
+MANY_PROCESSES = {"nightly.md"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -68,18 +66,9 @@ def blocks_of(page: Path) -> list[Block]:
     ]
 
 
-def run_python(block: Block, page: Path, names: dict[str, Any]) -> None:
+def run_python(block: Block, page: Path) -> None:
     padding = "\n" * block.line  # so that a traceback names the line of the page
-    exec(compile(padding + block.text, str(page), "exec"), names)
-
-
-def run_pycon(block: Block, page: Path, names: dict[str, Any]) -> None:
-    test = doctest.DocTestParser().get_doctest(block.text, {}, page.name, str(page), block.line)
-    test.globs = names
-    report: list[str] = []
-    runner = doctest.DocTestRunner(optionflags=FLAGS, verbose=False)
-    runner.run(test, out=report.append, clear_globs=False)
-    assert not report, "".join(report)
+    exec(compile(padding + block.text, str(page), "exec"), fresh_module(page))
 
 
 def commands_in(text: str) -> list[list[str]] | None:
@@ -150,24 +139,17 @@ def bucket(monkeypatch):
 )
 def test_the_examples_run(page, tmp_path, monkeypatch, request):
     where = page.relative_to(ROOT).as_posix()
-    names: dict[str, Any] = fresh_module(page)
-    directory = tmp_path
     bucket = request.getfixturevalue("bucket") if where in WITH_BUCKET else None
     for number, block in enumerate(blocks_of(page)):
-        if where not in SESSIONS:
-            names = fresh_module(page)
-            if where not in SAME_DIRECTORY:
-                directory = tmp_path / str(number)
+        directory = tmp_path / ("one" if where in SAME_DIRECTORY else str(number))
         directory.mkdir(exist_ok=True)
         monkeypatch.chdir(directory)
-        if block.language in ("python", "pycon") and "torch" in block.text:
+        if block.language == "python" and "torch" in block.text:
             pytest.importorskip("torch")
         if block.language in ("python", "sh") and "s3://" in block.text and not bucket:
             continue
         if block.language == "python":
-            run_python(block, page, names)
-        elif block.language == "pycon":
-            run_pycon(block, page, names)
+            run_python(block, page)
         elif block.language == "sh":
             run_commands(block, page)
         else:
@@ -184,9 +166,6 @@ def test_the_examples_need_nothing_of_another_process(page, tmp_path, monkeypatc
     blocks = [block for block in blocks_of(page) if block.language in ("python", "sh")]
     if any("torch" in block.text for block in blocks if block.language == "python"):
         pytest.importorskip("torch")
-    if where in SESSIONS:
-        texts = [block.text for block in blocks if block.language == "python"]
-        blocks = [Block("python", "\n".join(texts), 1)] if texts else []
     for number, block in enumerate(blocks):
         if "s3://" in block.text and not bucket:
             continue
@@ -219,13 +198,11 @@ def test_the_options_in_shells_are_those_of_the_commands():
                 assert not unknown, f"{page.name}: {name} {unknown}"
 
 
-def test_a_page_whose_blocks_continue_others_says_so():
+def test_a_page_whose_blocks_use_files_of_others_says_so():
     for page in PAGES:
         text = " ".join(page.read_text(encoding="utf-8").split())
         where = page.relative_to(ROOT).as_posix()
-        assert ("The blocks of this page are one program" in text) == (where in SESSIONS), where
-    for where in SAME_DIRECTORY:
-        assert "in one directory" in (ROOT / where).read_text(encoding="utf-8"), where
+        assert ("in one directory" in text) == (where in SAME_DIRECTORY), where
 
 
 @every_page

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tierstore import _svg
 from tierstore.errors import ExistsError, UnknownNameError
 from tierstore.reporting import write_report
 from tierstore.sizing import simulate, stream_of
@@ -78,3 +79,20 @@ def test_a_store_without_tables(tmp_path):
     with tierstore.create(tmp_path / "empty.tier", {"t": tierstore.TableSpec(2, 2)}) as store:
         store.drop("t")
         assert "none" in page_of(store, tmp_path / "r.html")
+
+
+def test_marked_points_are_drawn_where_they_are_with_their_titles():
+    """Others may be drawn on the edge; those were to be looked at."""
+    rng = np.random.default_rng(3)
+    far = [[0, -50], [1, -50], [1.05, -50]]
+    places = np.concatenate([rng.normal(size=(500, 2)), far])
+    titles = [f"row {number}" for number in range(len(places))]
+    picture = _svg.points(places, titles, [500, 501, 502], "rows")
+    found = re.findall(r'class="mark" cx="([\d.]+)" cy="([\d.]+)"', picture)
+    across, down = np.array(found, float).T
+    assert across[0] < across[1] < across[2]
+    assert len(set(down)) == 1
+    texts = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>row (\d+)<', picture)
+    assert [name for _, _, name in texts] == ["500", "501", "502"]
+    assert all(0 < float(y) < 420 for _, y, _ in texts)
+    assert texts[1][1] != texts[2][1]  # beside each other they would overlap

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Build the wheel and use it in a fresh environment: without extras, then with torch alone.
+# Build the wheel and use it in fresh environments: without extras, on the lowest and the newest versions
+# of its dependencies, then with torch alone.
 # usage: tests/wheel.sh PYTHON TORCH...   where TORCH is what pip installs for torch
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,20 +16,32 @@ rm -rf dist
 "$work/build/bin/twine" check --strict dist/*
 "$work/build/bin/check-wheel-contents" dist/*.whl
 
+# What a fresh environment can do with the wheel, without extras.
+use() {
+    echo "== without extras, $1"
+    rm -rf ./*.tier ./*.npy
+    python -c 'import tierstore, sys; assert "site-packages" in tierstore.__file__; assert "torch" not in sys.modules'
+    tierstore --version
+    python -m tierstore --help
+    tierstore init a.tier --rows 1000 --dim 8 --init 'normal(0,1)'
+    tierstore export a.tier a.npy
+    tierstore load b.tier a.npy
+    tierstore verify b.tier
+    tierstore doctor || true # reports file systems that were not tested
+}
+cd "$work" # where `import tierstore` finds the wheel, not the source tree
+
+# The lowest versions have no wheels for newer Pythons.
+if "$python" -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 11))'; then
+    "$python" -m venv "$work/lowest"
+    "$work/lowest/bin/pip" install --quiet "$root"/dist/*.whl -c "$root/tests/lowest.txt"
+    PATH=$work/lowest/bin:$PATH use "the lowest versions"
+fi
+
 "$python" -m venv "$work/user"
 PATH=$work/user/bin:$PATH
-pip install --quiet dist/*.whl
-cd "$work" # where `import tierstore` finds the wheel, not the source tree
-python -c 'import tierstore, sys; assert "site-packages" in tierstore.__file__; assert "torch" not in sys.modules'
-
-echo "== without extras"
-tierstore --version
-tierstore --help
-tierstore init a.tier --rows 1000 --dim 8 --init 'normal(0,1)'
-tierstore export a.tier a.npy
-tierstore load b.tier a.npy
-tierstore verify b.tier
-tierstore doctor || true # reports file systems that were not tested
+pip install --quiet "$root"/dist/*.whl
+use "the newest versions"
 
 echo "== with torch"
 pip install --quiet "$@"

@@ -90,9 +90,13 @@ def lines(
 
 
 def points(places: Floats, titles: Sequence[str], marked: Sequence[int], label: str) -> str:
-    """Return points `(n, 2)`; those that are `marked` stand out and have their titles beside."""
+    """Return points `(n, 2)`; those that are `marked` stand out and have their titles beside.
+
+    A hundredth of the others at each side is drawn on the edge, so that few do not shrink the rest.
+    """
     size, edge = 420, 12
-    low, high = np.percentile(places, 1, axis=0), np.percentile(places, 99, axis=0)
+    whole = np.concatenate([np.percentile(places, [1, 99], axis=0), places[list(marked)]])
+    low, high = whole.min(axis=0), whole.max(axis=0)
     scaled = (places.clip(low, high) - low) / np.where(high > low, high - low, 1)
     across = edge + scaled[:, 0] * (_WIDTH - 2 * edge)
     down = edge + (1 - scaled[:, 1]) * (size - 2 * edge)
@@ -108,7 +112,7 @@ def points(places: Floats, titles: Sequence[str], marked: Sequence[int], label: 
         width = 7.0 * len(titles[number])
         left = x - 6 - width if x > _WIDTH * 0.8 else x + 6
         while any(abs(y - v) < 12 and left < w and u < left + width for u, w, v in labels):
-            y += 12
+            y += 12 if y < size / 2 else -12
         labels.append((left, left + width, y))
         anchor = "end" if left < x else "start"
         parts.append(_text(left + width if left < x else left, y + 4, titles[number], anchor))

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._disk.partitioning import PARTITIONS
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, Converter, DTypeName, check_dtype
 from tierstore._formats import TextOptions, fetched, open_source, read_keys
 from tierstore._formats.base import SelectedSource, Source, block_rows_for
@@ -229,7 +230,12 @@ def _opened(store: Store | str | os.PathLike[str], allow_untested: bool) -> Iter
         yield store
         return
     path = Path(store)
-    if os.path.lexists(path):
+    if (path / PARTITIONS).is_dir():
+        from tierstore import distributed  # which loads torch
+
+        with distributed.open(path, budget=_NO_CACHES, allow_untested=allow_untested) as whole:
+            yield cast("Store", whole)
+    elif os.path.lexists(path):
         with open_store(path, "r+", budget=_NO_CACHES, allow_untested=allow_untested) as opened:
             yield opened
     else:
@@ -319,7 +325,8 @@ def _notes(source: Source, table: Table | None, keys: Keys | None, dtype: str) -
     notes = list(source.notes)
     if keys is None and source.called_keys is not None:
         notes.append(
-            f"'keys' is not read: it is {source.called_keys}, and there are {source.rows:,} rows"
+            f"'keys' is not read: it is {source.called_keys}; keys are whole numbers or texts, one "
+            f"for each of the {source.rows:,} rows"
         )
     if keys is None and table is not None and table.keys is not None:
         notes.append(

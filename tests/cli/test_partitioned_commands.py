@@ -39,13 +39,13 @@ UPKEEP = [
     ("fold s.tier", 2),
     ("keys set s.tier keys.txt --table item", 3),
     ("expire s.tier --table who --fewer-than 2", 3),
+    ("load s.tier rows.npy --table item", 3),
+    ("grow s.tier --table item --rows 80", 3),
+    ("init s.tier --table more --rows 3 --dim 2", 3),
+    ("add-field s.tier more --table item --dim 4", 3),
 ]
 """Commands that write the store as one process would, and the version that they leave."""
 WRITING = [
-    "init s.tier --table more --rows 3 --dim 2",
-    "add-field s.tier more --table item --dim 4",
-    "load s.tier rows.npy --table item",
-    "grow s.tier --table item --rows 80",
     "rename s.tier item other",
     "drop s.tier user",
     "restore s.tier --version 1",
@@ -69,7 +69,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         store["who"].write(["once", "twice"], np.ones((2, 4), np.float32))
         store["who"].write(["twice"], np.ones((1, 4), np.float32))
         store.commit(1)
-    np.save("rows.npy", np.ones((60, 4), np.float32))
+    np.save("rows.npy", np.random.default_rng(7).random((60, 4), np.float32))
     Path("keys.txt").write_text("\n".join(map(str, range(60))), encoding="utf-8")
     Path("some.patch").mkdir()
     return tmp_path
@@ -103,14 +103,19 @@ def test_commands_of_upkeep_write_it_as_one_store(place: Path, line: str, versio
     assert result.exit_code == 0, result.output
     if line.startswith("put"):
         expected[1] = [1, 2, 3, 4]
+    if line.startswith("load"):
+        expected = np.load("rows.npy")
     names = {"good": {"good"}, "best": {"best", "good"}, "release": set()}
     wanted = names["release" if "release" in line else "best" if "best" in line else "good"]
     with tierstore.open("s.tier") as store:
         kept = {each.version: set(each.names) for each in store.versions()}
         assert store.version == version and kept[2] == wanted
-        assert (1 in kept) != line.startswith(("fold", "put", "expire", "keys"))
+        assert (1 in kept) == line.startswith(("keep", "release"))
         assert store["who"].keys[:].tolist().count("once") != line.startswith("expire")
-        assert np.array_equal(store["item"][:], expected)
+        assert np.array_equal(store["item"][:60], expected)
+        assert store["item"].rows == (80 if line.startswith("grow") else 60)
+        assert ("more" in store) == line.startswith("init")
+        assert ("more" in store["item"].fields) == line.startswith("add-field")
     assert tierstore.verify("s.tier").ok
 
 

@@ -228,13 +228,13 @@ def test_a_record_is_written_a_few_times(most, times):
 
 def test_positions_that_are_left_unused_are_used_again(tmp_path, rng, monkeypatch):
     """The index has room for a number of positions, which many compactions must not use up."""
-    monkeypatch.setattr("tierstore._disk.index._MAX_POSITIONS", 2000)
+    monkeypatch.setattr("tierstore._disk.index._MAX_POSITIONS", 1500)
     closed = []
     gaps = DeltaIndex._close_gaps
     monkeypatch.setattr(DeltaIndex, "_close_gaps", lambda index: (closed.append(1), gaps(index)))
     oracle = records(rng, ROWS, WIDTH)
     writer = Writer(tmp_path, TableSpec(ROWS, DIM), oracle)
-    for number in range(200):
+    for number in range(120):
         for _ in range(2):
             change(writer, rng, oracle)
             writer.commit()

@@ -16,6 +16,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         "torch.distributed",
+        "torch._dynamo",  # which the first step of an optimizer imports, for more than a second
         "tierstore.nn",
         "tierstore.optim",
         *(f"{__package__}.{each.stem}" for each in sorted(Path(__file__).parent.glob("test_*.py"))),

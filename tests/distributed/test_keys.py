@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -21,6 +22,7 @@ from tests.distributed.test_ranks import share
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import distributed
 from tierstore._disk import partitioned_keys
+from tierstore._table import expiry
 from tierstore.errors import (
     CorruptStoreError,
     InvalidInputError,
@@ -31,6 +33,7 @@ from tierstore.errors import (
 )
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBagCollection, TieredEmbeddingCollection
 from tierstore.optim import TieredOptimizer
+from tierstore.spec import USES
 
 DIM, BATCH = 4, 48
 KINDS = ["int64", "text"]
@@ -328,6 +331,56 @@ def test_each_rank_expires_keys_of_its_own(tmp_path: Path) -> None:
     for key, row in wanted.items():
         assert found[key][2:] == row[2:], key  # beside the uses: versions differ
     assert tierstore.verify(path).ok
+
+
+def keep_the_most_used(rank: int, path: Path, most: int) -> list[float]:
+    with distributed.open(path) as store:
+        use(store, 4)
+        gone: list[float] = []
+        for _, rows in store["user"].expire(keep_at_most=most, fewer_than=2):
+            gone += rows[USES][:, 0].tolist()
+        store.commit(9)
+        assert store["user"].rows == min(most, 190)
+        return gone
+
+
+@pytest.mark.slow
+def test_all_ranks_together_keep_the_most_used_keys(tmp_path: Path) -> None:
+    for most in (0, 37, 175, 1000):
+        tables = {"user": spec("int64", track_uses=True)}
+        path = tmp_path / str(most)
+        distributed.create(path, tables, partitions=5).close()
+        with tierstore.create(tmp_path / f"plain {most}", tables) as plain:
+            use(plain, 4)
+            expected = [
+                uses
+                for _, rows in plain["user"].expire(keep_at_most=most, fewer_than=2)
+                for uses in rows[USES][:, 0].tolist()
+            ]
+            plain.rollback()
+        found = values(run(3, keep_the_most_used, path, most))
+        assert sorted(itertools.chain(*found)) == sorted(expected), most
+        assert len(by_key(path)) == min(most, 190)
+
+
+def test_what_ranks_keep_is_what_one_keeps() -> None:
+    random = np.random.default_rng(1)
+    for ranks in (1, 2, 5):
+        parts = [random.integers(0, 4, (int(random.integers(0, 60)), 2)) for _ in range(ranks)]
+        every = np.concatenate(parts).astype(np.float64)
+        for most in (0, 1, len(every) // 2, len(every) - 1, len(every), len(every) + 9):
+            kept = expiry.shares([expiry.tally(each.astype(np.float64)) for each in parts], most)
+            assert sum(kept) == min(most, len(every))
+            left = []
+            for part, own in zip(parts, kept, strict=True):
+                gone = expiry.expired(
+                    part.astype(np.float64), 9, unused_for=None, fewer_than=None, keep_at_most=own
+                )
+                left += np.delete(part, gone, 0).tolist()
+            alone = expiry.expired(
+                every, 9, unused_for=None, fewer_than=None, keep_at_most=max(most, 0)
+            )
+            assert sorted(left) == sorted(np.delete(every, alone, 0).tolist())
 
 
 # -- what is on the disk

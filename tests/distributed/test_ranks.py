@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -280,36 +281,53 @@ def test_no_more_is_sent_than_distinct_remote_rows(tmp_path: Path) -> None:
             assert least <= sent <= least + 3 * 5 * 8  # and how many are asked for
 
 
-def killed_in_a_step(rank: int, path: Path, at: int) -> None:
+def curve(rank: int, path: Path, victim: int, at: int) -> dict[int, float]:
+    """Return the losses of the steps from the last commit to the sixth; kill a rank at a call."""
     import os
     import signal
 
     with distributed.open(path) as store:
         emb = TieredEmbedding(store["item"])
-        optimizer = TieredOptimizer(torch.optim.SGD, [emb], lr=0.1)
+        optimizer = TieredOptimizer(torch.optim.Adam, [emb], lr=0.1)
         send, calls = dist.all_to_all_single, [0]
 
         def watched(*arguments: Any, **options: Any) -> Any:
             calls[0] += 1
-            if rank == 1 and calls[0] == at:
+            if rank == victim and calls[0] == at:
                 os.kill(os.getpid(), signal.SIGKILL)
             return send(*arguments, **options)
 
         dist.all_to_all_single = watched
-        for step in range(3):
-            ids, _, _ = batch(step)
-            emb(ids).sum().backward()
+        losses = {}
+        for step in range(store.step or 0, 6):
+            ids, weights, _ = batch(step * dist.get_world_size() + rank)
+            loss = (emb(ids) - weights).square().mean()
+            loss.backward()
             optimizer.step()
-        store.commit(3)
+            losses[step] = float(loss)
+            if step % 2:
+                store.commit(step + 1)
+        return losses
 
 
-@pytest.mark.parametrize("at", range(1, 9, 2))
-def test_a_rank_is_killed_in_a_step(tmp_path: Path, at: int) -> None:
-    path = tmp_path / "store"
-    distributed.create(path, specs(), partitions=4).close()
-    before = contents(path)
-    found = run(2, killed_in_a_step, path, at, timeout=10)
-    assert isinstance(found[1], Killed)
-    assert isinstance(found[0], RanksError)
-    assert_same(contents(path), before, exact=True)
-    values(run(2, train_and_commit, path, "sgd", range(1)))
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_is_killed_in_a_step(tmp_path: Path, victim: int) -> None:
+    """At each of the four exchanges of a step, before the first commit and after it."""
+    distributed.create(tmp_path / "new", specs(), partitions=4).close()
+    shutil.copytree(tmp_path / "new", tmp_path / "whole")
+    expected = values(run(2, curve, tmp_path / "whole", victim, 0))
+    assert all(losses[0] > losses[4] for losses in expected)
+    for at in (1, 2, 3, 4, 9, 10, 11, 12):
+        path = tmp_path / str(at)
+        shutil.copytree(tmp_path / "new", path)
+        found = run(2, curve, path, victim, at, timeout=10)
+        assert isinstance(found[victim], Killed), at
+        assert isinstance(found[1 - victim], RanksError), at
+        with tierstore.open(path) as store:
+            assert (store.step or 0) == (2 if at > 8 else 0)
+        found = values(run(2, curve, path, victim, 0))
+        for losses, whole in zip(found, expected, strict=True):
+            assert losses == {step: whole[step] for step in losses}, at
+            assert min(losses) == (2 if at > 8 else 0)
+        assert_same(contents(path), contents(tmp_path / "whole"), exact=True)
+        shutil.rmtree(path)

@@ -147,7 +147,7 @@ def test_a_flipped_bit_is_noticed(store: Sample) -> None:
     every = bits_of(store)
     few = [(path, bit) for path, bit in every if path.name != "rows.npy" or bit > 8 * 4096]
     rng = random.Random(37)
-    for path, bit in [*rng.sample(few, 110), *rng.sample(every, 20)]:
+    for path, bit in [*rng.sample(few, 60), *rng.sample(every, 20)]:
         if survives_flip(store, path, bit):
             assert without_effect(path, bit), f"{path.name}: bit {bit}"
 
@@ -188,7 +188,7 @@ CUTS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-LONG = ("a page less", "a page more", "doubled", "reversed")
+LONG = ("half", "a page less", "a page more", "ones", "doubled", "reversed")
 """Cuts that the others stand for, but where a check is of whole pages or of a file's ends."""
 
 
@@ -227,8 +227,8 @@ def test_a_swapped_file_is_noticed(store: Sample) -> None:
     """Files of the same kind in each other's place: another version's, another table's."""
     for kind in ("delta-*", "manifest-*", "payload-*", "rows.*", "c.*", "zarr.json", "keys.*"):
         group = [path for path in store.files() if path.match(kind)]
-        for path in group:
-            for other in group:
+        for number, path in enumerate(group):
+            for other in (group[number - 1], group[number - 2]):
                 data = other.read_bytes()
                 if data != path.read_bytes():
                     with damaged(path, lambda _, data=data: data):

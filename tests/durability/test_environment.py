@@ -102,7 +102,7 @@ def tmpfs(place: Path, size: str) -> Iterator[Path]:
 
 
 @fault(43)
-@pytest.mark.parametrize("room", range(8, 200, 24))
+@pytest.mark.parametrize("room", range(8, 200, 48))
 def test_a_disk_of_every_size_runs_full(tmp_path: Path, room: int) -> None:
     need_root("mount")
     with tmpfs(tmp_path / "m", f"{64 + room}k") as place:

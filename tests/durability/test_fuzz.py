@@ -87,9 +87,10 @@ def test_an_import_through_another_library_takes_any_bytes(target: str, tmp_path
 ENDLESS, LARGE = "while True: pass", "x = bytes([1]) * (1 << 28)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "ends"), [(ENDLESS, -signal.SIGPROF), (LARGE, 1)])
 def test_the_limits_hold(code: str, ends: int) -> None:
-    """A negative control: an endless loop and a large array are found."""
+    """A negative control of the tests in a process: an endless loop and a large array are found."""
     script = (
         "from tests.durability import fuzzing\n"
         "def bad(data, place):\n"

@@ -1,5 +1,5 @@
 // Runs kernels on the CPU: every CUDA thread is a fiber, every block an OS thread of its own where
-// the launch is cooperative. Warps meet in their collectives and blocks in their barriers as on a GPU;
+// the launch is cooperative. Fibers and OS threads stay for the next launch. Warps meet in their collectives and blocks in their barriers as on a GPU;
 // what it cannot show are races between plain accesses, and speed.
 //
 // C's headers alone: those of C++ would take as long to compile as a source of kernels.
@@ -32,9 +32,8 @@ struct Warp {
 };
 
 struct Block {
-    ucontext_t start[kMaxThreads];
     jmp_buf scheduler, fiber[kMaxThreads];
-    bool started[kMaxThreads];
+    bool started[kMaxThreads] = {};
     bool done[kMaxThreads];
     Warp warp[kMaxThreads / 32];
     unsigned waiting = 0, generation = 0;
@@ -46,6 +45,8 @@ struct Block {
 
 thread_local Block *block;
 
+void fiber_main();
+
 // Between fibers there are jumps: swapcontext would call the system each time, for the signal mask.
 void yield_fiber() {
     if (!_setjmp(block->fiber[threadIdx.x])) _longjmp(block->scheduler, 1);
@@ -55,7 +56,13 @@ void resume_fiber(unsigned i) {
     if (_setjmp(block->scheduler)) return;
     if (block->started[i]) _longjmp(block->fiber[i], 1);
     block->started[i] = true;
-    setcontext(&block->start[i]);
+    ucontext_t start;
+    getcontext(&start);
+    start.uc_stack.ss_sp = block->stacks + i * kStack;
+    start.uc_stack.ss_size = kStack;
+    start.uc_link = nullptr;
+    makecontext(&start, fiber_main, 0);
+    setcontext(&start);
 }
 
 const uint64_t *meet(uint64_t value) {
@@ -188,15 +195,23 @@ static T atomicMin(T *p, T v) {
 #include KERNELS
 
 typedef void (*Kernel)(FIRST_TYPE, SECOND_TYPE);
-static thread_local Kernel kernel;
-static thread_local const FIRST_TYPE *first_argument;
-static thread_local const SECOND_TYPE *second_argument;
 
-static void fiber_main() {
-    kernel(*first_argument, *second_argument);
-    block->done[threadIdx.x] = true;
-    for (;;) yield_fiber();
+namespace {
+
+thread_local Kernel kernel;
+thread_local const FIRST_TYPE *first_argument;
+thread_local const SECOND_TYPE *second_argument;
+
+// Once for every block that an OS thread runs, one behind the other.
+void fiber_main() {
+    for (;;) {
+        kernel(*first_argument, *second_argument);
+        block->done[threadIdx.x] = true;
+        yield_fiber();
+    }
 }
+
+}  // namespace
 
 static void run_block(unsigned index, unsigned blocks, unsigned threads, unsigned seed) {
     static thread_local Block storage;
@@ -206,14 +221,7 @@ static void run_block(unsigned index, unsigned blocks, unsigned threads, unsigne
     gridDim.x = blocks;
     blockDim.x = threads;
     for (unsigned w = 0; w < threads / 32; ++w) block->warp[w].arrived = 0;
-    for (unsigned i = 0; i < threads; ++i) {
-        block->done[i] = block->started[i] = false;
-        getcontext(&block->start[i]);
-        block->start[i].uc_stack.ss_sp = block->stacks + i * kStack;
-        block->start[i].uc_stack.ss_size = kStack;
-        block->start[i].uc_link = nullptr;
-        makecontext(&block->start[i], fiber_main, 0);
-    }
+    for (unsigned i = 0; i < threads; ++i) block->done[i] = false;
     // An odd stride visits all threads, in an order that depends on the seed.
     const unsigned stride = seed * 2 + 1;
     for (unsigned running = threads; running;) {
@@ -240,15 +248,68 @@ struct Share {
     unsigned first, count;
 };
 
-static void *run_share(void *given) {
-    const Share &share = *(const Share *)given;
+static void run_share(const Share *given) {
+    const Share &share = *given;
     const Launch &launch = *share.launch;
     kernel = launch.which;
     first_argument = (const FIRST_TYPE *)launch.arguments[0];
     second_argument = (const SECOND_TYPE *)launch.arguments[1];
     for (unsigned i = share.first; i < share.first + share.count; ++i)
         run_block(i, launch.blocks, launch.threads, launch.seed);
-    return nullptr;
+}
+
+// An OS thread that waits for shares.
+struct Worker {
+    pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+    Share *share = nullptr;
+    Worker *next = nullptr;
+
+    void set(Share *given) {
+        pthread_mutex_lock(&mutex);
+        share = given;
+        pthread_cond_broadcast(&changed);
+        pthread_mutex_unlock(&mutex);
+    }
+
+    Share *wait(bool given) {
+        pthread_mutex_lock(&mutex);
+        while (!share == given) pthread_cond_wait(&changed, &mutex);
+        Share *const found = share;
+        pthread_mutex_unlock(&mutex);
+        return found;
+    }
+};
+
+static void *work(void *given) {
+    Worker &worker = *(Worker *)given;
+    for (;;) {
+        run_share(worker.wait(true));
+        worker.set(nullptr);
+    }
+}
+
+static pthread_mutex_t idle_mutex = PTHREAD_MUTEX_INITIALIZER;
+static Worker *idle;
+
+static Worker *hire() {
+    pthread_mutex_lock(&idle_mutex);
+    Worker *found = idle;
+    if (found) idle = found->next;
+    pthread_mutex_unlock(&idle_mutex);
+    if (found) return found;
+    pthread_t thread;
+    found = new Worker;
+    if (pthread_create(&thread, nullptr, work, found)) __builtin_abort();
+    pthread_detach(thread);
+    return found;
+}
+
+static void release(Worker *worker) {
+    pthread_mutex_lock(&idle_mutex);
+    worker->next = idle;
+    idle = worker;
+    pthread_mutex_unlock(&idle_mutex);
 }
 
 extern "C" void emulate(Kernel which, unsigned blocks, unsigned threads, const void *const *arguments,
@@ -260,12 +321,14 @@ extern "C" void emulate(Kernel which, unsigned blocks, unsigned threads, const v
         return;
     }
     Share *const shares = new Share[blocks];
-    pthread_t *const others = new pthread_t[blocks];
+    Worker **const others = new Worker *[blocks];
     for (unsigned i = 0; i < blocks; ++i) shares[i] = Share{&launch, i, 1};
-    for (unsigned i = 1; i < blocks; ++i)
-        if (pthread_create(others + i, nullptr, run_share, shares + i)) __builtin_abort();
+    for (unsigned i = 1; i < blocks; ++i) (others[i] = hire())->set(shares + i);
     run_share(shares);
-    for (unsigned i = 1; i < blocks; ++i) pthread_join(others[i], nullptr);
+    for (unsigned i = 1; i < blocks; ++i) {
+        others[i]->wait(false);
+        release(others[i]);
+    }
     delete[] others;
     delete[] shares;
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -20,11 +22,13 @@ from tierstore._tiers.gpu import device
 from tierstore._tiers.gpu.abi import TIER
 
 HERE = Path(__file__).parent
+SHARED = "TIERSTORE_TEST_KERNELS"
+"""Names the directory in which the processes of a test run share what they compiled."""
 
 
 @functools.cache
 def library(code: str = TIER.text, *macros: str) -> ctypes.CDLL:
-    """Compile the tier's kernels, or another source, with the host compiler, once a process.
+    """Compile the tier's kernels, or another source, with the host compiler, once a test run.
 
     All kernels of a source take two structures of the same types, whatever these are.
     """
@@ -35,16 +39,21 @@ def library(code: str = TIER.text, *macros: str) -> ctypes.CDLL:
     # A kernel runs for moments: -O2 and -g would take twice as long to compile and save none.
     flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-pthread", "-ffp-contract=off"]
     flags.append("-U_FORTIFY_SOURCE")  # whose longjmp takes another stack for a mistake
-    with tempfile.TemporaryDirectory(prefix="tierstore-emulator-") as folder:
-        kernels, made = Path(folder, "kernels.cu"), Path(folder, "kernels.so")
-        kernels.write_text(code)
-        flags += [f'-DKERNELS="{kernels}"', f"-DFIRST_TYPE={first}", f"-DSECOND_TYPE={second}"]
-        flags += [f"-D{macro}" for macro in macros]
-        if code == TIER.text:
-            flags.append("-DCOUNTERS_TYPE=Counters")
-        command = [compiler, *flags, str(HERE / "emulator.cpp"), "-o", str(made)]
-        subprocess.run(command, check=True)
-        return ctypes.CDLL(str(made))
+    flags += [f"-DFIRST_TYPE={first}", f"-DSECOND_TYPE={second}", *(f"-D{m}" for m in macros)]
+    if code == TIER.text:
+        flags.append("-DCOUNTERS_TYPE=Counters")
+    emulator = HERE / "emulator.cpp"
+    digest = hashlib.sha256("\0".join([emulator.read_text(), code, *flags]).encode()).hexdigest()
+    with tempfile.TemporaryDirectory(prefix="tierstore-emulator-") as alone:
+        kept = Path(os.environ.get(SHARED, alone), f"{digest}.so")
+        if not kept.exists():
+            kernels, made = Path(alone, "kernels.cu"), Path(alone, "kernels.so")
+            kernels.write_text(code)
+            command = [compiler, *flags, f'-DKERNELS="{kernels}"', str(emulator), "-o", str(made)]
+            subprocess.run(command, check=True)
+            shutil.move(made, kept.with_suffix(f".{os.getpid()}"))
+            kept.with_suffix(f".{os.getpid()}").rename(kept)
+        return ctypes.CDLL(str(kept))
 
 
 def syntax_errors(source: str, *macros: str) -> str:

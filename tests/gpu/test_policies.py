@@ -11,6 +11,7 @@ import pytest
 import tierstore
 from tests.gpu.conftest import Place
 from tests.gpu.model import Twin
+from tests.pairs import pairs
 from tests.policy.naive import device_twin, examples
 from tierstore import Budget, TableSpec
 from tierstore._tiers.gpu.memory import GpuMemory
@@ -23,8 +24,7 @@ COUNTS = np.random.default_rng(5).permutation(ROWS).astype(np.float32)
 SPECS = examples(ROWS)
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("way", ["read", "write", "lease"])
+@pairs(together=1, name=list(SPECS), way=["read", "write", "lease"])
 def test_rows_of_least_score_go_first(place: Place, name: str, way: str) -> None:
     expected = device_twin(SPECS[name], ROWS)
     host_slots = ROWS if way != "lease" else 200

@@ -10,6 +10,7 @@ import pytest
 
 import tierstore
 from tests.gpu.conftest import Place
+from tests.pairs import pairs
 from tierstore import Budget, Field, TableSpec
 from tierstore.errors import InvalidTypeError, RowIndexError
 
@@ -52,10 +53,11 @@ def plain(rows: Any) -> np.ndarray:
     return (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
 
 
-@pytest.mark.parametrize(("host", "gpu"), BUDGETS)
+@pairs(together=1, slots=BUDGETS, backend=["memmap", "zarr"])
 def test_random_work_shows_what_the_oracle_shows(
-    tmp_path: Path, place: Place, backend: str, host: int, gpu: int
+    tmp_path: Path, place: Place, backend: str, slots: tuple[int, int]
 ) -> None:
+    host, gpu = slots
     rng = np.random.default_rng(host * 1000 + gpu)
     spec = TableSpec(rows=ROWS, fields=FIELDS, backend=backend)
     budget = Budget(host_rows=host, gpu_rows=gpu)

@@ -30,6 +30,8 @@ def library(place: Place) -> Any:
 @pytest.mark.parametrize("streams", [1, 3])
 def test_prefetches_beside_writes(place: Place, direct: bool, streams: int) -> None:
     emulated = place.kind == "pageable"
+    if emulated and streams > 1:
+        pytest.skip("streams of the emulator are numbers")
     steps, n, rows, depth = (40, 50, 300, 3) if emulated else (3000, 2000, 20_000, 4)
     steps = steps if direct or emulated else steps // 10
     xp = library(place)

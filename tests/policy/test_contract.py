@@ -66,7 +66,7 @@ def batch(rng: np.random.Generator, count: int = BATCH) -> np.ndarray:
     return (rng.random(count) ** 2 * ROWS).astype(np.int64)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_rows_of_least_score_go_first(pair, seed):
     """No row that stays, and was not in the batch, scores less than one that went."""
     rng = np.random.default_rng(seed)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.pairs import pairs
 from tierstore.policy.recency import LRU
 
 module = sys.modules[LRU.__module__]
@@ -111,8 +112,11 @@ def test_the_order_stays_where_the_batch_number_runs_out():
         oracle.check_victims(lru.victims(np.arange(count)).tolist(), count, set())
 
 
-@pytest.mark.parametrize("sizes", [(1,), (3,), (200,), (1, 256), (129,), (255, 2), (1000, 4)])
-@pytest.mark.parametrize("slots", [1, 50, 5000])
+@pairs(
+    together=1,
+    sizes=[(1,), (3,), (200,), (1, 256), (129,), (255, 2), (1000, 4)],
+    slots=[1, 50, 5000],
+)
 def test_the_log_takes_what_it_may(monkeypatch, slots, sizes):
     monkeypatch.setattr(module, "_PACKED", 256, raising=False)
     rng = np.random.default_rng(slots)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.pairs import pairs
 from tierstore import policy
 from tierstore.errors import InvalidInputError
 from tierstore.sizing import load_stream, simulate, stream_of
@@ -75,9 +76,7 @@ def test_a_tier_for_every_row_misses_each_row_once():
     assert point.evictions_per_batch == 0
 
 
-@pytest.mark.parametrize("chosen", ["lru", "lfu", "lookahead"])
-@pytest.mark.parametrize("leases", [False, True], ids=["read", "leased"])
-@pytest.mark.parametrize("slots", [40, 200, 900])
+@pairs(chosen=["lru", "lfu", "lookahead"], leases=[False, True], slots=[40, 200, 900])
 def test_what_is_predicted_is_what_a_store_does(tmp_path, chosen, leases, slots):
     """The hit rates of a run, over requested and distinct ids, within 2 points of the replay's."""
     batches = zipf(80)

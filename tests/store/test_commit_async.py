@@ -70,7 +70,7 @@ def test_every_version_is_what_was_written_before_its_commit(store):
     rng = np.random.default_rng(1)
     truth = {name: table.read(np.arange(ROWS)) for name, table in store.items()}
     expected, pending = {}, []
-    for step in range(20):
+    for step in range(12):
         for name, table in store.items():
             rows = rng.permutation(ROWS)[: int(rng.integers(1, ROWS))]
             values = rng.standard_normal((rows.size, DIM), np.float32)

@@ -156,7 +156,7 @@ def test_a_refresh_now_and_then_beside_folds_and_a_writer_that_goes_back(root, k
         mock.patch("tierstore._store.compaction._MOST_DELTAS", 3),
         tierstore.open(trainer.path, budget=Budget(host_rows=100)) as reader,
     ):
-        for _ in range(120):
+        for _ in range(70):
             trainer.commit()
             if rng.random() < 0.3:
                 reader.refresh()

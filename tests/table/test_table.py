@@ -10,7 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tierstore
+import tierstore._rowcopy
 from tests.oracle import values
+from tests.pairs import pairs
 from tests.reference.elements import BFLOAT16, DTYPES, element
 from tierstore.errors import (
     ClosedError,
@@ -117,7 +119,7 @@ def test_numpy_ids_give_tensors_where_they_are_asked_for(make):
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     st.integers(0, 2**32),
@@ -159,9 +161,7 @@ def test_any_sequence_of_reads_and_writes(make, seed, slots, policy):
         assert same(table.read(np.arange(ROWS), field=name), oracle[name])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [1, 4, 33])
-@every_budget
+@pairs(dtype=DTYPES, dim=[1, 4, 33], slots=BUDGETS)
 def test_one_field_of_every_type(make, slots, dim, dtype):
     rng = np.random.default_rng(dim)
     table = make(slots, dim=dim, dtype=dtype)
@@ -559,3 +559,24 @@ def test_few_resident_rows_are_read_beside_a_use_of_the_store(make):
         thread.start()
         thread.join(60)
         assert found and same(found[0], expected[[3]])
+
+
+@pytest.mark.parametrize("metric", ["dot", "cosine"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_nearest_rows_on_any_number_of_threads(tmp_path, monkeypatch, metric, threads):
+    """A block of 8 MiB is divided among threads."""
+    rows, k = 40_000, 20
+    monkeypatch.setattr(tierstore._rowcopy, "_most", lambda: threads)
+    with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(rows, 64)}) as store:
+        data = np.random.default_rng(6).standard_normal((rows, 64), np.float32)
+        data[7], data[9] = data[35_000], 0
+        store["t"].write(np.arange(rows), data)
+        store.commit()
+        query = data[35_000:35_001]
+        scores, ids = store["t"].topk(query, k, metric=metric)
+    expected = np.vecdot(data.astype("f8"), query[0].astype("f8"))
+    if metric == "cosine":
+        lengths = np.linalg.norm(data.astype("f8"), axis=1) * np.linalg.norm(query.astype("f8"))
+        expected = expected / np.where(lengths, lengths, 1)
+    assert ids[0].tolist() == np.argsort(-expected, kind="stable")[:k].tolist()
+    np.testing.assert_allclose(scores[0], expected[ids[0]], rtol=1e-5)

@@ -166,7 +166,7 @@ def test_a_little_host_tier_is_right_and_reads_no_more_than_none(budget: str) ->
         for name, rows in truth.items():
             store[name].write(np.arange(len(rows)), rows)
         store.commit()
-    for step in range(6):
+    for step in range(4):
         for name in truth:
             ids = (len(truth[name]) * rng.power(0.3, 200)).astype(np.int64)
             update = rng.standard_normal((200, DIM)).astype(np.float32)

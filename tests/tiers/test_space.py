@@ -313,7 +313,7 @@ def test_a_dozen_tables_with_versions_folds_and_a_reader(
 def test_tables_share_a_space_on_a_gpu(tmp_path: Path, device: str, rows: tuple[int, int]) -> None:
     host, gpu = rows
     place = EmulatedDevice() if device == "emulated" else device
-    Program(tmp_path / "s", host, Budget(host_rows=host, gpu_rows=gpu), place).run(40)
+    Program(tmp_path / "s", host, Budget(host_rows=host, gpu_rows=gpu), place).run(25)
 
 
 @pytest.mark.parametrize("device", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import tierstore
-from tests.training.conftest import Place, rows_of
+from tests.pairs import pairs
+from tests.training.conftest import PLACES, Place, rows_of
 from tests.training.test_loops import KINDS, ROWS, SPECS, Pair
 from tierstore.nn import TieredEmbeddingCollection
 
@@ -73,7 +74,7 @@ def step(pair: Pair) -> None:
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pairs(together=1, place=PLACES, kind=list(KINDS))
 def test_training_goes_on_after_every_change(place: Place, kind: str) -> None:
     pair, taken = Pair(place, kind), 0
     for change in CHANGES:

@@ -139,7 +139,7 @@ def same(one: Tensor, two: Tensor) -> bool:
     return one.dtype == two.dtype and bool(torch.equal(one, two))
 
 
-@pytest.mark.parametrize("variant", OPTIMIZERS)
+@pairs(together=1, place=PLACES, variant=list(OPTIMIZERS))
 def test_training_equals_one_layer_a_table(place: Place, variant: str) -> None:
     kind, options = OPTIMIZERS[variant]
     twins = Twins(place, [3, 40, 1, 17, 60])
@@ -223,7 +223,7 @@ def test_features_share_a_table(place: Place) -> None:
     assert table.scalars == twin.scalars
 
 
-@pytest.mark.parametrize("variant", ["sgd momentum", "adam", "row-wise adagrad", "nadam"])
+@pairs(together=1, place=PLACES, variant=["sgd momentum", "adam", "row-wise adagrad", "nadam"])
 def test_steps_are_counted_by_table(place: Place, variant: str) -> None:
     """Tables without ids, or whose rows the loss does not use, take no part in a step."""
     kind, options = OPTIMIZERS[variant]

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import tierstore
-from tests.training.conftest import DIM, Place, rows_of
+from tests.pairs import pairs
+from tests.training.conftest import DIM, PLACES, Place, rows_of
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
@@ -93,7 +94,7 @@ def test_what_it_does_not_take() -> None:
         tierstore.lookahead([], {"item": "item"})
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pairs(together=1, place=PLACES, workers=[0, 2])
 def test_training_ahead_sees_every_update(place: Place, weights: Tensor, workers: int) -> None:
     """Neighbouring batches share most of their rows: each must see what the last step wrote."""
     generator = torch.Generator().manual_seed(3)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import tierstore
-from tests.training.conftest import Place, rows_of
+from tests.pairs import pairs
+from tests.training.conftest import PLACES, Place, rows_of
 from tierstore.checkpoint import Checkpoint
 from tierstore.nn import (
     TieredEmbedding,
@@ -147,7 +148,7 @@ class Keyed:
         return torch.full((4 * len(self._features),), 2)
 
 
-@pytest.mark.parametrize("form", [dict, Keyed])
+@pairs(together=1, place=PLACES, kind=list(KINDS), form=[dict, Keyed])
 def test_ids_are_announced(place: Place, kind: str, form: type) -> None:
     pair = Pair(place, kind)
     batches = [pair.ids() for _ in range(5)]

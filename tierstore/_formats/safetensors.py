@@ -47,7 +47,8 @@ _KEYS, _OFFSETS = "keys", "keys_offsets"
 
 _NAMES = {each.safetensors: each.name for each in ELEMENT_TYPES.values() if not each.integer}
 _POWERS = "F8_E8M0"
-_BYTES = {"I8": np.dtype("i1"), "U8": np.dtype("u1"), _POWERS: np.dtype("u1")}
+_WHOLE = {each.safetensors: each.stored for each in ELEMENT_TYPES.values() if each.integer}
+_WHOLE[_POWERS] = np.dtype("u1")
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
     "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "I16": 16, "U16": 16, "F16": 16,
@@ -151,7 +152,7 @@ class _SafetensorsSource(SpanSource):
             dim,
             _NAMES.get(tensor.code, DEFAULT_DTYPE),
             offset=data_offset + tensor.start,
-            stored=_BYTES.get(tensor.code),
+            stored=_WHOLE.get(tensor.code),
         )
         self._code = tensor.code
         self._tensors = tensors
@@ -243,8 +244,8 @@ class Safetensors(Format):
             tensors, data_offset = _read_header(file)
             matrices = {n: t for n, t in tensors.items() if len(t.shape) == 2}
             floats = {n: t for n, t in matrices.items() if t.code in _NAMES}
-            of_bytes = {n: t for n, t in matrices.items() if t.code in _BYTES}
-            name = choose(path, wanted, floats, tensors, of_bytes)
+            whole = {n: t for n, t in matrices.items() if t.code in _WHOLE}
+            name = choose(path, wanted, floats, tensors, whole)
             return _SafetensorsSource(file, tensors, data_offset, name)
 
     @contextmanager

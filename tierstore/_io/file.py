@@ -266,11 +266,6 @@ class File(Descriptor):
                 return False
         return True
 
-    def unlock(self) -> None:
-        """Release the advisory lock."""
-        with explained("unlock", self.path):
-            system.calls.flock(self.fd, fcntl.LOCK_UN)
-
     def lock_range(self, start: int, length: int, *, exclusive: bool) -> bool:
         """Try to lock a range of offsets; return whether it was free.
 

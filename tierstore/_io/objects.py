@@ -263,9 +263,6 @@ class ObjectFile(File):
             self._refuse("locked")
         return True
 
-    def unlock(self) -> None:
-        """Do nothing: nothing was locked."""
-
     def lock_range(self, start: int, length: int, *, exclusive: bool) -> bool:
         """Return True: an object never changes, so locks are always free."""
         return self.lock(exclusive=exclusive)

@@ -36,6 +36,7 @@ __all__ = [
     "altered",
     "appended",
     "grown",
+    "more_keys",
     "remove_written",
     "renamed",
     "replaced",
@@ -54,13 +55,17 @@ Blocks = Iterator[Records]
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A table to write; if `blocks` is None, the initializers produce the records."""
+    """A table to write; if `blocks` is None, the initializers produce the records.
+
+    One that was `made` already, in a generation that no manifest names yet, is taken as it is.
+    """
 
     name: str
     spec: TableSpec
     blocks: Iterable[Records] | None = None
     scalars: Mapping[str, Any] = field(default_factory=dict)
     keys: Sequence[Any] | None = None
+    made: TableInfo | None = None
 
 
 def alone_to(change: str, state: State, folder: Folder, work: Callable[[], None]) -> None:
@@ -120,6 +125,9 @@ def write_table(
 ) -> None:
     """Write a new, durable generation of a table and record it in `written`."""
     scalars = json_values(table.scalars)
+    if table.made is not None:
+        written[table.name] = dataclasses.replace(table.made, scalars=scalars)
+        return
     if not state.directory.exists(table.name):
         state.directory.make_directory(table.name).close()
     with state.directory.directory(table.name) as directory:
@@ -267,7 +275,7 @@ def grown(table: Table, rows: int, init: Initializer | None, keys: Sequence[Any]
         yield from table._records()
         yield from generations.initial_records(spec, table.rows)
 
-    every = _more_keys(table, rows - table.rows, keys)
+    every = more_keys(table, rows - table.rows, keys)
     return Rewrite(table.name, spec, blocks(), table.scalars, every)
 
 
@@ -282,7 +290,7 @@ def appended(table: Table, rows: Any, keys: Sequence[Any] | None) -> Rewrite:
         yield from table._records()
         yield new
 
-    return Rewrite(table.name, spec, blocks(), table.scalars, _more_keys(table, len(new), keys))
+    return Rewrite(table.name, spec, blocks(), table.scalars, more_keys(table, len(new), keys))
 
 
 def records_of(table: Table, rows: Any) -> Records:
@@ -314,7 +322,8 @@ def _keys_of(table: Table) -> Sequence[Any] | None:
     return None if table.keys is None else table.keys[:]
 
 
-def _more_keys(table: Table, count: int, keys: Sequence[Any] | None) -> Sequence[Any] | None:
+def more_keys(table: Table, count: int, keys: Sequence[Any] | None) -> Sequence[Any] | None:
+    """Return the external keys of a table and those of `count` new rows; None if it has none."""
     if table.keys is None:
         return None
     if keys is None or len(keys) != count:

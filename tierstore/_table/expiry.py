@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["check", "expired", "moves"]
+__all__ = ["check", "expired", "moves", "shares", "tally"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -57,6 +59,30 @@ def _least(uses: npt.NDArray[np.float64], count: int) -> Rows:
     edge = np.partition(values, count - 1)[count - 1]
     older, last = tied[values < edge], tied[values == edge]
     return np.concatenate([found, older, last[: count - older.size]])
+
+
+def tally(uses: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], Rows]:
+    """Return the distinct uses of rows `(n, 2)`, those that expire last first, and how many each.
+
+    A few of them stand for all rows: numbers of uses and versions repeat.
+    """
+    distinct, counts = np.unique(uses, axis=0, return_counts=True)
+    return distinct[::-1], counts[::-1]
+
+
+def shares(tallies: Sequence[tuple[npt.NDArray[np.float64], Rows]], keep_at_most: int) -> list[int]:
+    """Return how many rows stay of each tally, so that together `keep_at_most` do, or all.
+
+    Of rows with equal uses, those of the first tallies stay.
+    """
+    uses = np.concatenate([each for each, _ in tallies])
+    counts = np.concatenate([each for _, each in tallies])
+    owners = np.repeat(np.arange(len(tallies)), [len(each) for each, _ in tallies])
+    order = np.lexsort((owners, -uses[:, 1], -uses[:, 0]))
+    counts, owners = counts[order], owners[order]
+    before = counts.cumsum() - counts
+    kept = np.minimum(counts, (keep_at_most - before).clip(0))
+    return [int(each) for each in np.bincount(owners, kept, len(tallies))]
 
 
 def check(**conditions: int | None) -> None:

@@ -578,21 +578,35 @@ class KeyedTable(RowsByNumber):
             "keep_at_most": keep_at_most,
         }
         expiry.check(**conditions)
+        self._check_tracked()
+        return self._expired(conditions)
+
+    def _check_tracked(self) -> None:
         self._owner.door.check(write=True)
         if not self.spec.track_uses:
             raise InvalidInputError(
                 f"table {self.name!r} keeps no uses: make it with TableSpec(track_uses=True)"
             )
-        return self._expired(conditions)
+
+    def _uses(self, **conditions: int | None) -> npt.NDArray[np.float64]:
+        """Return the uses `(rows, 2)` of rows that do not expire by some conditions."""
+        self._check_tracked()
+        uses = self._all_uses()
+        gone = expiry.expired(uses, self.store.version, keep_at_most=None, **conditions)
+        return np.delete(uses, gone, 0)
+
+    def _all_uses(self) -> npt.NDArray[np.float64]:
+        uses, begin = np.empty((self.rows, 2)), 0
+        for block in self.scan(USES):
+            uses[begin : begin + len(block)] = block
+            begin += len(block)
+        return uses
 
     def _expired(
         self, conditions: dict[str, int | None]
     ) -> Iterator[tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]]:
         epoch = self._extent.epoch
-        uses, begin = np.empty((self.rows, 2)), 0
-        for block in self.scan(USES):
-            uses[begin : begin + len(block)] = block
-            begin += len(block)
+        uses = self._all_uses()
         rows = expiry.expired(uses, self.store.version, **conditions)
         for start in range(0, rows.size, _BLOCK_ROWS):
             part = rows[start : start + _BLOCK_ROWS]

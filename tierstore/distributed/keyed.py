@@ -11,6 +11,7 @@ import torch
 
 from tierstore._disk.partitioning import partition_of_key
 from tierstore._keys.growing import Asked
+from tierstore._table import expiry
 from tierstore._table.keyed import KeyedTable
 from tierstore.distributed.key_exchange import KeyExchange, Numbers
 from tierstore.distributed.ranks import Ranks
@@ -31,8 +32,8 @@ class DistributedKeyedTable:
 
     The owner of a key is found from its hash, and draws the first row from the key: what a key
     reads as depends on no number of ranks. `read`, `write`, `lookup`, `contains` and `prefetch` are
-    collective: every rank calls them, with keys of its own or none. `expire` is not: each rank
-    removes keys of its own.
+    collective: every rank calls them, with keys of its own or none. `expire` removes keys of the
+    rank that calls it, and is collective with `keep_at_most` alone.
 
     Attributes:
         shard: the keys and rows of this rank, a KeyedTable.
@@ -167,14 +168,29 @@ class DistributedKeyedTable:
         self._exchange.ask(keys, "announce", prefetched)
 
     def expire(
-        self, *, unused_for: int | None = None, fewer_than: int | None = None
+        self,
+        *,
+        unused_for: int | None = None,
+        fewer_than: int | None = None,
+        keep_at_most: int | None = None,
     ) -> Iterator[tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]]:
         """Yield keys of this rank that expire with their rows, then remove them.
 
         As `KeyedTable.expire` does, on each rank for its own keys; a commit of all ranks makes it
-        final.
+        final. With `keep_at_most`, which counts the keys of all ranks, the call is collective. Of
+        keys with equal uses there, those of the lower ranks stay.
         """
-        return self.shard.expire(unused_for=unused_for, fewer_than=fewer_than)
+        if keep_at_most is None:
+            return self.shard.expire(unused_for=unused_for, fewer_than=fewer_than)
+        told = {"unused_for": unused_for, "fewer_than": fewer_than, "keep_at_most": keep_at_most}
+        expiry.check(**told)
+        self._ranks.agree("expire keys", {"table": self.name, **told})
+        tallies = self._ranks.together(
+            "count the uses of keys",
+            lambda: expiry.tally(self.shard._uses(unused_for=unused_for, fewer_than=fewer_than)),
+        )
+        told["keep_at_most"] = expiry.shares(tallies, keep_at_most)[self._ranks.rank]
+        return self.shard.expire(**told)
 
     # -- what layers call
 

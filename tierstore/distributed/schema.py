@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore._disk.base import Progress
-from tierstore._disk.generation import as_kept, initial_records, of_partition
-from tierstore._disk.manifest import TableInfo, unique_name
+from tierstore._disk.generation import (
+    as_kept,
+    create_partitions,
+    initial_records,
+    of_partition,
+    remove_generation,
+)
+from tierstore._disk.manifest import KeysInfo, TableInfo, unique_name
 from tierstore._disk.partitioning import Shard
 from tierstore._keys.given import given
 from tierstore._keys.text import Texts
-from tierstore._store.alter import Rewrite, records_of
+from tierstore._store.alter import Rewrite, more_keys, records_of
 from tierstore._store.copy import Overall
 from tierstore._store.store import Store
 from tierstore.distributed.creating import same_seeds, shape_of
@@ -35,10 +43,12 @@ from tierstore.spec import Field, TableSpec, check_name
 if TYPE_CHECKING:
     from tierstore.distributed.store import DistributedStore
 
-__all__ = ["alter_tables", "append", "create_table", "grow", "set_keys"]
+__all__ = ["alter_tables", "append", "create_table", "grow", "replace_table", "set_keys"]
 
 _HELD_BYTES = 256 << 20
 """Records of new rows that a rank holds at a time."""
+_FILLED = 256
+"""Partitions that can be filled from rows which come once: each has files open meanwhile."""
 
 
 Rows = npt.NDArray[np.int64]
@@ -108,11 +118,150 @@ def create_table(
     _change(store, "create", {name: dataclasses.replace(of_part, rows=len(shard))}, create)
 
 
+def replace_table(
+    store: DistributedStore,
+    name: str,
+    spec: TableSpec,
+    blocks: Iterable[Records],
+    keys: Sequence[Any] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write a table anew, or a new one; see `DistributedStore.replace_table`."""
+    check_name(name)
+    if not isinstance(spec, TableSpec):
+        raise InvalidTypeError(f"table {name!r} needs a tierstore.TableSpec, not {spec!r}")
+    known, parts = store._manifest.tables.get(name), store._parts.stores
+    if spec.keys is not None or (known is not None and known.spec.keys is not None):
+        raise InvalidInputError(
+            f"table {name!r} is by key: write its rows, store[{name!r}].write(keys, rows)"
+        )
+    if store.ranks > 1 or len(parts) > _FILLED:
+        raise InvalidInputError(
+            f"rows that come once are written by one process, to {_FILLED} partitions at most; "
+            f"these are {store.ranks} ranks and {len(store._manifest.partitions)} partitions: load "
+            "a plain store, then copy it with tierstore.distributed.save"
+        )
+    spec = dataclasses.replace(spec.bound(name), sparse=False)
+    shard = store._parts.shard(spec.rows)
+    of_part = of_partition(spec, shard)
+    scalars = {} if known is None else known.scalars
+    stays = known is not None and keys is None and known.spec.rows == spec.rows
+    of_whole = known if known is not None and stays else TableInfo(spec, "")
+    written = None if keys is None else _Keys(store, name, keys, spec.rows)
+    made = _Made(store, name, (shard, spec, blocks, progress), written)
+
+    def replace() -> dict[str, TableInfo]:
+        made.adopt()
+        info = dataclasses.replace(of_whole, spec=as_kept(spec), scalars=scalars)
+        return {name: info if written is None else written.named_by(info)}
+
+    own = dataclasses.replace(of_part, rows=len(shard))
+    _change(store, "replace" if known else "create", {name: own}, replace, made)
+
+
+class _Ahead(Protocol):
+    """What is written before the tables of a store change."""
+
+    def write(self) -> None:
+        """Write it, durable on return. Collective."""
+
+    def remove(self) -> None:
+        """Remove it where no version will name it."""
+
+
+class _Made:
+    """The records of a table in all partitions, each in a generation that a version is to name."""
+
+    def __init__(
+        self,
+        store: DistributedStore,
+        name: str,
+        what: tuple[Shard, TableSpec, Iterable[Records], Progress | None],
+        keys: _Keys | None,
+    ) -> None:
+        """Have them to write, with the keys of the rows."""
+        self._store, self._name, self._what, self._keys = store, name, what, keys
+        self._left: list[tuple[Store, TableInfo]] = []
+
+    def write(self) -> None:
+        """See `_Ahead`."""
+        if self._keys is not None:
+            self._keys.write()
+        self._store._ranks.together("write the rows", self._fill)
+
+    def _fill(self) -> None:
+        parts, name = self._store._parts.stores, self._name
+        with contextlib.ExitStack() as stack:
+            places = []
+            for part in parts:
+                directory = part._state.directory
+                if not directory.exists(name):
+                    directory.make_directory(name).close()
+                places.append(stack.enter_context(directory.directory(name)))
+            self._left = list(zip(parts, create_partitions(places, *self._what), strict=True))
+
+    def adopt(self) -> None:
+        """Have a version of each partition name what was written there."""
+        while self._left:
+            part, info = self._left[0]
+            tables = [Rewrite(self._name, info.spec, made=info)]
+            part._rewrite(functools.partial(list, tables))
+            self._left.pop(0)
+
+    def remove(self) -> None:
+        """See `_Ahead`."""
+        for part, info in self._left:
+            with (
+                contextlib.suppress(TierStoreError, OSError),  # swept when the store is opened
+                part._state.directory.directory(self._name) as place,
+            ):
+                remove_generation(place, info.generation)
+        if self._keys is not None:
+            self._keys.remove()
+
+
+class _Keys:
+    """External keys of all rows of a table, in a generation that a coming version names."""
+
+    def __init__(
+        self, store: DistributedStore, name: str, keys: Sequence[Any] | None, rows: int
+    ) -> None:
+        """Have keys to write for so many rows; raises where ranks have others. Collective."""
+        ranks = store._ranks
+        if len(set(ranks.together("read the keys", lambda: _digest(keys)))) > 1:
+            raise InvalidInputError(
+                f"ranks disagree on the keys of table {name!r}: every rank gives the same"
+            )
+        self._store, self._name, self._keys, self._rows = store, name, keys, rows
+        drawn = unique_name("g", 1), uuid.uuid4().hex[:8]
+        self._generation, self._stem = ranks.gather("name the keys", drawn)[0]
+        self._info: KeysInfo | None = None
+
+    def write(self) -> None:
+        """Write them, durable on return. Collective."""
+        root, keys = self._store._root, self._keys
+        if keys is not None:
+            self._info = self._store._ranks.together(
+                "write the keys",
+                lambda: root.write_keys(self._name, self._generation, self._stem, keys, self._rows),
+            )[0]
+
+    def named_by(self, info: TableInfo) -> TableInfo:
+        """Return what the root says of a table that has these keys, or none any more."""
+        generation = "" if self._info is None else self._generation
+        return dataclasses.replace(info, generation=generation, keys=self._info)
+
+    def remove(self) -> None:
+        """Remove them, if no version will name them."""
+        self._store._root.remove_keys(self._name, self._generation)
+
+
 def grow(
     store: DistributedStore,
     name: str,
     rows: int,
     init: Initializer | None = None,
+    keys: Sequence[Any] | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Grow a table; see `DistributedStore.grow`."""
@@ -129,11 +278,15 @@ def grow(
             bound = store._ranks.gather("draw the same values", bound)[0]
         fields = {**spec.fields, first: dataclasses.replace(item, init=bound)}
         spec = dataclasses.replace(spec, fields=fields, init=None)
-    _extend_all(store, name, spec, lambda: initial_records(spec, info.spec.rows), progress)
+    _extend_all(store, name, spec, lambda: initial_records(spec, info.spec.rows), keys, progress)
 
 
 def append(
-    store: DistributedStore, name: str, rows: Any, progress: Progress | None = None
+    store: DistributedStore,
+    name: str,
+    rows: Any,
+    keys: Sequence[Any] | None = None,
+    progress: Progress | None = None,
 ) -> range:
     """Append rows to a table; see `DistributedStore.append`."""
     store._agree("append rows", {"name": name})
@@ -152,7 +305,7 @@ def append(
     spec = store._manifest.tables[name].spec
     ids = range(spec.rows, spec.rows + len(records))
     larger = dataclasses.replace(spec, rows=ids.stop, chunk_rows=None)
-    _extend_all(store, name, larger, lambda: iter([records]), progress)
+    _extend_all(store, name, larger, lambda: iter([records]), keys, progress)
     return ids
 
 
@@ -163,25 +316,15 @@ def set_keys(store: DistributedStore, name: str, keys: Sequence[Any] | None) -> 
     info, ranks = store._manifest.tables[name], store._ranks
     if info.spec.keys is not None:
         raise InvalidInputError(f"table {name!r} is by key: its keys come with their rows")
-    if len(set(ranks.together("read the keys", lambda: _digest(keys)))) > 1:
-        raise InvalidInputError(
-            f"ranks disagree on the keys of table {name!r}: every rank gives the same"
-        )
-    generation, stem = ranks.gather("name the keys", (unique_name("g", 1), uuid.uuid4().hex[:8]))[0]
+    written = _Keys(store, name, keys, info.spec.rows)
     with store._door.use(write=True), store._closed_when_broken():
         ranks.together("check that it can set keys", lambda: store._check_clean("set keys"))
         draft = store._root.draft()
-        changed = dataclasses.replace(info, generation="", keys=None)
         try:
-            if keys is not None:
-                written = ranks.together(
-                    "write the keys",
-                    lambda: store._root.write_keys(name, generation, stem, keys, info.spec.rows),
-                )
-                changed = dataclasses.replace(info, generation=generation, keys=written[0])
-            ready = ranks.gather("set keys", store._prepared({name: changed}, draft))
+            written.write()
+            ready = ranks.gather("set keys", store._prepared({name: written.named_by(info)}, draft))
         except Exception:
-            store._root.remove_keys(name, generation)
+            written.remove()
             raise
         store._publish(agreed(ready), draft)
 
@@ -200,25 +343,27 @@ def _extend_all(
     name: str,
     spec: TableSpec,
     blocks: Callable[[], Iterator[Records]],
+    keys: Sequence[Any] | None,
     progress: Progress | None,
 ) -> None:
-    """Have a table be as a spec says; `blocks` yields the records of the rows that it lacks."""
+    """Have a table be as a spec says; `blocks` yields the records of the rows that it lacks.
+
+    `keys` are theirs, where the rows of the table have keys.
+    """
     info, rows = store._manifest.tables[name], spec.rows
-    if info.keys is not None:
-        raise InvalidInputError(
-            f"the rows of table {name!r} have keys: store.set_keys({name!r}, None) first, and set "
-            "those of all rows afterwards"
-        )
+    every = more_keys(store[name], rows - info.spec.rows, keys)
+    written = None if every is None else _Keys(store, name, every, rows)
 
     def grown() -> dict[str, TableInfo]:
         report = Overall(progress, len(store._parts.stores) * store._parts.shard(rows).blocks)
         for part, at, records in _new_in_parts(store, spec, info.spec.rows, blocks):
             _extend(part, name, store._parts.shard(rows).blocks, at, records, report)
             report.passed(store._parts.shard(rows).blocks)
-        return {name: dataclasses.replace(info, spec=as_kept(spec))}
+        larger = dataclasses.replace(info, spec=as_kept(spec))
+        return {name: larger if written is None else written.named_by(larger)}
 
     own = dataclasses.replace(store._tables[name].spec, rows=len(store._parts.shard(rows)))
-    _change(store, "grow", {name: own}, grown)
+    _change(store, "grow", {name: own}, grown, written)
 
 
 def _new_in_parts(
@@ -319,11 +464,13 @@ def _change(
     what: str,
     specs: Mapping[str, TableSpec],
     work: Callable[[], dict[str, TableInfo]],
+    ahead: _Ahead | None = None,
 ) -> None:
     """Have every rank change its partitions, and publish what `work` returns of the tables.
 
-    `specs` are what the tables come to on this rank. Raises InvalidInputError unless all is
-    committed, CapacityError for too small a budget; then nothing was changed.
+    What goes `ahead` is written while the tables are as before. `specs` are what they come to on
+    this rank. Raises InvalidInputError unless all is committed, CapacityError for too small a
+    budget; then nothing was changed.
     """
     ranks = store._ranks
 
@@ -341,10 +488,14 @@ def _change(
             return store._prepared(work(), draft)
 
         try:
+            if ahead is not None:
+                ahead.write()
             prepared = ranks.together(f"{what} its partitions", change)
         except Exception:
             if not ranks.broken:
                 ranks.together("go back", store._restore_parts)
+            if ahead is not None:
+                ahead.remove()
             raise
         store._publish(agreed(prepared), draft)
         try:

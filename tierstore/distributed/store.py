@@ -17,6 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, Self, TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from tierstore._closing import Closing, call_each
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation
@@ -45,6 +48,7 @@ from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.root import Root
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import (
+    ExistsError,
     InvalidInputError,
     InvalidTypeError,
     TierStoreError,
@@ -509,17 +513,53 @@ class DistributedStore(Closing, Mapping[str, Any]):
     # -- what tables are made of
 
     def create_table(
-        self, name: str, spec: TableSpec, *, progress: Progress | None = None
+        self,
+        name: str,
+        spec: TableSpec,
+        *,
+        blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
+        keys: Sequence[Any] | None = None,
+        progress: Progress | None = None,
     ) -> Table | DistributedTable | DistributedKeyedTable:
         """Add a table and return it, as `Store.create_table` does; a commit of its own. Collective.
 
         First values are those of a plain store with the same seeds, to the bit; without a seed,
         that of the first rank counts. `progress` is called with what this rank has done and has to
-        do. Raises ExistsError if there is one of that name.
+        do. In one process `blocks` may be all records, and `keys` those of the rows; see
+        `replace_table`. Raises ExistsError if there is one of that name.
         """
-        schema.create_table(self, name, spec, progress)
+        if blocks is None and keys is None:
+            schema.create_table(self, name, spec, progress)
+        elif blocks is None:
+            raise InvalidInputError("keys come with the rows, blocks=; see set_keys for others")
+        elif name in self:
+            raise ExistsError(f"{self.path} already has a table {name!r}; choose another name")
+        else:
+            self.replace_table(name, spec, blocks=blocks, keys=keys, progress=progress)
         table: Table | DistributedTable | DistributedKeyedTable = self[name]
         return table
+
+    def replace_table(
+        self,
+        name: str,
+        spec: TableSpec,
+        *,
+        blocks: Iterable[npt.NDArray[np.uint8]],
+        keys: Sequence[Any] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Write a table anew from its records, or make it; a commit of its own, in one process.
+
+        Args:
+            name: of the table, which is by id.
+            spec: what it is made of; `rows` and fields may be others than before.
+            blocks: all records in the order of ids, uint8 `(n, record_bytes)` each.
+            keys: the external key of each row; None keeps those there are, if the rows are as many.
+            progress: called with the rows done and their number.
+
+        Scalars stay. Raises InvalidInputError on several ranks.
+        """
+        schema.replace_table(self, name, spec, blocks, keys, progress)
 
     def add_fields(
         self, name: str, fields: Mapping[str, Field], *, progress: Progress | None = None
@@ -555,21 +595,31 @@ class DistributedStore(Closing, Mapping[str, Any]):
         rows: int,
         *,
         init: Initializer | None = None,
+        keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Grow a table to `rows` rows, as `Store.grow` does; a commit of its own. Collective.
 
         New rows are those that a plain store would have, to the bit; without a seed, that of the
-        first rank counts.
+        first rank counts. Where rows have external keys, every rank gives the same `keys` for the
+        new ones.
         """
-        schema.grow(self, name, whole_number("rows", rows), init, progress)
+        schema.grow(self, name, whole_number("rows", rows), init, keys, progress)
 
-    def append(self, name: str, rows: Any, *, progress: Progress | None = None) -> range:
+    def append(
+        self,
+        name: str,
+        rows: Any,
+        *,
+        keys: Sequence[Any] | None = None,
+        progress: Progress | None = None,
+    ) -> range:
         """Append rows with values to a table and return their ids, as `Store.append` does.
 
-        Collective, and a commit of its own. Every rank gives the same rows.
+        Collective, and a commit of its own. Every rank gives the same rows, and the same `keys`
+        where rows have external keys.
         """
-        return schema.append(self, name, rows, progress)
+        return schema.append(self, name, rows, keys, progress)
 
     def set_keys(self, name: str, keys: Sequence[Any] | None) -> None:
         """Set external keys for all rows of a table, as `Store.set_keys` does, or remove them.

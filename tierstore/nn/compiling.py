@@ -390,7 +390,6 @@ def _backward_features(ctx: Any, gradient: Tensor, _: None) -> tuple[Any, ...]:
 
 def _remember_pooled(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     _, _, weights, anchor, ctx.module, *_rest = inputs
-    ctx.has_weights = weights is not None
     kept = (weights,) if weights is not None else ()
     ctx.save_for_backward(output[1], anchor, *kept)
 

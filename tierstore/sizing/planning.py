@@ -150,12 +150,12 @@ def plan_tables(
             for tier, (nbytes, slots) in sizes.items()
             if slots
         )
-        disk_bytes = part.rows * (part.record_bytes + 4)
+        disk_bytes = part.rows * (part.stored_bytes + 4)
         found.append(
             SpacePlan(
                 part.tables,
                 part.rows,
-                part.record_bytes,
+                part.stored_bytes,
                 disk_bytes,
                 part.policy.name,
                 tiers,

@@ -64,7 +64,7 @@ def add_field(
     """
     init = seeded(initializer, seed)
     with (
-        open_store(store, "r+", allow_untested=allow_untested) as opened,
+        open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened,
         Progress("writing") as progress,
     ):
         chosen = choose_table(opened, table)

@@ -63,7 +63,7 @@ def grow(
     init = seeded(initializer, seed)
     new_keys: Any = None if keys is None else keys_in(keys)
     with (
-        open_store(store, "r+", allow_untested=allow_untested) as opened,
+        open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened,
         Progress("writing") as progress,
     ):
         chosen = choose_table(opened, table)

@@ -228,7 +228,9 @@ def _make(
     """Create the store or the table; return its first version, or None for a dry run."""
     if exists:
         mode: Literal["r", "r+"] = "r" if dry_run else "r+"
-        with open_store(store, mode, allow_untested=allow_untested) as opened:
+        with open_store(
+            store, mode, allow_untested=allow_untested, partitions=not dry_run
+        ) as opened:
             if table in opened:
                 raise ExistsError(f"{store} already has a table {table!r}; choose another --table")
             if not dry_run:
