@@ -135,10 +135,11 @@ class InPlace:
         if not block.fits:
             return False
         gradient = gradient.to(block.dtype)
-        numbers, pooled = take_step(group, step), _Pooled()
+        numbers, told, caller = take_step(group, step), list[int](), threading.get_ident()
 
         def change(data: Any, part: slice) -> None:
-            pooled.enter()
+            if threading.get_ident() != caller:
+                _work_alone(told)
             before = data.copy() if trained is not None else data
             here = gradient if len(data) == len(gradient) else gradient[part]
             weight, first, second = block.fields(data)
@@ -150,7 +151,8 @@ class InPlace:
         try:
             done: bool = lease.update(block.columns, change)
         finally:
-            pooled.leave()
+            if told:  # threads that begin to use torch from now on do as the caller's does
+                torch.set_num_threads(torch.get_num_threads())
         return done
 
     def _found(self, rule: _Rule, group: Group) -> _Places | None:
@@ -284,28 +286,19 @@ def _plain(group: Group) -> bool:
     return True not in [isinstance(number, Tensor) for number in numbers]
 
 
-class _Pooled:
-    """Work with torch in threads of a pool, each of which is to work alone.
+_own = threading.local()
+"""Has `alone` set in a thread of a pool in which torch works alone."""
+
+
+def _work_alone(told: list[int]) -> None:
+    """Have torch work alone in this thread of a pool; add it to `told` if it is new.
 
     Otherwise torch starts as many threads for each of them as for the caller, above all for roots.
     """
-
-    _own = threading.local()
-
-    def __init__(self) -> None:
-        """Begin in the caller's thread."""
-        self._caller, self._has_new = threading.get_ident(), False
-
-    def enter(self) -> None:
-        """Have torch work alone in this thread, unless it is the caller's."""
-        if threading.get_ident() != self._caller and not hasattr(self._own, "alone"):
-            self._own.alone = self._has_new = True
-            torch.set_num_threads(1)
-
-    def leave(self) -> None:
-        """Have threads that begin to use torch from now on do as the caller's does."""
-        if self._has_new:
-            torch.set_num_threads(torch.get_num_threads())
+    if not hasattr(_own, "alone"):
+        _own.alone = True
+        told.append(threading.get_ident())
+        torch.set_num_threads(1)
 
 
 class _Adam(NamedTuple):
