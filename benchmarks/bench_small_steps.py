@@ -12,6 +12,7 @@ import torch
 from common import Answer, arguments, in_child, in_turn, medians, workspace
 
 import tierstore
+from tierstore import _rowcopy
 
 QUESTION = "Small steps of Adam, and small reads, of rows that are all in memory, against torch's"
 PEER = "nn.Embedding and SparseAdam"
@@ -53,9 +54,8 @@ def floor_of_a_step(weight: torch.Tensor, gradient: torch.Tensor) -> Any:
     def step(ids: torch.Tensor) -> None:
         batch = ids.numpy()
         rows[batch]
-        packed = (batch << 32) | np.arange(batch.size)
-        packed.sort()
-        order, ordered = packed & 0xFFFFFFFF, packed >> 32
+        order = _rowcopy.order(batch)
+        ordered = batch.take(order)
         first = np.ones(batch.size + 1, np.bool_)
         np.not_equal(ordered[1:], ordered[:-1], out=first[1:-1])
         starts = first.nonzero()[0]

@@ -93,6 +93,32 @@ MUTANTS = [
         "older, last = tied[values <= edge], tied[values == edge]",
         "tests/keys/test_keyed.py",
     ),
+    # Work in parts: each row once, errors of any part, equal values in their order.
+    Mutant(
+        "_rowcopy.py",
+        "            if each.cancel():\n                one(part)",
+        "            if each.cancel():\n                continue",
+        "tests/test_rowcopy.py",
+    ),
+    Mutant(
+        "_rowcopy.py",
+        'found = found.take(digits.take(found).argsort(kind="stable"))',
+        'found = digits.argsort(kind="stable")',
+        "tests/test_rowcopy.py",
+    ),
+    Mutant(
+        "optim/in_place.py",
+        "here = gradient if len(data) == len(gradient) else gradient[part]",
+        "here = gradient[: len(data)]",
+        "tests/training/test_on_records.py",
+    ),
+    # The budget: the index below the tiers is a part of it.
+    Mutant(
+        "_tiers/slots.py",
+        "return arena + staging + queue_bytes(record_bytes, slots) + index",
+        "return arena + staging + queue_bytes(record_bytes, slots)",
+        "tests/tiers/test_placement.py",
+    ),
     # The host tier: changed rows are written down, rows without a slot are served from below.
     Mutant(
         "_tiers/host.py",
@@ -536,8 +562,8 @@ MUTANTS = [
     ),
     Mutant(
         "nn/sum.cu",
-        "part.at[e] += more.at[e]",
-        "part.at[e] = more.at[e]",
+        "part.at[e] += value(more.at[e])",
+        "part.at[e] = value(more.at[e])",
         "tests/training/test_in_place.py",
     ),
     Mutant(
@@ -594,6 +620,56 @@ MUTANTS = [
         "        if True:",
         "tests/training/test_collections.py",
     ),
+    # Which rank owns which ids of a batch, and where their rows lie there.
+    Mutant(
+        "distributed/owners.cu",
+        "if (is_new || before == key) break;",
+        "break;",
+        "tests/distributed/test_owners.py",
+    ),
+    Mutant(
+        "distributed/owners.cu",
+        "while (known < owner) first += asked.counts[known++];",
+        "while (known < owner) first += asked.counts[owner], known++;",
+        "tests/distributed/test_owners.py",
+    ),
+    Mutant(
+        "distributed/owners.cu",
+        "place >= wrapped ? start - wrapped : 0",
+        "place >= wrapped ? start : 0",
+        "tests/distributed/test_owners.py",
+    ),
+    Mutant(
+        "distributed/owners.cu",
+        "if ((u64)id >= (u64)places.rows[feature]) {",
+        "if (id >= places.rows[feature]) {",
+        "tests/distributed/test_owners.py",
+    ),
+    Mutant(
+        "distributed/owners.py",
+        "block[: counted + slots].zero_()",
+        "block[:counted].zero_()",
+        "tests/distributed/test_owners.py",
+    ),
+    Mutant(
+        "distributed/owners.py",
+        "is_bad = (ids < 0) | (ids >= rows)",
+        "is_bad = ids >= rows",
+        "tests/distributed/test_owners.py",
+    ),
+    # Tables that are loaded into all partitions, and keys that expire on all ranks together.
+    Mutant(
+        "distributed/schema.py",
+        "stays = known is not None and keys is None and known.spec.rows == spec.rows",
+        "stays = False",
+        "tests/distributed/test_loading.py",
+    ),
+    Mutant(
+        "_table/expiry.py",
+        "order = np.lexsort((owners, -uses[:, 1], -uses[:, 0]))",
+        "order = np.lexsort((owners, -uses[:, 0]))",
+        "tests/distributed/test_keys.py",
+    ),
     Mutant(
         "_table/joint.cu",
         "        const bool good = (u64)id < (u64)bounds.rows[feature];",
@@ -635,6 +711,37 @@ MUTANTS = [
         "torch.where(values.isnan(), values, up.view(torch.float32))",
         "up.view(torch.float32)",
         "tests/training/test_rounding.py",
+    ),
+    # Columns that a GPU holds whole.
+    Mutant(
+        "_tiers/split.py",
+        "here = piece.at + begin - piece.lo",
+        "here = begin - piece.lo",
+        "tests/gpu/test_split.py",
+    ),
+    Mutant(
+        "_table/split.py",
+        "choice.start, choice.stray = self.within.start, _STRAY",
+        "choice.start = self.within.start",
+        "tests/gpu/test_split.py",
+    ),
+    Mutant(
+        "_table/split.cu",
+        "choice.ids ? choice.ids[position] : (i64)position",
+        "(i64)position",
+        "tests/gpu/test_split.py",
+    ),
+    Mutant(
+        "_table/scaled.cu",
+        "known = (u64)id < (u64)apart.bound;",
+        "known = true;",
+        "tests/gpu/test_split.py",
+    ),
+    Mutant(
+        "_disk/foreign.py",
+        "each.start - lo + at, each.stop - lo + at",
+        "each.start - lo, each.stop - lo",
+        "tests/gpu/test_split.py",
     ),
     # Formats.
     Mutant(

@@ -109,6 +109,9 @@ def test_step_times(stream, tmp_path, drawn):
     plot.step_times(planned, tmp_path / "times.png")
     widths = [patch.get_width() for patch in drawn[0].axes[0].patches]
     assert np.allclose(widths, [1000 * seconds for seconds in planned.seconds.values()])
+    assert "1,000 rows of 64 B, host" in drawn[0].axes[0].get_title(loc="left")
+    bar, (legend,) = drawn[0].axes[0].get_window_extent(), drawn[0].legends
+    assert not bar.overlaps(legend.get_window_extent())
     measured = {"before": {"disk": 0.02}, "after": {"disk": 0.01, "memory": 0.005}}
     plot.step_times(measured, tmp_path / "times.png")
     widths = [patch.get_width() for patch in drawn[1].axes[0].patches]

@@ -164,6 +164,8 @@ class MemoryTable(Closing):
             )
         origin = Origin(spec)
         budget = Budget(host_rows=spec.rows) if budget is None else budget
+        if budget.gpu_whole:
+            raise InvalidInputError("gpu_whole is for tables that are only read; leave it out")
         placement = Placement(budget, None, find_device(device))
         (part,) = placement.plan({name: spec})
         self._space = placement.place(part, {name: origin})

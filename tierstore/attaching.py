@@ -11,6 +11,7 @@ models.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,8 +31,10 @@ from tierstore._io import File
 from tierstore._memory_table import Unversioned
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
+from tierstore._tiers.base import LowestTier, Tier
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import Placement, check_names, find_device
+from tierstore._tiers.split import Selected, Selection
 from tierstore.budget import Budget, Size
 from tierstore.errors import (
     ClosedError,
@@ -51,8 +54,8 @@ __all__ = ["Attached", "attach"]
 Matrix: TypeAlias = str | os.PathLike[str]
 """A file, or `FILE:NAME` for one of its matrices."""
 
-Column: TypeAlias = Matrix | tuple[Matrix, Matrix]
-"""A matrix, or 8-bit elements and their scales."""
+Column: TypeAlias = Matrix | tuple[Matrix, Matrix] | tuple[Matrix, Field]
+"""A matrix, 8-bit elements and their scales, or the bytes of a field in one piece."""
 
 _FIELD = "weight"
 _SCALES: Mapping[str, Literal["float32", "e8m0"]] = {
@@ -101,7 +104,7 @@ class Attached(Closing, Mapping[str, Table]):
             placement = Placement(budget, policy, device)
             self._tables: dict[str, Table] = {}
             for part in placement.plan(specs):
-                space = placement.place(part, tiers)
+                space = placement.place(part, tiers, functools.partial(_selected, opened, bases))
                 opened.callback(space.close)
                 for extent in space.extents:
                     name = extent.table
@@ -156,7 +159,9 @@ def attach(
             dict from field to file makes one record of several matrices with as many rows, such as
             keys and values. A single matrix is the field "weight". A tuple (elements, scales) of
             two matrices, 8-bit elements and the scales of their blocks, is a field that reads as
-            floats; see `Scale`. NAME may follow one colon or two.
+            floats; see `Scale`. A tuple (bytes, Field) is a field whose rows are stored in one
+            piece, a matrix of uint8 or int8 with as many columns as the field has bytes: elements,
+            then scales. NAME may follow one colon or two.
         budget: memory for the tiers; see Budget for the defaults. A size such as "24GiB" applies to
             the host tier.
         policy: the replacement policy of the tiers, as in `tierstore.open`.
@@ -184,6 +189,26 @@ def attach(
         return Attached(tables, Budget.of(budget), policy, find_device(device), path)
 
 
+def _selected(
+    opened: contextlib.ExitStack,
+    bases: Mapping[str, ForeignBase],
+    tier: LowestTier,
+    selection: Selection,
+) -> Tier:
+    """Return a tier of some bytes of each record, from their own matrices where that is possible.
+
+    What it opens is closed with `opened`.
+    """
+    whole = cast(DiskTier, tier)
+    base = bases[whole.table].select(selection.pieces, selection.nbytes)
+    if base is None:
+        return Selected(tier, selection)
+    opened.callback(base.close)
+    found = DiskTier(cast(Base, base), [], table=whole.table)
+    found.stats = whole.stats
+    return found
+
+
 def _described(spec: TableSpec) -> dict[str, Any]:
     """Return what the checksums of a table depend on."""
     fields = {name: [item.form, item.dim] for name, item in spec.fields.items()}
@@ -197,10 +222,15 @@ def _opened(name: str, given: object) -> tuple[TableSpec, ForeignBase]:
         raise InvalidInputError(f"table {name!r} needs at least one matrix")
     with contextlib.ExitStack() as opened:
         sources: dict[str, list[Source]] = {}
+        declared: dict[str, Field] = {}
         for field, matrix in matrices.items():
             parts = matrix if isinstance(matrix, tuple) else (matrix,)
             if not 1 <= len(parts) <= 2:
-                raise InvalidInputError(f"field {field!r} is a matrix or (elements, scales)")
+                raise InvalidInputError(
+                    f"field {field!r} is a matrix, (elements, scales) or (bytes, Field)"
+                )
+            if isinstance(parts[-1], Field):
+                declared[field], parts = parts[-1], parts[:-1]
             found = [opened.enter_context(_source(name, part)) for part in parts]
             sources[check_name(field, "field")] = found
         counts = {field: [each.rows for each in found] for field, found in sources.items()}
@@ -211,21 +241,35 @@ def _opened(name: str, given: object) -> tuple[TableSpec, ForeignBase]:
                 + ", ".join(f"{field!r} {' and '.join(map(str, n))}" for field, n in counts.items())
             )
         stored = {field: [_stored(each) for each in found] for field, found in sources.items()}
-        fields = {field: _field(found, stored[field]) for field, found in sources.items()}
+        fields = {
+            field: _field(found, stored[field], declared.get(field))
+            for field, found in sources.items()
+        }
         spec = TableSpec(rows, fields=fields)
         columns = []
         for field, places in stored.items():
             start = spec.layout.offsets[field]
             columns += [
                 _column(rows, place, start + lo, start + hi)
-                for place, (lo, hi) in zip(places, _spans(fields[field]), strict=True)
+                for place, (lo, hi) in zip(places, _spans(fields[field], places), strict=True)
             ]
         return spec, ForeignBase(rows, spec.layout.record_bytes, columns)
 
 
-def _field(sources: Sequence[Source], stored: Sequence[StoredRows | StoredChunks]) -> Field:
-    """Return the field for a matrix, or for elements and their scales."""
+def _field(
+    sources: Sequence[Source],
+    stored: Sequence[StoredRows | StoredChunks],
+    declared: Field | None,
+) -> Field:
+    """Return the field for a matrix, for elements and their scales, or for declared bytes."""
     dim, dtype = sources[0].dim, stored[0].dtype
+    if declared is not None:
+        if dtype not in ("uint8", "int8") or dim != declared.nbytes:
+            raise FormatError(
+                f"{sources[0].path} has rows of {dim} {dtype}; the field takes {declared.nbytes} "
+                "bytes, as uint8 or int8"
+            )
+        return declared
     if len(sources) == 1:
         if dtype not in ELEMENT_TYPES:
             raise FormatError(
@@ -241,10 +285,10 @@ def _field(sources: Sequence[Source], stored: Sequence[StoredRows | StoredChunks
     return Field(dim, dtype, scale=Scale(kind, "row" if blocks == 1 else dim // blocks))
 
 
-def _spans(field: Field) -> list[tuple[int, int]]:
+def _spans(field: Field, places: Sequence[object]) -> list[tuple[int, int]]:
     """Return the bytes of a field that each of its matrices fills."""
     scaled = field.scaled
-    if scaled is None:
+    if scaled is None or len(places) == 1:
         return [(0, field.nbytes)]
     return [(0, scaled.dim), (scaled.scales_at, scaled.nbytes)]
 

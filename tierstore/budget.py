@@ -8,7 +8,7 @@ exhaust the machine's memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,12 @@ class Budget:
     less; a table whose maps alone take more than that quarter gets no host tier. 0 leaves the tier
     out, and only the index is left, without a limit.
 
+    `gpu_whole` names columns that a GPU is to hold for every row, beside the cache of the rest of
+    each record: fields, or `"weight.scale"` for the scales of the field `weight`. It is for tables
+    that are only read, attached ones and those of a store that is open for reading. The columns are
+    loaded when the tables are opened, and count to `gpu`; with `gpu_rows` they come on top. Without
+    a GPU they are cached with the rest.
+
     Tables whose records are equally long share tiers, in which the rows of each get the slots that
     they use, unless a dict names them or their policy needs tiers of its own. Where there are
     several such groups, one that fits whole in an equal part of the bytes gets that; the others
@@ -96,6 +102,7 @@ class Budget:
     gpu: Size | Mapping[str, Size] | None = None
     host_rows: int | Mapping[str, int] | None = None
     gpu_rows: int | Mapping[str, int] | None = None
+    gpu_whole: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Reject invalid sizes before any memory is allocated."""
@@ -107,6 +114,13 @@ class Budget:
         for tier in ("host", "gpu"):
             if getattr(self, tier) is not None and getattr(self, f"{tier}_rows") is not None:
                 raise InvalidInputError(f"give {tier} or {tier}_rows, not both")
+        given = self.gpu_whole
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise InvalidTypeError(f"gpu_whole is a list of names of columns, not {given!r}")
+        for column in given:
+            if not isinstance(column, str):
+                raise InvalidTypeError(f"a column in gpu_whole is a name, not {column!r}")
+        object.__setattr__(self, "gpu_whole", tuple(dict.fromkeys(given)))
 
     @classmethod
     def of(cls, value: Budget | Size | None) -> Budget:
@@ -132,7 +146,8 @@ class Budget:
         return {name for value in values if isinstance(value, Mapping) for name in value}
 
     def __repr__(self) -> str:
-        given = ((name, getattr(self, name)) for name in _CHECKS)
+        given = [(name, getattr(self, name)) for name in _CHECKS]
+        given.append(("gpu_whole", list(self.gpu_whole) or None))
         shown = ", ".join(f"{name}={value!r}" for name, value in given if value is not None)
         return f"Budget({shown})"
 

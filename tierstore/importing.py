@@ -325,7 +325,8 @@ def _notes(source: Source, table: Table | None, keys: Keys | None, dtype: str) -
     notes = list(source.notes)
     if keys is None and source.called_keys is not None:
         notes.append(
-            f"'keys' is not read: it is {source.called_keys}, and there are {source.rows:,} rows"
+            f"'keys' is not read: it is {source.called_keys}; keys are whole numbers or texts, one "
+            f"for each of the {source.rows:,} rows"
         )
     if keys is None and table is not None and table.keys is not None:
         notes.append(

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
+from tierstore.budget import format_bytes
 from tierstore.errors import InvalidInputError, needs
 from tierstore.sizing import Plan, Simulation, Stream
 from tierstore.sizing.simulation import OPTIMUM
@@ -73,6 +74,8 @@ def miss_ratios(simulation: Simulation, path: str | os.PathLike[str]) -> None:
         floor = 100 * simulation.first_touch_rate
         axes.axhline(floor, color="black", linestyle=":", linewidth=1, label="first touches")
         axes.set(xlabel="slots, % of the rows", ylabel="distinct rows missed, %", ylim=(0, None))
+        title = f"{simulation.rows:,} rows, {simulation.ids_per_batch:,.0f} ids a batch"
+        axes.set_title(title, loc="left", fontsize="small")
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.legend(frameon=False)
@@ -143,19 +146,23 @@ def step_times(
 
     `steps` is a plan with times, or seconds by name of the bar and of its parts.
     """
+    title = ""
     if isinstance(steps, Plan):
+        tiers = [f"{tier.tier} {format_bytes(tier.nbytes)}" for tier in steps.tiers]
+        title = ", ".join([f"{steps.rows:,} rows of {steps.record_bytes} B", *tiers])
         seconds = {_WAYS.get(part, part): value for part, value in steps.seconds.items()}
         steps = {"planned": seconds}
     if not any(steps.values()):
         raise InvalidInputError("the plan has no times: it needs a stream and measured speeds")
     bars = list(steps)
     parts = list(dict.fromkeys(part for each in steps.values() for part in each))
-    with _picture(path, height=1.5 + 0.5 * len(bars)) as axes:
+    with _picture(path, height=1.9 + 0.5 * len(bars)) as axes:
         left = np.zeros(len(bars))
         for part in parts:
             values = np.array([1000 * steps[bar].get(part, 0.0) for bar in bars])
             axes.barh(bars, values, left=left, label=part)
             left += values
         axes.set(xlabel="ms a step")
+        axes.set_title(title, loc="left", fontsize="small")
         axes.invert_yaxis()
-        axes.legend(frameon=False, fontsize="small")
+        axes.figure.legend(frameon=False, fontsize="small", loc="outside lower left", ncols=2)

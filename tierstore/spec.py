@@ -245,6 +245,20 @@ class RecordLayout:
             self.field(name)
         return self._spans[name]
 
+    def column(self, name: str) -> tuple[int, int] | None:
+        """Return the byte range of a field, or of the scales of a field as `"field.scale"`.
+
+        None if there is no such column.
+        """
+        if name in self._spans:
+            return self._spans[name]
+        field = name.removesuffix(".scale")
+        item = self._by_name.get(field)
+        if item is None or item.scaled is None:
+            return None
+        lo, hi = self._spans[field]
+        return lo + item.scaled.scales_at, hi
+
     def view(self, records: npt.NDArray[np.uint8], name: str) -> npt.NDArray[Any]:
         """View one field of records `(n, record_bytes)` as `(n, width)`, without a copy."""
         lo, hi = self.span(name)

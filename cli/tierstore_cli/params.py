@@ -97,12 +97,12 @@ class Count(ParamType):
     ) -> int:
         """Return the number."""
         try:
-            return _whole(str(value))
+            return whole_number(str(value))
         except ValueError:
             self.fail(f"{value!r} is no number from 1 on, such as 1000000, 1e6 or 10M", param, ctx)
 
 
-def _whole(text: str) -> int:
+def whole_number(text: str) -> int:
     """Return the whole number from 1 on that a text spells; raises ValueError."""
     match = _COUNT.fullmatch(text)
     number = Decimal(re.sub("[_,]", "", match[1])) * _THOUSANDS[match[2]] if match else 0

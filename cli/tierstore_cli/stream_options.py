@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tierstore_cli.params import MEMORY
+from tierstore_cli.params import MEMORY, Count, whole_number
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
@@ -29,7 +29,7 @@ class TierSize(ParamType):
         """Return a number of rows as int, a percentage as float in 0..1."""
         text = str(value)
         try:
-            size = float(text[:-1]) / 100 if text.endswith("%") else int(text)
+            size = float(text[:-1]) / 100 if text.endswith("%") else whole_number(text)
         except ValueError:
             self.fail(f"{text!r}: write a number of rows, or a percentage such as 5%", param, ctx)
         if size <= 0 or (isinstance(size, float) and size > 1):
@@ -57,7 +57,7 @@ def stream_options(function: Function) -> Function:
         ),
         click.option(
             "--batch",
-            type=click.IntRange(min=1),
+            type=Count(),
             metavar="B",
             help="Ids per batch; default: as in the trace, or 4,096.",
         ),

@@ -187,6 +187,7 @@ def test_load_refuses_and_changes_nothing(run, pair, tmp_path, files):
     np.save(tmp_path / "short.npy", random.normal(size=(299, 8)).astype("f4"))
     np.save(tmp_path / "pickled.npy", np.array([{}], object), allow_pickle=True)
     (tmp_path / "text.npy").write_text("not an array")
+    (tmp_path / "short.xyz").write_text("not a format")
     os.mkfifo(tmp_path / "fifo.npy")
     before = files(pair)
     for name, code in {
@@ -195,6 +196,7 @@ def test_load_refuses_and_changes_nothing(run, pair, tmp_path, files):
         "text.npy": 3,
         "fifo.npy": 3,
         "missing.npy": 3,
+        "missing.xyz": 3,
         "short.xyz": 1,
     }.items():
         run("load", pair, tmp_path / name, "--table", "item", code=code)

@@ -172,7 +172,7 @@ def test_plan_shows_what_several_sizes_would_do(run, run_json, trace):
     found = run_json("plan", *options)["budgets"]
     assert [each["tiers"][0]["slots"] for each in found][:5] == [20, 40, 100, 200, 400]
     for each in found:
-        host = each["tiers"][0]["nbytes"]
+        host = each["tiers"][0]["nbytes"] + each["index_bytes"]
         assert run_json("plan", *options, "--host", host)["tiers"] == each["tiers"]
         assert f"{each['tiers'][0]['slots']:,}" in run("plan", *options).output
     assert "budgets" not in run_json("plan", *options, "--hits", "40%")
@@ -215,3 +215,10 @@ def test_plan_finds_the_memory_for_a_hit_rate(run, run_json, trace):
         run("plan", *options, "--hits", wrong, code=2)
     run("plan", *options, "--hits", "40%", "--host", "1MB", code=2)
     run("plan", "--rows", 2000, "--dim", 4, "--hits", "40%", code=2)
+
+
+def test_numbers_are_written_as_people_write_them(run_json, trace):
+    sizes = ["--rows", "2k", "--batch", "1e2"]
+    assert run_json("plan", "--dim", 4, "--trace", trace, *sizes)["rows"] == 2000
+    found = run_json("simulate", trace, *sizes, "--size", "1k")
+    assert (found["rows"], found["points"][0]["slots"]) == (2000, 1000)

@@ -305,6 +305,31 @@ def set_and_use_keys(rank: int, path: Path) -> list[str]:
     return told
 
 
+def grow_with_keys(rank: int, path: Path) -> None:
+    more = [f"more {each}" for each in range(9)]
+    with distributed.open(path) as store:
+        store.set_keys("item", KEYS)
+        version = store.version
+        for keys in (None, more[:2], [f"{rank} {each}" for each in range(7)], KEYS[:7]):
+            with pytest.raises(InvalidInputError):
+                store.grow("item", ROWS + 7, keys=keys)
+        assert store.version == version and store["item"].rows == ROWS
+        store.grow("item", ROWS + 7, keys=more[:7])
+        rows = np.arange(2 * DIM, dtype=np.float32).reshape(2, DIM)
+        assert store.append("item", rows, keys=more[7:]) == range(ROWS + 7, ROWS + 9)
+        ids = store["item"].lookup([KEYS[5], "more 0", "more 8"])
+        assert ids.tolist() == [5, ROWS, ROWS + 8]
+        assert np.array_equal(store["item"].read(ids[2:]), rows[1:])
+
+
+@pytest.mark.slow
+def test_rows_with_keys_grow_on_all_ranks(tmp_path: Path) -> None:
+    start(tmp_path / "store")
+    values(run(2, grow_with_keys, tmp_path / "store"))
+    assert keys_in(tmp_path / "store") == [*KEYS, *(f"more {each}" for each in range(9))]
+    assert tierstore.verify(tmp_path / "store").ok
+
+
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_rows_have_external_keys(tmp_path: Path, ranks: int) -> None:
     path = tmp_path / "store"

@@ -184,6 +184,9 @@ OPEN = {
     "an id with a letter": ("f.csv", "1,0.5\n2,0.25\n3x,0.125\n", {"key_column": 1}),
     "a line of whole numbers": ("f.csv", "4,5,7\n", {"header": False, "key_column": False}),
     "a float in the header": ("f.csv", "a,0.5\n1,0.25\n2,0.75\n", {"header": True}),
+    "years above fractions": ("f.csv", "2010,2015\n0.5,0.25\n1.5,2.5\n", {"header": True}),
+    "ids with a point": ("f.csv", "id,a\n7.0,0.5\n9.0,1.5\n", {"key_column": "id"}),
+    "ids as powers": ("f.csv", "1e5,0.5\n2e5,1.5\n", {"key_column": False}),
     "half a header": ("f.csv", "0.5,b,c\n1.5,2.5,0.1\n2.5,0.5,0.2\n", {"header": True}),
 }
 
@@ -196,6 +199,50 @@ def test_what_can_be_read_in_two_ways_is_refused(tmp_path, case):
         open_source(tmp_path / name)
     with open_source(tmp_path / name, text=TextOptions(**decided)) as source:
         assert sum(map(len, source.blocks())) == source.rows > 0
+
+
+def test_whole_keys_that_were_written_as_fractions(tmp_path):
+    """As pandas writes a column of ids once one was missing."""
+    (tmp_path / "f.csv").write_text("id,a,b\n7.0,0.5,1\n-9.0,1.5,2\n123456789012.0,2.5,3\n")
+    with open_source(tmp_path / "f.csv", text=TextOptions(key_column="id")) as source:
+        assert source.keys.tolist() == [7, -9, 123456789012]
+        assert np.concatenate(list(source.blocks())).tolist() == [[0.5, 1], [1.5, 2], [2.5, 3]]
+    with open_source(tmp_path / "f.csv", text=TextOptions(key_column=False)) as source:
+        assert source.keys is None and source.dim == 3
+
+
+def test_rows_that_look_like_names_of_columns(tmp_path):
+    """A first row of zeros, or of numbers with a sign, is one of numbers."""
+    for first in ("0,0,0", "3,-1,2", "5,5,7"):
+        (tmp_path / "f.csv").write_text(f"{first}\n0.5,1.5,2.5\n1.5,2.5,3.5\n")
+        assert read_file(tmp_path / "f.csv")[0].tolist() == [float(x) for x in first.split(",")]
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_columns(tmp_path):
+    rows = np.random.default_rng(3).standard_normal((3, 100_000)).astype("f4")
+    header = ["id", *(f"f{n}" for n in range(100_000))]
+    (tmp_path / "f.csv").write_text(table(rows.tolist(), header=header, index=list("abc")))
+    assert read_file(tmp_path / "f.csv").tobytes() == rows.tobytes()
+
+
+def test_errors_of_sheets_are_missing_numbers(tmp_path):
+    (tmp_path / "f.csv").write_text("id,a\nx,0.5\ny,#DIV/0!\nz,1.5\n")
+    with (
+        pytest.raises(FormatError, match=r"line 3, column 2.*--null '#DIV/0!'"),
+        open_source(tmp_path / "f.csv") as source,
+    ):
+        list(source.blocks())
+    with open_source(tmp_path / "f.csv", text=TextOptions(null=("#DIV/0!",))) as source:
+        assert np.isnan(np.concatenate(list(source.blocks()))[1, 0])
+
+
+def test_latin_1_is_named_before_anything_else(tmp_path):
+    """Whatever the separators would make of it."""
+    text = 'Name;a\n"x, y";0,5\n\xe4;1,5\n"=""1""";2,5\n'
+    (tmp_path / "f.csv").write_bytes(text.encode("latin1"))
+    with pytest.raises(FormatError, match="line 3: byte 0xe4 is not UTF-8"):
+        open_source(tmp_path / "f.csv")
 
 
 def test_texts_beside_chosen_keys_are_left_out_with_a_note(tmp_path):

@@ -16,7 +16,8 @@ import tierstore
 from tests.gpu.conftest import cuda_device
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import Budget, Field, Scale, TableSpec
-from tierstore._table.values import _Nothing, _Scaled
+from tierstore._table.split import _Choice, _Move
+from tierstore._table.values import Scales, _Scaled
 from tierstore._tiers.gpu.abi import BatchArgument, TierArgument
 from tierstore.errors import (
     DeviceError,
@@ -31,7 +32,7 @@ torch = pytest.importorskip("torch")
 from tierstore.nn import FrozenEmbedding  # noqa: E402
 
 ROWS, DIM = 90, 8
-SCALED = (_Scaled, _Nothing)
+ARGUMENTS = {"unscale": (_Scaled, Scales), "spread": (_Move, _Choice)}
 FIELDS = {
     "weight": Field(DIM, "float32", tierstore.normal(seed=3)),
     "half": Field(5, "bfloat16", tierstore.normal(seed=4)),
@@ -70,7 +71,7 @@ class CapturingDevice(EmulatedDevice):
                 kernel(blocks, arguments, stream)
                 return
             pointers = (ctypes.c_void_p * 2).from_address(arguments)
-            kinds = SCALED if given[1] == "unscale" else (TierArgument, BatchArgument)
+            kinds = ARGUMENTS.get(given[1], (TierArgument, BatchArgument))
             copies = [
                 ctypes.create_string_buffer(ctypes.string_at(pointer, ctypes.sizeof(kind)))
                 for pointer, kind in zip(pointers, kinds, strict=True)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tierstore
+import tierstore._rowcopy
 from tests.oracle import values
 from tests.pairs import pairs
 from tests.reference.elements import BFLOAT16, DTYPES, element
@@ -558,3 +559,24 @@ def test_few_resident_rows_are_read_beside_a_use_of_the_store(make):
         thread.start()
         thread.join(60)
         assert found and same(found[0], expected[[3]])
+
+
+@pytest.mark.parametrize("metric", ["dot", "cosine"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_nearest_rows_on_any_number_of_threads(tmp_path, monkeypatch, metric, threads):
+    """A block of 8 MiB is divided among threads."""
+    rows, k = 40_000, 20
+    monkeypatch.setattr(tierstore._rowcopy, "_most", lambda: threads)
+    with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(rows, 64)}) as store:
+        data = np.random.default_rng(6).standard_normal((rows, 64), np.float32)
+        data[7], data[9] = data[35_000], 0
+        store["t"].write(np.arange(rows), data)
+        store.commit()
+        query = data[35_000:35_001]
+        scores, ids = store["t"].topk(query, k, metric=metric)
+    expected = np.vecdot(data.astype("f8"), query[0].astype("f8"))
+    if metric == "cosine":
+        lengths = np.linalg.norm(data.astype("f8"), axis=1) * np.linalg.norm(query.astype("f8"))
+        expected = expected / np.where(lengths, lengths, 1)
+    assert ids[0].tolist() == np.argsort(-expected, kind="stable")[:k].tolist()
+    np.testing.assert_allclose(scores[0], expected[ids[0]], rtol=1e-5)

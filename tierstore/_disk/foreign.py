@@ -7,6 +7,7 @@ mapping is touched and after its rows were copied.
 
 from __future__ import annotations
 
+import copy
 import mmap
 import os
 from abc import ABC, abstractmethod
@@ -250,6 +251,25 @@ class ForeignBase:
             each.check(rows)
         if self.checksums is not None:
             self.checksums.check(rows, out)
+
+    def select(self, pieces: Iterable[tuple[int, int, int]], nbytes: int) -> ForeignBase | None:
+        """Return a base of some bytes of each record alone, which reads their files alone.
+
+        Bytes `lo:hi` of a record are at byte `at` of one of `nbytes`. Returns None where whole
+        records are to be read: a matrix has bytes of both kinds, or the checksums are of records.
+        """
+        if self.checksums is not None:
+            return None
+        columns = []
+        for lo, hi, at in pieces:
+            for each in self._columns:
+                if max(lo, each.start) < min(hi, each.stop):
+                    if each.start < lo or hi < each.stop:
+                        return None
+                    moved = copy.copy(each)
+                    moved.start, moved.stop = each.start - lo + at, each.stop - lo + at
+                    columns.append(moved)
+        return ForeignBase(self.rows, nbytes, columns)
 
     def places(self, rows: Rows) -> list[MappedRows]:
         """Return the mapped memory of `rows`, so that their pages can be prefetched."""

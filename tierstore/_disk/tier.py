@@ -46,6 +46,7 @@ class DiskTier:
     Attributes:
         queue_bytes: bytes of records that may be queued for a writer thread; initially 0, so a
             write is complete when it returns.
+        table: what errors call the table.
         deltas: the committed deltas, oldest first.
         delta_bytes: bytes of their files.
         live: the delta of uncommitted records, if any.
@@ -64,7 +65,7 @@ class DiskTier:
         `new_live` creates the live delta when the first record is written; None is read-only.
         `table` is what errors call the table.
         """
-        self._table = table
+        self.table = table
         self.rows: int = base.rows
         self.record_bytes: int = base.record_bytes
         self.stats: TierStats = TierStats()
@@ -193,10 +194,10 @@ class DiskTier:
                     self._copy(rows, out)
             except CorruptRowError as error:
                 raise CorruptRowError(
-                    f"table {self._table!r}: {error}",
+                    f"table {self.table!r}: {error}",
                     rows=error.rows,
                     file=error.file,
-                    table=self._table,
+                    table=self.table,
                 ) from None
 
     def _copy(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:

@@ -41,8 +41,11 @@ __all__ = [
 BLANKS = " "
 """The separator that stands for runs of blanks and tabs."""
 
-MISSING = frozenset({"", "NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None", "NaT"})
-"""What tools write where there is no number; read as NaN only where it is asked for."""
+MISSING = frozenset(
+    {"", "NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None", "NaT"}
+    | {"#DIV/0!", "#NUM!", "#REF!", "#VALUE!"}
+)
+"""What tools write where there is no number, sheets too; read as NaN only where it is asked for."""
 
 BLOCK_BYTES = 4 << 20
 MAX_LINE_BYTES = 64 << 20

@@ -24,6 +24,7 @@ from tierstore.spec import MAX_RECORD_BYTES
 
 __all__ = ["Layout", "decide"]
 
+_NUMBERS = ("integer", "float")
 _COUNTS = re.compile(r"\d{1,15}")
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _OTHER_NOTATION = re.compile(r"[+-]?(0x[\da-f]+|\d{1,3}(,\d{3})+|\d+(_\d+)+)", re.I | re.A)
@@ -44,6 +45,7 @@ class Layout:
         key: the position of the column of keys, or None.
         values: the positions of the columns of numbers, ascending.
         quoted_words: whether words between blanks are quoted, as R writes them.
+        rounded_keys: whether keys are whole numbers, some maybe written as fractions: 7.0.
         vector: the position of a cell that holds a list, and the numbers in it, which have a cell
             each in a row; or None.
         notes: what was left out or will lose digits.
@@ -58,6 +60,7 @@ class Layout:
     key: int | None
     values: tuple[int, ...]
     quoted_words: bool = False
+    rounded_keys: bool = False
     vector: tuple[int, int] | None = None
     notes: tuple[str, ...] = field(default=())
 
@@ -157,6 +160,7 @@ class _Decision:
             key=key,
             values=values,
             vector=self.vector,
+            rounded_keys=key is not None and bool(below) and self._rounded(key, below),
             quoted_words=quoted and all(_is_quoted(cells[key or 0]) for cells in below),
             notes=notes,
         )
@@ -269,9 +273,7 @@ class _Decision:
         rest = [self._fitted(cells) for cells in body]
         below = [_kind(column, self.decimal, self.null) for column in zip(*rest, strict=True)]
         numeric = [at for at, kind in enumerate(below) if kind != "text"]
-        if any(
-            kinds[at] in ("integer", "float") for at in range(1, len(below)) if at not in numeric
-        ):
+        if any(kinds[at] in _NUMBERS for at in range(1, len(below)) if below[at] == "text"):
             return False
         texts = [at for at in numeric if kinds[at] == "text"]
         labels = [first[at] for at in numeric if first[at]]
@@ -293,7 +295,12 @@ class _Decision:
 
     def _counting_header(self, numeric: list[int], below: list[str], labels: list[str]) -> bool:
         """Whether whole numbers on the first line are the numbers of columns."""
-        if not labels or len(labels) < len(numeric) or not _count_columns(labels):
+        if not labels or len(labels) < len(numeric):
+            return False
+        if not _count_columns(labels):
+            floats = all(below[at] == "float" for at in numeric)
+            if len(labels) > 1 and floats and _may_be_names(labels):
+                raise self._either(f"it holds {', '.join(labels[:4])}, and the others fractions")
             return False
         if len(labels) > 2 and all(below[at] == "float" for at in numeric):
             return True
@@ -305,7 +312,10 @@ class _Decision:
         """Whether the only line is the header of a file without rows, as it is written here."""
         if all(kind == "integer" for kind in kinds):
             raise self._either("it holds whole numbers alone")
-        return first[0] == "key" and len(first) > 1 and all(kind == "text" for kind in kinds)
+        texts = all(kind == "text" for kind in kinds)
+        if texts and len(first) > 1 and first[0] != "key":
+            raise self._wrong(0, " holds texts alone, and no rows of numbers follow")
+        return first[0] == "key" and len(first) > 1 and texts
 
     def _either(self, why: str) -> FormatError:
         return self._ambiguous(
@@ -379,7 +389,9 @@ class _Decision:
         self, texts: list[int], names: tuple[str, ...] | None, below: list[list[str]]
     ) -> FormatError:
         if len(texts) == self.columns:
-            return self._no_number(below, 0, texts[-1])
+            cells = ", ".join(f"{cell!r:.40}" for cell in below[-1][:4])
+            line = self.lines[len(self.rows) - 1]
+            return FormatError(f"{self.path}: no column holds numbers; line {line} has {cells}")
         shown = [names[at] if names else str(at + 1) for at in texts]
         return self._ambiguous(
             f"columns {', '.join(map(repr, shown[:4]))} hold texts, and one can be the keys",
@@ -416,6 +428,7 @@ class _Decision:
         ]
         others = [at for at, kind in enumerate(self.kinds) if kind not in ("integer", "missing")]
         if not distinct:
+            self._refuse_rounded_keys(names, below)
             return None
         if others and len(distinct) == 1 and distinct[0] in (0, self.columns - 1):
             return distinct[0]
@@ -428,6 +441,27 @@ class _Decision:
             f"--key-column {first}",
             "--key-column none (key_column=False)",
         )
+
+    def _refuse_rounded_keys(self, names: tuple[str, ...] | None, below: list[list[str]]) -> None:
+        """Refuse an outer column of whole numbers that are written as fractions, as of ids."""
+        floats = [at for at, kind in enumerate(self.kinds) if kind == "float"]
+        whole = [at for at in floats if self._rounded(at, below)]
+        alone = len(whole) == 1 < len(floats) and whole[0] in (0, self.columns - 1)
+        if len(below) > 1 and alone:
+            named = names[whole[0]] if names and names[whole[0]] else str(whole[0] + 1)
+            raise self._ambiguous(
+                f"column {whole[0] + 1} holds whole numbers such as {below[0][whole[0]]!r}, each "
+                "once, which may be keys or values",
+                f"--key-column {named}",
+                "--key-column none (key_column=False)",
+            )
+
+    def _rounded(self, at: int, below: list[list[str]]) -> bool:
+        """Whether the numbers of a column are whole, and each is there once."""
+        if self.decimal != "." or not all(is_number(cells[at]) for cells in below):
+            return False
+        found = {float(cells[at]) for cells in below}
+        return len(found) == len(below) and all(map(float.is_integer, found))
 
     def _is_whole(self, cell: str) -> bool:
         return _INTEGER.fullmatch(cell.strip()) is not None
@@ -457,7 +491,7 @@ class _Decision:
         others = [at for at in range(self.columns) if at != key]
         if not below:
             return tuple(others)
-        left_out = [] if self.options.key_column is None else self._texts(below)
+        left_out = set() if self.options.key_column is None else set(self._texts(below))
         values = tuple(at for at in others if at not in left_out)
         texts = [at for at in values if self.kinds[at] == "text"]
         if texts:
@@ -475,7 +509,7 @@ class _Decision:
         below: list[list[str]],
     ) -> tuple[str, ...]:
         notes = []
-        skipped = [at for at in range(self.columns) if at != key and at not in values]
+        skipped = sorted({*range(self.columns)} - {key, *values})
         if skipped:
             shown = ", ".join(names[at] if names else str(at + 1) for at in skipped)
             why = "" if self.vector else ", as they hold texts"
@@ -546,6 +580,12 @@ def _is_rounded(cell: str) -> bool:
 
 def _is_quoted(cell: str) -> bool:
     return len(cell) > 1 and cell[0] == cell[-1] == '"'
+
+
+def _may_be_names(labels: Sequence[str]) -> bool:
+    """Whether whole numbers may name columns, as years do."""
+    distinct = len(set(labels)) == len(labels)
+    return distinct and all(each.isascii() and each.isdecimal() for each in labels)
 
 
 def _count_columns(labels: Sequence[str]) -> bool:

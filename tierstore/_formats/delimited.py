@@ -14,6 +14,7 @@ each row: the number of the row if there are no others.
 from __future__ import annotations
 
 import io
+import re
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,6 +71,8 @@ MAX_KEY_LINE_BYTES = 1 << 20
 MAX_WORD_CHARACTERS = 1 << 14
 """The longest word that is written, well below the reader's limit."""
 
+_POINT_ZERO = re.compile(r"^(-?\d+)\.0*$")
+
 _SEPARATORS = (",", ";", "\t", "|", BLANKS)
 
 
@@ -94,6 +97,11 @@ class _Sample:
             lines.append(line)
         self.text = b"".join(lines)
         self._file = file
+        try:
+            self.text.decode()
+        except UnicodeDecodeError as error:
+            number = self.text.count(b"\n", 0, error.start) + 1
+            raise _no_utf8(file.path, number, self.text[error.start]) from None
 
     def rows(self, sep: str) -> list[Row]:
         """Return the rows that a separator makes of the lines; raises FormatError."""
@@ -102,11 +110,6 @@ class _Sample:
         rows = [row for block in lines for row in cells.rows(block, lines)]
         if not self.whole and len(rows) > 1 and not cells.lines_are_rows and b'"' in self.text:
             rows.pop()  # its last line may have been cut off
-        for number, line in rows:
-            try:
-                "".join(line).encode()
-            except UnicodeEncodeError as error:
-                raise _no_utf8(self._file.path, number, error) from None
         return rows
 
     def layout(self, sep: str, options: TextOptions) -> tuple[Layout, list[Row]]:
@@ -254,7 +257,10 @@ class _TextSource(Source):
             try:
                 word.encode()
             except UnicodeEncodeError as error:
-                raise _no_utf8(self.path, number, error) from None
+                byte = ord(error.object[error.start]) & 0xFF  # which stands for itself
+                raise _no_utf8(self.path, number, byte) from None
+            if self.layout.rounded_keys:
+                word = _POINT_ZERO.sub(r"\1", word)
             yield unquoted(word) if self.layout.quoted_words else word
 
     def _key_rows(self, block: bytes, lines: Lines, at: int) -> Iterator[Row]:
@@ -284,9 +290,7 @@ class _TextSource(Source):
         self._file.close()
 
 
-def _no_utf8(path: Path, line: int, error: UnicodeEncodeError) -> FormatError:
-    """Return the error for bytes that are no UTF-8, which stand for themselves as surrogates."""
-    byte = ord(error.object[error.start]) & 0xFF
+def _no_utf8(path: Path, line: int, byte: int) -> FormatError:
     return FormatError(
         f"{path}: line {line}: byte 0x{byte:02x} is not UTF-8; if the file is in Latin-1, "
         "convert it: iconv -f latin1 -t utf-8"

@@ -75,6 +75,11 @@ class Options:
             )
         if not self.writable and self.keep is not None:
             raise InvalidInputError("only a writer keeps versions: give keep only with mode 'r+'")
+        if self.writable and self.budget.gpu_whole:
+            raise InvalidInputError(
+                "gpu_whole holds columns of rows that are only read: open the store with mode 'r', "
+                "or leave gpu_whole out"
+            )
         if self.discard_newer and (self.version is None or not self.writable):
             raise InvalidInputError(
                 "discard_newer drops the versions after version: give version and mode 'r+'"

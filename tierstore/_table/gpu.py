@@ -276,16 +276,35 @@ class DeviceArrays:
             return contextlib.nullcontext()
         return _Together(self)
 
-    def to_array(self, data: Any, item: Field, ids: Ids, dtype: DTypeName | None = None) -> Any:
-        """Return the bytes of a field as the array that answers these ids, of `dtype` if given."""
+    def to_array(
+        self,
+        data: Any,
+        item: Field,
+        ids: Ids,
+        dtype: DTypeName | None = None,
+        *,
+        apart: Any = None,
+        out: Any = None,
+    ) -> Any:
+        """Return the bytes of a field as the array that answers these ids, of `dtype` if given.
+
+        `apart`: the `Scales` that are not within these bytes. Floats may be put into `out`.
+        """
         if item.scaled is not None and ids.kind != "numpy":
-            rows = self._unscaled(data, item.scaled, ids.kind, dtype)
+            rows = self._unscaled(data, item.scaled, ids.kind, dtype, apart=apart, out=out)
             return rows.reshape(*ids.shape, item.dim)
         rows = self._typed(data, item, ids)
         return rows if dtype is None else converted(rows, dtype)
 
     def _unscaled(
-        self, data: Any, scaled: ScaledElements, kind: str, dtype: DTypeName | None
+        self,
+        data: Any,
+        scaled: ScaledElements,
+        kind: str,
+        dtype: DTypeName | None,
+        *,
+        apart: Any,
+        out: Any,
     ) -> Any:
         """Return the rows of a scaled field on the device, rounded once to `dtype`."""
         wanted = DEFAULT_DTYPE if dtype is None else check_dtype(dtype)
@@ -297,9 +316,12 @@ class DeviceArrays:
             data = data.contiguous()
             if self.device.pointer(data) % 16:  # one row of a wider piece
                 data = data.clone()
-            out = torch.empty(
-                (count, scaled.dim), dtype=element.torch_dtype(), device=self.torch_device
-            )
+            fits = out is not None and element.name == wanted and not self.device.pointer(out) % 16
+            shape, own = (count, scaled.dim), element.torch_dtype()
+            if fits:
+                out = out.view(shape)
+            else:
+                out = torch.empty(shape, dtype=own, device=self.torch_device)
         else:
             import cupy
 
@@ -309,22 +331,29 @@ class DeviceArrays:
             out = element.to_cupy(cupy.empty((count, scaled.dim), element.stored))
         if count:
             with self.using():
-                self._unscale(data, out, scaled, element, self.stream(kind))
+                self._unscale(data, out, scaled, element, self.stream(kind), apart)
         return out if element.name == wanted else converted(out, wanted)
 
     def _unscale(
-        self, data: Any, out: Any, scaled: ScaledElements, element: ElementType, stream: int
+        self,
+        data: Any,
+        out: Any,
+        scaled: ScaledElements,
+        element: ElementType,
+        stream: int,
+        apart: Any,
     ) -> None:
         """Write rows of a scaled field, as bytes at a multiple of 16, to `out` as floats."""
         rows, to = self.device.pointer(data), self.device.pointer(out)
-        kernel, arguments = unscaling(scaled, rows, to, len(data), element)
+        kernel, arguments = unscaling(scaled, rows, to, len(data), element, apart)
         self.gpu.launcher.launch(kernel, arguments, len(data) * scaled.dim, stream)
 
     def _typed(self, data: Any, item: Field, ids: Ids) -> Any:
         if isinstance(data, np.ndarray) and ids.kind == "numpy":
             return from_bytes(data, item, ids)
         if ids.kind == "torch":
-            typed = data.contiguous().view(item.element.torch_dtype())
+            flat = data.contiguous().view(-1)  # of a single row, strides may be anything
+            typed = flat.view(item.element.torch_dtype())
         else:
             import cupy
 
@@ -592,11 +621,34 @@ class DeviceAccess(DeviceArrays):
             there = into is not None and not isinstance(into, np.ndarray)
             out = into if there else self.empty(ids.kind, ids.rows.shape[0], hi - lo)
             stream = self.stream(ids.kind)
-            for part, first in self.gpu.parts(ids.rows):
-                self.gpu.read(
-                    part, out, lo, hi, first=first, admit=admit, within=self.within, stream=stream
-                )
+            self._read_parts(ids.rows, out, lo, hi, admit=admit, stream=stream)
             return self.device.download(out) if ids.kind == "numpy" else out
+
+    def _read_parts(
+        self, rows: Any, out: Any, lo: int, hi: int, *, admit: bool, stream: int
+    ) -> None:
+        """Copy bytes `lo:hi` of what the tier has of each row into `out`."""
+        for part, first in self.gpu.parts(rows):
+            self.gpu.read(
+                part, out, lo, hi, first=first, admit=admit, within=self.within, stream=stream
+            )
+
+    def read_field(
+        self,
+        ids: Ids,
+        item: Field,
+        lo: int,
+        hi: int,
+        *,
+        admit: bool,
+        dtype: DTypeName | None = None,
+        out: Any = None,
+    ) -> Any:
+        """Return a field, bytes `lo:hi` of records, as the array that answers these ids.
+
+        It may be in `out`, which is of that shape and `dtype`.
+        """
+        return self.to_array(self.read(ids, lo, hi, admit=admit), item, ids, dtype, out=out)
 
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
@@ -640,21 +692,37 @@ class DeviceAccess(DeviceArrays):
         kind = check_out(out, item, batch, str(self.torch_device), name)
         lo, hi = self.layout.span(name)
         count, scaled = len(batch.rows), item.scaled
-        into = writable_bytes(out, item)
         if scaled is not None and (kind.kernel is None or self.device.pointer(out) % 16):
             raise InvalidInputError(
                 f"out for {name} in a CUDA graph is float32, bfloat16 or float16, at a multiple of "
                 f"16 bytes; this is {kind.name}"
             )
-        if scaled is not None and count:
-            into = self.empty("torch", count, hi - lo)  # of the graph's own memory
-        self.gpu.capture(batch.rows, into, lo, hi, within=self.within, stream=stream)
-        if scaled is not None and count:
-            rows, to = self.device.pointer(into), self.device.pointer(out)
-            kernel, arguments = unscaling(scaled, rows, to, count, kind)
-            # Not `launch`, whose markers of what lies outside a graph cannot be in one.
-            self.gpu.launcher.start(kernel, arguments, stream, count * scaled.dim)
+        if not count:
+            return True
+        if scaled is None:
+            self._capture_bytes(batch.rows, writable_bytes(out, item), lo, hi, stream)
+            return True
+        data, apart = self._capture_scaled(batch.rows, scaled, lo, hi, stream)
+        rows, to = self.device.pointer(data), self.device.pointer(out)
+        kernel, arguments = unscaling(scaled, rows, to, count, kind, apart)
+        # Not `launch`, whose markers of what lies outside a graph cannot be in one.
+        self.gpu.launcher.start(kernel, arguments, stream, count * scaled.dim)
         return True
+
+    def _capture_bytes(self, rows: Any, out: Any, lo: int, hi: int, stream: int) -> None:
+        """Have a graph read bytes `lo:hi` of the records of `rows` into `out`."""
+        self.gpu.capture(rows, out, lo, hi, within=self.within, stream=stream)
+
+    def _capture_scaled(
+        self, rows: Any, scaled: ScaledElements, lo: int, hi: int, stream: int
+    ) -> tuple[Any, Any]:
+        """Have a graph read a scaled field to memory of its own; return that.
+
+        And the `Scales` that are apart, if so.
+        """
+        data = self.empty("torch", len(rows), hi - lo)
+        self._capture_bytes(rows, data, lo, hi, stream)
+        return data, None
 
     def adapt(self) -> None:
         """Admit what replays of graphs have read; see `GpuTier.adapt`."""

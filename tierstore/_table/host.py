@@ -157,6 +157,22 @@ class Access(Protocol):
         They are fresh, or `into`, bytes of that shape, where it can be filled without a copy.
         """
 
+    def read_field(
+        self,
+        ids: Ids,
+        item: Field,
+        lo: int,
+        hi: int,
+        *,
+        admit: bool,
+        dtype: DTypeName | None = None,
+        out: Any = None,
+    ) -> Any:
+        """Return a field, bytes `lo:hi` of records, as the array that answers these ids.
+
+        It may be in `out`, which is of that shape and `dtype`.
+        """
+
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
 
@@ -302,6 +318,23 @@ class HostAccess:
                 self.nearest.write(rows, data if last is None else data[last], lo, hi)
 
     to_array = staticmethod(from_bytes)
+
+    def read_field(
+        self,
+        ids: Ids,
+        item: Field,
+        lo: int,
+        hi: int,
+        *,
+        admit: bool,
+        dtype: DTypeName | None = None,
+        out: Any = None,
+    ) -> Any:
+        """Return a field, bytes `lo:hi` of records, as the array that answers these ids.
+
+        It may be in `out`, which is of that shape and `dtype`.
+        """
+        return from_bytes(self.read(ids, lo, hi, admit=admit), item, ids, dtype)
 
     def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
         """Return values for these ids as bytes of a field; see `values.to_bytes`."""

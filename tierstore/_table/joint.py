@@ -95,6 +95,10 @@ class Location:
         first = tables[0]
         self.space: Space = first._space
         self.space_rows: int = self.space.nearest.rows
+        if self.space.whole is not None:
+            raise InvalidInputError(
+                f"table {first.name!r} is open with gpu_whole, and a collection takes whole records"
+            )
         shape = _shape(first.spec.layout)
         for table in tables:
             if table._space is not self.space or _shape(table.spec.layout) != shape:

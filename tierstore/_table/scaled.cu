@@ -9,6 +9,7 @@
 //   SCALES   byte of a row at which its scales begin
 //   BYTES    bytes of a row
 //   VECTOR   elements that a thread converts: a power of two to 16 that divides DIM, BLOCK and BYTES
+//   APART    whether the scales are elsewhere, for every row of the table; then BYTES is DIM
 
 struct Scaled {
     u8 *rows;       // [count][BYTES], aligned to 16 bytes
@@ -16,8 +17,12 @@ struct Scaled {
     u64 count;
 };
 
-struct Nothing {
-    u64 unused;
+// Scales that are apart from the elements of their rows.
+struct Scales {
+    u8 *scales;     // [bound][pitch], from the first scale
+    i64 *ids;       // [count]: the row of each; NaN for one that is not 0 to bound - 1
+    i64 bound;
+    u32 pitch;
 };
 
 struct I8 { u8 bits; };
@@ -51,14 +56,22 @@ struct alignas(VECTOR * sizeof(OUT) < 16 ? VECTOR * sizeof(OUT) : 16) Values {
     OUT each[VECTOR];
 };
 
-extern "C" __global__ void tierstore_unscale(const Scaled work, const Nothing nothing) {
+extern "C" __global__ void tierstore_unscale(const Scaled work, const Scales apart) {
     constexpr u32 PARTS = DIM / VECTOR;
     for (u64 i = wide_thread(); i < work.count * PARTS; i += wide_threads()) {
         const u64 row = i / PARTS;
         const u32 within = (u32)(i - row * PARTS) * VECTOR;
         const u8 *const bytes = work.rows + row * BYTES;
         const Elements elements = *(const Elements *)(bytes + within);
-        const float scale = value(*(const SCALE *)(bytes + SCALES + within / BLOCK * sizeof(SCALE)));
+        const u8 *scales = bytes + SCALES;
+        bool known = true;
+        if (APART) {
+            const i64 id = apart.ids[row];
+            known = (u64)id < (u64)apart.bound;
+            scales = apart.scales + (known ? id : 0) * apart.pitch;
+        }
+        const SCALE *const own = (const SCALE *)scales + within / BLOCK;
+        const float scale = known ? value(*own) : __uint_as_float(0x7fc00000);
         Values values;
         for (u32 k = 0; k < VECTOR; ++k) set(values.each[k], product(value(elements.each[k]), scale));
         ((Values *)work.out)[i] = values;

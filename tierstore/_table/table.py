@@ -21,6 +21,7 @@ from tierstore._table.address import Ids, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
 from tierstore._table.prefetch import Prefetcher
+from tierstore._table.split import SplitAccess
 from tierstore._table.topk import Best, excluded_pairs
 from tierstore._table.trace import Recording
 from tierstore._table.values import (
@@ -134,7 +135,9 @@ class Table:
         door, gpu = self._owner.door, self._space.gpu
         if gpu is None:
             return HostAccess(self._space, self._extent, self._layout, door)
-        checks = self._owner.sync_checks
+        checks, whole = self._owner.sync_checks, self._space.whole
+        if whole is not None:
+            return SplitAccess(gpu, self._extent, self._layout, door, whole, sync_checks=checks)
         return DeviceAccess(gpu, self._extent, self._layout, door, sync_checks=checks)
 
     def _together(self) -> AbstractContextManager[Any]:
@@ -352,8 +355,7 @@ class Table:
             batch = batch.for_tensors() if as_tensor else batch
             if out is not None:
                 return self._read_into(out, batch, self._named(field), cache=cache)
-            data = access.read(batch, lo, hi, admit=cache)
-            return access.to_array(data, item, batch)
+            return access.read_field(batch, item, lo, hi, admit=cache)
         except INTERNAL as error:
             raise internal_error(error) from error
 
@@ -374,11 +376,10 @@ class Table:
         found = {}
         for name in names:
             item, lo, hi = self._spans[name]
-            data = access.read(batch, lo, hi, admit=cache)
             if dtype is None:
-                found[name] = raw_rows(data, item, batch)
+                found[name] = raw_rows(access.read(batch, lo, hi, admit=cache), item, batch)
             else:
-                found[name] = access.to_array(data, item, batch, dtype)
+                found[name] = access.read_field(batch, item, lo, hi, admit=cache, dtype=dtype)
         return found.popitem()[1] if isinstance(field, str | None) else found
 
     def read_into(self, ids: Any, out: Any, field: str | None = None) -> None:
@@ -421,11 +422,15 @@ class Table:
         """Read a field into `out`: straight to its memory where that holds what is stored."""
         access, (item, lo, hi) = self._access, self._spans[name]
         kind = check_out(out, item, batch, self.device, name)
+        if item.scaled is not None:
+            rows = access.read_field(batch, item, lo, hi, admit=cache, dtype=kind.name, out=out)
+            if not is_torch(rows) or rows.data_ptr() != out.data_ptr():
+                out[...] = rows
+            return out
         into = writable_bytes(out, item)
         data = access.read(batch, lo, hi, admit=cache, into=into)
         if into is None or data is not into:
-            dtype = None if item.scaled is None else kind.name
-            out[...] = access.to_array(data, item, batch, dtype)
+            out[...] = access.to_array(data, item, batch)
         return out
 
     def _read_fields(
@@ -753,10 +758,11 @@ class Table:
             extent.epoch.check_open()
             space, held = self._space, extent.in_space(rows)
             space.flush_gpu()
+            records = space.records(extent)
             if damaged is None:
-                space.nearest.read(held, out, lo, hi, admit=False)
+                records.read(held, out, lo, hi, admit=False)
             else:
-                bad = _read_sound(space.nearest, held, out, lo, hi)
+                bad = _read_sound(records, held, out, lo, hi)
                 damaged += [row - extent.start for row in bad]
             extent.tier.let_go(rows)
         return out

@@ -20,6 +20,7 @@ from tierstore.spec import Field, RecordLayout
 
 __all__ = [
     "Columns",
+    "Scales",
     "check_out",
     "converted",
     "from_bytes",
@@ -33,7 +34,8 @@ __all__ = [
 _SOURCE = RECORDS.extended("tierstore._table", "columns.cu")
 _SCALED = RECORDS.extended("tierstore._table", "scaled.cu")
 _Scaled: Any = _SCALED.structure("Scaled")
-_Nothing: Any = _SCALED.structure("Nothing")
+Scales: Any = _SCALED.structure("Scales")
+"""Scales that are apart from the elements of their rows, for kernels."""
 _KERNEL_NAMES = {"float8_e4m3fn": "E4M3FN", "float8_e5m2": "E5M2", "int8": "I8", "uint8": "U8"}
 
 
@@ -103,7 +105,8 @@ def from_bytes(
     It is of the field's own type unless a `dtype` is given. Copies bytes that are not contiguous,
     bfloat16 for NumPy, which becomes float32, and for CuPy.
     """
-    stored = np.ascontiguousarray(data).view(item.storage).reshape(*ids.shape, item.width)
+    flat = np.ascontiguousarray(data).reshape(-1)  # of a single row, strides may be anything
+    stored = flat.view(item.storage).reshape(*ids.shape, item.width)
     if dtype is not None:
         return converted(from_bytes(data, item, ids), dtype)
     kind, element = ids.kind, item.element
@@ -154,24 +157,31 @@ def raw_rows(data: Any, item: Field, ids: Ids) -> Any:
 
 
 def unscaling(
-    scaled: ScaledElements, rows: int, out: int, count: int, kind: ElementType
+    scaled: ScaledElements,
+    rows: int,
+    out: int,
+    count: int,
+    kind: ElementType,
+    apart: Any = None,
 ) -> tuple[Kernel, Arguments]:
     """Return the kernel that turns stored rows of a scaled field into floats, and its arguments.
 
     Args:
         scaled: the elements and scales.
-        rows: address of `(count, nbytes)` bytes, a multiple of 16.
+        rows: address of `(count, nbytes)` bytes, a multiple of 16; of `(count, dim)` elements
+            where the scales are `apart`.
         out: address of `(count, dim)` elements of `kind`, likewise.
         count: number of rows.
         kind: a type that has a name in kernels.
+        apart: the `Scales` that are not within the rows, if so.
     """
-    return _unscale(scaled, kind.kernel), Arguments(
-        _Scaled(rows=rows, out=out, count=count), _Nothing()
-    )
+    kernel = _unscale(scaled, kind.kernel, apart=apart is not None)
+    return kernel, Arguments(_Scaled(rows=rows, out=out, count=count), apart or Scales())
 
 
 @functools.cache
-def _unscale(scaled: ScaledElements, out: str) -> Kernel:
+def _unscale(scaled: ScaledElements, out: str, *, apart: bool) -> Kernel:
+    nbytes = scaled.dim if apart else scaled.nbytes
     macros = {
         "ELEMENT": _KERNEL_NAMES[scaled.name],
         "SCALE": scaled.scale.kernel,
@@ -179,8 +189,9 @@ def _unscale(scaled: ScaledElements, out: str) -> Kernel:
         "DIM": scaled.dim,
         "BLOCK": scaled.block,
         "SCALES": scaled.scales_at,
-        "BYTES": scaled.nbytes,
-        "VECTOR": math.gcd(16, scaled.dim, scaled.block, scaled.nbytes),
+        "BYTES": nbytes,
+        "VECTOR": math.gcd(16, scaled.dim, scaled.block, nbytes),
+        "APART": int(apart),
     }
     return Kernel(_SCALED, "unscale", as_large_as_the_work, macros)
 

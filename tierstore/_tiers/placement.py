@@ -6,17 +6,19 @@ import contextlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tierstore._tiers.base import LowestTier
+from tierstore._tiers.base import LowestTier, Tier
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.device import CudaDevice, Device
 from tierstore._tiers.gpu.memory import GpuMemory
+from tierstore._tiers.gpu.whole import WholeColumns
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.memory import available_bytes
 from tierstore._tiers.slots import bytes_for, queue_bytes, slots_for
 from tierstore._tiers.space import Space, laid_out, lowest_of
+from tierstore._tiers.split import Selected, Selection, Split
 from tierstore.budget import Budget
 from tierstore.errors import (
     CapacityError,
@@ -26,7 +28,7 @@ from tierstore.errors import (
     UnknownNameError,
 )
 from tierstore.policy import Policies, PolicySpec, choose
-from tierstore.spec import TableSpec
+from tierstore.spec import RECORD_ALIGNMENT, RecordLayout, TableSpec
 
 if TYPE_CHECKING:
     import torch
@@ -89,6 +91,8 @@ class Part(NamedTuple):
         host_slots, gpu_slots: records that the tiers hold.
         growing: of a table that grows without being placed anew, the rows that it has; `rows` are
             those that it is expected to have.
+        split: of a table of which a GPU holds columns whole, what those are; the rest of a record
+            is what has `record_bytes`.
         index_bytes: what the indexes of changed rows, below the tiers, can take of memory.
         keyed: whether a GPU tier has a map of int64 keys too, of as many as it has slots.
     """
@@ -100,6 +104,7 @@ class Part(NamedTuple):
     host_slots: int = 0
     gpu_slots: int = 0
     growing: int | None = None
+    split: Split | None = None
     index_bytes: int = 0
     keyed: bool = False
 
@@ -114,13 +119,23 @@ class Part(NamedTuple):
         return self.rows * self.record_bytes
 
     @property
+    def whole_bytes(self) -> int:
+        """Bytes of the columns that a GPU holds whole."""
+        return 0 if self.split is None else self.rows * self.split.whole.nbytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of a record on the disk."""
+        return self.record_bytes if self.split is None else self.split.record_bytes
+
+    @property
     def host_bytes(self) -> int:
         """Bytes of the host tier, maps and the indexes below included."""
         return _host_bytes(self, self.host_slots) if self.host_slots else 0
 
     @property
     def gpu_bytes(self) -> int:
-        """Bytes of the GPU tier, maps included."""
+        """Bytes of the GPU tier, maps and the columns that it holds whole included."""
         return _gpu_bytes(self, self.gpu_slots) if self.gpu_slots else 0
 
     def __str__(self) -> str:
@@ -156,14 +171,21 @@ def _host_slots(part: Part, nbytes: int) -> int:
 
 def _gpu_bytes(part: Part, slots: int) -> int:
     scored = part.policy.on_device() is not None
-    return GpuMemory.bytes_for(part.rows, part.record_bytes, slots, scored=scored, keyed=part.keyed)
+    nbytes = GpuMemory.bytes_for(
+        part.rows, part.record_bytes, slots, scored=scored, keyed=part.keyed
+    )
+    return nbytes + part.whole_bytes
 
 
 def _gpu_slots(part: Part, nbytes: int) -> int:
     scored = part.policy.on_device() is not None
-    return GpuMemory.slots_for(
-        part.rows, part.record_bytes, nbytes, scored=scored, keyed=part.keyed
-    )
+    if part.whole_bytes > nbytes:
+        raise CapacityError(
+            f"{nbytes} bytes of GPU memory do not hold the columns of gpu_whole, which take "
+            f"{part.whole_bytes}; give a larger gpu budget, or fewer columns"
+        )
+    left = nbytes - part.whole_bytes
+    return GpuMemory.slots_for(part.rows, part.record_bytes, left, scored=scored, keyed=part.keyed)
 
 
 _ON_HOST = Sizes(_host_bytes, _host_slots, lambda: available_bytes() / 4)
@@ -194,23 +216,26 @@ class Placement:
         self._device = device
         self._index_bytes = index_bytes
 
-    def parts(self, specs: Mapping[str, TableSpec]) -> list[Part]:
+    def parts(self, specs: Mapping[str, TableSpec], *, on_gpu: bool) -> list[Part]:
         """Return the tables that are to share a space, without slots yet, in the order of `specs`.
 
         Their records are equally long, their policy is the same and no table's own, the budget
-        names none of them, and none grows.
+        names none of them, none grows, and of none does a GPU hold columns whole.
         """
+        splits = _splits(specs, self._budget.gpu_whole)
+        splits = splits if on_gpu else dict.fromkeys(specs)
         by_table = isinstance(self._policy, Mapping)
         policy = choose(None if by_table else self._policy)
         named = self._budget._tables
         found: dict[tuple[str, int, PolicySpec], list[str]] = {}
         for name, spec in specs.items():
             chosen = choose(self._policy, name) if by_table else policy
-            alone = name if chosen.by_table or name in named or spec.grows else ""
-            key = alone, spec.layout.record_bytes, chosen
-            found.setdefault(key, []).append(name)
+            split = splits[name]
+            own = chosen.by_table or name in named or spec.grows or split is not None
+            record_bytes = spec.layout.record_bytes if split is None else split.cached.nbytes
+            found.setdefault((name if own else "", record_bytes, chosen), []).append(name)
         return [
-            self._part(tuple(names), specs, record_bytes, chosen)
+            self._part(tuple(names), specs, record_bytes, chosen)._replace(split=splits[names[0]])
             for (_, record_bytes, chosen), names in found.items()
         ]
 
@@ -246,8 +271,8 @@ class Placement:
         need not be here. Raises CapacityError for a budget that is too small, naming the tables,
         and what a wrong policy raises. Memory that is not there shows only in `place`.
         """
-        parts = self.parts(specs)
         least = 0 if self._device is None and not any_gpu else 1
+        parts = self.parts(specs, on_gpu=bool(least))
         on_host = self._slots("host", parts, specs, _ON_HOST)
         parts = [
             part._replace(host_slots=max(min(slots, part.rows - part.grows), least))
@@ -270,13 +295,21 @@ class Placement:
         device = self._device
         return Sizes(_gpu_bytes, _gpu_slots, lambda: device.free_bytes() / 2 if device else 0)
 
-    def place(self, part: Part, tiers: Mapping[str, LowestTier]) -> Space:
+    def place(
+        self,
+        part: Part,
+        tiers: Mapping[str, LowestTier],
+        select: Callable[[LowestTier, Selection], Tier] = Selected,
+    ) -> Space:
         """Return the space of the tables of a part, over their lowest tiers; raises CapacityError.
 
-        What it takes of memory it takes here.
+        What it takes of memory it takes here. `select` returns a tier of some bytes of each record.
         """
         extents = laid_out([(name, tiers[name]) for name in part.tables])
+        split = part.split
         lowest = lowest_of(extents)
+        if split is not None:
+            lowest = select(extents[0].tier, split.cached)
         if part.host_slots == 0:
             return Space(extents, lowest)
         rows, width, policy, slots = part.rows, part.record_bytes, part.policy, part.host_slots
@@ -292,7 +325,11 @@ class Placement:
         with device.current():
             host = HostTier(lowest, slots=slots, kind=kind, policy=policy, starts=starts)
             try:
-                return Space(extents, lowest, host, _gpu_tier(host, part.gpu_slots, policy, device))
+                whole = None
+                if split is not None:
+                    whole = _whole(device, select(extents[0].tier, split.whole), split)
+                gpu = _gpu_tier(host, part.gpu_slots, policy, device)
+                return Space(extents, lowest, host, gpu, whole)
             except BaseException:
                 host.close()
                 raise
@@ -376,17 +413,86 @@ def _held(part: Part, nbytes: int, sizes: Sizes) -> int:
         raise CapacityError(f"{part} cannot be placed: {error}") from None
 
 
+def _splits(specs: Mapping[str, TableSpec], columns: Sequence[str]) -> dict[str, Split | None]:
+    """Return for each table how its records are split, where it has some of these columns.
+
+    Raises UnknownNameError for a column that no table has, and InvalidInputError for a table of
+    which nothing else would be left, or whose rows are found by key.
+    """
+    for column in columns:
+        if all(spec.layout.column(column) is None for spec in specs.values()):
+            known = {name: None for spec in specs.values() for name in spec.fields}
+            raise UnknownNameError(
+                f"gpu_whole names a column {column!r}, which no table has; the fields are "
+                f"{', '.join(known) or 'none'}, and FIELD.scale is the scales of a field"
+            )
+    return {name: _split(name, spec, columns) for name, spec in specs.items()}
+
+
+def _split(name: str, spec: TableSpec, columns: Sequence[str]) -> Split | None:
+    layout = spec.layout
+    whole = _united(span for column in columns if (span := layout.column(column)) is not None)
+    if not whole:
+        return None
+    if spec.keys is not None:
+        raise InvalidInputError(f"table {name!r} is by key, and gpu_whole is for tables by id")
+    cached = [span for each in layout.offsets for span in _rest(layout, each, whole)]
+    if not cached:
+        raise InvalidInputError(
+            f"gpu_whole names every column of table {name!r}, which leaves none to cache: give a "
+            "gpu budget for all of its rows instead"
+        )
+    split = Selection.of(cached, RECORD_ALIGNMENT), Selection.of(whole)
+    return Split(*split, layout.record_bytes)
+
+
+def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return byte ranges without those that are within another one."""
+    given = sorted(set(spans))
+    return [
+        one
+        for one in given
+        if not any(other[0] <= one[0] and one[1] <= other[1] for other in given if other != one)
+    ]
+
+
+def _rest(
+    layout: RecordLayout, field: str, whole: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Return the byte range of a field that is not held whole: all, its elements, or nothing."""
+    lo, hi = layout.span(field)
+    if (lo, hi) in whole:
+        return []
+    scaled = layout.field(field).scaled
+    if scaled is not None and (lo + scaled.scales_at, hi) in whole:
+        return [(lo, lo + scaled.dim)]
+    return [(lo, hi)]
+
+
+def _whole(device: Device, below: Tier, split: Split) -> WholeColumns:
+    nbytes = below.rows * split.whole.nbytes
+    with _explained(device, f"the columns of gpu_whole, {nbytes} bytes"):
+        return WholeColumns(device, below, split)
+
+
 def _gpu_tier(host: HostTier, slots: int, policy: PolicySpec, device: Device) -> GpuTier:
-    try:
+    scored = policy.on_device() is not None
+    nbytes = GpuMemory.bytes_for(host.rows, host.record_bytes, slots, scored=scored)
+    with _explained(device, f"{slots} slots, {nbytes} bytes"):
         return GpuTier(host, slots=slots, device=device, policy=policy)
+
+
+@contextlib.contextmanager
+def _explained(device: Device, what: str) -> Iterator[None]:
+    """Raise CapacityError where the device has no memory left for `what`."""
+    try:
+        yield
     except Exception as error:
         if type(error).__name__ != "OutOfMemoryError" and (
             "cudaErrorMemoryAllocation" not in str(error)
         ):
             raise
-        scored = policy.on_device() is not None
-        nbytes = GpuMemory.bytes_for(host.rows, host.record_bytes, slots, scored=scored)
         raise CapacityError(
-            f"the GPU has no room for {slots} slots, {nbytes} bytes of {device.free_bytes()} "
-            "free; give a smaller gpu budget"
+            f"the GPU has no room for {what} of {device.free_bytes()} free; give a smaller gpu "
+            "budget"
         ) from error

@@ -24,6 +24,7 @@ from tierstore._tiers.base import (
 )
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.device import device_error
+from tierstore._tiers.gpu.whole import WholeColumns
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.uncached import Uncached
 from tierstore.stats import Occupancy, TierInformation, TierStats
@@ -174,6 +175,8 @@ class Space:
         nearest: the nearest tier that is not on a GPU, for byte ranges of any rows.
         host: the same where it is a host tier, else None.
         gpu: the GPU tier, or None; there is none without a host tier.
+        whole: the columns of its only table that the GPU holds whole, of which the tiers know
+            nothing, or None. Such a table is only read.
     """
 
     def __init__(
@@ -182,11 +185,13 @@ class Space:
         below: Tier,
         host: HostTier | None = None,
         gpu: GpuTier | None = None,
+        whole: WholeColumns | None = None,
     ) -> None:
         """Take over the tiers above `below`, the lowest one of the extents."""
         self.extents: tuple[Extent, ...] = tuple(extents)
         self.host = host
         self.gpu = gpu
+        self.whole = whole
         if gpu is not None:
             gpu.tables = [(extent.table, extent.range) for extent in self.extents]
         self.nearest: Nearest = Uncached(below) if host is None else host
@@ -208,6 +213,10 @@ class Space:
             if meaning is error or meaning is None:
                 raise
             raise meaning from error
+
+    def records(self, extent: Extent) -> Nearest:
+        """Return what has whole records of a table, to be read in order, where it is not a GPU."""
+        return self.nearest if self.whole is None else Uncached(extent.tier)
 
     @property
     def can_grow(self) -> bool:
@@ -296,7 +305,8 @@ class Space:
         tables, found = tuple(extent.table for extent in self.extents), []
         if self.gpu is not None:
             place = self.gpu.device.torch_name
-            found.append(TierInformation("gpu", self.gpu.nbytes, self.gpu.slots, place, tables))
+            nbytes = self.gpu.nbytes + (0 if self.whole is None else self.whole.nbytes)
+            found.append(TierInformation("gpu", nbytes, self.gpu.slots, place, tables))
         if self.host is not None:
             host, kind = self.host, self.host.arena.kind
             found.append(TierInformation("host", host.nbytes, host.slots, kind, tables))
@@ -309,5 +319,7 @@ class Space:
             self.gpu.epoch.end(reason)
             with contextlib.suppress(Exception), self.gpu.device.current():
                 self.gpu.close()
+        if self.whole is not None:
+            self.whole.close()
         with contextlib.suppress(Exception):
             self.nearest.close()

@@ -351,7 +351,7 @@ def _extend_all(
     `keys` are theirs, where the rows of the table have keys.
     """
     info, rows = store._manifest.tables[name], spec.rows
-    every = more_keys(store._tables[name], rows - info.spec.rows, keys)
+    every = more_keys(store[name], rows - info.spec.rows, keys)
     written = None if every is None else _Keys(store, name, every, rows)
 
     def grown() -> dict[str, TableInfo]:

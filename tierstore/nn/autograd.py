@@ -38,8 +38,14 @@ __all__ = [
 
 _SOURCE = RECORDS.extended("tierstore.nn", "sum.cu")
 _Sum: Any = _SOURCE.structure("Sum")
-_KERNELS = {
-    vector: tuple(Kernel(_SOURCE, name, macros={"VECTOR": vector}) for name in ("clear", "sum"))
+_SUMMED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""Types of gradients that a GPU adds as they come, as kernels name them."""
+_CLEAR = {
+    vector: Kernel(_SOURCE, "clear", macros={"VECTOR": vector, "EACH": "F32"}) for vector in (1, 4)
+}
+_ADD = {
+    (dtype, vector): Kernel(_SOURCE, "sum", macros={"VECTOR": vector, "EACH": name})
+    for dtype, name in _SUMMED.items()
     for vector in (1, 4)
 }
 _LITTLE = 16 << 20
@@ -66,8 +72,8 @@ def summed(
     """Do the same for the distinct rows of a lease, `(lease.bound, dim)`.
 
     Where `positions` is None they are those of the lease's ids, and `columns` tells where in
-    `values` the row of each is. On a GPU float32 is added as it
-    comes, which is several times faster, in no particular order and leaving what is behind the
+    `values` the row of each is. On a GPU floats of up to 32 bits are added in float32 as they
+    come, which is several times faster, in no particular order and leaving what is behind the
     distinct rows undefined; `torch.use_deterministic_algorithms(True)` brings the order back.
     """
     if positions is None and lease.groups is not None and values.dtype == torch.float32:
@@ -77,7 +83,7 @@ def summed(
         bags = torch.embedding_bag(values.contiguous(), order, starts, False, 0, False, None, True)
         total: Tensor = bags[0]
         return total  # as `sum_by_row` does, to the bit, in a fraction of the time
-    on_host = lease.device is None or values.dtype != torch.float32
+    on_host = lease.device is None or values.dtype not in _SUMMED
     if on_host or torch.are_deterministic_algorithms_enabled():
         if columns is not None:
             values = columns.in_order(values)
@@ -89,17 +95,19 @@ def summed(
         positions = columns.spread(own, len(values))
     total = cleared(lease, values.shape[1])
     add_as_it_comes(values, total, lease, positions)
-    return total
+    return total.to(values.dtype)
 
 
 def add_as_it_comes(values: Tensor, total: Tensor, lease: Lease, positions: Tensor | None) -> None:
     """Add row i of `values` `(n, dim)` to row `positions[i]` of `total` unless negative, on a GPU.
 
-    Both are float32, positions int32; None stands for those of the lease's ids.
+    Values are floats of 32 or 16 bits, the total is float32, positions are int32; None stands for
+    those of the lease's ids.
     """
     values, dim = values.contiguous(), values.shape[1]
     work = _Sum(values.data_ptr(), total.data_ptr(), dim)
-    _, add = _KERNELS[4 if (4 * dim | values.data_ptr()) % 16 == 0 else 1]
+    fits = dim % 4 == 0 and values.data_ptr() % (4 * values.element_size()) == 0
+    add = _ADD[values.dtype, 4 if fits else 1]
     given = None if positions is None else (positions.data_ptr(), len(values))
     lease.launch(add, work, len(values), positions=given)
 
@@ -114,7 +122,7 @@ def cleared(lease: Lease, dim: int) -> Tensor:
     if 4 * lease.bound * dim <= _LITTLE:
         return torch.zeros(lease.bound, dim, device=device.torch_name)
     total = torch.empty(lease.bound, dim, device=device.torch_name)
-    clear, _ = _KERNELS[1 if dim % 4 else 4]
+    clear = _CLEAR[1 if dim % 4 else 4]
     lease.launch(clear, _Sum(0, total.data_ptr(), dim), lease.bound)
     return total
 

@@ -1,15 +1,21 @@
 // The gradient of each distinct row: the sum of those of its ids, in no particular order.
 //
-// VECTOR, a macro, is how many float32 elements a thread moves in one access: 4 or 1.
+// Macros:
+//   EACH     type of the gradients of ids: F32, BF16 or F16; they are added in float32
+//   VECTOR   elements that a thread moves in one access: 4 or 1
 
 struct Sum {
-    const float *each;       // gradient of each id, [n][dim]
+    u8 *each;                // gradient of each id, [n][dim]
     float *total;            // of each record, [count][dim]
     u32 dim;
 };
 
 struct alignas(4 * VECTOR) Pack {
     float at[VECTOR];
+};
+
+struct alignas(sizeof(EACH) * VECTOR) Given {
+    EACH at[VECTOR];
 };
 
 // Rows behind the distinct ones stay as they are.
@@ -37,8 +43,8 @@ extern "C" __global__ void tierstore_sum(const Rows rows, const Sum sum) {
                 Pack part{};
                 for (u32 left = ids; left; left &= left - 1) {
                     const u64 other = (u64)base + __ffs(left) - 1;
-                    const Pack more = ((const Pack *)sum.each)[other * packs + pack];
-                    for (u32 e = 0; e < VECTOR; ++e) part.at[e] += more.at[e];
+                    const Given more = ((const Given *)sum.each)[other * packs + pack];
+                    for (u32 e = 0; e < VECTOR; ++e) part.at[e] += value(more.at[e]);
                 }
                 accumulate(sum.total + (u64)row * sum.dim + (u64)pack * VECTOR, part.at);
             }

@@ -150,12 +150,12 @@ def plan_tables(
             for tier, (nbytes, slots) in sizes.items()
             if slots
         )
-        disk_bytes = part.rows * (part.record_bytes + 4)
+        disk_bytes = part.rows * (part.stored_bytes + 4)
         found.append(
             SpacePlan(
                 part.tables,
                 part.rows,
-                part.record_bytes,
+                part.stored_bytes,
                 disk_bytes,
                 part.policy.name,
                 tiers,
@@ -277,7 +277,8 @@ def plan_budgets(
 
     found = []
     for share in shares:
-        host = bytes_for(rows, record_bytes, max(1, int(rows * share)), policy)
+        slots, index = max(1, int(rows * share)), DeltaIndex.bytes_for(rows)
+        host = bytes_for(rows, record_bytes, slots, policy, index=index)
         found.append(
             plan(
                 rows,

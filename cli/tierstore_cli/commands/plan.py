@@ -18,12 +18,11 @@ from tierstore.stats import label
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import DTYPE, Bytes, HitRate, Place, PlaceType, State, StateField
+from tierstore_cli.params import DTYPE, Bytes, Count, HitRate, Place, PlaceType, State, StateField
 from tierstore_cli.progress import Progress
 from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, TRACE, stream_options
 from tierstore_cli.text import percent
 
-COUNT = click.IntRange(min=1)
 WAYS = {
     "disk_reads": "reading from disk",
     "disk_writes": "writing back",
@@ -33,8 +32,8 @@ WAYS = {
 
 
 @click.command(cls=Command)
-@click.option("--rows", type=COUNT, metavar="N", help="Rows of the table.")
-@click.option("--dim", type=COUNT, metavar="D", help="Elements of a row.")
+@click.option("--rows", type=Count(), metavar="N", help="Rows of the table.")
+@click.option("--dim", type=Count(), metavar="D", help="Elements of a row.")
 @click.option(
     "--store",
     type=PlaceType(),
@@ -248,7 +247,7 @@ def _choices(budgets: list[Plan]) -> Grid:
     """Return what several sizes of the host tier would do."""
     rows = [
         (
-            format_bytes(each.tiers[0].nbytes),
+            format_bytes(each.tiers[0].nbytes + each.index_bytes),
             f"{each.tiers[0].slots:,}",
             percent(each.tiers[0].share),
             percent(each.tiers[0].hit_rate),

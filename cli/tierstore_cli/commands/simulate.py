@@ -11,6 +11,7 @@ from tierstore.sizing import POLICIES, SIZES, Simulation, load_stream
 from tierstore.sizing import simulate as run
 from tierstore_cli.command import Command
 from tierstore_cli.output import Grid, Output
+from tierstore_cli.params import Count
 from tierstore_cli.progress import Progress
 from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, TRACE, TierSize, stream_options
 from tierstore_cli.text import percent, sparkline
@@ -21,7 +22,7 @@ from tierstore_cli.text import percent, sparkline
 @stream_options
 @click.option(
     "--rows",
-    type=click.IntRange(min=1),
+    type=Count(),
     metavar="N",
     help="Number of rows of the table; default: that of the trace.",
 )

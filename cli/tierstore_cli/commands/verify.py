@@ -9,7 +9,7 @@ from tierstore_cli.background import in_background
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import READ_STORE, VERSION, Place, full_name
+from tierstore_cli.params import READ_STORE, VERSION, Count, Place, full_name
 from tierstore_cli.progress import Progress
 from tierstore_cli.text import some_ids
 
@@ -21,7 +21,7 @@ DAMAGE = 4
 @VERSION
 @click.option(
     "--sample",
-    type=click.IntRange(min=1),
+    type=Count(),
     metavar="N",
     help="Check only N random rows of each table.",
 )

@@ -165,8 +165,8 @@ class Counts:
                 "holds, or give the host tier room for every row"
             )
         raise RowIndexError(
-            f"row {row} at position {position} of a read that a CUDA graph replayed is outside "
-            f"table {table!r}, which has rows 0 to {len(rows) - 1}; it read NaN"
+            f"row {row} at position {position} of a read, such as one that a CUDA graph replayed, "
+            f"is outside table {table!r}, which has rows 0 to {len(rows) - 1}; it read NaN"
         )
 
     def forgive(self) -> None:
@@ -301,13 +301,17 @@ class GpuMemory:
         self._device.synchronize(stream)
         return mailbox[: COUNTERS.itemsize].view(COUNTERS)[0].copy()  # type: ignore[no-any-return]
 
+    def counter(self, name: str) -> int:
+        """Return the address of a counter."""
+        fields: Mapping[str, Any] = COUNTERS.fields or {}
+        return int(self.argument.counters) + int(fields[name][1])
+
     def clear(self, names: tuple[str, ...], stream: int) -> None:
         """Set counters to zero, or `bad_position` to none, in the order of the stream."""
         fields: Mapping[str, Any] = COUNTERS.fields or {}
         for name in names:
-            dtype, offset = fields[name][:2]
             value = 0xFF if name == "bad_position" else 0
-            self._device.fill(self.argument.counters + offset, value, dtype.itemsize, stream)
+            self._device.fill(self.counter(name), value, fields[name][0].itemsize, stream)
 
     def close(self) -> None:
         """Free the memory."""
