@@ -129,6 +129,7 @@ class Speeds:
         leased_rows: those it leases, reads and writes in its host tier, as a training step does.
         hot_leased_rows: the same, few enough for the CPU's caches.
         miss_seconds: what a read that misses takes besides the time of its rows.
+        committed_rows: those it commits once they changed, a hundredth of a table at a time.
     """
 
     copy_bytes: float
@@ -145,6 +146,7 @@ class Speeds:
     leased_rows: float | None = None
     hot_leased_rows: float | None = None
     miss_seconds: float | None = None
+    committed_rows: float | None = None
 
     def to_dict(self) -> dict[str, float | None]:
         """Return the figures by name."""
@@ -427,6 +429,7 @@ def stand(
             leased_rows=median(_leased(path, seconds)),
             hot_leased_rows=median(_leased(path, seconds, among=few)),
             miss_seconds=max(1e-6, miss),
+            committed_rows=median(committed),
         )
         _keep(directory, found)
         return [
