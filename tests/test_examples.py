@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,10 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         path = str(ROOT / "examples" / f"{name}.py")
         monkeypatch.setattr(sys, "argv", [path, *map(str, given)])
         monkeypatch.syspath_prepend(ROOT / "examples")
-        runpy.run_path(path, run_name="__main__")
+        names = runpy.run_path(path, run_name="__main__")
+        for each in names.values():
+            if isinstance(each, tempfile.TemporaryDirectory):
+                each.cleanup()  # as the end of the process does
         printed: str = capsys.readouterr().out
         return printed
 

@@ -260,7 +260,7 @@ def test_beside_a_reader_that_stays_deltas_stay_few(root, monkeypatch, kind):
     with tierstore.open(trainer.path, budget=NONE) as stays:
         for number in range(160):
             trainer.commit()
-            assert trainer.deltas() <= 4 * 17, number
+            assert trainer.deltas() <= 5 * 17, number
             if number % 40 == 39:
                 trainer.check(stays)
                 for version in trainer.store.versions():
@@ -268,7 +268,7 @@ def test_beside_a_reader_that_stays_deltas_stay_few(root, monkeypatch, kind):
                         trainer.check(one)
         trainer.store.close()
         trainer.store = tierstore.open(trainer.path, "r+", budget=NONE)
-        assert trainer.deltas() <= 4 * 17  # fewer once the thread that joins them has caught up
+        assert trainer.deltas() <= 5 * 17  # fewer once the thread that joins them has caught up
         trainer.check(trainer.store)
         assert trainer.store.verify().ok
         trainer.check(stays)
@@ -323,9 +323,9 @@ def test_versions_that_wait_cost_no_more_each(root, monkeypatch, options, most, 
     for number in range(count):
         trainer.commit(**options)
         sizes.append(len(trainer.newest_manifest()))
-        assert trainer.deltas() <= 4 * (most + 1), number
+        assert trainer.deltas() <= 5 * (most + 1), number
     delta = sizes[1] - sizes[0]
-    assert max(sizes) <= sizes[0] + 1.2 * delta * 4 * (most + 1)  # it names deltas, not versions
+    assert max(sizes) <= sizes[0] + 1.2 * delta * 5 * (most + 1)  # it names deltas, not versions
     assert len(trainer.store.versions()) == count + 1
     for version in [*range(1, count, 37), count, count + 1]:
         with tierstore.open(trainer.path, version=version, budget=NONE) as reader:

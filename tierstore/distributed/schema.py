@@ -351,6 +351,8 @@ def _extend_all(
     `keys` are theirs, where the rows of the table have keys.
     """
     info, rows = store._manifest.tables[name], spec.rows
+    if info.spec.keys is not None:
+        raise InvalidInputError(f"table {name!r} is by key: write the rows of new keys")
     every = more_keys(store[name], rows - info.spec.rows, keys)
     written = None if every is None else _Keys(store, name, every, rows)
 
