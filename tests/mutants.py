@@ -50,32 +50,6 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
-    # Work in parts: each row once, errors of any part, equal values in their order.
-    Mutant(
-        "_rowcopy.py",
-        "            if each.cancel():\n                one(part)",
-        "            if each.cancel():\n                continue",
-        "tests/test_rowcopy.py",
-    ),
-    Mutant(
-        "_rowcopy.py",
-        'found = found.take(digits.take(found).argsort(kind="stable"))',
-        'found = digits.argsort(kind="stable")',
-        "tests/test_rowcopy.py",
-    ),
-    Mutant(
-        "optim/in_place.py",
-        "here = gradient if len(data) == len(gradient) else gradient[part]",
-        "here = gradient[: len(data)]",
-        "tests/training/test_on_records.py",
-    ),
-    # The budget: the index below the tiers is a part of it.
-    Mutant(
-        "_tiers/slots.py",
-        "return arena + staging + queue_bytes(record_bytes, slots) + index",
-        "return arena + staging + queue_bytes(record_bytes, slots)",
-        "tests/tiers/test_placement.py",
-    ),
     # The maps of keys: no key is lost, found in the row of another, or given two rows.
     Mutant(
         "_keys/hashmap.py",
@@ -118,6 +92,32 @@ MUTANTS = [
         "older, last = tied[values < edge], tied[values == edge]",
         "older, last = tied[values <= edge], tied[values == edge]",
         "tests/keys/test_keyed.py",
+    ),
+    # Work in parts: each row once, errors of any part, equal values in their order.
+    Mutant(
+        "_rowcopy.py",
+        "            if each.cancel():\n                one(part)",
+        "            if each.cancel():\n                continue",
+        "tests/test_rowcopy.py",
+    ),
+    Mutant(
+        "_rowcopy.py",
+        'found = found.take(digits.take(found).argsort(kind="stable"))',
+        'found = digits.argsort(kind="stable")',
+        "tests/test_rowcopy.py",
+    ),
+    Mutant(
+        "optim/in_place.py",
+        "here = gradient if len(data) == len(gradient) else gradient[part]",
+        "here = gradient[: len(data)]",
+        "tests/training/test_on_records.py",
+    ),
+    # The budget: the index below the tiers is a part of it.
+    Mutant(
+        "_tiers/slots.py",
+        "return arena + staging + queue_bytes(record_bytes, slots) + index",
+        "return arena + staging + queue_bytes(record_bytes, slots)",
+        "tests/tiers/test_placement.py",
     ),
     # The host tier: changed rows are written down, rows without a slot are served from below.
     Mutant(

@@ -140,6 +140,7 @@ def test_bench_measures_the_machine_and_keeps_the_figures(run, run_json, tmp_pat
             "cold rows from the disk", "changed rows committed",
     ]  # fmt: skip
     assert all(each["ratio"] > 0 for each in data["tierstore"])
+    assert all(0 < each["slow"] <= each["reached"] <= each["fast"] for each in data["tierstore"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"]
     assert (
         "random reads of 4 KiB"

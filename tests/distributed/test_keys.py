@@ -421,7 +421,7 @@ def test_random_programs_equal_a_plain_store(tmp_path: Path) -> None:
     tables = {"user": spec("int64", track_uses=True)}
     path = tmp_path / "parts"
     with tierstore.create(tmp_path / "plain", tables) as plain:
-        store = distributed.create(path, tables, partitions=5, budget="300KiB")
+        store = distributed.create(path, tables, partitions=5, budget="600KiB")
         for step in range(60):
             keys = random.integers(0, 150, random.integers(0, 30)) * 10**15
             rows = random.standard_normal((keys.size, DIM)).astype(np.float32)
@@ -442,7 +442,7 @@ def test_random_programs_equal_a_plain_store(tmp_path: Path) -> None:
                 plain.commit(step)
                 store.commit(step)
                 store.close()
-                store = distributed.open(path, budget="300KiB")
+                store = distributed.open(path, budget="600KiB")
             everything = np.arange(150) * 10**15
             assert plain["user"].rows == store["user"].rows, step
             assert np.array_equal(plain["user"].read(everything), store["user"].read(everything))

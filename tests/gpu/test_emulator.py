@@ -17,7 +17,7 @@ MACROS = {
     "tier": {},
     "joint": {},
     "owners": {},
-    "sum": {"VECTOR": 1},
+    "sum": {"VECTOR": 1, "EACH": "BF16"},
     "pool": {"ROW": "F16", "OUT": "BF16", "VECTOR": 4, "COLUMNS": 2, "MAXIMA": 1},
     "step": STEP,
     "columns": {"UNITS": "1,2,3", "WIDTH": 4},

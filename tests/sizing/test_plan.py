@@ -155,6 +155,19 @@ def test_a_plan_says_what_was_not_measured(stream):
     assert "link" not in notes(without) and "link" not in notes(MEASURED, gpu=125_000)
 
 
+def test_commits_take_what_was_measured_of_them():
+    def seconds(rows, record_bytes, speeds, training=True):
+        found = plan(rows, record_bytes, host=0, speeds=speeds, training=training)
+        return found.commit_seconds
+
+    speeds = dataclasses.replace(SPEEDS, committed_rows=200_000.0)
+    assert seconds(4_000_000, 512, speeds) == pytest.approx(0.2)
+    assert seconds(4_000_000, 2048, speeds) == pytest.approx(0.8)
+    assert seconds(4_000_000, 64, speeds) == pytest.approx(0.2)
+    assert seconds(4_000_000, 512, SPEEDS) is None
+    assert seconds(4_000_000, 512, speeds, training=False) is None
+
+
 def test_the_memory_for_a_hit_rate_is_enough_and_little_more(stream):
     for hits in (0.3, 0.6):
         host = host_for_hits(2000, 64, stream, hits)

@@ -6,14 +6,14 @@ import contextlib
 import ctypes
 import mmap
 import os
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import cycle
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -129,6 +129,7 @@ class Speeds:
         leased_rows: those it leases, reads and writes in its host tier, as a training step does.
         hot_leased_rows: the same, few enough for the CPU's caches.
         miss_seconds: what a read that misses takes besides the time of its rows.
+        committed_rows: those it commits once they changed, a hundredth of a table at a time.
     """
 
     copy_bytes: float
@@ -145,6 +146,7 @@ class Speeds:
     leased_rows: float | None = None
     hot_leased_rows: float | None = None
     miss_seconds: float | None = None
+    committed_rows: float | None = None
 
     def to_dict(self) -> dict[str, float | None]:
         """Return the figures by name."""
@@ -356,12 +358,28 @@ _BATCH = 65_536
 
 @dataclass(frozen=True)
 class Standing:
-    """A rate in `unit` per second: the limit of the machine, and what tierstore achieves."""
+    """A rate in `unit` per second: the limit of the machine, and what tierstore achieves.
+
+    Attributes:
+        name: what is measured.
+        unit: what is counted.
+        limit: of the machine.
+        reached: the median of tierstore's calls.
+        slow, fast: the rates that a tenth of the calls fell short of, or exceeded.
+    """
 
     name: str
     unit: str
     limit: float
     reached: float
+    slow: float
+    fast: float
+
+    @classmethod
+    def of(cls, name: str, limit: float, rates: Sequence[float]) -> Standing:
+        """Sum up the rates of rows of single calls."""
+        slow, reached, fast = np.quantile(rates, [0.1, 0.5, 0.9]).tolist()
+        return cls(name, "rows", limit, reached, slow, fast)
 
     @property
     def ratio(self) -> float:
@@ -399,33 +417,30 @@ def stand(
         spec = TableSpec(rows=rows, dim=ROW_BYTES // 4, init=uniform(-1, 1, seed=0))
         create(path, {"t": spec}, budget=Budget(host=0), progress=progress).close()
         warm, cold = _warm(path, seconds), _cold(path, seconds)
-        cached = _cached(path, seconds)
+        cached, committed = _cached(path, seconds), _committed(path, seconds)
         few = HOT_BYTES // ROW_BYTES
+        miss = _FEW / median(_cached(path, seconds, _FEW)) - _FEW / median(cached)
         found = replace(
             speeds,
-            warm_rows=warm,
-            cached_rows=cached,
-            cold_rows=cold,
-            hot_rows=_warm(path, seconds, among=few),
-            leased_rows=_leased(path, seconds),
-            hot_leased_rows=_leased(path, seconds, among=few),
-            miss_seconds=max(1e-6, _FEW / _cached(path, seconds, _FEW) - _FEW / cached),
+            warm_rows=median(warm),
+            cached_rows=median(cached),
+            cold_rows=median(cold),
+            hot_rows=median(_warm(path, seconds, among=few)),
+            leased_rows=median(_leased(path, seconds)),
+            hot_leased_rows=median(_leased(path, seconds, among=few)),
+            miss_seconds=max(1e-6, miss),
+            committed_rows=median(committed),
         )
         _keep(directory, found)
         return [
-            Standing("rows from memory", "rows", speeds.gather_rows, warm),
-            Standing("rows from the page cache", "rows", speeds.gather_rows, cached),
-            Standing("cold rows from the disk", "rows", speeds.random_reads, cold),
-            Standing(
-                "changed rows committed",
-                "rows",
-                speeds.append_bytes / ROW_BYTES,
-                _committed(path, seconds),
-            ),
+            Standing.of("rows from memory", speeds.gather_rows, warm),
+            Standing.of("rows from the page cache", speeds.gather_rows, cached),
+            Standing.of("cold rows from the disk", speeds.random_reads, cold),
+            Standing.of("changed rows committed", speeds.append_bytes / ROW_BYTES, committed),
         ]
 
 
-def _warm(path: Path, seconds: float, among: int | None = None) -> float:
+def _warm(path: Path, seconds: float, among: int | None = None) -> list[float]:
     """Return the rows per second read from the host tier, all resident, or `among` a few."""
     with open_store(path, budget=Budget(host_rows=2**40)) as store:
         table = store["t"]
@@ -433,10 +448,10 @@ def _warm(path: Path, seconds: float, among: int | None = None) -> float:
         count = min(_SMALL_BATCH, table.rows)
         rows = min(table.rows, among or table.rows)
         batches = cycle(np.random.default_rng(1).integers(0, rows, (8, count)))
-        return _reached_rate(lambda: len(table.read(next(batches))), seconds)
+        return _rates(lambda: len(table.read(next(batches))), seconds)
 
 
-def _leased(path: Path, seconds: float, among: int | None = None) -> float:
+def _leased(path: Path, seconds: float, among: int | None = None) -> list[float]:
     """Return the rows per second leased, read and written in the host tier, of all or a few."""
     with open_store(path, "r+", budget=Budget(host_rows=2**40)) as store:
         table = store["t"]
@@ -450,12 +465,12 @@ def _leased(path: Path, seconds: float, among: int | None = None) -> float:
                 lease.write("weight", lease.read("weight"))
             return count
 
-        rate = _reached_rate(work, seconds)
+        rates = _rates(work, seconds)
         store.rollback()
-        return rate
+        return rates
 
 
-def _cached(path: Path, seconds: float, batch: int = _BATCH) -> float:
+def _cached(path: Path, seconds: float, batch: int = _BATCH) -> list[float]:
     """Return the rows per second read without a host tier, from files in the page cache."""
     with open_store(path, budget=Budget(host=0)) as store:
         table = store["t"]
@@ -463,23 +478,27 @@ def _cached(path: Path, seconds: float, batch: int = _BATCH) -> float:
             pass
         count = min(batch, table.rows)
         batches = cycle(np.random.default_rng(2).integers(0, table.rows, (8, count)))
-        return _reached_rate(lambda: len(table.read(next(batches))), seconds)
+        return _rates(lambda: len(table.read(next(batches))), seconds)
 
 
-def _cold(path: Path, seconds: float) -> float:
+def _cold(path: Path, seconds: float) -> list[float]:
     """Return the rows per second read from the disk, none cached, and few of them neighbours."""
-    spent, done = 0.0, 0
+    rates: list[float] = []
+    spent = 0.0
     while spent < seconds:
         _forget(path)
         with open_store(path, budget=Budget(host=0)) as store:
-            ids = np.random.default_rng(done).permutation(store["t"].rows)[:_SMALL_BATCH]
+            rng = np.random.default_rng(len(rates))
+            ids = rng.permutation(store["t"].rows)[:_SMALL_BATCH]
             begin = time.perf_counter()
-            done += len(store["t"].read(ids))
-            spent += time.perf_counter() - begin
-    return done / spent
+            count = len(store["t"].read(ids))
+            took = time.perf_counter() - begin
+        rates.append(count / took)
+        spent += took
+    return rates
 
 
-def _committed(path: Path, seconds: float) -> float:
+def _committed(path: Path, seconds: float) -> list[float]:
     """Return the changed rows per second committed, one hundredth of the table at a time."""
     with open_store(path, "r+", budget=Budget(host=0)) as store:
         table, rng = store["t"], np.random.default_rng(2)
@@ -491,11 +510,11 @@ def _committed(path: Path, seconds: float) -> float:
             store.commit()
             return count
 
-        return _reached_rate(work, seconds)
+        return _rates(work, seconds)
 
 
-def _reached_rate(work: Callable[[], int], seconds: float) -> float:
-    """Return the median rate of calls; other work on the machine delays some of them."""
+def _rates(work: Callable[[], int], seconds: float) -> list[float]:
+    """Return the rate of each call; other work on the machine delays some of them."""
     work()
     rates: list[float] = []
     end = time.perf_counter() + seconds
@@ -503,7 +522,7 @@ def _reached_rate(work: Callable[[], int], seconds: float) -> float:
         begin = time.perf_counter()
         done = work()
         rates.append(done / (time.perf_counter() - begin))
-    return statistics.median(rates)
+    return rates
 
 
 def _forget(path: Path) -> None:

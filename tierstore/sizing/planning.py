@@ -70,6 +70,9 @@ class Plan:
             without a stream and speeds. Reads and writes overlap with computation if batches are
             prefetched.
         notes: remarks for the user.
+        commit_seconds: time for a commit of a hundredth of the rows; None without speeds that
+            `tierstore bench` measured of tierstore, or without training. A fold writes them once
+            more, in a thread of its own.
     """
 
     rows: int
@@ -80,6 +83,7 @@ class Plan:
     index_bytes: int
     seconds: dict[str, float]
     notes: tuple[str, ...]
+    commit_seconds: float | None = None
 
     @property
     def step_seconds(self) -> float:
@@ -251,7 +255,15 @@ def plan(
         index,
         seconds,
         notes,
+        _commit_seconds(rows, record_bytes, speeds) if training else None,
     )
+
+
+def _commit_seconds(rows: int, record_bytes: int, speeds: Speeds | None) -> float | None:
+    """Return the time for a commit of a hundredth of the rows; short rows take as long as 512 B."""
+    if speeds is None or speeds.committed_rows is None:
+        return None
+    return rows / 100 / speeds.committed_rows * max(1, record_bytes / ROW_BYTES)
 
 
 def plan_budgets(

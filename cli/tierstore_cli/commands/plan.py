@@ -295,6 +295,9 @@ def _lines(found: Plan, traced: bool) -> list[str | Grid]:
             (WAYS[name], f"{1000 * seconds:,.1f} ms") for name, seconds in found.seconds.items()
         ]
         lines.append(Grid((), times, frozenset({1})))
+    if found.commit_seconds is not None:
+        took = 1000 * found.commit_seconds
+        lines.append(f"a commit of 1 % of the rows takes {took:,.1f} ms; a fold writes them again")
     lines += found.notes
     if not traced:
         lines.append("for hit rates add --trace; record one with `table.record(path)`")
