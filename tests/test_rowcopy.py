@@ -1,4 +1,8 @@
 import _thread
+import itertools
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -120,8 +124,63 @@ def test_parts_within_parts_and_of_a_busy_pool_wait_for_no_thread(four_threads):
     done.clear()
     _rowcopy.in_parts(inner, 8, 400, least=100)  # the caller does what nobody begins
     assert sorted((part.start, part.stop) for part in done) == [(0, 2), (2, 4), (4, 6), (6, 8)]
+    assert blocked.is_alive()  # nor does the caller wait for the pool then
     release.set()
     blocked.join()
+
+
+def test_no_part_goes_on_when_an_interrupt_has_ended_the_call(four_threads, monkeypatch):
+    late, over = [], threading.Event()
+    met = threading.Barrier(4, timeout=30)
+
+    def work(part):
+        if over.wait(0.1):
+            late.append(part)
+
+    def interrupted(function, *calls):
+        numbers = itertools.count()
+
+        def call(*arguments):
+            if next(numbers) in calls:
+                raise KeyboardInterrupt
+            return function(*arguments)
+
+        return call
+
+    pool = _rowcopy._threads(os.getpid())
+    for owner, name, calls in (pool, "submit", (2,)), (_rowcopy, "wait", (0, 1, 2)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, interrupted(getattr(owner, name), *calls))
+            with pytest.raises(KeyboardInterrupt):
+                _rowcopy.in_parts(work, 100, 400, least=100)
+        over.set()
+        _rowcopy.in_parts(lambda part: met.wait(), 100, 400, least=100)  # nothing else is left
+        assert not late, f"interrupted in {name}"
+        over.clear()
+
+
+def test_threads_that_outlive_the_main_thread_copy_alone():
+    program = """
+import threading
+import numpy as np
+from tierstore import _rowcopy
+
+_rowcopy._most = lambda: 4
+source = np.random.default_rng(1).integers(0, 256, (60_000, 512), np.uint8)
+slots = np.random.default_rng(2).permutation(60_000)
+out = np.empty_like(source)
+_rowcopy.gather(source, slots, out)
+
+def late():
+    threading.main_thread().join()
+    out[:] = 0
+    _rowcopy.gather(source, slots, out)
+    print(np.array_equal(out, source[slots]))
+
+threading.Thread(target=late).start()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 @pytest.mark.parametrize("largest", [0, 7, 2**16 - 1, 2**16, 2**31, 2**33, 2**62])

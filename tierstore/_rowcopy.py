@@ -11,8 +11,9 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, cached_property
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
@@ -100,18 +101,32 @@ def in_parts(work: Callable[[slice], object], rows: int, nbytes: int, *, least: 
             _here.in_part = False
 
     edges = [rows * part // parts for part in range(parts + 1)]
-    begun = {pool.submit(one, part): part for part in map(slice, edges[:-1], edges[1:])}
+    begun: list[Future[None]] = []
     try:
+        rest = list(map(slice, edges[:-1], edges[1:]))
+        with contextlib.suppress(RuntimeError):  # the main thread has ended, and the pool with it
+            begun.extend(pool.submit(one, part) for part in rest)
         wait(begun, _PATIENCE)
-        for each, part in begun.items():
-            if each.cancel():
+        for each, part in zip_longest(begun, rest):
+            if each is None or each.cancel():
                 one(part)
             else:
                 each.result()
     finally:
-        for each in begun:
-            each.cancel()
-        wait(begun)
+        _end(begun)
+
+
+def _end(begun: list[Future[None]]) -> None:
+    """Cancel what is not begun, and wait for the rest, however often Ctrl-C is pressed meanwhile.
+
+    A part that goes on would write where others do by then. A cancelled one counts as done only
+    when a thread of the pool is free to pass it over, which nobody has to wait for.
+    """
+    try:
+        wait([each for each in begun if not each.cancel()])
+    except BaseException:
+        _end(begun)
+        raise
 
 
 @cache

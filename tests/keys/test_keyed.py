@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
+import os
 import shutil
+import signal
 import tempfile
 import threading
 from pathlib import Path
@@ -27,6 +29,7 @@ import tierstore
 from tests.pairs import pairs
 from tierstore import Budget, Field, TableSpec
 from tierstore._disk import generation
+from tierstore._keys.hashmap import HashMap
 from tierstore._keys.text import Texts
 from tierstore._memory_table import MemoryTable
 from tierstore._table.keyed import KeyedTable
@@ -34,6 +37,7 @@ from tierstore.errors import (
     CapacityError,
     ClosedError,
     CorruptStoreError,
+    ForkedStoreError,
     InvalidInputError,
     InvalidTypeError,
     RowIndexError,
@@ -822,6 +826,72 @@ def test_a_refresh_reads_only_new_keys(store, kind, monkeypatch):
         assert shown.contains(some(kind, 9, 30)).all()
         assert shown.contains(some(kind, 9)).all()
         assert shown._generation.key_map is before
+
+
+def test_a_refresh_that_is_interrupted_loses_no_key(store, kind, monkeypatch):
+    table, put = store["t"], HashMap._put
+    table.write(some(kind, 40), ones(40))
+    store.commit()
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.setattr(HashMap, "_put", put)
+        raise KeyboardInterrupt
+
+    with tierstore.open(store.path) as reader:
+        shown = reader["t"]
+        assert shown.contains(some(kind, 40)).all()
+        table.write(some(kind, 260, 40), 2 * ones(260))
+        store.commit()
+        reader.refresh()
+        monkeypatch.setattr(HashMap, "_put", interrupted)  # keys of a split are in no place then
+        with pytest.raises(KeyboardInterrupt):
+            shown.lookup(some(kind, 1))
+        assert np.array_equal(shown.read(some(kind, 40)), ones(40))
+        assert np.array_equal(shown.read(some(kind, 260, 40)), 2 * ones(260))
+
+
+def test_a_child_of_a_fork_does_not_wait_for_the_thread_that_loads_keys(store, kind, monkeypatch):
+    keys, load = some(kind, 9), generation.load_keys
+    loading, go_on = threading.Event(), threading.Event()
+    store["t"].write(keys, ones(9))
+    store.commit()
+    path = store.path
+    store.close()
+
+    def slow(*given: Any) -> None:
+        loading.set()
+        go_on.wait(30)
+        load(*given)
+
+    monkeypatch.setattr(generation, "load_keys", slow)
+    monkeypatch.setattr(generation, "_FILLED_AHEAD", 1)
+    with tierstore.open(path, mode="r+") as store:
+        table = store["t"]
+        assert loading.wait(30)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            try:
+                table.lookup(keys)
+            except ForkedStoreError:
+                os._exit(7)
+            finally:
+                os._exit(8)
+        go_on.set()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert np.array_equal(table.read(keys), ones(9))
+
+
+def test_keys_of_a_closed_store_are_not_loaded(store, kind):
+    store["t"].write(some(kind, 2), ones(2))
+    store.commit()
+    with tierstore.open(store.path) as reader:
+        table = reader["t"]
+    for call in (table.lookup, table.read, table.contains):
+        with pytest.raises(ClosedError):
+            call(some(kind, 2))
+    with pytest.raises(ClosedError):
+        table.keys_of([0])
 
 
 def test_some_rows_are_exported_with_their_keys(store, kind, tmp_path):

@@ -85,6 +85,16 @@ def test_a_budget_that_cannot_be_names_the_table_before_anything_exists(
         assert made or not list(tmp_path.iterdir())
 
 
+def test_the_budget_that_an_error_names_for_all_tables_is_the_least(tmp_path: Path) -> None:
+    specs = {"few": TableSpec(10, 64), "many": TableSpec(30_000, 16)}
+    with pytest.raises(CapacityError, match="1000 bytes are divided among the tables") as caught:
+        tierstore.create(tmp_path / "s", specs, budget=1000)
+    least = int(str(caught.value).split()[-2])
+    with pytest.raises(CapacityError, match=f"at least {least} together"):
+        tierstore.create(tmp_path / "s", specs, budget=least - 1)
+    tierstore.create(tmp_path / "s", specs, budget=least).close()
+
+
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 1.0])
 def test_the_index_of_changed_rows_is_inside_the_budget(tmp_path: Path, share: float) -> None:
     """In what is planned, what is opened, and what the error says."""

@@ -455,7 +455,11 @@ class Generation:
             if info is not None and len(found) < info.count and not self._has_moved_keys:
                 files = self._held or self._hold_keys(self.info)
                 self._filled = found
-                load_keys(found, files, info, self.tier.rows)
+                try:
+                    load_keys(found, files, info, self.tier.rows)
+                except BaseException:
+                    self._map = None  # where it stopped, it may lack keys that it had before
+                    raise
             self._map = found
             return found
 

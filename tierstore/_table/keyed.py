@@ -172,6 +172,7 @@ class KeyedTable(RowsByNumber):
 
     @property
     def _map(self) -> KeyMap:
+        self._owner.door.check()  # before waiting for a thread that a forked child lacks
         return self._generation.key_map
 
     def _information(self, tiers: tuple[TierInformation, ...]) -> TableInformation:

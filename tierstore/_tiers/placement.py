@@ -352,7 +352,13 @@ class Placement:
         for part, nbytes in own.items():
             try:
                 held[part] = _held(part, shares[part] if nbytes is None else nbytes, sizes)
-            except CapacityError:
+            except CapacityError as error:
+                if nbytes is None and len(rest) > 1 and not may_do_without:
+                    needed = sum(_least(each, sizes) for each in rest)
+                    raise CapacityError(
+                        f"{error}; {total} bytes are divided among the tables without a {tier} "
+                        f"budget of their own, which take at least {needed} together"
+                    ) from None
                 if nbytes is not None or not may_do_without:
                     raise
                 held[part] = 0  # nobody asked for a host tier that is too large for this machine
@@ -377,7 +383,7 @@ def divided(total: int, parts: Sequence[Part], sizes: Sizes) -> dict[Part, int]:
     """
     shares: dict[Part, int] = {}
     whole = {part: sizes.bytes_for(part, part.rows) for part in parts}
-    least = {part: min(sizes.bytes_for(part, 1), whole[part]) for part in parts}
+    least = {part: _least(part, sizes) for part in parts}
     left, needed = total, sum(least.values())
     rest = sorted(parts, key=lambda part: whole[part])
     while rest:
@@ -399,6 +405,11 @@ def divided(total: int, parts: Sequence[Part], sizes: Sizes) -> dict[Part, int]:
             left -= least[part]
             needed -= least[part]
     return shares
+
+
+def _least(part: Part, sizes: Sizes) -> int:
+    """Return the bytes of the maps of a part and one record."""
+    return min(sizes.bytes_for(part, 1), sizes.bytes_for(part, part.rows))
 
 
 def _held(part: Part, nbytes: int, sizes: Sizes) -> int:
