@@ -96,8 +96,8 @@ MUTANTS = [
     # Work in parts: each row once, errors of any part, equal values in their order.
     Mutant(
         "_rowcopy.py",
-        "            if each.cancel():\n                one(part)",
-        "            if each.cancel():\n                continue",
+        "            if each is None or each.cancel():\n                one(part)",
+        "            if each is None or each.cancel():\n                continue",
         "tests/test_rowcopy.py",
     ),
     Mutant(
