@@ -1,11 +1,14 @@
 """Which tests run where."""
 
+import gc
 import importlib.util
 import os
 import signal
 import tempfile
 
 import pytest
+
+from tests import processors
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Before torch is imported, and for every child: xdist has a process on each core already."""
@@ -34,6 +37,18 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TIERSTORE_TEST_KERNELS"] = folder.name
         config.add_cleanup(folder.cleanup)
         config.add_cleanup(lambda: os.environ.pop("TIERSTORE_TEST_KERNELS"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Return what `-n auto` means; xdist counts all processors of the machine where psutil is."""
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else processors.usable()
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look at what was imported, which takes a third of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def why_no_gpu() -> str | None:
