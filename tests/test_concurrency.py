@@ -496,7 +496,7 @@ def test_rows_of_a_large_miss_come_in_threads_without_a_trace(
     monkeypatch.setattr(DiskTier, "_read", seen)
     for cores in (1, 4):
         threads.clear()
-        monkeypatch.setattr(_rowcopy, "_most", lambda cores=cores: cores)
+        monkeypatch.setattr(_rowcopy, "most_threads", lambda cores=cores: cores)
         monkeypatch.setattr(host, "_BROUGHT", 2048)
         _rowcopy._threads.cache_clear()
         with tierstore.open(path, budget=tierstore.Budget(host_rows=1000), device="cpu") as store:

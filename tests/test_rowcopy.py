@@ -69,7 +69,7 @@ def test_large_batches_are_split_among_threads_without_a_trace(lo, hi):
 def four_threads(monkeypatch):
     """A pool of four threads, whatever the machine has."""
     _rowcopy._threads.cache_clear()
-    monkeypatch.setattr(_rowcopy, "_most", lambda: 4)
+    monkeypatch.setattr(_rowcopy, "most_threads", lambda: 4)
     yield
     _rowcopy._threads.cache_clear()
 
@@ -165,7 +165,7 @@ import threading
 import numpy as np
 from tierstore import _rowcopy
 
-_rowcopy._most = lambda: 4
+_rowcopy.most_threads = lambda: 4
 source = np.random.default_rng(1).integers(0, 256, (60_000, 512), np.uint8)
 slots = np.random.default_rng(2).permutation(60_000)
 out = np.empty_like(source)
@@ -228,7 +228,7 @@ def test_without_threads_it_copies_by_itself(some, monkeypatch):
         return start(*given)
 
     _rowcopy._threads.cache_clear()
-    monkeypatch.setattr(_rowcopy, "_most", lambda: 4)
+    monkeypatch.setattr(_rowcopy, "most_threads", lambda: 4)
     monkeypatch.setattr(_rowcopy, "_BYTES_PER_THREAD", 64)
     monkeypatch.setattr(_rowcopy, "_SMALL", 0)
     monkeypatch.setattr(threading, "_start_new_thread", few)

@@ -21,7 +21,17 @@ import numpy.typing as npt
 
 from tierstore._threads import Event
 
-__all__ = ["Groups", "ascends", "gather", "in_parts", "order", "scatter", "unique", "window"]
+__all__ = [
+    "Groups",
+    "ascends",
+    "gather",
+    "in_parts",
+    "most_threads",
+    "order",
+    "scatter",
+    "unique",
+    "window",
+]
 
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.integer[Any]]
@@ -46,7 +56,8 @@ _PATIENCE = 0.05
 
 
 @cache
-def _most() -> int:
+def most_threads() -> int:
+    """Return how many threads work on parts at most."""
     return min(len(os.sched_getaffinity(0)), _MOST_THREADS)
 
 
@@ -58,10 +69,10 @@ def _threads(pid: int) -> ThreadPoolExecutor:
     and might execute it after the arrays were reused. Raises RuntimeError if a thread cannot be
     started.
     """
-    pool = ThreadPoolExecutor(_most(), thread_name_prefix="tierstore-copy")
+    pool = ThreadPoolExecutor(most_threads(), thread_name_prefix="tierstore-copy")
     begun = Event()
     try:
-        for _ in range(_most()):
+        for _ in range(most_threads()):
             pool.submit(begun.wait)
     except RuntimeError:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -84,7 +95,7 @@ def in_parts(work: Callable[[slice], object], rows: int, nbytes: int, *, least: 
     waits for ever for others of the pool: a part that calls this itself does its work alone, and
     parts that none of them begins are done by the caller.
     """
-    parts = min(_most(), nbytes // least)
+    parts = min(most_threads(), nbytes // least)
     pool: ThreadPoolExecutor | None = None
     if parts >= 2 and not getattr(_here, "in_part", False):
         with contextlib.suppress(RuntimeError):

@@ -14,7 +14,7 @@ from tierstore import _rowcopy
 from tierstore._tiers import host
 from tierstore._tiers.host import HostTier
 from tierstore.nn import TieredEmbedding
-from tierstore.optim import TieredOptimizer, in_place
+from tierstore.optim import TieredOptimizer, program
 
 ROWS = 3000
 ADAM, ADAMW = torch.optim.Adam, torch.optim.AdamW
@@ -58,18 +58,18 @@ def test_bits_do_not_depend_on_the_threads(
     ids = [rng.integers(0, ROWS, 4000) for _ in range(4)]
     alone = trained(tmp_path / "alone", ADAM, spec, ids, padding)
     monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
-    monkeypatch.setattr(host, "_PART_BYTES", 8 << 10)
-    monkeypatch.setattr(_rowcopy, "_most", lambda: cores)
+    monkeypatch.setattr(program, "_PART_BYTES", 8 << 10)
+    monkeypatch.setattr(_rowcopy, "most_threads", lambda: cores)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     _rowcopy._threads.cache_clear()
     try:
         threads = set[int]()
-        update = in_place._update_adam
+        run = program.Program.run
         monkeypatch.setattr(
-            in_place,
-            "_update_adam",
-            lambda *given: (threads.add(threading.get_ident()), update(*given)),
+            program.Program,
+            "run",
+            lambda *given: (threads.add(threading.get_ident()), run(*given)),
         )
         parted = trained(tmp_path / "parted", ADAM, spec, ids, padding)
         assert torch.get_num_threads() == 2

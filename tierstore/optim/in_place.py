@@ -25,6 +25,7 @@ from tierstore._table.values import Columns
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.optim.float8 import SIGNED, SIZES
+from tierstore.optim.program import Program
 from tierstore.optim.rounding import Rounding
 from tierstore.optim.row_wise import RowWiseAdagrad
 from tierstore.spec import Field, RecordLayout
@@ -138,8 +139,6 @@ class InPlace:
         numbers, told, caller = take_step(group, step), list[int](), threading.get_ident()
 
         def change(data: Any, part: slice) -> None:
-            if threading.get_ident() != caller:
-                _work_alone(told)
             before = data.copy() if trained is not None else data
             here = gradient if len(data) == len(gradient) else gradient[part]
             weight, first, second = block.fields(data)
@@ -148,8 +147,17 @@ class InPlace:
                 kept = ~trained[part].numpy()
                 np.copyto(data, before, where=kept)
 
+        def many(records: Any, slots: Any, part: slice) -> None:
+            if threading.get_ident() != caller:
+                _work_alone(told)
+            here = gradient[part]
+            if trained is not None:
+                kept = trained[part].flatten()
+                slots, here = slots[kept.numpy()], here[kept]
+            block.program.run(records, slots, here, numbers)
+
         try:
-            done: bool = lease.update(block.columns, change)
+            done: bool = lease.update(block.columns, change, many)
         finally:
             if told:  # threads that begin to use torch from now on do as the caller's does
                 torch.set_num_threads(torch.get_num_threads())
@@ -251,6 +259,7 @@ class _Block:
         columns: the fields, the weight first.
         dtype: their type.
         fits: whether they are of one type that torch computes in.
+        program: Adam on many of them.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -267,6 +276,9 @@ class _Block:
         )
         self._places = [((start - columns.lo) // size, items[0].dim) for start in starts]
         ends = [0, *(at + dim for at, dim in self._places)]
+        self.program = Program(
+            columns.lo, columns.hi, [at for at, _ in self._places], items[0].dim, self._storage
+        )
         self._adjacent = all(at == end for (at, _), end in zip(self._places, ends, strict=False))
 
     def fields(self, data: Any) -> Iterable[Tensor]:
