@@ -20,7 +20,7 @@ import pytest
 import tierstore
 from tests.pairs import pairs
 from tests.tiers.stack import ArrayTier, check, read
-from tierstore import Budget, Field, TableSpec, _rowcopy
+from tierstore import Budget, Field, TableSpec, _parts
 from tierstore._disk.base import Base
 from tierstore._disk.tier import DiskTier
 from tierstore._door import Call, Door
@@ -496,9 +496,9 @@ def test_rows_of_a_large_miss_come_in_threads_without_a_trace(
     monkeypatch.setattr(DiskTier, "_read", seen)
     for cores in (1, 4):
         threads.clear()
-        monkeypatch.setattr(_rowcopy, "most_threads", lambda cores=cores: cores)
+        monkeypatch.setattr(_parts, "most_threads", lambda cores=cores: cores)
         monkeypatch.setattr(host, "_BROUGHT", 2048)
-        _rowcopy._threads.cache_clear()
+        _parts._crew.cache_clear()
         with tierstore.open(path, budget=tierstore.Budget(host_rows=1000), device="cpu") as store:
             table = store["t"]
             if damaged:
@@ -511,5 +511,5 @@ def test_rows_of_a_large_miss_come_in_threads_without_a_trace(
                     assert np.array_equal(table.read(batch), truth[batch])
             found.append(store.stats())
         assert (len(threads) > 1) == (cores > 1)
-    _rowcopy._threads.cache_clear()
+    _parts._crew.cache_clear()
     assert damaged or found[0] == found[1]

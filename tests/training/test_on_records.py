@@ -10,7 +10,7 @@ import torch
 
 import tierstore
 from tests.pairs import pairs
-from tierstore import _rowcopy
+from tierstore import _parts
 from tierstore._tiers import host
 from tierstore._tiers.host import HostTier
 from tierstore.nn import TieredEmbedding
@@ -59,10 +59,10 @@ def test_bits_do_not_depend_on_the_threads(
     alone = trained(tmp_path / "alone", ADAM, spec, ids, padding)
     monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
     monkeypatch.setattr(program, "_PART_BYTES", 8 << 10)
-    monkeypatch.setattr(_rowcopy, "most_threads", lambda: cores)
+    monkeypatch.setattr(_parts, "most_threads", lambda: cores)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    _rowcopy._threads.cache_clear()
+    _parts._crew.cache_clear()
     try:
         threads = set[int]()
         run = program.Program.run
@@ -75,7 +75,7 @@ def test_bits_do_not_depend_on_the_threads(
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-        _rowcopy._threads.cache_clear()
+        _parts._crew.cache_clear()
     assert (len(threads) > 1) == (cores > 1)
     assert alone[1] == parted[1] == len(ids)
     for name, values in alone[0].items():

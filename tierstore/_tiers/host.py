@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy
+from tierstore._parts import in_parts, most_threads
 from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
 from tierstore._tiers import memory
@@ -379,10 +380,10 @@ class HostTier:
                 return False
             self.map.dirty[slots] = 1
             nbytes = slots.size * (hi - lo)
-            if nbytes < 2 * _CHANGED_PER_THREAD or _rowcopy.most_threads() == 1:
+            if nbytes < 4 * _CHANGED_PER_THREAD or most_threads() == 1:
                 self._change(slots, self._windows[lo, hi], change)
             else:
-                _rowcopy.in_parts(
+                in_parts(
                     lambda part: many(self.records, slots[part], part),
                     slots.size,
                     nbytes,
@@ -568,7 +569,7 @@ class HostTier:
                     _rowcopy.scatter(self.records, into[part], records)
 
         nbytes = rows.size * self.record_bytes
-        _rowcopy.in_parts(bring, rows.size, nbytes, least=max(_BROUGHT, nbytes // _READERS))
+        in_parts(bring, rows.size, nbytes, least=max(_BROUGHT, nbytes // _READERS))
 
     def _place(self, rows: Rows, records: Bytes) -> Positions:
         """Write whole records of distinct rows as far as there is room; return the others."""

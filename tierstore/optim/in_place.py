@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -136,20 +135,19 @@ class InPlace:
         if not block.fits:
             return False
         gradient = gradient.to(block.dtype)
-        numbers, told, caller = take_step(group, step), list[int](), threading.get_ident()
+        numbers, before = take_step(group, step), torch.get_num_threads()
 
         def change(data: Any, part: slice) -> None:
-            before = data.copy() if trained is not None else data
+            old = data.copy() if trained is not None else data
             here = gradient if len(data) == len(gradient) else gradient[part]
             weight, first, second = block.fields(data)
             _update_adam(weight, first, second, here, numbers)
             if trained is not None:
                 kept = ~trained[part].numpy()
-                np.copyto(data, before, where=kept)
+                np.copyto(data, old, where=kept)
 
         def many(records: Any, slots: Any, part: slice) -> None:
-            if threading.get_ident() != caller:
-                _work_alone(told)
+            _work_alone()
             here = gradient[part]
             if trained is not None:
                 kept = trained[part].flatten()
@@ -159,8 +157,7 @@ class InPlace:
         try:
             done: bool = lease.update(block.columns, change, many)
         finally:
-            if told:  # threads that begin to use torch from now on do as the caller's does
-                torch.set_num_threads(torch.get_num_threads())
+            torch.set_num_threads(before)  # in this thread, and in those to come
         return done
 
     def _found(self, rule: _Rule, group: Group) -> _Places | None:
@@ -298,18 +295,12 @@ def _plain(group: Group) -> bool:
     return True not in [isinstance(number, Tensor) for number in numbers]
 
 
-_own = threading.local()
-"""Has `alone` set in a thread of a pool in which torch works alone."""
-
-
-def _work_alone(told: list[int]) -> None:
-    """Have torch work alone in this thread of a pool; add it to `told` if it is new.
+def _work_alone() -> None:
+    """Have torch work alone in this thread, which does one of several parts.
 
     Otherwise torch starts as many threads for each of them as for the caller, above all for roots.
     """
-    if not hasattr(_own, "alone"):
-        _own.alone = True
-        told.append(threading.get_ident())
+    if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
 
 
