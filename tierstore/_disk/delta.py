@@ -33,6 +33,7 @@ from tierstore import _checksum, _io
 from tierstore._disk.manifest import DeltaInfo
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.write_queue import Behind, Piece
+from tierstore._rowcopy import take
 from tierstore.errors import (
     ROW_CURE,
     ConcurrentWriterError,
@@ -77,7 +78,7 @@ def read_records(
     `records`, `ids` and `sums` are the arrays of a delta, by position; `name` is for messages.
     Raises CorruptRowError.
     """
-    np.take(records, positions, axis=0, out=out, mode="clip")
+    take(records, positions, out)
     rows = ids[positions]
     wrong = _checksum.mismatches(rows, out, sums[positions])
     if wrong.size:

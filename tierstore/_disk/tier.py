@@ -20,7 +20,8 @@ from tierstore._disk.index import DeltaIndex, check_positions
 from tierstore._disk.merging import Merge
 from tierstore._disk.readahead import MappedRows, paced
 from tierstore._disk.records import BLOCK_BYTES
-from tierstore._rowcopy import unique
+from tierstore._parts import most_threads
+from tierstore._rowcopy import scatter, unique
 from tierstore.errors import (
     CorruptRowError,
     StoreFullError,
@@ -36,6 +37,8 @@ _SAMPLE = 1024
 """Rows of which some are looked for in memory, at first."""
 _FEWER = 4
 """How often that number is halved, once for every batch that was in memory."""
+_READERS = 4
+"""Most threads for each of which there is a block to read to."""
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -52,7 +55,7 @@ def _spread(
     if positions.size:
         records = np.empty((positions.size, out.shape[1]), np.uint8)
         read(positions, records)
-        out[which] = records
+        scatter(out, which, records)
 
 
 class DiskTier:
@@ -160,7 +163,7 @@ class DiskTier:
         cold: bool,
     ) -> Generator[tuple[slice, npt.NDArray[np.uint8]]]:
         """Read `rows` part by part into `out`, or into a buffer that is reused."""
-        step = min(self._step, _ROWS_AHEAD) if cold else self._step
+        step = min(self._step, _ROWS_AHEAD) if cold else self._step * min(most_threads(), _READERS)
         block = np.empty(
             (0 if out is not None else min(rows.size, step), self.record_bytes), np.uint8
         )

@@ -67,10 +67,6 @@ _PART_BYTES = 512 << 10
 """Bytes that one thread changes at a time, which stay in a processor's own cache meanwhile."""
 _CHANGED_PER_THREAD = 2 << 20
 """Bytes of records to change for which a thread of their own is worth while."""
-_BROUGHT = 2 << 20
-"""Bytes to read from the tier below for which a thread of their own is worth while."""
-_READERS = 4
-"""Most threads that read from the tier below at a time, each with its own staging."""
 _PATIENCE = 0.05
 """Seconds after which a thread looks again whether the rows it waits for have arrived."""
 Change = Callable[[Bytes, slice], object]
@@ -561,15 +557,9 @@ class HostTier:
 
     def _bring(self, rows: Rows, slots: Slots) -> None:
         """Copy the records of ascending `rows` from the tier below into `slots`."""
-
-        def bring(which: slice) -> None:
-            into = slots[which]
-            with contextlib.closing(self.below.stream(rows[which])) as below:
-                for part, records in below:
-                    _rowcopy.scatter(self.records, into[part], records)
-
-        nbytes = rows.size * self.record_bytes
-        in_parts(bring, rows.size, nbytes, least=max(_BROUGHT, nbytes // _READERS))
+        with contextlib.closing(self.below.stream(rows)) as below:
+            for part, records in below:
+                _rowcopy.scatter(self.records, slots[part], records)
 
     def _place(self, rows: Rows, records: Bytes) -> Positions:
         """Write whole records of distinct rows as far as there is room; return the others."""
