@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
@@ -217,6 +218,11 @@ class HostTier:
         if isinstance(slot_of, SparseMap):
             raise CapacityError(f"the map of {self.rows} rows is not one array, as a GPU needs it")
         return DeviceView(self.records, self.map.dirty, slot_of)
+
+    @property
+    def still(self) -> AbstractContextManager[object]:
+        """What a tier above holds while a device looks up places here: no row changes its own."""
+        return self._lock
 
     @property
     def arena(self) -> memory.Arena:
