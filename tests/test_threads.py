@@ -337,3 +337,40 @@ def test_a_wait_that_cannot_take_its_lock_again_ends_with_its_own_error() -> Non
         condition.wait(0.001)
     with pytest.raises(RuntimeError, match="un-acquired"), condition:
         condition.release()
+
+
+@pytest.mark.parametrize("host_rows", [ROWS * 8, ROWS * 4], ids=["every row has a slot", "cached"])
+def test_a_read_of_few_resident_rows_keeps_the_interpreters_lock(
+    tmp_path: Path, host_rows: int
+) -> None:
+    """Else threads that compute would each take up to 5 ms of it, several times a read."""
+    spec = tierstore.TableSpec(ROWS * 8, 32, init=tierstore.normal(seed=1))
+    with tierstore.create(tmp_path / "s", {"t": spec}, budget=Budget(host_rows=host_rows)) as store:
+        table, few = store["t"], np.arange(8)
+        with table.lease(few):
+            lost = lost_to_others(lambda: table.read(few))
+    assert lost < 60  # `take` in its place loses it some 250 times
+
+
+def lost_to_others(call: Callable[[], object], calls: int = 10_000) -> int:
+    """Return how often another thread got the interpreter's lock because `call` gave it up."""
+    got, ended = 0, False
+
+    def wait_for_it() -> None:
+        nonlocal got
+        while not ended:
+            got += 1
+            time.sleep(0)
+
+    other, interval = threading.Thread(target=wait_for_it), sys.getswitchinterval()
+    sys.setswitchinterval(1_000)  # nobody has to give it up
+    try:
+        other.start()
+        for _ in range(calls):
+            call()
+        found = got
+    finally:
+        ended = True
+        sys.setswitchinterval(interval)
+        other.join()
+    return found
