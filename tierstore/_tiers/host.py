@@ -248,7 +248,7 @@ class HostTier:
         """Return some bytes of a few rows as `read` does, where each has its slot and all are here.
 
         Then nothing is to be looked up, admitted or waited for, and no use of the store needs to
-        be kept out. Returns None otherwise, and for a batch whose distinct rows are counted.
+        be kept out. Returns None otherwise.
 
         Args:
             rows: of any shape but `()`, at least one; the bytes come as an item for each.
@@ -257,13 +257,18 @@ class HostTier:
         """
         with self._lock:
             direct = self._direct
-            if direct is None or self._batches % _SAMPLE == 0:
+            if direct is None:
                 return None
             if direct.missing and not direct.resident[rows].all():
                 return None
             found: npt.NDArray[np.void] = self._windows[span][rows]
-            self._batches += 1
             count = found.size
+            if self._batches % _SAMPLE == 0:
+                distinct = len(set(rows.ravel().tolist()))
+                stats.unique += distinct
+                stats.unique_hits += distinct
+                stats.unique_of += count
+            self._batches += 1
             stats.requested += count
             stats.hits += count
             stats.bytes_out += found.nbytes
