@@ -217,9 +217,13 @@ class JointLayer(RowsLayer):
 
     def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Batch | RemoteBatch:
         """Lease rows whose gradient may come, of the tables `touched`."""
+        self._check_trained()
+        return self._leased(rows, None, touched)
+
+    def _check_trained(self) -> None:
+        """Raise InvalidInputError for averages."""
         if self._averages:
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
-        return self._leased(rows, None, touched)
 
     def expands(self, nbytes: int) -> bool:
         """Tell whether to read a row for each id; see `RowsLayer.expands`. Averages always are."""
@@ -252,9 +256,19 @@ class JointLayer(RowsLayer):
         self, rows: Tensor, features: Features, lengths: Sequence[int], counted: Tensor | None
     ) -> tuple[Looked, Tensor]:
         """Lease the rows of features whose gradient may come; return that of each id, too."""
+        touched = features.touched(lengths)
+        batch: Batch | RemoteBatch
         with self._together():
-            batch = self.lease_rows(rows, features.touched(lengths))
-            found: Tensor = batch.lease.expand(self.field).to(self._anchor)
+            if self.is_shared:
+                batch = self.lease_rows(rows, touched)
+                found: Tensor = batch.lease.expand(self.field)
+            else:
+                self._check_trained()
+                own = self._own
+                own.settle()
+                lease, found = self.table.lease_and_read(rows, self.field, touched)
+                batch = Batch(self.table, rows, None, own.abandoned, lease=lease)
+            found = found if self._as_stored else found.to(self._anchor)
         return Looked(self, batch, features, lengths, counted), found
 
     # -- what the operators call
