@@ -25,6 +25,7 @@ from tierstore._tiers.base import ROLLED_BACK, lease_ended
 from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel
+from tierstore._tiers.host import Change, ChangeMany
 from tierstore._tiers.space import Extent, Space, WholeSpace
 from tierstore.errors import ClosedError, DeviceError
 from tierstore.spec import Field, RecordLayout
@@ -469,7 +470,7 @@ class HostLease:
             for lo, hi, data in pieces:
                 self._nearest.write_held(self.groups.rows, data, lo, hi)
 
-    def update(self, columns: Columns, change: Callable[[Any, slice], object]) -> bool:
+    def update(self, columns: Columns, change: Change, many: ChangeMany) -> bool:
         """Change the bytes of several fields of the distinct rows in place, part by part.
 
         They reach from the first of the fields to the last. Returns False, having done nothing,
@@ -478,7 +479,7 @@ class HostLease:
         with Call(self._door, write=True):
             if self._released or self._epoch.ended:
                 self._refuse()
-            return self._nearest.update_held(self.groups.rows, columns.lo, columns.hi, change)
+            return self._nearest.update_held(self.groups.rows, columns.lo, columns.hi, change, many)
 
     def launch(self, *_: object, **__: object) -> None:
         """Raise DeviceError: kernels cannot reach these records."""

@@ -373,26 +373,41 @@ class GpuTier:
     def _run(self, lease: GpuLease | None = None) -> npt.NDArray[np.int64]:
         """Launch the batch that was described; return the rows a lease keeps in its spill."""
         arguments = self._arguments if lease is None else lease.arguments
-        stream, promote = self.launcher.stream, OWN.PROMOTE
+        stream = self.launcher.stream
         with self.device.range(Mode.RANGES[arguments.batch.mode]):
-            self._find(arguments, stream)
-            if self._fetches:
-                self.launcher.start(OWN.FENCE, arguments, stream)
-                promote = OWN.PROMOTE_BESIDE_COPIES
-            self.launcher.start(promote, arguments, stream)
-            spilled = self._settle(arguments, lease)
+            if self._staging is None or arguments.batch.alone:
+                self._launch(arguments, stream)
+                spilled = np.empty(0, np.int64)
+            else:
+                with self.host.still:
+                    self._launch(arguments, stream)
+                    counts = self.memory.counters(stream)
+                spilled = self._settle(self._staging, arguments, counts, lease)
             self.launcher.launched()
         return spilled
+
+    def _launch(self, arguments: BatchArguments, stream: int) -> None:
+        """Launch all but what needs the help of the host."""
+        self._find(arguments, stream)
+        promote = OWN.PROMOTE
+        if self._fetches:
+            self.launcher.start(OWN.FENCE, arguments, stream)
+            promote = OWN.PROMOTE_BESIDE_COPIES
+        self.launcher.start(promote, arguments, stream)
 
     def _find(self, arguments: BatchArguments, stream: int) -> None:
         """Launch `probe`, and note that the ids are on their way."""
         self.launcher.start(OWN.PROBE, arguments, stream, arguments.batch.n)
         self._inbox.sent(stream)
 
-    def _settle(self, arguments: BatchArguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
+    def _settle(
+        self,
+        staging: Staging,
+        arguments: BatchArguments,
+        counts: npt.NDArray[Any],
+        lease: GpuLease | None,
+    ) -> npt.NDArray[np.int64]:
         """Finish a batch with the help of a host tier that does not hold every row."""
-        if self._staging is None or arguments.batch.alone:
-            return np.empty(0, np.int64)
 
         def spill(records: int) -> int:
             if lease is None:
@@ -401,7 +416,7 @@ class GpuTier:
             lease.spill = self.device.borrow(nbytes, np.uint8, self.launcher.stream)
             return self.device.pointer(lease.spill)
 
-        return self._staging.settle(arguments, self.launcher.stream, spill=spill)
+        return staging.settle(arguments, self.launcher.stream, counts, spill=spill)
 
     def _grow(self, ids: int) -> None:
         """Make room for a larger batch, rarely: sizes double."""
