@@ -413,7 +413,7 @@ class DeviceLease:
     groups = None
 
     def __init__(self, access: DeviceArrays, ids: Ids, *into: Any) -> None:
-        """Promote and pin the distinct rows of a batch; what is read `into`, see `GpuTier.lease`."""
+        """Promote and pin the distinct rows of a batch; `into` is that of `GpuTier.lease`."""
         self._access = access
         self._kind = ids.kind
         with access.using():
