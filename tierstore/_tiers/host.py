@@ -169,7 +169,6 @@ class HostTier:
         self.direct: bool = self.slots == self.rows and not grows
         self.grows: bool = grows
         self._starts = tuple(starts)
-        self._edges = np.array([*starts, below.rows])
         self._counted = [TierStats() for _ in starts]
         self._only = self._counted[0] if len(starts) == 1 else None
         self._edges = np.array([*starts, self.rows], np.int64)
@@ -242,7 +241,7 @@ class HostTier:
             slots, missing = self._find(rows)
             self._count(rows, slots, missing.size, bytes_out=out.shape[1])
             if not missing.size:
-                _rowcopy.gather(self.records, slots, out, lo)
+                self._copy_items(slots, out, lo)
                 if admit:
                     self.map.serve(rows, slots, done=True)
             else:
@@ -254,7 +253,7 @@ class HostTier:
         """Return some bytes of a few rows as `read` does, where each has its slot and all are here.
 
         Then nothing is to be looked up, admitted or waited for, and no use of the store needs to
-        be kept out. Returns None otherwise, and for a batch whose distinct rows are counted.
+        be kept out. Returns None otherwise.
 
         Args:
             rows: of any shape but `()`, at least one; the bytes come as an item for each.
@@ -263,13 +262,18 @@ class HostTier:
         """
         with self._lock:
             direct = self._direct
-            if direct is None or self._batches % _SAMPLE == 0:
+            if direct is None:
                 return None
-            if direct.missing and not direct.resident.take(rows).all():
+            if direct.missing and not direct.resident[rows].all():
                 return None
             found: npt.NDArray[np.void] = self._windows[span][rows]
-            self._batches += 1
             count = found.size
+            if self._batches % _SAMPLE == 0:
+                distinct = len(set(rows.ravel().tolist()))
+                stats.unique += distinct
+                stats.unique_hits += distinct
+                stats.unique_of += count
+            self._batches += 1
             stats.requested += count
             stats.hits += count
             stats.bytes_out += found.nbytes
@@ -439,7 +443,7 @@ class HostTier:
         """Copy byte ranges of the records in `slots` to `out`."""
         if out.nbytes <= _FEW_BYTES:
             window = self._windows[lo, lo + out.shape[1]]
-            out.view(window.dtype)[:, 0] = window[slots]
+            out.view(window.dtype)[:, 0] = window[slots.astype(np.intp, copy=False)]
         else:
             _rowcopy.gather(self.records, slots, out, lo)
 

@@ -111,7 +111,7 @@ class InPlace:
         places = self._found(rule, group)
         if places is None:
             return False
-        gradient = gradient.to(places.computed).contiguous()
+        gradient = places.readable(gradient)
         rows = ids() if self._rounding else None
         work = places.work(gradient, trained)
         if rows is not None:
@@ -185,7 +185,6 @@ class _Places:
 
     Attributes:
         names: the fields, the weight first.
-        computed: the type of the gradient, and of what is computed.
     """
 
     def __init__(
@@ -210,14 +209,20 @@ class _Places:
         self._macros: dict[str, object] = {"OPTIMIZER": rule.name, **dict(types), **_FLAGS}
         self._macros |= {flag: int(value) for flag, value in flags.items()}
         computed = ELEMENT_TYPES[DEFAULT_DTYPE] if rounding else fields[0].element
-        self.computed: torch.dtype = computed.torch_dtype()
+        self._computed: torch.dtype = computed.torch_dtype()
         self._macros |= {
             "COMPUTED": computed.kernel,
             "STOCHASTIC": int(rounding.weights),
             "NARROW": int(rounding.states is not None),
             "SCALED": int(any(field.scaled for field in fields)),
         }
-        self._kernels: dict[int, Kernel] = {}
+        self._kernels: dict[tuple[int, torch.dtype], Kernel] = {}
+
+    def readable(self, gradient: Tensor) -> Tensor:
+        """Return a gradient as the kernel takes it: what float32 holds exactly stays as it is."""
+        if self._computed != torch.float32 or gradient.dtype not in _GIVEN:
+            gradient = gradient.to(self._computed)
+        return gradient.contiguous()
 
     def work(self, gradient: Tensor, trained: Tensor | None) -> Any:
         """Return what the kernel is to do, all but its numbers."""
@@ -232,10 +237,19 @@ class _Places:
     def kernel(self, gradient: Tensor) -> Kernel:
         """Return the kernel, for accesses as wide as the address of a gradient allows."""
         vector = 4 if self._packed and gradient.data_ptr() % 16 == 0 else 1
-        if vector not in self._kernels:
-            macros = {"VECTOR": vector, "SQUARES_FUSED": _squares_fused(gradient.device)}
-            self._kernels[vector] = Kernel(_SOURCE, "step", macros={**self._macros, **macros})
-        return self._kernels[vector]
+        key = vector, gradient.dtype
+        if key not in self._kernels:
+            macros = {
+                "GIVEN": _GIVEN[gradient.dtype],
+                "VECTOR": vector,
+                "SQUARES_FUSED": _squares_fused(gradient.device),
+            }
+            self._kernels[key] = Kernel(_SOURCE, "step", macros={**self._macros, **macros})
+        return self._kernels[key]
+
+
+_GIVEN = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""Types of gradients that the kernel reads, as it names them."""
 
 
 _FLOAT8 = {

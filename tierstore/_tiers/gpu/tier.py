@@ -171,14 +171,28 @@ class GpuTier:
             self._counts.wrote(rows.shape[0], self._batch.bytes)
 
     def lease(
-        self, rows: Any, *, within: range | None = None, stream: int | None = None
+        self,
+        rows: Any,
+        out: Any = None,
+        lo: int = 0,
+        hi: int | None = None,
+        *,
+        within: range | None = None,
+        stream: int | None = None,
     ) -> GpuLease:
-        """Hold the distinct records of `rows` in place; see `GpuLease`."""
+        """Hold the distinct records of `rows` `(n,)` in place; see `GpuLease`.
+
+        Copies bytes `lo:hi` of the record of each of `rows` into `out`, if given, as its `read`
+        does, in the same launches.
+        """
         if not rows.shape[0]:
             lease = GpuLease(self, 0, BatchArgument(), self.launcher.enter(stream))
             self.device.fill(lease.arguments.batch.count, 0, 4, self.launcher.stream)
             return lease
         self._begin(Mode.LEASE, rows, stream, within=within)
+        self._batch.data = 0
+        if out is not None:
+            self.describe(self._batch, out, lo, hi)
         lease = GpuLease(self, rows.shape[0], self._batch, self.launcher.stream)
         lease.kept_rows = self._staging is None and not self._has_room(lease.bound)
         lease.spilled = self._run(lease)
