@@ -217,15 +217,21 @@ class HashMap:
 
     def keep(self, rows: Rows) -> None:
         """Keep the keys of these distinct rows alone, which are numbered in this order then."""
-        numbers = np.zeros(self._rows + 1, np.uint32)  # by row + 1 the new row + 1, or 0
-        numbers[rows + 1] = np.arange(1, rows.size + 1, dtype=np.uint32)
-        codes, self._codes = self.codes_of(rows), _Memory()
-        self._codes.reserve(codes.size)
-        self._codes.array[: codes.size] = codes
-        self._rows = rows.size
-        if rows.size < _SHRUNK * (numbers.size - 1):
+        if rows.size < _SHRUNK * self._rows:
+            codes, self._codes = self.codes_of(rows), _Memory()
+            self._codes.reserve(codes.size)
+            self._codes.array[: codes.size] = codes
+            self._rows = rows.size
             self._built()
             return
+        numbers = np.arange(self._rows + 1, dtype=np.uint32)  # by row + 1 the new row + 1, or 0
+        numbers[rows.size + 1 :] = 0
+        others = np.flatnonzero(rows != np.arange(rows.size))  # few stay under another number
+        sources = rows.take(others)
+        numbers[others + 1] = 0
+        numbers[sources + 1] = others + 1
+        self._codes.array[others] = self._codes.array.take(sources)
+        self._rows = rows.size
         self.numbering = object()
         far = [(name, int(numbers[row + 1])) for name, row in self._far.items()]
         self._far = {name: number - 1 for name, number in far if number}
