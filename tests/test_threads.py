@@ -349,28 +349,27 @@ def test_a_read_of_few_resident_rows_keeps_the_interpreters_lock(
         table, few = store["t"], np.arange(8)
         with table.lease(few):
             lost = lost_to_others(lambda: table.read(few))
-    assert lost < 60  # `take` in its place loses it some 250 times
+    assert lost < 80  # `take` would lose it some 200 times; the log of uses is shortened at times
 
 
 def lost_to_others(call: Callable[[], object], calls: int = 10_000) -> int:
-    """Return how often another thread got the interpreter's lock because `call` gave it up."""
-    got, ended = 0, False
+    """Return during how many calls another thread got the interpreter's lock, unforced."""
+    begun, ended = 0, False
+    got: set[int] = set()
 
     def wait_for_it() -> None:
-        nonlocal got
         while not ended:
-            got += 1
+            got.add(begun)
             time.sleep(0)
 
     other, interval = threading.Thread(target=wait_for_it), sys.getswitchinterval()
     sys.setswitchinterval(1_000)  # nobody has to give it up
     try:
         other.start()
-        for _ in range(calls):
+        for begun in range(1, calls + 1):  # noqa: B007
             call()
-        found = got
+        return len(got)
     finally:
         ended = True
         sys.setswitchinterval(interval)
         other.join()
-    return found

@@ -186,7 +186,7 @@ class Call(interrupts_deferred):
     closes the store, this call raises ClosedError instead of returning.
     """
 
-    __slots__ = ("_door", "_harmless", "_thread", "_write")
+    __slots__ = ("_counts", "_door", "_harmless", "_thread", "_write")
 
     def __init__(self, door: Door, *, write: bool = False) -> None:
         """Prepare to enter; no lock is held yet."""
@@ -194,6 +194,7 @@ class Call(interrupts_deferred):
         self._write = write
         self._harmless: BaseException | None = None
         self._thread = threading.get_ident()
+        self._counts = door.calls
 
     def __enter__(self) -> Self:
         """Defer interrupts, wait for a use to end, check that the store is usable."""
@@ -204,13 +205,14 @@ class Call(interrupts_deferred):
         if not interrupts_deferred._deferring:
             interrupts_deferred.__enter__(self)
         try:
-            nested = thread in door.calls
+            counts = self._counts
+            nested = thread in counts
             if not nested and not door.lock.acquire(blocking=False):
                 self._wait()
             try:  # a call holds the lock only while it increments its count
                 if door.reason or (self._write and not door.writable):
                     door.check_open(write=self._write)
-                door.calls[thread] = door.calls[thread] + 1 if nested else 1
+                counts[thread] = counts[thread] + 1 if nested else 1
             finally:
                 if not nested:
                     door.lock.release()
@@ -236,10 +238,10 @@ class Call(interrupts_deferred):
                 door.check_open(write=False)  # a concurrent call of another thread failed
         finally:
             try:
-                if door.calls[self._thread] > 1:
-                    door.calls[self._thread] -= 1
+                if self._counts[self._thread] > 1:
+                    self._counts[self._thread] -= 1
                 else:
-                    del door.calls[self._thread]
+                    del self._counts[self._thread]
                     if door.fenced:
                         door.ended.set()
                 if door.then is not None:
@@ -283,10 +285,26 @@ class Call(interrupts_deferred):
                 ) from error
 
 
-class Use(Call):
-    """One use of a store by one thread, while no other is inside; see `Door.use`."""
+class Errand(Call):
+    """A call that brings rows nearer, which uses on a device go on beside; see `Use.beside`."""
 
     __slots__ = ()
+
+    def __init__(self, door: Door) -> None:
+        """Prepare to enter; no lock is held yet."""
+        super().__init__(door)
+        self._counts = door.errands
+
+
+class Use(Call):
+    """One use of a store by one thread, while no other is inside; see `Door.use`.
+
+    Attributes:
+        beside: whether errands may go on meanwhile.
+    """
+
+    __slots__ = ()
+    beside: ClassVar[bool] = False
 
     def __enter__(self) -> Self:
         """Defer interrupts, wait for other threads, check that the store is usable."""
@@ -303,7 +321,7 @@ class Use(Call):
             interrupts_deferred.__exit__(self)
             raise
         try:
-            if door.calls:
+            if door.calls or (door.errands and not self.beside):
                 self._wait_for_calls()
             if door.reason or (self._write and not door.writable):
                 door.check_open(write=self._write)
@@ -316,7 +334,7 @@ class Use(Call):
         """Wait until no other thread is in a call; no new call starts meanwhile."""
         door = self._door
         door.fenced = True
-        while door.busy(self._thread):
+        while door.busy(self._thread) or (door.errands and not self.beside):
             door.ended.wait(_POLL_SECONDS)
             door.ended.clear()
             self._tell()
@@ -365,7 +383,7 @@ class Door:
 
     Attributes:
         reason: why the store can no longer be used; empty while it is open.
-        calls: nesting depth of the calls of each thread.
+        calls: nesting depth of the calls of each thread; `errands` the same of errands.
         fenced: whether a use waits for calls to end; each signals `ended`.
     """
 
@@ -378,6 +396,7 @@ class Door:
         self.reason: str = ""
         self.then: Callable[[], object] | None = None
         self.calls: dict[int, int] = {}
+        self.errands: dict[int, int] = {}
         self.fenced = False
         self.ended: Event = Event()
 
@@ -391,7 +410,8 @@ class Door:
         """Whether the calling thread is inside, in a use or a call."""
         # threading.Condition calls the same `_is_owned` of its lock.
         alone: bool = self.lock._is_owned()  # type: ignore[attr-defined]
-        return alone or threading.get_ident() in self.calls
+        thread = threading.get_ident()
+        return alone or thread in self.calls or thread in self.errands
 
     def busy(self, thread: int) -> bool:
         """Whether a thread other than this one is in a call."""

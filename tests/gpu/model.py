@@ -88,7 +88,13 @@ class Twin:
             self.truth[row, lo:hi] = record
 
     def lease(self, ids: np.ndarray) -> GpuLease:
-        lease = self.tier.lease(self.put(ids))
+        if not ids.size or self.rng.random() < 0.4:
+            lease = self.tier.lease(self.put(ids))
+        else:
+            lo, hi = self.span()
+            out = self.place.noise(ids.size, self.truth[:1, lo:hi].shape[1])
+            lease = self.tier.lease(self.put(ids), out, lo, hi)
+            np.testing.assert_array_equal(self.place.get(out), self.truth[ids, lo:hi])
         self.leases.append((lease, ids))
         return lease
 

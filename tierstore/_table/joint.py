@@ -310,6 +310,18 @@ class JointTable:
         except INTERNAL as error:
             raise internal_error(error) from error
 
+    def lease_and_read(
+        self, rows: Tensor, field: str, touched: Iterable[int] = ()
+    ) -> tuple[Lease, Any]:
+        """Do so, and return one field of the row of each id too, `(n, dim)`, as `expand` does."""
+        access = self.location.access
+        try:
+            batch = access.ids(rows)
+            self._record(rows, touched)
+            return access.lease_and_read(batch, field)
+        except INTERNAL as error:
+            raise internal_error(error) from error
+
     def read(self, rows: Tensor, field: str | Sequence[str], touched: Iterable[int] = ()) -> Any:
         """Return a field of rows, `(n, dim)`, or a dict of several; see `Table.read`."""
         location = self.location

@@ -171,14 +171,28 @@ class GpuTier:
             self._counts.wrote(rows.shape[0], self._batch.bytes)
 
     def lease(
-        self, rows: Any, *, within: range | None = None, stream: int | None = None
+        self,
+        rows: Any,
+        out: Any = None,
+        lo: int = 0,
+        hi: int | None = None,
+        *,
+        within: range | None = None,
+        stream: int | None = None,
     ) -> GpuLease:
-        """Hold the distinct records of `rows` in place; see `GpuLease`."""
+        """Hold the distinct records of `rows` `(n,)` in place; see `GpuLease`.
+
+        Copies bytes `lo:hi` of the record of each of `rows` into `out`, if given, as its `read`
+        does, in the same launches.
+        """
         if not rows.shape[0]:
             lease = GpuLease(self, 0, BatchArgument(), self.launcher.enter(stream))
             self.device.fill(lease.arguments.batch.count, 0, 4, self.launcher.stream)
             return lease
         self._begin(Mode.LEASE, rows, stream, within=within)
+        self._batch.data = 0
+        if out is not None:
+            self.describe(self._batch, out, lo, hi)
         lease = GpuLease(self, rows.shape[0], self._batch, self.launcher.stream)
         lease.kept_rows = self._staging is None and not self._has_room(lease.bound)
         lease.spilled = self._run(lease)
@@ -359,26 +373,41 @@ class GpuTier:
     def _run(self, lease: GpuLease | None = None) -> npt.NDArray[np.int64]:
         """Launch the batch that was described; return the rows a lease keeps in its spill."""
         arguments = self._arguments if lease is None else lease.arguments
-        stream, promote = self.launcher.stream, OWN.PROMOTE
+        stream = self.launcher.stream
         with self.device.range(Mode.RANGES[arguments.batch.mode]):
-            self._find(arguments, stream)
-            if self._fetches:
-                self.launcher.start(OWN.FENCE, arguments, stream)
-                promote = OWN.PROMOTE_BESIDE_COPIES
-            self.launcher.start(promote, arguments, stream)
-            spilled = self._settle(arguments, lease)
+            if self._staging is None or arguments.batch.alone:
+                self._launch(arguments, stream)
+                spilled = np.empty(0, np.int64)
+            else:
+                with self.host.still:
+                    self._launch(arguments, stream)
+                    counts = self.memory.counters(stream)
+                spilled = self._settle(self._staging, arguments, counts, lease)
             self.launcher.launched()
         return spilled
+
+    def _launch(self, arguments: BatchArguments, stream: int) -> None:
+        """Launch all but what needs the help of the host."""
+        self._find(arguments, stream)
+        promote = OWN.PROMOTE
+        if self._fetches:
+            self.launcher.start(OWN.FENCE, arguments, stream)
+            promote = OWN.PROMOTE_BESIDE_COPIES
+        self.launcher.start(promote, arguments, stream)
 
     def _find(self, arguments: BatchArguments, stream: int) -> None:
         """Launch `probe`, and note that the ids are on their way."""
         self.launcher.start(OWN.PROBE, arguments, stream, arguments.batch.n)
         self._inbox.sent(stream)
 
-    def _settle(self, arguments: BatchArguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
+    def _settle(
+        self,
+        staging: Staging,
+        arguments: BatchArguments,
+        counts: npt.NDArray[Any],
+        lease: GpuLease | None,
+    ) -> npt.NDArray[np.int64]:
         """Finish a batch with the help of a host tier that does not hold every row."""
-        if self._staging is None or arguments.batch.alone:
-            return np.empty(0, np.int64)
 
         def spill(records: int) -> int:
             if lease is None:
@@ -387,7 +416,7 @@ class GpuTier:
             lease.spill = self.device.borrow(nbytes, np.uint8, self.launcher.stream)
             return self.device.pointer(lease.spill)
 
-        return self._staging.settle(arguments, self.launcher.stream, spill=spill)
+        return staging.settle(arguments, self.launcher.stream, counts, spill=spill)
 
     def _grow(self, ids: int) -> None:
         """Make room for a larger batch, rarely: sizes double."""

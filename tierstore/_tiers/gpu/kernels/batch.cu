@@ -217,16 +217,28 @@ __device__ void write_winners(const Tier &t, const Batch &b, Team team, bool slo
     }
 }
 
-// Tell every id of a lease which record is its own; -1 for ids outside the table.
-__device__ void write_positions(const Tier &t, const Batch &b) {
-    for (i64 i = thread(); i < b.n; i += threads()) {
-        const i64 row = b.ids[i];
-        i32 index = -1;
-        if ((u64)row < (u64)t.rows) {
-            const i32 entry = t.slot_of[row];
-            index = (i32)(entry >= 0 ? t.mark[entry] : b.contest[FIRST - entry]) - 1;
+// Tell every id of a lease which record is its own, -1 for ids outside the table, and copy bytes of
+// that record to its position of data, if there is any.
+__device__ void serve_lease(const Tier &t, const Batch &b) {
+    const Team team = everyone();
+    const u32 span = b.data ? span_for(team, b.n) : 32;
+    for (i64 base = (i64)team.warp * span; base < b.n; base += (i64)team.warps * span) {
+        const i64 position = base + lane();
+        u64 source = 0, target = 0;
+        if (lane() < span && position < b.n) {
+            const i64 row = b.ids[position];
+            i32 index = -1;
+            if ((u64)row < (u64)t.rows) {
+                const i32 entry = t.slot_of[row];
+                index = (i32)(entry >= 0 ? t.mark[entry] : b.contest[FIRST - entry]) - 1;
+            }
+            b.positions[position] = index;
+            if (b.data) {
+                source = index >= 0 ? b.records[index] + b.lo : (u64)t.poison;
+                target = (u64)(b.data + position * b.bytes);
+            }
         }
-        b.positions[i] = index;
+        if (b.data) copy(source, target, span, b.bytes, b.width);
     }
 }
 
@@ -278,7 +290,7 @@ __device__ void finish(const Tier &t, const Batch &b) {
         grid_barrier(&c->gate);
     }
     if (b.mode == LEASE) {
-        if (b.last) write_positions(t, b);
+        if (b.last) serve_lease(t, b);
     } else if (waiting || b.mode == WRITE) {
         // Where rows stay in host memory, some blocks copy those, and all others what is in slots.
         const u32 link = link_blocks(b, c->missed - c->victims);

@@ -92,7 +92,8 @@ struct Batch {
                                   // which `probe` makes rows of in `ids`; or null: ids are rows
     i64 n;
     i64 start, bound;             // ids are 0 to bound - 1, and row start the first
-    u8 *data;                     // [n][bytes]: bytes [lo, lo + bytes) of each record
+    u8 *data;                     // [n][bytes]: bytes [lo, lo + bytes) of each record; a lease may
+                                  // have none
     i64 lo, bytes;
     // Workspace, n entries each.
     u32 *deferred;                // positions that must wait for a copy
