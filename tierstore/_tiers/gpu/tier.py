@@ -22,6 +22,7 @@ from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.lease import GpuLease, PinnedLeases
 from tierstore._tiers.gpu.link import Inbox, Mailbox, Ordering
 from tierstore._tiers.gpu.memory import Counts, GpuMemory, Scores, Workspace
+from tierstore._tiers.gpu.places import Places
 from tierstore._tiers.gpu.prefetch import Fetches
 from tierstore._tiers.gpu.replay import Replays
 from tierstore._tiers.host import HostTier, nothing_to_await
@@ -72,7 +73,7 @@ class GpuTier:
         self.memory.reach(host)
         self._batch = BatchArgument()
         self._arguments = BatchArguments(self.memory.argument, self._batch)
-        launcher = Launcher(device)
+        launcher = Launcher(device, sparse=self.memory.places is not None)
         self.launcher: Launcher = launcher
         self._staging = None if host.direct else Staging(launcher, device, host, self.memory)
         if self._staging is not None:
@@ -343,6 +344,8 @@ class GpuTier:
             batch = self._batch
             if n > self._workspace.size:
                 self._grow(n)
+        if self.memory.places is not None and not self.memory.places.take(n):
+            self._sweep(self.memory.places, n)
         within = within or range(self.rows)
         batch.start, batch.bound = within.start, len(within)
         self._inbox.bring(rows, batch, (workspace or self._workspace).ids)
@@ -423,6 +426,15 @@ class GpuTier:
         self.device.synchronize(self.launcher.stream)
         self._workspace = Workspace.for_ids(self.device, ids)
         self._workspace.bind(self._batch)
+
+    def _sweep(self, places: Places, ids: int) -> None:
+        """Drop the rows of a sparse map that are in no use; have places for so many more."""
+        keeping = self.leases.keeping
+        stream = self.launcher.stream
+        places.clear(stream, self.slots + sum(lease.bound for lease in keeping) + ids)
+        self.launcher.start(OWN.ENTER_SLOTS, self._arguments, stream, self.slots)
+        for lease in keeping:
+            self.launcher.start(OWN.ENTER_KEPT, lease.arguments, stream, lease.bound)
 
     def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Have a host tier with room for every row load them all: then none is ever missing.
