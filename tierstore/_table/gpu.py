@@ -412,7 +412,7 @@ class DeviceLease:
     groups = None
 
     def __init__(self, access: DeviceArrays, ids: Ids, *into: Any) -> None:
-        """Promote and pin the distinct rows of a batch; what is read `into`, see `GpuTier.lease`."""
+        """Promote and pin the distinct rows of a batch; `into` is what `GpuTier.lease` reads."""
         self._access = access
         self._kind = ids.kind
         with access.using():
@@ -464,11 +464,12 @@ class DeviceLease:
 
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it."""
-        if self.gpu.trimmed:
-            self.gpu.check()
-            return True
+        lease = self.gpu
+        if lease.trimmed or not (wait or lease.asks):
+            lease.check()
+            return lease.trimmed
         with self._access.using():
-            return self.gpu.trim(wait=wait, stream=self._access.stream(self._kind))
+            return lease.trim(wait=wait, stream=self._access.stream(self._kind))
 
     def launch(
         self,
@@ -591,6 +592,8 @@ class DeviceAccess(DeviceArrays):
         import torch
 
         here = self.torch_device
+        if ids.dtype is torch.int64 and ids.device == here and ids.ndim == 1:
+            return Ids(ids.contiguous(), ids.shape, "torch")
         if ids.device != here and ids.device.type == "cpu":
             return self._host_ids(ids)
         if ids.dtype is not torch.int64 and (
@@ -603,9 +606,7 @@ class DeviceAccess(DeviceArrays):
                 f"the ids are on {ids.device}, table {self.name!r} is on {here}; move them: "
                 f"ids.to({str(here)!r})"
             )
-        if ids.dtype is not torch.int64 or len(shape) != 1 or not ids.is_contiguous():
-            ids = ids.reshape(-1).to(torch.int64).contiguous()
-        return Ids(ids, shape, "torch")
+        return Ids(ids.reshape(-1).to(torch.int64).contiguous(), shape, "torch")
 
     def _cupy_ids(self, ids: Any) -> Ids:
         import cupy

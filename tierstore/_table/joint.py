@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +27,7 @@ from tierstore._table.host import Access, HostAccess, Lease
 from tierstore._table.table import Owner, Table
 from tierstore._tiers.base import Rows
 from tierstore._tiers.gpu.abi import RECORDS, Arguments
+from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
 from tierstore._tiers.gpu.memory import MOST_FEATURES
 from tierstore._tiers.space import Space, WholeSpace
@@ -62,9 +63,28 @@ class Features(NamedTuple):
     names: tuple[str, ...]
     tables: tuple[int, ...]
 
-    def touched(self, lengths: Iterable[int]) -> frozenset[int]:
+    def touched(self, lengths: Sequence[int]) -> frozenset[int]:
         """Return the numbers of the tables that have ids, given how many each feature has."""
-        return frozenset(compress(self.tables, lengths))
+        return _all_of(self.tables) if all(lengths) else frozenset(compress(self.tables, lengths))
+
+
+@lru_cache(_REMEMBERED)
+def _all_of(tables: tuple[int, ...]) -> frozenset[int]:
+    return frozenset(tables)
+
+
+class _Check(NamedTuple):
+    """How ids of features become rows on a device, for one number of ids of each.
+
+    Attributes:
+        work: what the kernel works on, but for the addresses of ids and rows.
+        arguments: of the kernel, `work` among them.
+        arrays: what they refer to.
+    """
+
+    work: Any
+    arguments: Arguments
+    arrays: tuple[Any, Any]
 
 
 def alike(table: Table, field: str) -> tuple[object, ...]:
@@ -120,7 +140,7 @@ class Location:
         self._order = np.argsort(self.starts)
         self._numbers: dict[Features, Rows] = {}
         self._bounds: dict[Features, Any] = {}
-        self._ends: dict[tuple[int, ...], Any] = {}
+        self._checks: dict[tuple[Features, tuple[int, ...]], _Check] = {}
 
     # -- from ids of tables to rows of the space
 
@@ -174,27 +194,33 @@ class Location:
             raise RuntimeError("ids are checked on a device where there is a GPU tier")
         ids = access.ids(ids).rows  # raises for those on another device
         rows: Tensor = torch.empty_like(ids)
-        count = ids.numel()
+        count = ids.shape[0]
         if not count:
             return rows
         with access.using():
             stream = access.stream("torch")
-            ends, bounds = self._ends.get(lengths), self._bounds.get(features)
-            if ends is None:
-                while len(self._ends) >= _REMEMBERED:
-                    del self._ends[next(iter(self._ends))]
-                found = np.cumsum(np.array(lengths, np.int64))
-                ends = self._ends[lengths] = gpu.device.upload(found, stream)
-            if bounds is None:
-                found = self._bounds_of(features)
-                bounds = self._bounds[features] = gpu.device.upload(found, stream)
-            first, step = gpu.device.pointer(bounds), 8 * len(lengths)
-            work = _Ids(
-                ids.data_ptr(), rows.data_ptr(), gpu.device.pointer(ends), count, len(lengths)
-            )
-            arguments = Arguments(work, _Bounds(first, first + step, first + 2 * step))
-            gpu.launcher.launch(_IN_SPACE, arguments, count, stream)
+            check = self._checks.get((features, lengths))
+            if check is None:
+                check = self._check_of(features, lengths, gpu.device, stream)
+            check.work.ids, check.work.rows = ids.data_ptr(), rows.data_ptr()
+            gpu.launcher.launch(_IN_SPACE, check.arguments, count, stream)
         return rows
+
+    def _check_of(
+        self, features: Features, lengths: tuple[int, ...], device: Device, stream: int
+    ) -> _Check:
+        """Return how ids of features become rows, and keep it for the next batch like this."""
+        while len(self._checks) >= _REMEMBERED:
+            del self._checks[next(iter(self._checks))]
+        bounds = self._bounds.get(features)
+        if bounds is None:
+            bounds = self._bounds[features] = device.upload(self._bounds_of(features), stream)
+        ends = device.upload(np.cumsum(np.array(lengths, np.int64)), stream)
+        first, step = device.pointer(bounds), 8 * len(lengths)
+        work = _Ids(end=device.pointer(ends), n=sum(lengths), features=len(lengths))
+        arguments = Arguments(work, _Bounds(first, first + step, first + 2 * step))
+        check = self._checks[features, lengths] = _Check(work, arguments, (bounds, ends))
+        return check
 
     def _bounds_of(self, features: Features) -> Rows:
         """Return start, rows and number of each feature, `(3, features)`."""

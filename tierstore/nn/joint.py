@@ -193,8 +193,7 @@ class JointLayer(RowsLayer):
         with self._together():
             rows = self.in_space(ids, features, lengths)
             if self._trains():
-                apply: Callable[..., tuple[Tensor, ...]] = _Lookup.apply
-                return apply(self._own, _Call(self, rows, features, lengths, counted, apart))
+                return _apply(self._own, _Call(self, rows, features, lengths, counted, apart))
             read = self.read_rows(rows, features.touched(lengths))
         return _parts(read, lengths, apart=apart)
 
@@ -204,7 +203,7 @@ class JointLayer(RowsLayer):
 
     def refuse_transforms(self) -> None:
         """Raise InvalidInputError in `torch.jit.trace` and within `torch.func`."""
-        if torch.jit.is_tracing():
+        if torch._C._is_tracing():
             raise tracing_refused()
         if torch._C._are_functorch_transforms_active():
             raise InvalidInputError(
@@ -385,3 +384,7 @@ class _Lookup(torch.autograd.Function):
                 gradient, columns = as_one(there)
                 ctx.looked.give(gradient, given, columns)
         return None, None
+
+
+_apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Lookup).apply
+"""Calls `_Lookup` without what `torch.func` needs, which `refuse_transforms` has excluded."""

@@ -163,7 +163,8 @@ class Launcher:
         self, kernel: Kernel, arguments: Arguments, items: int, stream: int | None = None
     ) -> None:
         """Launch a kernel that works through a number of items, behind the last work."""
-        stream = self.enter(stream)
+        if stream is None or stream != self.stream:
+            stream = self.enter(stream)
         self.start(kernel, arguments, stream, items)
         self.launched()
 

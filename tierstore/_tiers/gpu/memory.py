@@ -14,6 +14,7 @@ from tierstore._tiers.gpu.abi import (
     TIER,
     BatchArgument,
     BatchArguments,
+    RowsArgument,
     TierArgument,
 )
 from tierstore._tiers.gpu.device import Device
@@ -197,6 +198,7 @@ class GpuMemory:
         self.nbytes: int = self.bytes_for(rows, record_bytes, slots, scored=scored)
         self._device = device
         self._mailbox = device.stage(COUNTERS.itemsize)
+        self._described: Any = None
         self._arrays = {name: device.allocate(slots, dtype) for name, dtype in _PER_SLOT}
         self._arrays["slots"] = device.allocate(slots * record_bytes, "u1")
         self._arrays["slot_of"] = device.allocate(rows, "i4")
@@ -218,12 +220,23 @@ class GpuMemory:
 
     def reach(self, host: HostTier) -> None:
         """Tell the kernels where the host tier's records, map and marks are."""
+        self._described = None
         view = host.view()
         self.argument.direct = host.direct
         views = {"host": view.records, "host_dirty": view.dirty, "host_slot_of": view.slot_of}
         for name, array in views.items():
             if array is not None:
                 setattr(self.argument, name, self._device.host_pointer(host.arena, array))
+
+    def described(self) -> Any:
+        """Return what kernels that are not the tier's own must know of every lease."""
+        if self._described is None:
+            tier = self.argument
+            host_changed = tier.host_changed if tier.direct else 0
+            self._described = RowsArgument(
+                dirty=tier.dirty, host_changed=host_changed, host=tier.host, record=tier.record
+            )
+        return RowsArgument.from_buffer_copy(self._described)
 
     @classmethod
     def bytes_for(

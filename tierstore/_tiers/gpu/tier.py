@@ -19,7 +19,7 @@ from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.exchange import Staging
 from tierstore._tiers.gpu.keys import DeviceKeys
 from tierstore._tiers.gpu.launcher import OWN, Launcher
-from tierstore._tiers.gpu.lease import GpuLease, PinnedLeases
+from tierstore._tiers.gpu.lease import NO_ROWS, GpuLease, PinnedLeases
 from tierstore._tiers.gpu.link import Inbox, Mailbox, Ordering
 from tierstore._tiers.gpu.memory import Counts, GpuMemory, Scores, Workspace
 from tierstore._tiers.gpu.prefetch import Fetches
@@ -99,6 +99,8 @@ class GpuTier:
         """The number of each feature whose bad ids may come; see `Counts.check`."""
         self.changes: int = 0
         """How often records were written, for leases that keep copies."""
+        self.counts_are_waited_for: bool = False
+        """Whether the number of distinct records of some lease was; see `GpuLease.asks`."""
         host.before_change = self.await_fetches
 
     @property
@@ -392,7 +394,7 @@ class GpuTier:
     def _settle(self, arguments: BatchArguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
         """Finish a batch with the help of a host tier that does not hold every row."""
         if self._staging is None or arguments.batch.alone:
-            return np.empty(0, np.int64)
+            return NO_ROWS
 
         def spill(records: int) -> int:
             if lease is None:
