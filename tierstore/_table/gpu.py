@@ -34,6 +34,7 @@ from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device, device_error
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore._tiers.gpu.lease import GpuLease
+from tierstore._tiers.gpu.link import FeatureIds
 from tierstore._tiers.space import Extent, WholeSpace
 from tierstore.errors import (
     ClosedError,
@@ -411,15 +412,17 @@ class DeviceLease:
 
     groups = None
 
-    def __init__(self, access: DeviceArrays, ids: Ids, *into: Any) -> None:
-        """Promote and pin the distinct rows of a batch; `into` is what `GpuTier.lease` reads."""
+    def __init__(
+        self, access: DeviceArrays, ids: Ids, *into: Any, features: FeatureIds | None = None
+    ) -> None:
+        """Promote and pin the distinct rows of a batch; see `GpuTier.lease`."""
         self._access = access
         self._kind = ids.kind
         with access.using():
             access.extent.epoch.check_open()
             stream = access.stream(ids.kind)
             self.gpu: GpuLease = access.gpu.lease(
-                ids.rows, *into, within=access.within, stream=stream
+                ids.rows, *into, within=access.within, features=features, stream=stream
             )
         self._shape = ids.shape
 
@@ -746,12 +749,17 @@ class DeviceAccess(DeviceArrays):
         """Pin the distinct rows of a batch."""
         return DeviceLease(self, ids)
 
-    def lease_and_read(self, ids: Ids, field: str) -> tuple[DeviceLease, Any]:
-        """Pin the distinct rows, and return one field of the row of each id; the same launches."""
+    def lease_and_read(
+        self, ids: Ids, field: str, features: FeatureIds | None = None
+    ) -> tuple[DeviceLease, Any]:
+        """Pin the distinct rows, and return one field of the row of each id; the same launches.
+
+        The ids may be those of `features`, on the device.
+        """
         item, (lo, hi) = self.layout.field(field), self.layout.span(field)
         out = self.room(item, ids)
         with self.using():
-            lease = DeviceLease(self, ids, out, lo, hi)
+            lease = DeviceLease(self, ids, out, lo, hi, features=features)
             if item.scaled is None:
                 return lease, self.answer(out, item, ids)
         return lease, self.answer(out, item, ids)

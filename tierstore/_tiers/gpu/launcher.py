@@ -78,6 +78,7 @@ class Kernel:
 class OWN:
     """The kernels of the tier itself."""
 
+    IN_SPACE = Kernel(TIER, "in_space", as_large_as_the_work)
     PROBE = Kernel(TIER, "probe", as_large_as_the_work)
     FENCE = Kernel(TIER, "fence", _one)
     PROMOTE = Kernel(TIER, "promote", _all_resident, cooperative=True)

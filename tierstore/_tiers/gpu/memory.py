@@ -38,7 +38,7 @@ __all__ = [
 _FOREIGN = -(1 << 62)
 """FOREIGN of tier.cuh."""
 _BAD_ID = -(0x2D9A << 48)
-"""From here down: ids that are bad for a feature, with its number, as joint.cu codes them."""
+"""From here down: ids that are bad for a feature, with its number, as features.cu codes them."""
 _ID_BITS = 44
 _LOST = TIER.constants["LOST"]
 MOST_FEATURES = 1 << 14
