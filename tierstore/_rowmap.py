@@ -68,6 +68,10 @@ class SparseMap:
         blocks = self._blocks.take(rows >> _SHIFT, mode="clip")
         return self.numbers.take(_places(blocks, rows), mode="clip")
 
+    def __getitem__(self, rows: Rows) -> Numbers:
+        """Return the numbers of a few valid `rows` `(n,)`, as `take` does those of many."""
+        return self.numbers[_places(self._blocks[rows >> _SHIFT], rows)]
+
     def __setitem__(self, rows: Rows, numbers: Numbers | int) -> None:
         """Set the numbers of distinct `rows` `(n,)`."""
         self.numbers[self.reserve(rows)] = numbers

@@ -43,9 +43,16 @@ def reach_every_kernel(place: Place) -> set[str]:
     watching = Watching(place.device)
     place = Place(watching, place.kind)
     everything = np.arange(90)
-    for host_slots, policy in ((90, lru()), (40, lfu(1))):
+    for host_slots, policy, sparse in ((90, lru(), True), (90, lru(), False), (40, lfu(1), False)):
         with Twin(
-            place, rows=90, record_bytes=48, slots=12, host_slots=host_slots, chunk=9, policy=policy
+            place,
+            rows=90,
+            record_bytes=48,
+            slots=12,
+            host_slots=host_slots,
+            chunk=9,
+            policy=policy,
+            sparse=sparse,
         ) as twin:
             twin.work(12, sizes=(5, 40))
             while twin.leases:

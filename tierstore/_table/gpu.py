@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from tierstore._door import Door, Use
+from tierstore._door import Door, Errand, Use
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._scaled import ScaledElements
 from tierstore._table.address import Ids, host_ids, is_cupy, is_torch, on_host
@@ -56,6 +56,7 @@ class _Using(Use):
     """
 
     __slots__ = ("_access", "_before")
+    beside = True
 
     def __init__(self, access: DeviceArrays, *, write: bool) -> None:
         super().__init__(access.door, write=write)
@@ -680,7 +681,7 @@ class DeviceAccess(DeviceArrays):
         here = is_torch(ids) and ids.device == self.torch_device
         stream = self.any_stream("torch" if here else "numpy")
         if not self.device.capturing(stream):
-            with self.using():
+            with self.door.use(), self.using():  # replays read the host tier, errands change it
                 self.gpu.prepare_replays(stream)
             return False
         import torch
@@ -786,7 +787,9 @@ class DeviceAccess(DeviceArrays):
         on_device = is_cupy(ids) or here
         if on_device:
             rows = on_host(self.ids(ids).rows)
-            rows = rows[(rows >= 0) & (rows < len(self.within))]
+            # Without its sign a negative id is a huge one.
+            if rows.size and np.maximum.reduce(rows.view(np.uint64)) >= len(self.within):
+                rows = rows[(rows >= 0) & (rows < len(self.within))]
         else:
             rows = host_ids(ids, len(self.within)).rows.copy()  # the ids are the caller's
 
@@ -809,14 +812,21 @@ class DeviceAccess(DeviceArrays):
             def advise() -> None:
                 if advice is not None:
                     advice()
-                gpu.await_fetches()  # nor does the host tier wait for them within the use
+                gpu.await_fetches()  # nor does the host tier wait for them under its lock
 
             return advise
 
         def fetch(distinct: Rows) -> None:
+            with Errand(self.door):
+                if epoch.ended or gpu.replays.ready:
+                    return
+                before = self.device.enter()
+                try:
+                    gpu.host.fetch(distinct, window)
+                finally:
+                    self.device.leave(before)
             with self.using():
                 if not epoch.ended:
-                    gpu.host.fetch(distinct, window)
                     stream = self.device.beside
                     gpu.prefetch_for(rows, window, within=self.within, stream=stream)
 

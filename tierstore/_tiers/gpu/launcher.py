@@ -100,6 +100,8 @@ class OWN:
     REPORT = Kernel(TIER, "report")
     REBASE = Kernel(TIER, "rebase")
     RESCALE = Kernel(TIER, "rescale")
+    ENTER_SLOTS = Kernel(TIER, "enter_slots")
+    ENTER_KEPT = Kernel(TIER, "enter_kept")
 
 
 class Launcher:
@@ -113,9 +115,13 @@ class Launcher:
         waits: whether `mark` is left to who set this, at the end of several launches.
     """
 
-    def __init__(self, device: Device) -> None:
-        """Load the tier's own kernels and start in the current stream."""
+    def __init__(self, device: Device, *, sparse: bool = False) -> None:
+        """Load the tier's own kernels and start in the current stream.
+
+        `sparse`: those whose map of rows is `Places`.
+        """
         self._device = device
+        self._sparse = sparse
         self._loaded: dict[Kernel, tuple[Start, int]] = {}
         for kernel in vars(OWN).values():
             if isinstance(kernel, Kernel):
@@ -128,6 +134,8 @@ class Launcher:
 
     def _load(self, kernel: Kernel) -> tuple[Start, int]:
         text, name, macros = kernel.source.text, kernel.name, kernel.macros
+        if self._sparse and kernel.source is TIER:
+            macros = {**macros, "SPARSE": 1}
         loaded = self._device.load(text, name, macros, cooperative=kernel.cooperative)
         self._loaded[kernel] = loaded
         return loaded

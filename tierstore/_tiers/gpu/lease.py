@@ -37,6 +37,11 @@ class PinnedLeases:
         """Most slots that the open leases can hold."""
         return sum(lease.bound for lease in self._open)
 
+    @property
+    def keeping(self) -> list[GpuLease]:
+        """Those whose rows in direct host memory must not be promoted."""
+        return [lease for lease in (*self._open, *self._ended) if lease.kept_rows]
+
     def add(self, lease: GpuLease) -> None:
         """Add a new lease."""
         self._open.add(lease)

@@ -22,6 +22,7 @@ from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.lease import NO_ROWS, GpuLease, PinnedLeases
 from tierstore._tiers.gpu.link import FeatureIds, Inbox, Mailbox, Ordering
 from tierstore._tiers.gpu.memory import Counts, GpuMemory, Scores, Workspace
+from tierstore._tiers.gpu.places import Places
 from tierstore._tiers.gpu.prefetch import Fetches
 from tierstore._tiers.gpu.replay import Replays
 from tierstore._tiers.host import HostTier, nothing_to_await
@@ -72,7 +73,7 @@ class GpuTier:
         self.memory.reach(host)
         self._batch = BatchArgument()
         self._arguments = BatchArguments(self.memory.argument, self._batch)
-        launcher = Launcher(device)
+        launcher = Launcher(device, sparse=self.memory.places is not None)
         self.launcher: Launcher = launcher
         self._staging = None if host.direct else Staging(launcher, device, host, self.memory)
         if self._staging is not None:
@@ -355,6 +356,8 @@ class GpuTier:
             batch = self._batch
             if n > self._workspace.size:
                 self._grow(n)
+        if self.memory.places is not None and not self.memory.places.take(n):
+            self._sweep(self.memory.places, n)
         within = within or range(self.rows)
         batch.start, batch.bound = within.start, len(within)
         batch.features = 0
@@ -388,26 +391,41 @@ class GpuTier:
     def _run(self, lease: GpuLease | None = None) -> npt.NDArray[np.int64]:
         """Launch the batch that was described; return the rows a lease keeps in its spill."""
         arguments = self._arguments if lease is None else lease.arguments
-        stream, promote = self.launcher.stream, OWN.PROMOTE
+        stream = self.launcher.stream
         with self.device.range(Mode.RANGES[arguments.batch.mode]):
-            self._find(arguments, stream)
-            if self._fetches:
-                self.launcher.start(OWN.FENCE, arguments, stream)
-                promote = OWN.PROMOTE_BESIDE_COPIES
-            self.launcher.start(promote, arguments, stream)
-            spilled = self._settle(arguments, lease)
+            if self._staging is None or arguments.batch.alone:
+                self._launch(arguments, stream)
+                spilled = NO_ROWS
+            else:
+                with self.host.still:
+                    self._launch(arguments, stream)
+                    counts = self.memory.counters(stream)
+                spilled = self._settle(self._staging, arguments, counts, lease)
             self.launcher.launched()
         return spilled
+
+    def _launch(self, arguments: BatchArguments, stream: int) -> None:
+        """Launch all but what needs the help of the host."""
+        self._find(arguments, stream)
+        promote = OWN.PROMOTE
+        if self._fetches:
+            self.launcher.start(OWN.FENCE, arguments, stream)
+            promote = OWN.PROMOTE_BESIDE_COPIES
+        self.launcher.start(promote, arguments, stream)
 
     def _find(self, arguments: BatchArguments, stream: int) -> None:
         """Launch `probe`, and note that the ids are on their way."""
         self.launcher.start(OWN.PROBE, arguments, stream, arguments.batch.n)
         self._inbox.sent(stream)
 
-    def _settle(self, arguments: BatchArguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
+    def _settle(
+        self,
+        staging: Staging,
+        arguments: BatchArguments,
+        counts: npt.NDArray[Any],
+        lease: GpuLease | None,
+    ) -> npt.NDArray[np.int64]:
         """Finish a batch with the help of a host tier that does not hold every row."""
-        if self._staging is None or arguments.batch.alone:
-            return NO_ROWS
 
         def spill(records: int) -> int:
             if lease is None:
@@ -416,13 +434,22 @@ class GpuTier:
             lease.spill = self.device.borrow(nbytes, np.uint8, self.launcher.stream)
             return self.device.pointer(lease.spill)
 
-        return self._staging.settle(arguments, self.launcher.stream, spill=spill)
+        return staging.settle(arguments, self.launcher.stream, counts, spill=spill)
 
     def _grow(self, ids: int) -> None:
         """Make room for a larger batch, rarely: sizes double."""
         self.device.synchronize(self.launcher.stream)
         self._workspace = Workspace.for_ids(self.device, ids)
         self._workspace.bind(self._batch)
+
+    def _sweep(self, places: Places, ids: int) -> None:
+        """Drop the rows of a sparse map that are in no use; have places for so many more."""
+        keeping = self.leases.keeping
+        stream = self.launcher.stream
+        places.clear(stream, self.slots + sum(lease.bound for lease in keeping) + ids)
+        self.launcher.start(OWN.ENTER_SLOTS, self._arguments, stream, self.slots)
+        for lease in keeping:
+            self.launcher.start(OWN.ENTER_KEPT, lease.arguments, stream, lease.bound)
 
     def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Have a host tier with room for every row load them all: then none is ever missing.
