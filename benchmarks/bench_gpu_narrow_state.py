@@ -34,6 +34,7 @@ class Tiered:
         from tierstore.optim import TieredOptimizer
 
         dtype, state = WAYS[way]
+        self._dtype = getattr(torch, dtype)
         kinds = {"weight": dtype, "exp_avg": state or dtype, "exp_avg_sq": state or dtype}
         fields = {name: Field(DIM, kind) for name, kind in kinds.items()}
         budget = Budget(host_rows=rows, gpu_rows=rows // 10)
@@ -41,7 +42,7 @@ class Tiered:
         self.table = self.scratch.table
         for start in range(0, rows, BLOCK):
             ids = torch.arange(start, min(start + BLOCK, rows), device="cuda")
-            drawn = torch.randn(len(ids), DIM, device="cuda", dtype=getattr(torch, dtype))
+            drawn = torch.randn(len(ids), DIM, device="cuda", dtype=self._dtype)
             self.table.write(ids, drawn)
         self._layer = TieredEmbedding(self.table)
         self._optimizer = TieredOptimizer(
@@ -53,11 +54,11 @@ class Tiered:
         )
 
     def step(self, gradient: Any) -> Callable[[Any], None]:
-        """Return a step on ids whose rows get this gradient."""
+        """Return a step on ids whose rows get this gradient, in the type that a model would."""
+        gradient = gradient.to(self._dtype)
 
         def run(ids: Any) -> None:
-            rows = self._layer(ids)
-            rows.backward(gradient.to(rows.dtype))
+            self._layer(ids).backward(gradient)
             self._optimizer.step()
 
         return run

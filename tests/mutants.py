@@ -95,10 +95,10 @@ MUTANTS = [
     ),
     # Work in parts: each row once, errors of any part, equal values in their order.
     Mutant(
-        "_rowcopy.py",
-        "            if each is None or each.cancel():\n                one(part)",
-        "            if each is None or each.cancel():\n                continue",
-        "tests/test_rowcopy.py",
+        "_parts.py",
+        "            self._running.append(None)",
+        "            self._running.extend([])",
+        "tests/test_parts.py",
     ),
     Mutant(
         "_rowcopy.py",
@@ -671,9 +671,9 @@ MUTANTS = [
         "tests/distributed/test_keys.py",
     ),
     Mutant(
-        "_table/joint.cu",
-        "        const bool good = (u64)id < (u64)bounds.rows[feature];",
-        "        const bool good = true;",
+        "_tiers/gpu/kernels/features.cu",
+        "    const bool good = (u64)id < (u64)rows[feature];",
+        "    const bool good = true;",
         "tests/training/test_collections.py",
     ),
     Mutant(

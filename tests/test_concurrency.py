@@ -20,12 +20,11 @@ import pytest
 import tierstore
 from tests.pairs import pairs
 from tests.tiers.stack import ArrayTier, check, read
-from tierstore import Budget, Field, TableSpec, _rowcopy
+from tierstore import Budget, Field, TableSpec, _parts, _rowcopy
 from tierstore._disk.base import Base
 from tierstore._disk.tier import DiskTier
 from tierstore._door import Call, Door
 from tierstore._rowcopy import Groups
-from tierstore._tiers import host
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.uncached import Uncached
 from tierstore.errors import ClosedError, CorruptRowError
@@ -487,18 +486,17 @@ def test_rows_of_a_large_miss_come_in_threads_without_a_trace(
             file.seek(32 * 5)
             file.write(b"damage")
     batches = [rng.integers(0, rows, 900) for _ in range(8)]
-    found, threads, of_disk = list[Any](), set[int](), DiskTier._read
+    found, parts, in_parts = list[Any](), list[slice](), _rowcopy.in_parts
 
-    def seen(*given: Any) -> None:
-        threads.add(threading.get_ident())
-        of_disk(*given)
+    def seen(work: Any, *given: Any, **options: Any) -> None:
+        in_parts(lambda part: (parts.append(part), work(part)), *given, **options)
 
-    monkeypatch.setattr(DiskTier, "_read", seen)
+    monkeypatch.setattr(_rowcopy, "in_parts", seen)
+    monkeypatch.setattr(_rowcopy, "_BYTES_PER_THREAD", 2048)
     for cores in (1, 4):
-        threads.clear()
-        monkeypatch.setattr(_rowcopy, "_most", lambda cores=cores: cores)
-        monkeypatch.setattr(host, "_BROUGHT", 2048)
-        _rowcopy._threads.cache_clear()
+        parts.clear()
+        monkeypatch.setattr(_parts, "most_threads", lambda cores=cores: cores)
+        _parts._crew.cache_clear()
         with tierstore.open(path, budget=tierstore.Budget(host_rows=1000), device="cpu") as store:
             table = store["t"]
             if damaged:
@@ -510,6 +508,6 @@ def test_rows_of_a_large_miss_come_in_threads_without_a_trace(
                 for batch in batches:
                     assert np.array_equal(table.read(batch), truth[batch])
             found.append(store.stats())
-        assert (len(threads) > 1) == (cores > 1)
-    _rowcopy._threads.cache_clear()
+        assert any(part.start > 0 for part in parts) == (cores > 1)
+    _parts._crew.cache_clear()
     assert damaged or found[0] == found[1]

@@ -20,11 +20,15 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c as _crc32c
 
+from tierstore._parts import in_parts
+
 __all__ = ["crc32c", "mismatches", "row_checksums"]
 
 
 _MANY = 512
 """Records from which it is faster to compare one checksum of all, before that of each."""
+_PART_BYTES = 1 << 20
+"""Bytes whose checksum is computed at a time."""
 _AT_ONCE = 1024
 """Checksums computed before other threads may run: a call keeps the interpreter to itself."""
 
@@ -120,7 +124,35 @@ def _match_together(
             own = np.concatenate([np.zeros(1, np.uint32), own])  # before all others: adds nothing
         own = _shifted(np.ascontiguousarray(own[::2]), _by_zeros(width, level)) ^ own[1::2]
         level += 1
-    return crc32c(np.ascontiguousarray(records), 0xFFFFFFFF) ^ 0xFFFFFFFF == int(own[0])
+    found: int = _of_all(np.ascontiguousarray(records))
+    return found == int(own[0])
+
+
+def _of_all(records: npt.NDArray[np.uint8]) -> int:
+    """Return the register after all `records` if it starts from zero; parts of them in threads.
+
+    All parts but the first are of so many records that the register is shifted by one table.
+    """
+    level = max(0, (_PART_BYTES // records.shape[1]).bit_length() - 1)
+    count = len(records) >> level
+    rest = len(records) - (count << level)
+    found = [_register(records[:rest])] + count * [0]
+
+    def work(part: slice) -> None:
+        for number in range(part.start, part.stop):
+            at = rest + (number << level)
+            found[number + 1] = _register(records[at : at + (1 << level)])
+
+    in_parts(work, count, count, least=1)
+    total, table = np.array(found[:1], np.uint32), _by_zeros(records.shape[1], level)
+    for each in found[1:]:
+        total = _shifted(total, table) ^ np.uint32(each)
+    return int(total[0])
+
+
+def _register(data: npt.NDArray[np.uint8]) -> int:
+    """Return the register of crc32c after some bytes, if it starts from zero."""
+    return crc32c(data, 0xFFFFFFFF) ^ 0xFFFFFFFF
 
 
 def _shifted(

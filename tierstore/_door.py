@@ -283,10 +283,65 @@ class Call(interrupts_deferred):
                 ) from error
 
 
-class Use(Call):
-    """One use of a store by one thread, while no other is inside; see `Door.use`."""
+class Errand(Call):
+    """A call that brings rows nearer, one at a time, which uses on a device go on beside.
+
+    It waits for other uses, and they for it; see `Use.beside`.
+    """
 
     __slots__ = ()
+
+    def __enter__(self) -> Self:
+        """Defer interrupts, wait for a use to end, check that the store is usable."""
+        door = self._door
+        if os.getpid() != door.pid:
+            door.check_process()
+        self._handler = None
+        if not interrupts_deferred._deferring:
+            interrupts_deferred.__enter__(self)
+        try:
+            while not door.errands.acquire(timeout=_POLL_SECONDS):
+                self._tell()
+            try:
+                door.check_open(write=False)
+            except BaseException:
+                door.errands.release()
+                raise
+        except BaseException:
+            interrupts_deferred.__exit__(self)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """Leave; close the store after an error that requires it."""
+        door = self._door
+        try:
+            if error is not None:
+                self._judge(error)
+        finally:
+            try:
+                door.errands.release()
+                if door.then is not None:
+                    door.finish()
+            finally:
+                if self._handler is not None:
+                    interrupts_deferred.__exit__(self)
+
+
+class Use(Call):
+    """One use of a store by one thread, while no other is inside; see `Door.use`.
+
+    Attributes:
+        beside: whether errands may go on meanwhile.
+    """
+
+    __slots__ = ()
+    beside: ClassVar[bool] = False
 
     def __enter__(self) -> Self:
         """Defer interrupts, wait for other threads, check that the store is usable."""
@@ -302,13 +357,18 @@ class Use(Call):
         except BaseException:
             interrupts_deferred.__exit__(self)
             raise
+        alone = False
         try:
+            if not self.beside:
+                while not door.errands.acquire(timeout=_POLL_SECONDS):
+                    self._tell()
+                alone = True
             if door.calls:
                 self._wait_for_calls()
             if door.reason or (self._write and not door.writable):
                 door.check_open(write=self._write)
         except BaseException:
-            self._leave()
+            self._leave(alone=alone)
             raise
         return self
 
@@ -344,9 +404,11 @@ class Use(Call):
             self._harmless = None  # its traceback refers to this object
             self._leave()
 
-    def _leave(self) -> None:
+    def _leave(self, *, alone: bool = True) -> None:
         door = self._door  # nothing here allocates memory either
         try:
+            if alone and not self.beside:
+                door.errands.release()
             door.lock.release()
             if door.then is not None:
                 door.finish()
@@ -366,6 +428,7 @@ class Door:
     Attributes:
         reason: why the store can no longer be used; empty while it is open.
         calls: nesting depth of the calls of each thread.
+        errands: held by an errand, and by uses that are not beside one.
         fenced: whether a use waits for calls to end; each signals `ended`.
     """
 
@@ -378,6 +441,7 @@ class Door:
         self.reason: str = ""
         self.then: Callable[[], object] | None = None
         self.calls: dict[int, int] = {}
+        self.errands: threading.RLock = threading.RLock()
         self.fenced = False
         self.ended: Event = Event()
 
@@ -391,7 +455,7 @@ class Door:
         """Whether the calling thread is inside, in a use or a call."""
         # threading.Condition calls the same `_is_owned` of its lock.
         alone: bool = self.lock._is_owned()  # type: ignore[attr-defined]
-        return alone or threading.get_ident() in self.calls
+        return alone or threading.get_ident() in self.calls or self.errands._is_owned()  # type: ignore[attr-defined]
 
     def busy(self, thread: int) -> bool:
         """Whether a thread other than this one is in a call."""

@@ -1,4 +1,4 @@
-"""Copies of scattered records on all cores, other work in parts, and the order of values.
+"""Copies of scattered records on all cores, and the order of values.
 
 `np.take` copies 512-byte rows as fast as a C loop of memcpy (9 M rows per second and core) and
 releases the interpreter lock meanwhile, so large batches are split among threads.
@@ -6,22 +6,26 @@ releases the interpreter lock meanwhile, so large batches are split among thread
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, cached_property
-from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._threads import Event
+from tierstore._parts import in_parts
 
-__all__ = ["Groups", "ascends", "gather", "in_parts", "order", "scatter", "unique", "window"]
+__all__ = [
+    "Groups",
+    "ascends",
+    "gather",
+    "looked_up",
+    "order",
+    "scatter",
+    "take",
+    "unique",
+    "window",
+]
 
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.integer[Any]]
@@ -32,101 +36,14 @@ _SMALL = 64 << 10
 _IN_CACHE = 1 << 20
 """Bytes that are copied at a time where they are copied twice."""
 _MOST_UNITS = 4
-_BYTES_PER_THREAD = 4 << 20
-"""Two threads take 1.5 times as long as one for 2 MiB, equally long for 4, two thirds for 32."""
-_MOST_THREADS = 16
+_BYTES_PER_THREAD = 1 << 20
+"""Two threads take four fifths of the time of one for 2 MiB, four take half of it for 8."""
+_ROWS_PER_THREAD = 4096
+"""Rows to look up for which a thread is worth while: 0.1 to 0.3 ms."""
 _BLOCK = 1 << 20
 """Values compared at a time."""
 _FEW = 512
 """Values up to which merging sorts in less time than counting digits."""
-_here = threading.local()
-"""Has `in_part` set in a thread that does a part of work."""
-_PATIENCE = 0.05
-"""Seconds in which threads that are free begin their parts."""
-
-
-@cache
-def _most() -> int:
-    return min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-
-
-@cache
-def _threads(pid: int) -> ThreadPoolExecutor:
-    """The copying threads of this process; a forked child creates its own.
-
-    All are started before any gets work: a pool that fails to start a thread keeps the work queued,
-    and might execute it after the arrays were reused. Raises RuntimeError if a thread cannot be
-    started.
-    """
-    pool = ThreadPoolExecutor(_most(), thread_name_prefix="tierstore-copy")
-    begun = Event()
-    try:
-        for _ in range(_most()):
-            pool.submit(begun.wait)
-    except RuntimeError:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    finally:
-        begun.set()
-    return pool
-
-
-def in_parts(work: Callable[[slice], object], rows: int, nbytes: int, *, least: int) -> None:
-    """Call `work` on disjoint parts of the rows, in threads if that is worth while.
-
-    Args:
-        work: takes a part; calls of it may run at the same time.
-        rows: how many rows there are.
-        nbytes: what all of them come to.
-        least: the bytes for which a thread is worth while.
-
-    Returns when all parts have ended, and raises the error of the first that failed. No thread
-    waits for ever for others of the pool: a part that calls this itself does its work alone, and
-    parts that none of them begins are done by the caller.
-    """
-    parts = min(_most(), nbytes // least)
-    pool: ThreadPoolExecutor | None = None
-    if parts >= 2 and not getattr(_here, "in_part", False):
-        with contextlib.suppress(RuntimeError):
-            pool = _threads(os.getpid())
-    if pool is None:
-        work(slice(0, rows))
-        return
-
-    def one(part: slice) -> None:
-        _here.in_part = True
-        try:
-            work(part)
-        finally:
-            _here.in_part = False
-
-    edges = [rows * part // parts for part in range(parts + 1)]
-    begun: list[Future[None]] = []
-    try:
-        rest = list(map(slice, edges[:-1], edges[1:]))
-        with contextlib.suppress(RuntimeError):  # the main thread has ended, and the pool with it
-            begun.extend(pool.submit(one, part) for part in rest)
-        wait(begun, _PATIENCE)
-        for each, part in zip_longest(begun, rest):
-            if each is None or each.cancel():
-                one(part)
-            else:
-                each.result()
-    finally:
-        _end(begun)
-
-
-def _end(begun: list[Future[None]]) -> None:
-    """Cancel what is not begun, and wait for the rest, however often Ctrl-C is pressed meanwhile.
-
-    A part that goes on would write where others do by then. A cancelled one counts as done only
-    when a thread of the pool is free to pass it over, which nobody has to wait for.
-    """
-    try:
-        wait([each for each in begun if not each.cancel()])
-    except BaseException:
-        _end(begun)
-        raise
 
 
 @cache
@@ -188,6 +105,37 @@ def gather(records: Bytes, slots: Index, out: Bytes, lo: int = 0) -> None:
         copy(slice(0, slots.size))
     else:
         in_parts(copy, slots.size, out.nbytes, least=_BYTES_PER_THREAD)
+
+
+def take(records: Bytes, slots: Index, out: Bytes) -> None:
+    """Copy whole records `slots` `(n,)`, which exist, into contiguous `out` `(n, record_bytes)`.
+
+    Records may be mapped from a file; each is copied where it is first touched.
+    """
+    if out.nbytes < 2 * _BYTES_PER_THREAD:
+        records.take(slots, axis=0, out=out, mode="clip")
+        return
+
+    def copy(part: slice) -> None:
+        records.take(slots[part], axis=0, out=out[part], mode="clip")
+
+    in_parts(copy, slots.size, out.nbytes, least=_BYTES_PER_THREAD)
+
+
+def looked_up(numbers: npt.NDArray[Integer], rows: Index) -> npt.NDArray[Integer]:
+    """Return the numbers of valid `rows` `(n,)` as a new array.
+
+    Each is likely to be in no cache of the processor; many are looked up in threads.
+    """
+    if rows.size < 2 * _ROWS_PER_THREAD:
+        return numbers.take(rows, mode="clip")  # a second check of the rows takes time
+    found = np.empty(rows.size, numbers.dtype)
+
+    def look(part: slice) -> None:
+        numbers.take(rows[part], out=found[part], mode="clip")
+
+    in_parts(look, rows.size, rows.size, least=_ROWS_PER_THREAD)
+    return found
 
 
 def _unit_index(slots: Index, per_record: int, first: int, count: int) -> Index:
@@ -299,7 +247,7 @@ class Groups:
     def positions(self) -> npt.NDArray[np.intp]:
         """Which of the distinct rows each id `(n,)` is of."""
         found = np.empty(self.order.size, np.intp)
-        found[self.order] = np.repeat(np.arange(self.rows.size), self.repeats)
+        found[self.order] = np.arange(self.rows.size).repeat(np.diff(self.starts))
         return found
 
     @property

@@ -17,6 +17,7 @@ STEP: dict[str, Any] = {
     "OPTIMIZER": "ADAM",
     "WEIGHT": "F32",
     "COMPUTED": "F32",
+    "GIVEN": "F32",
     "STOCHASTIC": 0,
     "NARROW": 0,
     "SCALED": 0,
@@ -27,14 +28,14 @@ STEP: dict[str, Any] = {
     "SQUARES_FUSED": 1,
     **dict.fromkeys(("MAXIMIZE", "DECOUPLED", "AMSGRAD", "NESTEROV", "MOMENTUM", "CENTERED"), 0),
 }
-BF16 = {"WEIGHT": "BF16", "COMPUTED": "BF16"}
-F16 = {"WEIGHT": "F16", "COMPUTED": "F16"}
+BF16 = {"WEIGHT": "BF16", "COMPUTED": "BF16", "GIVEN": "BF16"}
+F16 = {"WEIGHT": "F16", "COMPUTED": "F16", "GIVEN": "F16"}
 SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "tier": ("", {}),
+    "sparse tier": ("", {"SPARSE": 1}),
     "keys": ("keys.cu", {}),
     "columns": ("_table/columns.cu", {"UNITS": "32,32,32", "WIDTH": 16}),
     "odd columns": ("_table/columns.cu", {"UNITS": "1,70", "WIDTH": 2}),
-    "joint": ("_table/joint.cu", {}),
     "owners": ("distributed/owners.cu", {}),
     "scaled": (
         "_table/scaled.cu",
@@ -114,7 +115,10 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw": ("optim/step.cu", {**STEP, "SECOND": "F32", "DECOUPLED": 1, "VECTOR": 1}),
     "adagrad": ("optim/step.cu", {**STEP, **BF16, "OPTIMIZER": "ADAGRAD"}),
     "row-wise": ("optim/step.cu", {**STEP, **F16, "OPTIMIZER": "ROWWISE"}),
-    "adam at random": ("optim/step.cu", {**STEP, "WEIGHT": "BF16", "STOCHASTIC": 1}),
+    "adam at random": (
+        "optim/step.cu",
+        {**STEP, "WEIGHT": "BF16", "GIVEN": "BF16", "STOCHASTIC": 1},
+    ),
     "narrow adam": (
         "optim/step.cu",
         {**STEP, "FIRST": "BF16", "SECOND": "BF16", "NARROW": 1},
@@ -184,6 +188,7 @@ def test_kernels_compile(name: str, architecture: str) -> None:
     ("name", "structures"),
     [
         ("tier", "tier"),
+        ("sparse tier", "tier"),
         ("sum", "sum"),
         ("pool", "pool"),
         ("adam", "step"),

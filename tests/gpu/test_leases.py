@@ -15,6 +15,7 @@ import tierstore
 from tests.gpu.conftest import Place
 from tests.gpu.late import LateDevice
 from tierstore import Budget, TableSpec
+from tierstore._disk.tier import DiskTier
 from tierstore._door import Call
 from tierstore._tiers.gpu import lease as gpu_lease
 from tierstore._tiers.host import nothing_to_await
@@ -406,3 +407,38 @@ def test_warming_waits_for_the_copies_of_prefetches(
         wrong = (table.read(EVERY) != expected).any(axis=1).sum()
         store.rollback()
         assert (wrong > 0) != protected
+
+
+def test_a_fetch_holds_up_commits_but_no_batch(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits for the disk, batches of other rows go on, and see no row half come."""
+    store = make("gpu over cache")
+    table, stream = store["t"], DiskTier.stream
+    before, begun, go_on = table.read(EVERY), threading.Event(), threading.Event()
+    fetcher = set[int]()
+
+    def slow(tier: Any, rows: Any) -> Any:
+        if threading.get_ident() != caller:
+            fetcher.add(threading.get_ident())
+            begun.set()
+            assert go_on.wait(60)
+        return stream(tier, rows)
+
+    caller = threading.get_ident()
+    table.write(np.arange(40, 60), values(20))
+    before[40:60] = values(20)
+    monkeypatch.setattr(DiskTier, "stream", slow)
+    table.prefetch(np.arange(5))
+    assert begun.wait(60)
+    for start in (60, 90, 40, 30, 80):
+        rows = np.arange(start, start + 10)
+        np.testing.assert_array_equal(table.read(rows), before[rows])
+        table.write(rows[:3], values(3, start))
+        before[rows[:3]] = values(3, start)
+    committed = threading.Event()
+    commit = threading.Thread(target=lambda: (store.commit(), committed.set()))
+    commit.start()
+    assert not committed.wait(0.2)
+    go_on.set()
+    commit.join(60)
+    assert committed.is_set() and fetcher
+    np.testing.assert_array_equal(table.read(EVERY), before)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tierstore
-import tierstore._rowcopy
+import tierstore._parts
 from tests.oracle import values
 from tests.pairs import pairs
 from tests.reference.elements import BFLOAT16, DTYPES, element
@@ -566,7 +566,7 @@ def test_few_resident_rows_are_read_beside_a_use_of_the_store(make):
 def test_the_nearest_rows_on_any_number_of_threads(tmp_path, monkeypatch, metric, threads):
     """A block of 8 MiB is divided among threads."""
     rows, k = 40_000, 20
-    monkeypatch.setattr(tierstore._rowcopy, "_most", lambda: threads)
+    monkeypatch.setattr(tierstore._parts, "most_threads", lambda: threads)
     with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(rows, 64)}) as store:
         data = np.random.default_rng(6).standard_normal((rows, 64), np.float32)
         data[7], data[9] = data[35_000], 0

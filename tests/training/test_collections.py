@@ -807,6 +807,77 @@ def test_counters_are_those_of_one_layer_a_table(place: Place) -> None:
         }, name
 
 
+# -- the rows of all features as one tensor
+
+
+@pytest.mark.parametrize("form", ["dict", "keyed", "nested"])
+@pytest.mark.parametrize("padding", [None, 3])
+def test_rows_as_one_are_trained_as_those_of_each_feature(
+    place: Place, form: str, padding: int | None
+) -> None:
+    twins = Twins(place, [30, 4, 25])
+    emb, other = (
+        TieredEmbeddingCollection(store, list(twins.rows), padding_idx=padding)
+        for store in twins.stores
+    )
+    optimizers = [TieredOptimizer(torch.optim.Adam, [each], lr=0.05) for each in (emb, other)]
+    with in_order():
+        for number in range(3):
+            ids = twins.ids(n=11)
+            factors = torch.randn(33, 6).to(place.torch)
+            given: Any = ids
+            if form == "keyed":
+                given = Keyed(dict.fromkeys(ids, torch.tensor([4, 7])), torch.cat([*ids.values()]))
+            elif form == "nested":
+                given = {
+                    name: torch.nested.nested_tensor(list(own.split([4, 7])), layout=torch.jagged)
+                    for name, own in ids.items()
+                }
+            one, each = emb.cat(given), other(ids)
+            assert one.shape == (33, 6)
+            assert same(one.detach(), torch.cat([rows.detach() for rows in each.values()]))
+            one.backward(factors)
+            torch.autograd.backward(list(each.values()), list(factors.split(11)))
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            if number == 1:
+                with torch.no_grad():
+                    assert same(emb.cat(given), torch.cat(list(other(ids).values())))
+    twins.check()
+
+
+def test_rows_of_several_groups_as_one(place: Place) -> None:
+    """In the order of the features, whichever are looked up together."""
+    init = tierstore.normal(seed=2)
+    more = {"weight": tierstore.Field(6, init=init), "kept": tierstore.Field(3)}
+    specs = {name: tierstore.TableSpec(30, 6, init=init) for name in "abc"}
+    specs["b"] = tierstore.TableSpec(30, fields=more)
+    emb = TieredEmbeddingCollection(place.store(specs), list(specs))
+    assert len(emb.groups) == 2
+    ids = {name: place.ids(7, rows=30) for name in "cba"}
+    optimizer = TieredOptimizer(torch.optim.SGD, [emb], lr=1.0)
+    with in_order():
+        found = emb.cat(ids)
+        assert torch.equal(found, torch.cat(list(emb(ids).values())))
+        before = {name: rows_of(emb.features[name]) for name in "abc"}
+        found.square().sum().backward()
+        optimizer.step()
+    for name, own in ids.items():
+        expected = before[name].clone().requires_grad_()
+        torch.nn.functional.embedding(own.cpu(), expected).square().sum().backward()
+        assert expected.grad is not None
+        torch.testing.assert_close(rows_of(emb.features[name]), before[name] - expected.grad)
+
+
+def test_rows_of_several_dims_are_not_one_tensor(place: Place) -> None:
+    twins = Twins(place, [9, 9], [8, 3])
+    with pytest.raises(InvalidInputError, match="dims 3, 8 are not one tensor"):
+        twins.collection.cat(twins.ids())
+    with pytest.raises(InvalidInputError, match="at least one feature"):
+        twins.collection.cat({})
+
+
 # -- what it costs
 
 

@@ -192,6 +192,15 @@ def test_weights_get_their_gradient_in_a_graph(place: Place, backend: str, paddi
     del optimizers
 
 
+@pairs(together=1, place=PLACES, groups=list(DIMS))
+def test_rows_as_one_in_a_graph(place: Place, backend: str, groups: str) -> None:
+    emb = TieredEmbeddingCollection(store(place, DIMS[groups]), SOURCES)
+    ids = ids_of(place, 4)
+    del ids["item"], ids["bought"]
+    compiled = torch.compile(lambda given: emb.cat(given), fullgraph=True, backend=backend)
+    assert torch.equal(compiled(ids), torch.cat(list(emb(ids).values())))
+
+
 def test_what_comes_together_in_a_graph(place: Place, backend: str) -> None:
     emb = TieredEmbeddingBagCollection(store(place, MIXED), SOURCES)
     features = bags_of(place, 4)

@@ -9,6 +9,7 @@ import tierstore
 from tests.gpu.conftest import cuda_device
 from tests.gpu.emulator import EmulatedDevice
 from tierstore._memory_table import MemoryTable
+from tierstore.nn import autograd
 from tierstore.nn.autograd import sum_by_row, summed
 
 
@@ -29,7 +30,11 @@ def test_sums_are_those_of_torch(ids: int, rows: int, dim: int, dtype: torch.dty
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dim", [3, 8])
 @pytest.mark.parametrize("there", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_gpu_adds_halves_in_float32(there: str, dim: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("little", [0, 1 << 20], ids=["by kernels", "by torch"])
+def test_a_gpu_adds_halves_in_float32(
+    little: int, there: str, dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autograd, "_LITTLE", little)
     device = EmulatedDevice(seed=2) if there == "emulated" else cuda_device()
     budget = tierstore.Budget(host_rows=50, gpu_rows=20)
     torch.manual_seed(dim)

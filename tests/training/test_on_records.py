@@ -10,11 +10,11 @@ import torch
 
 import tierstore
 from tests.pairs import pairs
-from tierstore import _rowcopy
+from tierstore import _parts
 from tierstore._tiers import host
 from tierstore._tiers.host import HostTier
 from tierstore.nn import TieredEmbedding
-from tierstore.optim import TieredOptimizer, in_place
+from tierstore.optim import TieredOptimizer, program
 
 ROWS = 3000
 ADAM, ADAMW = torch.optim.Adam, torch.optim.AdamW
@@ -58,25 +58,25 @@ def test_bits_do_not_depend_on_the_threads(
     ids = [rng.integers(0, ROWS, 4000) for _ in range(4)]
     alone = trained(tmp_path / "alone", ADAM, spec, ids, padding)
     monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
-    monkeypatch.setattr(host, "_PART_BYTES", 8 << 10)
-    monkeypatch.setattr(_rowcopy, "_most", lambda: cores)
+    monkeypatch.setattr(program, "_PART_BYTES", 8 << 10)
+    monkeypatch.setattr(_parts, "most_threads", lambda: cores)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    _rowcopy._threads.cache_clear()
+    _parts._crew.cache_clear()
     try:
-        threads = set[int]()
-        update = in_place._update_adam
+        runs = list[int]()
+        run = program.Program.run
         monkeypatch.setattr(
-            in_place,
-            "_update_adam",
-            lambda *given: (threads.add(threading.get_ident()), update(*given)),
+            program.Program,
+            "run",
+            lambda *given: (runs.append(threading.get_ident()), run(*given)),
         )
         parted = trained(tmp_path / "parted", ADAM, spec, ids, padding)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-        _rowcopy._threads.cache_clear()
-    assert (len(threads) > 1) == (cores > 1)
+        _parts._crew.cache_clear()
+    assert (len(runs) > len(ids)) == (cores > 1)
     assert alone[1] == parted[1] == len(ids)
     for name, values in alone[0].items():
         assert values.tobytes() == parted[0][name].tobytes()

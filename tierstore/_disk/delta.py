@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +33,7 @@ from tierstore import _checksum, _io
 from tierstore._disk.manifest import DeltaInfo
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.write_queue import Behind, Piece
+from tierstore._rowcopy import take
 from tierstore.errors import (
     ROW_CURE,
     ConcurrentWriterError,
@@ -75,7 +78,7 @@ def read_records(
     `records`, `ids` and `sums` are the arrays of a delta, by position; `name` is for messages.
     Raises CorruptRowError.
     """
-    np.take(records, positions, axis=0, out=out, mode="clip")
+    take(records, positions, out)
     rows = ids[positions]
     wrong = _checksum.mismatches(rows, out, sums[positions])
     if wrong.size:
@@ -306,21 +309,32 @@ class LiveDelta:
 
     def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and verify them."""
+        left, read = self.begin(positions, np.arange(positions.size), out)
+        if left.size:
+            block = np.empty((left.size, self.record_bytes), np.uint8)
+            read(positions[left], block)
+            out[left] = block
+
+    def begin(
+        self,
+        positions: npt.NDArray[np.int64],
+        places: npt.NDArray[np.intp],
+        out: npt.NDArray[np.uint8],
+    ) -> tuple[npt.NDArray[np.intp], Callable[..., None]]:
+        """Copy those records at `positions` `(n,)` that are queued to `places` `(n,)` in `out`.
+
+        Returns which of them are in the file, and what reads and verifies these. That may be called
+        while another thread writes: a record that is superseded then does not match.
+        """
         written = np.ones(positions.size, np.bool_)
         for which, records, at in self._behind.find(positions):
-            out[which] = records[at]
+            out[places[which]] = records[at]
             written[which] = False
-        if written.all():
-            self._read(positions, out)
-        elif written.any():
-            block = np.empty((np.count_nonzero(written), self.record_bytes), np.uint8)
-            self._read(positions[written], block)
-            out[written] = block
-
-    def _read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        if self._torn.size:
-            self._refuse(np.intersect1d(positions, self._torn))
-        read_records(self.name, self._records(self.count), self._ids, self._sums, positions, out)
+        left = np.flatnonzero(written)
+        if left.size and self._torn.size:
+            self._refuse(np.intersect1d(positions[left], self._torn))
+        records = self._records(self.count) if left.size else self._mapped
+        return left, partial(read_records, self.name, records, self._ids, self._sums)
 
     def places(self, positions: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped memory of those records at `positions` that were written."""

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._disk import readahead
 from tierstore._disk.readahead import MappedRows
-from tierstore._rowcopy import unique
+from tierstore._rowcopy import take, unique
 from tierstore.errors import CorruptStoreError, InvalidInputError
 
 __all__ = ["BLOCK_BYTES", "Files", "LaidRecords", "RangedRecords", "RecordFiles", "record_files"]
@@ -219,7 +219,7 @@ class RecordFiles(LaidRecords):
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`, prefetching all pages."""
-        np.take(self.records, rows, axis=0, out=out, mode="clip")
+        take(self.records, rows, out)
 
     def places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped memory of `rows`, so that their pages can be prefetched."""

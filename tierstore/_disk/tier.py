@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,9 @@ from tierstore._disk.index import DeltaIndex, check_positions
 from tierstore._disk.merging import Merge
 from tierstore._disk.readahead import MappedRows, paced
 from tierstore._disk.records import BLOCK_BYTES
-from tierstore._rowcopy import unique
+from tierstore._parts import most_threads
+from tierstore._rowcopy import scatter, unique
+from tierstore._rowmap import numbers_of
 from tierstore.errors import (
     CorruptRowError,
     StoreFullError,
@@ -32,7 +35,28 @@ __all__ = ["DiskTier"]
 _ROWS_AHEAD = 2048
 """Rows that are prefetched and then copied at a time, enough to keep a disk busy."""
 _SAMPLE = 1024
+"""Rows of which some are looked for in memory, at first."""
+_FEWER = 4
+"""How often that number is halved, once for every batch that was in memory."""
+_READERS = 4
+"""Most threads for each of which there is a block to read to."""
 _NO_ROWS = np.empty(0, np.int64)
+
+
+_Read = Callable[[npt.NDArray[np.int64], npt.NDArray[np.uint8]], None]
+
+
+def _spread(
+    read: _Read,
+    positions: npt.NDArray[np.int64],
+    which: npt.NDArray[np.intp],
+    out: npt.NDArray[np.uint8],
+) -> None:
+    """Copy the records at `positions` to the places `which` in `out`."""
+    if positions.size:
+        records = np.empty((positions.size, out.shape[1]), np.uint8)
+        read(positions, records)
+        scatter(out, which, records)
 
 
 class DiskTier:
@@ -76,6 +100,7 @@ class DiskTier:
         self._new_live = new_live
         self.live: LiveDelta | None = None
         self._superseded = 0
+        self._warm = 0
         self._index = DeltaIndex(self.rows)
         self.deltas: list[Delta] = self._index.deltas
         self.delta_bytes: int = 0
@@ -139,7 +164,7 @@ class DiskTier:
         cold: bool,
     ) -> Generator[tuple[slice, npt.NDArray[np.uint8]]]:
         """Read `rows` part by part into `out`, or into a buffer that is reused."""
-        step = min(self._step, _ROWS_AHEAD) if cold else self._step
+        step = min(self._step, _ROWS_AHEAD) if cold else self._step * min(most_threads(), _READERS)
         block = np.empty(
             (0 if out is not None else min(rows.size, step), self.record_bytes), np.uint8
         )
@@ -162,13 +187,14 @@ class DiskTier:
         """Whether a sample of `rows` is not entirely in memory, where prefetching would pay."""
         if rows.size <= readahead.FEW:
             return False
-        sample = rows[:: max(1, rows.size // _SAMPLE)]
-        places = self._places(sample)
-        return any(
+        sample = rows[:: max(1, rows.size // (_SAMPLE >> self._warm))]
+        cold = any(
             place.rows.size > readahead.FEW
             and not readahead.looks_resident(place.records, place.rows)
-            for place in places
+            for place in self._places(sample)
         )
+        self._warm = 0 if cold else min(self._warm + 1, _FEWER)
+        return cold
 
     def _places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped memory of the newest images of `rows`, and of their checksums."""
@@ -187,11 +213,13 @@ class DiskTier:
         A record that is superseded while it is read without the lock may not match.
         """
         try:
-            self._copy(rows, out)
+            for copy in self._copies(rows, out):
+                copy()
         except CorruptRowError:
             try:
                 with self._lock:
-                    self._copy(rows, out)
+                    for copy in self._copies(rows, out):
+                        copy()
             except CorruptRowError as error:
                 raise CorruptRowError(
                     f"table {self.table!r}: {error}",
@@ -200,34 +228,25 @@ class DiskTier:
                     table=self.table,
                 ) from None
 
-    def _copy(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+    def _copies(
+        self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]
+    ) -> list[Callable[[], None]]:
+        """Copy records that wait to be written; return what copies the others from the files."""
         with self._lock:
-            places = self._index.entries.take(rows)
-            parts = self._index.by_delta(places, self.live) if places.any() else []
-            if parts and isinstance(parts[-1][0], LiveDelta):
-                self._copy_part(*parts.pop(), places, out)
-        in_base = np.flatnonzero(places == 0)
-        if in_base.size == rows.size:
-            self._base.read(rows, out)
-        elif in_base.size:
-            records = np.empty((in_base.size, self.record_bytes), np.uint8)
-            self._base.read(rows[in_base], records)
-            out[in_base] = records
-        for part in parts:
-            self._copy_part(*part, places, out)
-
-    def _copy_part(
-        self,
-        source: Delta | LiveDelta,
-        start: int,
-        which: npt.NDArray[np.intp],
-        places: npt.NDArray[np.int32],
-        out: npt.NDArray[np.uint8],
-    ) -> None:
-        """Copy `which` of the records from the delta whose first position is `start`."""
-        records = np.empty((which.size, self.record_bytes), np.uint8)
-        source.read(places[which].astype(np.int64) - 1 - start, records)
-        out[which] = records
+            index = self._index.entries
+            entries = index.take(rows) if rows.size <= _SAMPLE else numbers_of(rows, index)
+            if not entries.any():
+                return [partial(self._base.read, rows, out)]
+            found: list[Callable[[], None]] = []
+            for source, start, which in self._index.by_delta(entries, self.live):
+                positions = entries[which].astype(np.int64) - 1 - start
+                read = source.read
+                if isinstance(source, LiveDelta):
+                    left, read = source.begin(positions, which, out)
+                    positions, which = positions[left], which[left]
+                found.append(partial(_spread, read, positions, which, out))
+        in_base = np.flatnonzero(entries == 0)
+        return [partial(_spread, self._base.read, rows[in_base], in_base, out), *found]
 
     def let_go(self, rows: npt.NDArray[np.int64]) -> None:
         """Drop the mapped pages of consecutive `rows` from memory, which a scan has passed."""

@@ -63,16 +63,27 @@ def _libc() -> ctypes.CDLL:
     library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
     library.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    library.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
     library.sync_file_range.argtypes = (ctypes.c_int, *[ctypes.c_int64] * 2, ctypes.c_uint)
     library.syscall.restype = ctypes.c_long
     return library
 
 
-def _call(name: str, *given: Any) -> int:
+@cache
+def _brief() -> ctypes.PyDLL:
+    """Return the C library for calls that take about a microsecond.
+
+    They keep the interpreter's lock: where several threads work, each that gives it up for so
+    little waits much longer for the others to give it back.
+    """
+    library = ctypes.PyDLL(None, use_errno=True)
+    library.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    return library
+
+
+def _call(name: str, *given: Any, brief: bool = False) -> int:
     """Call a C library function that returns -1 on failure; retry it when interrupted."""
     try:
-        function = getattr(_libc(), name)
+        function = getattr(_brief() if brief else _libc(), name)
     except AttributeError:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
     while True:
@@ -148,7 +159,7 @@ class Calls:
     @staticmethod
     def mincore(address: int, nbytes: int, state: Any) -> None:
         """Query which mapped pages are in memory, one byte per page."""
-        _call("mincore", address, nbytes, state)
+        _call("mincore", address, nbytes, state, brief=True)
 
     @staticmethod
     def pidfd_open(pid: int) -> int:

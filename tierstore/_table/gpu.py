@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from tierstore._door import Door, Use
+from tierstore._door import Door, Errand, Use
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._scaled import ScaledElements
 from tierstore._table.address import Ids, host_ids, is_cupy, is_torch, on_host
@@ -34,6 +34,7 @@ from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device, device_error
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore._tiers.gpu.lease import GpuLease
+from tierstore._tiers.gpu.link import FeatureIds
 from tierstore._tiers.space import Extent, WholeSpace
 from tierstore.errors import (
     ClosedError,
@@ -45,6 +46,8 @@ from tierstore.spec import Field, RecordLayout
 
 __all__ = ["DeviceAccess", "DeviceArrays", "DeviceLease"]
 
+_NOWHERE = np.empty(0, np.int64)
+
 
 class _Using(Use):
     """A use of the store on its device, whichever was the current one.
@@ -53,6 +56,7 @@ class _Using(Use):
     """
 
     __slots__ = ("_access", "_before")
+    beside = True
 
     def __init__(self, access: DeviceArrays, *, write: bool) -> None:
         super().__init__(access.door, write=write)
@@ -262,6 +266,20 @@ class DeviceArrays:
         dtype = item.element.torch_dtype()
         return torch.empty((*shape, item.dim), dtype=dtype, device=self.torch_device)
 
+    def room(self, item: Field, ids: Ids) -> Any:
+        """Return room on the device for a field of some rows, of a scaled field for its bytes."""
+        if ids.kind == "torch" and item.scaled is None:
+            return self.tensor(item, ids.shape)
+        return self.empty(ids.kind, math.prod(ids.shape), item.nbytes)
+
+    def answer(self, out: Any, item: Field, ids: Ids) -> Any:
+        """Return what was copied to such room as the array that answers these ids."""
+        if ids.kind == "torch" and item.scaled is None:
+            return out
+        if ids.kind == "numpy":
+            out = self.device.download(out)
+        return self.to_array(out, item, ids)
+
     def using(self, *, write: bool = False) -> AbstractContextManager[Any]:
         """Enter the store, explain the driver's errors, and check ids if every call does."""
         together = self.together_in
@@ -395,23 +413,25 @@ class DeviceLease:
 
     groups = None
 
-    def __init__(self, access: DeviceArrays, ids: Ids) -> None:
-        """Promote and pin the distinct rows of a batch."""
+    def __init__(
+        self, access: DeviceArrays, ids: Ids, *into: Any, features: FeatureIds | None = None
+    ) -> None:
+        """Promote and pin the distinct rows of a batch; see `GpuTier.lease`."""
         self._access = access
         self._kind = ids.kind
         with access.using():
             access.extent.epoch.check_open()
             stream = access.stream(ids.kind)
-            self.gpu: GpuLease = access.gpu.lease(ids.rows, within=access.within, stream=stream)
-        nowhere = np.empty(0, np.int64)
-        self._ids = Ids(nowhere, (self.gpu.bound,), ids.kind)
-        self._batch = Ids(nowhere, ids.shape, ids.kind)
+            self.gpu: GpuLease = access.gpu.lease(
+                ids.rows, *into, within=access.within, features=features, stream=stream
+            )
+        self._shape = ids.shape
 
     @cached_property
     def positions(self) -> Any:
         """Int32, in the shape of the ids, of their kind; -1 for ids outside the table."""
         positions = self.device.export(self.gpu.positions, self._kind)
-        return positions.reshape(self._batch.shape)
+        return positions.reshape(self._shape)
 
     @property
     def rows(self) -> Any:
@@ -448,14 +468,12 @@ class DeviceLease:
 
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it."""
-        if self.gpu.trimmed:
-            self.gpu.check()
-            return True
+        lease = self.gpu
+        if lease.trimmed or not (wait or lease.asks):
+            lease.check()
+            return lease.trimmed
         with self._access.using():
-            trimmed = self.gpu.trim(wait=wait, stream=self._access.stream(self._kind))
-        if trimmed:
-            self._ids = Ids(self._ids.rows, (self.bound,), self._kind)
-        return trimmed
+            return lease.trim(wait=wait, stream=self._access.stream(self._kind))
 
     def launch(
         self,
@@ -474,41 +492,32 @@ class DeviceLease:
 
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
-        return self._copied(self.gpu.gather, field, self._ids)
+        return self._copied(self.gpu.gather, field, self._distinct)
 
     def expand(self, field: str) -> Any:
         """Return one field of the row of each id, `ids.shape + (dim,)`; NaN for bad ids."""
-        return self._copied(self.gpu.read, field, self._batch)
+        return self._copied(self.gpu.read, field, Ids(_NOWHERE, self._shape, self._kind))
+
+    @property
+    def _distinct(self) -> Ids:
+        """What stands for the ids of the distinct rows where only their number and kind count."""
+        return Ids(_NOWHERE, (self.bound,), self._kind)
 
     def _copied(self, copy: Callable[..., None], field: str, ids: Ids) -> Any:
         access = self._access
         item, span = access.layout.field(field), access.layout.span(field)
-        out = self._empty(item, ids)
+        out = access.room(item, ids)
         with access.using():
             copy(out, *span, stream=access.stream(self._kind))
             if item.scaled is None:
-                return self._answer(out, item, ids)
-        return self._answer(out, item, ids)
-
-    def _empty(self, item: Field, ids: Ids) -> Any:
-        """Return room on the device for a field of some rows, of a scaled field for its bytes."""
-        if self._kind == "torch" and item.scaled is None:
-            return self._access.tensor(item, ids.shape)
-        return self._access.empty(self._kind, math.prod(ids.shape), item.nbytes)
-
-    def _answer(self, out: Any, item: Field, ids: Ids) -> Any:
-        """Return what was copied there as an array of the ids' kind."""
-        if self._kind == "torch" and item.scaled is None:
-            return out
-        if self._kind == "numpy":
-            out = self.device.download(out)
-        return self._access.to_array(out, item, ids)
+                return access.answer(out, item, ids)
+        return access.answer(out, item, ids)
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""
         self.gpu.check()  # before the values are compared with its rows
         access = self._access
-        data = access.to_bytes(values, access.layout.field(field), self._ids, field)
+        data = access.to_bytes(values, access.layout.field(field), self._distinct, field)
         with access.using(write=True):
             stream = access.stream(self._kind)
             given = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
@@ -517,10 +526,11 @@ class DeviceLease:
     def read_columns(self, columns: Columns) -> dict[str, Any]:
         """Return several fields of the distinct rows as `read` does, by name; one launch."""
         fields = {name: columns.layout.field(name) for name in columns.names}
-        out = {name: self._empty(item, self._ids) for name, item in fields.items()}
+        access, ids = self._access, self._distinct
+        out = {name: access.room(item, ids) for name, item in fields.items()}
         self._copy(columns, "gather", out)
         return {
-            name: out[name] if columns.is_raw(item) else self._answer(out[name], item, self._ids)
+            name: out[name] if columns.is_raw(item) else access.answer(out[name], item, ids)
             for name, item in fields.items()
         }
 
@@ -532,7 +542,7 @@ class DeviceLease:
         for name in columns.names:
             item, data = layout.field(name), values[name]
             if not columns.is_raw(item):
-                data = access.to_bytes(data, item, self._ids, name)
+                data = access.to_bytes(data, item, self._distinct, name)
             given[name] = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
         self._copy(columns, "scatter", given, writes=columns.names)
 
@@ -586,6 +596,8 @@ class DeviceAccess(DeviceArrays):
         import torch
 
         here = self.torch_device
+        if ids.dtype is torch.int64 and ids.device == here and ids.ndim == 1:
+            return Ids(ids.contiguous(), ids.shape, "torch")
         if ids.device != here and ids.device.type == "cpu":
             return self._host_ids(ids)
         if ids.dtype is not torch.int64 and (
@@ -598,9 +610,7 @@ class DeviceAccess(DeviceArrays):
                 f"the ids are on {ids.device}, table {self.name!r} is on {here}; move them: "
                 f"ids.to({str(here)!r})"
             )
-        if ids.dtype is not torch.int64 or len(shape) != 1 or not ids.is_contiguous():
-            ids = ids.reshape(-1).to(torch.int64).contiguous()
-        return Ids(ids, shape, "torch")
+        return Ids(ids.reshape(-1).to(torch.int64).contiguous(), shape, "torch")
 
     def _cupy_ids(self, ids: Any) -> Ids:
         import cupy
@@ -671,7 +681,7 @@ class DeviceAccess(DeviceArrays):
         here = is_torch(ids) and ids.device == self.torch_device
         stream = self.any_stream("torch" if here else "numpy")
         if not self.device.capturing(stream):
-            with self.using():
+            with self.door.use(), self.using():  # replays read the host tier, errands change it
                 self.gpu.prepare_replays(stream)
             return False
         import torch
@@ -740,10 +750,20 @@ class DeviceAccess(DeviceArrays):
         """Pin the distinct rows of a batch."""
         return DeviceLease(self, ids)
 
-    def lease_and_read(self, ids: Ids, field: str) -> tuple[DeviceLease, Any]:
-        """Pin the distinct rows, and return one field of the row of each id."""
-        lease = DeviceLease(self, ids)
-        return lease, lease.expand(field)
+    def lease_and_read(
+        self, ids: Ids, field: str, features: FeatureIds | None = None
+    ) -> tuple[DeviceLease, Any]:
+        """Pin the distinct rows, and return one field of the row of each id; the same launches.
+
+        The ids may be those of `features`, on the device.
+        """
+        item, (lo, hi) = self.layout.field(field), self.layout.span(field)
+        out = self.room(item, ids)
+        with self.using():
+            lease = DeviceLease(self, ids, out, lo, hi, features=features)
+            if item.scaled is None:
+                return lease, self.answer(out, item, ids)
+        return lease, self.answer(out, item, ids)
 
     def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
         """Start promoting rows to the device; see `GpuTier.fetch`.
@@ -767,7 +787,9 @@ class DeviceAccess(DeviceArrays):
         on_device = is_cupy(ids) or here
         if on_device:
             rows = on_host(self.ids(ids).rows)
-            rows = rows[(rows >= 0) & (rows < len(self.within))]
+            # Without its sign a negative id is a huge one.
+            if rows.size and np.maximum.reduce(rows.view(np.uint64)) >= len(self.within):
+                rows = rows[(rows >= 0) & (rows < len(self.within))]
         else:
             rows = host_ids(ids, len(self.within)).rows.copy()  # the ids are the caller's
 
@@ -790,14 +812,21 @@ class DeviceAccess(DeviceArrays):
             def advise() -> None:
                 if advice is not None:
                     advice()
-                gpu.await_fetches()  # nor does the host tier wait for them within the use
+                gpu.await_fetches()  # nor does the host tier wait for them under its lock
 
             return advise
 
         def fetch(distinct: Rows) -> None:
+            with Errand(self.door):
+                if epoch.ended or gpu.replays.ready:
+                    return
+                before = self.device.enter()
+                try:
+                    gpu.host.fetch(distinct, window)
+                finally:
+                    self.device.leave(before)
             with self.using():
                 if not epoch.ended:
-                    gpu.host.fetch(distinct, window)
                     stream = self.device.beside
                     gpu.prefetch_for(rows, window, within=self.within, stream=stream)
 

@@ -25,6 +25,7 @@ from tierstore._tiers.base import ROLLED_BACK, lease_ended
 from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel
+from tierstore._tiers.host import Change, ChangeMany
 from tierstore._tiers.space import Extent, Space, WholeSpace
 from tierstore.errors import ClosedError, DeviceError
 from tierstore.spec import Field, RecordLayout
@@ -237,8 +238,8 @@ class HostAccess:
         if isinstance(extent, Extent) and space.host is not None and space.host.direct:
             self.few, self._host = _FEW, space.host
             self._stats = space.host.counters_from(extent.start)
-        self._plain: dict[str | None, tuple[tuple[int, int], np.dtype[Any], int]] = {
-            name: ((lo, hi), item.storage, item.dim)
+        self._plain: dict[str | None, tuple[tuple[int, int], np.dtype[Any]]] = {
+            name: ((lo, hi), np.dtype((item.storage, (item.dim,))))
             for name, (item, lo, hi) in self.fields.items()
             if not item.element.as_bits and item.scaled is None
         }
@@ -261,10 +262,6 @@ class HostAccess:
         """Enter the store beside the calls of other threads."""
         return Call(self.door, write=write)
 
-    def together(self) -> interrupts_deferred:
-        """Defer interrupts for several calls of this thread."""
-        return interrupts_deferred()
-
     def read_few(self, ids: npt.NDArray[Any], name: str | None) -> Any:
         """Return a field of a few valid rows, `ids.shape + (dim,)`, if that takes one look.
 
@@ -274,15 +271,19 @@ class HostAccess:
         place = self._plain.get(name)
         if place is None or ids.dtype != _INT64 or not (ids.ndim and 0 < ids.size <= self.few):
             return None
-        # Without its sign a negative id is a huge one.
-        if _largest(ids.view(_UINT64), None) >= self.rows or os.getpid() != self.door.pid:
+        if ids.size == 1:
+            if not 0 <= ids.item() < self.rows:
+                return None
+        elif _largest(ids.view(_UINT64), None) >= self.rows:  # negative ids are huge
             return None
-        span, dtype, dim = place
+        if os.getpid() != self.door.pid:
+            return None
+        span, rows_of = place
         rows = ids + self.start if self.start else ids
         found = self._host.read_resident(rows, span, self._stats)
         if found is None or self.door.reason or self.extent.epoch.ended:
             return None
-        return found.view(dtype).reshape(*ids.shape, dim)
+        return found.view(rows_of)
 
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool, into: Any = None) -> Any:
         """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`."""
@@ -317,6 +318,7 @@ class HostAccess:
             for lo, hi, data in pieces:
                 self.nearest.write(rows, data if last is None else data[last], lo, hi)
 
+    together = interrupts_deferred
     to_array = staticmethod(from_bytes)
 
     def read_field(
@@ -465,7 +467,7 @@ class HostLease:
             for lo, hi, data in pieces:
                 self._nearest.write_held(self.groups.rows, data, lo, hi)
 
-    def update(self, columns: Columns, change: Callable[[Any, slice], object]) -> bool:
+    def update(self, columns: Columns, change: Change, many: ChangeMany) -> bool:
         """Change the bytes of several fields of the distinct rows in place, part by part.
 
         They reach from the first of the fields to the last. Returns False, having done nothing,
@@ -474,7 +476,7 @@ class HostLease:
         with Call(self._door, write=True):
             if self._released or self._epoch.ended:
                 self._refuse()
-            return self._nearest.update_held(self.groups.rows, columns.lo, columns.hi, change)
+            return self._nearest.update_held(self.groups.rows, columns.lo, columns.hi, change, many)
 
     def launch(self, *_: object, **__: object) -> None:
         """Raise DeviceError: kernels cannot reach these records."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._rowcopy import in_parts
+from tierstore._parts import in_parts
 from tierstore.errors import InvalidInputError
 
 __all__ = ["Best", "excluded_pairs"]

@@ -16,12 +16,14 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy
+from tierstore._parts import in_parts, most_threads
 from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
 from tierstore._tiers import memory
@@ -41,11 +43,13 @@ from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
 from tierstore.stats import Occupancy, TierStats, tally
 
-__all__ = ["HostTier", "nothing_to_await"]
+__all__ = ["Change", "ChangeMany", "HostTier", "nothing_to_await"]
 
 Positions = npt.NDArray[np.intp]
 
 _FILL_BYTES = 8 << 20
+_MOST_DENSE = 1 << 31
+"""Rows up to which a GPU can look rows up in the map: 8 GiB, which no system provides lazily."""
 _SAMPLE = 64
 """One batch in so many has its distinct ids counted, which takes longer than all the rest."""
 _ACROSS = (
@@ -63,15 +67,13 @@ _ACROSS = (
 _FEW_BYTES = 64 << 10
 """Bytes up to which copying items of a window takes less time than what is faster for many."""
 _PART_BYTES = 512 << 10
-"""Bytes changed at a time, which stay in a processor's own cache meanwhile."""
+"""Bytes that one thread changes at a time, which stay in a processor's own cache meanwhile."""
 _CHANGED_PER_THREAD = 2 << 20
 """Bytes of records to change for which a thread of their own is worth while."""
-_BROUGHT = 2 << 20
-"""Bytes to read from the tier below for which a thread of their own is worth while."""
-_READERS = 4
-"""Most threads that read from the tier below at a time, each with its own staging."""
 _PATIENCE = 0.05
 """Seconds after which a thread looks again whether the rows it waits for have arrived."""
+Change = Callable[[Bytes, slice], object]
+ChangeMany = Callable[[Bytes, Slots, slice], object]
 _NONE = np.empty(0, np.intp)
 _NO_ROWS = np.empty(0, np.int64)
 _NO_SLOTS = np.empty(0, np.int32)
@@ -169,7 +171,6 @@ class HostTier:
         self.direct: bool = self.slots == self.rows and not grows
         self.grows: bool = grows
         self._starts = tuple(starts)
-        self._edges = np.array([*starts, below.rows])
         self._counted = [TierStats() for _ in starts]
         self._only = self._counted[0] if len(starts) == 1 else None
         self._edges = np.array([*starts, self.rows], np.int64)
@@ -190,7 +191,7 @@ class HostTier:
                 self.slots,
                 policy,
                 self._arena.take,
-                dense=kind != "pageable",
+                dense=kind != "pageable" and self.rows <= _MOST_DENSE,
                 grows=grows,
             )
         )
@@ -216,8 +217,13 @@ class HostTier:
         """Return the memory that a tier above may reach on its own; see `before_change`."""
         slot_of = self.map.slot_of if isinstance(self.map, CachedSlots) else None
         if isinstance(slot_of, SparseMap):
-            raise CapacityError(f"the map of {self.rows} rows is not one array, as a GPU needs it")
+            slot_of = None
         return DeviceView(self.records, self.map.dirty, slot_of)
+
+    @property
+    def still(self) -> AbstractContextManager[object]:
+        """What a tier above holds while a device looks up places here: no row changes its own."""
+        return self._lock
 
     @property
     def arena(self) -> memory.Arena:
@@ -237,7 +243,7 @@ class HostTier:
             slots, missing = self._find(rows)
             self._count(rows, slots, missing.size, bytes_out=out.shape[1])
             if not missing.size:
-                _rowcopy.gather(self.records, slots, out, lo)
+                self._copy_items(slots, out, lo)
                 if admit:
                     self.map.serve(rows, slots, done=True)
             else:
@@ -249,7 +255,7 @@ class HostTier:
         """Return some bytes of a few rows as `read` does, where each has its slot and all are here.
 
         Then nothing is to be looked up, admitted or waited for, and no use of the store needs to
-        be kept out. Returns None otherwise, and for a batch whose distinct rows are counted.
+        be kept out. Returns None otherwise.
 
         Args:
             rows: of any shape but `()`, at least one; the bytes come as an item for each.
@@ -258,13 +264,18 @@ class HostTier:
         """
         with self._lock:
             direct = self._direct
-            if direct is None or self._batches % _SAMPLE == 0:
+            if direct is None:
                 return None
-            if direct.missing and not direct.resident.take(rows).all():
+            if direct.missing and not direct.resident[rows].all():
                 return None
             found: npt.NDArray[np.void] = self._windows[span][rows]
-            self._batches += 1
             count = found.size
+            if self._batches % _SAMPLE == 0:
+                distinct = len(set(rows.ravel().tolist()))
+                stats.unique += distinct
+                stats.unique_hits += distinct
+                stats.unique_of += count
+            self._batches += 1
             stats.requested += count
             stats.hits += count
             stats.bytes_out += found.nbytes
@@ -356,26 +367,32 @@ class HostTier:
                 self._write_below(rows[absent], records[absent], lo)
             self._add(rows, written=1, bytes_in=records.shape[1])
 
-    def update_held(
-        self, rows: Rows, lo: int, hi: int, change: Callable[[Bytes, slice], object]
-    ) -> bool:
+    def update_held(self, rows: Rows, lo: int, hi: int, change: Change, many: ChangeMany) -> bool:
         """Change bytes `lo:hi` of leased rows, distinct, part by part, if all of them are here.
 
-        `change` is called with the bytes of a part, `(n, hi - lo)`, and which of `rows` they are
-        of; for many rows by several threads at a time. No other call sees part of that, or changes
-        the part meanwhile. Returns False, having done nothing, where the rows are not all here.
+        Args:
+            rows: which.
+            lo: the first byte.
+            hi: the byte after the last.
+            change: called with the bytes of a part, `(n, hi - lo)`, and which of `rows` they are
+                of.
+            many: called for many rows instead, by several threads at a time, with all records
+                here, the slots of a part, and which of `rows` they are of.
+
+        No other call sees part of that, or changes the part meanwhile. Returns False, having done
+        nothing, where the rows are not all here.
         """
         with self._lock:
             slots = self.map.lookup(rows)
             if slots is not rows and slots.size and np.minimum.reduce(slots) < 0:
                 return False
             self.map.dirty[slots] = 1
-            nbytes, window = slots.size * (hi - lo), self._windows[lo, hi]
-            if nbytes < 2 * _CHANGED_PER_THREAD:
-                self._change(slots, window, slice(0, slots.size), change, self._scratch)
+            nbytes = slots.size * (hi - lo)
+            if nbytes < 4 * _CHANGED_PER_THREAD or most_threads() == 1:
+                self._change(slots, self._windows[lo, hi], change)
             else:
-                _rowcopy.in_parts(
-                    lambda part: self._change(slots, window, part, change),
+                in_parts(
+                    lambda part: many(self.records, slots[part], part),
                     slots.size,
                     nbytes,
                     least=_CHANGED_PER_THREAD,
@@ -383,22 +400,13 @@ class HostTier:
             self._add(rows, written=1, bytes_in=hi - lo, bytes_out=hi - lo)
             return True
 
-    def _change(
-        self,
-        slots: Slots,
-        window: npt.NDArray[np.void],
-        which: slice,
-        change: Callable[[Bytes, slice], object],
-        scratch: Bytes | None = None,
-    ) -> None:
-        """Do what `update_held` does for `slots[which]`, as many at a time as `scratch` holds."""
+    def _change(self, slots: Slots, window: npt.NDArray[np.void], change: Change) -> None:
+        """Do what `update_held` does for `slots`, as many at a time as stay in a cache."""
         width = window.itemsize
         step = max(1, _PART_BYTES // width)
-        if scratch is None:
-            scratch = np.empty(step * width, np.uint8)
-        block = scratch[: step * width].view(window.dtype)
-        for at in range(which.start, which.stop, step):
-            part = slice(at, min(at + step, which.stop))
+        block = self._scratch[: step * width].view(window.dtype)
+        for at in range(0, slots.size, step):
+            part = slice(at, min(at + step, slots.size))
             here = slots[part]
             items = block[: here.size]
             if width == self.record_bytes:
@@ -437,7 +445,7 @@ class HostTier:
         """Copy byte ranges of the records in `slots` to `out`."""
         if out.nbytes <= _FEW_BYTES:
             window = self._windows[lo, lo + out.shape[1]]
-            out.view(window.dtype)[:, 0] = window[slots]
+            out.view(window.dtype)[:, 0] = window[slots.astype(np.intp, copy=False)]
         else:
             _rowcopy.gather(self.records, slots, out, lo)
 
@@ -526,7 +534,8 @@ class HostTier:
         elif not ahead:
             self._count(rows, slots, missing.size)
         if not (missing.size or ahead):
-            self.map.serve(rows, slots)
+            if self._direct is None:
+                self.map.serve(rows, slots)
             return slots
         if not ahead:
             self.map.use(rows)
@@ -540,14 +549,20 @@ class HostTier:
         return slots
 
     def _promote(self, rows: Rows, *, force: bool = False) -> None:
-        """Load the best of `rows`, distinct, absent and at rest, into the slots that can be had."""
+        """Load the best of `rows`, absent and at rest, into the slots that can be had.
+
+        They are distinct, and ascend unless they are more than there are slots.
+        """
         order = self.map.order(rows)
+        ascend = order is None and rows.size <= self.slots
         if order is not None:
             rows = rows[order]
         room = self._make_room(rows, force=force)
         if not room.slots.size:
             return
-        rows = np.sort(rows[: room.slots.size])
+        rows = rows[: room.slots.size]
+        if not ascend:
+            rows = np.sort(rows)
         come, sent = rows[:0], False
         try:
             with self._apart(rows, room.down_rows):
@@ -561,15 +576,9 @@ class HostTier:
 
     def _bring(self, rows: Rows, slots: Slots) -> None:
         """Copy the records of ascending `rows` from the tier below into `slots`."""
-
-        def bring(which: slice) -> None:
-            into = slots[which]
-            with contextlib.closing(self.below.stream(rows[which])) as below:
-                for part, records in below:
-                    _rowcopy.scatter(self.records, into[part], records)
-
-        nbytes = rows.size * self.record_bytes
-        _rowcopy.in_parts(bring, rows.size, nbytes, least=max(_BROUGHT, nbytes // _READERS))
+        with contextlib.closing(self.below.stream(rows)) as below:
+            for part, records in below:
+                _rowcopy.scatter(self.records, slots[part], records)
 
     def _place(self, rows: Rows, records: Bytes) -> Positions:
         """Write whole records of distinct rows as far as there is room; return the others."""

@@ -33,6 +33,10 @@ __all__ = [
 STAGING_BYTES = 2 << 20
 """Records that go to or come from the tier below are moved this many bytes at a time."""
 
+_SMALL_BATCH = 500
+"""Most rows that NumPy indexes without giving up the interpreter's lock. `take` always gives it up,
+and a thread that computes may keep it for 5 ms then (`NPY_BEGIN_THREADS_THRESHOLDED`)."""
+
 _QUEUE_BYTES = 8 << 20
 _QUEUE_SHARE = 16
 
@@ -250,7 +254,10 @@ class CachedSlots:
 
     def lookup(self, rows: Rows) -> npt.NDArray[np.int32]:
         """Return the slot of each row, negative where it has none."""
-        slots = self.slot_of.take(rows, mode="clip")  # rows are valid; a second check takes time
+        if rows.size <= _SMALL_BATCH:
+            slots = self.slot_of[rows]
+        else:
+            slots = _rowmap.numbers_of(rows, self.slot_of)
         slots -= 1
         return slots
 

@@ -117,9 +117,7 @@ class Uncached:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of leased rows, distinct."""
         self.write(rows, records, lo, hi)
 
-    def update_held(
-        self, rows: Rows, lo: int, hi: int, change: Callable[[Bytes, slice], object]
-    ) -> bool:
+    def update_held(self, *_: object) -> bool:
         """Return False: no record is here."""
         return False
 

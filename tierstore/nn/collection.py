@@ -168,18 +168,45 @@ class TieredEmbeddingCollection(torch.nn.Module):
         if torch.compiler.is_compiling():
             return self._in_graph(features)
         features, first = self._numbered(features)
-        if not is_keyed(features):
-            return self._look_up_each(features, first)
-        names = tuple(features.keys())
-        values, lengths = features.values(), lengths_of(features, len(names))
-        found: dict[str, Tensor] = {}
-        for part, ids, own in self._parted(names, values, lengths):
-            counted = self._trained(part.features.names, ids, own, first)
-            rows = part.layer.look_up(ids, part.features, own, counted)
-            found.update(zip(part.features.names, rows, strict=True))
+        names, found = tuple(features.keys()), dict[str, Tensor]()
+        wanted = self._wanted(names, features)
+        for part, ids, lengths in wanted:
+            own = part.features.names
+            counted = self._trained(own, ids, lengths, first)
+            rows = part.layer.look_up(ids, part.features, lengths, counted)
+            found.update(zip(own, rows, strict=True))
         for name, each in first.items():
             each.put(found[name])
-        return {name: found[name] for name in names}
+        if len(wanted) > 1:
+            found = {name: found[name] for name in names}
+        return found if is_keyed(features) else _shaped(found, features)
+
+    def cat(self, features: Any) -> Tensor:
+        """Return the rows of all features as one tensor, `(ids, dim)`; takes what `forward` takes.
+
+        Those of one feature lie behind those of another, in the order in which these come: with
+        equally many ids each, `.view(len(features), -1, dim)` has an entry a feature. It is what
+        `forward` returns, concatenated, with no work for single features: all of them are trained.
+        Raises InvalidInputError for features of several dims, and where there are none.
+        """
+        if torch.compiler.is_compiling():
+            found = self._in_graph(features)
+            return torch.cat([_flat(found[name]) for name in features.keys()])  # noqa: SIM118
+        names = tuple(features.keys())
+        parts = self._plan(names)
+        dims = {part.layer.embedding_dim for part in parts}
+        if len(dims) != 1:
+            raise InvalidInputError(
+                f"rows of dims {', '.join(map(str, sorted(dims)))} are not one tensor: take those "
+                "of each dim with a call of its own"
+                if dims
+                else "a call needs the ids of at least one feature"
+            )
+        if len(parts) > 1 or self._by_key:
+            return torch.cat([_flat(rows) for rows in self(features).values()])
+        ((part, ids, lengths),) = self._wanted(names, features)
+        counted = self._counted(names, ids, lengths)
+        return part.layer.look_up(ids, part.features, lengths, counted, apart=False)[0]
 
     def _in_graph(self, features: Any) -> dict[str, Tensor]:
         """Do what `forward` does within a graph; nested ids are not taken there."""
@@ -225,30 +252,22 @@ class TieredEmbeddingCollection(torch.nn.Module):
             given[name] = number(name, keys) if of is None else of
         return given, first
 
-    def _look_up_each(
-        self, features: Mapping[str, Tensor], first: Mapping[str, FirstRows]
-    ) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        parts = self._plan(tuple(features))
-        for part in parts:
-            names = part.features.names
-            given = [features[name] for name in names]
-            ids, lengths = part.layer.coming.find(given) or concatenated(names, given)
-            counted = self._trained(names, ids, lengths, first)
-            rows = part.layer.look_up(ids, part.features, lengths, counted)
-            found.update(zip(names, rows, strict=True))
-            for name, each in zip(names, given, strict=True):
-                if name in first:
-                    first[name].put(found[name])
-                if each.is_nested:
-                    found[name] = _nested(found[name], each)
-                elif each.ndim != 1:
-                    found[name] = found[name].reshape(*each.shape, part.layer.embedding_dim)
-        return found if len(parts) == 1 else {name: found[name] for name in features}
+    def _wanted(
+        self, names: tuple[str, ...], features: Any
+    ) -> list[tuple[_Part, Tensor, Sequence[int]]]:
+        """Return for each layer its features, their ids as one tensor, and how many each has."""
+        if is_keyed(features):
+            return self._parted(names, features.values(), lengths_of(features, len(names)))
+        found: list[tuple[_Part, Tensor, Sequence[int]]] = []
+        for part in self._plan(names):
+            own = part.features.names
+            given = [features[name] for name in own]
+            found.append((part, *(part.layer.coming.find(given) or concatenated(own, given))))
+        return found
 
     def _counted(self, names: Sequence[str], ids: Tensor, lengths: Sequence[int]) -> Tensor | None:
         """Return for each id of some features whether it is no padding; None if all are none."""
-        if self.padding.keys().isdisjoint(names):
+        if not self.padding or self.padding.keys().isdisjoint(names):
             return None
         return no_padding(ids, lengths, [self.padding.get(name, -1) for name in names])
 
@@ -260,6 +279,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
         first: Mapping[str, FirstRows],
     ) -> Tensor | None:
         """Return for each id of some features whether its row is trained; None if all are."""
+        if not (self.padding or first):
+            return None
         counted = self._counted(names, ids, lengths)
         without_row = FirstRows.joined(names, lengths, first)
         if without_row is None:
@@ -533,7 +554,22 @@ def _whole_numbers(ids: Tensor, what: str) -> Tensor:
     return ids.contiguous()
 
 
-def _nested(rows: Tensor, ids: Tensor) -> Tensor:
-    """Return rows nested as their ids are."""
-    found: Tensor = torch.nested.nested_tensor_from_jagged(rows, jagged(ids).offsets())
-    return found
+def _shaped(found: dict[str, Tensor], features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the rows of features, `(ids, dim)`, in the shapes of their ids."""
+    if {ids.ndim for ids in features.values()} == {1}:
+        return found
+    return {name: _as_ids(rows, features[name]) for name, rows in found.items()}
+
+
+def _as_ids(rows: Tensor, ids: Tensor) -> Tensor:
+    """Return rows in the shape of their ids, nested as these are."""
+    if ids.is_nested:
+        nested: Tensor = torch.nested.nested_tensor_from_jagged(rows, jagged(ids).offsets())
+        return nested
+    return rows if ids.ndim == 1 else rows.reshape(*ids.shape, rows.shape[1])
+
+
+def _flat(rows: Tensor) -> Tensor:
+    """Return rows of any shape, or nested, as `(ids, dim)`."""
+    rows = rows.values() if rows.is_nested else rows
+    return rows.reshape(-1, rows.shape[-1])

@@ -177,23 +177,25 @@ class JointLayer(RowsLayer):
         features: Features,
         lengths: Sequence[int],
         counted: Tensor | None = None,
+        *,
+        apart: bool = True,
     ) -> tuple[Tensor, ...]:
-        """Return the rows of each feature, `(length, dim)`.
+        """Return the rows of each feature, `(length, dim)`, or all in one tensor unless `apart`.
 
         Args:
             ids: int64 `(n,)`, those of all features one behind the other.
             features: which.
             lengths: how many ids each has.
             counted: bool `(n,)`, the ids that take part in training; None means all.
+            apart: whether features get tensors of their own.
         """
         self.refuse_transforms()
         with self._together():
-            rows = self.in_space(ids, features, lengths)
             if self._trains():
-                apply: Callable[..., tuple[Tensor, ...]] = _Lookup.apply
-                return apply(self._own, _Call(self, rows, features, lengths, counted))
+                return _apply(self._own, _Call(self, ids, features, lengths, counted, apart))
+            rows = self.in_space(ids, features, lengths)
             read = self.read_rows(rows, features.touched(lengths))
-        return tuple(torch.unsafe_split_with_sizes(read, lengths))
+        return _parts(read, lengths, apart=apart)
 
     def _trains(self) -> bool:
         """Whether a lookup keeps its rows for a gradient; see `RowsParameter.trains`."""
@@ -201,7 +203,7 @@ class JointLayer(RowsLayer):
 
     def refuse_transforms(self) -> None:
         """Raise InvalidInputError in `torch.jit.trace` and within `torch.func`."""
-        if torch.jit.is_tracing():
+        if torch._C._is_tracing():
             raise tracing_refused()
         if torch._C._are_functorch_transforms_active():
             raise InvalidInputError(
@@ -214,9 +216,13 @@ class JointLayer(RowsLayer):
 
     def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Batch | RemoteBatch:
         """Lease rows whose gradient may come, of the tables `touched`."""
+        self._check_trained()
+        return self._leased(rows, None, touched)
+
+    def _check_trained(self) -> None:
+        """Raise InvalidInputError for averages."""
         if self._averages:
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
-        return self._leased(rows, None, touched)
 
     def expands(self, nbytes: int) -> bool:
         """Tell whether to read a row for each id; see `RowsLayer.expands`. Averages always are."""
@@ -246,12 +252,22 @@ class JointLayer(RowsLayer):
         return first.after(steps[tables][:, None], values)
 
     def leased(
-        self, rows: Tensor, features: Features, lengths: Sequence[int], counted: Tensor | None
+        self, ids: Tensor, features: Features, lengths: Sequence[int], counted: Tensor | None
     ) -> tuple[Looked, Tensor]:
-        """Lease the rows of features whose gradient may come; return that of each id, too."""
+        """Lease the rows of ids whose gradient may come; return that of each, too."""
+        batch: Batch | RemoteBatch
         with self._together():
-            batch = self.lease_rows(rows, features.touched(lengths))
-            found: Tensor = batch.lease.expand(self.field).to(self._anchor)
+            if self.is_shared:
+                rows = self.in_space(ids, features, lengths)
+                batch = self.lease_rows(rows, features.touched(lengths))
+                found: Tensor = batch.lease.expand(self.field)
+            else:
+                self._check_trained()
+                own = self._own
+                own.settle()
+                lease, found = self.table.lease_and_read(ids, features, lengths, self.field)
+                batch = Batch(self.table, ids, None, own.abandoned, lease=lease)
+            found = found if self._as_stored else found.to(self._anchor)
         return Looked(self, batch, features, lengths, counted), found
 
     # -- what the operators call
@@ -259,8 +275,7 @@ class JointLayer(RowsLayer):
     def _lease_features(self, ids: Tensor, asked: compiling.Asked) -> tuple[Looked, Tensor]:
         """Do what `leased` does for ids, of which those of padding are not trained."""
         features, lengths = asked.features, asked.lengths
-        rows = self.in_space(ids, features, lengths)
-        return self.leased(rows, features, lengths, no_padding(ids, lengths, asked.padding))
+        return self.leased(ids, features, lengths, no_padding(ids, lengths, asked.padding))
 
     def _read_features(self, ids: Tensor, asked: compiling.Asked) -> Tensor:
         """Return the row of each id, outside training."""
@@ -330,13 +345,19 @@ class KeyedJointLayer(JointLayer):
 
 
 class _Call(NamedTuple):
-    """A lookup of several features: what `JointLayer.leased` takes."""
+    """A lookup of several features; see `JointLayer.look_up`."""
 
     layer: JointLayer
-    rows: Tensor
+    ids: Tensor
     features: Features
     lengths: Sequence[int]
     counted: Tensor | None
+    apart: bool
+
+
+def _parts(rows: Tensor, lengths: Sequence[int], *, apart: bool) -> tuple[Tensor, ...]:
+    """Return the rows of each feature, or all in one tensor unless `apart`."""
+    return tuple(torch.unsafe_split_with_sizes(rows, lengths)) if apart else (rows,)
 
 
 class _Lookup(torch.autograd.Function):
@@ -346,9 +367,9 @@ class _Lookup(torch.autograd.Function):
     def forward(ctx: Any, parameter: Tensor, call: _Call) -> tuple[Tensor, ...]:
         """Return the rows of each feature, as no views of each other: they may be changed."""
         ctx.set_materialize_grads(False)
-        layer, *given = call
-        ctx.looked, found = layer.leased(*given)
-        return tuple(torch.unsafe_split_with_sizes(found, call.lengths))
+        layer, ids, features, lengths, counted, apart = call
+        ctx.looked, found = layer.leased(ids, features, lengths, counted)
+        return _parts(found, lengths, apart=apart)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None]:
@@ -362,3 +383,7 @@ class _Lookup(torch.autograd.Function):
                 gradient, columns = as_one(there)
                 ctx.looked.give(gradient, given, columns)
         return None, None
+
+
+_apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Lookup).apply
+"""Calls `_Lookup` without what `torch.func` needs, which `refuse_transforms` has excluded."""

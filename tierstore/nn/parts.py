@@ -58,6 +58,8 @@ def as_one(parts: Sequence[Tensor]) -> tuple[Tensor, SideBySide | None]:
     Those of what a model concatenates are parts of one tensor, and not copied.
     """
     first = parts[0]
+    if len(parts) == 1:
+        return first, None
     if first.nbytes * len(parts) < _MUCH.get(first.device.type, 0):
         return torch.cat(list(parts)), None
     whole = _one_behind_the_other(parts)

@@ -5,7 +5,7 @@
 //   VECTOR   elements that a thread moves in one access: 4 or 1
 
 struct Sum {
-    u8 *each;                // gradient of each id, [n][dim]
+    u8 *each;                // gradient of each id, [n][dim]; for `narrow` of each record, [count]
     float *total;            // of each record, [count][dim]
     u32 dim;
 };
@@ -22,6 +22,17 @@ struct alignas(sizeof(EACH) * VECTOR) Given {
 extern "C" __global__ void tierstore_clear(const Rows rows, const Sum sum) {
     const u64 packs = (u64)*rows.count * (sum.dim / VECTOR);
     for (u64 i = wide_thread(); i < packs; i += wide_threads()) ((Pack *)sum.total)[i] = Pack{};
+}
+
+// Round the sums to the type of the gradients.
+extern "C" __global__ void tierstore_narrow(const Rows rows, const Sum sum) {
+    const u64 packs = (u64)*rows.count * (sum.dim / VECTOR);
+    for (u64 i = wide_thread(); i < packs; i += wide_threads()) {
+        const Pack total = ((const Pack *)sum.total)[i];
+        Given narrow;
+        for (u32 e = 0; e < VECTOR; ++e) set(narrow.at[e], total.at[e]);
+        ((Given *)sum.each)[i] = narrow;
+    }
 }
 
 // A warp takes 32 ids at a time and adds up those of the same row by itself: the rows that most ids

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from tierstore._table.values import Columns
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.optim.float8 import SIGNED, SIZES
+from tierstore.optim.program import Program
 from tierstore.optim.rounding import Rounding
 from tierstore.optim.row_wise import RowWiseAdagrad
 from tierstore.spec import Field, RecordLayout
@@ -111,7 +111,7 @@ class InPlace:
         places = self._found(rule, group)
         if places is None:
             return False
-        gradient = gradient.to(places.computed).contiguous()
+        gradient = places.readable(gradient)
         rows = ids() if self._rounding else None
         work = places.work(gradient, trained)
         if rows is not None:
@@ -135,24 +135,29 @@ class InPlace:
         if not block.fits:
             return False
         gradient = gradient.to(block.dtype)
-        numbers, told, caller = take_step(group, step), list[int](), threading.get_ident()
+        numbers, before = take_step(group, step), torch.get_num_threads()
 
         def change(data: Any, part: slice) -> None:
-            if threading.get_ident() != caller:
-                _work_alone(told)
-            before = data.copy() if trained is not None else data
+            old = data.copy() if trained is not None else data
             here = gradient if len(data) == len(gradient) else gradient[part]
             weight, first, second = block.fields(data)
             _update_adam(weight, first, second, here, numbers)
             if trained is not None:
                 kept = ~trained[part].numpy()
-                np.copyto(data, before, where=kept)
+                np.copyto(data, old, where=kept)
+
+        def many(records: Any, slots: Any, part: slice) -> None:
+            _work_alone()
+            here = gradient[part]
+            if trained is not None:
+                kept = trained[part].flatten()
+                slots, here = slots[kept.numpy()], here[kept]
+            block.program.run(records, slots, here, numbers)
 
         try:
-            done: bool = lease.update(block.columns, change)
+            done: bool = lease.update(block.columns, change, many)
         finally:
-            if told:  # threads that begin to use torch from now on do as the caller's does
-                torch.set_num_threads(torch.get_num_threads())
+            torch.set_num_threads(before)  # in this thread, and in those to come
         return done
 
     def _found(self, rule: _Rule, group: Group) -> _Places | None:
@@ -180,7 +185,6 @@ class _Places:
 
     Attributes:
         names: the fields, the weight first.
-        computed: the type of the gradient, and of what is computed.
     """
 
     def __init__(
@@ -205,14 +209,20 @@ class _Places:
         self._macros: dict[str, object] = {"OPTIMIZER": rule.name, **dict(types), **_FLAGS}
         self._macros |= {flag: int(value) for flag, value in flags.items()}
         computed = ELEMENT_TYPES[DEFAULT_DTYPE] if rounding else fields[0].element
-        self.computed: torch.dtype = computed.torch_dtype()
+        self._computed: torch.dtype = computed.torch_dtype()
         self._macros |= {
             "COMPUTED": computed.kernel,
             "STOCHASTIC": int(rounding.weights),
             "NARROW": int(rounding.states is not None),
             "SCALED": int(any(field.scaled for field in fields)),
         }
-        self._kernels: dict[int, Kernel] = {}
+        self._kernels: dict[tuple[int, torch.dtype], Kernel] = {}
+
+    def readable(self, gradient: Tensor) -> Tensor:
+        """Return a gradient as the kernel takes it: what float32 holds exactly stays as it is."""
+        if self._computed != torch.float32 or gradient.dtype not in _GIVEN:
+            gradient = gradient.to(self._computed)
+        return gradient.contiguous()
 
     def work(self, gradient: Tensor, trained: Tensor | None) -> Any:
         """Return what the kernel is to do, all but its numbers."""
@@ -227,10 +237,19 @@ class _Places:
     def kernel(self, gradient: Tensor) -> Kernel:
         """Return the kernel, for accesses as wide as the address of a gradient allows."""
         vector = 4 if self._packed and gradient.data_ptr() % 16 == 0 else 1
-        if vector not in self._kernels:
-            macros = {"VECTOR": vector, "SQUARES_FUSED": _squares_fused(gradient.device)}
-            self._kernels[vector] = Kernel(_SOURCE, "step", macros={**self._macros, **macros})
-        return self._kernels[vector]
+        key = vector, gradient.dtype
+        if key not in self._kernels:
+            macros = {
+                "GIVEN": _GIVEN[gradient.dtype],
+                "VECTOR": vector,
+                "SQUARES_FUSED": _squares_fused(gradient.device),
+            }
+            self._kernels[key] = Kernel(_SOURCE, "step", macros={**self._macros, **macros})
+        return self._kernels[key]
+
+
+_GIVEN = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""Types of gradients that the kernel reads, as it names them."""
 
 
 _FLOAT8 = {
@@ -251,6 +270,7 @@ class _Block:
         columns: the fields, the weight first.
         dtype: their type.
         fits: whether they are of one type that torch computes in.
+        program: Adam on many of them.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -267,6 +287,9 @@ class _Block:
         )
         self._places = [((start - columns.lo) // size, items[0].dim) for start in starts]
         ends = [0, *(at + dim for at, dim in self._places)]
+        self.program = Program(
+            columns.lo, columns.hi, [at for at, _ in self._places], items[0].dim, self._storage
+        )
         self._adjacent = all(at == end for (at, _), end in zip(self._places, ends, strict=False))
 
     def fields(self, data: Any) -> Iterable[Tensor]:
@@ -283,21 +306,15 @@ def _plain(group: Group) -> bool:
     if any(map(group.get, ("fused", "foreach", "capturable", "differentiable", "amsgrad"))):
         return False
     numbers = group["lr"], *group["betas"], group["weight_decay"], group["eps"]
-    return True not in [isinstance(number, Tensor) for number in numbers]
+    return not any(map(torch.is_tensor, numbers))
 
 
-_own = threading.local()
-"""Has `alone` set in a thread of a pool in which torch works alone."""
-
-
-def _work_alone(told: list[int]) -> None:
-    """Have torch work alone in this thread of a pool; add it to `told` if it is new.
+def _work_alone() -> None:
+    """Have torch work alone in this thread, which does one of several parts.
 
     Otherwise torch starts as many threads for each of them as for the caller, above all for roots.
     """
-    if not hasattr(_own, "alone"):
-        _own.alone = True
-        told.append(threading.get_ident())
+    if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
 
 
@@ -385,7 +402,7 @@ def _adam(kind: type, group: Group, step: float) -> tuple[float, ...]:
     beta1, beta2 = group["betas"]
     lr, decay = group["lr"], group["weight_decay"]
     return (
-        0.0 if _decouples(group, kind) else decay,
+        0.0 if decay == 0 or _decouples(group, kind) else decay,
         -(lr / (1 - beta1**step)),
         1 - beta1,
         beta2,

@@ -5,7 +5,8 @@
 // Compiled for each optimizer and the types of its fields, which are macros:
 //   OPTIMIZER              SGD, ADAM, ADAGRAD, ROWWISE or RMSPROP
 //   WEIGHT                 type of the weight: F32, BF16 or F16
-//   COMPUTED               type of the gradient, and of what torch computes with
+//   COMPUTED               type of what torch computes with: F32, or that of the weight
+//   GIVEN                  type of the gradient: COMPUTED, or one that widens to it
 //   STOCHASTIC             0 or 1: round the weight, BF16, up or down at random
 //   NARROW                 0 or 1: the same for the states, BF16 too, or with SCALED 1 of 8 bits
 //   SCALED                 0 or 1: a float behind the elements of each state scales those of a row
@@ -182,7 +183,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
         if (lane == 0) changed(rows, row);
         u8 *const record = (u8 *)rows.records[row];
         WEIGHT *const weight = (WEIGHT *)(record + step.weight);
-        const COMPUTED *const gradient = (const COMPUTED *)step.gradient + row * step.dim;
+        const GIVEN *const gradient = (const GIVEN *)step.gradient + row * step.dim;
         const u32 key = key_of(step, row);
         float squares = 0;
         for (u32 k = lane; k < step.dim; k += 32) {
@@ -266,7 +267,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
         float most[3] = {}, after[3] = {};
         for (u32 last = 0; last < 2; ++last) {
             for (u32 pack = lane; pack < packs; pack += 32) {
-                Pack<COMPUTED> g;
+                Pack<GIVEN> g;
                 Pack<WEIGHT> p;
                 Pack<FIRST> a;
                 Pack<SECOND> b;
@@ -324,7 +325,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
         if (pack == 0) changed(rows, row);
         u8 *const record = (u8 *)rows.records[row];
         const u32 key = key_of(step, row);
-        Pack<COMPUTED> g;
+        Pack<GIVEN> g;
         Pack<WEIGHT> p;
         Pack<FIRST> a;
         Pack<SECOND> b;

@@ -22,7 +22,7 @@ from tierstore._tiers.host import HostTier
 __all__ = ["Staging"]
 
 
-_STAGING_BYTES = 8 << 20
+_STAGING_BYTES = 16 << 20
 
 
 class Staging:
@@ -70,17 +70,17 @@ class Staging:
         self,
         arguments: BatchArguments,
         stream: int,
+        counts: npt.NDArray[Any],
         *,
         spill: Callable[[int], int],
     ) -> npt.NDArray[np.int64]:
-        """Finish a batch after `promote`; return the rows that went to a lease's spill.
+        """Finish a batch; return the rows that went to a lease's spill.
 
-        Waits once for the stream, and once more for every further chunk of `limit` misses. `spill`
-        gives a lease room for a number of records. If the host tier fails, the batch is undone, and
-        what it had evicted is offered again before the next.
+        `counts` are the counters after `promote`. Waits for the stream once for every further chunk
+        of `limit` misses. `spill` gives a lease room for a number of records. If the host tier
+        fails, the batch is undone, and what it had evicted is offered again before the next.
         """
         batch, memory = arguments.batch, self._memory
-        counts = memory.counters(stream)
         missed, victims = int(counts["missed"]), int(counts["victims"])
         overflow = missed - victims if batch.mode == Mode.LEASE else 0
         spilled = np.empty(overflow, np.int64)
@@ -91,9 +91,10 @@ class Staging:
             for first in range(0, max(missed, 1), self.limit):
                 if first:
                     batch.first, batch.limit = first, self.limit
-                    memory.clear(("absent", "evicted"), stream)
-                    self._start(OWN.SWAP_CHUNK, arguments, stream)
-                    counts = memory.counters(stream)
+                    with self._host.still:
+                        memory.clear(("absent", "evicted"), stream)
+                        self._start(OWN.SWAP_CHUNK, arguments, stream)
+                        counts = memory.counters(stream)
                     absent = int(counts["absent"])
                 self.owe(int(counts["evicted"]))
                 self.pay()

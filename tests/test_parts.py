@@ -1,0 +1,219 @@
+"""Work in parts on several threads."""
+
+import _thread
+import itertools
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tierstore import _parts, _rowcopy
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores", "threads"),
+    [
+        ("max 100000", 3, 3),
+        ("200000 100000", 8, 2),
+        ("150000 100000", 8, 2),
+        ("20000 100000", 8, 1),
+        ("900000 100000", 4, 4),
+        ("", 64, 16),
+    ],
+)
+def test_threads_are_as_many_as_the_process_may_use(tmp_path, monkeypatch, quota, cores, threads):
+    file = tmp_path / "cpu.max"
+    if quota:
+        file.write_text(quota + "\n")
+    monkeypatch.setattr(_parts, "_QUOTA", file)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    assert _parts.most_threads.__wrapped__() == threads
+
+
+@pytest.fixture
+def four_threads(monkeypatch):
+    """A pool of four threads, whatever the machine has."""
+    _parts._crew.cache_clear()
+    monkeypatch.setattr(_parts, "most_threads", lambda: 4)
+    yield
+    _parts._crew.cache_clear()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 4, 1001])
+def test_parts_cover_the_rows_once_in_four_threads(four_threads, rows):
+    seen, threads = np.zeros(rows, np.int64), set()
+    met = threading.Barrier(4, timeout=30)
+
+    def work(part):
+        met.wait()  # which needs all four at a time
+        seen[part] += 1
+        threads.add(threading.get_ident())
+
+    _parts.in_parts(work, rows, 400, least=100)
+    assert (seen == 1).all()
+    assert len(threads) == 4 and threading.get_ident() in threads
+
+
+def test_an_error_of_a_part_is_raised_when_all_have_ended(four_threads):
+    ended, first = [], threading.Event()
+
+    def work(part):
+        if part.start == 0:
+            first.set()
+            raise KeyError(part.stop)
+        assert first.wait(30)
+        ended.append(part)
+
+    with pytest.raises(KeyError, match="25"):
+        _parts.in_parts(work, 100, 400, least=100)
+    assert len(ended) == 3
+
+
+def test_parts_within_parts_and_of_a_busy_pool_wait_for_no_thread(four_threads):
+    done, release = [], threading.Event()
+
+    def inner(part):
+        done.append(part)
+
+    def outer(part):
+        _parts.in_parts(inner, 8, 800, least=100)
+
+    _parts.in_parts(outer, 4, 400, least=100)
+    assert done == [slice(0, 8)] * 4
+
+    def block():
+        _parts.in_parts(lambda part: release.wait(30), 4, 400, least=100)
+
+    blocked = threading.Thread(target=block)
+    blocked.start()
+    done.clear()
+    _parts.in_parts(inner, 8, 400, least=100)  # the caller does what nobody begins
+    assert sorted((part.start, part.stop) for part in done) == [(0, 2), (2, 4), (4, 6), (6, 8)]
+    assert blocked.is_alive()  # nor does the caller wait for the pool then
+    release.set()
+    blocked.join()
+
+
+@pytest.mark.parametrize("places", [("_call_for",), ("end",), ("_call_for", "end")])
+def test_no_part_goes_on_when_an_interrupt_has_ended_the_call(four_threads, monkeypatch, places):
+    """Nor is one begun: before the caller's own first part, while it waits, and both."""
+    late, over = [], threading.Event()
+    met = threading.Barrier(4, timeout=30)
+
+    def work(part):
+        if over.wait(0.1):
+            late.append(part)
+
+    def interrupted(function):
+        numbers = itertools.count()
+
+        def call(*given):
+            function(*given)
+            if next(numbers) == 0:
+                raise KeyboardInterrupt
+
+        return call
+
+    class Impatient:
+        """Raises where the caller waits for the others, some times."""
+
+        def __init__(self):
+            self.lock, self.left = _thread.allocate_lock(), 3
+
+        def acquire(self, timeout=-1):
+            found = self.lock.acquire(timeout=timeout)
+            if timeout > 0 and self.left:
+                self.left -= 1
+                raise KeyboardInterrupt
+            return found
+
+        def release(self):
+            self.lock.release()
+
+    begin = _parts._Job.__init__
+
+    def impatient(job, *given):
+        begin(job, *given)
+        job.over = Impatient()
+        job.over.acquire()
+
+    with monkeypatch.context() as patch:
+        if "_call_for" in places:
+            patch.setattr(_parts._Crew, "_call_for", interrupted(_parts._Crew._call_for))
+        if "end" in places:
+            patch.setattr(_parts._Job, "__init__", impatient)
+        with pytest.raises(KeyboardInterrupt):
+            _parts.in_parts(work, 100, 400, least=100)
+    over.set()
+    _parts.in_parts(lambda part: met.wait(), 100, 400, least=100)  # nothing else is left
+    assert not late
+
+
+def test_a_part_of_the_caller_that_is_interrupted_ends_the_call(four_threads):
+    caller, begun, done = threading.get_ident(), threading.Event(), []
+
+    def work(part):
+        if threading.get_ident() == caller:
+            assert begun.wait(30)
+            raise KeyboardInterrupt
+        begun.set()
+        time.sleep(0.05)
+        done.append(part)
+
+    with pytest.raises(KeyboardInterrupt):
+        _parts.in_parts(work, 100, 400, least=100)
+    count = len(done)
+    assert 1 <= count <= 3
+    time.sleep(0.1)
+    assert len(done) == count
+
+
+def test_threads_that_outlive_the_main_thread_copy_alone():
+    program = """
+import threading
+import numpy as np
+from tierstore import _parts, _rowcopy
+
+_parts.most_threads = lambda: 4
+source = np.random.default_rng(1).integers(0, 256, (60_000, 512), np.uint8)
+slots = np.random.default_rng(2).permutation(60_000)
+out = np.empty_like(source)
+_rowcopy.gather(source, slots, out)
+
+def late():
+    threading.main_thread().join()
+    out[:] = 0
+    _rowcopy.gather(source, slots, out)
+    print(np.array_equal(out, source[slots]))
+
+threading.Thread(target=late).start()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+@pytest.mark.parametrize("some", [0, 1])
+def test_without_threads_it_copies_by_itself(some, monkeypatch):
+    start, started = _thread.start_new_thread, []
+
+    def few(*given):
+        if len(started) >= some:
+            raise RuntimeError("can't start new thread")
+        started.append(given)
+        return start(*given)
+
+    _parts._crew.cache_clear()
+    monkeypatch.setattr(_parts, "most_threads", lambda: 4)
+    monkeypatch.setattr(_rowcopy, "_BYTES_PER_THREAD", 64)
+    monkeypatch.setattr(_rowcopy, "_SMALL", 0)
+    monkeypatch.setattr(_thread, "start_new_thread", few)
+    records = np.random.default_rng(1).integers(0, 256, (100, 64), np.uint8)
+    slots = np.random.default_rng(2).permutation(100)
+    out = np.empty_like(records)
+    _rowcopy.gather(records, slots, out)
+    assert np.array_equal(out, records[slots])
+    assert len(started) == some
+    _parts._crew.cache_clear()

@@ -1,0 +1,193 @@
+"""Work in parts on several threads, of which the caller is one.
+
+Parts are taken by whoever is free, so that nobody waits for a thread that has other work, or that
+the system has not woken yet. `concurrent.futures` wakes one of its threads for several calls that
+are submitted in a row: four parts took as long on four cores as one after another.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+__all__ = ["in_parts", "most_threads"]
+
+_MOST_THREADS = 16
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_PATIENCE = 0.05
+"""Seconds after which a caller looks again whether all parts have ended."""
+_here = threading.local()
+"""Has `in_part` set in a thread that does a part of work."""
+
+Work = Callable[[slice], object]
+
+
+@cache
+def most_threads() -> int:
+    """Return how many threads work on parts at most, the caller included.
+
+    As many as the cores that the process may use, and as its cgroup may use in a period.
+    """
+    quota, period = 0, 1
+    with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
+        quota, period = map(int, _QUOTA.read_text().split())
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, -(-quota // period) or cores, _MOST_THREADS))
+
+
+def in_parts(work: Work, rows: int, nbytes: int, *, least: int) -> None:
+    """Call `work` on disjoint parts of the rows, in threads if that is worth while.
+
+    Args:
+        work: takes a part; calls of it may run at the same time.
+        rows: how many rows there are.
+        nbytes: what all of them come to.
+        least: the bytes for which a thread is worth while.
+
+    Returns when all parts have ended, and raises the error of the first that failed. The caller
+    does what no thread begins, and a part that calls this itself does its work alone.
+    """
+    parts = min(most_threads(), nbytes // least)
+    if parts < 2 or getattr(_here, "in_part", False):
+        work(slice(0, rows))
+        return
+    edges = [rows * part // parts for part in range(parts + 1)]
+    _crew(os.getpid()).do(work, map(slice, edges[:-1], edges[1:]))
+
+
+class _Job:
+    """Parts that are not begun, and what came of the others.
+
+    Attributes:
+        rest: the parts.
+        errors: of parts that failed, by where they start.
+        over: released when the threads of the crew have ended their parts.
+    """
+
+    def __init__(self, work: Work, parts: Iterable[slice]) -> None:
+        self.rest = deque(parts)
+        self.errors: dict[int, BaseException] = {}
+        self.over = threading.Lock()
+        self.over.acquire()
+        self._work = work
+        self._running: list[None] = []
+
+    def do(self, part: slice) -> None:
+        """Do a part in the caller's thread, which an interrupt ends at once."""
+        try:
+            self._work(part)
+        except Exception as error:
+            self.errors[part.start] = error
+
+    def help(self) -> None:
+        """Do parts in a thread of the crew until none is left."""
+        while self.rest:
+            self._running.append(None)  # first: what is running is never less than it seems
+            try:
+                part = self.rest.popleft()
+                try:
+                    self._work(part)
+                except BaseException as error:
+                    self.errors[part.start] = error
+            except IndexError:  # another thread was faster
+                return
+            finally:
+                self._running.pop()
+                if not (self._running or self.rest):
+                    with contextlib.suppress(RuntimeError):  # released before
+                        self.over.release()
+
+    def end(self) -> None:
+        """Drop what is not begun and wait for the rest, however often Ctrl-C is pressed meanwhile.
+
+        A part that goes on would write where others do by then.
+        """
+        try:
+            self.rest.clear()
+            while self._running:
+                self.over.acquire(timeout=_PATIENCE)
+        except BaseException:
+            self.end()
+            raise
+
+
+class _Crew:
+    """The threads of a process that help callers with their parts.
+
+    They are started when they are needed, and wait for more work as long as the process lives. Of
+    what they share with callers every access is one step of the interpreter, without a lock that an
+    interrupted caller could leave locked.
+    """
+
+    def __init__(self) -> None:
+        """Start no thread yet."""
+        self._jobs: list[_Job] = []
+        self._asleep: list[threading.Lock] = []
+        self._started = 0
+
+    def do(self, work: Work, parts: Iterable[slice]) -> None:
+        """Do all parts; see `in_parts`."""
+        job = _Job(work, parts)
+        _here.in_part = True
+        try:
+            self._call_for(job)
+            while job.rest:
+                with contextlib.suppress(IndexError):
+                    part = job.rest.popleft()
+                    job.do(part)
+        finally:
+            try:
+                job.end()
+            finally:
+                self._jobs.remove(job)
+                _here.in_part = False
+        if job.errors:
+            raise job.errors[min(job.errors)]
+
+    def _call_for(self, job: _Job) -> None:
+        """Have a thread for each part but one help, as far as they are free or can be started."""
+        self._jobs.append(job)
+        for _ in range(len(job.rest) - 1):
+            try:
+                self._asleep.pop().release()
+            except IndexError:
+                if self._started >= most_threads() - 1:
+                    return
+                try:
+                    _thread.start_new_thread(self._help, ())
+                except (RuntimeError, MemoryError):
+                    return
+                self._started += 1
+
+    def _help(self) -> None:
+        """Help with every job there is, again and again."""
+        _here.in_part = True
+        bell = threading.Lock()
+        bell.acquire()
+        while True:
+            self._help_with_all()
+            self._asleep.append(bell)
+            if self._has_work():  # which came before the bell could be rung for it
+                with contextlib.suppress(ValueError):
+                    self._asleep.remove(bell)
+                    continue
+            bell.acquire()
+
+    def _help_with_all(self) -> None:
+        for job in tuple(self._jobs):
+            job.help()
+
+    def _has_work(self) -> bool:
+        return any(job.rest for job in tuple(self._jobs))
+
+
+@cache
+def _crew(pid: int) -> _Crew:
+    """Return the crew of this process; a forked child has its own."""
+    return _Crew()
