@@ -48,6 +48,8 @@ __all__ = ["Change", "ChangeMany", "HostTier", "nothing_to_await"]
 Positions = npt.NDArray[np.intp]
 
 _FILL_BYTES = 8 << 20
+_MOST_DENSE = 1 << 31
+"""Rows up to which a GPU can look rows up in the map: 8 GiB, which no system provides lazily."""
 _SAMPLE = 64
 """One batch in so many has its distinct ids counted, which takes longer than all the rest."""
 _ACROSS = (
@@ -189,7 +191,7 @@ class HostTier:
                 self.slots,
                 policy,
                 self._arena.take,
-                dense=kind != "pageable",
+                dense=kind != "pageable" and self.rows <= _MOST_DENSE,
                 grows=grows,
             )
         )
@@ -215,7 +217,7 @@ class HostTier:
         """Return the memory that a tier above may reach on its own; see `before_change`."""
         slot_of = self.map.slot_of if isinstance(self.map, CachedSlots) else None
         if isinstance(slot_of, SparseMap):
-            raise CapacityError(f"the map of {self.rows} rows is not one array, as a GPU needs it")
+            slot_of = None
         return DeviceView(self.records, self.map.dirty, slot_of)
 
     @property
