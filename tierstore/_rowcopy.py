@@ -228,7 +228,7 @@ class Groups:
     def positions(self) -> npt.NDArray[np.intp]:
         """Which of the distinct rows each id `(n,)` is of."""
         found = np.empty(self.order.size, np.intp)
-        found[self.order] = np.repeat(np.arange(self.rows.size), self.repeats)
+        found[self.order] = np.arange(self.rows.size).repeat(np.diff(self.starts))
         return found
 
     @property

@@ -262,10 +262,6 @@ class HostAccess:
         """Enter the store beside the calls of other threads."""
         return Call(self.door, write=write)
 
-    def together(self) -> interrupts_deferred:
-        """Defer interrupts for several calls of this thread."""
-        return interrupts_deferred()
-
     def read_few(self, ids: npt.NDArray[Any], name: str | None) -> Any:
         """Return a field of a few valid rows, `ids.shape + (dim,)`, if that takes one look.
 
@@ -322,6 +318,7 @@ class HostAccess:
             for lo, hi, data in pieces:
                 self.nearest.write(rows, data if last is None else data[last], lo, hi)
 
+    together = interrupts_deferred
     to_array = staticmethod(from_bytes)
 
     def read_field(

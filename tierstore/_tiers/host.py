@@ -534,7 +534,8 @@ class HostTier:
         elif not ahead:
             self._count(rows, slots, missing.size)
         if not (missing.size or ahead):
-            self.map.serve(rows, slots)
+            if self._direct is None:
+                self.map.serve(rows, slots)
             return slots
         if not ahead:
             self.map.use(rows)
