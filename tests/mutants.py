@@ -701,9 +701,9 @@ MUTANTS = [
         "tests/distributed/test_keys.py",
     ),
     Mutant(
-        "_table/joint.cu",
-        "        const bool good = (u64)id < (u64)bounds.rows[feature];",
-        "        const bool good = true;",
+        "_tiers/gpu/kernels/features.cu",
+        "    const bool good = (u64)id < (u64)rows[feature];",
+        "    const bool good = true;",
         "tests/training/test_collections.py",
     ),
     Mutant(

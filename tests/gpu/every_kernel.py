@@ -61,6 +61,7 @@ def reach_every_kernel(place: Place) -> set[str]:
             twin.scatter(twin.leases[0][0], everything, 16, 32)
             twin.check_lease(*twin.leases[0])
             twin.release()
+            twin.check_features()
             twin.tier.fetch(place.put(everything[:6]), 2)
             twin.write(everything[::-1].copy(), 0, 16)
             twin.tier._now = 2**30 - 2

@@ -15,6 +15,7 @@ from tests.tiers.stack import ArrayTier, check
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.abi import Mode
 from tierstore._tiers.gpu.lease import GpuLease
+from tierstore._tiers.gpu.link import FeatureIds
 from tierstore._tiers.host import HostTier
 from tierstore.errors import ClosedError
 from tierstore.policy import PolicySpec
@@ -108,6 +109,32 @@ class Twin:
             np.testing.assert_array_equal(self.place.get(out), self.truth[ids, lo:hi])
         self.leases.append((lease, ids))
         return lease
+
+    def features(self, starts: np.ndarray, lengths: np.ndarray) -> FeatureIds:
+        """Features of so many ids, of tables that begin at these rows, end to end."""
+        device = self.place.device
+        rows = np.diff([*starts, len(self.truth)])
+        bounds = device.upload(np.stack([starts, rows, np.arange(len(starts))]).astype(np.int64))
+        return FeatureIds(device, lengths.tolist(), bounds, device.current_stream())
+
+    def check_features(self) -> None:
+        """Ids of features, each of its own table, become rows: beforehand, and when leased."""
+        starts = np.array([0, *sorted(self.rng.choice(np.arange(1, len(self.truth)), 3, False))])
+        sizes = np.diff([*starts, len(self.truth)])
+        lengths = self.rng.integers(0, 12, len(starts))
+        lengths[1], lengths[2] = 0, 7
+        features = self.features(starts, lengths)
+        of = np.arange(len(starts)).repeat(lengths)
+        ids = self.rng.integers(0, sizes[of])
+        given, rows = self.place.put(ids), self.place.noise(ids.size, 8).view(np.int64).reshape(-1)
+        self.tier.in_space(given, rows, features, self.place.device.current_stream())
+        np.testing.assert_array_equal(self.place.get(rows), starts[of] + ids)
+        lo, hi = self.span()
+        out = self.place.noise(ids.size, hi - lo)
+        lease = self.tier.lease(given, out, lo, hi, features=features)
+        np.testing.assert_array_equal(self.place.get(out), self.truth[starts[of] + ids, lo:hi])
+        self.check_lease(lease, starts[of] + ids)
+        lease.release()
 
     def check_lease(self, lease: GpuLease, ids: np.ndarray) -> None:
         get = self.place.get

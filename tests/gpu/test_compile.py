@@ -36,7 +36,6 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "keys": ("keys.cu", {}),
     "columns": ("_table/columns.cu", {"UNITS": "32,32,32", "WIDTH": 16}),
     "odd columns": ("_table/columns.cu", {"UNITS": "1,70", "WIDTH": 2}),
-    "joint": ("_table/joint.cu", {}),
     "owners": ("distributed/owners.cu", {}),
     "scaled": (
         "_table/scaled.cu",

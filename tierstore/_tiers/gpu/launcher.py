@@ -78,6 +78,7 @@ class Kernel:
 class OWN:
     """The kernels of the tier itself."""
 
+    IN_SPACE = Kernel(TIER, "in_space", as_large_as_the_work)
     PROBE = Kernel(TIER, "probe", as_large_as_the_work)
     FENCE = Kernel(TIER, "fence", _one)
     PROMOTE = Kernel(TIER, "promote", _all_resident, cooperative=True)
@@ -171,7 +172,8 @@ class Launcher:
         self, kernel: Kernel, arguments: Arguments, items: int, stream: int | None = None
     ) -> None:
         """Launch a kernel that works through a number of items, behind the last work."""
-        stream = self.enter(stream)
+        if stream is None or stream != self.stream:
+            stream = self.enter(stream)
         self.start(kernel, arguments, stream, items)
         self.launched()
 

@@ -14,6 +14,7 @@ from tierstore._tiers.gpu.abi import (
     TIER,
     BatchArgument,
     BatchArguments,
+    RowsArgument,
     TierArgument,
 )
 from tierstore._tiers.gpu.device import Device
@@ -38,7 +39,7 @@ __all__ = [
 _FOREIGN = -(1 << 62)
 """FOREIGN of tier.cuh."""
 _BAD_ID = -(0x2D9A << 48)
-"""From here down: ids that are bad for a feature, with its number, as joint.cu codes them."""
+"""From here down: ids that are bad for a feature, with its number, as features.cu codes them."""
 _ID_BITS = 44
 _LOST = TIER.constants["LOST"]
 MOST_FEATURES = 1 << 14
@@ -208,6 +209,7 @@ class GpuMemory:
         sparse = self._is_sparse(rows, record_bytes, slots, scored=scored)
         self.places = Places(device, slots) if sparse else None
         self._mailbox = device.stage(COUNTERS.itemsize)
+        self._described: Any = None
         self._arrays = {name: device.allocate(slots, dtype) for name, dtype in _PER_SLOT}
         self._arrays["slots"] = device.allocate(slots * record_bytes, "u1")
         if self.places is None:
@@ -248,12 +250,23 @@ class GpuMemory:
 
     def reach(self, host: HostTier) -> None:
         """Tell the kernels where the host tier's records, map and marks are."""
+        self._described = None
         view = host.view()
         self.argument.direct = host.direct
         views = {"host": view.records, "host_dirty": view.dirty, "host_slot_of": view.slot_of}
         for name, array in views.items():
             if array is not None:
                 setattr(self.argument, name, self._device.host_pointer(host.arena, array))
+
+    def described(self) -> Any:
+        """Return what kernels that are not the tier's own must know of every lease."""
+        if self._described is None:
+            tier = self.argument
+            host_changed = tier.host_changed if tier.direct else 0
+            self._described = RowsArgument(
+                dirty=tier.dirty, host_changed=host_changed, host=tier.host, record=tier.record
+            )
+        return RowsArgument.from_buffer_copy(self._described)
 
     @classmethod
     def bytes_for(

@@ -12,8 +12,9 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
     const i64 position = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     const bool mine = position < b.n;
     const i64 id = !mine ? 0 : b.arriving ? b.arriving[position] : b.ids[position];
-    const bool outside = (u64)id >= (u64)b.bound;
-    const i64 row = !outside ? b.start + id : (u64)id < (u64)t.rows ? FOREIGN - id : id;
+    const i64 own = mine && b.features ? row_of(b, position, id) : id;
+    const bool outside = (u64)own >= (u64)b.bound;
+    const i64 row = !outside ? b.start + own : (u64)own < (u64)t.rows ? FOREIGN - own : own;
     if (mine && b.arriving) b.ids[position] = row;
     i32 slot = ABSENT;
     bool waits = false, claims = false, holds = false, kept = false, lacks = false;

@@ -98,8 +98,13 @@ struct Tier {
 // One batch, its workspace, and what a lease or the staging adds.
 struct Batch {
     i64 *ids;                     // [n]: rows
-    const i64 *arriving;          // [n]: ids in pinned host memory, or of an extent behind the first,
-                                  // which `probe` makes rows of in `ids`; or null: ids are rows
+    const i64 *arriving;          // [n]: ids in pinned host memory, of an extent behind the first, or
+                                  // of features, which `probe` makes rows of in `ids`; or null: ids
+                                  // are rows
+    // Ids of several features, each of a table of its own; see features.cu.
+    const i64 *ends;              // [features]: the position behind the last id of each
+    const i64 *bounds;            // [3][features]: the first row of the feature's table, how many
+                                  // rows it has, and the number by which a bad id tells the feature
     i64 n;
     i64 start, bound;             // ids are 0 to bound - 1, and row start the first
     u8 *data;                     // [n][bytes]: bytes [lo, lo + bytes) of each record; a lease may
@@ -130,6 +135,7 @@ struct Batch {
     u32 mode, load, last;         // load: records are wanted as they are; last: the final chunk
     u32 in_order;                 // what is put in order: CLAIMS, WAITS or both
     u32 admit;                    // missed rows are promoted, not just read or written where they are
+    u32 features;                 // their number; 0: ids are those of one extent
     u32 alone;                    // the device can finish the batch without the host
     u32 arrival;                  // number of this, or the last, prefetch
     u32 expired;                  // number of the last prefetch whose pins have run out
