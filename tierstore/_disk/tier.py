@@ -22,6 +22,7 @@ from tierstore._disk.readahead import MappedRows, paced
 from tierstore._disk.records import BLOCK_BYTES
 from tierstore._parts import most_threads
 from tierstore._rowcopy import scatter, unique
+from tierstore._rowmap import numbers_of
 from tierstore.errors import (
     CorruptRowError,
     StoreFullError,
@@ -232,7 +233,8 @@ class DiskTier:
     ) -> list[Callable[[], None]]:
         """Copy records that wait to be written; return what copies the others from the files."""
         with self._lock:
-            entries = self._index.entries.take(rows)
+            index = self._index.entries
+            entries = index.take(rows) if rows.size <= _SAMPLE else numbers_of(rows, index)
             if not entries.any():
                 return [partial(self._base.read, rows, out)]
             found: list[Callable[[], None]] = []

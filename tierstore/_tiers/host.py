@@ -549,14 +549,20 @@ class HostTier:
         return slots
 
     def _promote(self, rows: Rows, *, force: bool = False) -> None:
-        """Load the best of `rows`, distinct, absent and at rest, into the slots that can be had."""
+        """Load the best of `rows`, absent and at rest, into the slots that can be had.
+
+        They are distinct, and ascend unless they are more than there are slots.
+        """
         order = self.map.order(rows)
+        ascend = order is None and rows.size <= self.slots
         if order is not None:
             rows = rows[order]
         room = self._make_room(rows, force=force)
         if not room.slots.size:
             return
-        rows = np.sort(rows[: room.slots.size])
+        rows = rows[: room.slots.size]
+        if not ascend:
+            rows = np.sort(rows)
         come, sent = rows[:0], False
         try:
             with self._apart(rows, room.down_rows):

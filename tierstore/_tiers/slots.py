@@ -257,7 +257,7 @@ class CachedSlots:
         if rows.size <= _SMALL_BATCH:
             slots = self.slot_of[rows]
         else:
-            slots = self.slot_of.take(rows, mode="clip")  # rows are valid: no second check
+            slots = _rowmap.numbers_of(rows, self.slot_of)
         slots -= 1
         return slots
 
