@@ -701,6 +701,12 @@ MUTANTS = [
         "tests/distributed/test_keys.py",
     ),
     Mutant(
+        "_tiers/gpu/kernels/batch.cu",
+        "        if (b.data) copy(source, target, span, b.bytes, b.width);",
+        "",
+        "tests/gpu/test_tier.py",
+    ),
+    Mutant(
         "_tiers/gpu/kernels/features.cu",
         "    const bool good = (u64)id < (u64)rows[feature];",
         "    const bool good = true;",
