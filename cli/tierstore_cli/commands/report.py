@@ -13,7 +13,7 @@ from tierstore.stats import read_hit_rates
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import READ_STORE, TABLE, VERSION, Place, full_name
+from tierstore_cli.params import READ_STORE, ROW_ID, TABLE, VERSION, Place, full_name
 from tierstore_cli.picking import typed_keys
 from tierstore_cli.progress import Progress
 from tierstore_cli.stream_options import TRACE
@@ -24,7 +24,7 @@ from tierstore_cli.stream_options import TRACE
 @click.argument("page", metavar="OUT", type=click.Path(path_type=Path))
 @TABLE
 @click.option("--key", metavar="KEY", help="Show the rows nearest to this one.")
-@click.option("--id", "row", type=click.IntRange(min=0), metavar="N", help="The same, by id.")
+@click.option("--id", "row", type=ROW_ID, metavar="N", help="The same, by id.")
 @click.option("--trace", type=TRACE, metavar="FILE", help="Show miss ratios of these row ids.")
 @click.option(
     "--hits",

@@ -16,7 +16,7 @@ from tierstore.stats import read_prometheus
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import READ_STORE, Place, full_name
+from tierstore_cli.params import READ_STORE, FiniteRange, Place, full_name
 from tierstore_cli.text import percent
 
 Figures = dict[tuple[str, str, str], float]
@@ -32,7 +32,7 @@ Figures = dict[tuple[str, str, str], float]
 )
 @click.option(
     "--every",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="SECONDS",
     default=2.0,
     show_default=True,
