@@ -137,6 +137,7 @@ TIER = _source(
     "order.cuh",
     "select.cuh",
     "prefetch.cu",
+    "features.cu",
     "batch.cu",
     "exchange.cu",
     "lease.cu",
