@@ -43,7 +43,8 @@ demo: $(READY)
 	@echo "  2. $(BIN)/python examples/word2vec.py --store $(DEMO)/words.tier --epochs 12 --budget 1MiB"
 	@echo "  3. docs/how-to/replace-an-embedding.md: the four lines that change in a script of yours"
 
-# One process a core.
+# One process a processor that may be used. They and their children share compiled modules.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY)
 	$(BIN)/python -m pytest -q -n auto $(TESTS)
 

@@ -1,11 +1,15 @@
 """Which tests run where."""
 
+import gc
 import importlib.util
 import os
 import signal
 import tempfile
+from collections.abc import Generator
 
 import pytest
+
+from tests import processors
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Before torch is imported, and for every child: xdist has a process on each core already."""
@@ -36,6 +40,23 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: os.environ.pop("TIERSTORE_TEST_KERNELS"))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Return what `-n auto` means; xdist counts all processors of the machine where psutil is."""
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else processors.usable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the collector of garbage from what is imported, now and in every test."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def why_no_gpu() -> str | None:
     """Return why tests marked gpu cannot run here, or None if they can."""
     if importlib.util.find_spec("cupy") is None:
@@ -61,3 +82,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if reason:
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_syncs(request: pytest.FixtureRequest) -> Generator[None]:
+    """Let syncs return at once, unless slow tests run too, since no test cuts the power.
+
+    They would wait for the disk a quarter of the time. Which syncs there are, and that each is
+    needed, the tests of durability find from the calls. `make test-all` waits for the disk.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not any(request.config.getoption(f"--{name}") for name in LEFT_OUT_UNLESS_ASKED_FOR):
+            from tierstore._io import system
+
+            patch.setattr(system.Calls, "fsync", staticmethod(os.fstat))  # which refuses as well
+        yield

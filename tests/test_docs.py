@@ -41,7 +41,7 @@ SAME_DIRECTORY = {
     "docs/quickstart.md",
 }
 WITH_BUCKET = {"docs/how-to/nightly.md"}
-MANY_PROCESSES = {"nightly.md"}
+MANY_PROCESSES = {"move.md", "nightly.md", "vectors-with-keys.md"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -13,6 +13,26 @@ import pytest
 from tierstore import _parts, _rowcopy
 
 
+@pytest.mark.parametrize(
+    ("quota", "cores", "threads"),
+    [
+        ("max 100000", 3, 3),
+        ("200000 100000", 8, 2),
+        ("150000 100000", 8, 2),
+        ("20000 100000", 8, 1),
+        ("900000 100000", 4, 4),
+        ("", 64, 16),
+    ],
+)
+def test_threads_are_as_many_as_the_process_may_use(tmp_path, monkeypatch, quota, cores, threads):
+    file = tmp_path / "cpu.max"
+    if quota:
+        file.write_text(quota + "\n")
+    monkeypatch.setattr(_parts, "_QUOTA", file)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    assert _parts.most_threads.__wrapped__() == threads
+
+
 @pytest.fixture
 def four_threads(monkeypatch):
     """A pool of four threads, whatever the machine has."""

@@ -186,7 +186,7 @@ class Call(interrupts_deferred):
     closes the store, this call raises ClosedError instead of returning.
     """
 
-    __slots__ = ("_counts", "_door", "_harmless", "_thread", "_write")
+    __slots__ = ("_door", "_harmless", "_thread", "_write")
 
     def __init__(self, door: Door, *, write: bool = False) -> None:
         """Prepare to enter; no lock is held yet."""
@@ -194,7 +194,6 @@ class Call(interrupts_deferred):
         self._write = write
         self._harmless: BaseException | None = None
         self._thread = threading.get_ident()
-        self._counts = door.calls
 
     def __enter__(self) -> Self:
         """Defer interrupts, wait for a use to end, check that the store is usable."""
@@ -205,14 +204,13 @@ class Call(interrupts_deferred):
         if not interrupts_deferred._deferring:
             interrupts_deferred.__enter__(self)
         try:
-            counts = self._counts
-            nested = thread in counts
+            nested = thread in door.calls
             if not nested and not door.lock.acquire(blocking=False):
                 self._wait()
             try:  # a call holds the lock only while it increments its count
                 if door.reason or (self._write and not door.writable):
                     door.check_open(write=self._write)
-                counts[thread] = counts[thread] + 1 if nested else 1
+                door.calls[thread] = door.calls[thread] + 1 if nested else 1
             finally:
                 if not nested:
                     door.lock.release()
@@ -238,10 +236,10 @@ class Call(interrupts_deferred):
                 door.check_open(write=False)  # a concurrent call of another thread failed
         finally:
             try:
-                if self._counts[self._thread] > 1:
-                    self._counts[self._thread] -= 1
+                if door.calls[self._thread] > 1:
+                    door.calls[self._thread] -= 1
                 else:
-                    del self._counts[self._thread]
+                    del door.calls[self._thread]
                     if door.fenced:
                         door.ended.set()
                 if door.then is not None:
@@ -286,14 +284,53 @@ class Call(interrupts_deferred):
 
 
 class Errand(Call):
-    """A call that brings rows nearer, which uses on a device go on beside; see `Use.beside`."""
+    """A call that brings rows nearer, one at a time, which uses on a device go on beside.
+
+    It waits for other uses, and they for it; see `Use.beside`.
+    """
 
     __slots__ = ()
 
-    def __init__(self, door: Door) -> None:
-        """Prepare to enter; no lock is held yet."""
-        super().__init__(door)
-        self._counts = door.errands
+    def __enter__(self) -> Self:
+        """Defer interrupts, wait for a use to end, check that the store is usable."""
+        door = self._door
+        if os.getpid() != door.pid:
+            door.check_process()
+        self._handler = None
+        if not interrupts_deferred._deferring:
+            interrupts_deferred.__enter__(self)
+        try:
+            while not door.errands.acquire(timeout=_POLL_SECONDS):
+                self._tell()
+            try:
+                door.check_open(write=False)
+            except BaseException:
+                door.errands.release()
+                raise
+        except BaseException:
+            interrupts_deferred.__exit__(self)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """Leave; close the store after an error that requires it."""
+        door = self._door
+        try:
+            if error is not None:
+                self._judge(error)
+        finally:
+            try:
+                door.errands.release()
+                if door.then is not None:
+                    door.finish()
+            finally:
+                if self._handler is not None:
+                    interrupts_deferred.__exit__(self)
 
 
 class Use(Call):
@@ -320,13 +357,18 @@ class Use(Call):
         except BaseException:
             interrupts_deferred.__exit__(self)
             raise
+        alone = False
         try:
-            if door.calls or (door.errands and not self.beside):
+            if not self.beside:
+                while not door.errands.acquire(timeout=_POLL_SECONDS):
+                    self._tell()
+                alone = True
+            if door.calls:
                 self._wait_for_calls()
             if door.reason or (self._write and not door.writable):
                 door.check_open(write=self._write)
         except BaseException:
-            self._leave()
+            self._leave(alone=alone)
             raise
         return self
 
@@ -334,7 +376,7 @@ class Use(Call):
         """Wait until no other thread is in a call; no new call starts meanwhile."""
         door = self._door
         door.fenced = True
-        while door.busy(self._thread) or (door.errands and not self.beside):
+        while door.busy(self._thread):
             door.ended.wait(_POLL_SECONDS)
             door.ended.clear()
             self._tell()
@@ -362,9 +404,11 @@ class Use(Call):
             self._harmless = None  # its traceback refers to this object
             self._leave()
 
-    def _leave(self) -> None:
+    def _leave(self, *, alone: bool = True) -> None:
         door = self._door  # nothing here allocates memory either
         try:
+            if alone and not self.beside:
+                door.errands.release()
             door.lock.release()
             if door.then is not None:
                 door.finish()
@@ -383,7 +427,8 @@ class Door:
 
     Attributes:
         reason: why the store can no longer be used; empty while it is open.
-        calls: nesting depth of the calls of each thread; `errands` the same of errands.
+        calls: nesting depth of the calls of each thread.
+        errands: held by an errand, and by uses that are not beside one.
         fenced: whether a use waits for calls to end; each signals `ended`.
     """
 
@@ -396,7 +441,7 @@ class Door:
         self.reason: str = ""
         self.then: Callable[[], object] | None = None
         self.calls: dict[int, int] = {}
-        self.errands: dict[int, int] = {}
+        self.errands: threading.RLock = threading.RLock()
         self.fenced = False
         self.ended: Event = Event()
 
@@ -410,8 +455,7 @@ class Door:
         """Whether the calling thread is inside, in a use or a call."""
         # threading.Condition calls the same `_is_owned` of its lock.
         alone: bool = self.lock._is_owned()  # type: ignore[attr-defined]
-        thread = threading.get_ident()
-        return alone or thread in self.calls or thread in self.errands
+        return alone or threading.get_ident() in self.calls or self.errands._is_owned()  # type: ignore[attr-defined]
 
     def busy(self, thread: int) -> bool:
         """Whether a thread other than this one is in a call."""

@@ -14,10 +14,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
+from pathlib import Path
 
 __all__ = ["in_parts", "most_threads"]
 
 _MOST_THREADS = 16
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _PATIENCE = 0.05
 """Seconds after which a caller looks again whether all parts have ended."""
 _here = threading.local()
@@ -28,8 +30,15 @@ Work = Callable[[slice], object]
 
 @cache
 def most_threads() -> int:
-    """Return how many threads work on parts at most, the caller included."""
-    return min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    """Return how many threads work on parts at most, the caller included.
+
+    As many as the cores that the process may use, and as its cgroup may use in a period.
+    """
+    quota, period = 0, 1
+    with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
+        quota, period = map(int, _QUOTA.read_text().split())
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, -(-quota // period) or cores, _MOST_THREADS))
 
 
 def in_parts(work: Work, rows: int, nbytes: int, *, least: int) -> None:

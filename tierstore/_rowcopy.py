@@ -19,6 +19,7 @@ __all__ = [
     "Groups",
     "ascends",
     "gather",
+    "looked_up",
     "order",
     "scatter",
     "take",
@@ -37,6 +38,8 @@ _IN_CACHE = 1 << 20
 _MOST_UNITS = 4
 _BYTES_PER_THREAD = 1 << 20
 """Two threads take four fifths of the time of one for 2 MiB, four take half of it for 8."""
+_ROWS_PER_THREAD = 4096
+"""Rows to look up for which a thread is worth while: 0.1 to 0.3 ms."""
 _BLOCK = 1 << 20
 """Values compared at a time."""
 _FEW = 512
@@ -117,6 +120,22 @@ def take(records: Bytes, slots: Index, out: Bytes) -> None:
         records.take(slots[part], axis=0, out=out[part], mode="clip")
 
     in_parts(copy, slots.size, out.nbytes, least=_BYTES_PER_THREAD)
+
+
+def looked_up(numbers: npt.NDArray[Integer], rows: Index) -> npt.NDArray[Integer]:
+    """Return the numbers of valid `rows` `(n,)` as a new array.
+
+    Each is likely to be in no cache of the processor; many are looked up in threads.
+    """
+    if rows.size < 2 * _ROWS_PER_THREAD:
+        return numbers.take(rows, mode="clip")  # a second check of the rows takes time
+    found = np.empty(rows.size, numbers.dtype)
+
+    def look(part: slice) -> None:
+        numbers.take(rows[part], out=found[part], mode="clip")
+
+    in_parts(look, rows.size, rows.size, least=_ROWS_PER_THREAD)
+    return found
 
 
 def _unit_index(slots: Index, per_record: int, first: int, count: int) -> Index:
@@ -228,7 +247,7 @@ class Groups:
     def positions(self) -> npt.NDArray[np.intp]:
         """Which of the distinct rows each id `(n,)` is of."""
         found = np.empty(self.order.size, np.intp)
-        found[self.order] = np.repeat(np.arange(self.rows.size), self.repeats)
+        found[self.order] = np.arange(self.rows.size).repeat(np.diff(self.starts))
         return found
 
     @property

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._rowcopy import unique
+from tierstore._rowcopy import looked_up, unique
 
-__all__ = ["RowMap", "SparseMap", "Take", "bytes_for", "resize", "row_map", "zeros"]
+__all__ = ["RowMap", "SparseMap", "Take", "bytes_for", "numbers_of", "resize", "row_map", "zeros"]
 
 Rows = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int32]
@@ -65,8 +65,8 @@ class SparseMap:
 
     def take(self, rows: Rows, mode: Any = "clip") -> Numbers:
         """Return the numbers of valid `rows` `(n,)` as a new array."""
-        blocks = self._blocks.take(rows >> _SHIFT, mode="clip")
-        return self.numbers.take(_places(blocks, rows), mode="clip")
+        blocks = looked_up(self._blocks, rows >> _SHIFT)
+        return looked_up(self.numbers, _places(blocks, rows))
 
     def __getitem__(self, rows: Rows) -> Numbers:
         """Return the numbers of a few valid `rows` `(n,)`, as `take` does those of many."""
@@ -113,6 +113,11 @@ def _extended(numbers: Numbers, used: int, size: int) -> Numbers:
 
 
 RowMap = Numbers | SparseMap
+
+
+def numbers_of(rows: Rows, numbers: RowMap) -> Numbers:
+    """Return the numbers of valid `rows` `(n,)` as a new array."""
+    return numbers.take(rows) if isinstance(numbers, SparseMap) else looked_up(numbers, rows)
 
 
 def zeros(name: str, size: int, dtype: Any) -> npt.NDArray[Any]:

@@ -8,6 +8,7 @@ KEYS = {
     "python",
     "platform",
     "cpus",
+    "threads",
     "memory_bytes",
     "available_bytes",
     "lock_limit_bytes",

@@ -161,6 +161,7 @@ for arguments in eval(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.fault(73)
 def test_a_huge_sparse_table(run, tmp_path):
     """10^9 rows: looking at them takes memory for what is looked at, not for what there is."""

@@ -7,9 +7,11 @@ import threading
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import tierstore
 from tests.cli.conftest import COMMAND
+from tierstore_cli.main import cli
 
 ROWS = np.random.default_rng(8).standard_normal((7, 3)).astype("f4")
 TEXT = "".join(f"w{n} {' '.join(map(repr, row))}\n" for n, row in enumerate(ROWS.tolist())).encode()
@@ -83,15 +85,21 @@ def test_streams_that_cannot_be(run, tmp_path, single, monkeypatch, args):
     assert list(tmp_path.iterdir()) == [single]
 
 
-def test_ids_and_keys_from_a_pipe(tmp_path, single):
-    rows = piped("get", single, "--ids", "-", data=b"3\n17\n").stdout.decode().splitlines()
+def fed(data, *args):
+    """Run a command in this process, whose standard input has this."""
+    return CliRunner().invoke(cli, list(map(str, args)), input=data)
+
+
+def test_ids_and_keys_from_a_pipe(single):
+    rows = fed(b"3\n17\n", "get", single, "--ids", "-").stdout.splitlines()
     assert [line.split("\t")[0] for line in rows] == ["3", "17"]
     keys = "".join(f"k{n}\n" for n in range(50)).encode()
     assert piped("keys", "set", single, "/dev/stdin", data=keys).returncode == 0
-    chosen = piped("export", single, "-", "--format", "tsv", "--keys-from", "-", data=b"k9\nk4\n")
-    lines = chosen.stdout.decode().splitlines()[1:]
+    lines = fed(
+        b"k9\nk4\n", "export", single, "-", "--format", "tsv", "--keys-from", "-"
+    ).stdout.splitlines()[1:]
     assert [line.split("\t")[0] for line in lines] == ["k9", "k4"]
-    assert b"line 2 is empty" in piped("get", single, "--ids", "-", data=b"3\n\n").stderr
+    assert "line 2 is empty" in fed(b"3\n\n", "get", single, "--ids", "-").stderr
 
 
 def test_standard_output_by_its_other_name(tmp_path, single):

@@ -147,7 +147,7 @@ def test_a_flipped_bit_is_noticed(store: Sample) -> None:
     every = bits_of(store)
     few = [(path, bit) for path, bit in every if path.name != "rows.npy" or bit > 8 * 4096]
     rng = random.Random(37)
-    for path, bit in [*rng.sample(few, 60), *rng.sample(every, 20)]:
+    for path, bit in [*rng.sample(few, 30), *rng.sample(every, 10)]:
         if survives_flip(store, path, bit):
             assert without_effect(path, bit), f"{path.name}: bit {bit}"
 

@@ -216,7 +216,7 @@ def test_without_a_sync_keys_are_lost(site):
 def test_a_fault_leaves_a_committed_state(fault: Fault):
     with scratch() as root, small_deltas():
         states = work(root / "s", lambda *_: None)
-        for number in random.Random(fault.name).sample(range(1, 60), 4):
+        for number in random.Random(fault.name).sample(range(1, 60), 2):
             place = root / "t"
             shutil.copytree(root / "s", place)
             _strike(place, states[-1], fault, number)

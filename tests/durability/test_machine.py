@@ -139,7 +139,7 @@ QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_to
 
 class TestStore(StoreMachine.TestCase):  # type: ignore[misc]
     settings = settings(
-        max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=QUIET
+        max_examples=12, stateful_step_count=15, deadline=None, suppress_health_check=QUIET
     )
 
 

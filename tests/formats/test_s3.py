@@ -12,6 +12,8 @@ from tierstore._formats import SINK_SUFFIXES, open_sink
 from tierstore._formats.base import FORMATS
 from tierstore.errors import AccessError, ExistsError, FormatError, NotAStoreError, StoreIOError
 
+pytestmark = pytest.mark.slow  # `make test-all` installs the bucket
+
 STREAMS = [suffix for suffix in SINK_SUFFIXES if not FORMATS[suffix].is_directory]
 MATRIX, WORDS = random_matrix(300, 6), random_words(300)
 

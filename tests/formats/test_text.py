@@ -429,10 +429,10 @@ def test_no_thread_of_pyarrow_holds_a_block(tmp_path, monkeypatch):
     np.savetxt(
         tmp_path / "f.csv", np.random.default_rng(0).standard_normal((3_000, 8)), delimiter=","
     )
-    for _ in range(30):
+    for _ in range(8):
         with open_source(tmp_path / "f.csv") as source:
             assert sum(len(block) for block in source.blocks()) == 3_000
-    assert len(held) >= 30
+    assert len(held) >= 8
     assert set(held) == {(True, 0)}
 
 

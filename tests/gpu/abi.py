@@ -13,7 +13,6 @@ SUM = RECORDS.extended("tierstore.nn", "sum.cu")
 POOL = RECORDS.extended("tierstore.nn", "pool.cu")
 STEP = RECORDS.extended("tierstore.optim", "step.cu")
 COLUMNS = RECORDS.extended("tierstore._table", "columns.cu")
-JOINT = RECORDS.extended("tierstore._table", "joint.cu")
 OWNERS = RECORDS.extended("tierstore.distributed", "owners.cu")
 SOURCES: dict[str, tuple[Source, list[Any]]] = {
     "tier": (TIER, [TierArgument, BatchArgument]),
@@ -22,7 +21,6 @@ SOURCES: dict[str, tuple[Source, list[Any]]] = {
     "step": (STEP, [Rows, STEP.structure("Step")]),
     "columns": (COLUMNS, [Rows, COLUMNS.structure("Columns", FIELDS=3)]),
     "keys": (KEYS, [KEYS.structure("KeyMap"), KEYS.structure("Keys")]),
-    "joint": (JOINT, [JOINT.structure("Ids"), JOINT.structure("Bounds")]),
     "owners": (OWNERS, [OWNERS.structure("Places"), OWNERS.structure("Asked")]),
 }
 

@@ -35,6 +35,9 @@ struct Block {
     jmp_buf scheduler, fiber[kMaxThreads];
     bool started[kMaxThreads] = {};
     bool done[kMaxThreads];
+    // A fiber that waits is not resumed while this counter has the value that it found.
+    const unsigned *awaited[kMaxThreads] = {};
+    unsigned found[kMaxThreads];
     Warp warp[kMaxThreads / 32];
     unsigned waiting = 0, generation = 0;
     // Not filled with zeros: a launch touches a page or two of each.
@@ -65,6 +68,13 @@ void resume_fiber(unsigned i) {
     setcontext(&start);
 }
 
+void await_change(const unsigned &generation, unsigned found) {
+    block->found[threadIdx.x] = found;
+    block->awaited[threadIdx.x] = &generation;
+    yield_fiber();
+    block->awaited[threadIdx.x] = nullptr;
+}
+
 const uint64_t *meet(uint64_t value) {
     Warp &warp = block->warp[threadIdx.x / 32];
     const unsigned generation = warp.generation;
@@ -73,7 +83,7 @@ const uint64_t *meet(uint64_t value) {
         warp.arrived = 0;
         ++warp.generation;
     } else {
-        while (warp.generation == generation) yield_fiber();
+        await_change(warp.generation, generation);
     }
     return warp.value[generation & 1];
 }
@@ -86,7 +96,7 @@ static void __syncthreads() {
         block->waiting = 0;
         ++block->generation;
     } else {
-        while (block->generation == generation) yield_fiber();
+        await_change(block->generation, generation);
     }
 }
 
@@ -229,9 +239,11 @@ static void run_block(unsigned index, unsigned blocks, unsigned threads, unsigne
         for (unsigned j = 0; j < threads; ++j) {
             const unsigned i = (j * stride + seed) % threads;
             if (block->done[i]) continue;
+            ++running;
+            if (block->awaited[i] && *block->awaited[i] == block->found[i]) continue;
             threadIdx.x = i;
             resume_fiber(i);
-            running += !block->done[i];
+            running -= block->done[i];
         }
     }
 }

@@ -43,9 +43,16 @@ def reach_every_kernel(place: Place) -> set[str]:
     watching = Watching(place.device)
     place = Place(watching, place.kind)
     everything = np.arange(90)
-    for host_slots, policy in ((90, lru()), (40, lfu(1))):
+    for host_slots, policy, sparse in ((90, lru(), True), (90, lru(), False), (40, lfu(1), False)):
         with Twin(
-            place, rows=90, record_bytes=48, slots=12, host_slots=host_slots, chunk=9, policy=policy
+            place,
+            rows=90,
+            record_bytes=48,
+            slots=12,
+            host_slots=host_slots,
+            chunk=9,
+            policy=policy,
+            sparse=sparse,
         ) as twin:
             twin.work(12, sizes=(5, 40))
             while twin.leases:
@@ -54,6 +61,7 @@ def reach_every_kernel(place: Place) -> set[str]:
             twin.scatter(twin.leases[0][0], everything, 16, 32)
             twin.check_lease(*twin.leases[0])
             twin.release()
+            twin.check_features()
             twin.tier.fetch(place.put(everything[:6]), 2)
             twin.write(everything[::-1].copy(), 0, 16)
             twin.tier._now = 2**30 - 2

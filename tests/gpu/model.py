@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import Any
 from unittest import mock
 
@@ -13,9 +15,17 @@ from tests.tiers.stack import ArrayTier, check
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.abi import Mode
 from tierstore._tiers.gpu.lease import GpuLease
+from tierstore._tiers.gpu.link import FeatureIds
 from tierstore._tiers.host import HostTier
 from tierstore.errors import ClosedError
 from tierstore.policy import PolicySpec
+
+
+def sparse_maps() -> Any:
+    """Have GPU tiers made with a map of places, however few rows there are, unless these score."""
+    return mock.patch.multiple(
+        "tierstore._tiers.gpu.memory", _DIRECT_BYTES=0, _DIRECT_SHARE=sys.maxsize
+    )
 
 
 class Twin:
@@ -31,6 +41,7 @@ class Twin:
         host_slots: int | None = None,
         chunk: int | None = None,
         policy: PolicySpec | None = None,
+        sparse: bool = False,
         seed: int = 0,
     ) -> None:
         self.rng = np.random.default_rng(seed)
@@ -39,7 +50,8 @@ class Twin:
         self.below = ArrayTier(self.truth.copy())
         host_slots = rows if host_slots is None else min(host_slots, rows)
         self.host = HostTier(self.below, slots=host_slots, kind=place.kind)
-        self.tier = GpuTier(self.host, slots=slots, device=place.device, policy=policy)
+        with sparse_maps() if sparse else contextlib.nullcontext():
+            self.tier = GpuTier(self.host, slots=slots, device=place.device, policy=policy)
         if chunk is not None and self.tier._staging is not None:
             self.tier._staging.limit = min(chunk, self.tier._staging.limit)
         toss = np.random.default_rng(seed + 1)
@@ -98,6 +110,32 @@ class Twin:
         self.leases.append((lease, ids))
         return lease
 
+    def features(self, starts: np.ndarray, lengths: np.ndarray) -> FeatureIds:
+        """Features of so many ids, of tables that begin at these rows, end to end."""
+        device = self.place.device
+        rows = np.diff([*starts, len(self.truth)])
+        bounds = device.upload(np.stack([starts, rows, np.arange(len(starts))]).astype(np.int64))
+        return FeatureIds(device, lengths.tolist(), bounds, device.current_stream())
+
+    def check_features(self) -> None:
+        """Ids of features, each of its own table, become rows: beforehand, and when leased."""
+        starts = np.array([0, *sorted(self.rng.choice(np.arange(1, len(self.truth)), 3, False))])
+        sizes = np.diff([*starts, len(self.truth)])
+        lengths = self.rng.integers(0, 12, len(starts))
+        lengths[1], lengths[2] = 0, 7
+        features = self.features(starts, lengths)
+        of = np.arange(len(starts)).repeat(lengths)
+        ids = self.rng.integers(0, sizes[of])
+        given, rows = self.place.put(ids), self.place.noise(ids.size, 8).view(np.int64).reshape(-1)
+        self.tier.in_space(given, rows, features, self.place.device.current_stream())
+        np.testing.assert_array_equal(self.place.get(rows), starts[of] + ids)
+        lo, hi = self.span()
+        out = self.place.noise(ids.size, hi - lo)
+        lease = self.tier.lease(given, out, lo, hi, features=features)
+        np.testing.assert_array_equal(self.place.get(out), self.truth[starts[of] + ids, lo:hi])
+        self.check_lease(lease, starts[of] + ids)
+        lease.release()
+
     def check_lease(self, lease: GpuLease, ids: np.ndarray) -> None:
         get = self.place.get
         count, distinct = int(get(lease.count)[0]), np.unique(ids)
@@ -128,19 +166,31 @@ class Twin:
         fetches.end(fetches.newest, self.place.device.current_stream())
         self.read(np.arange(len(self.truth)))
         arrays = {name: self.place.get(array) for name, array in self.tier.memory._arrays.items()}
-        slot_of, row_of = arrays["slot_of"], arrays["row_of"]
+        slot_of, row_of = self.slot_of(), arrays["row_of"]
         assert (slot_of >= -1).all()
         held = np.flatnonzero(slot_of >= 0)
         assert np.array_equal(row_of[slot_of[held]], held)
         assert held.size == np.count_nonzero(row_of >= 0) <= self.tier.slots
         assert not arrays["pins"].any()
-        assert not (arrays["slot_of"] < -1).any()
         assert not arrays["mark"].any()
         assert not (arrays["stamp"] >> 31).any()
         self.tier.flush()
         assert not self.place.get(self.tier.memory._arrays["dirty"]).any()
         self.host.flush()
         np.testing.assert_array_equal(self.below.records, self.truth)
+
+    def slot_of(self) -> np.ndarray:
+        """The slot of each row, -1 where it has none, whatever kind of map says so."""
+        places = self.tier.memory.places
+        if places is None:
+            return self.place.get(self.tier.memory._arrays["slot_of"])
+        rows, entries = map(self.place.get, places.arrays)
+        taken = np.flatnonzero(rows >= 0)
+        assert np.unique(rows[taken]).size == taken.size <= places._taken
+        assert (entries[rows < 0] == -1).all()
+        found = np.full(self.tier.rows, -1, np.int32)
+        found[rows[taken]] = entries[taken]
+        return found
 
     def discard(self) -> None:
         """Go back to what was handed down last."""

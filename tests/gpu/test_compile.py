@@ -32,10 +32,10 @@ BF16 = {"WEIGHT": "BF16", "COMPUTED": "BF16", "GIVEN": "BF16"}
 F16 = {"WEIGHT": "F16", "COMPUTED": "F16", "GIVEN": "F16"}
 SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "tier": ("", {}),
+    "sparse tier": ("", {"SPARSE": 1}),
     "keys": ("keys.cu", {}),
     "columns": ("_table/columns.cu", {"UNITS": "32,32,32", "WIDTH": 16}),
     "odd columns": ("_table/columns.cu", {"UNITS": "1,70", "WIDTH": 2}),
-    "joint": ("_table/joint.cu", {}),
     "owners": ("distributed/owners.cu", {}),
     "scaled": (
         "_table/scaled.cu",
@@ -188,6 +188,7 @@ def test_kernels_compile(name: str, architecture: str) -> None:
     ("name", "structures"),
     [
         ("tier", "tier"),
+        ("sparse tier", "tier"),
         ("sum", "sum"),
         ("pool", "pool"),
         ("adam", "step"),

@@ -38,6 +38,30 @@ def test_least_recently_used_batch_goes_first(place: Place) -> None:
         assert twin.tier.stats.evictions == misses - 60
 
 
+@pytest.mark.parametrize("host_slots", [100, 40])
+def test_ids_of_features_are_rows_of_their_tables(place: Place, host_slots: int) -> None:
+    with Twin(place, slots=12, host_slots=host_slots, chunk=9) as twin:
+        for _ in range(5):
+            twin.check_features()
+            twin.work(3, sizes=(5, 40))
+        twin.check()
+
+
+def test_bad_ids_of_features_read_as_nan_and_are_told(place: Place) -> None:
+    with Twin(place) as twin:
+        starts, ids = np.array([0, 30]), np.array([29, 30, -1, 69, 70, 2**62, 0])
+        features, out = twin.features(starts, np.array([3, 4])), place.noise(7, 64)
+        lease = twin.tier.lease(place.put(ids), out, features=features)
+        rows = np.array([29, -1, -1, 99, -1, -1, 30])
+        expected = np.where((rows < 0)[:, None], 255, twin.truth[rows])
+        np.testing.assert_array_equal(place.get(out), expected)
+        np.testing.assert_array_equal(place.get(lease.positions) < 0, rows < 0)
+        lease.release()
+        twin.tier.features = {("first", "a", 30): 0, ("second", "b", 70): 1}
+        with pytest.raises(RowIndexError, match="id 30 of feature 'first', at position 1 of the"):
+            twin.tier.check()
+
+
 def test_victims_are_the_oldest(place: Place) -> None:
     with Twin(place, rows=100, slots=10) as twin:
         for start in range(0, 10, 2):

@@ -16,6 +16,15 @@ from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
 
 ROWS, DIM = 100, 8
+OTHERS = {"test_accelerate.py", "test_lightning.py", "test_transformers.py"}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave to --slow what imports large libraries: each worker would, even to skip their tests.
+
+    `make test-all` installs them and gives the option.
+    """
+    return True if collection_path.name in OTHERS and not config.getoption("--slow") else None
 
 
 class Clicks(torch.nn.Module):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-import torch.distributed.checkpoint as dcp
 
 from tests.integrations.conftest import Setting
 from tierstore.integrations.checkpoint import StoreState
@@ -13,7 +13,17 @@ from tierstore.integrations.checkpoint import StoreState
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def test_a_checkpoint_brings_rows_head_and_optimizer_back(setting: Setting, tmp_path: Path) -> None:
+@pytest.fixture
+def dcp() -> ModuleType:
+    """Imported where it is used: it takes more time than the rest of torch."""
+    import torch.distributed.checkpoint
+
+    return torch.distributed.checkpoint
+
+
+def test_a_checkpoint_brings_rows_head_and_optimizer_back(
+    setting: Setting, tmp_path: Path, dcp: ModuleType
+) -> None:
     run = StoreState(setting.store, setting.model, setting.opt)
     setting.train(3)
     dcp.save({"run": run}, checkpoint_id=tmp_path / "first")
@@ -35,7 +45,9 @@ def test_a_checkpoint_brings_rows_head_and_optimizer_back(setting: Setting, tmp_
     assert len(setting.store.versions()) <= 4
 
 
-def test_versions_stay_until_a_checkpoint_is_confirmed(setting: Setting, tmp_path: Path) -> None:
+def test_versions_stay_until_a_checkpoint_is_confirmed(
+    setting: Setting, tmp_path: Path, dcp: ModuleType
+) -> None:
     run = StoreState(setting.store, setting.model, setting.opt)
     for number in range(5):
         setting.train(1)

@@ -137,7 +137,7 @@ def test_a_compiled_collection_trains_as_an_eager_one(
     train(place, models, steps, batches)
 
 
-@pairs(place=PLACES, groups=list(DIMS), padding=[None, {"bought": 2, "tag": 1}])
+@pairs(together=1, place=PLACES, groups=list(DIMS), padding=[None, {"bought": 2, "tag": 1}])
 def test_compiled_bags_train_as_eager_ones(
     place: Place, backend: str, groups: str, padding: Any
 ) -> None:

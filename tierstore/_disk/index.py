@@ -187,10 +187,9 @@ class DeltaIndex:
         if ids.size and int(ids[-1] - ids[0]) == ids.size - 1 and (ids[1:] - ids[:-1] == 1).all():
             start, stop = int(ids[0]), int(ids[-1]) + 1  # as keys that arrive bring them
             if isinstance(entries, SparseMap):
-                at, numbers = entries.reserve_run(start, stop), entries.numbers
+                entries.numbers[entries.reserve_run(start, stop)] = places
             else:
-                at, numbers = slice(start, stop), entries
-            numbers[at] = np.maximum(numbers[at], places)
+                entries[start:stop] = places
         elif isinstance(entries, SparseMap):
             np.maximum.at(entries.numbers, entries.reserve(ids), places)
         else:

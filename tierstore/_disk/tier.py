@@ -22,6 +22,7 @@ from tierstore._disk.readahead import MappedRows, paced
 from tierstore._disk.records import BLOCK_BYTES
 from tierstore._parts import most_threads
 from tierstore._rowcopy import scatter, unique
+from tierstore._rowmap import numbers_of
 from tierstore.errors import (
     CorruptRowError,
     StoreFullError,
@@ -176,10 +177,10 @@ class DiskTier:
     def _announced(self, rows: npt.NDArray[np.int64], parts: list[slice]) -> Iterator[slice]:
         """Yield parts of `rows`, each after its pages were requested."""
         if len(parts) == 1:
-            self.stage(rows)()
+            self._announce(rows)
             yield from parts
             return
-        for number in paced(len(parts), lambda number: self.stage(rows[parts[number]])()):
+        for number in paced(len(parts), lambda number: self._announce(rows[parts[number]])):
             yield parts[number]
 
     def _cold(self, rows: npt.NDArray[np.int64]) -> bool:
@@ -232,7 +233,8 @@ class DiskTier:
     ) -> list[Callable[[], None]]:
         """Copy records that wait to be written; return what copies the others from the files."""
         with self._lock:
-            entries = self._index.entries.take(rows)
+            index = self._index.entries
+            entries = index.take(rows) if rows.size <= _SAMPLE else numbers_of(rows, index)
             if not entries.any():
                 return [partial(self._base.read, rows, out)]
             found: list[Callable[[], None]] = []
@@ -251,15 +253,22 @@ class DiskTier:
         for place in self._places(rows):
             place.let_go()
 
-    def stage(self, rows: npt.NDArray[np.int64]) -> Callable[[], None]:
-        """Return a function that prefetches `rows`; it may block, so call it without a lock."""
+    def stage(self, rows: npt.NDArray[np.int64]) -> Callable[[], None] | None:
+        """Return a function that prefetches `rows`; it may block, so call it without a lock.
+
+        None if a sample of them is in memory.
+        """
+        if not self._cold(rows):
+            return None
         places = self._places(rows)
+        return lambda: self._announce_places(places)
 
-        def announce() -> None:
-            for place in places:
-                place.announce(self._base.gap)
+    def _announce(self, rows: npt.NDArray[np.int64]) -> None:
+        self._announce_places(self._places(rows))
 
-        return announce
+    def _announce_places(self, places: list[MappedRows]) -> None:
+        for place in places:
+            place.announce(self._base.gap)
 
     def write(
         self,

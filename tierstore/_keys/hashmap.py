@@ -58,9 +58,12 @@ _MOST_PROBES = 64
 _FACTORS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _STEP = np.uint32(0x9E3779B1)
 _HALF = np.uint64(32)
+_ONE = np.uint64(1)
 _ROW = np.uint64((1 << 32) - 1)
 _BLOCK = 1 << 15
 """Keys worked on at once: what they take meanwhile stays in the caches of a core."""
+_BATCH, _CACHED = 1 << 17, 1 << 15
+"""Keys that are found at once, and of these as many as take their first probe at once."""
 _SHRUNK = 0.7
 """Share of the rows below which a map of those that are kept is built anew, in less memory."""
 _SPLIT = 16
@@ -214,15 +217,21 @@ class HashMap:
 
     def keep(self, rows: Rows) -> None:
         """Keep the keys of these distinct rows alone, which are numbered in this order then."""
-        numbers = np.zeros(self._rows + 1, np.uint32)  # by row + 1 the new row + 1, or 0
-        numbers[rows + 1] = np.arange(1, rows.size + 1, dtype=np.uint32)
-        codes, self._codes = self.codes_of(rows), _Memory()
-        self._codes.reserve(codes.size)
-        self._codes.array[: codes.size] = codes
-        self._rows = rows.size
-        if rows.size < _SHRUNK * (numbers.size - 1):
+        if rows.size < _SHRUNK * self._rows:
+            codes, self._codes = self.codes_of(rows), _Memory()
+            self._codes.reserve(codes.size)
+            self._codes.array[: codes.size] = codes
+            self._rows = rows.size
             self._built()
             return
+        numbers = np.arange(self._rows + 1, dtype=np.uint32)  # by row + 1 the new row + 1, or 0
+        numbers[rows.size + 1 :] = 0
+        others = np.flatnonzero(rows != np.arange(rows.size))  # few stay under another number
+        sources = rows.take(others)
+        numbers[others + 1] = 0
+        numbers[sources + 1] = others + 1
+        self._codes.array[others] = self._codes.array.take(sources)
+        self._rows = rows.size
         self.numbering = object()
         far = [(name, int(numbers[row + 1])) for name, row in self._far.items()]
         self._far = {name: number - 1 for name, number in far if number}
@@ -243,35 +252,45 @@ class HashMap:
             if ends is not None:
                 ends[:] = self._homes(hashes)
             return found
-        for start in range(0, codes.size, _BLOCK):
-            part = slice(start, start + _BLOCK)
+        for start in range(0, codes.size, _BATCH):
+            part = slice(start, start + _BATCH)
             end = None if ends is None else ends[part]
-            found[part] = self._find_block(codes[part], hashes[part], same, start, end)
+            self._find_batch(codes[part], hashes[part], same, start, found[part], end)
         if self._far:
             at = np.flatnonzero(found < 0)
             names = codes[at].tolist() if same is None else same.names(at)
             found[at] = [self._far.get(name, -1) for name in names]
         return found
 
-    def _find_block(
-        self, codes: Codes, hashes: Hashes, same: Same | None, start: int, ends: Rows | None
-    ) -> Rows:
-        at = self._homes(hashes)
-        if ends is not None:
-            ends[:] = at
-        found, on = self._probed(codes, hashes, at, same, start)
-        left = on
+    def _find_batch(
+        self,
+        codes: Codes,
+        hashes: Hashes,
+        same: Same | None,
+        start: int,
+        found: Rows,
+        ends: Rows | None,
+    ) -> None:
+        """Probe for keys, of which the first is at `start` of the batch.
+
+        All take their first probe in small blocks, and the few that go on then one after another.
+        """
+        places, going = np.empty(codes.size, np.int64) if ends is None else ends, []
+        for first in range(0, codes.size, _CACHED):
+            part = slice(first, first + _CACHED)
+            places[part] = at = self._homes(hashes[part])
+            found[part], on = self._probed(codes[part], hashes[part], at, same, start + first)
+            going.append(on + first)
+        left = np.concatenate(going)
+        codes, hashes, at = codes.take(left), hashes.take(left), places.take(left)
         for _ in range(_MOST_PROBES - 1):
             if not left.size:
                 break
-            codes, hashes, at = codes.take(on), hashes.take(on), at.take(on)
             at = self._next(at, hashes)
-            rows, on = self._probed(codes, hashes, at, same, start, left)
-            found[left] = rows
+            found[left], on = self._probed(codes, hashes, at, same, start, left)
             if ends is not None:
                 ends[left] = at
-            left = left.take(on)
-        return found
+            codes, hashes, at, left = codes.take(on), hashes.take(on), at.take(on), left.take(on)
 
     def _probed(
         self,
@@ -283,20 +302,22 @@ class HashMap:
         left: Positions | None = None,
     ) -> tuple[Rows, Positions]:
         """Return the row of each code that is at its place, else -1, and which are to go on."""
-        row, tag = _row_and_tag(self._places.array.take(at, mode="clip"))
-        is_there = tag == hashes
-        rows = row.astype(np.int64)
-        rows *= is_there
-        rows -= 1
-        is_there &= self._codes.array[: self._rows].take(rows, mode="wrap") == codes
+        held = self._places.array.take(at, mode="clip")
+        rows = hashes.astype(np.uint64)
+        rows <<= _HALF
+        rows ^= held
+        rows -= _ONE  # of places with another tag, and of empty ones: beyond all rows
+        is_there = rows < self._rows
+        found = rows.view(np.int64)
+        is_there &= self._codes.array.take(found, mode="clip") == codes
         if same is not None:
-            asked = np.flatnonzero(is_there & (rows >= 0))
+            asked = np.flatnonzero(is_there)
             is_there[asked] = same.equal(
-                start + (asked if left is None else left[asked]), rows[asked]
+                start + (asked if left is None else left[asked]), found[asked]
             )
-        rows |= is_there.astype(np.int64) - 1  # -1 where it is not
-        is_there |= row == 0
-        return rows, np.flatnonzero(~is_there)
+        others = np.flatnonzero(~is_there)
+        found[others] = -1
+        return found, others.compress(held.take(others) != 0)
 
     # -- entering
 
@@ -462,7 +483,7 @@ class HashMap:
         every = 1 << (self._segments - 1).bit_length()
         at = hashes & np.uint32(every - 1)
         if self._segments < every:  # the last ones are not split yet
-            np.subtract(at, np.uint32(every >> 1), out=at, where=at >= self._segments)
+            at -= (at >= self._segments) * np.uint32(every >> 1)
         at <<= np.uint32(self._bits)
         at |= within
         return at.astype(np.int64)
@@ -490,11 +511,6 @@ def _entries(hashes: Hashes, start: int) -> Places:
     entries <<= _HALF
     entries |= np.arange(start + 1, start + 1 + hashes.size, dtype=np.uint64)
     return entries
-
-
-def _row_and_tag(entries: Places) -> tuple[Hashes, Hashes]:
-    halves = entries.astype("<u8", copy=False).view("<u4")
-    return halves[0::2], halves[1::2]
 
 
 class _Memory:

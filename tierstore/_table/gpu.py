@@ -34,6 +34,7 @@ from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device, device_error
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore._tiers.gpu.lease import GpuLease
+from tierstore._tiers.gpu.link import FeatureIds
 from tierstore._tiers.space import Extent, WholeSpace
 from tierstore.errors import (
     ClosedError,
@@ -412,15 +413,17 @@ class DeviceLease:
 
     groups = None
 
-    def __init__(self, access: DeviceArrays, ids: Ids, *into: Any) -> None:
-        """Promote and pin the distinct rows of a batch; `into` is that of `GpuTier.lease`."""
+    def __init__(
+        self, access: DeviceArrays, ids: Ids, *into: Any, features: FeatureIds | None = None
+    ) -> None:
+        """Promote and pin the distinct rows of a batch; see `GpuTier.lease`."""
         self._access = access
         self._kind = ids.kind
         with access.using():
             access.extent.epoch.check_open()
             stream = access.stream(ids.kind)
             self.gpu: GpuLease = access.gpu.lease(
-                ids.rows, *into, within=access.within, stream=stream
+                ids.rows, *into, within=access.within, features=features, stream=stream
             )
         self._shape = ids.shape
 
@@ -465,11 +468,12 @@ class DeviceLease:
 
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it."""
-        if self.gpu.trimmed:
-            self.gpu.check()
-            return True
+        lease = self.gpu
+        if lease.trimmed or not (wait or lease.asks):
+            lease.check()
+            return lease.trimmed
         with self._access.using():
-            return self.gpu.trim(wait=wait, stream=self._access.stream(self._kind))
+            return lease.trim(wait=wait, stream=self._access.stream(self._kind))
 
     def launch(
         self,
@@ -592,6 +596,8 @@ class DeviceAccess(DeviceArrays):
         import torch
 
         here = self.torch_device
+        if ids.dtype is torch.int64 and ids.device == here and ids.ndim == 1:
+            return Ids(ids.contiguous(), ids.shape, "torch")
         if ids.device != here and ids.device.type == "cpu":
             return self._host_ids(ids)
         if ids.dtype is not torch.int64 and (
@@ -604,9 +610,7 @@ class DeviceAccess(DeviceArrays):
                 f"the ids are on {ids.device}, table {self.name!r} is on {here}; move them: "
                 f"ids.to({str(here)!r})"
             )
-        if ids.dtype is not torch.int64 or len(shape) != 1 or not ids.is_contiguous():
-            ids = ids.reshape(-1).to(torch.int64).contiguous()
-        return Ids(ids, shape, "torch")
+        return Ids(ids.reshape(-1).to(torch.int64).contiguous(), shape, "torch")
 
     def _cupy_ids(self, ids: Any) -> Ids:
         import cupy
@@ -746,12 +750,17 @@ class DeviceAccess(DeviceArrays):
         """Pin the distinct rows of a batch."""
         return DeviceLease(self, ids)
 
-    def lease_and_read(self, ids: Ids, field: str) -> tuple[DeviceLease, Any]:
-        """Pin the distinct rows, and return one field of the row of each id; the same launches."""
+    def lease_and_read(
+        self, ids: Ids, field: str, features: FeatureIds | None = None
+    ) -> tuple[DeviceLease, Any]:
+        """Pin the distinct rows, and return one field of the row of each id; the same launches.
+
+        The ids may be those of `features`, on the device.
+        """
         item, (lo, hi) = self.layout.field(field), self.layout.span(field)
         out = self.room(item, ids)
         with self.using():
-            lease = DeviceLease(self, ids, out, lo, hi)
+            lease = DeviceLease(self, ids, out, lo, hi, features=features)
             if item.scaled is None:
                 return lease, self.answer(out, item, ids)
         return lease, self.answer(out, item, ids)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,8 +26,7 @@ from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease
 from tierstore._table.table import Owner, Table
 from tierstore._tiers.base import Rows
-from tierstore._tiers.gpu.abi import RECORDS, Arguments
-from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
+from tierstore._tiers.gpu.link import FeatureIds
 from tierstore._tiers.gpu.memory import MOST_FEATURES
 from tierstore._tiers.space import Space, WholeSpace
 from tierstore.errors import InvalidInputError, RowIndexError
@@ -39,11 +38,6 @@ if TYPE_CHECKING:
     from tierstore._store.store import Store
 
 __all__ = ["Features", "JointTable", "Location", "alike"]
-
-_SOURCE = RECORDS.extended("tierstore._table", "joint.cu")
-_Ids: Any = _SOURCE.structure("Ids")
-_Bounds: Any = _SOURCE.structure("Bounds")
-_IN_SPACE = Kernel(_SOURCE, "in_space", as_large_as_the_work)
 
 _SHOWN = 3
 """Tables that a message names."""
@@ -62,9 +56,14 @@ class Features(NamedTuple):
     names: tuple[str, ...]
     tables: tuple[int, ...]
 
-    def touched(self, lengths: Iterable[int]) -> frozenset[int]:
+    def touched(self, lengths: Sequence[int]) -> frozenset[int]:
         """Return the numbers of the tables that have ids, given how many each feature has."""
-        return frozenset(compress(self.tables, lengths))
+        return _all_of(self.tables) if all(lengths) else frozenset(compress(self.tables, lengths))
+
+
+@lru_cache(_REMEMBERED)
+def _all_of(tables: tuple[int, ...]) -> frozenset[int]:
+    return frozenset(tables)
 
 
 def alike(table: Table, field: str) -> tuple[object, ...]:
@@ -120,7 +119,7 @@ class Location:
         self._order = np.argsort(self.starts)
         self._numbers: dict[Features, Rows] = {}
         self._bounds: dict[Features, Any] = {}
-        self._ends: dict[tuple[int, ...], Any] = {}
+        self._ids: dict[tuple[Features, tuple[int, ...]], FeatureIds] = {}
 
     # -- from ids of tables to rows of the space
 
@@ -128,7 +127,7 @@ class Location:
         """Return the rows of ids; see `JointTable.in_space`."""
         import torch
 
-        if self.space.gpu is not None and ids.device.type == self._torch_device.type:
+        if self.has(ids):
             return self._checked_on_device(ids, features, tuple(lengths))
         return torch.from_numpy(self._checked(ids.numpy(force=True), features, lengths))
 
@@ -163,38 +162,54 @@ class Location:
                 )
             begin = end
 
+    def lease_and_read(
+        self, ids: Tensor, features: Features, lengths: Sequence[int], field: str
+    ) -> tuple[Lease, Any]:
+        """Lease the rows of ids on the device, and return a field of them; see `in_space`."""
+        access = self._device_access
+        given = access.ids(ids)
+        with access.using():
+            return access.lease_and_read(given, field, self._feature_ids(features, tuple(lengths)))
+
+    def has(self, ids: Tensor) -> bool:
+        """Whether ids are on the device of a GPU tier."""
+        return self.space.gpu is not None and ids.device.type == self._torch_device.type
+
     def _checked_on_device(
         self, ids: Tensor, features: Features, lengths: tuple[int, ...]
     ) -> Tensor:
         """Do the same without waiting: a bad id becomes a number that tells of feature and id."""
         import torch
 
-        gpu, access = self.space.gpu, self.access
-        if gpu is None or not isinstance(access, DeviceAccess):
-            raise RuntimeError("ids are checked on a device where there is a GPU tier")
+        access = self._device_access
         ids = access.ids(ids).rows  # raises for those on another device
         rows: Tensor = torch.empty_like(ids)
-        count = ids.numel()
-        if not count:
-            return rows
-        with access.using():
-            stream = access.stream("torch")
-            ends, bounds = self._ends.get(lengths), self._bounds.get(features)
-            if ends is None:
-                while len(self._ends) >= _REMEMBERED:
-                    del self._ends[next(iter(self._ends))]
-                found = np.cumsum(np.array(lengths, np.int64))
-                ends = self._ends[lengths] = gpu.device.upload(found, stream)
-            if bounds is None:
-                found = self._bounds_of(features)
-                bounds = self._bounds[features] = gpu.device.upload(found, stream)
-            first, step = gpu.device.pointer(bounds), 8 * len(lengths)
-            work = _Ids(
-                ids.data_ptr(), rows.data_ptr(), gpu.device.pointer(ends), count, len(lengths)
-            )
-            arguments = Arguments(work, _Bounds(first, first + step, first + 2 * step))
-            gpu.launcher.launch(_IN_SPACE, arguments, count, stream)
+        if ids.shape[0]:
+            with access.using():
+                found = self._feature_ids(features, lengths)
+                access.gpu.in_space(ids, rows, found, access.stream("torch"))
         return rows
+
+    @property
+    def _device_access(self) -> DeviceAccess:
+        if not isinstance(self.access, DeviceAccess):
+            raise RuntimeError("ids are checked on a device where there is a GPU tier")
+        return self.access
+
+    def _feature_ids(self, features: Features, lengths: tuple[int, ...]) -> FeatureIds:
+        """Return how ids of features become rows, kept for the next batch of as many."""
+        found = self._ids.get((features, lengths))
+        if found is None:
+            while len(self._ids) >= _REMEMBERED:
+                del self._ids[next(iter(self._ids))]
+            access = self._device_access
+            stream, bounds = access.stream("torch"), self._bounds.get(features)
+            if bounds is None:
+                bounds = access.device.upload(self._bounds_of(features), stream)
+                self._bounds[features] = bounds
+            found = FeatureIds(access.device, lengths, bounds, stream)
+            self._ids[features, lengths] = found
+        return found
 
     def _bounds_of(self, features: Features) -> Rows:
         """Return start, rows and number of each feature, `(3, features)`."""
@@ -311,14 +326,20 @@ class JointTable:
             raise internal_error(error) from error
 
     def lease_and_read(
-        self, rows: Tensor, field: str, touched: Iterable[int] = ()
+        self, ids: Tensor, features: Features, lengths: Sequence[int], field: str
     ) -> tuple[Lease, Any]:
-        """Do so, and return one field of the row of each id too, `(n, dim)`, as `expand` does."""
-        access = self.location.access
+        """Do so for the ids that `in_space` takes; return one field of the row of each, `(n, dim)`.
+
+        Raises what `in_space` raises.
+        """
+        location = self.location
+        touched = features.touched(lengths)
         try:
-            batch = access.ids(rows)
+            if location.has(ids) and not self._recorded(touched):
+                return location.lease_and_read(ids, features, lengths, field)
+            rows = location.in_space(ids, features, lengths)
             self._record(rows, touched)
-            return access.lease_and_read(batch, field)
+            return location.access.lease_and_read(location.access.ids(rows), field)
         except INTERNAL as error:
             raise internal_error(error) from error
 
@@ -364,7 +385,7 @@ class JointTable:
 
     def _record(self, rows: Tensor, touched: Iterable[int]) -> None:
         """Add a batch to the open recordings of its tables, each with its own ids."""
-        recorded = [number for number in touched if self.tables[number]._recording is not None]
+        recorded = self._recorded(touched)
         if not recorded:
             return
         location, every = self.location, on_host(rows) if is_torch(rows) else rows
@@ -373,6 +394,10 @@ class JointTable:
             own = every - location.starts[number]
             if recording is not None:
                 recording.add(own)
+
+    def _recorded(self, touched: Iterable[int]) -> list[int]:
+        """Return the numbers of the tables whose ids are recorded."""
+        return [number for number in touched if self.tables[number]._recording is not None]
 
     # -- what is equal of all tables
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy
-from tierstore._door import Call, Door
+from tierstore._door import Door, Errand
 from tierstore._threads import Condition, Worker
 from tierstore.errors import TierStoreError
 
@@ -116,7 +116,7 @@ class Prefetcher:
 
     def _take(self, look: Callable[[], Advice | None]) -> None:
         with contextlib.ExitStack() as stack:
-            with Call(self._door):
+            with Errand(self._door):
                 advice = look()
                 if advice is None:
                     return

@@ -17,6 +17,7 @@ from tierstore._table.values import Scales
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.abi import RECORDS, TIER, Arguments
 from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
+from tierstore._tiers.gpu.link import FeatureIds
 from tierstore._tiers.gpu.whole import WholeColumns
 from tierstore._tiers.space import Extent, WholeSpace
 from tierstore._tiers.split import Piece
@@ -207,7 +208,7 @@ class SplitAccess(DeviceAccess):
         """Raise InvalidInputError: leases are of whole records."""
         self._refuse()
 
-    def lease_and_read(self, ids: Ids, field: str) -> NoReturn:
+    def lease_and_read(self, ids: Ids, field: str, features: FeatureIds | None = None) -> NoReturn:
         """Raise InvalidInputError: leases are of whole records."""
         self._refuse()
 

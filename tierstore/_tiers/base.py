@@ -96,7 +96,7 @@ class DeviceView(NamedTuple):
         records: uint8 `(slots, record_bytes)`.
         dirty: uint8 `(slots,)`, whether a record has changed.
         slot_of: int32 `(rows,)`, one more than the slot of each row, 0 without one; None where
-            slot = row.
+            slot = row, and where the map of very many rows is no array.
     """
 
     records: Bytes

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import _rowcopy
+from tierstore import _rowcopy, _rowmap
 from tierstore._parts import in_parts, most_threads
 from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
@@ -48,6 +48,8 @@ __all__ = ["Change", "ChangeMany", "HostTier", "nothing_to_await"]
 Positions = npt.NDArray[np.intp]
 
 _FILL_BYTES = 8 << 20
+_MOST_DENSE = 1 << 31
+"""Rows up to which a GPU looks rows up in the map itself, of 8 GiB then."""
 _SAMPLE = 64
 """One batch in so many has its distinct ids counted, which takes longer than all the rest."""
 _ACROSS = (
@@ -177,6 +179,9 @@ class HostTier:
         mapped = max(self.rows, self.slots + 1) if grows else self.rows
         self.nbytes: int = bytes_for(mapped, self.record_bytes, self.slots, policy)
         arena = arena_bytes(mapped, self.record_bytes, self.slots, policy)
+        too_many = kind != "pageable" and self.rows > _MOST_DENSE and not self.direct
+        if too_many:  # for a map in memory that the device reaches, which is provided at once
+            arena -= _rowmap.bytes_for(mapped)
         self._arena = Arrays(kind, arena + 16 * ALIGNMENT)
         self.records: Bytes = self._arena.take(
             "records", self.slots * self.record_bytes, np.uint8
@@ -189,8 +194,8 @@ class HostTier:
                 self.slots,
                 policy,
                 self._arena.take,
-                dense=kind != "pageable",
-                grows=grows,
+                dense=kind != "pageable" and not too_many,
+                grows=grows or too_many,
             )
         )
         self._scratch = np.empty(max(_PART_BYTES, self.record_bytes), np.uint8)
@@ -215,7 +220,7 @@ class HostTier:
         """Return the memory that a tier above may reach on its own; see `before_change`."""
         slot_of = self.map.slot_of if isinstance(self.map, CachedSlots) else None
         if isinstance(slot_of, SparseMap):
-            raise CapacityError(f"the map of {self.rows} rows is not one array, as a GPU needs it")
+            slot_of = None
         return DeviceView(self.records, self.map.dirty, slot_of)
 
     @property
@@ -532,7 +537,8 @@ class HostTier:
         elif not ahead:
             self._count(rows, slots, missing.size)
         if not (missing.size or ahead):
-            self.map.serve(rows, slots)
+            if self._direct is None:
+                self.map.serve(rows, slots)
             return slots
         if not ahead:
             self.map.use(rows)
@@ -546,14 +552,20 @@ class HostTier:
         return slots
 
     def _promote(self, rows: Rows, *, force: bool = False) -> None:
-        """Load the best of `rows`, distinct, absent and at rest, into the slots that can be had."""
+        """Load the best of `rows`, absent and at rest, into the slots that can be had.
+
+        They are distinct, and ascend unless they are more than there are slots.
+        """
         order = self.map.order(rows)
+        ascend = order is None and rows.size <= self.slots
         if order is not None:
             rows = rows[order]
         room = self._make_room(rows, force=force)
         if not room.slots.size:
             return
-        rows = np.sort(rows[: room.slots.size])
+        rows = rows[: room.slots.size]
+        if not ascend:
+            rows = np.sort(rows)
         come, sent = rows[:0], False
         try:
             with self._apart(rows, room.down_rows):

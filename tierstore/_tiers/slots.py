@@ -212,7 +212,8 @@ class CachedSlots:
     ) -> None:
         """Start with every slot free.
 
-        `dense`: `slot_of` is an array in large tables too; `grows`: it can be resized.
+        `dense`: `slot_of` is an array in large tables too; `grows`: it is in memory of its own, and
+        can be resized.
         """
         own = _rowmap.zeros if grows else take
         self.slot_of: RowMap = (
@@ -257,7 +258,7 @@ class CachedSlots:
         if rows.size <= _SMALL_BATCH:
             slots = self.slot_of[rows]
         else:
-            slots = self.slot_of.take(rows, mode="clip")  # rows are valid: no second check
+            slots = _rowmap.numbers_of(rows, self.slot_of)
         slots -= 1
         return slots
 

@@ -17,6 +17,7 @@ from typing import Any
 from tierstore._disk import readahead
 from tierstore._io import TESTED, filesystem
 from tierstore._io import leftovers as partial_files
+from tierstore._parts import most_threads
 from tierstore.machine.speeds import Speeds, known_speeds
 
 __all__ = [
@@ -172,6 +173,7 @@ class Machine:
 
     Attributes:
         packages: versions by package; None if not installed.
+        threads: among how many threads the work of a large batch is divided at most.
         memory_bytes, available_bytes: total and available RAM within the memory cgroup.
         lock_limit_bytes: limit of locked memory (`ulimit -l`); None if unlimited.
         page_reads: the system call that prefetches pages of scattered rows.
@@ -182,6 +184,7 @@ class Machine:
     python: str
     platform: str
     cpus: int
+    threads: int
     memory_bytes: int
     available_bytes: int
     lock_limit_bytes: int | None
@@ -216,6 +219,7 @@ def examine(path: str | os.PathLike[str] = ".") -> Machine:
         python=platform.python_version(),
         platform=platform.platform(),
         cpus=len(os.sched_getaffinity(0)),
+        threads=most_threads(),
         memory_bytes=memory,
         available_bytes=available,
         lock_limit_bytes=None if limit == resource.RLIM_INFINITY else limit,

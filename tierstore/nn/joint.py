@@ -191,10 +191,9 @@ class JointLayer(RowsLayer):
         """
         self.refuse_transforms()
         with self._together():
-            rows = self.in_space(ids, features, lengths)
             if self._trains():
-                apply: Callable[..., tuple[Tensor, ...]] = _Lookup.apply
-                return apply(self._own, _Call(self, rows, features, lengths, counted, apart))
+                return _apply(self._own, _Call(self, ids, features, lengths, counted, apart))
+            rows = self.in_space(ids, features, lengths)
             read = self.read_rows(rows, features.touched(lengths))
         return _parts(read, lengths, apart=apart)
 
@@ -204,7 +203,7 @@ class JointLayer(RowsLayer):
 
     def refuse_transforms(self) -> None:
         """Raise InvalidInputError in `torch.jit.trace` and within `torch.func`."""
-        if torch.jit.is_tracing():
+        if torch._C._is_tracing():
             raise tracing_refused()
         if torch._C._are_functorch_transforms_active():
             raise InvalidInputError(
@@ -253,21 +252,21 @@ class JointLayer(RowsLayer):
         return first.after(steps[tables][:, None], values)
 
     def leased(
-        self, rows: Tensor, features: Features, lengths: Sequence[int], counted: Tensor | None
+        self, ids: Tensor, features: Features, lengths: Sequence[int], counted: Tensor | None
     ) -> tuple[Looked, Tensor]:
-        """Lease the rows of features whose gradient may come; return that of each id, too."""
-        touched = features.touched(lengths)
+        """Lease the rows of ids whose gradient may come; return that of each, too."""
         batch: Batch | RemoteBatch
         with self._together():
             if self.is_shared:
-                batch = self.lease_rows(rows, touched)
+                rows = self.in_space(ids, features, lengths)
+                batch = self.lease_rows(rows, features.touched(lengths))
                 found: Tensor = batch.lease.expand(self.field)
             else:
                 self._check_trained()
                 own = self._own
                 own.settle()
-                lease, found = self.table.lease_and_read(rows, self.field, touched)
-                batch = Batch(self.table, rows, None, own.abandoned, lease=lease)
+                lease, found = self.table.lease_and_read(ids, features, lengths, self.field)
+                batch = Batch(self.table, ids, None, own.abandoned, lease=lease)
             found = found if self._as_stored else found.to(self._anchor)
         return Looked(self, batch, features, lengths, counted), found
 
@@ -276,8 +275,7 @@ class JointLayer(RowsLayer):
     def _lease_features(self, ids: Tensor, asked: compiling.Asked) -> tuple[Looked, Tensor]:
         """Do what `leased` does for ids, of which those of padding are not trained."""
         features, lengths = asked.features, asked.lengths
-        rows = self.in_space(ids, features, lengths)
-        return self.leased(rows, features, lengths, no_padding(ids, lengths, asked.padding))
+        return self.leased(ids, features, lengths, no_padding(ids, lengths, asked.padding))
 
     def _read_features(self, ids: Tensor, asked: compiling.Asked) -> Tensor:
         """Return the row of each id, outside training."""
@@ -350,7 +348,7 @@ class _Call(NamedTuple):
     """A lookup of several features; see `JointLayer.look_up`."""
 
     layer: JointLayer
-    rows: Tensor
+    ids: Tensor
     features: Features
     lengths: Sequence[int]
     counted: Tensor | None
@@ -369,8 +367,8 @@ class _Lookup(torch.autograd.Function):
     def forward(ctx: Any, parameter: Tensor, call: _Call) -> tuple[Tensor, ...]:
         """Return the rows of each feature, as no views of each other: they may be changed."""
         ctx.set_materialize_grads(False)
-        layer, rows, features, lengths, counted, apart = call
-        ctx.looked, found = layer.leased(rows, features, lengths, counted)
+        layer, ids, features, lengths, counted, apart = call
+        ctx.looked, found = layer.leased(ids, features, lengths, counted)
         return _parts(found, lengths, apart=apart)
 
     @staticmethod
@@ -385,3 +383,7 @@ class _Lookup(torch.autograd.Function):
                 gradient, columns = as_one(there)
                 ctx.looked.give(gradient, given, columns)
         return None, None
+
+
+_apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Lookup).apply
+"""Calls `_Lookup` without what `torch.func` needs, which `refuse_transforms` has excluded."""

@@ -67,13 +67,14 @@ class RowsParameter(torch.nn.Parameter):
         self.layers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.widened = False
         self._nan: Tensor | None = None
+        self._cover: Tensor | None = None
         self._waiting: list[Gradient] = []
         self._whole: Gradient | None = None
         self._order: Batch | None = None
         self._at_rest = True
         self._shown = self._exposed = self._kept = False
         self._noted = (0, 0)
-        self._used_by: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._used_by: set[Any] = set()
         self._passes = 0
         self._pass = -1
         self._seen_by_hooks = 0
@@ -409,7 +410,7 @@ class RowsParameter(torch.nn.Parameter):
             self._run_hooks()
         if len(self._waiting) >= _WAITING:
             self.gather()
-        _engine.queue_callback(self._cover)  # after DistributedDataParallel had its look
+        _engine.queue_callback(self._stand_in)  # after DistributedDataParallel had its look
 
     def _run_hooks(self) -> None:
         """Call hooks as torch does: some with the gradient that came, others with the whole."""
@@ -430,15 +431,17 @@ class RowsParameter(torch.nn.Parameter):
         for hook in list(self._hooks_after.values()):
             hook(self)
 
-    def _cover(self) -> None:
+    def _stand_in(self) -> None:
         """Stand for rows that are not there yet: reading gives NaN, writing raises."""
         if self._shown or not (self._waiting or self._whole):
             return
         gradient = self._waiting[0] if self._whole is None else self._whole
         values, dtype = gradient.values, torch.float32 if self.widened else gradient.values.dtype
         if self._nan is None or self._nan.dtype != dtype or self._nan.device != values.device:
-            self._nan = values.new_full((1, 1), torch.nan, dtype=dtype)
-        _data.__set__(self, self._nan.expand(values.shape))
+            self._nan, self._cover = values.new_full((1, 1), torch.nan, dtype=dtype), None
+        if self._cover is None or self._cover.shape != values.shape:
+            self._cover = self._nan.expand(values.shape)
+        _data.__set__(self, self._cover)
 
 
 class TableRows(torch.nn.Parameter):

@@ -306,7 +306,7 @@ def _plain(group: Group) -> bool:
     if any(map(group.get, ("fused", "foreach", "capturable", "differentiable", "amsgrad"))):
         return False
     numbers = group["lr"], *group["betas"], group["weight_decay"], group["eps"]
-    return True not in [isinstance(number, Tensor) for number in numbers]
+    return not any(map(torch.is_tensor, numbers))
 
 
 def _work_alone() -> None:
@@ -402,7 +402,7 @@ def _adam(kind: type, group: Group, step: float) -> tuple[float, ...]:
     beta1, beta2 = group["betas"]
     lr, decay = group["lr"], group["weight_decay"]
     return (
-        0.0 if _decouples(group, kind) else decay,
+        0.0 if decay == 0 or _decouples(group, kind) else decay,
         -(lr / (1 - beta1**step)),
         1 - beta1,
         beta2,

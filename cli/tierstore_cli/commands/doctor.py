@@ -96,7 +96,7 @@ def _rows(facts: machine.Machine) -> list[tuple[str, str]]:
         ("torch's CUDA", cuda.torch or "none"),
         ("NVIDIA driver", cuda.driver or "none"),
         ("GPUs", ", ".join(cuda.devices) or "none"),
-        ("CPUs", str(facts.cpus)),
+        ("CPUs", f"{facts.cpus}, threads of a large batch: {facts.threads}"),
         (
             "memory",
             f"{format_bytes(facts.available_bytes)} free of {format_bytes(facts.memory_bytes)}",

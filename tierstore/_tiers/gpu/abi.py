@@ -136,6 +136,7 @@ TIER = _source(
     "order.cuh",
     "select.cuh",
     "prefetch.cu",
+    "features.cu",
     "batch.cu",
     "exchange.cu",
     "lease.cu",

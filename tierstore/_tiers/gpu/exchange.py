@@ -22,7 +22,7 @@ from tierstore._tiers.host import HostTier
 __all__ = ["Staging"]
 
 
-_STAGING_BYTES = 8 << 20
+_STAGING_BYTES = 16 << 20
 
 
 class Staging:

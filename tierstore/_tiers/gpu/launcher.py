@@ -78,6 +78,7 @@ class Kernel:
 class OWN:
     """The kernels of the tier itself."""
 
+    IN_SPACE = Kernel(TIER, "in_space", as_large_as_the_work)
     PROBE = Kernel(TIER, "probe", as_large_as_the_work)
     FENCE = Kernel(TIER, "fence", _one)
     PROMOTE = Kernel(TIER, "promote", _all_resident, cooperative=True)
@@ -99,6 +100,8 @@ class OWN:
     REPORT = Kernel(TIER, "report")
     REBASE = Kernel(TIER, "rebase")
     RESCALE = Kernel(TIER, "rescale")
+    ENTER_SLOTS = Kernel(TIER, "enter_slots")
+    ENTER_KEPT = Kernel(TIER, "enter_kept")
 
 
 class Launcher:
@@ -112,9 +115,13 @@ class Launcher:
         waits: whether `mark` is left to who set this, at the end of several launches.
     """
 
-    def __init__(self, device: Device) -> None:
-        """Load the tier's own kernels and start in the current stream."""
+    def __init__(self, device: Device, *, sparse: bool = False) -> None:
+        """Load the tier's own kernels and start in the current stream.
+
+        `sparse`: those whose map of rows is `Places`.
+        """
         self._device = device
+        self._sparse = sparse
         self._loaded: dict[Kernel, tuple[Start, int]] = {}
         for kernel in vars(OWN).values():
             if isinstance(kernel, Kernel):
@@ -127,6 +134,8 @@ class Launcher:
 
     def _load(self, kernel: Kernel) -> tuple[Start, int]:
         text, name, macros = kernel.source.text, kernel.name, kernel.macros
+        if self._sparse and kernel.source is TIER:
+            macros = {**macros, "SPARSE": 1}
         loaded = self._device.load(text, name, macros, cooperative=kernel.cooperative)
         self._loaded[kernel] = loaded
         return loaded
@@ -163,7 +172,8 @@ class Launcher:
         self, kernel: Kernel, arguments: Arguments, items: int, stream: int | None = None
     ) -> None:
         """Launch a kernel that works through a number of items, behind the last work."""
-        stream = self.enter(stream)
+        if stream is None or stream != self.stream:
+            stream = self.enter(stream)
         self.start(kernel, arguments, stream, items)
         self.launched()
 

@@ -10,20 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._tiers.base import ROLLED_BACK, lease_ended
-from tierstore._tiers.gpu.abi import (
-    Arguments,
-    BatchArgument,
-    BatchArguments,
-    RowsArgument,
-    Structure,
-)
+from tierstore._tiers.gpu.abi import Arguments, BatchArgument, BatchArguments, Structure
 from tierstore._tiers.gpu.launcher import OWN, Kernel, Launcher
 from tierstore._tiers.gpu.link import AsyncScalar
 
 if TYPE_CHECKING:
     from tierstore._tiers.gpu import GpuTier
 
-__all__ = ["GpuLease", "PinnedLeases"]
+__all__ = ["NO_ROWS", "GpuLease", "PinnedLeases"]
+
+NO_ROWS = np.empty(0, np.int64)
+_MUCH = 16 << 20
 
 
 class PinnedLeases:
@@ -39,6 +36,11 @@ class PinnedLeases:
     def bound(self) -> int:
         """Most slots that the open leases can hold."""
         return sum(lease.bound for lease in self._open)
+
+    @property
+    def keeping(self) -> list[GpuLease]:
+        """Those whose rows in direct host memory must not be promoted."""
+        return [lease for lease in (*self._open, *self._ended) if lease.kept_rows]
 
     def add(self, lease: GpuLease) -> None:
         """Add a new lease."""
@@ -90,39 +92,23 @@ class GpuLease:
         self.bound: int = min(ids, tier.rows)
         self._block = tier.device.borrow(24 * ids + 16, np.uint8, stream)
         start = tier.device.pointer(self._block)
-        self._batch = BatchArgument.from_buffer_copy(batch)
-        self._batch.count = start
-        self._batch.records = start + 16
-        self._batch.held = start + 16 + 8 * ids
-        self._batch.positions = start + 16 + 12 * ids
-        self._batch.rows = start + 16 + 16 * ids
-        self.arguments: BatchArguments = BatchArguments(tier.memory.argument, self._batch)
-        self._rows = self._described(tier.memory.argument)
+        own, described = BatchArgument.from_buffer_copy(batch), tier.memory.described()
+        own.count = described.count = start
+        own.records = described.records = start + 16
+        own.held = described.held = start + 16 + 8 * ids
+        own.positions = start + 16 + 12 * ids
+        own.rows = start + 16 + 16 * ids
+        self._batch, self._rows = own, described
+        self.arguments: BatchArguments = BatchArguments(tier.memory.argument, own)
         self.kept_rows = True
         """Whether some rows may stay in the host tier's memory, not to be promoted meanwhile."""
         self.spill: Any = None
-        self.spilled: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self.spilled: npt.NDArray[np.int64] = NO_ROWS
         self._count_sent: AsyncScalar | None = None
         self.trimmed: bool = False
         self._seen = tier.changes
         self._epoch = tier.epoch
         self._released = False
-
-    def _described(self, tier: Any) -> Any:
-        """Describe the records to kernels that are not the tier's own."""
-        batch = self._batch
-        host_changed = tier.host_changed if tier.direct else 0
-        return RowsArgument(
-            records=batch.records,
-            count=batch.count,
-            positions=batch.positions,
-            n=batch.n,
-            held=batch.held,
-            dirty=tier.dirty,
-            host_changed=host_changed,
-            host=tier.host,
-            record=tier.record,
-        )
 
     @property
     def positions(self) -> Any:
@@ -221,11 +207,15 @@ class GpuLease:
     def trim(self, *, wait: bool, stream: int | None = None) -> bool:
         """Lower `bound` to the number of distinct records if that is known, or wait for it.
 
-        The first call asks the device for the number. Returns whether `bound` is the number now.
+        The first call asks the device for the number, unless it does not `wait` and nobody may want
+        it; see `asks`. Returns whether `bound` is the number now.
         """
         self.check()
         if self.trimmed or not self._batch.n:
             return True
+        self._tier.counts_are_waited_for |= wait
+        if not self.asks:
+            return False
         device = self._tier.device
         stream = device.current_stream() if stream is None else stream
         if self._count_sent is None:
@@ -241,6 +231,16 @@ class GpuLease:
             return False
         self.trimmed = True
         return True
+
+    @property
+    def asks(self) -> bool:
+        """Whether the number of distinct records is worth a copy to the host ahead of its use.
+
+        It is where the number of an earlier lease was waited for, and where `bound` records take
+        much memory.
+        """
+        tier = self._tier
+        return tier.counts_are_waited_for or self.bound * tier.record_bytes > _MUCH
 
     def _copy(self, kernel: Kernel, data: Any, lo: int, hi: int | None, stream: int | None) -> None:
         self._begin(stream)

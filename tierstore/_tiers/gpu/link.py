@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,35 @@ from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.memory import Arena
 
-__all__ = ["AsyncScalar", "Inbox", "Mailbox", "Ordering", "region_bits"]
+__all__ = ["AsyncScalar", "FeatureIds", "Inbox", "Mailbox", "Ordering", "region_bits"]
 
 
 _BATCHES = 4
 _LEAST_IDS = 1024
 _HEAD = 32_768
 """Ids whose rows are on the link for longer than it takes to copy a few times as many ids."""
+
+
+class FeatureIds:
+    """How ids of several features, one behind the other, become rows of the space of their tables.
+
+    The device checks each against the table of its feature: a bad one becomes a number that tells
+    of feature and id, and is no row.
+    """
+
+    def __init__(self, device: Device, lengths: Sequence[int], bounds: Any, stream: int) -> None:
+        """Bring where the ids of each feature end to the device.
+
+        `bounds` are there: start, rows and number of the table of each, `(3, features)`.
+        """
+        ends = device.upload(np.cumsum(np.array(lengths, np.int64)), stream)
+        self._arrays = ends, bounds
+        self._features = len(lengths)
+        self._ends, self._bounds = device.pointer(ends), device.pointer(bounds)
+
+    def bind(self, batch: BatchArgument) -> None:
+        """Have a batch take its ids as those of the features."""
+        batch.features, batch.ends, batch.bounds = self._features, self._ends, self._bounds
 
 
 class Inbox:
@@ -54,7 +77,7 @@ class Inbox:
         They go there from the host, and to become rows of a space.
         """
         self._on_host = self._device.on_host(ids)
-        if self._on_host or batch.start:
+        if self._on_host or batch.start or batch.features:
             batch.arriving = self._put(ids) if self._on_host else self._device.pointer(ids)
             batch.ids = target
         else:

@@ -14,12 +14,14 @@ from tierstore._tiers.gpu.abi import (
     TIER,
     BatchArgument,
     BatchArguments,
+    RowsArgument,
     TierArgument,
 )
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.keys import DeviceKeys
 from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.link import region_bits
+from tierstore._tiers.gpu.places import Places
 from tierstore._tiers.host import HostTier
 from tierstore.errors import CapacityError, NotPrefetchedError, RowIndexError
 from tierstore.policy.base import DeviceScores
@@ -37,7 +39,7 @@ __all__ = [
 _FOREIGN = -(1 << 62)
 """FOREIGN of tier.cuh."""
 _BAD_ID = -(0x2D9A << 48)
-"""From here down: ids that are bad for a feature, with its number, as joint.cu codes them."""
+"""From here down: ids that are bad for a feature, with its number, as features.cu codes them."""
 _ID_BITS = 44
 _LOST = TIER.constants["LOST"]
 MOST_FEATURES = 1 << 14
@@ -174,6 +176,10 @@ class Counts:
         self._bad = None
 
 
+_DIRECT_BYTES = 64 << 20
+"""Most bytes that an array over all rows may take in any tier, however small."""
+_DIRECT_SHARE = 9
+"""In a larger tier it may take one part beside so many of slots, a tenth of both."""
 _PER_SLOT: tuple[tuple[str, str], ...] = (
     ("row_of", "i8"),
     ("stamp", "u4"),
@@ -185,21 +191,29 @@ _PER_SLOT: tuple[tuple[str, str], ...] = (
 
 
 class GpuMemory:
-    """Slots, the map over all rows, marks by slot and the counters; plain device arrays.
+    """Slots, the map of rows, marks by slot and the counters; plain device arrays.
 
     `scored`: whether rows have scores, a float a row and one a slot.
+
+    Attributes:
+        places: the map, where an entry for each row would take more than a tenth of the tier, and
+            more than 64 MiB; None where it is an array over all rows. Rows with scores have that.
     """
 
     def __init__(
         self, device: Device, rows: int, record_bytes: int, slots: int, *, scored: bool = False
     ) -> None:
         """Reserve everything; `bytes_for` says how much that is."""
-        self.nbytes: int = self.bytes_for(rows, record_bytes, slots, scored=scored)
+        self._nbytes = self.bytes_for(rows, record_bytes, slots, scored=scored)
         self._device = device
+        sparse = self._is_sparse(rows, record_bytes, slots, scored=scored)
+        self.places = Places(device, slots) if sparse else None
         self._mailbox = device.stage(COUNTERS.itemsize)
+        self._described: Any = None
         self._arrays = {name: device.allocate(slots, dtype) for name, dtype in _PER_SLOT}
         self._arrays["slots"] = device.allocate(slots * record_bytes, "u1")
-        self._arrays["slot_of"] = device.allocate(rows, "i4")
+        if self.places is None:
+            self._arrays["slot_of"] = device.allocate(rows, "i4")
         self._arrays["host_changed"] = device.allocate(-(-rows // 32), "u4")
         self._arrays["poison"] = device.allocate(record_bytes, "u1")
         if scored:
@@ -213,17 +227,46 @@ class GpuMemory:
             region_bits=region_bits(rows),
             **{name: device.pointer(array) for name, array in self._arrays.items()},
         )
+        if self.places is not None:
+            self.argument.places = self.places.address
         device.fill(self.argument.poison, 0xFF, record_bytes, 0)
         self.reset(0)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory."""
+        return self._nbytes + (0 if self.places is None else self.places.grown_bytes)
+
+    @staticmethod
+    def _slot_bytes(record_bytes: int, *, keyed: bool = False) -> int:
+        per_slot = record_bytes + sum(np.dtype(dtype).itemsize for _, dtype in _PER_SLOT)
+        return per_slot + (DeviceKeys.BYTES if keyed else 0)
+
+    @classmethod
+    def _is_sparse(cls, rows: int, record_bytes: int, slots: int, *, scored: bool) -> bool:
+        """Whether a map of places takes the place of an array over all rows."""
+        most = slots * cls._slot_bytes(record_bytes) // _DIRECT_SHARE
+        return not scored and 4 * rows > max(most, _DIRECT_BYTES)
+
     def reach(self, host: HostTier) -> None:
         """Tell the kernels where the host tier's records, map and marks are."""
+        self._described = None
         view = host.view()
         self.argument.direct = host.direct
         views = {"host": view.records, "host_dirty": view.dirty, "host_slot_of": view.slot_of}
         for name, array in views.items():
             if array is not None:
                 setattr(self.argument, name, self._device.host_pointer(host.arena, array))
+
+    def described(self) -> Any:
+        """Return what kernels that are not the tier's own must know of every lease."""
+        if self._described is None:
+            tier = self.argument
+            host_changed = tier.host_changed if tier.direct else 0
+            self._described = RowsArgument(
+                dirty=tier.dirty, host_changed=host_changed, host=tier.host, record=tier.record
+            )
+        return RowsArgument.from_buffer_copy(self._described)
 
     @classmethod
     def bytes_for(
@@ -239,11 +282,12 @@ class GpuMemory:
 
         `keyed`: with a map of the keys of as many rows.
         """
-        per_slot = record_bytes + sum(np.dtype(dtype).itemsize for _, dtype in _PER_SLOT)
-        per_slot += DeviceKeys.BYTES if keyed else 0
-        per_row = 4 * rows + 4 * -(-rows // 32)
+        per_slot = cls._slot_bytes(record_bytes, keyed=keyed)
+        sparse = cls._is_sparse(rows, record_bytes, slots, scored=scored)
+        rows_map = slots * Places.BYTES if sparse else 4 * rows
         scores = 4 * (rows + slots) if scored else 0
-        return slots * per_slot + per_row + scores + record_bytes + COUNTERS_BYTES
+        marks = 4 * -(-rows // 32)
+        return slots * per_slot + rows_map + marks + scores + record_bytes + COUNTERS_BYTES
 
     @classmethod
     def slots_for(
@@ -261,19 +305,32 @@ class GpuMemory:
         """
         if nbytes == 0:
             return 0
-        fixed = cls.bytes_for(rows, record_bytes, 0, scored=scored, keyed=keyed)
-        one = cls.bytes_for(rows, record_bytes, 1, scored=scored, keyed=keyed)
-        if nbytes < one:
+
+        def takes(slots: int) -> int:
+            return cls.bytes_for(rows, record_bytes, slots, scored=scored, keyed=keyed)
+
+        if nbytes < takes(1):
             raise CapacityError(
                 f"a GPU budget of {nbytes} bytes cannot hold the map of {rows} rows and one "
-                f"record: that takes {one}; give more, or 0 for no GPU tier"
+                f"record: that takes {takes(1)}; give more, or 0 for no GPU tier"
             )
-        return min(rows, (nbytes - fixed) // (one - fixed))
+        per_slot = cls._slot_bytes(record_bytes, keyed=keyed) + (4 if scored else 0)
+        rest = nbytes - 4 * -(-rows // 32) - (4 * rows if scored else 0) - record_bytes
+        rest -= COUNTERS_BYTES
+        direct = min(rows, (rest - 4 * rows) // per_slot)
+        if direct > 0 and not cls._is_sparse(rows, record_bytes, direct, scored=scored):
+            return direct
+        # With more slots than these the map would be an array over all rows, which does not fit.
+        most = (4 * rows * _DIRECT_SHARE - 1) // cls._slot_bytes(record_bytes)
+        return min(rows, most, rest // (per_slot + Places.BYTES))
 
     def reset(self, stream: int) -> None:
         """Empty every slot, and forget what the counters say of a batch or a bad id; waits."""
-        for name in ("slot_of", "row_of"):
-            self._fill(name, 0xFF, stream)
+        self._fill("row_of", 0xFF, stream)
+        if self.places is None:
+            self._fill("slot_of", 0xFF, stream)
+        else:
+            self.places.clear(stream)
         for name in ("stamp", "pins", "arrival", "mark", "dirty", "host_changed", "counters"):
             self._fill(name, 0, stream)
         self._device.fill(self.argument.counters, 0xFF, COUNTERS["bad_position"].itemsize, stream)
@@ -317,6 +374,8 @@ class GpuMemory:
         """Free the memory."""
         self._arrays.clear()
         self._mailbox.close()
+        if self.places is not None:
+            self.places.close()
 
 
 class Workspace:

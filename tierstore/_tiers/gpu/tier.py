@@ -19,9 +19,10 @@ from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.exchange import Staging
 from tierstore._tiers.gpu.keys import DeviceKeys
 from tierstore._tiers.gpu.launcher import OWN, Launcher
-from tierstore._tiers.gpu.lease import GpuLease, PinnedLeases
-from tierstore._tiers.gpu.link import Inbox, Mailbox, Ordering
+from tierstore._tiers.gpu.lease import NO_ROWS, GpuLease, PinnedLeases
+from tierstore._tiers.gpu.link import FeatureIds, Inbox, Mailbox, Ordering
 from tierstore._tiers.gpu.memory import Counts, GpuMemory, Scores, Workspace
+from tierstore._tiers.gpu.places import Places
 from tierstore._tiers.gpu.prefetch import Fetches
 from tierstore._tiers.gpu.replay import Replays
 from tierstore._tiers.host import HostTier, nothing_to_await
@@ -72,7 +73,7 @@ class GpuTier:
         self.memory.reach(host)
         self._batch = BatchArgument()
         self._arguments = BatchArguments(self.memory.argument, self._batch)
-        launcher = Launcher(device)
+        launcher = Launcher(device, sparse=self.memory.places is not None)
         self.launcher: Launcher = launcher
         self._staging = None if host.direct else Staging(launcher, device, host, self.memory)
         if self._staging is not None:
@@ -99,6 +100,8 @@ class GpuTier:
         """The number of each feature whose bad ids may come; see `Counts.check`."""
         self.changes: int = 0
         """How often records were written, for leases that keep copies."""
+        self.counts_are_waited_for: bool = False
+        """Whether the number of distinct records of some lease was; see `GpuLease.asks`."""
         host.before_change = self.await_fetches
 
     @property
@@ -117,6 +120,14 @@ class GpuTier:
         return found
 
     # -- batches
+
+    def in_space(self, ids: Any, rows: Any, features: FeatureIds, stream: int) -> None:
+        """Write the rows of ids of features `(n,)`, both on the device, to `rows`."""
+        batch = BatchArgument(n=ids.shape[0], ids=self.device.pointer(rows))
+        batch.arriving = self.device.pointer(ids)
+        features.bind(batch)
+        arguments = BatchArguments(self.memory.argument, batch)
+        self.launcher.launch(OWN.IN_SPACE, arguments, batch.n, stream)
 
     def parts(self, rows: Any) -> tuple[tuple[Any, int], ...]:
         """Return the parts that a batch is best read or written in; see `Inbox.split`."""
@@ -178,18 +189,19 @@ class GpuTier:
         hi: int | None = None,
         *,
         within: range | None = None,
+        features: FeatureIds | None = None,
         stream: int | None = None,
     ) -> GpuLease:
         """Hold the distinct records of `rows` `(n,)` in place; see `GpuLease`.
 
         Copies bytes `lo:hi` of the record of each of `rows` into `out`, if given, as its `read`
-        does, in the same launches.
+        does, in the same launches. With `features`, rows on the device are ids of theirs.
         """
         if not rows.shape[0]:
             lease = GpuLease(self, 0, BatchArgument(), self.launcher.enter(stream))
             self.device.fill(lease.arguments.batch.count, 0, 4, self.launcher.stream)
             return lease
-        self._begin(Mode.LEASE, rows, stream, within=within)
+        self._begin(Mode.LEASE, rows, stream, within=within, features=features)
         self._batch.data = 0
         if out is not None:
             self.describe(self._batch, out, lo, hi)
@@ -325,6 +337,7 @@ class GpuTier:
         *,
         admit: bool = True,
         within: range | None = None,
+        features: FeatureIds | None = None,
     ) -> None:
         """Describe the batch to come, all but its data; a prefetch has one of its own."""
         n = rows.shape[0]
@@ -343,8 +356,13 @@ class GpuTier:
             batch = self._batch
             if n > self._workspace.size:
                 self._grow(n)
+        if self.memory.places is not None and not self.memory.places.take(n):
+            self._sweep(self.memory.places, n)
         within = within or range(self.rows)
         batch.start, batch.bound = within.start, len(within)
+        batch.features = 0
+        if features is not None:
+            features.bind(batch)
         self._inbox.bring(rows, batch, (workspace or self._workspace).ids)
         batch.n, batch.mode, batch.now = n, mode, self._now
         batch.load, batch.last, batch.admit = 1, 1, int(admit)
@@ -377,7 +395,7 @@ class GpuTier:
         with self.device.range(Mode.RANGES[arguments.batch.mode]):
             if self._staging is None or arguments.batch.alone:
                 self._launch(arguments, stream)
-                spilled = np.empty(0, np.int64)
+                spilled = NO_ROWS
             else:
                 with self.host.still:
                     self._launch(arguments, stream)
@@ -423,6 +441,15 @@ class GpuTier:
         self.device.synchronize(self.launcher.stream)
         self._workspace = Workspace.for_ids(self.device, ids)
         self._workspace.bind(self._batch)
+
+    def _sweep(self, places: Places, ids: int) -> None:
+        """Drop the rows of a sparse map that are in no use; have places for so many more."""
+        keeping = self.leases.keeping
+        stream = self.launcher.stream
+        places.clear(stream, self.slots + sum(lease.bound for lease in keeping) + ids)
+        self.launcher.start(OWN.ENTER_SLOTS, self._arguments, stream, self.slots)
+        for lease in keeping:
+            self.launcher.start(OWN.ENTER_KEPT, lease.arguments, stream, lease.bound)
 
     def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Have a host tier with room for every row load them all: then none is ever missing.

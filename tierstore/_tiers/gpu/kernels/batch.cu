@@ -12,8 +12,9 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
     const i64 position = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     const bool mine = position < b.n;
     const i64 id = !mine ? 0 : b.arriving ? b.arriving[position] : b.ids[position];
-    const bool outside = (u64)id >= (u64)b.bound;
-    const i64 row = !outside ? b.start + id : (u64)id < (u64)t.rows ? FOREIGN - id : id;
+    const i64 own = mine && b.features ? row_of(b, position, id) : id;
+    const bool outside = (u64)own >= (u64)b.bound;
+    const i64 row = !outside ? b.start + own : (u64)own < (u64)t.rows ? FOREIGN - own : own;
     if (mine && b.arriving) b.ids[position] = row;
     i32 slot = ABSENT;
     bool waits = false, claims = false, holds = false, kept = false, lacks = false;
@@ -23,7 +24,7 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
             c->bad_start = b.start;
         }
     } else if (mine) {
-        slot = t.slot_of[row];
+        slot = entry_of(t, row);
         const u32 stamp = slot >= 0 ? t.stamp[slot] : 0;
         if (slot >= 0 && (b.mode == PREFETCH || arrived(t, slot, stamp, done))) {
             const u32 keeping = b.mode == PREFETCH ? AHEAD : 0;
@@ -34,11 +35,12 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
             const bool near = slot != ABSENT || host_slot(t, row) >= 0;
             lacks = !near || slot == KEPT;
             claims = slot == ABSENT && near &&
-                     atomicCAS(t.slot_of + row, ABSENT, CLAIMED) == ABSENT;
+                     atomicCAS(entry_at(t, row, true), ABSENT, CLAIMED) == ABSENT;
         } else {
             waits = true;
             kept = slot == KEPT;
-            claims = (kept || slot == ABSENT) && atomicCAS(t.slot_of + row, slot, CLAIMED) == slot;
+            claims = (kept || slot == ABSENT) &&
+                     atomicCAS(entry_at(t, row, true), slot, CLAIMED) == slot;
         }
     }
     const u32 d = block_append(&c->deferred, waits);
@@ -53,7 +55,7 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
             atomicAdd(c->claims_in + (row >> t.region_bits), 1u);
         } else {
             b.missed[m] = kept ? ~row : row;
-            t.slot_of[row] = FIRST - (i32)m;
+            set_entry(t, row, FIRST - (i32)m);
         }
         if (b.mode == WRITE || b.mode == LEASE) b.contest[m] = 0;
     }
@@ -134,7 +136,7 @@ __device__ void swap_records(const Tier &t, const Batch &b, Team team) {
         const u64 target = slot >= 0 ? slot_address(t, slot) : 0;
         copy(target, refuge, span, t.record, 16);
         copy(source, target, span, t.record, 16);
-        if (mine && slot >= 0) t.slot_of[row] = slot;
+        if (mine && slot >= 0) set_entry(t, row, slot);
         if (b.mode == LEASE)
             enrol(t, b, mine, row, slot, slot >= 0 ? target : host_address(t, row),
                   slot >= 0 ? t.mark + slot : b.contest + m);
@@ -151,7 +153,7 @@ __device__ void serve_deferred(const Tier &t, const Batch &b, Team team, bool sl
         if (lane() < span && d < deferred) {
             const u32 position = b.deferred[d];
             const i64 row = b.ids[position];
-            const i32 entry = t.slot_of[row];
+            const i32 entry = entry_of(t, row);
             u32 *contest;
             if (entry >= 0 ? slots : host) source = locate(t, b, row, entry, &contest);
             if (source) source += b.lo;
@@ -174,7 +176,7 @@ __device__ void admit_deferred(const Tier &t, const Batch &b) {
         if (d < deferred) {
             const u32 position = b.deferred[d];
             row = b.ids[position];
-            entry = t.slot_of[row];
+            entry = entry_of(t, row);
             if (b.mode == LEASE) {
                 enrols = entry >= 0 && touch_first(t, entry, t.stamp[entry], b.now, 0);
             } else {
@@ -200,7 +202,7 @@ __device__ void write_winners(const Tier &t, const Batch &b, Team team, bool slo
         if (lane() < span && item < items) {
             position = slots ? item : b.deferred[item];
             const i64 row = b.ids[position];
-            const i32 entry = (u64)row < (u64)t.rows ? t.slot_of[row] : ABSENT;
+            const i32 entry = (u64)row < (u64)t.rows ? entry_of(t, row) : ABSENT;
             u32 *contest;
             if (entry >= 0 ? slots : host && entry <= FIRST)
                 target = locate(t, b, row, entry, &contest);
@@ -229,7 +231,7 @@ __device__ void serve_lease(const Tier &t, const Batch &b) {
             const i64 row = b.ids[position];
             i32 index = -1;
             if ((u64)row < (u64)t.rows) {
-                const i32 entry = t.slot_of[row];
+                const i32 entry = entry_of(t, row);
                 index = (i32)(entry >= 0 ? t.mark[entry] : b.contest[FIRST - entry]) - 1;
             }
             b.positions[position] = index;
@@ -254,8 +256,8 @@ __device__ void tidy(const Tier &t, const Batch &b) {
     for (u32 m = thread(); m < missed; m += threads()) {
         const bool kept = b.missed[m] < 0;
         const i64 row = kept ? ~b.missed[m] : b.missed[m];
-        if (t.slot_of[row] <= FIRST)
-            t.slot_of[row] = kept || (b.mode == LEASE && t.direct) ? KEPT : ABSENT;
+        if (entry_of(t, row) <= FIRST)
+            set_entry(t, row, kept || (b.mode == LEASE && t.direct) ? KEPT : ABSENT);
     }
     if (missed)
         for (u32 i = thread(); i < PASSES * BINS; i += threads()) c->histogram[0][i] = 0;

@@ -44,14 +44,14 @@ extern "C" __global__ void tierstore_abandon(const Tier t, const Batch b) {
     if (b.mode == WRITE)
         for (i64 i = thread(); i < b.n; i += threads()) {
             const i64 row = b.ids[i];
-            const i32 entry = (u64)row < (u64)t.rows ? t.slot_of[row] : ABSENT;
+            const i32 entry = (u64)row < (u64)t.rows ? entry_of(t, row) : ABSENT;
             if (entry >= 0) t.mark[entry] = 0;
         }
     tidy(t, b);
     for (u32 k = thread(); k < b.limit; k += threads()) {
         const i32 slot = b.staged_place[k];
         if (slot < 0) continue;
-        t.slot_of[b.staged_rows[k]] = ABSENT;
+        set_entry(t, b.staged_rows[k], ABSENT);
         if (t.score) t.score[b.staged_rows[k]] = t.key[slot];
         atomicSub(&t.counters->filled, 1u);
         t.row_of[slot] = -1;

@@ -13,7 +13,7 @@ extern "C" __global__ void tierstore_release(const Tier t, const Batch b) {
 extern "C" __global__ void tierstore_forget(const Tier t, const Batch b) {
     const u32 count = *b.count;
     for (u64 k = thread(); k < count; k += threads())
-        if (b.held[k] < 0) t.slot_of[(i64)(b.records[k] - (u64)t.host) / t.record] = ABSENT;
+        if (b.held[k] < 0) set_entry(t, (i64)(b.records[k] - (u64)t.host) / t.record, ABSENT);
 }
 
 // Copy bytes [lo, lo + bytes) of each leased record to the k-th row of data.

@@ -1,4 +1,5 @@
-// Work between batches: flush changed records, report them, renumber batches, rescale scores.
+// Work between batches: flush changed records, report them, renumber batches, rescale scores, sweep
+// the map.
 
 // Write dirty records to the host tier, those it has no place for to staging. Where `evicted` exceeds
 // b.limit afterwards, some are left for another launch.
@@ -44,4 +45,17 @@ extern "C" __global__ void tierstore_rebase(const Tier t, const Batch b) {
 extern "C" __global__ void tierstore_rescale(const Tier t, const Batch b) {
     for (u64 r = thread(); r < (u64)t.rows; r += threads()) t.score[r] *= b.rescale;
     for (u64 s = thread(); s < t.capacity; s += threads()) t.key[s] *= b.rescale;
+}
+
+// Enter the rows of all slots in a map of places, which is empty.
+extern "C" __global__ void tierstore_enter_slots(const Tier t, const Batch b) {
+    for (u64 s = thread(); s < t.capacity; s += threads())
+        if (t.row_of[s] >= 0) *entry_at(t, t.row_of[s], true) = (i32)s;
+}
+
+// Enter the rows there that a lease uses in direct host memory.
+extern "C" __global__ void tierstore_enter_kept(const Tier t, const Batch b) {
+    const u32 count = *b.count;
+    for (u64 k = thread(); k < count; k += threads())
+        if (b.held[k] < 0) *entry_at(t, b.rows[k], true) = KEPT;
 }

@@ -2,7 +2,45 @@
 
 __device__ u64 slot_address(const Tier &t, i64 slot) { return (u64)(t.slots + slot * t.record); }
 __device__ u64 host_address(const Tier &t, i64 slot) { return (u64)(t.host + slot * t.record); }
-__device__ i64 host_slot(const Tier &t, i64 row) { return t.direct ? row : (i64)t.host_slot_of[row] - 1; }
+
+// Where the host tier has a row; -1 where it has not, or where only the host can tell.
+__device__ i64 host_slot(const Tier &t, i64 row) {
+    if (t.direct) return row;
+    return t.host_slot_of ? (i64)t.host_slot_of[row] - 1 : -1;
+}
+
+// The word with the entry of a row; null if the row has no place, and `takes` none.
+#ifdef SPARSE
+__device__ i32 *entry_at(const Tier &t, i64 row, bool takes) {
+    const Places map = *t.places;
+    u64 x = (u64)row;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    x ^= x >> 31;
+    for (u64 at = (x >> 32) * map.count >> 32;; at = at + 1 == map.count ? 0 : at + 1) {
+        i64 held = *(volatile i64 *)(map.rows + at);
+        if (held == -1 && takes) {
+            held = (i64)atomicCAS((u64 *)map.rows + at, ~0ull, (u64)row);
+            if (held == -1) held = row;
+        }
+        if (held == row) return map.entries + at;
+        if (held == -1) return 0;
+    }
+}
+#else
+__device__ i32 *entry_at(const Tier &t, i64 row, bool takes) { return t.slot_of + row; }
+#endif
+
+__device__ i32 entry_of(const Tier &t, i64 row) {
+    const i32 *const entry = entry_at(t, row, false);
+#ifdef SPARSE
+    if (!entry) return ABSENT;
+#endif
+    return *entry;
+}
+
+// Set the entry of a row that has a place.
+__device__ void set_entry(const Tier &t, i64 row, i32 entry) { *entry_at(t, row, false) = entry; }
 
 // Note that a record in host memory has changed. A direct host tier looks at its marks only after a
 // report; a byte sent over the link for each record would take as long as a tenth of the record.
@@ -44,7 +82,7 @@ __device__ void change_row(const Tier &t, const Batch &b, i32 slot, i64 old, i64
         t.key[slot] = b.on_arrival != 0 ? b.on_arrival
                                         : t.score[row] + (b.mode == LEASE ? 0 : b.on_use);  // `hold` adds it
     }
-    if (old >= 0) t.slot_of[old] = ABSENT;
+    if (old >= 0) set_entry(t, old, ABSENT);
     t.row_of[slot] = row;
 }
 

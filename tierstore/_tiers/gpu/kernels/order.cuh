@@ -36,7 +36,7 @@ __device__ void put_in_order(const Tier &t, const Batch &b, u32 missed, u32 defe
             const i64 row = b.ids[claim < 0 ? ~claim : claim], s = row >> t.region_bits;
             const u32 m = first[s] + atomicAdd(c->claims_done + s, 1u);
             b.missed[m] = claim < 0 ? ~row : row;
-            t.slot_of[row] = FIRST - (i32)m;
+            set_entry(t, row, FIRST - (i32)m);
         }
         grid_barrier(&c->gate);
     }

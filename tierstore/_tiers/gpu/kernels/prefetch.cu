@@ -32,7 +32,7 @@ __device__ void plan_moves(const Tier &t, const Batch &b) {
             t.stamp[slot] = b.now | AHEAD | (b.held ? HELD : 0);
         }
         if (mine) {
-            t.slot_of[row] = slot >= 0 ? slot : ABSENT;
+            set_entry(t, row, slot >= 0 ? slot : ABSENT);
             b.place[m] = slot;
             b.leaving[m] = dirty ? old : -1;
         }

@@ -22,7 +22,7 @@ extern "C" __global__ void tierstore_look_up(const Tier t, const Batch b) {
         const i64 id = mine ? b.ids[position] : 0;
         const bool inside = mine && (u64)id < (u64)b.bound;
         const i64 row = b.start + id;
-        const i32 slot = inside ? t.slot_of[row] : ABSENT;
+        const i32 slot = inside ? entry_of(t, row) : ABSENT;
         const i64 home = inside && slot < 0 ? host_slot(t, row) : -1;
         u64 source = (u64)t.poison, target = 0;
         if (slot >= 0) source = slot_address(t, slot) + b.lo;

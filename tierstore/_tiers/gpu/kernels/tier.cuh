@@ -6,8 +6,9 @@
 // cache, `promote` stops after what the device can do alone; the host supplies the other rows through
 // staging, and `install` and `complete` end the batch.
 //
-// The direct map slot_of[row] holds a slot, or ABSENT, or for the length of a batch CLAIMED and then
-// FIRST - m for the m-th missed row. Where that pays, missed rows are numbered by their place in host
+// The map holds an entry for each row: a slot, or ABSENT, or for the length of a batch CLAIMED and then
+// FIRST - m for the m-th missed row. It is the array slot_of over all rows, or, where that would take
+// too much of the memory, `places` of the rows that batches asked for lately; see map.cuh. Where that pays, missed rows are numbered by their place in host
 // memory, so that neighbours are copied at about the same time; see order.cuh. KEPT marks a row that
 // a lease uses in host memory itself; it must not be promoted before the lease ends.
 //
@@ -63,17 +64,26 @@ struct Counters {
     u32 claims_done[REGIONS], waits_done[REGIONS];  // and how many are in order
 };
 
+// A map by open addressing. A row keeps the place it took until the host has the map swept, whatever
+// its entry is meanwhile.
+struct Places {
+    i64 *rows;                    // [count], -1 = free
+    i32 *entries;                 // [count], ABSENT where it is free
+    u64 count;                    // below 2^32, and above that of the rows in it
+};
+
 // What stays the same as long as a tier lives.
 struct Tier {
     u8 *slots;                    // [capacity][record]
-    i32 *slot_of;                 // [rows]
+    i32 *slot_of;                 // [rows]; null where the map is `places`, compiled with SPARSE
+    const Places *places;         // in device memory: its arrays are others once it has grown
     i64 *row_of;                  // [capacity], -1 = empty
     u32 *stamp, *pins;            // [capacity]
     u32 *arrival;                 // [capacity]: number of the prefetch that filled it, where AHEAD
     u32 *mark;                    // [capacity]: winner of a write, index in a lease; 0 between batches
     u8 *dirty;                    // [capacity]
     u8 *host;                     // the host tier's records, its map and marks
-    const i32 *host_slot_of;      // slot + 1; null where the host tier is direct
+    const i32 *host_slot_of;      // slot + 1; null where the host tier is direct or its map no array
     u8 *host_dirty;
     u32 *host_changed;            // direct: a bit a row, which `report` turns into host_dirty
     Counters *counters;
@@ -88,8 +98,13 @@ struct Tier {
 // One batch, its workspace, and what a lease or the staging adds.
 struct Batch {
     i64 *ids;                     // [n]: rows
-    const i64 *arriving;          // [n]: ids in pinned host memory, or of an extent behind the first,
-                                  // which `probe` makes rows of in `ids`; or null: ids are rows
+    const i64 *arriving;          // [n]: ids in pinned host memory, of an extent behind the first, or
+                                  // of features, which `probe` makes rows of in `ids`; or null: ids
+                                  // are rows
+    // Ids of several features, each of a table of its own; see features.cu.
+    const i64 *ends;              // [features]: the position behind the last id of each
+    const i64 *bounds;            // [3][features]: the first row of the feature's table, how many
+                                  // rows it has, and the number by which a bad id tells the feature
     i64 n;
     i64 start, bound;             // ids are 0 to bound - 1, and row start the first
     u8 *data;                     // [n][bytes]: bytes [lo, lo + bytes) of each record; a lease may
@@ -120,6 +135,7 @@ struct Batch {
     u32 mode, load, last;         // load: records are wanted as they are; last: the final chunk
     u32 in_order;                 // what is put in order: CLAIMS, WAITS or both
     u32 admit;                    // missed rows are promoted, not just read or written where they are
+    u32 features;                 // their number; 0: ids are those of one extent
     u32 alone;                    // the device can finish the batch without the host
     u32 arrival;                  // number of this, or the last, prefetch
     u32 expired;                  // number of the last prefetch whose pins have run out

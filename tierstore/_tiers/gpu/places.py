@@ -1,0 +1,89 @@
+"""The map of a GPU tier of very many rows: places of open addressing instead of a number a row.
+
+A row that a batch asks for takes a place and keeps it when its record leaves the slots, so that
+nothing is moved while kernels search. Before the places run out the map is swept: emptied, and
+given the rows of the slots, and those that leases use in host memory, anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tierstore._tiers.gpu.abi import TIER
+from tierstore._tiers.gpu.device import Device
+
+__all__ = ["PLACES", "Places"]
+
+PLACES: Any = TIER.structure("Places")
+"""The structure that kernels read."""
+
+_PLACE_BYTES = 12
+_PER_SLOT = 2
+_HEADER = 24
+
+
+class Places:
+    """Device memory of a map with two places a slot, and more where a batch needs them.
+
+    It is at most three quarters full.
+
+    Attributes:
+        address: of the structure on the device, for as long as the map lives; graphs have it.
+    """
+
+    BYTES = _PER_SLOT * _PLACE_BYTES
+    """Device bytes for each slot."""
+
+    def __init__(self, device: Device, slots: int) -> None:
+        """Reserve the memory; `clear` makes it a map."""
+        self._device = device
+        self._header = device.allocate(_HEADER, "u1")
+        self._mailbox = device.stage(_HEADER)
+        self.address: int = device.pointer(self._header)
+        self._least = _PER_SLOT * slots
+        self._count = self._taken = 0
+        self._reserve(self._least)
+
+    @property
+    def grown_bytes(self) -> int:
+        """Bytes of device memory beyond those of two places a slot."""
+        return _PLACE_BYTES * (self._count - self._least)
+
+    @property
+    def arrays(self) -> tuple[Any, Any]:
+        """The row of each place, -1 where it is free, and its entry; for tests."""
+        return self._rows, self._entries
+
+    def _reserve(self, count: int) -> None:
+        """Have so many places; waits, where kernels may be reading others."""
+        device = self._device
+        if self._count:
+            device.drain()
+        self._count = count
+        self._rows = self._entries = None  # gone before the new ones come
+        self._rows, self._entries = device.allocate(count, "i8"), device.allocate(count, "i4")
+        made = PLACES(device.pointer(self._rows), device.pointer(self._entries), count)
+        self._mailbox.array[:_HEADER] = bytearray(made)
+        source = device.host_pointer(self._mailbox, self._mailbox.array)
+        device.copy(self.address, source, _HEADER, 0)
+        device.synchronize(0)
+
+    def take(self, rows: int) -> bool:
+        """Take so many places at most; False where they might not be free, and nothing is taken."""
+        if self._taken + rows > self._count * 3 // 4:
+            return False
+        self._taken += rows
+        return True
+
+    def clear(self, stream: int, rows: int = 0) -> None:
+        """Empty the map, in the order of the stream, and have places for so many rows."""
+        if rows > self._count * 3 // 4:
+            self._reserve(2 * rows)
+        for array, size in ((self._rows, 8), (self._entries, 4)):
+            self._device.fill(self._device.pointer(array), 0xFF, size * self._count, stream)
+        self._taken = rows
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._rows = self._entries = None
+        self._mailbox.close()
