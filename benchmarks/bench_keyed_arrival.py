@@ -23,7 +23,7 @@ def main() -> None:
     parser = arguments(QUESTION, new=32_768, steps=300, batch=32_768)
     options = parser.parse_args()
     rng, keys = np.random.default_rng(1), key_map("int64")
-    before, seconds, largest = private_bytes(), [], 0.0
+    before, seconds, processor, largest = private_bytes(), [], [], 0.0
     for step in range(options.steps):  # each brings keys that were never there, and known ones
         start = step * options.new
         given = np.concatenate(
@@ -32,18 +32,20 @@ def main() -> None:
                 arrivals(start + options.new, options.batch, rng),
             ]
         )
-        begin = time.perf_counter()
+        begin, used = time.perf_counter(), time.thread_time()
         keys.add(keys.asked(given))
         seconds.append(time.perf_counter() - begin)
+        processor.append(time.thread_time() - used)
         if len(keys) > 1 << 16:
             largest = max(largest, keys.nbytes / len(keys))
     median, longest = float(np.median(seconds)), max(seconds)
+    own = max(processor) / float(np.median(processor))  # without the time that others have the CPU
     answer = Answer(
         name="keyed_arrival",
         question=QUESTION,
         must_move=f"{options.new:,} new keys and {options.batch:,} known ones a step",
         target="no step takes more than 4 times the median; at most 40 bytes a key",
-        ratios={"longest / median": longest / median},
+        ratios={"longest / median": longest / median, "longest / median, CPU time": own},
         met=longest <= 4 * median and largest <= 40,
     )
     answer.rows.append(

@@ -72,7 +72,19 @@ MUTANTS = [
     Mutant(
         "_keys/hashmap.py",
         "self._put(entries[kept > 0])",
-        "self._put(entries)",
+        "self._put(entries[kept > 1])",
+        "tests/keys/test_hashmap.py",
+    ),
+    Mutant(
+        "_keys/hashmap.py",
+        "numbers[sources + 1] = others + 1",
+        "numbers[sources + 1] = others",
+        "tests/keys/test_hashmap.py",
+    ),
+    Mutant(
+        "_keys/hashmap.py",
+        "is_there = rows < self._rows",
+        "is_there = rows < self._rows + (1 << 40)",
         "tests/keys/test_hashmap.py",
     ),
     Mutant(
@@ -80,6 +92,24 @@ MUTANTS = [
         "given[missing.order] = rows",
         "given[:] = rows",
         "tests/gpu/test_keyed.py",
+    ),
+    Mutant(
+        "_tiers/gpu/keys.py",
+        "device.fill(keys.count, 0, 4, stream)",
+        "device.fill(keys.count, 0, 1, stream)",
+        "tests/gpu/test_keyed.py",
+    ),
+    Mutant(
+        "_tiers/gpu/tier.py",
+        "for lease in keeping:",
+        "for lease in keeping[1:]:",
+        "tests/gpu/test_places.py",
+    ),
+    Mutant(
+        "_tiers/gpu/places.py",
+        "self._taken = rows",
+        "self._taken = 0",
+        "tests/gpu/test_places.py",
     ),
     Mutant(
         "_table/keyed.py",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tierstore import _door as module
-from tierstore._door import Call, Door, interrupts_deferred
+from tierstore._door import Call, Door, Errand, Use, interrupts_deferred
 from tierstore.errors import ClosedError, CommitFailedError, InternalError, InvalidInputError
 
 
@@ -152,7 +152,24 @@ def alone_within_a_call(door: Door) -> None:
         pass
 
 
-@pytest.mark.parametrize("body", [plain, nested, open_to_interrupts, beside, alone_within_a_call])
+class BesideErrands(Use):
+    beside = True
+
+
+def on_a_device(door: Door) -> None:
+    with BesideErrands(door), door.use(), BesideErrands(door):
+        pass
+
+
+def errand(door: Door) -> None:
+    with Errand(door):
+        pass
+
+
+BODIES = [plain, nested, open_to_interrupts, beside, alone_within_a_call, on_a_device, errand]
+
+
+@pytest.mark.parametrize("body", BODIES)
 def test_an_interrupt_at_any_bytecode_leaves_nothing_behind(body: Callable[[Door], None]) -> None:
     number, reached = 0, True
     while reached:
@@ -204,10 +221,14 @@ def interrupted_at(number: int) -> Iterator[Moment]:
 def assert_nothing_is_left(door: Door, where: str = "") -> None:
     """Another thread can have the store, and SIGINT is what it was."""
     free: list[bool] = []
-    thread = threading.Thread(target=lambda: free.append(door.lock.acquire(blocking=False)))
+
+    def look() -> None:
+        free.extend(lock.acquire(blocking=False) for lock in (door.lock, door.errands))
+
+    thread = threading.Thread(target=look)
     thread.start()
     thread.join()
-    assert free == [True], where
+    assert free == [True, True], where
     assert not door.calls, where
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, where
     assert not interrupts_deferred._deferring, where
@@ -266,7 +287,7 @@ def test_an_error_after_an_interruptible_part_closes_the_store(door: Door) -> No
     assert door.closed
 
 
-@pytest.mark.parametrize("enter", [Door.use, Call], ids=["use", "call"])
+@pytest.mark.parametrize("enter", [Door.use, Call, Errand], ids=["use", "call", "errand"])
 def test_nothing_is_allocated_before_the_store_is_closed(enter: Callable[[Door], Call]) -> None:
     memory = pytest.importorskip("_testcapi")
     for number in range(60):
@@ -342,6 +363,46 @@ def test_calls_run_beside_each_other_and_a_use_alone(door: Door) -> None:
     for thread in (*calls, alone, late):
         thread.join(60)
     assert sorted(done[:2]) == ["call", "call"] and done[2:] == ["use", "late"]
+
+
+def test_an_errand_goes_on_beside_a_device_and_no_other_use(door: Door) -> None:
+    begun, over, done = threading.Event(), threading.Event(), []
+
+    def run() -> None:
+        with Errand(door):
+            begun.set()
+            over.wait(60)
+            done.append("errand")
+
+    thread = threading.Thread(target=run)
+    with BesideErrands(door):  # nor does it wait for one to begin
+        thread.start()
+        assert begun.wait(60)
+    with BesideErrands(door), Call(door):
+        done.append("device")
+    alone = threading.Thread(target=lambda: plain(door) or done.append("use"))
+    alone.start()
+    alone.join(0.1)
+    assert alone.is_alive() and done == ["device"]
+    over.set()
+    for each in (thread, alone):
+        each.join(60)
+    assert done == ["device", "errand", "use"]
+    with door.use():
+        late = threading.Thread(target=lambda: errand(door) or done.append("late"))
+        late.start()
+        late.join(0.1)
+        assert late.is_alive()
+    late.join(60)
+    assert done[-1] == "late"
+    assert_nothing_is_left(door)
+
+
+def test_an_errand_of_a_closed_store_does_not_begin(door: Door) -> None:
+    door.close()
+    with pytest.raises(ClosedError), Errand(door):
+        pytest.fail("it began")
+    assert_nothing_is_left(door)
 
 
 def test_who_waits_for_a_call_can_be_interrupted(door: Door) -> None:

@@ -11,7 +11,9 @@ import pytest
 import tierstore
 from tests.gpu.conftest import Place
 from tests.gpu.model import Twin
-from tierstore import Budget, TableSpec
+from tests.tiers.stack import ArrayTier
+from tierstore import Budget, TableSpec, _rowmap
+from tierstore._tiers import host, memory
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.gpu.places import Places
 
@@ -90,6 +92,33 @@ def test_which_map_a_budget_gives() -> None:
         more = GpuMemory.bytes_for(rows, record, slots + 1)
         assert more > nbytes
     assert kinds == {True, False}
+
+
+def test_a_host_map_that_is_no_array_lies_outside_of_pinned_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allocate, asked = memory.allocate, list[int]()
+
+    def noted(nbytes: int, kind: str) -> memory.Arena:
+        asked.append(nbytes)
+        return allocate(nbytes, "pageable")
+
+    monkeypatch.setattr(memory, "allocate", noted)
+    monkeypatch.setattr(host, "_MOST_DENSE", 50)
+    monkeypatch.setattr(_rowmap, "_DENSE_ROWS", 50)
+    rng = np.random.default_rng(1)
+    truth = rng.integers(0, 256, (50_000, 16), np.uint8)
+    tier = host.HostTier(ArrayTier(truth.copy()), slots=30, kind="pinned")
+    assert tier.view().slot_of is None
+    assert asked[0] < 4 * 50_000 < tier.nbytes
+    for _ in range(50):
+        rows, out = rng.integers(0, 50_000, 50), np.empty((50, 16), np.uint8)
+        tier.read(rows, out)
+        assert np.array_equal(out, truth[rows])
+        written = rng.permutation(50_000)[:20]
+        truth[written] = rng.integers(0, 256, (20, 16), np.uint8)
+        tier.write(written, truth[written])
+    tier.close()
 
 
 @pytest.mark.slow

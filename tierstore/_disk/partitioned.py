@@ -133,7 +133,7 @@ class PartitionedTier:
         advice = [tier.stage(own) for tier, _, own in self._routed(rows)]
 
         def announce() -> None:
-            for call in advice:
+            for call in filter(None, advice):
                 call()
 
         return announce

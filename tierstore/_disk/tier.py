@@ -177,10 +177,10 @@ class DiskTier:
     def _announced(self, rows: npt.NDArray[np.int64], parts: list[slice]) -> Iterator[slice]:
         """Yield parts of `rows`, each after its pages were requested."""
         if len(parts) == 1:
-            self.stage(rows)()
+            self._announce(rows)
             yield from parts
             return
-        for number in paced(len(parts), lambda number: self.stage(rows[parts[number]])()):
+        for number in paced(len(parts), lambda number: self._announce(rows[parts[number]])):
             yield parts[number]
 
     def _cold(self, rows: npt.NDArray[np.int64]) -> bool:
@@ -253,15 +253,22 @@ class DiskTier:
         for place in self._places(rows):
             place.let_go()
 
-    def stage(self, rows: npt.NDArray[np.int64]) -> Callable[[], None]:
-        """Return a function that prefetches `rows`; it may block, so call it without a lock."""
+    def stage(self, rows: npt.NDArray[np.int64]) -> Callable[[], None] | None:
+        """Return a function that prefetches `rows`; it may block, so call it without a lock.
+
+        None if a sample of them is in memory.
+        """
+        if not self._cold(rows):
+            return None
         places = self._places(rows)
+        return lambda: self._announce_places(places)
 
-        def announce() -> None:
-            for place in places:
-                place.announce(self._base.gap)
+    def _announce(self, rows: npt.NDArray[np.int64]) -> None:
+        self._announce_places(self._places(rows))
 
-        return announce
+    def _announce_places(self, places: list[MappedRows]) -> None:
+        for place in places:
+            place.announce(self._base.gap)
 
     def write(
         self,

@@ -7,6 +7,7 @@ into what users get. `DeviceAccess` does the same on a GPU; a table has one of t
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,6 +21,7 @@ from tierstore._dtypes import DTypeName
 from tierstore._rowcopy import Groups
 from tierstore._table.address import Ids, host_ids, last_of_each
 from tierstore._table.prefetch import Prefetcher, Rows
+from tierstore._table.recycled import LARGE, Recycled
 from tierstore._table.values import Columns, from_bytes, to_bytes
 from tierstore._tiers.base import ROLLED_BACK, lease_ended
 from tierstore._tiers.gpu.abi import Structure
@@ -234,6 +236,7 @@ class HostAccess:
         self.layout = layout
         self.fields = {name: (item, *layout.span(name)) for name, item in layout.fields}
         self.nearest = space.nearest
+        self._results = Recycled()
         self.few = 0
         if isinstance(extent, Extent) and space.host is not None and space.host.direct:
             self.few, self._host = _FEW, space.host
@@ -293,7 +296,9 @@ class HostAccess:
             if found is not None and not (self.door.reason or self.extent.epoch.ended):
                 return found.view(np.uint8).reshape(rows.size, hi - lo)
         if into is None:
-            out = np.empty((ids.rows.size, hi - lo), np.uint8)
+            shape = ids.rows.size, hi - lo
+            large = math.prod(shape) >= LARGE
+            out = self._results.take(*shape) if large else np.empty(shape, np.uint8)
         else:
             out = into if isinstance(into, np.ndarray) else into.numpy()
         extent = self.extent
@@ -362,7 +367,9 @@ class HostAccess:
     def lease_and_read(self, ids: Ids, field: str) -> tuple[HostLease, Any]:
         """Pin the distinct rows, and return one field of the row of each id, in one call."""
         item, lo, hi = self.place_of(field)
-        out = np.empty((ids.rows.size, hi - lo), np.uint8)
+        shape = ids.rows.size, hi - lo
+        large = math.prod(shape) >= LARGE
+        out = self._results.take(*shape) if large else np.empty(shape, np.uint8)
         lease = HostLease(self, ids, out, lo)
         return lease, from_bytes(out, item, ids)
 

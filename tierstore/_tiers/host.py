@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import _rowcopy
+from tierstore import _rowcopy, _rowmap
 from tierstore._parts import in_parts, most_threads
 from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
@@ -49,7 +49,7 @@ Positions = npt.NDArray[np.intp]
 
 _FILL_BYTES = 8 << 20
 _MOST_DENSE = 1 << 31
-"""Rows up to which a GPU can look rows up in the map: 8 GiB, which no system provides lazily."""
+"""Rows up to which a GPU looks rows up in the map itself, of 8 GiB then."""
 _SAMPLE = 64
 """One batch in so many has its distinct ids counted, which takes longer than all the rest."""
 _ACROSS = (
@@ -179,6 +179,9 @@ class HostTier:
         mapped = max(self.rows, self.slots + 1) if grows else self.rows
         self.nbytes: int = bytes_for(mapped, self.record_bytes, self.slots, policy)
         arena = arena_bytes(mapped, self.record_bytes, self.slots, policy)
+        too_many = kind != "pageable" and self.rows > _MOST_DENSE and not self.direct
+        if too_many:  # for a map in memory that the device reaches, which is provided at once
+            arena -= _rowmap.bytes_for(mapped)
         self._arena = Arrays(kind, arena + 16 * ALIGNMENT)
         self.records: Bytes = self._arena.take(
             "records", self.slots * self.record_bytes, np.uint8
@@ -191,8 +194,8 @@ class HostTier:
                 self.slots,
                 policy,
                 self._arena.take,
-                dense=kind != "pageable" and self.rows <= _MOST_DENSE,
-                grows=grows,
+                dense=kind != "pageable" and not too_many,
+                grows=grows or too_many,
             )
         )
         self._scratch = np.empty(max(_PART_BYTES, self.record_bytes), np.uint8)

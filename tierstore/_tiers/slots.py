@@ -212,7 +212,8 @@ class CachedSlots:
     ) -> None:
         """Start with every slot free.
 
-        `dense`: `slot_of` is an array in large tables too; `grows`: it can be resized.
+        `dense`: `slot_of` is an array in large tables too; `grows`: it is in memory of its own, and
+        can be resized.
         """
         own = _rowmap.zeros if grows else take
         self.slot_of: RowMap = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import torch
@@ -166,13 +165,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         if torch.compiler.is_compiling():
             found = graphs.pool(self, self._given(features))
             return FeatureBags(list(found), list(found.values()), None)
-        names, parts = self._parts(features)
-        plan = self._arrange(names)
-        if self._trains(parts):
-            whole, *each = pool(parts, plan.split)
-        else:
-            whole = read_pooled(parts)
-            each = list(whole.split(plan.split, 1))
+        plan, (whole, *each) = self._pool(features, apart=True)
         return FeatureBags(plan.order, each, whole)
 
     def cat(self, features: Any) -> Tensor:
@@ -182,8 +175,19 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         """
         if torch.compiler.is_compiling():
             return torch.cat(list(graphs.pool(self, self._given(features)).values()), 1)
-        parts = self._parts(features)[1]
-        return pool(parts)[0] if self._trains(parts) else read_pooled(parts)
+        return self._pool(features, apart=False)[1][0]
+
+    def _pool(self, features: Any, *, apart: bool) -> tuple[_Plan, Sequence[Tensor]]:
+        """Return how the columns lie, all of them, and if wanted `apart` those of each feature."""
+        self._layer(0).refuse_transforms()
+        features, first = self._numbered(features)
+        with self._layer(0)._together():
+            names, parts = self._parts(features, first)
+            plan = self._arrange(names)
+            if self._trains(parts):
+                return plan, pool(parts, plan.split if apart else None)
+            whole = read_pooled(parts)
+        return plan, (whole, *whole.split(plan.split, 1)) if apart else (whole,)
 
     def _trains(self, parts: Sequence[Part]) -> bool:
         """Tell whether rows or weights of a call may get a gradient."""
@@ -231,10 +235,10 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
 
     # -- from features to bags by layer
 
-    def _parts(self, features: Any) -> tuple[tuple[str, ...], list[Part]]:
-        """Return the features of a call, and their bags by layer."""
-        self._layer(0).refuse_transforms()
-        features, first = self._numbered(features)
+    def _parts(
+        self, features: Any, first: Mapping[str, FirstRows]
+    ) -> tuple[tuple[str, ...], list[Part]]:
+        """Return the features of a call, and their bags by layer; see `_numbered`."""
         if is_keyed(features):
             names = tuple(features.keys())
             return names, self._keyed_parts(names, features, first)
@@ -331,7 +335,8 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         counted = self._counted(part.features.names, ids, lengths)
         if counted is not None:  # as if those of padding had not been given
             bags, lengths = bags.without(counted, lengths)
-        rows = replace(bags, ids=part.layer.in_space(bags.ids, part.features, lengths))
+        ids = part.layer.in_space(bags.ids, part.features, lengths)
+        rows = Bags(ids, bags.offsets, bags.weights)
         columns, places = plan.columns[number], plan.places[number]
         return Part(layer, columns, rows, part.features.tables, lengths, places, without_row)
 

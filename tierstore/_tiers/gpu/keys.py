@@ -44,6 +44,8 @@ class DeviceKeys:
         slots = min(2 * most, _MOST_SLOTS)
         self._slots = device.allocate(2 * slots, "u8")
         self._count = device.allocate(1, "u4")
+        device.fill(device.pointer(self._count), 0, 4, launcher.stream)
+        launcher.mark()
         self._mailbox = device.stage(4)
         seed = secrets.randbits(64)
         self._map = _KeyMap(slots=device.pointer(self._slots), capacity=slots, seed=seed)
@@ -71,7 +73,7 @@ class DeviceKeys:
     def find(self, codes: Any, rows: Any, stream: int | None = None) -> Missing | None:
         """Put the row of each code `(n,)` into `rows`, int64; both on the device.
 
-        Waits. Returns what it lacks, or None if it has all.
+        Waits, and once more where it lacks any. Returns what it lacks, or None if it has all.
         """
         n = codes.shape[0]
         if not n:
@@ -79,22 +81,27 @@ class DeviceKeys:
         device, stream = self._device, self._launcher.enter(stream)
         missing = device.borrow(n, "u4", stream)
         missing_codes = device.borrow(n, "u8", stream)
-        device.fill(device.pointer(self._count), 0, 4, stream)
+        mailbox = self._mailbox.array[:4]
+        host, number = device.host_pointer(self._mailbox, mailbox), mailbox.view(np.uint32)
+        number[0] = 0
         keys = _Keys(
             codes=device.pointer(codes),
             rows=device.pointer(rows),
             missing=device.pointer(missing),
             missing_codes=device.pointer(missing_codes),
             count=device.pointer(self._count),
+            lacks=host,
             n=n,
         )
         self._launcher.launch(_FIND, Arguments(self._map, keys), n, stream)
-        mailbox = self._mailbox.array[:4]
-        to = device.host_pointer(self._mailbox, mailbox)
-        device.copy(to, device.pointer(self._count), 4, stream)
         device.synchronize(stream)
-        count = int(mailbox.view(np.uint32)[0])
-        return Missing(rows, missing[:count], missing_codes[:count], device) if count else None
+        if not number[0]:
+            return None
+        device.copy(host, keys.count, 4, stream)
+        device.fill(keys.count, 0, 4, stream)
+        device.synchronize(stream)
+        count = int(number[0])
+        return Missing(rows, missing[:count], missing_codes[:count], device)
 
     def enter(
         self, codes: Any, rows: Any, stream: int | None = None, missing: Missing | None = None

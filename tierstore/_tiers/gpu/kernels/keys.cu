@@ -15,7 +15,8 @@ struct Keys {
     i64 *rows;            // [n], of `find` -1 where the map lacks a key
     u32 *missing;         // `find`: positions that it lacks, in any order; `enter`: those of the keys
     u64 *missing_codes;   // and their codes
-    u32 *count;           // how many they are
+    u32 *count;           // how many they are, from 0 on
+    u32 *lacks;           // in host memory: set to 1 if there are any
     i64 *all_rows;        // `enter`: where rows go, each at its position in `missing`, or null
     i64 n;
 };
@@ -49,6 +50,7 @@ extern "C" __global__ void tierstore_find_keys(const KeyMap map, const Keys keys
         keys.rows[i] = row;
         if (row < 0) {
             const u32 k = atomicAdd(keys.count, 1u);
+            if (k == 0) *(volatile u32 *)keys.lacks = 1;
             keys.missing[k] = (u32)i;
             keys.missing_codes[k] = code;
         }
