@@ -24,8 +24,9 @@ With `--json` a command prints one object on one line of stdout. Keys stay; new 
 `?` is a value that was null, `<name>` any name, `[…]` a list of such values. Sizes are bytes, times
 are seconds since 1970, NaN and infinities the texts `nan`, `inf` and `-inf`. Rows are printed as
 they are read: where one cannot be, the object ends there, and the exit code is that of the failure.
-`doctor` and `bench`, whose keys follow the machine, are not listed, nor the times and speeds of
-`plan`. A command that fails prints an `error` and nothing else:
+`doctor`, whose keys follow the machine, is not listed. In `bench`, `link_bytes` is a number where
+there is a GPU; `counts` are the rows of the batches that were measured, for `cold` the pages of
+4 KiB, and `seconds` what each took. A command that fails prints an `error` and nothing else:
 
 """
 
@@ -84,6 +85,7 @@ fold emb.tier
 report emb.tier page.html
 drop emb.tier thing
 simulate ids.npy --rows 50 --batch 10
+bench --size 2MiB --seconds 0.01
 plan --rows 50 --dim 4 --trace ids.npy --batch 10
 inspect nothing.tier
 """
@@ -131,6 +133,8 @@ def _run(line: str) -> Iterator[tuple[str, Any]]:
     if "error" in found and words[1] != "nothing.tier":
         sys.exit(f"{line}: {found}")
     chosen = OPTIONS.intersection(words) if words[0] not in ALIKE else set()
+    if words[0] in ("bench", "plan"):
+        found["speeds"]["link_bytes"] = None  # as where there is no GPU
     option = " ".join(sorted(chosen))
     title = "error" if "error" in found else f"{words[0]} {option}".strip()
     yield title, {key: shape(each, named=(title, key) in NAMED) for key, each in found.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +14,13 @@ import click
 
 import tierstore
 from tierstore import Store, Table
-from tierstore.errors import ConcurrentWriterError, LockedError, RowIndexError
+from tierstore.errors import (
+    ConcurrentWriterError,
+    DeviceError,
+    LockedError,
+    MissingExtraError,
+    RowIndexError,
+)
 from tierstore_cli.command import WAITING
 from tierstore_cli.params import Place, Rows, Share
 
@@ -25,6 +33,8 @@ _POLL_SECONDS = 0.1
 
 NO_CACHE = tierstore.Budget(host=0, gpu=0)
 """A command reads each row once and needs no caches."""
+_ON_GPU = tierstore.Budget(host_rows=1, gpu_rows=1)
+"""The least with which a table is on a GPU, to which the rows are then streamed."""
 
 
 def open_store(
@@ -53,18 +63,27 @@ def open_store(
     return work() if mode == "r" else awaited(work)
 
 
-def open_to_read(path: Place, version: int | str | None = None) -> Store | Attached:
+def open_to_read(
+    path: Place, version: int | str | None = None, *, device: str = "cpu"
+) -> Store | Attached:
     """Open a store without caches; or a file of another program, which is read in place.
 
-    A store is a directory, and a file is FILE or FILE:NAME, or a directory FILE.zarr.
+    A store is a directory, and a file is FILE or FILE:NAME, or a directory FILE.zarr. `device`
+    "auto" is a GPU where one can be had.
     """
+    if device == "auto":
+        if importlib.util.find_spec("cupy") is not None:
+            with contextlib.suppress(DeviceError, MissingExtraError):
+                return open_to_read(path, version, device="cuda")
+        device = "cpu"
+    budget = NO_CACHE if device == "cpu" else _ON_GPU
     file, name = _file_and_name(path)
     if file is None:
-        return open_store(path, version=version)
+        return tierstore.open(path, version=version, budget=budget, device=device)
     if version is not None:
         raise click.UsageError(f"{file} has no versions; leave --version out")
     table = re.sub(r"[^A-Za-z0-9_-]", "_", name or file.stem)[-64:] or "rows"
-    return tierstore.attach({table: str(path)}, budget=NO_CACHE)
+    return tierstore.attach({table: str(path)}, budget=budget, device=device)
 
 
 def _file_and_name(path: Place) -> tuple[Path | None, str]:

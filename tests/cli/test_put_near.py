@@ -1,12 +1,16 @@
 """tierstore put, near, keys and add-field: rows and fields changed and found from the shell."""
 
+import importlib.util
 import json
+import shutil
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import tierstore
+from tests.gpu.emulator import EmulatedDevice
+from tierstore.errors import DeviceError
 from tierstore_cli.main import cli
 
 
@@ -67,6 +71,49 @@ def test_near_is_exact(run_json, pair, by):
     near = run_json("near", pair, "--table", "item", "--id", 17, "-k", 5, "--by", by)["near"]
     assert [each["id"] for each in near] == expected.tolist()
     np.testing.assert_allclose([each["score"] for each in near], scores[expected], rtol=1e-5)
+
+
+@pytest.mark.parametrize("by", ["dot", "cosine"])
+@pytest.mark.parametrize("kind", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_near_on_a_gpu_finds_what_the_cpu_finds(run_json, pair, tmp_path, by, kind, monkeypatch):
+    """In blocks of a few rows, so that the table need not fit; also in a file of numpy."""
+    if kind == "emulated":
+        if shutil.which("g++") is None:
+            pytest.skip("the emulator needs g++")
+        device = EmulatedDevice(seed=1)
+        device.torch_name = "emulated"
+        monkeypatch.setattr("tierstore._tiers.placement.CudaDevice", lambda number: device)
+    monkeypatch.setattr("tierstore._table.topk._MOST_SCORES", 7)
+    np.save(tmp_path / "rows.npy", rows_of(pair, "item"))
+    for place in ([pair, "--table", "item"], [tmp_path / "rows.npy"]):
+        given = ["near", *place, "--id", 17, "-k", 5, "--by", by]
+        expected = run_json(*given, "--device", "cpu")
+        found = run_json(*given, "--device", "cuda")
+        assert expected["device"] == "cpu"
+        assert found["device"] == {"cuda": "cuda:0"}.get(kind, kind)
+        assert [each["id"] for each in found["near"]] == [each["id"] for each in expected["near"]]
+        scores = [[each["score"] for each in each["near"]] for each in (found, expected)]
+        np.testing.assert_allclose(*scores, rtol=1e-5)
+
+
+def test_near_without_a_gpu(run, run_json, pair, monkeypatch):
+    """By itself it takes the CPU, also where CuPy is installed and does not work."""
+    given = ["near", pair, "--table", "item", "--id", 3]
+
+    def none(number):
+        raise DeviceError(f"there is no GPU {number}")
+
+    monkeypatch.setattr("tierstore._tiers.placement.CudaDevice", none)
+    find = importlib.util.find_spec
+    for installed in (find("numpy"), None):
+
+        def spec(name, *args, found=installed):
+            return found if name == "cupy" else find(name, *args)
+
+        monkeypatch.setattr("importlib.util.find_spec", spec)
+        assert run_json(*given)["device"] == "cpu"
+    assert "there is no GPU 1" in run(*given, "--device", "cuda:1", code=1).stderr
+    assert "not a device: 'tpu'" in run(*given, "--device", "tpu", code=1).stderr
 
 
 def test_near_by_key(run, run_json, pair):

@@ -134,7 +134,15 @@ def test_plan_says_what_the_maps_of_a_large_table_take(run):
 
 def test_bench_measures_the_machine_and_keeps_the_figures(run, run_json, tmp_path):
     data = run_json("bench", tmp_path, "--size", "2MiB", "--seconds", 0.01)
-    assert all(value is None or value > 0 for value in data["speeds"].values())
+    batches = ("warm", "hot", "leased", "hot_leased", "cached", "missed", "cold")
+    for name, value in data["speeds"].items():
+        if name in batches:
+            assert len(value["counts"]) == len(value["seconds"]) > 1
+            assert value["counts"] == sorted(set(value["counts"]))
+            assert min(value["counts"] + value["seconds"]) > 0
+        else:
+            assert value is None or value > 0
+    assert {*batches, "committed_rows"} <= set(data["speeds"])
     assert [each["name"] for each in data["tierstore"]] == [
         "rows from memory", "rows from the page cache",
             "cold rows from the disk", "changed rows committed",

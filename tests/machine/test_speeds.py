@@ -39,6 +39,30 @@ def test_a_cache_that_cannot_be_read_is_as_good_as_none(tmp_path, content):
     assert speeds.known_speeds(tmp_path) is None
 
 
+def test_what_is_measured_of_tierstore_is_kept(tmp_path):
+    found = speeds.measure(tmp_path, file_bytes=1 << 20, seconds=0.01)
+    speeds.stand(tmp_path, found, store_bytes=1 << 20, seconds=0.01)
+    kept = speeds.known_speeds(tmp_path)
+    assert kept.missed.counts[-1] == 2048 // 8  # no more than its tier has room for
+    assert kept == speeds.Speeds.from_dict(kept.to_dict()) != found
+
+
+def test_figures_of_an_earlier_release_are_kept_as_far_as_they_mean_the_same(tmp_path):
+    """Rates of rows at one size of batches are not times of batches; `plan` asks for them."""
+    limits = dict.fromkeys(
+        ["copy_bytes", "gather_rows", "sequential_bytes", "random_reads", "append_bytes", "syncs"],
+        2.5,
+    )
+    old = limits | {"link_bytes": None, "cached_rows": 1e6, "cold_rows": 1e4, "miss_seconds": 1e-3}
+    readahead.write_cache(readahead.SPEEDS, {readahead.disk_of(tmp_path): old})
+    found = speeds.known_speeds(tmp_path)
+    assert (found.syncs, found.cached, found.cold) == (2.5, None, None)
+    for wrong in ({"counts": [2, 1], "seconds": [1, 1]}, {"counts": [1]}, [1], 3, "many"):
+        entry = {readahead.disk_of(tmp_path): limits | {"link_bytes": None, "cold": wrong}}
+        readahead.write_cache(readahead.SPEEDS, entry)
+        assert speeds.known_speeds(tmp_path) is None
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])
 def test_a_cache_that_is_no_file_is_as_good_as_none(tmp_path, make):
     """Opening a FIFO would block forever."""

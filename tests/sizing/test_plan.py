@@ -6,9 +6,9 @@ import pytest
 from tierstore import policy
 from tierstore._tiers.slots import bytes_for, slots_for
 from tierstore.errors import CapacityError, InvalidInputError
-from tierstore.machine.speeds import Speeds
+from tierstore.machine.speeds import BatchTimes, Speeds
 from tierstore.sizing import host_for_hits, plan, planning, stream_of
-from tierstore.sizing.simulation import replay
+from tierstore.sizing.simulation import Replay, replay
 
 SPEEDS = Speeds(
     copy_bytes=1e10,
@@ -52,7 +52,8 @@ def test_a_gpu_tier_leaves_the_host_tier_what_it_misses(stream):
     assert (gpu.tier, host.tier) == ("gpu", "host")
     assert host.misses_per_batch < gpu.misses_per_batch
     assert set(both.seconds) == {"disk_reads", "disk_writes", "host_gather", "link"}
-    assert both.seconds["disk_reads"] == pytest.approx(host.misses_per_batch / 1e5)
+    pages = both.seconds["disk_reads"] * 1e5  # which hold several of the rows
+    assert 0 < pages < host.misses_per_batch
     alone = plan(2000, 64, host=68_000, stream=stream, speeds=SPEEDS)
     assert set(alone.seconds) == {"disk_reads", "disk_writes", "host_gather"}
     reading = plan(2000, 64, host=68_000, stream=stream, speeds=SPEEDS, training=False)
@@ -70,7 +71,7 @@ def test_more_memory_never_costs_time(stream):
 def test_no_tier_at_all_and_one_for_everything(stream):
     none = plan(2000, 64, host=0, stream=stream, speeds=SPEEDS)
     assert none.tiers == ()
-    assert none.seconds["disk_reads"] == pytest.approx(stream.unique / 1e5)
+    assert none.seconds["disk_reads"] == pytest.approx(missing_pages(stream, 0) / 1e5)
     every = plan(2000, 64, host=10**7, stream=stream, policy=policy.lfu())
     assert every.tiers[0].share == 1
     assert any("every row" in note for note in every.notes)
@@ -87,44 +88,109 @@ def test_what_cannot_be_is_refused(stream):
         plan(0, 64, host=0)
 
 
-MEASURED = dataclasses.replace(SPEEDS, warm_rows=5e6, cached_rows=2e6, cold_rows=2e5)
+def line(fixed, row):
+    """Return the times of batches that take `fixed` seconds and `row` for each row."""
+    return BatchTimes((1, 1001), (fixed, fixed + 1000 * row))
+
+
+MEASURED = dataclasses.replace(
+    SPEEDS,
+    warm=line(1e-4, 2e-7),
+    cached=line(3e-4, 5e-7),
+    missed=line(9e-4, 8e-7),
+    cold=line(2e-3, 5e-6),
+)
+NARROW = 0.4 + 0.6 / 8  # of the time of a row of 512 bytes, for one of 64
+
+
+def far(times, count, wide=1.0):
+    """Return the seconds of a batch, from the two times of a line."""
+    fixed = times.seconds[0]
+    return fixed + (count - 1) * (times.seconds[1] - fixed) / 1000 * wide
+
+
+def missing_pages(stream, slots):
+    """Return the pages per batch, in the second half, of the rows that a tier lacks."""
+    tier, pages = Replay(2000, slots, policy.lru()) if slots else None, 0
+    for number, batch in enumerate(stream.batches):
+        rows = batch.rows if tier is None else batch.rows[~tier.use(batch)[0]]
+        pages += len({int(row) // 64 for row in rows}) if number >= 30 else 0
+    return pages / 30
+
+
+def test_batches_take_what_is_interpolated_between_those_measured():
+    times = BatchTimes((64, 1024, 8192), (1e-4, 4e-4, 2e-3))
+    for count, expected in ((1, 1e-4), (64, 1e-4), (544, 2.5e-4), (1024, 4e-4), (8192, 2e-3)):
+        assert times.of(count) == pytest.approx(expected)
+    assert times.of(15_360) == pytest.approx(3.6e-3)
+    assert times.of(8192, 0.5) == pytest.approx(1e-4 + 0.5 * 1.9e-3)
+    assert times.of(0.25) == pytest.approx(0.25e-4)
+    assert times.of(0) == 0
+    assert BatchTimes((100,), (1e-3,)).of(300) == pytest.approx(3e-3)
+    assert BatchTimes((10, 20), (2e-3, 1e-3)).of(100) == pytest.approx(1e-3)  # no less
+
+
+@pytest.mark.parametrize(
+    ("counts", "seconds"),
+    [((), ()), ((1, 2), (1.0,)), ((2, 1), (1.0, 1.0)), ((0,), (1.0,)), ((1,), (float("nan"),))],
+)
+def test_times_that_cannot_be_are_refused(counts, seconds):
+    with pytest.raises(InvalidInputError, match="times"):
+        BatchTimes(counts, seconds)
 
 
 def test_times_are_those_measured_of_tierstore(stream):
-    def seconds(**options):
-        return plan(2000, 64, host=40_000, stream=stream, training=False, **options).seconds
+    def seconds(host=40_000, **options):
+        return plan(2000, 64, host=host, stream=stream, training=False, **options).seconds
 
     (host,) = plan(2000, 64, host=40_000, stream=stream, training=False).tiers
     cold = seconds(speeds=MEASURED, page_cache=0)
-    assert cold["disk_reads"] == pytest.approx(host.misses_per_batch / 2e5)
-    assert cold["host_gather"] == pytest.approx(100 / 5e6 / 2)  # narrower than those measured
-    cached = seconds(speeds=MEASURED, page_cache=2**30)
-    narrow = 0.4 + 0.6 / 8  # of the time of a row of 512 bytes
-    assert cached["disk_reads"] == pytest.approx(narrow * host.misses_per_batch / 2e6)
-    half = seconds(speeds=MEASURED, page_cache=2000 * 68 // 2)
-    assert half["disk_reads"] == pytest.approx((cold["disk_reads"] + cached["disk_reads"]) / 2)
-    some = dataclasses.replace(MEASURED, miss_seconds=1e-3)
-    late = seconds(speeds=some, page_cache=2**30)["disk_reads"] - cached["disk_reads"]
-    assert late == pytest.approx(1e-3)
-    whole = dataclasses.replace(MEASURED, sequential_bytes=1e10)  # the table in order is faster
-    assert seconds(speeds=whole, page_cache=0)["disk_reads"] == pytest.approx(2000 * 64 / 1e10)
+    pages = missing_pages(stream, host.slots)
+    assert 0 < pages < host.misses_per_batch
+    whole = dataclasses.replace(MEASURED, sequential_bytes=1e6)  # the table in order is slower
+    read = seconds(speeds=whole, page_cache=0)["disk_reads"]
+    assert read == pytest.approx(far(MEASURED.cold, pages))
+    assert cold["disk_reads"] == pytest.approx(2000 * 64 / 1e8)
+    assert cold["host_gather"] == pytest.approx(far(MEASURED.warm, 100, 0.5))
+    cached = seconds(speeds=MEASURED, page_cache=2**30)["disk_reads"]
+    more = far(MEASURED.missed, host.misses_per_batch, NARROW)
+    assert cached == pytest.approx(more - far(MEASURED.warm, host.misses_per_batch, NARROW))
+    some = seconds(speeds=whole, page_cache=2000 * 68 // 2)["disk_reads"]
+    half = host.misses_per_batch / 2
+    more = far(MEASURED.missed, half, NARROW) - far(MEASURED.warm, half, NARROW)
+    assert some == pytest.approx(more + far(MEASURED.cold, pages / 2))
+    without = seconds(host=0, speeds=MEASURED, page_cache=2**30)["disk_reads"]
+    assert without == pytest.approx(far(MEASURED.cached, stream.unique, NARROW))
+    assert missing_pages(stream, 0) > pages
+
+
+def test_long_records_have_pages_of_their_own():
+    rows = np.array([3, 0, 9])
+    assert planning._pages(rows, 4096) == 3 and planning._pages(rows, 10_000) == 9
+    assert planning._pages(rows, 512) == 2 and planning._pages(rows[:0], 512) == 0
 
 
 def test_rows_in_the_caches_of_the_cpu_are_read_faster(stream, monkeypatch):
-    full = dataclasses.replace(MEASURED, hot_rows=2e7, leased_rows=1e6, hot_leased_rows=4e6)
+    full = dataclasses.replace(
+        MEASURED, hot=line(1e-5, 5e-8), leased=line(4e-4, 1e-6), hot_leased=line(3e-4, 2e-7)
+    )
 
     def gather(speeds=full, host=40_000, training=False):
         found = plan(2000, 64, host=host, stream=stream, speeds=speeds, training=training)
         return found.seconds["host_gather"]
 
+    def mixed(count, one, other):
+        part = count / 100
+        return part * far(one, 100, 0.5) + (1 - part) * far(other, 100, 0.5)
+
     first = planning._far_rows(stream, 64, 0.5)  # each row once, as the caches hold all
-    assert gather() == pytest.approx((first / 5e6 + (100 - first) / 2e7) / 2)
-    assert gather(training=True) == pytest.approx((first / 1e6 + (100 - first) / 4e6) / 2)
-    assert gather(host=0) == pytest.approx((0.4 + 0.6 / 8) * 100 / 2e7)
+    assert gather() == pytest.approx(mixed(first, full.warm, full.hot))
+    assert gather(training=True) == pytest.approx(mixed(first, full.leased, full.hot_leased))
+    assert gather(host=0) == pytest.approx(far(full.hot, 100, NARROW))
     monkeypatch.setattr(planning, "HOT_BYTES", 1)
-    far = planning._far_rows(stream, 64, 0.5)
-    assert gather() == pytest.approx((far / 5e6 + (100 - far) / 2e7) / 2)
-    assert far > first
+    most = planning._far_rows(stream, 64, 0.5)
+    assert gather() == pytest.approx(mixed(most, full.warm, full.hot))
+    assert most > first
 
 
 def test_a_tier_for_every_row_reads_nothing_once_they_are_there(stream):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import mmap
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import cycle
+from functools import partial
+from itertools import cycle, pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +25,26 @@ from tierstore import _rowcopy
 from tierstore._disk import readahead
 from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
+from tierstore._table.table import Table
 from tierstore.budget import Budget
 from tierstore.errors import InvalidInputError, StoreIOError
 from tierstore.initializers import uniform
 from tierstore.spec import TableSpec
 
-__all__ = ["DEPTH", "Speeds", "Standing", "available", "known_speeds", "measure", "read", "stand"]
+__all__ = [
+    "DEPTH",
+    "BatchTimes",
+    "Speeds",
+    "Standing",
+    "available",
+    "known_speeds",
+    "measure",
+    "read",
+    "stand",
+]
 
+
+Ids = npt.NDArray[np.int64]
 
 DEPTH = 256
 """Concurrent reads, enough to saturate a physical or virtual disk."""
@@ -68,7 +83,7 @@ def available() -> bool:
     return True
 
 
-def read(fd: int, offsets: npt.NDArray[np.int64], nbytes: int) -> None:
+def read(fd: int, offsets: Ids, nbytes: int) -> None:
     """Read `nbytes` at each of `offsets` `(n,)` of a file, and discard them.
 
     Open the file with O_DIRECT, otherwise reads are serialized; offsets and `nbytes` must then be
@@ -110,6 +125,45 @@ _THREADS = 64
 
 
 @dataclass(frozen=True)
+class BatchTimes:
+    """How long batches of several sizes take.
+
+    A batch has a fixed cost; a large one is copied by several threads, and leaves the caches of the
+    CPU. So the time of a size between two measured ones is interpolated, and that of a larger one
+    goes on as between the last two.
+
+    Attributes:
+        counts: rows of a batch, ascending; for reads from the disk, distinct pages of 4 KiB.
+        seconds: the median time of each.
+    """
+
+    counts: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Raise InvalidInputError for what cannot have been measured."""
+        rising = all(low < high for low, high in pairwise((0, *self.counts)))
+        positive = all(0 < each < math.inf for each in self.seconds)
+        if not self.counts or len(self.counts) != len(self.seconds) or not (rising and positive):
+            raise InvalidInputError(f"no times of batches: {self.counts} took {self.seconds}")
+
+    def of(self, count: float, wide: float = 1.0) -> float:
+        """Return the seconds of a batch of `count`, whose rows take `wide` times those measured.
+
+        The smallest batch that was measured is taken to be all fixed cost; a mean of less than one
+        row is a share of the batches that have one.
+        """
+        fixed, last = self.seconds[0], self.counts[-1]
+        took = float(np.interp(count, self.counts, self.seconds))
+        if count > last and len(self.counts) > 1:
+            slope = (self.seconds[-1] - self.seconds[-2]) / (last - self.counts[-2])
+            took += (count - last) * max(slope, 0.0)
+        elif count > last:
+            took *= count / last
+        return min(1.0, count) * (fixed + (took - fixed) * wide)
+
+
+@dataclass(frozen=True)
 class Speeds:
     """Limits of a machine, per second; None if not available.
 
@@ -122,14 +176,14 @@ class Speeds:
         append_bytes: bytes appended to a file and synced, 8 MiB at a time.
         syncs: appends of 4 KiB, each synced.
         link_bytes: bytes copied from pinned memory to the GPU.
-        warm_rows: rows of 512 bytes that tierstore reads from its host tier; see `stand`.
-        cached_rows: those it reads from its files while they are in the page cache.
-        cold_rows: those it reads from the disk.
-        hot_rows: those it reads from its host tier if they are few enough for the CPU's caches.
-        leased_rows: those it leases, reads and writes in its host tier, as a training step does.
-        hot_leased_rows: the same, few enough for the CPU's caches.
-        miss_seconds: what a read that misses takes besides the time of its rows.
-        committed_rows: those it commits once they changed, a hundredth of a table at a time.
+        warm: what tierstore takes to read rows of 512 bytes from its host tier; see `stand`.
+        hot: the same for rows that are few enough for the caches of the CPU.
+        leased: to lease, read and write them in its host tier, as a training step does.
+        hot_leased: the same, few enough for the caches of the CPU.
+        cached: to read them from its files while those are in the page cache.
+        missed: to read them through a host tier that has none of them, from those files.
+        cold: to read them from the disk, by distinct pages.
+        committed_rows: rows it commits once they changed, a hundredth of a table at a time.
     """
 
     copy_bytes: float
@@ -139,18 +193,41 @@ class Speeds:
     append_bytes: float
     syncs: float
     link_bytes: float | None
-    warm_rows: float | None = None
-    cached_rows: float | None = None
-    cold_rows: float | None = None
-    hot_rows: float | None = None
-    leased_rows: float | None = None
-    hot_leased_rows: float | None = None
-    miss_seconds: float | None = None
+    warm: BatchTimes | None = None
+    hot: BatchTimes | None = None
+    leased: BatchTimes | None = None
+    hot_leased: BatchTimes | None = None
+    cached: BatchTimes | None = None
+    missed: BatchTimes | None = None
+    cold: BatchTimes | None = None
     committed_rows: float | None = None
 
-    def to_dict(self) -> dict[str, float | None]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the figures by name."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return what `to_dict` gave, also that of an earlier release, whose figures may lack.
+
+        Raises TypeError, ValueError or KeyError for anything else.
+        """
+        if not isinstance(data, Mapping):
+            raise TypeError(f"speeds are figures by name, not {data!r}")
+        given: dict[str, Any] = {}
+        for field in fields(cls):
+            value = data.get(field.name)
+            if field.name in _BATCHES and value is not None:
+                counts, seconds = (tuple(value[name]) for name in ("counts", "seconds"))
+                given[field.name] = BatchTimes(counts, seconds)
+            elif field.name in data:
+                if value is not None and not float(value) > 0:
+                    raise ValueError(f"{field.name} is {value}")
+                given[field.name] = value
+        return cls(**given)
+
+
+_BATCHES = frozenset({"warm", "hot", "leased", "hot_leased", "cached", "missed", "cold"})
 
 
 def measure(
@@ -198,11 +275,8 @@ def measure(
 def known_speeds(directory: str | os.PathLike[str] = ".") -> Speeds | None:
     """Return the last measurement for the disk under `directory`, or None."""
     entry = readahead.read_cache(readahead.SPEEDS).get(readahead.disk_of(Path(directory)), {})
-    with contextlib.suppress(TypeError, ValueError):
-        values = {field.name: entry[field.name] for field in fields(Speeds) if field.name in entry}
-        found = Speeds(**values)
-        if all(value is None or float(value) > 0 for value in values.values()):
-            return found
+    with contextlib.suppress(TypeError, ValueError, KeyError):
+        return Speeds.from_dict(entry)
     return None
 
 
@@ -293,7 +367,7 @@ def _random(path: str, seconds: float) -> float:
     with _opened(path) as (fd, size):
         count = 4096
 
-        def offsets() -> npt.NDArray[np.int64]:
+        def offsets() -> Ids:
             return rng.integers(0, size // _BLOCK, count) * _BLOCK
 
         if available():
@@ -302,13 +376,13 @@ def _random(path: str, seconds: float) -> float:
             return _rate(lambda: _by_threads(pool, fd, offsets()), seconds)
 
 
-def _in_flight(fd: int, offsets: npt.NDArray[np.int64]) -> float:
+def _in_flight(fd: int, offsets: Ids) -> float:
     read(fd, offsets, _BLOCK)
     return offsets.size
 
 
-def _by_threads(pool: ThreadPoolExecutor, fd: int, offsets: npt.NDArray[np.int64]) -> float:
-    def read(part: npt.NDArray[np.int64]) -> None:
+def _by_threads(pool: ThreadPoolExecutor, fd: int, offsets: Ids) -> float:
+    def read(part: Ids) -> None:
         buffer = [mmap.mmap(-1, _BLOCK)]
         for offset in part.tolist():
             os.preadv(fd, buffer, offset)
@@ -353,7 +427,6 @@ def _link(nbytes: int) -> float | None:
 
 
 Progress = Callable[[int, int], None]
-_BATCH = 65_536
 
 
 @dataclass(frozen=True)
@@ -391,10 +464,10 @@ class Standing:
         return asdict(self) | {"ratio": self.ratio}
 
 
-_SMALL_BATCH = 8192
-"""Rows whose copies the caches hold too."""
-_FEW = 1024
-"""Rows that are read in little more time than one."""
+_SIZES = (64, 1024, 8192, 65_536)
+"""Rows of batches that are measured, those of steps from an evaluation's to a large training's."""
+_USUAL = 8192
+"""Rows of the batches of which a rate is shown."""
 HOT_BYTES = 16 << 20
 """Bytes of rows that the caches of a CPU are taken to hold."""
 
@@ -416,86 +489,105 @@ def stand(
         path = Path(temporary) / "bench.tier"
         spec = TableSpec(rows=rows, dim=ROW_BYTES // 4, init=uniform(-1, 1, seed=0))
         create(path, {"t": spec}, budget=Budget(host=0), progress=progress).close()
-        warm, cold = _warm(path, seconds), _cold(path, seconds)
-        cached, committed = _cached(path, seconds), _committed(path, seconds)
-        few = HOT_BYTES // ROW_BYTES
-        miss = _FEW / median(_cached(path, seconds, _FEW)) - _FEW / median(cached)
+        few, none = HOT_BYTES // ROW_BYTES, Budget(host=0)
+        every = Budget(host_rows=2**40)
+        warm = _batches(path, every, _read, seconds)
+        cached = _batches(path, none, _read, seconds)
+        cold, committed = _cold(path, seconds), _committed(path, seconds)
         found = replace(
             speeds,
-            warm_rows=median(warm),
-            cached_rows=median(cached),
-            cold_rows=median(cold),
-            hot_rows=median(_warm(path, seconds, among=few)),
-            leased_rows=median(_leased(path, seconds)),
-            hot_leased_rows=median(_leased(path, seconds, among=few)),
-            miss_seconds=max(1e-6, miss),
+            warm=_times(warm),
+            hot=_times(_batches(path, every, _read, seconds, among=few)),
+            leased=_times(_batches(path, every, _lease, seconds)),
+            hot_leased=_times(_batches(path, every, _lease, seconds, among=few)),
+            cached=_times(cached),
+            missed=_times(_batches(path, Budget(host_rows=rows // 4), _read, seconds, fresh=True)),
+            cold=_times(cold),
             committed_rows=median(committed),
         )
         _keep(directory, found)
         return [
-            Standing.of("rows from memory", speeds.gather_rows, warm),
-            Standing.of("rows from the page cache", speeds.gather_rows, cached),
-            Standing.of("cold rows from the disk", speeds.random_reads, cold),
+            Standing.of("rows from memory", speeds.gather_rows, _of_usual(warm)),
+            Standing.of("rows from the page cache", speeds.gather_rows, _of_usual(cached)),
+            Standing.of("cold rows from the disk", speeds.random_reads, _of_usual(cold)),
             Standing.of("changed rows committed", speeds.append_bytes / ROW_BYTES, committed),
         ]
 
 
-def _warm(path: Path, seconds: float, among: int | None = None) -> list[float]:
-    """Return the rows per second read from the host tier, all resident, or `among` a few."""
-    with open_store(path, budget=Budget(host_rows=2**40)) as store:
-        table = store["t"]
-        table.warm()
-        count = min(_SMALL_BATCH, table.rows)
+Took = dict[int, list[float]]
+"""The seconds of each call, by the size of its batch."""
+
+
+def _times(took: Took) -> BatchTimes:
+    return BatchTimes(tuple(took), tuple(median(each) for each in took.values()))
+
+
+def _of_usual(took: Took) -> list[float]:
+    """Return the rate of each call with the usual batch, or the largest one."""
+    count = max((count for count in took if count <= _USUAL), default=max(took))
+    return [count / each for each in took[count]]
+
+
+def _batches(
+    path: Path,
+    budget: Budget,
+    work: Callable[[Table, Ids], object],
+    seconds: float,
+    among: int | None = None,
+    fresh: bool = False,
+) -> Took:
+    """Return what batches of distinct rows take, of all rows or `among` a few, once each is there.
+
+    With `fresh`, no row comes again before all others, so that a smaller tier has none of a batch.
+    Sizes share the `seconds`.
+    """
+    took: Took = {}
+    with open_store(path, "r+" if work is _lease else "r", budget=budget) as store:
+        table, rng = store["t"], np.random.default_rng(1)
+        for first in range(0, table.rows, _SIZES[-1]):  # also maps the pages of the file
+            table.read(np.arange(first, min(first + _SIZES[-1], table.rows)))
         rows = min(table.rows, among or table.rows)
-        batches = cycle(np.random.default_rng(1).integers(0, rows, (8, count)))
-        return _rates(lambda: len(table.read(next(batches))), seconds)
+        for size in sorted({min(size, rows // 8) for size in _SIZES}):
+            order = rng.permutation(rows)
+            count = rows // size if fresh else 8
+            batches = cycle([order[at : at + size] for at in range(0, count * size, size)])
+            call = partial(_on_next, batches, partial(work, table))
+            took[size] = _calls(call, seconds / len(_SIZES))
+        if work is _lease:
+            store.rollback()
+    return took
 
 
-def _leased(path: Path, seconds: float, among: int | None = None) -> list[float]:
-    """Return the rows per second leased, read and written in the host tier, of all or a few."""
-    with open_store(path, "r+", budget=Budget(host_rows=2**40)) as store:
-        table = store["t"]
-        table.warm()
-        count = min(_SMALL_BATCH, table.rows)
-        rows = min(table.rows, among or table.rows)
-        batches = cycle(np.random.default_rng(3).integers(0, rows, (8, count)))
-
-        def work() -> int:
-            with table.lease(next(batches)) as lease:
-                lease.write("weight", lease.read("weight"))
-            return count
-
-        rates = _rates(work, seconds)
-        store.rollback()
-        return rates
+def _on_next(batches: Iterator[Ids], work: Callable[[Ids], object]) -> None:
+    work(next(batches))
 
 
-def _cached(path: Path, seconds: float, batch: int = _BATCH) -> list[float]:
-    """Return the rows per second read without a host tier, from files in the page cache."""
-    with open_store(path, budget=Budget(host=0)) as store:
-        table = store["t"]
-        for _ in table.scan():
-            pass
-        count = min(batch, table.rows)
-        batches = cycle(np.random.default_rng(2).integers(0, table.rows, (8, count)))
-        return _rates(lambda: len(table.read(next(batches))), seconds)
+def _read(table: Table, rows: Ids) -> object:
+    return table.read(rows)
 
 
-def _cold(path: Path, seconds: float) -> list[float]:
-    """Return the rows per second read from the disk, none cached, and few of them neighbours."""
-    rates: list[float] = []
-    spent = 0.0
-    while spent < seconds:
-        _forget(path)
-        with open_store(path, budget=Budget(host=0)) as store:
-            rng = np.random.default_rng(len(rates))
-            ids = rng.permutation(store["t"].rows)[:_SMALL_BATCH]
-            begin = time.perf_counter()
-            count = len(store["t"].read(ids))
-            took = time.perf_counter() - begin
-        rates.append(count / took)
-        spent += took
-    return rates
+def _lease(table: Table, rows: Ids) -> None:
+    with table.lease(rows) as lease:
+        lease.write("weight", lease.read("weight"))
+
+
+def _cold(path: Path, seconds: float) -> Took:
+    """Return what batches read from the disk take, by the distinct pages of their rows."""
+    took: Took = {}
+    for size in _SIZES[:-1]:
+        calls: list[float] = []
+        pages = 0
+        while not calls or sum(calls) < seconds / len(_SIZES[:-1]):
+            _forget(path)
+            with open_store(path, budget=Budget(host=0)) as store:
+                ids = np.random.default_rng(len(calls)).permutation(store["t"].rows)[:size]
+                begin = time.perf_counter()
+                store["t"].read(ids)
+                calls.append(time.perf_counter() - begin)
+            pages = pages or np.unique(ids * ROW_BYTES // mmap.PAGESIZE).size
+        if pages > max(took, default=0):
+            took[pages] = calls
+    return took
 
 
 def _committed(path: Path, seconds: float) -> list[float]:
@@ -505,24 +597,23 @@ def _committed(path: Path, seconds: float) -> list[float]:
         count = max(1, table.rows // 100)
         values = rng.standard_normal((count, table.dim)).astype(np.float32)
 
-        def work() -> int:
+        def work() -> None:
             table.write(rng.permutation(table.rows)[:count], values)
             store.commit()
-            return count
 
-        return _rates(work, seconds)
+        return [count / took for took in _calls(work, seconds)]
 
 
-def _rates(work: Callable[[], int], seconds: float) -> list[float]:
-    """Return the rate of each call; other work on the machine delays some of them."""
+def _calls(work: Callable[[], object], seconds: float) -> list[float]:
+    """Return the seconds of each call; other work on the machine delays some of them."""
     work()
-    rates: list[float] = []
+    calls: list[float] = []
     end = time.perf_counter() + seconds
-    while not rates or time.perf_counter() < end:
+    while not calls or time.perf_counter() < end:
         begin = time.perf_counter()
-        done = work()
-        rates.append(done / (time.perf_counter() - begin))
-    return rates
+        work()
+        calls.append(time.perf_counter() - begin)
+    return calls
 
 
 def _forget(path: Path) -> None:

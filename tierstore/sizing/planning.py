@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tierstore._disk.index import DeltaIndex
 from tierstore._tiers.gpu.memory import GpuMemory
@@ -15,7 +16,7 @@ from tierstore._tiers.placement import Placement, check_names
 from tierstore._tiers.slots import bytes_for, slots_for
 from tierstore.budget import Budget, Size, format_bytes
 from tierstore.errors import InvalidInputError
-from tierstore.machine.speeds import HOT_BYTES, ROW_BYTES, Speeds
+from tierstore.machine.speeds import HOT_BYTES, ROW_BYTES, BatchTimes, Speeds
 from tierstore.policy import Policies, PolicySpec, lru
 from tierstore.sizing.simulation import (
     SIZES,
@@ -225,9 +226,11 @@ def plan(
         notes += _maps(host_slots * record_bytes, host_bytes)
     sizes = {"gpu": gpu_slots, "host": host_slots}
     rates: dict[str, Rates] = {}
-    touched = None
+    touched, pages = None, 0.0
     if stream is not None:
-        rates = _replayed(rows, stream, sizes, policy, training, depth, measured, progress)
+        rates, pages = _replayed(
+            rows, stream, sizes, policy, training, depth, measured, record_bytes, progress
+        )
         touched = first_touches(stream, measured)
     tiers = []
     if gpu_slots:
@@ -240,10 +243,10 @@ def plan(
     if stream is not None and speeds is not None:
         free = max(0, available_bytes() - host) if page_cache is None else page_cache
         cached = min(1.0, free / (rows * (record_bytes + 4)))
-        far = _far_rows(stream, record_bytes, measured) if speeds.hot_rows else 0.0
+        far = _far_rows(stream, record_bytes, measured) if speeds.hot else 0.0
         resident = touched if host_slots >= rows and touched is not None else 0.0
         seconds = _seconds(
-            stream, rows, record_bytes, rates, speeds, training, cached, far, resident
+            stream, rows, record_bytes, rates, pages, speeds, training, cached, far, resident
         )
         notes += _unmeasured(speeds, gpu_slots)
     return Plan(
@@ -330,7 +333,9 @@ def host_for_hits(
 
     def reached(slots: int) -> float:
         sizes = {"host": slots}
-        rates = _replayed(rows, stream, sizes, policy, training, depth, measured, progress)
+        rates, _ = _replayed(
+            rows, stream, sizes, policy, training, depth, measured, record_bytes, progress
+        )
         return rates["host"].hit_rate
 
     low, high = 0, rows
@@ -346,6 +351,7 @@ def host_for_hits(
     return bytes_for(rows, record_bytes, high, policy, index=DeltaIndex.bytes_for(rows))
 
 
+_PAGE = 4096
 _ROW_PART = 0.4
 """The part of the time of a measured row that is read from files which no row is too narrow for."""
 
@@ -373,7 +379,7 @@ def _maps(records: int, nbytes: int) -> tuple[str, ...]:
 def _unmeasured(speeds: Speeds, gpu: int) -> tuple[str, ...]:
     """Return a sentence for each figure that the times lack."""
     notes = []
-    if speeds.cold_rows is None:
+    if speeds.cold is None:
         notes.append("times are of the limits of the machine: run tierstore bench again")
     if gpu and speeds.link_bytes is None:
         notes.append("the link to the GPU is not measured, and its time is left out: give --link")
@@ -411,9 +417,13 @@ def _replayed(
     training: bool,
     depth: int,
     measured: float,
+    record_bytes: int,
     progress: Progress | None,
-) -> dict[str, Rates]:
-    """Replay a stream through the tiers; each tier gets the misses of the one above."""
+) -> tuple[dict[str, Rates], float]:
+    """Replay a stream through the tiers; each tier gets the misses of the one above.
+
+    Also return the pages of 4 KiB per batch that hold what all of them miss.
+    """
     policies = {"gpu": lru(), "host": policy}
     tiers = {
         name: Replay(rows, slots, policies[name], leases=training)
@@ -421,7 +431,7 @@ def _replayed(
         if slots
     }
     rates = {name: Rates() for name in tiers}
-    first, announced = first_measured(stream, measured), 0
+    first, announced, pages = first_measured(stream, measured), 0, 0
     for number, batch in enumerate(stream.batches):
         for coming in stream.batches[announced : number + depth + 1]:
             for tier in tiers.values():
@@ -432,9 +442,18 @@ def _replayed(
             if number >= first:
                 rates[name].count(batch, hit, evictions)
             batch = Batch(batch.rows[~hit], batch.counts[~hit])
+        if number >= first:
+            pages += _pages(batch.rows, record_bytes)
         if progress is not None:
             progress(number + 1, len(stream.batches))
-    return rates
+    return rates, pages / max(1, len(stream.batches) - first)
+
+
+def _pages(rows: npt.NDArray[np.int64], record_bytes: int) -> int:
+    """Return the pages that hold these rows; a long record has pages of its own."""
+    if record_bytes >= _PAGE:
+        return rows.size * -(-record_bytes // _PAGE)
+    return int(np.unique(rows * record_bytes // _PAGE).size)
 
 
 def _far_rows(stream: Stream, record_bytes: int, measured: float) -> float:
@@ -452,6 +471,7 @@ def _seconds(
     rows: int,
     record_bytes: int,
     rates: dict[str, Rates],
+    pages: float,
     speeds: Speeds,
     training: bool,
     cached: float,
@@ -460,21 +480,23 @@ def _seconds(
 ) -> dict[str, float]:
     """Return the seconds per step for each kind of data movement, in a table of `rows`.
 
-    `cached` is the share of the table's files in the page cache, `far` the rows that come from
-    memory rather than the caches of the CPU, `resident` the misses that end with all rows there.
+    `pages` hold the rows that no tier has, `cached` is the share of the table's files in the page
+    cache, `far` the rows that come from memory rather than the caches of the CPU, `resident` the
+    misses that end with all rows there.
     """
     ids = stream.ids / len(stream.batches)
     lowest = rates.get("host") or rates.get("gpu")
-    misses = stream.unique if lowest is None else max(0.0, lowest.misses_per_batch - resident)
+    missed = stream.unique if lowest is None else lowest.misses_per_batch
+    misses = max(0.0, missed - resident) if lowest is not None else missed
+    pages *= misses / missed if missed else 0.0
     written = stream.unique if lowest is None else lowest.evictions_per_batch
-    blocks = max(1.0, record_bytes / 4096)
     wide = _ROW_PART + (1 - _ROW_PART) * record_bytes / ROW_BYTES
-    cold = misses * blocks / (speeds.cold_rows or speeds.random_reads)
-    cold = min(cold, rows * record_bytes / speeds.sequential_bytes)  # neighbours are read together
-    warm = misses * wide / speeds.cached_rows if speeds.cached_rows else cold
-    some = min(1.0, misses) * (speeds.miss_seconds or 0.0)
+    whole = rows * record_bytes / speeds.sequential_bytes  # neighbours are read together
+    warm = _from_page_cache(misses * cached, wide, speeds, through=lowest is not None)
+    uncached = pages * (1 - cached if speeds.cached else 1.0)
+    cold = speeds.cold.of(uncached) if speeds.cold else uncached / speeds.random_reads
     times = {
-        "disk_reads": some + cached * warm + (1 - cached) * cold,
+        "disk_reads": warm + min(cold, whole),
         "disk_writes": written * record_bytes / speeds.append_bytes if training else 0.0,
     }
     if "gpu" in rates:
@@ -483,11 +505,18 @@ def _seconds(
         back = rates["gpu"].evictions_per_batch if training else 0.0
         if speeds.link_bytes:
             times["link"] = (moved + back) * record_bytes / speeds.link_bytes
-    elif lowest is None and speeds.hot_rows:  # what is read from files is copied once more
-        times["host_gather"] = ids * wide / speeds.hot_rows
+    elif lowest is None and speeds.hot:  # what is read from files is copied once more
+        times["host_gather"] = speeds.hot.of(ids, wide)
     else:
         times["host_gather"] = _gather(ids, far, record_bytes, speeds, training)
     return times
+
+
+def _from_page_cache(misses: float, wide: float, speeds: Speeds, *, through: bool) -> float:
+    """Return what these rows take more than others; `through` a tier, which keeps them."""
+    if through and speeds.missed and speeds.warm:
+        return max(0.0, speeds.missed.of(misses, wide) - speeds.warm.of(misses, wide))
+    return speeds.cached.of(misses, wide) if speeds.cached else 0.0
 
 
 def _gather(ids: float, far: float, record_bytes: int, speeds: Speeds, training: bool) -> float:
@@ -495,11 +524,16 @@ def _gather(ids: float, far: float, record_bytes: int, speeds: Speeds, training:
 
     A row takes as long as half of a measured one, however narrow it is.
     """
-    wide = max(0.5, record_bytes / ROW_BYTES)
-    if speeds.warm_rows is None:
+    if speeds.warm is None:
         limit = record_bytes / (speeds.gather_rows * ROW_BYTES)
         return ids * limit * (2 if training else 1)
-    if training and speeds.leased_rows and speeds.hot_leased_rows:
-        return wide * (far / speeds.leased_rows + (ids - far) / speeds.hot_leased_rows)
-    seconds = wide * (far / speeds.warm_rows + (ids - far) / (speeds.hot_rows or speeds.warm_rows))
+    wide, part = max(0.5, record_bytes / ROW_BYTES), far / ids
+    if training and speeds.leased and speeds.hot_leased:
+        return _mixed(speeds.leased, speeds.hot_leased, part, ids, wide)
+    seconds = _mixed(speeds.warm, speeds.hot or speeds.warm, part, ids, wide)
     return seconds * (2 if training else 1)
+
+
+def _mixed(far: BatchTimes, near: BatchTimes, part: float, ids: float, wide: float) -> float:
+    """Return the seconds of a batch of which a `part` is far."""
+    return part * far.of(ids, wide) + (1 - part) * near.of(ids, wide)

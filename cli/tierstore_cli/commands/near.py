@@ -29,6 +29,13 @@ from tierstore_cli.picking import chosen_ids
     show_default=True,
     help="What to rank by.",
 )
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="Where to multiply: cpu, cuda, cuda:1, or auto for a GPU if there is one.",
+)
 @TABLE
 @FIELD
 @VERSION
@@ -39,6 +46,7 @@ def near(
     row: int | None,
     count: int,
     by: Literal["cosine", "dot"],
+    device: str,
     table: str | None,
     field: str | None,
     version: int | str | None,
@@ -46,8 +54,9 @@ def near(
     """Find the rows of a table of STORE that are most similar to one of its rows.
 
     The result is exact: every row is read once and compared in float32, with memory for a few
-    blocks of rows. The row itself is left out. STORE may be written meanwhile; one version is read.
-    It may also be a matrix of another program, FILE or FILE::NAME, which is read in place.
+    blocks of rows, here and on a GPU. The row itself is left out. STORE may be written meanwhile;
+    one version is read. It may also be a matrix of another program, FILE or FILE::NAME, which is
+    read in place.
 
     \b
     Examples:
@@ -57,7 +66,7 @@ def near(
     """
     if (row is None) == (key is None):
         raise click.UsageError("which row? Give --key or --id")
-    with open_to_read(store, version) as opened:
+    with open_to_read(store, version, device=device) as opened:
         chosen = choose_table(opened, table)
         field = choose_field(chosen, field)
         ids = chosen_ids(chosen, [] if row is None else [row], [] if key is None else [key])
@@ -71,6 +80,7 @@ def near(
             "field": field,
             "id": int(ids[0]),
             "by": by,
+            "device": chosen.device,
             "near": rows,
         }
     keyed = any(each["key"] is not None for each in rows)
