@@ -67,7 +67,7 @@ def test_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, blocks, w
         block = "row" if blocks == 1 else DIM // blocks
         assert table.fields["weight"] == Field(DIM, dtype, scale=Scale(scale, block))
         rng = np.random.default_rng(3)
-        for size in (0, 1, 77, 600):
+        for size in (0, 1, 77, 150):
             rows = torch.from_numpy(np.concatenate([np.arange(6), rng.integers(0, ROWS, size)]))
             ids = rows.reshape(2, -1) if not len(rows) % 2 else rows
             there = ids.to(table.device)

@@ -26,6 +26,11 @@ def piped(*args, data=b""):
     return subprocess.run([*COMMAND, *map(str, args)], input=data, capture_output=True, timeout=600)
 
 
+def fed(data, *args):
+    """Run a command in this process, whose standard input has this."""
+    return CliRunner().invoke(cli, list(map(str, args)), input=data)
+
+
 @pytest.mark.parametrize(("suffix", "data"), [("vec", TEXT), (".vec.gz", gzip.compress(TEXT))])
 def test_load_from_standard_input(tmp_path, suffix, data):
     done = piped("load", tmp_path / "s.tier", "-", "--format", suffix, data=data)
@@ -51,7 +56,7 @@ def test_export_to_standard_output(run, tmp_path, single):
     (tmp_path / "f.npy").write_bytes(done.stdout)
     run("export", single, tmp_path / "g.npy")
     assert (tmp_path / "f.npy").read_bytes() == (tmp_path / "g.npy").read_bytes()
-    assert piped("export", single, "-", "--format", "vec").stdout.startswith(b"50 16\n0 ")
+    assert fed(b"", "export", single, "-", "--format", "vec").stdout.startswith("50 16\n0 ")
 
 
 def test_export_into_a_pipe_leaves_the_pipe(run, tmp_path, single):
@@ -85,11 +90,6 @@ def test_streams_that_cannot_be(run, tmp_path, single, monkeypatch, args):
     assert list(tmp_path.iterdir()) == [single]
 
 
-def fed(data, *args):
-    """Run a command in this process, whose standard input has this."""
-    return CliRunner().invoke(cli, list(map(str, args)), input=data)
-
-
 def test_ids_and_keys_from_a_pipe(single):
     rows = fed(b"3\n17\n", "get", single, "--ids", "-").stdout.splitlines()
     assert [line.split("\t")[0] for line in rows] == ["3", "17"]
@@ -104,7 +104,7 @@ def test_ids_and_keys_from_a_pipe(single):
 
 def test_standard_output_by_its_other_name(tmp_path, single):
     """Which may be a file without a suffix, where the shell leads it into one."""
-    expected = piped("export", single, "-", "--format", "csv").stdout
+    expected = fed(b"", "export", single, "-", "--format", "csv").stdout_bytes
     assert expected.startswith(b"key,")
     with (tmp_path / "out").open("wb") as file:
         given = ["export", str(single), "/dev/stdout", "--format", "csv"]
@@ -113,8 +113,8 @@ def test_standard_output_by_its_other_name(tmp_path, single):
 
 
 def test_errors_name_what_was_given(run, tmp_path):
-    done = piped("load", tmp_path / "s.tier", "-", "--format", "npy", data=b"noise")
-    assert done.returncode == 3 and done.stderr.startswith(b"Error: standard input: ")
+    done = fed(b"noise", "load", tmp_path / "s.tier", "-", "--format", "npy")
+    assert done.exit_code == 3 and done.stderr.startswith("Error: standard input: ")
     (tmp_path / "raw").write_bytes(b"noise")
     said = run("load", tmp_path / "s.tier", tmp_path / "raw", "--format", "npy", code=3).stderr
     assert f"Error: {tmp_path / 'raw'}: " in said

@@ -212,7 +212,7 @@ def test_a_header_is_bounded_before_it_is_parsed(
 
 def test_a_file_of_holes_is_no_tree(tmp_path: Path) -> None:
     path = made(tmp_path / "s")
-    with payload_of(path, b"", 1 << 28), tierstore.open(path) as store, frugal():
+    with payload_of(path, b"", 1 << 30), tierstore.open(path) as store, frugal():
         for read in (store.payload["model"].tree, store.payload["model"].read):
             with pytest.raises(FormatError, match="a file of holes would take"):
                 read()
