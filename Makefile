@@ -43,14 +43,15 @@ demo: $(READY)
 	@echo "  2. $(BIN)/python examples/word2vec.py --store $(DEMO)/words.tier --epochs 12 --budget 1MiB"
 	@echo "  3. docs/how-to/replace-an-embedding.md: the four lines that change in a script of yours"
 
-# One process a processor that may be used. They and their children share compiled modules.
+# One process a processor that may be used, each with tests of its own files while it has some. They and
+# their children share compiled modules.
 test test-all: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY)
-	$(BIN)/python -m pytest -q -n auto $(TESTS)
+	$(BIN)/python -m pytest -q -n auto --dist worksteal $(TESTS)
 
 test-all: $(READY)
 	$(BIN)/pip install --quiet --group integrations --group writers -c $(CONSTRAINTS)
-	$(BIN)/python -m pytest -q -n auto --slow
+	$(BIN)/python -m pytest -q -n auto --dist worksteal --slow
 	$(BIN)/python -m pytest -q --thorough -m thorough
 
 ROUNDS ?= 20
