@@ -391,6 +391,32 @@ def test_a_rank_that_never_comes(tmp_path: Path, work: Any) -> None:
     values(run(2, open_it, tmp_path / "store"))
 
 
+def forks(rank: int, path: Path) -> str:
+    with distributed.open(path, timeout=5) as store:
+        store["item"].read([rank])
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            signal.alarm(5)  # which ends it, if it waits for other ranks
+            try:
+                store["item"].read([1])
+            except Exception as error:
+                os.write(writing, repr(error).encode())
+            os._exit(0)
+        os.close(writing)
+        said = os.read(reading, 1000).decode()
+        os.waitpid(child, 0)
+        store["item"].read([2])
+        store.commit(3, payload={"step": {"of": 3}})
+        return said
+
+
+def test_a_process_that_a_rank_forked_is_told(tmp_path: Path) -> None:
+    start(tmp_path / "store")
+    for said in values(run(2, forks, tmp_path / "store")):
+        assert said.startswith("ForkedStoreError") and "tierstore.open(path)" in said
+
+
 def on_disks_of_their_own(rank: int, paths: list[Path], victim: int | None) -> int:
     with distributed.open(paths[rank]) as store:
         take_step(store, store.step + 1)

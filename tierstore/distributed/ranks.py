@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from tierstore import _io
-from tierstore.errors import InvalidInputError, RanksError, TierStoreError
+from tierstore.errors import ForkedStoreError, InvalidInputError, RanksError, TierStoreError
 
 __all__ = ["Ranks"]
 
@@ -40,6 +40,7 @@ class Ranks:
 
     def __init__(self, timeout: float | None = None) -> None:
         """Join the others; `timeout` is how many seconds one rank waits for another."""
+        self._pid = os.getpid()
         self.rank: int = 0
         self.count: int = 1
         self.broken: str = ""
@@ -54,7 +55,15 @@ class Ranks:
 
     @contextlib.contextmanager
     def explained(self, what: str) -> Any:
-        """Raise RanksError from what a collective raises where a rank is gone or silent."""
+        """Raise RanksError from what a collective raises where a rank is gone or silent.
+
+        Raises ForkedStoreError in a process that a rank forked: it is no rank, and would wait.
+        """
+        if os.getpid() != self._pid:
+            raise ForkedStoreError(
+                f"rank {self.rank} opened the store before this process was forked; open it again "
+                "here, for reading: tierstore.open(path)"
+            )
         try:
             yield
         except TierStoreError:
