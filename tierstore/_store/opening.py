@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import reprlib
 import shutil
 import tempfile
 import uuid
@@ -277,4 +278,12 @@ def check_tables(tables: Mapping[str, TableSpec]) -> None:
     for name, spec in tables.items():
         check_name(name)
         if not isinstance(spec, TableSpec):
-            raise InvalidTypeError(f"table {name!r} needs a tierstore.TableSpec, not {spec!r}")
+            shape = getattr(spec, "shape", None)
+            if shape is not None and len(shape) == 2:
+                raise InvalidTypeError(
+                    f"table {name!r} needs a tierstore.TableSpec, not an array; "
+                    f"TableSpec({shape[0]}, {shape[1]}, init=tierstore.from_array(array)) is that"
+                )
+            raise InvalidTypeError(
+                f"table {name!r} needs a tierstore.TableSpec, not {reprlib.repr(spec)}"
+            )

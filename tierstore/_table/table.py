@@ -783,11 +783,15 @@ class Table:
         """Return the ids of external keys, in their shape.
 
         Keys that no row has get `missing`, such as -1; without it, UnknownNameError names the
-        first.
+        first three and how many there are.
         """
         if self.keys is None:
             raise InvalidInputError(f"table {self.name!r} has no keys; see Store.set_keys")
         return self.keys.lookup(keys, missing=missing)
+
+    def contains(self, keys: object) -> npt.NDArray[np.bool_]:
+        """Return for each external key whether a row has it: bool, of their shape."""
+        return self.lookup(keys, missing=-1) >= 0
 
     @property
     def store(self) -> Store:
