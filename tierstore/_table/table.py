@@ -478,9 +478,9 @@ class Table:
     def __getitem__(self, ids: Any) -> Any:
         """Read the first field of some rows, `table[3]`, `table[[3, 5]]`, `table[3:10]`.
 
-        As `read(ids)`. A slice is that of Python, so negative bounds count from the end, and its
-        rows are not kept in memory; negative ids are errors. `table[3, 5]` would be one element in
-        NumPy and is refused.
+        As `read(ids)`. Slices are NumPy's, so negative bounds count from the end, and their rows
+        are not kept in memory. A single negative id is refused, and so are boolean masks.
+        `table[3, 5]` would be one element in NumPy and is refused.
         """
         if isinstance(ids, slice):
             return self.read(self._sliced(ids), cache=False)

@@ -62,7 +62,7 @@ class GpuTier:
             raise CapacityError(f"a GPU tier needs at least one slot, not {slots}")
         self.host = host
         self.device = device
-        self.policy: str = lru.name if policy is None else policy.name
+        self.policy: str = lru().name if policy is None else policy.name
         self.rows: int = host.rows
         self.record_bytes: int = host.record_bytes
         self.slots: int = min(slots, self.rows)
