@@ -56,7 +56,7 @@ test-all: $(READY)
 ROUNDS ?= 20
 SEED ?= 0
 torture: $(READY)
-	$(BIN)/python -m pytest -q -s --torture -m torture
+	$(BIN)/python -m pytest -q -s --slow --thorough --torture -m torture
 	$(BIN)/python -m tests.durability.matrix --rounds $(ROUNDS) --seed $(SEED)
 
 lint: $(READY)

@@ -406,7 +406,7 @@ MUTANTS = [
     # Steps on records.
     Mutant(
         "optim/in_place.py",
-        "np.copyto(data, before, where=kept)",
+        "np.copyto(data, old, where=kept)",
         "pass",
         "tests/training/test_on_records.py",
     ),
@@ -450,8 +450,8 @@ MUTANTS = [
     ),
     Mutant(
         "_disk/delta.py",
-        "            written[which] = False\n        if written.all():",
-        "            pass\n        if written.all():",
+        "            written[which] = False\n        left =",
+        "            pass\n        left =",
         "tests/durability/test_write_back.py",
     ),
     Mutant(
@@ -699,6 +699,12 @@ MUTANTS = [
         "order = np.lexsort((owners, -uses[:, 1], -uses[:, 0]))",
         "order = np.lexsort((owners, -uses[:, 0]))",
         "tests/distributed/test_keys.py",
+    ),
+    Mutant(
+        "_tiers/gpu/kernels/batch.cu",
+        "        if (b.data) copy(source, target, span, b.bytes, b.width);",
+        "",
+        "tests/gpu/test_tier.py",
     ),
     Mutant(
         "_tiers/gpu/kernels/features.cu",

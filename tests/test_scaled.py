@@ -106,6 +106,23 @@ def test_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, blocks, w
         assert torch.equal(raw[:, -kept.shape[1] :], kept)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_280000_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, where):
+    count = 280_000
+    elements, scales = made(dtype, scale, 2, rows=count)
+    save_tensors(tmp_path / "m.safetensors", {"w": elements, "s": scales})
+    files = tuple(f"{tmp_path}/m.safetensors::{name}" for name in "ws")
+    budget = Budget(host="32MiB") if where == "cpu" else Budget(host="64MiB", gpu="16MiB")
+    rows = torch.randperm(count, generator=torch.Generator().manual_seed(4))
+    with tierstore.attach({"t": files}, budget=budget, device=where) as tables:
+        for out in ("float32", "bfloat16"):
+            found = tables["t"].read(rows.to(where), dtype=getattr(torch, out)).cpu()
+            assert bits_or_nan(found, as_torch(elements[rows], scales[rows], out))
+
+
 @pytest.mark.parametrize("out", [np.zeros((2, DIM), "i4"), torch.zeros(2, DIM, dtype=torch.int8)])
 def test_rows_are_read_into_floats_alone(tmp_path, out):
     fields = {"w": Field(DIM, "int8", scale=Scale()), "plain": Field(DIM)}

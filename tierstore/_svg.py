@@ -12,6 +12,8 @@ __all__ = ["bars", "lines", "points"]
 
 _WIDTH, _HEIGHT = 640, 240
 _LEFT, _BOTTOM, _TOP = 56, 28, 12
+_MOST_DOTS = 40
+"""Points of a curve that are drawn as such; of more, the line shows as much."""
 _COLORS = ("#2a6fbb", "#c8553d", "#4b8f4e", "#8b5fbf", "#a07c18", "#3a9a9a")
 
 Floats = npt.NDArray[np.float64]
@@ -67,9 +69,17 @@ def bars(values: Sequence[float], titles: Sequence[str], ends: tuple[str, str], 
 
 
 def lines(
-    x: Sequence[float], curves: Mapping[str, Sequence[float]], ends: tuple[str, str], label: str
+    x: Sequence[float],
+    curves: Mapping[str, Sequence[float | None]],
+    ends: tuple[str, str],
+    label: str,
+    *,
+    low_legend: bool = False,
 ) -> str:
-    """Return curves of fractions, 0 to 1, over ascending `x`, with their names."""
+    """Return curves of fractions, 0 to 1, over ascending `x`, with their names at the top or below.
+
+    None is a gap, over which a curve goes on.
+    """
     inner, low, high = _HEIGHT - _BOTTOM - _TOP, min(x), max(x)
     parts = [*_axes(ends, ("0 %", "100 %"), label)]
     for number, (name, values) in enumerate(curves.items()):
@@ -80,11 +90,17 @@ def lines(
                 _TOP + inner * (1 - value),
             )
             for at, value in zip(x, values, strict=True)
+            if value is not None
         ]
         path = " ".join(f"{across:.1f},{down:.1f}" for across, down in dots)
         parts.append(f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{path}"/>')
-        parts += [f'<circle cx="{a:.1f}" cy="{d:.1f}" r="2.5" fill="{color}"/>' for a, d in dots]
-        legend = _text(_WIDTH - 14, _TOP + 14 + 16 * number, name, "end")
+        if len(dots) <= _MOST_DOTS:
+            parts += [
+                f'<circle cx="{a:.1f}" cy="{d:.1f}" r="2.5" fill="{color}"/>' for a, d in dots
+            ]
+        row = len(curves) - number if low_legend else number
+        down = _HEIGHT - _BOTTOM + 8 - 16 * row if low_legend else _TOP + 14 + 16 * row
+        legend = _text(_WIDTH - 14, down, name, "end")
         parts.append(legend.replace("<text ", f'<text style="fill:{color}" '))
     return _svg(parts, label)
 

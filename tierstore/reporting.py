@@ -18,6 +18,7 @@ from tierstore import _io, _svg
 from tierstore.budget import format_bytes
 from tierstore.errors import InvalidInputError
 from tierstore.sizing import Simulation
+from tierstore.stats import HitRates
 
 if TYPE_CHECKING:
     from tierstore._store.store import Store
@@ -31,6 +32,9 @@ _POINTS = 2_000
 """Rows of a table that are drawn as points."""
 _BINS = 40
 _MOST_TABLES = 20
+_SAMPLES = 400
+"""Points of a curve over time; of more samples, several are averaged."""
+_CURVES = 6
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2530; --dim: #66707d; --rule: #d7dce2; --dot: #2a6fbb }
@@ -69,6 +73,7 @@ def write_report(
     near: tuple[str, Any] | None = None,
     k: int = 10,
     simulation: Simulation | None = None,
+    hits: HitRates | None = None,
     force: bool = False,
 ) -> None:
     """Write an HTML page about a store: tables, versions, norms, a picture of rows, neighbours.
@@ -84,11 +89,14 @@ def write_report(
             listed and marked in the picture; the table is read once.
         k: how many.
         simulation: miss ratios to draw, of `tierstore.sizing.simulate`.
+        hits: hit rates of a run to draw, of `tierstore.stats.read_hit_rates`.
         force: replace an existing file.
 
     Raises ExistsError, UnknownNameError, RowIndexError, and the errors of reading rows.
     """
     parts = [*_head(store), *_tables(store), *_versions(store)]
+    if hits is not None:
+        parts += _hits(hits)
     if simulation is not None:
         parts += _misses(simulation)
     for name in list(store)[:_MOST_TABLES]:
@@ -160,13 +168,14 @@ def _time(seconds: int | None) -> str:
 def _versions(store: Store) -> Iterator[str]:
     versions = store.versions()
     yield "<h2>Versions</h2>"
-    titles = [
-        f"version {each.version}, {_time(each.time)}: {each.written_rows:,} rows"
-        for each in versions
-    ]
-    ends = (str(versions[0].version), str(versions[-1].version))
-    picture = _svg.bars([each.written_rows for each in versions], titles, ends, "version")
-    yield _figure(picture, "rows written by the versions that are kept")
+    if any(each.written_rows for each in versions):
+        titles = [
+            f"version {each.version}, {_time(each.time)}: {each.written_rows:,} rows"
+            for each in versions
+        ]
+        ends = (str(versions[0].version), str(versions[-1].version))
+        picture = _svg.bars([each.written_rows for each in versions], titles, ends, "version")
+        yield _figure(picture, "rows written by the versions that are kept")
     rows = [
         (
             ", ".join(each.names) or "–",
@@ -179,6 +188,35 @@ def _versions(store: Store) -> Iterator[str]:
         for each in reversed(versions)
     ]
     yield _grid(("kept as", "time (UTC)", "version", "step", "rows", "bytes"), rows, text=2)
+
+
+def _hits(hits: HitRates) -> Iterator[str]:
+    step = -(-len(hits.at) // _SAMPLES)
+    groups = [slice(start, start + step) for start in range(0, len(hits.at), step)]
+    names = list(hits.rates)[:_CURVES]
+    curves = {
+        " ".join(name).strip(): [_mean(hits.rates[name][group]) for group in groups]
+        for name in names
+    }
+    at = [hits.at[group.start] for group in groups]
+    left = len(hits.rates) - len(names)
+    more = f"; {left:,} more curves are not drawn" if left else ""
+    yield "<h2>Hits over the run</h2>"
+    yield _figure(
+        _svg.lines(at, curves, _ends(hits.unit, at), hits.unit, low_legend=True),
+        f"share of the requested ids that each tier had, between one of {len(hits.at):,} samples "
+        f"and the next{more}",
+    )
+
+
+def _ends(unit: str, at: Sequence[float]) -> tuple[str, str]:
+    first, last = (f"{value:,.0f}" for value in (at[0], at[-1]))
+    return (f"{first} s", f"{last} s") if unit == "seconds" else (first, last)
+
+
+def _mean(rates: Sequence[float | None]) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _misses(simulation: Simulation) -> Iterator[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import html
+import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "History",
+    "HitRates",
     "Hits",
     "Occupancy",
     "Sample",
@@ -36,6 +39,7 @@ __all__ = [
     "TierStats",
     "Version",
     "prometheus",
+    "read_hit_rates",
     "read_prometheus",
     "write_prometheus",
 ]
@@ -231,6 +235,22 @@ class History:
                 found.append((after.step, hits / requested))
         return found
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the hit rates to a file that `tierstore report --hits` draws, replacing an old one.
+
+        A line is JSON, with the keys of those that `tierstore top --json` prints. Raises
+        StoreIOError.
+        """
+        name = getattr(self._table, "name", "")
+        steps: dict[int, list[dict[str, Any]]] = {}
+        for tier in self.tiers:
+            for step, rate in self.hit_rates(tier):
+                found = {"table": name, "tier": tier, "hit_rate": rate}
+                steps.setdefault(step, []).append(found)
+        lines = [json.dumps({"step": step, "tiers": steps[step]}) + "\n" for step in sorted(steps)]
+        with _io.publish(os.fspath(path), force=True) as temporary:
+            temporary.write_text("".join(lines), encoding="utf-8")
+
     def to_dict(self) -> dict[str, Any]:
         """Return all samples as plain numbers."""
         return {
@@ -246,6 +266,72 @@ class History:
                 for each in self.samples
             ]
         }
+
+
+@dataclass(frozen=True)
+class HitRates:
+    """Hit rates over a run, which is over.
+
+    Attributes:
+        unit: of `at`: "step", or "seconds" since the first sample.
+        at: when each sample was taken, ascending.
+        rates: by (table, tier), a rate for each sample, None where nothing was asked for.
+    """
+
+    unit: str
+    at: tuple[float, ...]
+    rates: Mapping[tuple[str, str], tuple[float | None, ...]]
+
+
+def read_hit_rates(path: str | os.PathLike[str]) -> HitRates:
+    """Read what `History.save` wrote, or the lines of `tierstore top --json --metrics FILE`.
+
+    Raises FormatError for a file in which no line has a hit rate.
+    """
+    found: list[tuple[dict[str, float], dict[tuple[str, str], float]]] = []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                found.append(_sampled(json.loads(line)))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise FormatError(
+                    f"{path}, line {number}, is none of History.save or of tierstore top --json "
+                    f"({type(error).__name__}: {error})"
+                ) from error
+    named = sorted({name for _, rates in found for name in rates})
+    if not named:
+        raise FormatError(
+            f"{path} has no hit rates; History.save writes them, and tierstore top --json with "
+            "--metrics prints them from its second line on"
+        )
+    shared = [name for name in ("time", "step") if all(name in when for when, _ in found)]
+    if not shared:
+        raise FormatError(f"{path} has lines with a time and others with a step; give one kind")
+    by = shared[0]
+    found.sort(key=lambda sample: sample[0][by])
+    first = found[0][0][by] if by == "time" else 0.0
+    at = tuple(when[by] - first for when, _ in found)
+    rates = {name: tuple(each.get(name) for _, each in found) for name in named}
+    return HitRates("seconds" if by == "time" else "step", at, rates)
+
+
+def _sampled(data: dict[str, Any]) -> tuple[dict[str, float], dict[tuple[str, str], float]]:
+    """Return when a sample was taken, and its rates by (table, tier)."""
+    when = {name: float(data[name]) for name in ("time", "step") if data.get(name) is not None}
+    if not when:
+        raise KeyError("step")
+    rates = {
+        (str(each["table"]), str(each["tier"])): float(each["hit_rate"])
+        for each in data["tiers"]
+        if each["hit_rate"] is not None and each["tier"] != "disk"
+    }
+    if any(not 0 <= rate <= 1 for rate in rates.values()):
+        raise ValueError(f"a hit rate is from 0 to 1: {rates}")
+    if not all(map(math.isfinite, when.values())):
+        raise ValueError(f"no time: {when}")
+    return when, rates
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import click
 
 from tierstore_cli.failure import failures
 from tierstore_cli.output import Output
+from tierstore_cli.params import FiniteRange
 
 WAITING = "tierstore.wait"
 """Where the context keeps the seconds of --wait."""
@@ -24,7 +25,7 @@ def _keep_wait(ctx: click.Context, _: click.Parameter, seconds: float) -> None:
 def _wait_for(store: str) -> click.Option:
     return click.Option(
         ["--wait"],
-        type=click.FloatRange(min=0),
+        type=FiniteRange(min=0),
         metavar="SECONDS",
         default=0.0,
         expose_value=False,

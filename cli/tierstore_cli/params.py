@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 from collections.abc import Callable
@@ -83,6 +84,19 @@ class Bytes(ParamType):
             self.fail(str(error), param, ctx)
 
 
+class FiniteRange(click.FloatRange):
+    """A number in a range, neither NaN, which every range lets pass, nor infinite."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number", param, ctx)
+        return number
+
+
 _COUNT = re.compile(r"(\d[\d_,]*(?:\.\d+)?(?:e\d{1,2})?)([kKMGB]?)", re.ASCII)
 _THOUSANDS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 
@@ -146,6 +160,7 @@ class InitializerType(ParamType):
 
 
 SEED = click.IntRange(0, 2**64 - 1)
+ROW_ID = click.IntRange(0, 2**63 - 1)
 INIT_SEED = click.option("--seed", type=SEED, metavar="S", help="Seed of --init.")
 
 

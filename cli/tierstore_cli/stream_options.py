@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tierstore_cli.params import MEMORY, Count, whole_number
+from tierstore_cli.params import MEMORY, Count, FiniteRange, whole_number
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
@@ -68,7 +68,7 @@ def stream_options(function: Function) -> Function:
 
 MEASURED = click.option(
     "--measured",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=FiniteRange(0, 1, min_open=True),
     default=0.5,
     show_default=True,
     metavar="PART",

@@ -133,3 +133,33 @@ def test_a_full_disk_leaves_no_patch(run, large, tmp_path, monkeypatch):
     monkeypatch.setattr(patching, "_body", full)
     run("diff", large, 1, "--out", tmp_path / "x.patch", code=6)
     assert [each.name for each in tmp_path.iterdir()] == ["l.tier"]
+
+
+def test_numbers_that_are_none(run, single, tmp_path):
+    """NaN is within every range of click's."""
+    np.save(tmp_path / "ids.npy", np.arange(9))
+    for wrong in ("nan", "inf"):
+        for given in (
+            ["top", single, "--every", wrong],
+            ["bench", tmp_path, "--seconds", wrong],
+            ["fold", single, "--wait", wrong],
+            ["simulate", tmp_path / "ids.npy", "--measured", wrong],
+        ):
+            assert wrong in run(*given, code=2).stderr
+    assert "free" in run("bench", tmp_path, "--size", "100PB", code=2).stderr
+
+
+def test_huge_numbers_of_rows(run, run_json, single, tmp_path):
+    for given in (["near", single, "--id"], ["get", single], ["put", single, "--id"]):
+        assert "range" in run(*given, 10**30, code=2).stderr
+    with tierstore.open(single) as store:
+        (table,) = store.values()
+        rows = table.rows
+    assert len(run_json("near", single, "--id", 0, "-k", 10**15)["near"]) == rows - 1
+
+
+def test_no_rows_are_asked_for(run, single, tmp_path):
+    """As by a pipe in which nothing changed."""
+    (tmp_path / "none.txt").write_text("")
+    assert run("get", single, "--ids", tmp_path / "none.txt").stdout == ""
+    run("get", single, code=2)

@@ -54,6 +54,21 @@ def test_near(run_json, place, given):
     assert data["version"] is None
 
 
+def test_simulate(run, run_json, place, tmp_path):
+    ids = np.random.default_rng(3).integers(0, ROWS - 50, 900)
+    np.save(tmp_path / "ids.npy", ids)
+    given = ["simulate", tmp_path / "ids.npy", "--batch", 30, "--size", "10%"]
+    data = run_json(*given, "--of", place)
+    assert data["of"]["rows"] == data["rows"] == ROWS and data["of"]["record_bytes"] == 32
+    assert data["points"] == run_json(*given, "--rows", ROWS)["points"]
+    text = run(*given, "--of", place).stdout
+    assert "RECORDS" in text and "960 B" in text and "RECORDS" not in run(*given).stdout
+    np.save(tmp_path / "ids.npy", ids + 100)
+    assert f"of {ROWS} rows" in run(*given, "--of", place, code=1).stderr
+    run(*given, "--of", place, "--rows", 3, code=2)
+    run(*given, "--table", "m", code=2)
+
+
 def test_export(run, run_json, tmp_path, place, given):
     run("export", place, tmp_path / "out.npy", "--rows", "10:50", "--dtype", "float16")
     assert np.array_equal(np.load(tmp_path / "out.npy"), given[10:50].astype(np.float16))

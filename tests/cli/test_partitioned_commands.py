@@ -1,13 +1,17 @@
-"""Every command on a store with partitions: it takes it as one store, or says what to do."""
+"""Every command on a store with partitions takes it as one store: it does what it does to another.
+
+Each is run on such a store and on a plain one with the same rows, in directories of their own.
+"""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 import tierstore
 from tierstore_cli.main import cli
@@ -15,118 +19,201 @@ from tierstore_cli.main import cli
 pytest.importorskip("torch")
 
 READING = [
-    "inspect s.tier --stats",
-    "log s.tier",
     "get s.tier --table item 1",
     "get s.tier --table who --key twice",
     "near s.tier --table item --id 1",
-    "export s.tier rows.npy --table item",
-    "diff s.tier 1 2",
-    "report s.tier page.html",
-    "verify s.tier",
+    "export s.tier out.npy --table item",
+    "diff s.tier 2 3",
+    "diff s.tier 2 4 --table item --ids",
+    "diff s.tier base --out other.patch",
+    "follow s.tier --timeout 0",
     "save s.tier copy.tier",
-    "save s.tier wide.tier --partitions 5",
-    "save s.tier new.tier --incremental",
     "publish s.tier serving",
-    "doctor s.tier",
     "repair s.tier fixed.tier",
 ]
-"""Commands that read the store."""
-UPKEEP = [
-    ("put s.tier --table item --id 1 1 2 3 4", 3),
-    ("keep s.tier best", 2),
-    ("release s.tier good", 2),
-    ("fold s.tier", 2),
-    ("keys set s.tier keys.txt --table item", 3),
-    ("expire s.tier --table who --fewer-than 2", 3),
-    ("load s.tier rows.npy --table item", 3),
-    ("grow s.tier --table item --rows 80", 3),
-    ("init s.tier --table more --rows 3 --dim 2", 3),
-    ("add-field s.tier more --table item --dim 4", 3),
+"""Commands that read the store, and say the same."""
+TELLING = [
+    "inspect s.tier --stats",
+    "log s.tier",
+    "report s.tier page.html",
+    "verify s.tier",
+    "doctor s.tier",
+    "top s.tier --count 1",
+    "save s.tier new.tier --incremental",
 ]
-"""Commands that write the store as one process would, and the version that they leave."""
+"""Commands that read the store, and tell of its files."""
 WRITING = [
+    "put s.tier --table item --id 1 1 2 3 4",
+    "put s.tier --table who --key thrice 1 2 3 4",
+    "keep s.tier best",
+    "release s.tier good",
+    "fold s.tier",
+    "keys set s.tier keys.txt --table item",
+    "keys forget s.tier --table user",
+    "expire s.tier --table who --fewer-than 2",
+    "load s.tier rows.npy --table item",
+    "load s.tier rows.npy --table fresh",
+    "grow s.tier --table item --rows 80",
+    "init s.tier --table more --rows 3 --dim 2",
+    "add-field s.tier more --table item --dim 4",
     "rename s.tier item other",
+    "rename s.tier user other",
+    "rename s.tier who other",
     "drop s.tier user",
+    "drop s.tier who",
+    "restore s.tier --name base",
     "restore s.tier --version 1",
-    "patch s.tier some.patch",
+    "patch copy.tier some.patch",
 ]
-"""Commands that would write it by themselves."""
-OTHERS = {"bench", "follow", "plan", "simulate", "top"}
-"""Commands that take no store, or that watch one until they are interrupted."""
+"""Commands that write the store as one process would."""
+WRONG = [
+    "rename s.tier nothing other",
+    "rename s.tier item user",
+    "rename s.tier item a/b",
+    "drop s.tier nothing",
+    "restore s.tier --version 77",
+    "restore s.tier --name nothing",
+    "patch s.tier keys.txt",
+    "grow s.tier --table item --rows 1",
+    "put s.tier --table item --id 99 1 2 3 4",
+    "keep s.tier best --version 77",
+    "release s.tier nothing",
+]
+"""What fails, and says the same."""
+OTHERS = {"bench", "plan", "simulate"}
+"""Commands that take no store."""
+KINDS = ("parts", "plain")
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+PREPARED = {
+    "fold s.tier": ["release s.tier good", "release s.tier base"],
+    "patch copy.tier some.patch": [
+        "save s.tier copy.tier",
+        "put s.tier --table item --id 8 1 2 3 4",
+        "diff s.tier 4 --out some.patch",
+    ],
+}
+"""What goes before a command."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a directory with a store in partitions, and one with a plain store."""
+    rows = np.random.default_rng(7).random((60, 4), np.float32)
     tables = {
         "item": tierstore.TableSpec(60, 4, init=tierstore.normal(seed=1)),
         "user": tierstore.TableSpec(9, 4, init=tierstore.normal(seed=2)),
         "who": tierstore.TableSpec(dim=4, keys="text", track_uses=True),
     }
-    with tierstore.distributed.create("s.tier", tables, partitions=3) as store:
-        store["item"].write([1], np.ones((1, 4), np.float32))
-        store["who"].write(["once", "twice"], np.ones((2, 4), np.float32))
-        store["who"].write(["twice"], np.ones((1, 4), np.float32))
-        store.commit(1)
-    np.save("rows.npy", np.random.default_rng(7).random((60, 4), np.float32))
-    Path("keys.txt").write_text("\n".join(map(str, range(60))), encoding="utf-8")
-    Path("some.patch").mkdir()
-    return tmp_path
+    parent = tmp_path_factory.mktemp("stores")
+    for kind in KINDS:
+        place = parent / kind
+        place.mkdir()
+        make: Any = tierstore.distributed.create if kind == "parts" else tierstore.create
+        count = {"partitions": 3} if kind == "parts" else {}
+        with make(place / "s.tier", tables, keep=9, **count) as store:
+            store.set_keys("user", [f"user {each}" for each in range(9)])
+            store["item"].write([1], rows[:1])
+            store["who"].write(["once", "twice"], rows[:2])
+            store["who"].write(["twice"], rows[2:3])
+            store["user"].scalars["lr"] = 0.5
+            store.commit(1)
+            store.keep(3, "base")
+            store["item"].write([3, 5, 7], rows[:3])
+            store.commit(2, payload={"of": {"step": 2}})
+            store.keep(4, "good")
+        np.save(place / "rows.npy", rows)
+        (place / "keys.txt").write_text("\n".join(map(str, range(60))), encoding="utf-8")
+    return parent
 
 
-def outcome(line: str) -> Any:
-    return CliRunner().invoke(cli, line.split())
+@pytest.fixture
+def places(made: Path, tmp_path: Path) -> list[Path]:
+    """Copy the two directories."""
+    return [shutil.copytree(made / kind, tmp_path / kind) for kind in KINDS]
+
+
+def outcomes(places: list[Path], line: str, monkeypatch: pytest.MonkeyPatch) -> list[Result]:
+    """Run a command in each place; what it says of its place is made equal."""
+    found = []
+    for place in places:
+        monkeypatch.chdir(place)
+        found.append(CliRunner().invoke(cli, line.split()))
+    return found
+
+
+def said(result: Result, place: Path) -> str:
+    return result.output.replace(str(place), "PLACE")
+
+
+def contents(path: Path) -> Any:
+    """Return what a reader finds: version, names, step, payload, and keys, rows and scalars."""
+    found = {}
+    with tierstore.open(path) as store:
+        for name, table in store.items():
+            keys = None if table.keys is None else table.keys[:].tolist()
+            if table.spec.keys is not None:
+                keys = sorted(keys)
+            for field in table.fields:
+                rows = table.read(keys if table.spec.keys else np.arange(table.rows), field)
+                found[name, field] = keys, rows.tolist(), dict(table.scalars)
+        kept = [(each.version, each.step, sorted(each.names)) for each in store.versions()]
+        payload = {name: value.tree() for name, value in store.payload.items()}
+        return store.version, kept, payload, found
 
 
 def test_every_command_is_walked() -> None:
-    walked = {line.split()[0] for line in READING + WRITING + [line for line, _ in UPKEEP]}
+    walked = {line.split()[0] for line in READING + TELLING + WRITING}
     assert walked | OTHERS == set(cli.list_commands(None))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("line", READING)
-def test_commands_that_read_take_it_as_one_store(place: Path, line: str) -> None:
-    Path("rows.npy").unlink()
-    result = outcome(line)
-    assert result.exit_code == 0, result.output
-    if line.startswith("export"):
-        with tierstore.open("s.tier") as store:
-            assert np.array_equal(np.load("rows.npy"), store["item"][:])
+def test_commands_read_what_is_in_a_plain_store(
+    places: list[Path], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = outcomes(places, line, monkeypatch)
+    assert one.exit_code == other.exit_code == 0, one.output + other.output
+    if "publish" not in line:
+        assert said(one, places[0]) == said(other, places[1])
+    for made in ("copy.tier", "fixed.tier"):
+        if (places[0] / made).exists():
+            assert contents(places[0] / made)[2:] == contents(places[1] / made)[2:]
+    if "export" in line:
+        assert (places[0] / "out.npy").read_bytes() == (places[1] / "out.npy").read_bytes()
 
 
-@pytest.mark.parametrize(("line", "version"), UPKEEP)
-def test_commands_of_upkeep_write_it_as_one_store(place: Path, line: str, version: int) -> None:
-    with tierstore.distributed.open("s.tier") as store:
-        store.keep(2, "good")
-        expected = store["item"][:]
-    result = outcome(line)
-    assert result.exit_code == 0, result.output
-    if line.startswith("put"):
-        expected[1] = [1, 2, 3, 4]
-    if line.startswith("load"):
-        expected = np.load("rows.npy")
-    names = {"good": {"good"}, "best": {"best", "good"}, "release": set()}
-    wanted = names["release" if "release" in line else "best" if "best" in line else "good"]
-    with tierstore.open("s.tier") as store:
-        kept = {each.version: set(each.names) for each in store.versions()}
-        assert store.version == version and kept[2] == wanted
-        assert (1 in kept) == line.startswith(("keep", "release"))
-        assert store["who"].keys[:].tolist().count("once") != line.startswith("expire")
-        assert np.array_equal(store["item"][:60], expected)
-        assert store["item"].rows == (80 if line.startswith("grow") else 60)
-        assert ("more" in store) == line.startswith("init")
-        assert ("more" in store["item"].fields) == line.startswith("add-field")
-    assert tierstore.verify("s.tier").ok
+@pytest.mark.parametrize("line", [*TELLING, "save s.tier wide.tier --partitions 5"])
+def test_commands_tell_of_its_files(
+    places: list[Path], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for result in outcomes(places, line, monkeypatch):
+        assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize("line", WRITING)
-def test_commands_that_write_say_what_to_do(place: Path, line: str) -> None:
-    with tierstore.open("s.tier") as store:
-        before = store["item"][:]
-    result = outcome(line)
-    assert result.exit_code not in (0, 2), result.output
-    assert "partitions" in result.output
-    assert "unexpected" not in result.output
-    with tierstore.open("s.tier") as store:
-        assert store.version == 2
-        assert np.array_equal(store["item"][:], before)
+def test_commands_write_what_they_write_to_a_plain_store(
+    places: list[Path], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in PREPARED.get(line, ()):
+        for result in outcomes(places, each, monkeypatch):
+            assert result.exit_code == 0, result.output
+    path = line.split()[2 if line.startswith("keys") else 1]
+    before = contents(places[0] / path)
+    assert before == contents(places[1] / path)
+    one, other = outcomes(places, line, monkeypatch)
+    assert one.exit_code == other.exit_code == 0, one.output + other.output
+    assert said(one, places[0]) == said(other, places[1])
+    assert contents(places[0] / path) == contents(places[1] / path) != before
+    assert tierstore.verify(places[0] / path).ok
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_commands_refuse_what_they_refuse_of_a_plain_store(
+    places: list[Path], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(places[0] / "s.tier")
+    one, other = outcomes(places, line, monkeypatch)
+    assert one.exit_code == other.exit_code != 0
+    assert "unexpected" not in one.output
+    assert said(one, places[0]) == said(other, places[1])
+    assert contents(places[0] / "s.tier") == before

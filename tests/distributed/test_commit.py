@@ -218,17 +218,27 @@ def killed_at_random(rank: int, path: Path, victim: int, seconds: float) -> None
             store.commit(step, payload={"step": {"of": step}})
 
 
+def go_on_from(rank: int, path: Path) -> None:
+    with distributed.open(path) as store:
+        take_step(store, store.step + 1)
+        store.commit(store.step + 1, payload={"step": {"of": store.step + 1}})
+
+
 @pytest.mark.torture
-def test_ranks_are_killed_at_random(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_ranks_are_killed_at_random(tmp_path: Path, seed: int) -> None:
     start(tmp_path / "store")
-    random = np.random.default_rng(1)
-    step = 2
+    random = np.random.default_rng(seed)
+    steps = [2]
     for _ in range(200):
         ranks = int(random.integers(1, 4))
-        victim = int(random.integers(ranks))
-        run(ranks, killed_at_random, tmp_path / "store", victim, random.random() * 2, timeout=10)
-        before, step = step, check(tmp_path / "store", steps=set(range(step, 1001)))
-        assert step >= before
+        victim, seconds = int(random.integers(ranks)), random.uniform(0.01, 0.4)
+        found = run(ranks, killed_at_random, tmp_path / "store", victim, seconds, timeout=2)
+        assert isinstance(found[victim], Killed | RanksError), found
+        steps.append(check(tmp_path / "store", steps=set(range(steps[-1], 1001))))
+    assert len(set(steps)) > 20  # so that kills came at steps, not only as ranks began
+    values(run(2, go_on_from, tmp_path / "store"))
+    check(tmp_path / "store", steps={steps[-1] + 1})
 
 
 def full_on_one(rank: int, path: Path) -> list[str]:

@@ -115,7 +115,7 @@ def close(store: tierstore.Store) -> None:
 
 
 def restore(store: tierstore.Store) -> None:
-    if store._state.restored is None:  # else it was done, and the oldest is another by now
+    if store._state.manifest.restored is None:  # else it was done, and the oldest is another by now
         store.restore(store.versions()[0].version)
 
 

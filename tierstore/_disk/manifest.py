@@ -263,6 +263,11 @@ class Manifest:
         default=None, init=False, repr=False, compare=False
     )
 
+    @property
+    def restored(self) -> int | None:
+        """The older version that this one restores unchanged, or None."""
+        return self.forks[-1][1] if self.forks and self.forks[-1][0] == self.version else None
+
     def paths(self) -> set[str]:
         """Return the paths in the store of all generations and all files except bases."""
         paths = {info.name for info in self.payload.values()}

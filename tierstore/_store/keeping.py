@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from tierstore._disk.manifest import is_version_name
+from typing import Any
+
+from tierstore._disk.manifest import Manifest, is_version_name
 from tierstore._store.alter import alone_to
 from tierstore._store.compaction import Folder
 from tierstore._store.lineage import pruned
 from tierstore._store.state import State
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 
-__all__ = ["check_version_name", "keep", "release", "restore"]
+__all__ = ["as_restored", "check_version_name", "keep", "release", "restore"]
 
 
 def check_version_name(name: object) -> str:
@@ -54,7 +56,7 @@ def restore(state: State, folder: Folder, version: int | str) -> None:
     """Restore an open writer to a kept version, as a new version; drop uncommitted rows."""
 
     def work() -> None:
-        if version in (state.manifest.version, state.restored):
+        if version in (state.manifest.version, state.manifest.restored):
             state.discard()
             return
         older = state.history.version(version)
@@ -62,12 +64,24 @@ def restore(state: State, folder: Folder, version: int | str) -> None:
             state.discard()
             return
         state.check_whole(older)
-        before, changes = state.manifest, state.next_version()
-        forks = pruned((*older.forks, (changes["version"], older.version)), before.floor)
-        if before.confirmed < before.version:  # a model elsewhere may need unconfirmed versions
-            changes["confirmed"] = before.confirmed
-        changes |= {"previous": older.version, "mark": older.mark, "forks": forks}
-        changes |= {"payload_mark": older.payload_mark, "origin": older.origin}
+        changes = as_restored(older, state.manifest, state.ledger.last_version + 1)
         state.change_all(older, **changes)
 
     alone_to("restore a version", state, folder, work)
+
+
+def as_restored(older: Manifest, before: Manifest, version: int) -> dict[str, Any]:
+    """Return the manifest changes, but for its contents, of a version that restores an older one.
+
+    `before` is the version that is open.
+    """
+    return {
+        "version": version,
+        "previous": older.version,
+        "mark": older.mark,
+        "payload_mark": older.payload_mark,
+        # A model elsewhere may need unconfirmed versions.
+        "confirmed": version if before.confirmed >= before.version else before.confirmed,
+        "origin": older.origin,
+        "forks": pruned((*older.forks, (version, older.version)), before.floor),
+    }

@@ -10,6 +10,7 @@ original, so that patches apply in order and pointers to the original are valid 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,8 +32,18 @@ from tierstore._store.state import State
 from tierstore._strictjson import Section, canonical, seal, unseal
 from tierstore._table.table import Table
 from tierstore.errors import CorruptStoreError, FormatError, InvalidInputError, VersionError
+from tierstore.spec import TableSpec
 
-__all__ = ["PatchInfo", "Source", "apply_patch", "keys_of", "write_patch"]
+__all__ = [
+    "Change",
+    "Patch",
+    "PatchInfo",
+    "Source",
+    "apply_patch",
+    "keys_of",
+    "open_patch",
+    "write_patch",
+]
 
 _FORMAT = 1
 _MAX_HEAD = 16 << 20
@@ -81,6 +92,13 @@ def write_patch(
     _check_alike(old, new)
     before, after = old.manifest, new.manifest
     rows = changed_rows(old.tables, new.tables)
+    for name in rows if after.partitions else ():
+        if after.tables[name].spec.keys is not None:
+            raise InvalidInputError(
+                f"rows of table {name!r}, which is by key, differ between versions "
+                f"{before.version} and {after.version}, and in a store with partitions they have "
+                "no numbers of their own; save a new copy instead"
+            )
     told = {name: info.scalars for name, info in before.tables.items()}
     tables = {
         name: _described(table, rows.get(name, np.empty(0, np.int64)))
@@ -132,8 +150,7 @@ def _check_alike(old: Source, new: Source) -> None:
                 f"table {name!r} has other rows or fields in {between}, and a patch changes values "
                 "only; save a new copy instead"
             )
-        by_key = new.manifest.partitions and new.manifest.tables[name].spec.keys
-        if by_key or keys_of(new.manifest, name) != keys_of(old.manifest, name):
+        if keys_of(new.manifest, name) != keys_of(old.manifest, name):
             raise InvalidInputError(
                 f"table {name!r} has other keys in {between}, and a patch changes values only; "
                 "save a new copy instead"
@@ -176,7 +193,7 @@ def _body(table: Table, rows: Rows) -> Iterator[bytes]:
 
 
 @dataclass(frozen=True)
-class _Change:
+class Change:
     """The rows of one table in a patch, which start at `offset` of the file."""
 
     name: str
@@ -189,10 +206,11 @@ class _Change:
 
     @property
     def size(self) -> int:
+        """Bytes of it in the file: ids, records, checksums and the checksum of these."""
         return self.changed * (self.record_bytes + 12) + 4
 
 
-class _Patch:
+class Patch:
     """A patch, open for reading, whose head and size are checked."""
 
     def __init__(self, file: BufferedReader, name: str) -> None:
@@ -207,7 +225,7 @@ class _Patch:
         self.old, self.new = head.section("from"), head.section("to")
         self.origin = Origin(head.matching("store", UUID), self.new.natural("version"))
         self.step = None if head.value("step") is None else head.integer("step")
-        self.changes: list[_Change] = []
+        self.changes: list[Change] = []
         end = file.tell()
         tables = head.section("tables")
         for key in tables:
@@ -225,7 +243,7 @@ class _Patch:
         if size != end:
             raise FormatError(f"{name} has {size} bytes instead of {end}; copy it again")
 
-    def read(self, change: _Change) -> Iterator[tuple[Rows, npt.NDArray[np.uint8]]]:
+    def read(self, change: Change) -> Iterator[tuple[Rows, npt.NDArray[np.uint8]]]:
         """Yield the ids and verified records of a table, in blocks; raises FormatError."""
         count, width = change.changed, change.record_bytes
         ids = self._bytes(change.offset, 8 * count)
@@ -244,6 +262,54 @@ class _Patch:
                 raise self._damaged(change.name)
             yield rows[part], records
 
+    def check_order(self, manifest: Manifest, where: str) -> None:
+        """Raise VersionError unless the open version of a store is the one that this follows."""
+        old, new = (each.natural("version") for each in (self.old, self.new))
+        if manifest.mark == self.new.text("mark"):
+            raise VersionError(f"{where} already has version {new}, to which {self.name} leads")
+        if manifest.mark != self.old.text("mark"):
+            raise VersionError(
+                f"{self.name} leads from version {old} to {new} of the store {self.store}, but "
+                f"version {manifest.version} of {where} is not that version {old}: apply patches "
+                "in order, to a copy that nothing else has changed, or save a new copy"
+            )
+
+    def check_table(self, change: Change, spec: TableSpec, rows: int) -> None:
+        """Raise FormatError unless a change is for a table like this one."""
+        fields = [[name, item.dim, item.form] for name, item in spec.fields.items()]
+        shape = (rows, spec.layout.record_bytes, fields)
+        if shape != (change.rows, change.record_bytes, change.fields):
+            raise FormatError(
+                f"{self.name} is for {change.rows} rows of {change.fields} in table "
+                f"{change.name!r}, which has {rows} rows of {fields}"
+            )
+
+    def draft(self, state: State) -> CommitDraft:
+        """Begin the version that this leads to, with its payload, step and marks."""
+        values = {
+            name: Encoded(entry.text("kind"), self.value(name, entry.natural("size")))
+            for name, entry in (self.payload or {}).items()
+        }
+        draft = CommitDraft(state, self.step, values, confirm=True)
+        for name, info in draft.payload.items():
+            if info.crc32c != (self.payload or {})[name].integer("crc32c"):
+                draft.drop()
+                raise FormatError(f"{self.name}: {name} does not match its checksum; copy it again")
+        if self.payload is None:
+            draft.payload = state.manifest.payload
+        draft.step = self.step
+        draft.numbers["mark"] = self.new.text("mark")
+        draft.numbers["payload_mark"] = self.new.text("payload_mark")
+        draft.numbers["origin"] = self.origin
+        return draft
+
+    def info(self) -> PatchInfo:
+        """Return what it contains."""
+        counts = {change.name: change.changed for change in self.changes if change.changed}
+        numbers = self.old.natural("version"), self.new.natural("version")
+        size = os.fstat(self._file.fileno()).st_size
+        return PatchInfo(Path(self.name), self.store, *numbers, counts, size)
+
     def value(self, name: str, size: int) -> Iterator[bytes]:
         """Yield the bytes of a payload value."""
         for start in range(0, size, _BLOCK_BYTES):
@@ -260,9 +326,9 @@ class _Patch:
         return FormatError(f"{self.name}: {what} does not match its checksum; copy it again")
 
 
-def _change(name: str, entry: Section, offset: int) -> _Change:
+def _change(name: str, entry: Section, offset: int) -> Change:
     entry.only({"rows", "record_bytes", "fields", "changed", "scalars"})
-    return _Change(
+    return Change(
         name,
         entry.natural("rows"),
         entry.natural("record_bytes"),
@@ -273,71 +339,34 @@ def _change(name: str, entry: Section, offset: int) -> _Change:
     )
 
 
+@contextlib.contextmanager
+def open_patch(path: str | os.PathLike[str]) -> Iterator[Patch]:
+    """Open a patch; raises FormatError where it is damaged."""
+    with open(path, "rb") as file:
+        yield Patch(file, os.fspath(path))
+
+
 def apply_patch(state: State, folder: Folder, path: str | os.PathLike[str]) -> PatchInfo:
     """Apply a patch to the version it follows, and commit; after an error nothing has changed."""
-    with open(path, "rb") as file:
-        patch = _Patch(file, os.fspath(path))
-        with state.door.use(write=True) as use, state.alone("apply a patch"):
-            state.check_clean("apply a patch")
-            _check_order(state, patch)
+    with (
+        open_patch(path) as patch,
+        state.door.use(write=True) as use,
+        state.alone("apply a patch"),
+    ):
+        state.check_clean("apply a patch")
+        patch.check_order(state.manifest, state.directory.path)
+        for change in patch.changes:
+            table = state.tables.get(change.name)
+            if table is None:
+                error = state.damaged.get(change.name)
+                raise error or CorruptStoreError(f"no table {change.name!r}")
+            patch.check_table(change, table.spec, table.rows)
+        with state.unless_published(state.discard):
             for change in patch.changes:
-                _check_table(state, patch, change)
-            with state.unless_published(state.discard):
-                draft = _written(state, patch)
-                commit(draft, folder, use, flush)
-        counts = {change.name: change.changed for change in patch.changes if change.changed}
-        numbers = patch.old.natural("version"), patch.new.natural("version")
-        return PatchInfo(Path(path), patch.store, *numbers, counts, os.fstat(file.fileno()).st_size)
-
-
-def _check_order(state: State, patch: _Patch) -> None:
-    """Raise VersionError unless the open version is the one that the patch follows."""
-    mark, where = state.manifest.mark, state.directory.path
-    old, new = (each.natural("version") for each in (patch.old, patch.new))
-    if mark == patch.new.text("mark"):
-        raise VersionError(f"{where} already has version {new}, to which {patch.name} leads")
-    if mark != patch.old.text("mark"):
-        raise VersionError(
-            f"{patch.name} leads from version {old} to {new} of the store {patch.store}, but "
-            f"version {state.manifest.version} of {where} is not that version {old}: apply patches "
-            "in order, to a copy that nothing else has changed, or save a new copy"
-        )
-
-
-def _check_table(state: State, patch: _Patch, change: _Change) -> None:
-    table = state.tables.get(change.name)
-    if table is None:
-        raise state.damaged.get(change.name) or CorruptStoreError(f"no table {change.name!r}")
-    fields = [[name, item.dim, item.form] for name, item in table.fields.items()]
-    shape = (table.rows, table.spec.layout.record_bytes, fields)
-    if shape != (change.rows, change.record_bytes, change.fields):
-        raise FormatError(
-            f"{patch.name} is for {change.rows} rows of {change.fields} in table {change.name!r}, "
-            f"which has {table.rows} rows of {fields}"
-        )
-
-
-def _written(state: State, patch: _Patch) -> CommitDraft:
-    """Write the rows, scalars and payload of a patch; return the commit that publishes them."""
-    for change in patch.changes:
-        table = state.tables[change.name]
-        for rows, records in patch.read(change):
-            table._write_records(rows, records)
-        table.scalars.clear()
-        table.scalars.update(change.scalars)
-    values = {
-        name: Encoded(entry.text("kind"), patch.value(name, entry.natural("size")))
-        for name, entry in (patch.payload or {}).items()
-    }
-    draft = CommitDraft(state, patch.step, values, confirm=True)
-    for name, info in draft.payload.items():
-        if info.crc32c != (patch.payload or {})[name].integer("crc32c"):
-            draft.drop()
-            raise FormatError(f"{patch.name}: {name} does not match its checksum; copy it again")
-    if patch.payload is None:
-        draft.payload = state.manifest.payload
-    draft.step = patch.step
-    draft.numbers["mark"] = patch.new.text("mark")
-    draft.numbers["payload_mark"] = patch.new.text("payload_mark")
-    draft.numbers["origin"] = patch.origin
-    return draft
+                table = state.tables[change.name]
+                for rows, records in patch.read(change):
+                    table._write_records(rows, records)
+                table.scalars.clear()
+                table.scalars.update(change.scalars)
+            commit(patch.draft(state), folder, use, flush)
+        return patch.info()

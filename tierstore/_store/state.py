@@ -519,12 +519,6 @@ class State:
     # -- what is kept, read and uncommitted
 
     @property
-    def restored(self) -> int | None:
-        """The older version that the open one restored unchanged, or None."""
-        forks = self.manifest.forks
-        return forks[-1][1] if forks and forks[-1][0] == self.manifest.version else None
-
-    @property
     def keep(self) -> int:
         """How many versions are kept."""
         return self._options.keep or self.manifest.keep

@@ -227,17 +227,18 @@ class Request:
         own, name = self._exchange.ranks.rank, self._exchange.name
         if told[own][1] and wanted.refuse is not None:
             wanted.refuse()
-        for rank, (_, failed, tag, *_) in enumerate(told):
-            if failed:
-                raise RanksError(
-                    f"rank {rank} of {len(told)} asked table {name!r} for ids that it does not "
-                    "have, and nothing was looked up; that rank says which"
-                )
+        for rank, (_, _, tag, *_) in enumerate(told):
             if tag != self._tag:
                 raise InvalidInputError(
                     f"rank {rank} of {len(told)} looks up something else than {name!r} on rank "
                     f"{own}: every rank calls the same layers in the same order, with the same "
                     "features, and announces the same batches (lookahead, prefetch)"
+                )
+        for rank, (_, failed, *_) in enumerate(told):
+            if failed:
+                raise RanksError(
+                    f"rank {rank} of {len(told)} asked table {name!r} for ids that it does not "
+                    "have, and nothing was looked up; that rank says which"
                 )
 
     def answer(self, rows: Tensor) -> Tensor:

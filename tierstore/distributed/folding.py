@@ -28,7 +28,7 @@ def fold(store: DistributedStore, progress: Progress | None) -> list[int]:
             if version != manifest.version:
                 raise InvalidInputError(
                     f"version {version} is kept as {name!r}, and a fold drops all but the newest: "
-                    f"call store.release({name!r}) first"
+                    f"call store.release({name!r}) or 'tierstore release' first"
                 )
         return set(store._root.versions())
 

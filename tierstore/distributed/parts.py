@@ -18,7 +18,7 @@ from tierstore._store.options import Options
 from tierstore._store.partitions import check_part, missing_partition
 from tierstore._store.store import Store
 from tierstore.distributed.root import NOTHING
-from tierstore.errors import NotAStoreError, VersionError
+from tierstore.errors import CorruptStoreError, NotAStoreError, VersionError
 from tierstore.spec import EXTENT_ROWS
 
 __all__ = ["Parts"]
@@ -109,7 +109,7 @@ class Parts:
         }
 
     def ahead(self, root: Manifest) -> list[tuple[int, Store]]:
-        """Return those that are not at the version that the root names, after an error."""
+        """Return those that are not at the version that a root names."""
         return [
             (number, part)
             for number, part in self.numbered()
@@ -124,6 +124,25 @@ class Parts:
                 part.commit(confirm=False)
 
         self.each(commit)
+
+    def check_whole(self, older: Manifest) -> None:
+        """Raise CorruptStoreError unless what an older version of the root names can be opened."""
+        for number, part in self.numbered():
+            version, mark = older.partitions[number]
+            if part._state.manifest.mark == mark:
+                continue
+            found = part._state.history.version(version)
+            if found.mark != mark:
+                raise CorruptStoreError(
+                    f"version {version} of {part.path} is of another moment than version "
+                    f"{older.version} of the store; restore all partitions from one copy"
+                )
+            part._state.check_whole(found)
+
+    def restore(self, older: Manifest) -> None:
+        """Restore what an older version of the root names."""
+        for number, part in self.ahead(older):
+            part.restore(older.partitions[number][0])
 
     def confirm(self, root: Manifest, kept: Mapping[int, Manifest]) -> None:
         """Keep what the versions `kept` of the root name, and no more."""

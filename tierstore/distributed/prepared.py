@@ -26,6 +26,10 @@ class Prepared(NamedTuple):
     last_version: int
     mark: str
 
+    def in_order(self) -> tuple[tuple[int, str], ...]:
+        """Return the version and mark of each partition, as a manifest has them."""
+        return tuple(mark for _, mark in sorted(self.partitions.items()))
+
 
 def agreed(prepared: Sequence[Prepared]) -> Prepared:
     """Return what all ranks have ready.

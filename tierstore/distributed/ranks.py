@@ -113,7 +113,8 @@ class Ranks:
         outcome = (None if own is None else _described(own), value)
         found = self.gather(what, outcome)
         if own is not None:
-            own.add_note(f"on rank {self.rank} of {self.count}, while all {what}")
+            if self.count > 1:
+                own.add_note(f"on rank {self.rank} of {self.count}, while all {what}")
             raise own
         for rank, (failure, _) in enumerate(found):
             if failure is not None:

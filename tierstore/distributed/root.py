@@ -17,7 +17,9 @@ from tierstore._disk.generation import remove_generation
 from tierstore._disk.keys import write_keys
 from tierstore._disk.manifest import KeysInfo, Manifest
 from tierstore._store.commit import CommitDraft, clean_up
+from tierstore._store.keeping import as_restored
 from tierstore._store.options import Options
+from tierstore._store.patching import Patch
 from tierstore._store.store import Store
 from tierstore._store.versions import History, open_directory, read_identity
 from tierstore.budget import Budget
@@ -209,6 +211,33 @@ class Root:
                 state.adopt(state.publish(**numbers, step=draft.step, payload=draft.payload))
             with use.interruptible():
                 clean_up(state, self.store._folder)
+
+    def draft_of(self, patch: Patch) -> CommitDraft | None:
+        """Begin the version that a patch leads to, as a leader."""
+        return None if self.store is None else patch.draft(self.store._state)
+
+    def version(self, version: int | str) -> Manifest:
+        """Return the manifest of a kept version, by number or name; raises VersionError."""
+        return History(self.directory, self.uuid).version(version)
+
+    def restore(
+        self, older: Manifest, number: int, partitions: tuple[tuple[int, str], ...]
+    ) -> None:
+        """Publish an older version again under a new number, as partitions have it. Collective."""
+
+        def work() -> None:
+            if self.store is None:
+                return
+            state = self.store._state
+            changes = as_restored(older, state.manifest, number)
+            changes |= {name: getattr(older, name) for name in ("tables", "step", "payload")}
+            with self.store._door.use(write=True) as use, state.alone("restore a version"):
+                with state.unbroken():
+                    state.adopt(state.publish(**changes, partitions=partitions))
+                with use.interruptible():
+                    clean_up(state, self.store._folder)
+
+        self._follow("restore the version", work)
 
     def rename(self, what: str, change: Callable[[Store], object]) -> None:
         """Change by which names versions are kept. Collective."""

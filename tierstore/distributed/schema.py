@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -31,7 +31,6 @@ from tierstore._store.store import Store
 from tierstore.distributed.creating import same_seeds, shape_of
 from tierstore.distributed.prepared import agreed
 from tierstore.errors import (
-    CommitFailedError,
     ExistsError,
     InvalidInputError,
     InvalidTypeError,
@@ -43,7 +42,16 @@ from tierstore.spec import Field, TableSpec, check_name
 if TYPE_CHECKING:
     from tierstore.distributed.store import DistributedStore
 
-__all__ = ["alter_tables", "append", "create_table", "grow", "replace_table", "set_keys"]
+__all__ = [
+    "alter_tables",
+    "append",
+    "create_table",
+    "drop",
+    "grow",
+    "rename",
+    "replace_table",
+    "set_keys",
+]
 
 _HELD_BYTES = 256 << 20
 """Records of new rows that a rank holds at a time."""
@@ -254,6 +262,43 @@ class _Keys:
     def remove(self) -> None:
         """Remove them, if no version will name them."""
         self._store._root.remove_keys(self._name, self._generation)
+
+
+def rename(store: DistributedStore, name: str, new: str, progress: Progress | None = None) -> None:
+    """Give a table another name; see `DistributedStore.rename`."""
+    check_name(new)
+    store._agree("rename a table", {"name": name, "new": new})
+    table, info = store[name], store._manifest.tables[name]
+    if new in store:
+        raise ExistsError(f"{store.path} already has a table {new!r}; choose another name")
+    keys = None if info.keys is None or info.spec.keys is not None else table.keys[:]
+    written = None if keys is None else _Keys(store, new, keys, info.spec.rows)
+
+    def renamed() -> dict[str, TableInfo]:
+        parts = store._parts.stores
+        report = Overall(progress, sum(part[name].spec.rows for part in parts))
+        for part in parts:
+            rows = part[name].spec.rows
+            part.rename(name, new, progress=report)
+            report.passed(rows)
+        moved = dataclasses.replace(info, spec=dataclasses.replace(info.spec, sparse=False))
+        return {new: moved if written is None else written.named_by(moved)}
+
+    own = dataclasses.replace(store._tables[name].spec, sparse=False)
+    _change(store, "rename", {new: own}, renamed, written, drop=[name])
+
+
+def drop(store: DistributedStore, name: str) -> None:
+    """Remove a table; see `DistributedStore.drop`."""
+    store._agree("drop a table", {"name": name})
+    store[name]
+
+    def dropped() -> dict[str, TableInfo]:
+        for part in store._parts.stores:
+            part.drop(name)
+        return {}
+
+    _change(store, "drop", {}, dropped, drop=[name])
 
 
 def grow(
@@ -467,18 +512,19 @@ def _change(
     specs: Mapping[str, TableSpec],
     work: Callable[[], dict[str, TableInfo]],
     ahead: _Ahead | None = None,
+    drop: Collection[str] = (),
 ) -> None:
     """Have every rank change its partitions, and publish what `work` returns of the tables.
 
     What goes `ahead` is written while the tables are as before. `specs` are what they come to on
-    this rank. Raises InvalidInputError unless all is committed, CapacityError for too small a
-    budget; then nothing was changed.
+    this rank, without those to `drop`. Raises InvalidInputError unless all is committed,
+    CapacityError for too small a budget; then nothing was changed.
     """
     ranks = store._ranks
 
     def check() -> None:
         store._check_clean(f"{what} tables")
-        before = {name: table.spec for name, table in store._tables.items()}
+        before = {name: each.spec for name, each in store._tables.items() if name not in drop}
         store._spaces.check_fit({**before, **specs})
 
     with store._door.use(write=True), store._closed_when_broken():
@@ -486,7 +532,7 @@ def _change(
         draft = store._root.draft()
 
         def change() -> Any:
-            store._spaces.vacate(list(specs))
+            store._spaces.vacate([*specs, *drop])
             return store._prepared(work(), draft)
 
         try:
@@ -499,11 +545,5 @@ def _change(
             if ahead is not None:
                 ahead.remove()
             raise
-        store._publish(agreed(prepared), draft)
-        try:
-            ranks.together("place its tables", store._place)
-        except TierStoreError as error:
-            raise CommitFailedError(
-                f"version {store.version} is committed, but its tables could not be opened in "
-                f"their new shape ({error}); open the store again"
-            ) from error
+        store._publish(agreed(prepared), draft, drop)
+        store._place_together()

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import socket
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, Self, TypeVar, cast
@@ -26,11 +27,12 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import Shard
-from tierstore._door import Door
+from tierstore._door import Door, Use
 from tierstore._store import closing, keeping, locking
 from tierstore._store.commit import CommitDraft
-from tierstore._store.options import Options, whole_number
+from tierstore._store.options import Options, version_or_name, whole_number
 from tierstore._store.partitions import WholeKeys
+from tierstore._store.patching import PatchInfo
 from tierstore._store.payload import Payload, Payloads
 from tierstore._store.pointer import make_pointer
 from tierstore._store.store import Store
@@ -40,7 +42,7 @@ from tierstore._table.keyed import KeyedTable
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
 from tierstore._tiers.memory import available_bytes
-from tierstore.distributed import folding, schema
+from tierstore.distributed import folding, schema, versions
 from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.parts import Parts
 from tierstore.distributed.prepared import Prepared, agreed
@@ -48,6 +50,7 @@ from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.root import Root
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import (
+    CommitFailedError,
     ExistsError,
     InvalidInputError,
     InvalidTypeError,
@@ -132,6 +135,10 @@ class DistributedStore(Closing, Mapping[str, Any]):
 
     def _place(self) -> None:
         """Put tiers over the partitions, for all tables that have none."""
+        for name in self._tables.keys() - self._manifest.tables.keys():
+            self._spaces.drop(name)
+            self._shared.pop(name, None)
+            self.touched.scalars.pop(name, None)
         opened: dict[str, Generation] = {}
         specs: dict[str, TableSpec] = {}
         for name, info in self._manifest.tables.items():
@@ -146,9 +153,22 @@ class DistributedStore(Closing, Mapping[str, Any]):
             specs[name] = generation.spec
             opened[name] = cast(Generation, generation)
         self._spaces.place(self, opened, specs)
-        if self._ranks.count > 1:
-            for name in self._tables.keys() - self._shared.keys():
-                self._shared[name] = self._over(self._tables[name])
+        for name, table in self._tables.items() if self._ranks.count > 1 else ():
+            if name not in self._shared or self._shared[name].shard is not table:
+                self._shared[name] = self._over(table)
+
+    def _place_together(self) -> None:
+        """Put tiers over the tables of a version that was just published, on every rank.
+
+        Raises CommitFailedError.
+        """
+        try:
+            self._ranks.together("place its tables", self._place)
+        except TierStoreError as error:
+            raise CommitFailedError(
+                f"version {self.version} is committed, but its tables could not be opened in "
+                f"their new shape ({error}); open the store again"
+            ) from error
 
     def _info_of(self, name: str) -> Callable[[], TableInfo]:
         return lambda: self._manifest.tables[name]
@@ -369,29 +389,30 @@ class DistributedStore(Closing, Mapping[str, Any]):
         names = None if payload is None else sorted(payload)
         self._agree("commit", {"step": step, "payload": names, "keep": keep})
         with self._door.use(write=True) as use, self._closed_when_broken():
-            draft: CommitDraft | None = None
-
-            def put_together() -> None:
-                nonlocal draft
-                draft = self._root.draft(step, payload, keep=keep)
-
-            def drop() -> None:
-                if draft is not None:
-                    with contextlib.suppress(TierStoreError, OSError):
-                        draft.drop()
-
-            try:
-                with use.interruptible():  # it turns the caller's values into bytes
-                    self._ranks.together("put the payload together", put_together)
-                prepared = self._ranks.together(
-                    "commit its partitions", lambda: self._commit_parts(draft)
-                )
-                changed = agreed(prepared)
-            except BaseException:
-                drop()
-                raise
-            self._publish(changed, draft)
+            self._commit(use, lambda: self._root.draft(step, payload, keep=keep))
             return self.version
+
+    def _commit(self, use: Use, begun: Callable[[], CommitDraft | None]) -> None:
+        """Commit what is written, as the version that a leader has begun."""
+        draft: CommitDraft | None = None
+
+        def put_together() -> None:
+            nonlocal draft
+            draft = begun()
+
+        try:
+            with use.interruptible():  # it turns the caller's values into bytes
+                self._ranks.together("put the payload together", put_together)
+            prepared = self._ranks.together(
+                "commit its partitions", lambda: self._commit_parts(draft)
+            )
+            changed = agreed(prepared)
+        except BaseException:
+            if draft is not None:
+                with contextlib.suppress(TierStoreError, OSError):
+                    draft.drop()
+            raise
+        self._publish(changed, draft)
 
     def _commit_parts(self, draft: CommitDraft | None) -> Prepared:
         """Commit the partitions of this rank, not confirmed, where rows were written."""
@@ -410,15 +431,21 @@ class DistributedStore(Closing, Mapping[str, Any]):
         mark = "" if draft is None else draft.numbers["mark"]
         return Prepared(self._parts.versions(), tables, self._root.last_version, mark)
 
-    def _publish(self, prepared: Prepared, draft: CommitDraft | None) -> None:
-        """Publish a version that all ranks have ready, and confirm it to the partitions."""
+    def _publish(
+        self, prepared: Prepared, draft: CommitDraft | None, drop: Collection[str] = ()
+    ) -> None:
+        """Publish a version that all ranks have ready, and confirm it to the partitions.
+
+        It lacks the tables to `drop`.
+        """
         version = prepared.last_version + 1
+        kept = {name: info for name, info in self._manifest.tables.items() if name not in drop}
         changes = {
             "version": version,
             "confirmed": version,
             "mark": prepared.mark,
-            "tables": {**self._manifest.tables, **prepared.tables},
-            "partitions": tuple(mark for _, mark in sorted(prepared.partitions.items())),
+            "tables": {**kept, **prepared.tables},
+            "partitions": prepared.in_order(),
         }
         self._root.publish(changes, draft)
         for name in prepared.tables.keys() & self._tables.keys():
@@ -426,8 +453,9 @@ class DistributedStore(Closing, Mapping[str, Any]):
             scalars = self._manifest.tables[name].scalars
             generation.info = dataclasses.replace(generation.info, scalars=scalars)
             self._tables[name]._forget_keys()
-        for _, by_key in self._keyed():
-            by_key.keys_committed()
+        for name, by_key in self._keyed():
+            if name not in drop:
+                by_key.keys_committed()
         self._count_keys(self._confirm, "confirm the version")
 
     def _confirm(self) -> None:
@@ -465,6 +493,24 @@ class DistributedStore(Closing, Mapping[str, Any]):
             self._root.rename(what, change)
             self._ranks.together("name the kept versions", self._follow_names)
 
+    def restore(self, version: int | str) -> int:
+        """Restore a kept version in place, as `Store.restore` does; return the resulting number.
+
+        Collective. Uncommitted rows of all ranks are dropped. Raises VersionError for a version
+        that is not kept, CorruptStoreError where a partition of it is damaged; the store is then
+        unchanged.
+        """
+        return versions.restore(self, version_or_name(version))
+
+    def apply_patch(self, path: str | os.PathLike[str]) -> PatchInfo:
+        """Apply a patch of another store to this copy of it, as `Store.apply_patch` does.
+
+        Collective: every rank reads the file, and writes what is in its partitions. The copy may be
+        in partitions where the original is not, and the other way round. Raises InvalidInputError
+        for rows of a table by key, which a patch names by numbers of another store.
+        """
+        return versions.apply_patch(self, path)
+
     def rollback(self) -> None:
         """Drop everything that any rank wrote since the last commit. Collective."""
         self._agree("roll back", {})
@@ -487,10 +533,18 @@ class DistributedStore(Closing, Mapping[str, Any]):
 
     def _restore_parts(self) -> None:
         """Bring partitions back that are ahead of the root, after an error on some rank."""
-        for number, part in self._parts.ahead(self._manifest):
+        if self._parts.ahead(self._manifest):
             self._spaces.vacate(list(self._tables))
-            part.restore(self._manifest.partitions[number][0])
+            self._parts.restore(self._manifest)
         self._place()
+
+    def _take_scalars(self) -> None:
+        """Have tables show the scalars of the version that is open, and its keys."""
+        for name, table in self._tables.items():
+            generation, scalars = table._generation, self._manifest.tables[name].scalars
+            generation.info = dataclasses.replace(generation.info, scalars=scalars)
+            table._reset_scalars()
+            table._forget_keys()
 
     def _check_clean(self, what: str) -> None:
         """Raise InvalidInputError where rows of this rank are not committed."""
@@ -620,6 +674,24 @@ class DistributedStore(Closing, Mapping[str, Any]):
         where rows have external keys.
         """
         return schema.append(self, name, rows, keys, progress)
+
+    def rename(
+        self, name: str, new: str, *, progress: Progress | None = None
+    ) -> Table | DistributedTable | DistributedKeyedTable:
+        """Rename a table and return it, as `Store.rename` does; a commit of its own. Collective.
+
+        The rows are copied. Table objects of the old name are closed.
+        """
+        schema.rename(self, name, new, progress)
+        table: Table | DistributedTable | DistributedKeyedTable = self[new]
+        return table
+
+    def drop(self, name: str) -> None:
+        """Remove a table, as `Store.drop` does; a commit of its own. Collective.
+
+        Older versions keep it.
+        """
+        schema.drop(self, name)
 
     def set_keys(self, name: str, keys: Sequence[Any] | None) -> None:
         """Set external keys for all rows of a table, as `Store.set_keys` does, or remove them.

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
-from tierstore.machine import speeds
+from tierstore.budget import format_bytes
+from tierstore.machine import examine_storage, speeds
 from tierstore.machine.speeds import Standing, stand
 from tierstore_cli.command import Command
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import Bytes
+from tierstore_cli.params import Bytes, FiniteRange
 from tierstore_cli.progress import Progress
 from tierstore_cli.speeds import speed_lines
 
@@ -28,7 +29,7 @@ from tierstore_cli.speeds import speed_lines
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="S",
     default=0.5,
     show_default=True,
@@ -45,6 +46,12 @@ def bench(out: Output, directory: Path, size: int, seconds: float) -> None:
       tierstore bench
       tierstore bench /mnt/nvme --size 4GiB
     """
+    free = examine_storage(directory).free_bytes
+    if 2 * size > free:
+        raise click.UsageError(
+            f"--size {format_bytes(size)} takes twice as much of the disk, of which "
+            f"{format_bytes(free)} are free"
+        )
     with Progress("measuring") as progress:
         found = speeds.measure(directory, file_bytes=size, seconds=seconds, progress=progress)
     with Progress("making a store") as progress:

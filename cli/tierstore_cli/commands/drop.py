@@ -27,7 +27,7 @@ def drop(out: Output, store: Path, table: str, allow_untested: bool) -> None:
     Examples:
       tierstore drop emb.tier item
     """
-    with open_store(store, "r+", allow_untested=allow_untested) as opened:
+    with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
         opened.drop(table)
         version = opened.version
     data = {"store": os.path.abspath(store), "table": table, "version": version}

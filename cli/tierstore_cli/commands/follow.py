@@ -14,7 +14,7 @@ from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import READ_STORE, Place, full_name
+from tierstore_cli.params import READ_STORE, FiniteRange, Place, full_name
 from tierstore_cli.rows import id_lines, ids_and_keys
 
 
@@ -29,14 +29,14 @@ from tierstore_cli.rows import id_lines, ids_and_keys
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     metavar="SECONDS",
     help="End when no version comes for so long; default: no end.",
 )
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Versions; default: no end.")
 @click.option(
     "--every",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="SECONDS",
     default=0.5,
     show_default=True,

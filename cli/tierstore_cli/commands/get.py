@@ -12,14 +12,14 @@ from tierstore import Table
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_table, open_to_read
 from tierstore_cli.output import Output
-from tierstore_cli.params import FIELD, READ_STORE, TABLE, VERSION, Place
+from tierstore_cli.params import FIELD, READ_STORE, ROW_ID, TABLE, VERSION, Place
 from tierstore_cli.picking import chosen_ids
 from tierstore_cli.rows import rows_data
 
 
 @click.command(cls=Command)
 @READ_STORE
-@click.argument("ids", metavar="[ID]...", nargs=-1, type=click.IntRange(min=0))
+@click.argument("ids", metavar="[ID]...", nargs=-1, type=ROW_ID)
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="A row by its key; repeatable.")
 @click.option("--ids", "file", metavar="FILE", help="Ids in a file: .txt, .npy, FILE.parquet:COL.")
 @TABLE
@@ -52,7 +52,7 @@ def get(
         chosen = choose_table(opened, table)
         field = choose_field(chosen, field)
         rows = chosen_ids(chosen, ids, keys, file)
-        if not len(rows):
+        if not len(rows) and file is None:
             raise click.UsageError("which rows? Give ids, --key or --ids")
         if out.as_json:
             out.show(rows_data(chosen, field, rows.tolist()))

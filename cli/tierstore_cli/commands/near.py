@@ -11,14 +11,14 @@ from tierstore import Store, Table
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_table, open_to_read
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import FIELD, READ_STORE, TABLE, VERSION, Count, Place, full_name
+from tierstore_cli.params import FIELD, READ_STORE, ROW_ID, TABLE, VERSION, Count, Place, full_name
 from tierstore_cli.picking import chosen_ids
 
 
 @click.command(cls=Command)
 @READ_STORE
 @click.option("--key", metavar="KEY", help="The row by its key.")
-@click.option("--id", "row", type=click.IntRange(min=0), metavar="N", help="The row by its id.")
+@click.option("--id", "row", type=ROW_ID, metavar="N", help="The row by its id.")
 @click.option(
     "-k", "count", type=Count(), default="10", show_default=True, help="How many rows to find."
 )
@@ -71,7 +71,7 @@ def near(
         field = choose_field(chosen, field)
         ids = chosen_ids(chosen, [] if row is None else [row], [] if key is None else [key])
         query = chosen.by_row.read(ids, field, cache=False)
-        scores, found = chosen.topk(query, count, field, exclude=[ids], metric=by)
+        scores, found = chosen.topk(query, min(count, chosen.rows), field, exclude=[ids], metric=by)
         rows = _rows(chosen, scores[0], found[0])
         data = {
             "store": full_name(store),

@@ -31,7 +31,7 @@ def patch(out: Output, store: Path, file: Path, allow_untested: bool) -> None:
       tierstore diff emb.tier yesterday --out monday.patch
       tierstore patch copy.tier monday.patch
     """
-    with open_store(store, "r+", allow_untested=allow_untested) as opened:
+    with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
         done = opened.apply_patch(file)
         version = opened.version
     rows = sum(done.rows.values())

@@ -14,14 +14,14 @@ import numpy.typing as npt
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_table, open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import FIELD, STORE, TABLE, UNTESTED
+from tierstore_cli.params import FIELD, ROW_ID, STORE, TABLE, UNTESTED
 from tierstore_cli.picking import add_key, chosen_ids
 
 
 @click.command(cls=Command, context_settings={"ignore_unknown_options": True})
 @STORE
 @click.argument("values", metavar="VALUE...", nargs=-1, required=True)
-@click.option("--id", "row", type=click.IntRange(min=0), metavar="N", help="The row by its id.")
+@click.option("--id", "row", type=ROW_ID, metavar="N", help="The row by its id.")
 @click.option("--key", metavar="KEY", help="The row by its key.")
 @TABLE
 @FIELD

@@ -30,7 +30,7 @@ def rename(out: Output, store: Path, table: str, new: str, allow_untested: bool)
       tierstore rename emb.tier embeddings item
     """
     with (
-        open_store(store, "r+", allow_untested=allow_untested) as opened,
+        open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened,
         Progress("copying") as progress,
     ):
         opened.rename(table, new, progress=progress)

@@ -9,10 +9,11 @@ import click
 
 from tierstore.reporting import write_report
 from tierstore.sizing import load_stream, simulate
+from tierstore.stats import read_hit_rates
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import READ_STORE, TABLE, VERSION, Place, full_name
+from tierstore_cli.params import READ_STORE, ROW_ID, TABLE, VERSION, Place, full_name
 from tierstore_cli.picking import typed_keys
 from tierstore_cli.progress import Progress
 from tierstore_cli.stream_options import TRACE
@@ -23,8 +24,14 @@ from tierstore_cli.stream_options import TRACE
 @click.argument("page", metavar="OUT", type=click.Path(path_type=Path))
 @TABLE
 @click.option("--key", metavar="KEY", help="Show the rows nearest to this one.")
-@click.option("--id", "row", type=click.IntRange(min=0), metavar="N", help="The same, by id.")
+@click.option("--id", "row", type=ROW_ID, metavar="N", help="The same, by id.")
 @click.option("--trace", type=TRACE, metavar="FILE", help="Show miss ratios of these row ids.")
+@click.option(
+    "--hits",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Show the hit rates of a run: lines of History.save or of top --json.",
+)
 @VERSION
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def report(
@@ -35,6 +42,7 @@ def report(
     key: str | None,
     row: int | None,
     trace: Path | None,
+    hits: Path | None,
     version: int | str | None,
     force: bool,
 ) -> None:
@@ -42,18 +50,20 @@ def report(
 
     OUT is one file without scripts that loads nothing from a network. The picture is of a sample of
     at most 2,000 rows a table, on the two directions in which they differ most. --key or --id adds
-    the nearest rows, --trace the misses of caches of several sizes.
+    the nearest rows, --trace the misses of caches of several sizes, --hits the hits of a run.
 
     \b
     Examples:
       tierstore report emb.tier report.html
       tierstore report emb.tier report.html --table word --key paris --force
       tierstore report emb.tier report.html --trace run.trace
+      tierstore report emb.tier report.html --hits hits.jsonl
     """
     if key is not None and row is not None:
         raise click.UsageError("give --key or --id, not both")
     if table is not None and key is None and row is None:
         raise click.UsageError("--table is that of --key or --id; give one of them")
+    rates = None if hits is None else read_hit_rates(hits)
     simulation = None
     if trace is not None:
         with Progress("replaying") as progress:
@@ -65,7 +75,7 @@ def report(
             near = (chosen.name, row)
             if key is not None:
                 near = (chosen.name, int(chosen.lookup(typed_keys(chosen, (key,)))[0]))
-        write_report(opened, page, near=near, simulation=simulation, force=force)
+        write_report(opened, page, near=near, simulation=simulation, hits=rates, force=force)
         data = {"store": full_name(store), "version": opened.version, "out": full_name(page)}
     data["bytes"] = page.stat().st_size
     out.show(data, f"wrote {page}: {data['bytes']:,} bytes")

@@ -35,7 +35,7 @@ def restore(
     wanted = name if version is None else version
     if wanted is None or (name is not None and version is not None):
         raise click.UsageError("give either --version or --name")
-    with open_store(store, "r+", allow_untested=allow_untested) as opened:
+    with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
         number = opened.restore(wanted)
     data = {"store": os.path.abspath(store), "restored": wanted, "version": number}
     out.show(data, f"{store} is now at version {number}, which restores {wanted}")

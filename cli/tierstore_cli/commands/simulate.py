@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tierstore import plot, policy
+from tierstore.budget import format_bytes
 from tierstore.sizing import POLICIES, SIZES, Simulation, load_stream
 from tierstore.sizing import simulate as run
 from tierstore_cli.command import Command
+from tierstore_cli.opening import choose_table, open_to_read
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import Count
+from tierstore_cli.params import TABLE, Count, Place, PlaceType, full_name
 from tierstore_cli.progress import Progress
 from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, TRACE, TierSize, stream_options
 from tierstore_cli.text import percent, sparkline
@@ -26,6 +29,14 @@ from tierstore_cli.text import percent, sparkline
     metavar="N",
     help="Number of rows of the table; default: that of the trace.",
 )
+@click.option(
+    "--of",
+    "store",
+    type=PlaceType(),
+    metavar="STORE|FILE",
+    help="A store or a file in place, FILE or FILE::NAME, whose table has the rows.",
+)
+@TABLE
 @click.option(
     "--policy",
     "policies",
@@ -57,6 +68,8 @@ def simulate(
     shuffle: bool,
     memory: int,
     rows: int | None,
+    store: Place | None,
+    table: str | None,
     policies: tuple[str, ...],
     sizes: tuple[int | float, ...],
     training: bool,
@@ -69,7 +82,8 @@ def simulate(
 
     TRACE is a recording by `table.record(path)`, or ids in .npy, .npz or .parquet. Rates are over
     the distinct rows of each batch, which determine how many bytes move. `optimum` keeps the rows
-    that are used soonest, which no policy can beat.
+    that are used soonest, which no policy can beat. With --of, RECORDS is what the rows of a size
+    take of memory.
 
     \b
     Examples:
@@ -77,13 +91,19 @@ def simulate(
       tierstore simulate run.trace --size 200000 --size 1000000 --policy lfu
       tierstore simulate run.trace --plot curve.svg
       tierstore simulate clicks.parquet --column item --batch 4096 --epochs 4 --shuffle
+      tierstore simulate run.trace --of model.safetensors::embed.weight
     """
+    if store is None and table is not None:
+        raise click.UsageError("--table is that of --of; give the store or file too")
+    if store is not None and rows is not None:
+        raise click.UsageError("--of says how many rows there are; leave --rows out")
+    of = None if store is None else _of(store, table)
     with Progress("replaying") as progress:
         stream = load_stream(
             trace,
             batch_size=batch,
             column=column,
-            rows=rows,
+            rows=rows if of is None else of["rows"],
             epochs=epochs,
             shuffle=shuffle,
             memory=memory,
@@ -102,12 +122,23 @@ def simulate(
         plot.miss_ratios(found, picture)
     lines: list[str | Grid] = [
         _head(found),
-        _grid(found),
+        _grid(found, None if of is None else of["record_bytes"]),
         _FLOOR.format(percent(found.first_touch_rate)),
         "",
         *_curves(found),
     ]
-    out.show(found.to_dict(), *lines)
+    out.show(found.to_dict() | ({} if of is None else {"of": of}), *lines)
+
+
+def _of(store: Place, name: str | None) -> dict[str, Any]:
+    with open_to_read(store) as opened:
+        table = choose_table(opened, name)
+        return {
+            "store": full_name(store),
+            "table": table.name,
+            "rows": table.rows,
+            "record_bytes": table.spec.layout.record_bytes,
+        }
 
 
 _FLOOR = "{} of the distinct rows are asked for the first time: no tier has those"
@@ -120,13 +151,16 @@ def _head(found: Simulation) -> str:
     )
 
 
-def _grid(found: Simulation) -> Grid:
-    headers = ("SLOTS", "PART", *(name.upper() for name in found.policies))
+def _grid(found: Simulation, record_bytes: int | None) -> Grid:
+    """Return a line for each size; with the bytes of its records, if those of one are known."""
+    records = [] if record_bytes is None else ["RECORDS"]
+    headers = ("SLOTS", "PART", *records, *(name.upper() for name in found.policies))
     columns = [found.curve(name) for name in found.policies]
     rows = [
         (
             f"{points[0].slots:,}",
             percent(points[0].share),
+            *([] if record_bytes is None else [format_bytes(points[0].slots * record_bytes)]),
             *(percent(point.unique_hit_rate) for point in points),
         )
         for points in zip(*columns, strict=True)

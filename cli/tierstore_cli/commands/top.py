@@ -16,7 +16,7 @@ from tierstore.stats import read_prometheus
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import READ_STORE, Place, full_name
+from tierstore_cli.params import READ_STORE, FiniteRange, Place, full_name
 from tierstore_cli.text import percent
 
 Figures = dict[tuple[str, str, str], float]
@@ -32,7 +32,7 @@ Figures = dict[tuple[str, str, str], float]
 )
 @click.option(
     "--every",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="SECONDS",
     default=2.0,
     show_default=True,
@@ -52,6 +52,7 @@ def top(out: Output, store: Place, metrics: Path | None, every: float, count: in
       tierstore top emb.tier
       tierstore top emb.tier --metrics /run/tierstore.prom --every 5
       tierstore top emb.tier --json --count 1 | jq .age_seconds
+      tierstore top emb.tier --json --metrics /run/tierstore.prom --every 60 > hits.jsonl
     """
     before: Figures = {}
     then = time.monotonic()
@@ -62,7 +63,7 @@ def top(out: Output, store: Place, metrics: Path | None, every: float, count: in
                 opened.refresh()
             figures = {} if metrics is None else read_prometheus(metrics)
             now = time.monotonic()
-            data = {"store": full_name(store), **_of_store(opened)}
+            data = {"store": full_name(store), "time": int(time.time()), **_of_store(opened)}
             data["tiers"] = _of_tiers(before, figures, now - then)
             if not out.as_json and sys.stdout.isatty():
                 click.clear()

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Iterator
 from functools import cached_property
-from importlib.resources import files
 from typing import Any, ClassVar
 
 import numpy as np
@@ -75,6 +74,8 @@ class Source:
     @cached_property
     def text(self) -> str:
         """What the compiler gets; its messages name the files."""
+        from importlib.resources import files  # takes time to import, and few stores are on a GPU
+
         return "\n".join(
             f'#line 1 "{name}"\n{files(package).joinpath(name).read_text(encoding="utf-8")}'
             for package, name in self._parts

@@ -57,11 +57,10 @@ class Places:
     def _reserve(self, count: int) -> None:
         """Have so many places; waits, where kernels may be reading others."""
         device = self._device
+        rows, entries = device.allocate(count, "i8"), device.allocate(count, "i4")
         if self._count:
             device.drain()
-        self._count = count
-        self._rows = self._entries = None  # gone before the new ones come
-        self._rows, self._entries = device.allocate(count, "i8"), device.allocate(count, "i4")
+        self._rows, self._entries, self._count = rows, entries, count
         made = PLACES(device.pointer(self._rows), device.pointer(self._entries), count)
         self._mailbox.array[:_HEADER] = bytearray(made)
         source = device.host_pointer(self._mailbox, self._mailbox.array)
