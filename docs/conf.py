@@ -30,7 +30,7 @@ extensions = [
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
-suppress_warnings = ["myst.strikethrough"]
+suppress_warnings = ["myst.strikethrough", "ref.python"]  # `bytes` is an attribute of several
 
 html_theme = "furo"
 html_title = f"tierstore {release}"
@@ -88,7 +88,8 @@ def mark_examples(
             drawing = any("├" in each or "│" in each for each in lines[number:])
             marked += [f".. code-block:: {'text' if drawing else 'python'}", ""]
         marked.append(line)
-    lines[:] = marked
+    # Napoleon takes "X: y" on the first line of an attribute for a type and a text.
+    lines[:] = ["", *marked] if what in ("property", "attribute", "data") else marked
 
 
 def setup(app: Sphinx) -> None:

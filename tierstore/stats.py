@@ -336,18 +336,22 @@ def _sampled(data: dict[str, Any]) -> tuple[dict[str, float], dict[tuple[str, st
 
 @dataclass(frozen=True)
 class TierInformation:
-    """The memory of a tier: bytes, slots, kind, and the tables that share it."""
+    """The memory of a tier: bytes, slots, kind, and the tables that share it.
+
+    `policy` is the name of the policy that makes room in it once it is full.
+    """
 
     tier: str
     nbytes: int
     slots: int
     kind: str
     tables: tuple[str, ...] = ()
+    policy: str = "lru"
 
     def __str__(self) -> str:
         """Return the line for it in `str(store.info())`."""
         shared = f" for {len(self.tables)} tables" if len(self.tables) > 1 else ""
-        return f"{self.tier} {format_bytes(self.nbytes)}{shared}"
+        return f"{self.tier} {format_bytes(self.nbytes)} {self.policy}{shared}"
 
 
 @dataclass(frozen=True)

@@ -118,8 +118,10 @@ def choose_table(store: Mapping[str, Table], name: str | None) -> Table:
     """Return the table of that name, or the only table if `name` is None."""
     if name is not None:
         return store[name]
+    if not store:
+        raise click.UsageError("the store has no tables")
     if len(store) != 1:
-        names = ", ".join(store) or "none"
+        names = ", ".join(store)
         raise click.UsageError(f"the store has several tables, {names}: choose one with --table")
     (table,) = store.values()
     return table

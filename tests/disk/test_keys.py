@@ -148,7 +148,7 @@ def test_a_sound_index_is_used(directory, monkeypatch):
 
 
 def test_a_missing_key_is_named(directory):
-    with pytest.raises(UnknownNameError, match=r"no row has the key 6"):
+    with pytest.raises(UnknownNameError, match=r"no row has these 2 keys: 6, 8$"):
         keys_of(directory, INTS).lookup([5, 6, 8])
     with pytest.raises(KeyError):
         keys_of(directory, TEXTS).lookup(["b"])

@@ -491,3 +491,22 @@ def test_a_state_points_to_no_version_without_the_keys(store):
     with tierstore.open(store.path) as reader:
         assert reader["item"].lookup([103]).tolist() == [3]
         assert Checkpoint(reader).resume() == 1
+
+
+def test_keys_for_new_rows_of_a_table_without_keys_are_refused(tmp_path):
+    spec = tierstore.TableSpec(10, 4, init=tierstore.normal(seed=1))
+    with tierstore.create(tmp_path / "plain.tier", {"thing": spec}) as store:
+        rows = np.random.default_rng(4).normal(size=(2, 4)).astype("f4")
+        version = store.version
+        for keys in (["a", "b"], ["a"], []):
+            with pytest.raises(InvalidInputError, match="'thing' has no keys; set_keys first"):
+                store.append("thing", rows, keys=keys)
+            with pytest.raises(InvalidInputError, match="'thing' has no keys; set_keys first"):
+                store.grow("thing", 12, keys=keys)
+        assert (store["thing"].rows, store.version) == (10, version)
+        store.set_keys("thing", range(100, 110))
+        store.append("thing", rows, keys=[7, 8])
+        table = store["thing"]
+        assert table.contains([[7, 99], [109, 8]]).tolist() == [[True, False], [True, True]]
+        with pytest.raises(UnknownNameError, match=r"these 4 keys: 1, 2, 3, …$"):
+            table.lookup([7, 1, 2, 3, 4])

@@ -235,6 +235,44 @@ def test_a_reader_stays_at_its_version_until_it_refreshes(path, store):
     assert not store.refresh()
 
 
+def test_a_refresh_after_a_fold_opens_its_files_and_changes_no_version(path, store):
+    expected = change(store, 1)
+    store.commit()
+    with reopened(path) as reader:
+        version = reader.version
+        store.fold()
+        assert not reader.info().folded
+        assert reader.refresh() is False
+        assert reader.version == version and reader.info().folded
+        assert np.array_equal(reader["item"].read(EVERY), expected)
+
+
+def test_a_payload_of_no_such_name(path, store):
+    store.commit(step=1, payload={"model": b"abc"})
+    with reopened(path) as reader:
+        for opened in (store, reader):
+            with pytest.raises(UnknownNameError, match="no payload 'x'; it has model"):
+                opened.payload["x"]
+            assert opened.payload.get("x") is None and "x" not in opened.payload
+            assert opened.payload["model"].read() == b"abc"
+
+
+def test_info_names_the_policy_of_each_tier(tmp_path):
+    spec = tierstore.TableSpec(1000, 4, init=tierstore.normal(seed=1))
+    tierstore.create(tmp_path / "p.tier", {"a": spec, "b": spec}).close()
+    budget = tierstore.Budget(host_rows=100)
+    with tierstore.open(tmp_path / "p.tier", budget=budget, policy={"a": "lfu"}) as reader:
+        tables = reader.info().tables
+        assert {each.name: each.tiers[0].policy for each in tables} == {"a": "lfu", "b": "lru"}
+        assert " lfu" in str(reader.info()) and " lru" in str(reader.info())
+
+
+def test_an_array_in_place_of_a_specification(tmp_path):
+    with pytest.raises(InvalidTypeError, match="from_array") as raised:
+        tierstore.create(tmp_path / "a.tier", {"a": np.ones((100, 8), "f4")})
+    assert "TableSpec(100, 8" in str(raised.value) and len(str(raised.value)) < 200
+
+
 def test_going_on_from_an_older_version(path, store):
     older = change(store, 1)
     store.commit(step=1)

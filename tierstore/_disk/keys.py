@@ -22,7 +22,7 @@ from tierstore import _io
 from tierstore._checksum import crc32c
 from tierstore._disk.key_index import KeyIndex
 from tierstore._disk.manifest import KeysInfo
-from tierstore._keys.given import given, integers_asked, texts_asked
+from tierstore._keys.given import given, integers_asked, texts_asked, unknown_keys
 from tierstore._keys.hashmap import Rows
 from tierstore._keys.text import Texts
 from tierstore._rowcopy import ascends
@@ -156,14 +156,13 @@ class Keys(Sequence[Any]):
     def lookup(self, keys: object, *, missing: int | None = None) -> npt.NDArray[np.int64]:
         """Return the row id of each key, in the shape of `keys`.
 
-        A key that no row has gets `missing`. Without that, UnknownNameError names the first.
+        A key that no row has gets `missing`. Without that, UnknownNameError names the first
+        three and how many there are.
         """
         found, shape = self._find(keys)
         if (found < 0).any():
             if missing is None:
-                first = int(np.flatnonzero(found < 0)[0])
-                key = np.asarray(keys, object).ravel()[first]
-                raise UnknownNameError(f"no row has the key {_plain(key)!r}")
+                raise UnknownNameError(unknown_keys(np.asarray(keys, object).ravel()[found < 0]))
             found[found < 0] = missing
         return found.reshape(shape)
 
@@ -232,10 +231,6 @@ def _objects(values: list[Any]) -> npt.NDArray[np.object_]:
     out = np.empty(len(values), object)
     out[:] = values
     return out
-
-
-def _plain(key: object) -> object:
-    return key.item() if isinstance(key, np.generic) else key
 
 
 @dataclass(frozen=True, eq=False)

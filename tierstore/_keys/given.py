@@ -12,7 +12,7 @@ from tierstore._keys.strings import Strings
 from tierstore._keys.text import Texts
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["bits_asked", "given", "integers_asked", "texts_asked"]
+__all__ = ["bits_asked", "given", "integers_asked", "texts_asked", "unknown_keys"]
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
@@ -36,6 +36,16 @@ def given(keys: Any) -> npt.NDArray[Any] | Texts:
         return _integers(listed)
     names = ", ".join(sorted(each.__name__ for each in kinds))
     raise InvalidTypeError(f"keys must be all ints or all strings, not {names or 'none'}")
+
+
+def unknown_keys(keys: npt.NDArray[Any]) -> str:
+    """Return the message about keys `(n,)`, objects, that no row has."""
+    first = [each.item() if isinstance(each, np.generic) else each for each in keys[:3]]
+    named = ", ".join(map(repr, first))
+    if keys.size == 1:
+        return f"no row has the key {named}"
+    more = ", …" if keys.size > 3 else ""
+    return f"no row has these {keys.size:,} keys: {named}{more}"
 
 
 def _is_integer(kind: type) -> bool:

@@ -325,6 +325,8 @@ def _keys_of(table: Table) -> Sequence[Any] | None:
 def more_keys(table: Table, count: int, keys: Sequence[Any] | None) -> Sequence[Any] | None:
     """Return the external keys of a table and those of `count` new rows; None if it has none."""
     if table.keys is None:
+        if keys is not None:
+            raise InvalidInputError(f"table {table.name!r} has no keys; set_keys first")
         return None
     if keys is None or len(keys) != count:
         raise InvalidInputError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import reprlib
 import shutil
 import tempfile
 import uuid
@@ -208,7 +209,7 @@ def open(
         keep: number of versions that a writer keeps; None uses the number of the last writer,
             initially 2.
         allow_untested: write on a file system on which locks and syncs were not tested, such as a
-            remote one; see docs/durability.md.
+            remote one; the page "Durability" lists those that were.
         device: the device of the nearest tier and of returned tensors: "cpu", "cuda", "cuda:1", a
             torch.device, or "auto" for a GPU if there is one.
         check_ids: "async" checks ids in GPU memory without waiting, and raises at the next call
@@ -277,4 +278,16 @@ def check_tables(tables: Mapping[str, TableSpec]) -> None:
     for name, spec in tables.items():
         check_name(name)
         if not isinstance(spec, TableSpec):
-            raise InvalidTypeError(f"table {name!r} needs a tierstore.TableSpec, not {spec!r}")
+            raise _not_a_spec(name, spec)
+
+
+def _not_a_spec(name: str, given: Any) -> InvalidTypeError:
+    shape: Any = getattr(given, "shape", ())
+    if len(shape) == 2:
+        return InvalidTypeError(
+            f"table {name!r} needs a tierstore.TableSpec, not an array; "
+            f"TableSpec({shape[0]}, {shape[1]}, init=tierstore.from_array(array)) is that"
+        )
+    return InvalidTypeError(
+        f"table {name!r} needs a tierstore.TableSpec, not {reprlib.repr(given)}"
+    )

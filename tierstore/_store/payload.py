@@ -27,11 +27,13 @@ from tierstore.errors import (
     FormatError,
     InvalidInputError,
     InvalidTypeError,
+    UnknownNameError,
 )
 
 __all__ = [
     "Encoded",
     "Payload",
+    "Payloads",
     "copy_payload",
     "decode_tree",
     "encode_tree",
@@ -247,6 +249,14 @@ def _assemble(node: Any, leaves: Mapping[str, Any], name: str, depth: int) -> An
 _CHUNK = 8 << 20
 _VOUCHED = 64
 """Plausible bytes of a file per allocated byte: file systems compress, and copies skip zeros."""
+
+
+class Payloads(dict[str, "Payload"]):
+    """The values of a version by name; another name raises UnknownNameError."""
+
+    def __missing__(self, name: object) -> Payload:
+        names = ", ".join(self) or "none"
+        raise UnknownNameError(f"the version has no payload {name!r}; it has {names}")
 
 
 class Payload:

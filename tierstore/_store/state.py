@@ -20,7 +20,7 @@ from tierstore._door import Door, interrupts_deferred
 from tierstore._store.ledger import Ledger
 from tierstore._store.locking import ReaderLock, WriterLock
 from tierstore._store.options import Options
-from tierstore._store.payload import Payload
+from tierstore._store.payload import Payload, Payloads
 from tierstore._store.tables import Opener, Opening, Spaces
 from tierstore._store.versions import History, open_directory, read_identity
 from tierstore._table.prefetch import Prefetcher
@@ -250,11 +250,12 @@ class State:
         return is_missing
 
     @property
-    def payload(self) -> dict[str, Payload]:
+    def payload(self) -> Payloads:
         """The values committed with the open version, by name."""
         if not self.door.writable:
-            return dict(self._held)
-        return {name: Payload(self.directory, info) for name, info in self.manifest.payload.items()}
+            return Payloads(self._held)
+        infos = self.manifest.payload.items()
+        return Payloads({name: Payload(self.directory, info) for name, info in infos})
 
     def _attach(self, opened: Mapping[str, Generation]) -> None:
         """Switch the tables to the opened files."""
@@ -475,11 +476,12 @@ class State:
             self._doing = ""
 
     def refresh(self, version: int | str | None = None) -> bool:
-        """Switch a reader to a version, or the newest; return whether the manifest changed.
+        """Switch a reader to a version, or the newest; return whether the version changed.
 
         New files are opened for all tables before the first table changes, so an error leaves the
         store as it was. The cost depends on the changes: a table with the same base keeps it, its
-        deltas, and its cached rows that did not change.
+        deltas, and its cached rows that did not change. A fold keeps the version: its files are
+        opened, and the answer is False.
         """
         if self.door.writable:
             return False
@@ -505,7 +507,7 @@ class State:
                 self.door.close(f"a refresh failed in the middle ({error}); open it again")
                 raise
         self._hold_only_what_is_open()
-        return True
+        return self.manifest.version != before.version
 
     def _follow(self, opening: Opening) -> None:
         """Switch the tables to the files opened for the manifest."""

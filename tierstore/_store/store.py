@@ -160,7 +160,7 @@ class Store(SchemaChanges):
 
     @property
     def payload(self) -> Mapping[str, Payload]:
-        """The values committed with this version, by name."""
+        """The values committed with this version, by name; UnknownNameError for another name."""
         return MappingProxyType(self._state.payload)
 
     @property
@@ -352,7 +352,11 @@ class Store(SchemaChanges):
         return self.version
 
     def refresh(self) -> bool:
-        """Switch a reader to the newest version; return whether the version changed."""
+        """Switch a reader to the newest version; return whether the version changed.
+
+        A fold, such as a trainer does on closing, replaces the files and keeps the version: the
+        reader then opens them, and the answer is False.
+        """
         with self._door.use():
             return self._state.refresh()
 
@@ -360,8 +364,9 @@ class Store(SchemaChanges):
         """Yield each version that a writer commits, after switching this reader to it.
 
         The reader is at the yielded version, and `rows` are the ids, by table, of the rows that
-        changed since the one before; rows that changed twice and are as before may be among them.
-        Versions that are committed between two looks, or while the loop is busy, come as one.
+        changed since the one before; tables without changes are left out. Rows that changed twice
+        and are as before may be among them. Versions that are committed between two looks, or while
+        the loop is busy, come as one.
 
         Args:
             timeout: end when no version comes for so many seconds; None waits for ever. 0 yields
@@ -374,7 +379,8 @@ class Store(SchemaChanges):
 
         >>> with tierstore.open(store.path) as reader:
         ...     for new in reader.follow(timeout=0):
-        ...         changed = reader["item"].read(new.rows["item"])
+        ...         ids = new.rows.get("item")  # None: no row of the table changed
+        ...         changed = None if ids is None else reader["item"].read(ids)
         """
         self._door.check()
         if self._door.writable or not self._state.directory.removable:

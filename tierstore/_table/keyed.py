@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation, first_records
 from tierstore._keys.admission import Candidates
+from tierstore._keys.given import unknown_keys
 from tierstore._keys.growing import Asked, KeyMap
 from tierstore._table import expiry
 from tierstore._table.address import Ids, host_ids, is_torch
@@ -203,13 +204,13 @@ class KeyedTable(RowsByNumber):
     def lookup(self, keys: object, *, missing: int | None = None) -> npt.NDArray[np.int64]:
         """Return the row number of each of `keys`: int64, of their shape.
 
-        Keys without a row get `missing`; without it, UnknownNameError names the first.
+        Keys without a row get `missing`; without it, UnknownNameError names the
+        first three and how many there are.
         """
         asked, _ = self._asked(keys)
         found = self._map.find(asked)
         if missing is None and (found < 0).any():
-            key = np.asarray(keys, object).ravel()[int(np.flatnonzero(found < 0)[0])]
-            raise UnknownNameError(f"no row has the key {key!r}")
+            raise UnknownNameError(unknown_keys(np.asarray(keys, object).ravel()[found < 0]))
         if missing is not None:
             found[found < 0] = missing
         return found.reshape(asked.shape)

@@ -480,9 +480,9 @@ class Table:
     def __getitem__(self, ids: Any) -> Any:
         """Read the first field of some rows, `table[3]`, `table[[3, 5]]`, `table[3:10]`.
 
-        As `read(ids)`. A slice is that of Python, so negative bounds count from the end, and its
-        rows are not kept in memory; negative ids are errors. `table[3, 5]` would be one element in
-        NumPy and is refused.
+        As `read(ids)`. Slices are NumPy's, so negative bounds count from the end, and their rows
+        are not kept in memory. A single negative id is refused, and so are boolean masks.
+        `table[3, 5]` would be one element in NumPy and is refused.
         """
         if isinstance(ids, slice):
             return self.read(self._sliced(ids), cache=False)
@@ -785,11 +785,15 @@ class Table:
         """Return the ids of external keys, in their shape.
 
         Keys that no row has get `missing`, such as -1; without it, UnknownNameError names the
-        first.
+        first three and how many there are.
         """
         if self.keys is None:
             raise InvalidInputError(f"table {self.name!r} has no keys; see Store.set_keys")
         return self.keys.lookup(keys, missing=missing)
+
+    def contains(self, keys: object) -> npt.NDArray[np.bool_]:
+        """Return for each external key whether a row has it: bool, of their shape."""
+        return self.lookup(keys, missing=-1) >= 0
 
     @property
     def store(self) -> Store:

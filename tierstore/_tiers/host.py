@@ -165,6 +165,7 @@ class HostTier:
         if slots < 1:
             raise CapacityError(f"a host tier needs at least one slot, not {slots}")
         self.below = below
+        self.policy: str = policy.name
         self.rows: int = below.rows
         self.record_bytes: int = below.record_bytes
         self.slots: int = slots if grows else min(slots, self.rows)

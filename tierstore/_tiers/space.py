@@ -306,10 +306,14 @@ class Space:
         if self.gpu is not None:
             place = self.gpu.device.torch_name
             nbytes = self.gpu.nbytes + (0 if self.whole is None else self.whole.nbytes)
-            found.append(TierInformation("gpu", nbytes, self.gpu.slots, place, tables))
+            found.append(
+                TierInformation("gpu", nbytes, self.gpu.slots, place, tables, self.gpu.policy)
+            )
         if self.host is not None:
             host, kind = self.host, self.host.arena.kind
-            found.append(TierInformation("host", host.nbytes, host.slots, kind, tables))
+            found.append(
+                TierInformation("host", host.nbytes, host.slots, kind, tables, host.policy)
+            )
         return tuple(found)
 
     def close(self, reason: str = OPENED_ANEW) -> None:

@@ -33,7 +33,7 @@ from tierstore._store.commit import CommitDraft
 from tierstore._store.options import Options, version_or_name, whole_number
 from tierstore._store.partitions import WholeKeys
 from tierstore._store.patching import PatchInfo
-from tierstore._store.payload import Payload
+from tierstore._store.payload import Payload, Payloads
 from tierstore._store.pointer import make_pointer
 from tierstore._store.store import Store
 from tierstore._store.tables import Spaces
@@ -310,7 +310,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
         self._door.check()
         place = self._root.directory
         return MappingProxyType(
-            {name: Payload(place, info) for name, info in self._manifest.payload.items()}
+            Payloads({name: Payload(place, info) for name, info in self._manifest.payload.items()})
         )
 
     @property

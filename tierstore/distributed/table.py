@@ -109,6 +109,10 @@ class DistributedTable:
             raise InvalidInputError(f"table {self.name!r} has no keys; see Store.set_keys")
         return own.lookup(keys, missing=missing)
 
+    def contains(self, keys: object) -> npt.NDArray[np.bool_]:
+        """Return for each external key whether a row has it: bool, of their shape."""
+        return self.lookup(keys, missing=-1) >= 0
+
     @property
     def ranks(self) -> int:
         """How many ranks have a shard of the table."""

@@ -392,7 +392,7 @@ class TieredOptimizer(torch.optim.Optimizer):
     # -- the state of rows and parameters
 
     def reset_state(self) -> None:
-        """Forget what was learned about rows and parameters but for themselves: start anew.
+        """Reset the optimizer state of all rows and parameters; their values stay.
 
         Writes the first values of the state over every row of the tables; commit that. Averages
         that `ema` keeps stay.

@@ -140,14 +140,14 @@ class PolicySpec(ABC):
     without arguments.
 
     Attributes:
-        name: the name for users.
+        name: the name for users; "custom" for a policy that sets none.
         needs_arguments: whether the name alone is not sufficient.
         looks_ahead: whether announced batches change what it keeps.
         by_table: whether each table needs separate tiers.
     """
 
     registry: ClassVar[dict[str, type[PolicySpec]]] = {}
-    name: ClassVar[str]
+    name: ClassVar[str] = "custom"
     needs_arguments: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = False
     by_table: ClassVar[bool] = False

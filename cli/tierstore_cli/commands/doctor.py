@@ -28,7 +28,7 @@ def doctor(out: Output, path: Path) -> None:
     """Check this machine: versions, memory, the disk under PATH, and whether torch and CuPy match.
 
     Shows the speeds measured by `tierstore bench`, and lists partial files of killed commands
-    beside and in PATH. Of a store, it checks all files and a sample of 10,000 rows per table.
+    beside and in PATH. In a store, it checks all files and a sample of 10,000 rows per table.
     Changes nothing, sends nothing, uses no GPU. If there is a problem, prints the command that
     fixes it and exits with 1, with 4 if the store is damaged.
 

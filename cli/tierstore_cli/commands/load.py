@@ -78,7 +78,7 @@ def load(
     temporary file. - is standard input, which like a pipe needs --format. A missing store or table
     is created with the shape and element type of the file. Other fields of the table do not change.
 
-    With --upsert, only rows of the keys in SRC are written; of a table without keys, the keys are
+    With --upsert, only rows of the keys in SRC are written; for a table without keys, the keys are
     row ids. New keys get a row in a table by key, and are appended to another.
 
     Files in text may be packed: .csv.gz, .vec.bz2, .tsv.zst. Their header, keys, separator and

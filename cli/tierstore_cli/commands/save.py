@@ -65,9 +65,9 @@ def save(
     others, and without --partitions a plain one.
 
     With --incremental, DEST may be an earlier copy of STORE, and only what it lacks is written, as
-    one version of DEST: a killed command leaves it at the old version or at the new one. Refused is
-    a copy of another store, and one that was changed by itself. The cost is that of what changed if
-    STORE still keeps the version of DEST, see `tierstore keep`; otherwise both are read.
+    one version of DEST: a killed command leaves it at the old version or at the new one. A copy of
+    another store is refused, and so is one that was changed by itself. The cost is that of what
+    changed if STORE still keeps the version of DEST, see `tierstore keep`; otherwise both are read.
 
     \b
     Examples:

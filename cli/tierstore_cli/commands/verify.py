@@ -66,10 +66,15 @@ def verify(out: Output, store: Place, version: int | str | None, sample: int | N
         rows = sum(map(len, report.bad_rows.values()))
         files = len(report.bad_files)
         raise Failure(
-            f"damage in {rows:,} rows and {files:,} files; {_intact(report.whole, sample)}"
+            f"damage in {_counted(rows, 'row')} and {_counted(files, 'file')}; "
+            f"{_intact(report.whole, sample)}"
             f"'tierstore repair {store} DEST' copies the intact rows",
             DAMAGE,
         )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _grid(damage: list[tuple[str, str]]) -> list[Grid]:

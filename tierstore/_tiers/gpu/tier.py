@@ -27,7 +27,7 @@ from tierstore._tiers.gpu.prefetch import Fetches
 from tierstore._tiers.gpu.replay import Replays
 from tierstore._tiers.host import HostTier, nothing_to_await
 from tierstore.errors import CapacityError, InvalidInputError
-from tierstore.policy import PolicySpec
+from tierstore.policy import PolicySpec, lru
 from tierstore.stats import TierStats
 
 __all__ = ["GpuTier"]
@@ -62,6 +62,7 @@ class GpuTier:
             raise CapacityError(f"a GPU tier needs at least one slot, not {slots}")
         self.host = host
         self.device = device
+        self.policy: str = lru().name if policy is None else policy.name
         self.rows: int = host.rows
         self.record_bytes: int = host.record_bytes
         self.slots: int = min(slots, self.rows)
