@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tierstore
-from tierstore._table import host
+from tierstore._table import host, recycled
 from tierstore._table.recycled import Recycled
 from tierstore.nn import TieredEmbedding
 
@@ -43,6 +43,15 @@ def test_memory_much_too_large_or_too_small_is_given_back():
     assert results.take(10, 16).base.nbytes == 160
     assert results.take(11, 16).base.nbytes == 176
     assert results.take(1, 16).base.nbytes == 16
+
+
+def test_what_is_larger_than_a_batch_is_not_kept(monkeypatch):
+    monkeypatch.setattr(recycled, "_MOST", 320)
+    results = Recycled()
+    results.take(20, 16)
+    held = results.take(21, 16)
+    assert held.base is None or held.base.nbytes == 336
+    assert results._block.nbytes == 320
 
 
 def test_threads_never_share_it():

@@ -17,10 +17,12 @@ __all__ = ["LARGE", "Recycled"]
 
 LARGE = 32 << 20
 """Bytes from which the C library asks the system; it keeps smaller blocks itself."""
+_MOST = 128 << 20
+"""Most bytes to hold when nobody else does: more than that, a batch is not."""
 
 
 class Recycled:
-    """The memory of the last result of `LARGE` bytes or more; threads may share it."""
+    """The memory of the last result from `LARGE` to 128 MiB; threads may share it."""
 
     def __init__(self) -> None:
         """Hold nothing."""
@@ -34,6 +36,8 @@ class Recycled:
         Arrays and tensors that share it keep it, as they do any other array.
         """
         size = rows * nbytes
+        if size > _MOST:
+            return np.empty((rows, nbytes), np.uint8)
         with self._lock:
             fits = size <= self._block.nbytes <= 2 * size
             if not fits or sys.getrefcount(self._block) > self._references:
