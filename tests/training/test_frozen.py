@@ -13,7 +13,7 @@ import torch
 
 import tierstore
 from tests.training.conftest import ROWS, Place, rows_of
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.errors import DeviceError, InvalidInputError, InvalidTypeError
 from tierstore.nn import FrozenEmbedding
 
 DIM = 6
@@ -84,3 +84,19 @@ def test_other_tables_are_refused(place: Place) -> None:
     store = place.store({"w": spec})
     with pytest.raises(InvalidInputError, match="by key"):
         FrozenEmbedding(store["w"])
+
+
+def test_ids_that_no_table_takes_are_refused(place: Place) -> None:
+    table = place.table(torch.randn(ROWS, DIM))
+    out = torch.zeros(2, DIM, device=place.torch)
+    sparse = torch.sparse_coo_tensor([[0]], [1], (2,), device=place.torch)
+    for call in (table.read, table.prefetch, lambda ids: table.read_into(ids, out)):
+        with pytest.raises(InvalidTypeError, match="dense"):
+            call(sparse)
+        with pytest.raises((InvalidTypeError, DeviceError), match="on meta"):
+            call(torch.zeros(2, dtype=torch.int64, device="meta"))
+    with pytest.raises(InvalidTypeError, match="out, which is None"):
+        table.read_into(place.ids(2), None)
+    for ids in ([1, 2], np.array([1, 2]), None):
+        with pytest.raises(InvalidTypeError, match="ids as a tensor"):
+            FrozenEmbedding(table)(ids)

@@ -67,7 +67,7 @@ def host_ids(ids: object, rows: int) -> Ids:
     if type(ids) is np.ndarray:  # the common case skips the look-ups of torch and CuPy
         kind, array = "numpy", ids
     elif is_torch(ids):
-        kind, array = "torch", ids.numpy(force=True)  # type: ignore[attr-defined]
+        kind, array = "torch", _as_dense(ids).numpy(force=True)
     elif is_cupy(ids):
         kind, array = "cupy", ids.get()  # type: ignore[attr-defined]
     else:
@@ -79,6 +79,15 @@ def host_ids(ids: object, rows: int) -> Ids:
         return Ids(flat, array.shape, kind)  # without its sign a negative id is a huge one
     _check_range(flat, rows)
     return Ids(np.ascontiguousarray(flat, np.int64), array.shape, kind)
+
+
+def _as_dense(ids: Any) -> Any:
+    """Return a torch tensor of ids that lie in memory one by one, or raise InvalidTypeError."""
+    if ids.is_meta:
+        raise InvalidTypeError("the ids are on meta, where there are none; give them on a device")
+    if str(ids.layout) != "torch.strided":
+        raise InvalidTypeError(f"the ids are {ids.layout}; give them dense: ids.to_dense()")
+    return ids
 
 
 def _as_array(ids: object) -> npt.NDArray[Any]:

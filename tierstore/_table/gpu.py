@@ -596,6 +596,8 @@ class DeviceAccess(DeviceArrays):
         import torch
 
         here = self.torch_device
+        if ids.layout is not torch.strided:
+            raise InvalidTypeError(f"the ids are {ids.layout}; give them dense: ids.to_dense()")
         if ids.dtype is torch.int64 and ids.device == here and ids.ndim == 1:
             return Ids(ids.contiguous(), ids.shape, "torch")
         if ids.device != here and ids.device.type == "cpu":

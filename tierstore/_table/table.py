@@ -401,6 +401,8 @@ class Table:
         brings its rows. Replay in the stream of the table's other calls, and capture anew when the
         table was closed or has other rows or fields.
         """
+        if out is None:
+            raise InvalidTypeError("read_into writes to out, which is None; read() returns rows")
         try:
             if not self._access.capture(ids, out, self._named(field)):
                 self.read(ids, field, out=out)

@@ -53,6 +53,10 @@ class FrozenEmbedding(torch.nn.Module):
         """Return the row of each id, `ids.shape + (dim,)`, in the type of the module."""
         if torch.compiler.is_compiling():
             return compiling.read(ids, self._anchor, self._number)
+        if not isinstance(ids, Tensor):
+            raise InvalidTypeError(
+                f"a layer takes ids as a tensor, not a {type(ids).__name__}: torch.as_tensor(ids)"
+            )
         return self._read_rows(ids)
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
