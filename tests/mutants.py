@@ -450,8 +450,8 @@ MUTANTS = [
     ),
     Mutant(
         "_disk/delta.py",
-        "            written[which] = False\n        left =",
-        "            pass\n        left =",
+        "            written[which] = False\n        left = np",
+        "            pass\n        left = np",
         "tests/durability/test_write_back.py",
     ),
     Mutant(
