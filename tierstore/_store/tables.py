@@ -302,7 +302,7 @@ class Spaces:
     def drop(self, name: str) -> None:
         """Close a table that was removed from the store, and end its leases."""
         table = self._tables.pop(name)
-        table._extent.epoch.end(GONE)
+        table._extent.epoch.ended = GONE  # whatever has ended it before
         self.vacate([name])
         table._close()
 

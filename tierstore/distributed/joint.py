@@ -49,6 +49,8 @@ class DistributedJointTable:
         """Return which rank has which rows; others where tables were moved or grew."""
         location = self.shard.location
         if location is not self._seen:
+            for table in self.tables:
+                table.check_open()
             rows = [table.rows for table in self.tables]
             starts, place = location.starts.tolist(), self._place
             self._owners = owners_over(place, self.ranks, rows, starts, location.access)

@@ -55,6 +55,10 @@ class DistributedKeyedTable:
             shard.by_row, numbers, ranks, average=average
         )
 
+    def end(self) -> None:
+        """Refuse all calls from now on."""
+        self.by_row.end()
+
     @property
     def name(self) -> str:
         """The table's name."""

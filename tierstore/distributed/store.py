@@ -137,7 +137,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
         """Put tiers over the partitions, for all tables that have none."""
         for name in self._tables.keys() - self._manifest.tables.keys():
             self._spaces.drop(name)
-            self._shared.pop(name, None)
+            if (shared := self._shared.pop(name, None)) is not None:
+                shared.end()
             self.touched.scalars.pop(name, None)
         opened: dict[str, Generation] = {}
         specs: dict[str, TableSpec] = {}

@@ -15,10 +15,11 @@ from tierstore._disk.keys import Keys
 from tierstore._disk.partitioning import Shard
 from tierstore._table.address import host_ids
 from tierstore._table.table import Table
+from tierstore._tiers.base import GONE
 from tierstore.distributed.exchange import Exchange, Request, Wanted
 from tierstore.distributed.owners import Owners, Place, owners_over
 from tierstore.distributed.ranks import Ranks
-from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
+from tierstore.errors import ClosedError, InvalidInputError, InvalidTypeError, TierStoreError
 from tierstore.spec import Field, TableSpec
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class DistributedTable:
         self._owners: tuple[tuple[object, ...], Owners] | None = None
         self.exchange: Exchange = Exchange(ranks, shard.name, self.owners)
         self._tag = zlib.crc32(shard.name.encode())
+        self._ended = False
 
     @property
     def name(self) -> str:
@@ -137,8 +139,21 @@ class DistributedTable:
         """
         return self.exchange.request(self._wanted(ids))
 
+    def end(self) -> None:
+        """Refuse all calls from now on."""
+        self._ended = True
+
+    def check_open(self) -> None:
+        """Raise ClosedError for a table that the store has no more."""
+        if self._ended:
+            raise ClosedError(f"{GONE}; take a table that the store has, such as store['name']")
+
     def owners(self) -> Owners:
-        """Return which rank has which rows; others once the table grows."""
+        """Return which rank has which rows; others once the table grows.
+
+        Raises ClosedError where the table went: on all ranks alike, before any sends anything.
+        """
+        self.check_open()
         access = self.shard._access
         known = self._owners
         if known is None or known[0] != (access, self.rows):
