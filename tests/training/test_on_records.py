@@ -83,6 +83,32 @@ def test_bits_do_not_depend_on_the_threads(
     assert alone[2] == parted[2]
 
 
+def test_a_torch_without_programs_takes_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = tierstore.TableSpec(ROWS, 16, init=tierstore.normal(std=0.1, seed=3))
+    ids = [np.random.default_rng(5).integers(0, ROWS, 4000)]
+    monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
+    with_it = trained(tmp_path / "with", ADAM, spec, ids, None)
+    monkeypatch.delattr(torch.jit, "CompilationUnit")
+    program._compiled.cache_clear()
+    try:
+        without = trained(tmp_path / "without", ADAM, spec, ids, None)
+        assert program._compiled() is None
+    finally:
+        monkeypatch.undo()
+        program._compiled.cache_clear()
+    for name, values in with_it[0].items():
+        assert values.tobytes() == without[0][name].tobytes()
+
+
+def test_others_may_replace_functions_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyG replaces `torch.index_select`, which a program cannot call by that name then."""
+    monkeypatch.setattr(torch, "index_select", lambda *given, **more: None)
+    program._compiled.cache_clear()
+    assert program._compiled() is not None
+
+
 VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "adam": (ADAM, {}),
     "decay": (ADAM, {"weight_decay": 0.1, "betas": (0.8, 0.9)}),

@@ -474,7 +474,7 @@ class HostLease:
             for lo, hi, data in pieces:
                 self._nearest.write_held(self.groups.rows, data, lo, hi)
 
-    def update(self, columns: Columns, change: Change, many: ChangeMany) -> bool:
+    def update(self, columns: Columns, change: Change, many: ChangeMany | None) -> bool:
         """Change the bytes of several fields of the distinct rows in place, part by part.
 
         They reach from the first of the fields to the last. Returns False, having done nothing,

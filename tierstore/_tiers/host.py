@@ -371,7 +371,9 @@ class HostTier:
                 self._write_below(rows[absent], records[absent], lo)
             self._add(rows, written=1, bytes_in=records.shape[1])
 
-    def update_held(self, rows: Rows, lo: int, hi: int, change: Change, many: ChangeMany) -> bool:
+    def update_held(
+        self, rows: Rows, lo: int, hi: int, change: Change, many: ChangeMany | None
+    ) -> bool:
         """Change bytes `lo:hi` of leased rows, distinct, part by part, if all of them are here.
 
         Args:
@@ -380,8 +382,8 @@ class HostTier:
             hi: the byte after the last.
             change: called with the bytes of a part, `(n, hi - lo)`, and which of `rows` they are
                 of.
-            many: called for many rows instead, by several threads at a time, with all records
-                here, the slots of a part, and which of `rows` they are of.
+            many: if any, called for many rows instead, by several threads at a time, with all
+                records here, the slots of a part, and which of `rows` they are of.
 
         No other call sees part of that, or changes the part meanwhile. Returns False, having done
         nothing, where the rows are not all here.
@@ -392,7 +394,7 @@ class HostTier:
                 return False
             self.map.dirty[slots] = 1
             nbytes = slots.size * (hi - lo)
-            if nbytes < 4 * _CHANGED_PER_THREAD or most_threads() == 1:
+            if many is None or nbytes < 4 * _CHANGED_PER_THREAD or most_threads() == 1:
                 self._change(slots, self._windows[lo, hi], change)
             else:
                 in_parts(

@@ -155,7 +155,9 @@ class InPlace:
             block.program.run(records, slots, here, numbers)
 
         try:
-            done: bool = lease.update(block.columns, change, many)
+            done: bool = lease.update(
+                block.columns, change, many if block.program.available else None
+            )
         finally:
             torch.set_num_threads(before)  # in this thread, and in those to come
         return done

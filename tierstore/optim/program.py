@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import warnings
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ __all__ = ["Program"]
 _PART_BYTES = 512 << 10
 """Bytes of records changed at a time, which stay in a processor's own cache meanwhile."""
 
+# Operators have their full names: other libraries replace functions of torch.
 _SOURCE = """
 def adam(
     records: Tensor, slots: Tensor, gradient: Tensor, block: Tensor, fields: Tensor, spare: Tensor,
@@ -31,7 +33,7 @@ def adam(
     while at < slots.size(0):
         stop = min(at + block.size(0), slots.size(0))
         here, items, change = slots[at:stop], block[:stop - at], gradient[at:stop]
-        torch.index_select(records, 0, here, out=items)
+        torch.ops.aten.index_select(records, 0, here, out=items)
         values = fields[:stop - at]
         weight = values.narrow(1, places[0], dim)
         mean = values.narrow(1, places[1], dim)
@@ -44,7 +46,7 @@ def adam(
             change = change.add(weight, alpha=decay)
         mean.lerp_(change, first)
         root = spare[:stop - at]
-        torch.mul(square, keep, out=root)
+        torch.ops.aten.mul(square, keep, out=root)
         root.addcmul_(change, change, value=second)
         square.copy_(root)
         root.sqrt_()
@@ -60,8 +62,13 @@ _WORDS = {16: np.complex128, 8: np.float64, 4: np.float32}
 
 @functools.cache
 def _compiled() -> Any:
-    """Return the program, which takes torch some milliseconds to read."""
-    return torch.jit.CompilationUnit(_SOURCE).adam
+    """Return the program, which takes torch some milliseconds to read; None if it cannot."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of TorchScript's age
+            return torch.jit.CompilationUnit(_SOURCE).adam
+    except (AttributeError, RuntimeError):
+        return None
 
 
 class Program:
@@ -79,6 +86,11 @@ class Program:
         self._dim = dim
         self._storage = storage
         self._own = threading.local()
+
+    @property
+    def available(self) -> bool:
+        """Whether this torch can run it."""
+        return _compiled() is not None
 
     def run(
         self,
