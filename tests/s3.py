@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -60,6 +61,11 @@ class Bucket:
         for name in self.names():
             self.client.delete_object(Bucket="bucket", Key=name)
 
+    def forget(self) -> None:
+        """Forget everything, buckets too, which outlives the server in its process."""
+        url = f"{self.env['AWS_ENDPOINT_URL']}/moto-api/reset"
+        urllib.request.urlopen(urllib.request.Request(url, method="POST")).close()
+
 
 def forget_connections() -> None:
     """Close the connections of s3fs, so that others are made, by the environment as it is then."""
@@ -92,7 +98,11 @@ def serving() -> Iterator[Bucket]:
     server.start()
     try:
         host, port = server.get_host_and_port()
-        yield Bucket(f"http://{host}:{port}")
+        bucket = Bucket(f"http://{host}:{port}")
+        try:
+            yield bucket
+        finally:
+            bucket.forget()
     finally:
         server.stop()
         forget_connections()
