@@ -111,6 +111,33 @@ def test_rows_come_through_a_gpu_tier(tmp_path, device, slots):
         assert same_bits(torch.from_numpy(table.read([3, 3, 4999])), given[[3, 3, 4999]])
 
 
+@pytest.mark.parametrize("device", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("kind", ["attached", "store"])
+def test_a_bad_id_is_told_once_where_nothing_is_written(tmp_path, device, kind):
+    given = matrix()
+    place = EmulatedDevice() if device == "emulated" else device
+    if kind == "attached":
+        np.save(tmp_path / "rows.npy", given.numpy())
+        tables = tierstore.attach({"t": tmp_path / "rows.npy"}, budget=BUDGETS[2], device=place)
+    else:
+        with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(ROWS, DIM)}) as store:
+            store["t"].write(np.arange(ROWS), given.numpy())
+            store.commit()
+        tables = tierstore.open(tmp_path / "s", mode="r", budget=BUDGETS[2], device=place)
+    with tables:
+        table = tables["t"]
+        for bad in (ROWS, -7):
+            ids = torch.tensor([3, bad, 4999]).to(table.device)
+            found = table.read(ids).cpu()
+            assert torch.isnan(found[1]).all() and same_bits(found[[0, 2]], given[[3, 4999]])
+            with pytest.raises(RowIndexError, match=rf"row {bad} at position 1 .* NaN there$"):
+                table.adapt()
+            table.adapt()
+            table.prefetch(ids[::2])
+            assert same_bits(table.read(ids[::2]).cpu(), given[[3, 4999]])
+            table.adapt()
+
+
 def test_matrices_that_make_one_record(tmp_path):
     values, scales = matrix(dtype="float16", seed=1), matrix(dim=1, seed=2)
     save_tensors(tmp_path / "a-1.safetensors", {"ple.weight": values})

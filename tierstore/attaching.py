@@ -101,7 +101,7 @@ class Attached(Closing, Mapping[str, Table]):
                     bases[name].checksums = each
             # The disk tier asks a base without deltas only to read, to place and to close.
             tiers = {n: DiskTier(cast(Base, base), [], table=n) for n, base in bases.items()}
-            placement = Placement(budget, policy, device)
+            placement = Placement(budget, policy, device, writable=False)
             self._tables: dict[str, Table] = {}
             for part in placement.plan(specs):
                 space = placement.place(part, tiers, functools.partial(_selected, opened, bases))

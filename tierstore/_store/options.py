@@ -99,4 +99,10 @@ class Options:
 
     def placement(self) -> Placement:
         """Return what places the tables within the budget, the indexes of their deltas included."""
-        return Placement(self.budget, self.policy, self.device, index_bytes=DeltaIndex.bytes_for)
+        return Placement(
+            self.budget,
+            self.policy,
+            self.device,
+            index_bytes=DeltaIndex.bytes_for,
+            writable=self.writable,
+        )

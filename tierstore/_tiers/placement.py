@@ -206,15 +206,18 @@ class Placement:
         device: Device | None,
         *,
         index_bytes: Callable[[int], int] = _no_index,
+        writable: bool = True,
     ) -> None:
         """Take the budget of all tables together, their policies, and the device or None.
 
-        `index_bytes` returns the most memory that the index of a table of so many rows takes.
+        `index_bytes` returns the most memory that the index of a table of so many rows takes;
+        `writable` says whether rows are ever changed.
         """
         self._budget = budget
         self._policy = policy
         self._device = device
         self._index_bytes = index_bytes
+        self._writable = writable
 
     def parts(self, specs: Mapping[str, TableSpec], *, on_gpu: bool) -> list[Part]:
         """Return the tables that are to share a space, without slots yet, in the order of `specs`.
@@ -328,11 +331,17 @@ class Placement:
                 whole = None
                 if split is not None:
                     whole = _whole(device, select(extents[0].tier, split.whole), split)
-                gpu = _gpu_tier(host, part.gpu_slots, policy, device)
+                gpu = self._gpu_tier(host, part.gpu_slots, policy, device)
                 return Space(extents, lowest, host, gpu, whole)
             except BaseException:
                 host.close()
                 raise
+
+    def _gpu_tier(self, host: HostTier, slots: int, policy: PolicySpec, device: Device) -> GpuTier:
+        scored = policy.on_device() is not None
+        nbytes = GpuMemory.bytes_for(host.rows, host.record_bytes, slots, scored=scored)
+        with _explained(device, f"{slots} slots, {nbytes} bytes"):
+            return GpuTier(host, slots=slots, device=device, policy=policy, writable=self._writable)
 
     def _slots(
         self, tier: str, parts: Sequence[Part], specs: Mapping[str, TableSpec], sizes: Sizes
@@ -484,13 +493,6 @@ def _whole(device: Device, below: Tier, split: Split) -> WholeColumns:
     nbytes = below.rows * split.whole.nbytes
     with _explained(device, f"the columns of gpu_whole, {nbytes} bytes"):
         return WholeColumns(device, below, split)
-
-
-def _gpu_tier(host: HostTier, slots: int, policy: PolicySpec, device: Device) -> GpuTier:
-    scored = policy.on_device() is not None
-    nbytes = GpuMemory.bytes_for(host.rows, host.record_bytes, slots, scored=scored)
-    with _explained(device, f"{slots} slots, {nbytes} bytes"):
-        return GpuTier(host, slots=slots, device=device, policy=policy)
 
 
 @contextlib.contextmanager

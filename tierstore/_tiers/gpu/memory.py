@@ -63,10 +63,11 @@ class Counts:
         known: what the host has counted, and what it has taken over from the device.
     """
 
-    def __init__(self, memory: GpuMemory) -> None:
-        """Start at zero."""
+    def __init__(self, memory: GpuMemory, *, writable: bool = True) -> None:
+        """Start at zero; a bad id in a tier that is only read is told once."""
         self.known = TierStats()
         self._memory = memory
+        self._writable = writable
         self._bad: tuple[int, int, int] | None = None
 
     def read(self, ids: int, nbytes: int) -> None:
@@ -119,6 +120,7 @@ class Counts:
     ) -> None:
         """Wait; raise RowIndexError if any id since the last `forgive` was outside its table.
 
+        A tier that is only read has nothing to keep from being committed, and forgives at once.
         `tables` are those of the space, by name, and their rows in it; `features` each with its
         table and the number of its rows, by its number.
         """
@@ -130,22 +132,25 @@ class Counts:
                 self._bad = found[0], found[1], found[2]
         if self._bad is not None:
             start, row, position = self._bad
+            rest = "there and wrote nothing. Nothing can be committed until rollback()"
+            if not self._writable:
+                rest = "there"
+                self._memory.clear(("bad", "bad_position"), stream)
+                self.forgive()
             known, (number, code) = list(features), divmod(_BAD_ID - row, 1 << _ID_BITS)
             if 0 <= number < len(known):
                 feature, table, count = known[number]
                 raise RowIndexError(
                     f"id {code - (1 << (_ID_BITS - 1))} of feature {feature!r}, at position "
                     f"{position} of the ids of all features, is outside table {table!r}, which has "
-                    f"rows 0 to {count - 1}; it read NaN there and wrote nothing. Nothing can be "
-                    "committed until rollback()"
+                    f"rows 0 to {count - 1}; it read NaN {rest}"
                 )
             if 0 <= _FOREIGN - row < int(self._memory.argument.rows):
                 row = _FOREIGN - row
             table, rows = next(each for each in tables if each[1].start == start)
             raise RowIndexError(
                 f"row {row} at position {position} of a batch is outside table {table!r}, which "
-                f"has rows 0 to {len(rows) - 1}; that batch read NaN there and wrote nothing. "
-                "Nothing can be committed until rollback()"
+                f"has rows 0 to {len(rows) - 1}; that batch read NaN {rest}"
             )
 
     def _check_replays(

@@ -48,7 +48,13 @@ class GpuTier:
     """
 
     def __init__(
-        self, host: HostTier, *, slots: int, device: Device, policy: PolicySpec | None = None
+        self,
+        host: HostTier,
+        *,
+        slots: int,
+        device: Device,
+        policy: PolicySpec | None = None,
+        writable: bool = True,
     ) -> None:
         """Reserve the slots and maps.
 
@@ -57,6 +63,7 @@ class GpuTier:
             slots: most records to hold, at least 1.
             device: where.
             policy: which rows to keep; least recently used go first if None.
+            writable: whether records are ever changed; if not, a bad id is told once.
         """
         if slots < 1:
             raise CapacityError(f"a GPU tier needs at least one slot, not {slots}")
@@ -94,7 +101,7 @@ class GpuTier:
         self.leases: PinnedLeases = PinnedLeases(launcher)
         self.epoch: Epoch = Epoch()
         """What leases live in; another one after each `discard`."""
-        self._counts = Counts(self.memory)
+        self._counts = Counts(self.memory, writable=writable)
         self.tables: Sequence[tuple[str, range]] = (("", range(self.rows)),)
         """The tables of the space and their rows in it, for messages."""
         self.features: dict[tuple[str, str, int], int] = {}
