@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import warnings
 import weakref
 from typing import Any, Self
 
@@ -17,7 +16,13 @@ from tierstore._store.store import Store
 from tierstore._table.table import Table
 from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.table import DistributedTable
-from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
+from tierstore.errors import (
+    InvalidInputError,
+    InvalidTypeError,
+    TierStoreError,
+    ZeroRowsWarning,
+    warn,
+)
 from tierstore.nn import autograd, compiling, pointers
 from tierstore.nn.autograd import Batch
 from tierstore.nn.average import Average
@@ -329,12 +334,11 @@ def warn_of_zeros(table: Table | DistributedTable, field: str) -> None:
         for part in (ids[:1], ids[1:]):
             if table.read(part, field, cache=False).any():
                 return
-        warnings.warn(
+        warn(
             f"the rows of table {table.name!r} are zeros, as they were made: products of such rows "
             "have no gradient; give TableSpec an init such as tierstore.normal(std=0.1), or write "
             "the rows",
             ZeroRowsWarning,
-            stacklevel=3,
         )
 
 
