@@ -20,6 +20,7 @@ from tierstore.errors import (
     InvalidInputError,
     InvalidTypeError,
     TierStoreError,
+    TierStoreWarning,
     ZeroRowsWarning,
     warn,
 )
@@ -312,6 +313,13 @@ class TieredEmbedding(RowsLayer):
             super()._load_from_state_dict({**state_dict, f"{prefix}rows": empty}, prefix, *rest)
         finally:
             self._parameters["rows"] = rows
+        if f"{prefix}weight" in state_dict:
+            warn(
+                f"{prefix}weight, of an nn.Embedding, is not loaded: the rows of a "
+                f"{type(self).__name__} lie in a table; make one with from_pretrained(weight, "
+                "store, name) or 'tierstore load', or write them: emb.table.write(ids, weight)",
+                TierStoreWarning,
+            )
 
 
 _looked_at: weakref.WeakSet[Table] = weakref.WeakSet()
