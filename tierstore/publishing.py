@@ -81,11 +81,14 @@ def publish_tables(
         raise InvalidInputError("there are uncommitted rows, which belong to no version: commit")
     names = list(store if tables is None else tables)
     place = Path(os.path.abspath(directory))
-    place.mkdir(exist_ok=True)
+    with _io.explained("create", str(place)):
+        place.mkdir(exist_ok=True)
     target, link = place / f"version-{store.version}", place / _LINK
     note = {"store": store.uuid, "version": store.version, "step": store.step}
     note |= {"tables": names, "format": format}
-    if target.exists():  # of a process that was killed before it set the link, or set back later
+    if os.path.exists(
+        target
+    ):  # of a process that was killed before it set the link, or set back later
         _check_note(target, note)
     else:
         _check_store(place, store.uuid)
@@ -133,7 +136,7 @@ def _check_note(target: Path, note: dict[str, object]) -> None:
 def _check_store(place: Path, uuid: str) -> None:
     """Raise ExistsError if the link leads to a version of another store."""
     note = place / _LINK / _NOTE
-    if note.is_file():
+    if os.path.isfile(note):
         found = json.loads(note.read_text(encoding="utf-8"))
         if found.get("store") != uuid:
             raise ExistsError(

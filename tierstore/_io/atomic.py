@@ -149,13 +149,16 @@ def _check_target(target: Path, force: bool, replaceable: Callable[[Path], bool]
 
 @contextlib.contextmanager
 def _writing(temporary: Path, target: Path) -> Iterator[None]:
-    """Explain write errors of the body; leave errors about other files as they are."""
+    """Explain write errors of the body, which name the target; leave others as they are."""
     try:
         yield
     except OSError as error:
         about = str(error.filename or temporary)
-        foreign = isinstance(error, TierStoreError) or error.errno == errno.EPIPE
-        if foreign or not about.startswith(str(temporary)):
+        if error.errno == errno.EPIPE or not about.startswith(str(temporary)):
+            raise
+        if isinstance(error, TierStoreError):
+            error.args = (str(error).replace(str(temporary), str(target)),)
+            error.filename = about.replace(str(temporary), str(target))
             raise
         reason = error.strerror or str(error)
         failure: OSError = StoreIOError(f"cannot write {target}: {reason}; no file was left behind")

@@ -38,7 +38,7 @@ from tierstore._store.payload import Payload, copy_payload
 from tierstore._store.row_list import RowList
 from tierstore._store.state import State
 from tierstore._store.verify import VerifyReport
-from tierstore._store.versions import Survey, open_directory, survey
+from tierstore._store.versions import Survey, check_readable, open_directory, survey
 from tierstore._table.table import Table
 from tierstore.errors import ExistsError, InvalidInputError, StoreIOError, TierStoreError
 from tierstore.initializers import BLOCK_ROWS, Initializer
@@ -128,7 +128,7 @@ def repair(
     Keys and payload are copied if they are intact, and otherwise named in the report.
 
     Raises NotAStoreError, FormatError, VersionError, ExistsError, InvalidInputError, StoreFullError
-    and StoreIOError.
+    and StoreIOError; AccessError for a file that this process may not read, which may be intact.
     """
     fills, source, where = _checked(fill), _io.locate(src), _on_disk(dest)
     to = _on_disk(where.with_name(where.name + ".rows.csv") if listed is None else listed)
@@ -136,6 +136,8 @@ def repair(
         if isinstance(source, Path) and path.resolve().is_relative_to(source.resolve()):
             raise InvalidInputError(f"{path} is inside {source}, which must not be modified")
     with open_directory(source) as directory, folds_kept_away(directory):
+        if isinstance(source, Path):  # objects cannot all be tried
+            check_readable(directory)
         found = survey(directory)
         chosen = found.choose(version)
         report = RepairReport(chosen.version, to, left_out=list(found.damage))

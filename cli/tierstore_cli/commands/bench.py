@@ -18,7 +18,9 @@ from tierstore_cli.speeds import speed_lines
 
 
 @click.command(cls=Command)
-@click.argument("directory", metavar="[PATH]", type=click.Path(path_type=Path), default=Path())
+@click.argument(
+    "directory", metavar="[PATH]", type=click.Path(path_type=Path, readable=False), default=Path()
+)
 @click.option(
     "--size",
     type=Bytes(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from typing import Any
 
 import click
@@ -84,7 +83,7 @@ def follow(
                         out.cells([new.version, *cells])
             else:
                 out.show(data, _line(opened, counts))
-            sys.stdout.flush()
+            out.flush()
             if program is not None:
                 _run(program, data)
             if number == count:
