@@ -134,19 +134,21 @@ def _temporary(stream: str, suffix: str | None, what: str) -> Iterator[Path]:
         try:
             yield path
         except TierStoreError as error:
+            if isinstance(error, StoreFullError) and str(path) in str(error):
+                raise StoreFullError(
+                    f"no space in {tempfile.gettempdir()} for {what}, of which a copy is kept "
+                    "there meanwhile; free some space, or set TMPDIR to a directory on another disk"
+                ) from error
             error.args = (str(error).replace(str(path), what),)
             raise
 
 
 def _keep(blocks: Iterator[bytes], path: Path) -> None:
-    """Write what a stream holds to a file; raises StoreFullError where it has no room there."""
+    """Write what a stream holds to a file; raises StoreFullError, which names the file."""
     try:
         with path.open("xb") as file:
             file.writelines(blocks)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        raise StoreFullError(
-            f"no space in {path.parent.parent} for what is read from {path}, which is kept there "
-            "meanwhile; free some space, or set TMPDIR to a directory on another disk"
-        ) from error
+        raise StoreFullError(f"no space to write {path}") from error

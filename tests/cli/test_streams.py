@@ -193,8 +193,11 @@ def test_a_disk_that_is_too_small_for_a_stream(single, tmp_path, monkeypatch):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
     try:
         done = fed(bytes(5000), "load", tmp_path / "new.tier", "-", "--format", "npy")
+        out = fed(b"", "export", single, "-", "--format", "npy")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, action)
-    assert done.exit_code == 6 and "TMPDIR" in done.stderr, done.output
+    for each, what in ((done, "standard input"), (out, "standard output")):
+        assert each.exit_code == 6 and "TMPDIR" in each.stderr, each.output
+        assert f" for {what}, of which a copy" in each.stderr
     assert not (tmp_path / "new.tier").exists()
