@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from tierstore_cli import INTERRUPTED
 from tierstore_cli.text import discard, printable, tell
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Unchanged(Failure):
 class Interrupted(click.ClickException):
     """Ctrl-C, SIGTERM or SIGHUP."""
 
-    exit_code = 130
+    exit_code = INTERRUPTED
 
     def __init__(self) -> None:
         super().__init__("interrupted")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import click
@@ -124,15 +125,23 @@ def quiet_where_a_pipe_is_closed() -> Iterator[None]:
 
 @contextmanager
 def raising_interrupt(*signals: signal.Signals) -> Iterator[None]:
-    """Make unhandled signals raise KeyboardInterrupt, so that partial files are removed."""
+    """Make unhandled signals do what Ctrl-C does, so that partial files are removed."""
     unhandled = [number for number in signals if signal.getsignal(number) == signal.SIG_DFL]
     for number in unhandled:
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, _interrupt)
     try:
         yield
     finally:
         for number in unhandled:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _interrupt(_: int, frame: FrameType | None) -> None:
+    """Call what handles Ctrl-C at the moment, which a change that is not to be halved defers."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):  # it is ignored, as in background jobs of a shell
+        handler = signal.default_int_handler
+    handler(signal.SIGINT, frame)
 
 
 @click.group(

@@ -222,10 +222,14 @@ def _withdrawn(parent: Directory, temporary: str, name: str) -> bool:
 
 
 def _clean_up(temporary: Path) -> None:
-    """Remove a temporary entry; warn if that fails."""
+    """Remove a temporary entry, even if it is interrupted once; warn if that fails."""
     try:
         with explained("remove", str(temporary)):
-            _remove(str(temporary))
+            try:
+                _remove(str(temporary))
+            except KeyboardInterrupt:
+                _remove(str(temporary))
+                raise
     except OSError as error:
         warnings.warn(
             f"{temporary} is left over and could not be removed ({error}); remove it",

@@ -214,6 +214,8 @@ def raise_explained(error: OSError, action: str, path: str) -> NoReturn:
     is_answer = isinstance(error, FileNotFoundError | NotADirectoryError) and action in _LOOKUPS
     failure = error
     try:
+        if is_answer and not isinstance(error, TierStoreError):
+            error.filename = path  # it was relative to an open directory
         if is_answer or isinstance(error, TierStoreError):
             raise error
         failure = _explanation(action, path, error)
