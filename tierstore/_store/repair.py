@@ -195,16 +195,27 @@ class _Repair:
         """Write the list and the store; remove the list if the store cannot be published."""
         if where.exists() or where.is_symlink():
             raise ExistsError(f"{where} exists; choose another name", filename=str(where))
-        with contextlib.ExitStack() as undo:
-            with _io.publish(where) as temporary, _io.Directory.make(temporary) as directory:
+        with (
+            contextlib.ExitStack() as end,
+            _io.publish(where) as temporary,
+            _io.Directory.make(temporary) as directory,
+        ):
+            end.callback(self._remove_list_without, where)  # an interrupt may come at any time
+            try:
                 with (
                     _io.publish(self._report.listed) as file,
                     contextlib.closing(RowList(file)) as rows,
                 ):
                     self._write(directory, rows)
-                undo.callback(self._report.listed.unlink, missing_ok=True)
-                self._check_still_there()
-            undo.pop_all()
+            except ExistsError:
+                end.pop_all()  # the list of another repair
+                raise
+            self._check_still_there()
+
+    def _remove_list_without(self, where: Path) -> None:
+        """Remove the list unless there is the store."""
+        if not os.path.lexists(where):
+            self._report.listed.unlink(missing_ok=True)
 
     def _write(self, directory: _io.Directory, rows: RowList) -> None:
         """Write a copy to an empty directory, and what is not intact to the list."""
