@@ -82,7 +82,17 @@ def described(error: TierStoreError | OSError) -> str:
     if not isinstance(error, OSError) or error.strerror is None or error.args[:1] != (error.errno,):
         return str(error)
     named = [os.fsdecode(name) for name in (error.filename, error.filename2) if name is not None]
+    if not named and isinstance(error, FileNotFoundError) and not _has_directory():
+        return "the current directory was removed: change to another one"
     return ": ".join([*named, error.strerror])
+
+
+def _has_directory() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

@@ -244,3 +244,13 @@ def test_wrong_options_of_load_leave_nothing(place, wrong):
     done = CliRunner().invoke(cli, given)
     assert done.exit_code in (1, 2, 3), done.output
     assert sorted(os.listdir(place)) == before
+
+
+@pytest.mark.fault(51)
+def test_a_current_directory_that_was_removed(run, single, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    assert run("log", single).exit_code == 0
+    for line in (["log", "s.tier"], ["export", single, "out.npy"], ["doctor"]):
+        assert "the current directory was removed" in run(*line, code=6).stderr

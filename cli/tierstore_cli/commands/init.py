@@ -144,6 +144,8 @@ def init(
     if seed is not None and not isinstance(first, Random):
         raise click.UsageError("--seed is that of random values, such as --init normal(0,0.01)")
     spec = _spec((dim, dtype, first), state, backend, table, sparse, by_key)
+    if os.path.islink(store) and not os.path.exists(store):
+        raise ExistsError(f"{store} is a link that leads nowhere; remove it, or name its target")
     exists = os.path.lexists(store) and not _is_empty(store)
     disk_bytes = spec.nbytes + CHECKSUM_BYTES * spec.rows
     free_bytes = examine_storage(store).free_bytes
