@@ -56,7 +56,7 @@ class Output:
         self.shown = False
 
     def show(self, data: Mapping[str, Any], *parts: str | Grid) -> None:
-        """Write `data` as one JSON object, or `parts` below one another for people.
+        """Write `data` as one JSON object, or `parts`, lines and grids, for people.
 
         An iterator in `data` is an array whose items are written as they come.
         """
@@ -112,7 +112,7 @@ class Output:
         _write("\t".join(map(printable, cells)))
 
     def _line(self, text: str) -> None:
-        _write(printable(text, keep="\n"))
+        _write(printable(text))
 
     def _grid(self, grid: Grid) -> None:
         if not rich_grid(grid):

@@ -142,7 +142,11 @@ def test_odd_names_of_stores(run, run_json, tmp_path):
         path = tmp_path / name
         assert run_json("init", path, "--rows", 3, "--dim", 4)["store"] == str(path)
         assert run_json("inspect", path)["store"] == str(path)
-    assert "new\\nline" in run("inspect", tmp_path / "new\nline").stdout
+    path = tmp_path / "new\nline"
+    assert "new\\nline" in run("inspect", path).stdout
+    assert "new\\nline.npy" in run("export", path, f"{path}.npy").stdout
+    said = run("load", path, f"{path}.none.npy", code=3).stderr
+    assert "new\\nline.none.npy" in said and said.count("\n") == 1
 
 
 MEASURED = """

@@ -192,6 +192,6 @@ def test_numbers_of_rows_as_people_write_them(run_json, path, text, rows):
 
 def test_a_link_that_leads_nowhere_is_named_as_such(run, tmp_path):
     (tmp_path / "s.tier").symlink_to("nowhere")
-    said = run("init", tmp_path / "s.tier", "--rows", 3, "--dim", 2, code=1).stderr
+    said = run("init", tmp_path / "s.tier", "--rows", 3, "--dim", 2, code=3).stderr
     assert "s.tier is a link that leads nowhere" in said
     assert os.listdir(tmp_path) == ["s.tier"]
