@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -223,6 +223,7 @@ class HostAccess:
 
     Attributes:
         few: most rows that may be read in one look, where each row has its slot; else 0.
+        still: what keeps such a look out of a write of several pieces: it waits for no use to end.
     """
 
     def __init__(
@@ -238,6 +239,9 @@ class HostAccess:
         self.nearest = space.nearest
         self._results = Recycled()
         self.few = 0
+        self.still: AbstractContextManager[object] = nullcontext()
+        if space.host is not None and space.host.direct:
+            self.still = space.host.still
         if isinstance(extent, Extent) and space.host is not None and space.host.direct:
             self.few, self._host = _FEW, space.host
             self._stats = space.host.counters_from(extent.start)
@@ -320,8 +324,9 @@ class HostAccess:
         with enter(self.door, write=True):
             self.extent.epoch.check_open()
             rows = rows + self.start if self.start else rows
-            for lo, hi, data in pieces:
-                self.nearest.write(rows, data if last is None else data[last], lo, hi)
+            with self.still:
+                for lo, hi, data in pieces:
+                    self.nearest.write(rows, data if last is None else data[last], lo, hi)
 
     together = interrupts_deferred
     to_array = staticmethod(from_bytes)
@@ -471,8 +476,9 @@ class HostLease:
         with enter(self._door, write=True):
             if self._released or self._epoch.ended:
                 self._refuse()
-            for lo, hi, data in pieces:
-                self._nearest.write_held(self.groups.rows, data, lo, hi)
+            with self._access.still:
+                for lo, hi, data in pieces:
+                    self._nearest.write_held(self.groups.rows, data, lo, hi)
 
     def update(self, columns: Columns, change: Change, many: ChangeMany | None) -> bool:
         """Change the bytes of several fields of the distinct rows in place, part by part.
