@@ -532,6 +532,58 @@ def test_readers_and_writers_beside_expiry(tmp_path, kind):
         s.rollback()
 
 
+@pytest.mark.parametrize("way", ["write", "lease"])
+def test_keys_that_a_rollback_takes_from_a_call_get_rows_anew(store, kind, monkeypatch, way):
+    """Rows that were found before are those of other keys by then."""
+    table, keys, used = store["t"], some(kind, 2), KeyedTable._used_by
+    mine, theirs = keys[:1], keys[1:]
+    calls = itertools.count()
+
+    def found(self, *given):
+        rows = used(self, *given)
+        if next(calls) == 0:
+            thread = threading.Thread(target=beside)
+            thread.start()
+            thread.join(60)
+        return rows
+
+    def beside():
+        store.rollback()
+        table.write(theirs, 2 * ones(1), "weight")
+
+    monkeypatch.setattr(KeyedTable, "_used_by", found)
+    if way == "write":
+        table.write(mine, ones(1), "weight")
+    else:
+        with table.lease(mine) as lease:
+            lease.write("weight", ones(1))
+    assert np.array_equal(table.read(mine, "weight"), ones(1))
+    assert np.array_equal(table.read(theirs, "weight"), 2 * ones(1))
+    assert table.rows == 2
+    store.rollback()
+
+
+def test_a_read_beside_a_rollback_gives_the_first_row_of_a_key_that_goes(store, kind, monkeypatch):
+    table, key, found = store["t"], some(kind, 1), []
+    first = table.read(key, "weight")
+    table.write(key, ones(1), "weight")
+
+    def read():
+        found.append(table.read(key, "weight"))
+
+    reader, discard = threading.Thread(target=read), type(store._state.spaces).discard
+
+    def discarded(self):
+        discard(self)
+        reader.start()
+        reader.join(0.2)  # it waits for the end of the rollback
+
+    monkeypatch.setattr(type(store._state.spaces), "discard", discarded)
+    store.rollback()
+    reader.join(60)
+    assert np.array_equal(found[0], first)
+
+
 def test_texts_of_one_hash(tmp_path, monkeypatch):
     monkeypatch.setattr(Texts, "hashes", lambda self: np.full(len(self), 7, np.uint64))
     keys, rows = some("text", 60), np.random.default_rng(2).standard_normal((60, DIM), np.float32)

@@ -558,11 +558,11 @@ class State:
     def discard(self) -> None:
         """Drop everything written since the last commit."""
         self.prefetcher.wait_for_advice()
+        for table in self.tables.values():  # first: who finds a key finds its row, or a new epoch
+            table._generation.drop_new_keys()
         self.spaces.discard()
         for name in self.touched.scalars.keys() & self.tables.keys():
             self.tables[name]._reset_scalars()
-        for table in self.tables.values():
-            table._generation.drop_new_keys()
         for name in list(self.touched.keys):
             self.drop_coming_keys(name)
 

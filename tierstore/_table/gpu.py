@@ -662,10 +662,12 @@ class DeviceAccess(DeviceArrays):
         """
         return self.to_array(self.read(ids, lo, hi, admit=admit), item, ids, dtype, out=out)
 
-    def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
+    def write(self, ids: Ids, pieces: Sequence[Piece]) -> bool:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
         with self.using(write=True):
             self.extent.epoch.check_open()
+            if ids.moved:
+                return False
             for lo, hi, data in pieces:
                 kind = "torch" if ids.kind == "numpy" and is_torch(data) else ids.kind
                 stream = self.stream(kind)
@@ -674,6 +676,7 @@ class DeviceAccess(DeviceArrays):
                     self.gpu.write(
                         part, given, lo, hi, first=first, within=self.within, stream=stream
                     )
+        return True
 
     def capture(self, ids: Any, out: Any, name: str) -> bool:
         """Have the graph that is captured read a field into `out`; False where there is none.

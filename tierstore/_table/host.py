@@ -176,8 +176,11 @@ class Access(Protocol):
         It may be in `out`, which is of that shape and `dtype`.
         """
 
-    def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
-        """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
+    def write(self, ids: Ids, pieces: Sequence[Piece]) -> bool:
+        """Write pieces over the records of `ids`; where an id repeats, its last record stays.
+
+        Returns whether that was done: not where the ids have `moved` since.
+        """
 
     def to_array(self, data: Any, item: Field, ids: Ids, dtype: DTypeName | None = None) -> Any:
         """Return the bytes of a field as the array that answers these ids, of `dtype` if given."""
@@ -314,19 +317,22 @@ class HostAccess:
                 self.nearest.read(rows, out, lo, hi, admit=admit)
         return out if into is None else into
 
-    def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
+    def write(self, ids: Ids, pieces: Sequence[Piece]) -> bool:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
         rows, last = ids.rows, last_of_each(ids.rows)
         rows = rows if last is None else rows[last]
         if not rows.size:
-            return
+            return True
         enter = Call if len(pieces) == 1 else Use  # or half a row might show
         with enter(self.door, write=True):
             self.extent.epoch.check_open()
+            if ids.moved:
+                return False
             rows = rows + self.start if self.start else rows
             with self.still:
                 for lo, hi, data in pieces:
                     self.nearest.write(rows, data if last is None else data[last], lo, hi)
+        return True
 
     together = interrupts_deferred
     to_array = staticmethod(from_bytes)

@@ -519,10 +519,12 @@ class Table:
             ]
             if len(pieces) == len(layout.fields):
                 pieces = [assembled(access, pieces, layout.record_bytes)]
-            placed = self._placed(batch)
-            if placed is not batch and self._layout is layout:
-                access = self._access  # the table may have grown
-            access.write(placed, pieces)
+            written = False
+            while not written:
+                placed = self._placed(batch)
+                if placed is not batch and self._layout is layout:
+                    access = self._access  # the table may have grown
+                written = access.write(placed, pieces)
         except INTERNAL as error:
             raise internal_error(error) from error
 
