@@ -517,7 +517,8 @@ class Table:
                 (*layout.span(name), access.to_bytes(values, layout.field(name), batch, name))
                 for name, values in given.items()
             ]
-            if len(pieces) == len(layout.fields):
+            alike = len({type(data) for _, _, data in pieces}) == 1  # on one side
+            if alike and len(pieces) == len(layout.fields):
                 pieces = [assembled(access, pieces, layout.record_bytes)]
             written = False
             while not written:
