@@ -33,6 +33,7 @@ from tierstore._keys.hashmap import HashMap
 from tierstore._keys.text import Texts
 from tierstore._memory_table import MemoryTable
 from tierstore._table.keyed import KeyedTable
+from tierstore._tiers.space import Space
 from tierstore.errors import (
     CapacityError,
     ClosedError,
@@ -582,6 +583,52 @@ def test_a_read_beside_a_rollback_gives_the_first_row_of_a_key_that_goes(store, 
     store.rollback()
     reader.join(60)
     assert np.array_equal(found[0], first)
+
+
+@pytest.mark.parametrize("change", ["refresh", "rollback"])
+def test_reads_beside_keys_that_get_other_rows(tmp_path, kind, monkeypatch, change):
+    """Few rows in memory wait for no use of the store, but where their keys are about to move."""
+    keys, found = some(kind, 40), []
+    rows = np.random.default_rng(6).standard_normal((40, DIM)).astype(np.float32)
+    fields = {"weight": Field(DIM)}
+    tracked = TableSpec(100, fields=fields, keys=kind, track_uses=True)
+    with contextlib.ExitStack() as stack:
+        budget = Budget(host_rows=100)
+        store = stack.enter_context(tierstore.create(tmp_path / "s", {"t": tracked}, budget=budget))
+        store["t"].write(keys, rows)
+        store["t"].write(keys[20:], rows[20:])
+        store.commit()
+        where = store
+        if change == "refresh":
+            where = stack.enter_context(tierstore.open(tmp_path / "s", budget=budget))
+        table = where["t"]
+        assert table.by_row._few is not None
+        assert np.array_equal(table.read(keys), rows)
+        list(store["t"].expire(fewer_than=2))  # the others get their rows
+        if change == "refresh":
+            store.commit()
+        assert np.array_equal(table.read(keys[20:]), rows[20:])
+        threads = []
+
+        def beside(change_rows):
+            def changed(*given):
+                threads.append(threading.Thread(target=read))
+                threads[-1].start()
+                threads[-1].join(0.1)
+                change_rows(*given)
+
+            return changed
+
+        def read():
+            found.append(table.read(keys[20:]))
+
+        for name in ("discard", "forget"):
+            monkeypatch.setattr(Space, name, beside(getattr(Space, name)))
+        assert where.refresh() if change == "refresh" else where.rollback() is None
+        monkeypatch.undo()
+        for thread in threads:
+            thread.join(60)
+        assert len(found) == 1 and np.array_equal(found[0], rows[20:])
 
 
 def test_texts_of_one_hash(tmp_path, monkeypatch):
