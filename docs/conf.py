@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -30,7 +31,7 @@ extensions = [
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
-suppress_warnings = ["myst.strikethrough", "ref.python"]  # `bytes` is an attribute of several
+suppress_warnings = ["myst.strikethrough"]
 
 html_theme = "furo"
 html_title = f"tierstore {release}"
@@ -53,7 +54,7 @@ autodoc_mock_imports = ["accelerate", "lightning", "torch_geometric", "transform
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
-autodoc_default_options = {"members": True, "show-inheritance": True, "inherited-members": False}
+autodoc_default_options = {"members": True, "show-inheritance": True}
 python_use_unqualified_type_names = True
 toc_object_entries_show_parents = "hide"
 
@@ -88,11 +89,20 @@ def mark_examples(
             drawing = any("├" in each or "│" in each for each in lines[number:])
             marked += [f".. code-block:: {'text' if drawing else 'python'}", ""]
         marked.append(line)
-    # Napoleon takes "X: y" on the first line of an attribute for a type and a text.
-    lines[:] = ["", *marked] if what in ("property", "attribute", "data") else marked
+    if what in ("property", "attribute", "data"):  # whose first colon ends a type, for napoleon
+        marked[:0] = [".. A comment that ends in the first colon:", ""]
+    lines[:] = marked
+
+
+def forget_attributes_named_as_types(app: Sphinx, env: BuildEnvironment) -> None:
+    """Let `bytes` in a signature be the type, which has no page, and not an attribute."""
+    objects = env.domaindata["py"]["objects"]
+    for name in [name for name in objects if name.endswith(".bytes")]:
+        del objects[name]
 
 
 def setup(app: Sphinx) -> None:
     """Connect what is done to pages and docstrings before they are read."""
     app.connect("source-read", link_to_the_repository)
+    app.connect("env-updated", forget_attributes_named_as_types)
     app.connect("autodoc-process-docstring", mark_examples, priority=400)  # before napoleon

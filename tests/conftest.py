@@ -82,3 +82,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if reason:
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_syncs(request: pytest.FixtureRequest) -> Generator[None]:
+    """Let syncs return at once, unless slow tests run too, since no test cuts the power.
+
+    They would wait for the disk a quarter of the time. Which syncs there are, and that each is
+    needed, the tests of durability find from the calls. `make test-all` waits for the disk.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not any(request.config.getoption(f"--{name}") for name in LEFT_OUT_UNLESS_ASKED_FOR):
+            from tierstore._io import system
+
+            patch.setattr(system.Calls, "fsync", staticmethod(os.fstat))  # which refuses as well
+        yield

@@ -165,7 +165,7 @@ class Field:
 
     @property
     def form(self) -> str:
-        """The dtype, with the scales of a scaled field: two fields of one form store alike."""
+        """The dtype, with the scales of a scaled field; two fields of one form store alike."""
         if self.scale is None:
             return self.dtype
         return f"{self.dtype} * {self.scale.dtype}[{self.scale.block}]"
@@ -266,7 +266,7 @@ class RecordLayout:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype of a record: plain elements for one unpadded field, else structured.
+        """The NumPy dtype of a record, plain elements for one unpadded field and else structured.
 
         `np.load` of the base file returns rows of this dtype.
         """
@@ -283,7 +283,7 @@ class RecordLayout:
 
     @cached_property
     def element(self) -> np.dtype[Any]:
-        """The dtype that all fields share, or else uint8: the element type of the zarr array."""
+        """The dtype that all fields share or else uint8; the zarr array has elements of it."""
         kinds = {item.storage for _, item in self.fields}
         return kinds.pop() if len(kinds) == 1 else np.dtype("u1")
 

@@ -92,13 +92,13 @@ def test_a_torch_without_programs_takes_operators(
     monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
     with_it = trained(tmp_path / "with", ADAM, spec, ids, None)
     monkeypatch.delattr(torch.jit, "CompilationUnit")
-    program._compiled.cache_clear()
+    program.compiled.cache_clear()
     try:
         without = trained(tmp_path / "without", ADAM, spec, ids, None)
-        assert program._compiled() is None
+        assert program.compiled() is None
     finally:
         monkeypatch.undo()
-        program._compiled.cache_clear()
+        program.compiled.cache_clear()
     for name, values in with_it[0].items():
         assert values.tobytes() == without[0][name].tobytes()
 
@@ -106,8 +106,8 @@ def test_a_torch_without_programs_takes_operators(
 def test_others_may_replace_functions_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyG replaces `torch.index_select`, which a program cannot call by that name then."""
     monkeypatch.setattr(torch, "index_select", lambda *given, **more: None)
-    program._compiled.cache_clear()
-    assert program._compiled() is not None
+    program.compiled.cache_clear()
+    assert program.compiled() is not None
 
 
 def test_a_step_in_inference_mode_leaves_nothing_that_others_cannot_use(

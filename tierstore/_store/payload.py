@@ -276,7 +276,7 @@ class Payload:
 
     @property
     def kind(self) -> str:
-        """How the value was given: "bytes", "file" or "tree"."""
+        """How the value was given, one of "bytes", "file" and "tree"."""
         return self._info.kind
 
     @property

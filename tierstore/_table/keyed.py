@@ -203,7 +203,7 @@ class KeyedTable(RowsByNumber):
 
     @property
     def keys(self) -> RowKeys:  # type: ignore[override]
-        """The keys by row: `keys[5]`, `keys[0:10]`, `keys[array_of_rows]`."""
+        """The keys by row, as `keys[5]`, `keys[0:10]` or `keys[array_of_rows]`."""
         return RowKeys(self)
 
     def contains(self, keys: object) -> npt.NDArray[np.bool_]:

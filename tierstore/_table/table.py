@@ -162,7 +162,7 @@ class Table:
 
     @property
     def by_row(self) -> Table:
-        """The table by row numbers: itself, but of a table by key."""
+        """The table itself; that of a table by key is one whose ids are row numbers."""
         return self
 
     @property
@@ -774,7 +774,7 @@ class Table:
 
     @property
     def keys(self) -> Keys | None:
-        """The external keys of the rows, or None: `keys[5]`, `keys[0:10]`, `keys[array_of_ids]`."""
+        """The external keys of the rows, as `keys[5]` or `keys[array_of_ids]`, or None."""
         if self._keys is None:
             coming, info = self._owner.touched.keys, self._generation.info
             self._keys = self._generation.keys(coming.get(self.name, info.keys))
@@ -810,7 +810,7 @@ class Table:
 
     @property
     def device(self) -> str:
-        """Where the nearest tier is, and torch rows come to: "cpu", "cuda:0", …"""
+        """Where the nearest tier is, and torch rows come to, such as "cpu" or "cuda:0"."""
         gpu = self._space.gpu
         return "cpu" if gpu is None else gpu.device.torch_name
 

@@ -283,9 +283,13 @@ class Space:
             extent.epoch = Epoch()
 
     def forget(self, rows: Rows) -> None:
-        """Drop `rows`, for a reader: the lowest tiers have others now. Ends every lease."""
+        """Keep no old bytes of `rows`, for a reader: the lowest tiers have others now.
+
+        Ends every lease.
+        """
         self.end_epochs(REFRESHED)
-        self.nearest.discard(rows)
+        if self.host is not None:
+            self.host.renew(rows)
         self.begin_epochs()
 
     def stats(self, extent: Extent) -> dict[str, TierStats]:

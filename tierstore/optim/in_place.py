@@ -24,7 +24,7 @@ from tierstore._table.values import Columns
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.optim.float8 import SIGNED, SIZES
-from tierstore.optim.program import Program
+from tierstore.optim.program import Program, compiled
 from tierstore.optim.rounding import Rounding
 from tierstore.optim.row_wise import RowWiseAdagrad
 from tierstore.spec import Field, RecordLayout
@@ -146,18 +146,11 @@ class InPlace:
                 kept = ~trained[part].numpy()
                 np.copyto(data, old, where=kept)
 
-        def many(records: Any, slots: Any, part: slice) -> None:
-            _work_alone()
-            here = gradient[part]
-            if trained is not None:
-                kept = trained[part].flatten()
-                slots, here = slots[kept.numpy()], here[kept]
-            block.program.run(records, slots, here, numbers)
-
+        many = None
+        if block.program is not None:
+            many = functools.partial(_run, block.program, gradient, trained, numbers)
         try:
-            done: bool = lease.update(
-                block.columns, change, many if block.program.available else None
-            )
+            done: bool = lease.update(block.columns, change, many)
         finally:
             torch.set_num_threads(before)  # in this thread, and in those to come
         return done
@@ -272,7 +265,7 @@ class _Block:
         columns: the fields, the weight first.
         dtype: their type.
         fits: whether they are of one type that torch computes in.
-        program: Adam on many of them.
+        program: Adam on many of them; None if torch has no way to run it.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -289,9 +282,13 @@ class _Block:
         )
         self._places = [((start - columns.lo) // size, items[0].dim) for start in starts]
         ends = [0, *(at + dim for at, dim in self._places)]
-        self.program = Program(
-            columns.lo, columns.hi, [at for at, _ in self._places], items[0].dim, self._storage
-        )
+        adam = compiled()
+        self.program: Program | None = None
+        if adam is not None:
+            places = [at for at, _ in self._places]
+            self.program = Program(
+                adam, columns.lo, columns.hi, places, items[0].dim, self._storage
+            )
         self._adjacent = all(at == end for (at, _), end in zip(self._places, ends, strict=False))
 
     def fields(self, data: Any) -> Iterable[Tensor]:
@@ -301,6 +298,24 @@ class _Block:
             parts: Iterable[Tensor] = values.chunk(len(self._places), 1)
             return parts
         return [values.narrow(1, at, dim) for at, dim in self._places]
+
+
+def _run(
+    program: Program,
+    gradient: Tensor,
+    trained: Tensor | None,
+    numbers: tuple[Any, ...],
+    records: Any,
+    slots: Any,
+    part: slice,
+) -> None:
+    """Have a program change the records of a part of the rows, those `trained` if given."""
+    _work_alone()
+    gradient = gradient[part]
+    if trained is not None:
+        kept = trained[part].flatten()
+        slots, gradient = slots[kept.numpy()], gradient[kept]
+    program.run(records, slots, gradient, numbers)
 
 
 def _plain(group: Group) -> bool:

