@@ -250,6 +250,39 @@ def test_collections_take_tables_by_key(tmp_path: Path, ranks: int) -> None:
         assert np.array_equal(store["item"][:], plain["item"][:])
 
 
+def admitted(store: Any, rank: int, ranks: int) -> None:
+    """Train keys that are admitted with their second use; the last of three ranks has none."""
+    rows = TieredEmbeddingCollection(store, {"user": "user", "friend": "user"})
+    bags = TieredEmbeddingBagCollection(store, {"word": "word"})
+    optimizer = TieredOptimizer(torch.optim.SGD, [rows, bags], lr=0.5)
+    mine = share(rank, ranks)
+    for step in range(5):
+        keys = some_keys("int64", step % 3, mine)
+        found = rows({"user": keys, "friend": keys // 2})
+        pooled = bags({"word": keys.view(-1, 1)})
+        factors = weights(step, mine)
+        loss = sum((each * factors).sum() for each in found.values())
+        (loss + (pooled["word"] * factors).sum()).backward()
+        optimizer.step()
+    store.commit(3)
+
+
+def with_admission(rank: int, path: Path) -> None:
+    with distributed.open(path, average=False) as store:
+        admitted(store, rank, store.ranks)
+
+
+@pytest.mark.slow
+def test_collections_admit_keys_on_all_ranks(tmp_path: Path) -> None:
+    tables = {name: spec("int64", admit_after=2) for name in ("user", "word")}
+    with tierstore.create(tmp_path / "plain", tables) as plain:
+        admitted(plain, 0, 1)
+    distributed.create(tmp_path / "parts", tables, partitions=8).close()
+    values(run(3, with_admission, tmp_path / "parts"))
+    for name in tables:
+        same(by_key(tmp_path / "parts", name), by_key(tmp_path / "plain", name), exact=True)
+
+
 def refused(rank: int, path: Path) -> list[str]:
     told = []
     with distributed.open(path) as store:
