@@ -15,7 +15,7 @@ import torch.distributed as dist
 import tierstore
 from tests.distributed.ranks import Killed, run, values
 from tierstore import distributed
-from tierstore.errors import RanksError
+from tierstore.errors import InvalidInputError, RanksError
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBag
 from tierstore.optim import RowWiseAdagrad, TieredOptimizer
 
@@ -192,6 +192,40 @@ def test_bags(tmp_path: Path) -> None:
         distributed.create(tmp_path / str(ranks), specs(), partitions=4).close()
         values(run(ranks, bags, tmp_path / str(ranks)))
     assert_same(contents(tmp_path / "1"), contents(tmp_path / "2"), exact=False)
+
+
+def refused(rank: int, path: Path) -> None:
+    """Give what no table takes on rank 1 alone, and go on."""
+    with distributed.open(path) as store:
+        good = np.ones((1, DIM), np.float32)
+        for name in ("item", "key"):
+            table = store[name]
+            calls: list[tuple[Any, type[Exception]]] = [
+                (lambda t=table: t.write([1], np.ones((1, DIM + rank), np.float32)), ValueError),
+                (lambda t=table: t.write([1], good.astype("f8") if rank else good), TypeError),
+                (lambda t=table: t.write([1], [[1.0], [2.0, 3.0]] if rank else good), TypeError),
+                (lambda t=table: t.write([1], good, "no" if rank else None), KeyError),
+                (lambda t=table: t.read([1], "no" if rank else None), KeyError),
+            ]
+            for call, kind in calls:
+                with pytest.raises(kind if rank else RanksError, match="" if rank else "rank 1"):
+                    call()
+            with pytest.raises(InvalidInputError, match="something else"):
+                table.write([1], good) if rank else table.read([1])
+            table.write([1], good * 7)
+            assert np.array_equal(table.read([1]), good * 7)
+        store["item"].prefetch([1])
+        with pytest.raises(InvalidInputError, match="something else"):
+            store["item"].read([2], "weight" if rank else "bias")
+        store.rollback()
+
+
+def test_what_one_rank_may_not_do_raises_on_all(tmp_path: Path) -> None:
+    fields = {"weight": tierstore.Field(DIM), "bias": tierstore.Field(DIM)}
+    tables = {"item": tierstore.TableSpec(90, fields=fields)}
+    tables["key"] = tierstore.TableSpec(dim=DIM, keys="int64")
+    distributed.create(tmp_path / "parts", tables, partitions=4).close()
+    values(run(2, refused, tmp_path / "parts"))
 
 
 class Model(torch.nn.Module):
