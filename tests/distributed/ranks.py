@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tierstore.errors import RanksError
+
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
@@ -63,10 +65,10 @@ def run(
 
 
 def values(found: list[Any]) -> list[Any]:
-    """Return what every rank returned; raise what any raised."""
-    for each in found:
-        if isinstance(each, BaseException):
-            raise each
+    """Return what every rank returned; raise what any raised, the cause before its effects."""
+    raised = [each for each in found if isinstance(each, BaseException)]
+    for each in sorted(raised, key=lambda each: isinstance(each, RanksError)):
+        raise each
     return found
 
 
