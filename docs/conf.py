@@ -89,6 +89,8 @@ def mark_examples(
             drawing = any("├" in each or "│" in each for each in lines[number:])
             marked += [f".. code-block:: {'text' if drawing else 'python'}", ""]
         marked.append(line)
+    if what in ("property", "attribute", "data"):  # whose first colon ends a type, for napoleon
+        marked[:0] = [".. A comment that ends in the first colon:", ""]
     lines[:] = marked
 
 

@@ -118,11 +118,11 @@ def test_plan_divides_memory_among_the_tables_of_a_store(run, run_json, tmp_path
         assert "--store" in run("plan", *wrong, code=2).output
 
 
-def test_plan_refuses_what_cannot_be(run):
+def test_plan_refuses_what_cannot_be(run, tmp_path):
     output = run("plan", "--rows", 10**6, "--dim", 4, "--host", "1KB", code=1).output
     assert "cannot hold the map" in output
     assert "Usage" in run("plan", "--rows", 10, "--dim", 4, "--host", "lots", code=2).output
-    run("plan", "--rows", 10, "--dim", 4, "--on", "/nonexistent", code=2)
+    run("plan", "--rows", 10, "--dim", 4, "--on", tmp_path / "none", code=2)
 
 
 def test_plan_says_what_the_maps_of_a_large_table_take(run):

@@ -179,13 +179,15 @@ def test_rows_in_the_caches_of_the_cpu_are_read_faster(stream, monkeypatch):
         found = plan(2000, 64, host=host, stream=stream, speeds=speeds, training=training)
         return found.seconds["host_gather"]
 
-    def mixed(count, one, other):
-        part = count / 100
-        return part * far(one, 100, 0.5) + (1 - part) * far(other, 100, 0.5)
+    def mixed(count, one, other, rows=100):
+        part = count / rows
+        return part * far(one, rows, 0.5) + (1 - part) * far(other, rows, 0.5)
 
     first = planning._far_rows(stream, 64, 0.5)  # each row once, as the caches hold all
     assert gather() == pytest.approx(mixed(first, full.warm, full.hot))
-    assert gather(training=True) == pytest.approx(mixed(first, full.leased, full.hot_leased))
+    leased = mixed(first, full.leased, full.hot_leased, stream.unique)
+    assert gather(training=True) == pytest.approx(leased)
+    assert stream.unique < 100  # of as many ids
     assert gather(host=0) == pytest.approx(far(full.hot, 100, NARROW))
     monkeypatch.setattr(planning, "HOT_BYTES", 1)
     most = planning._far_rows(stream, 64, 0.5)

@@ -16,8 +16,10 @@ from tests.pairs import pairs
 from tierstore._disk.base import Base
 from tierstore._disk.compressed import CompressedRecords
 from tierstore._disk.delta import Delta
+from tierstore._disk.tier import DiskTier
 from tierstore._store.compaction import Folder
 from tierstore._store.locking import WriterLock
+from tierstore._tiers import host
 from tierstore.budget import Budget
 from tierstore.errors import CorruptRowError, StoreIOError
 
@@ -135,16 +137,43 @@ def test_a_refresh_costs_what_changed(root, monkeypatch, kind, host_rows):
     trainer.store.close()
 
 
-def test_rows_that_did_not_change_stay_in_memory(root):
+@pairs(tables=[1, 3], renewed=[1, 4 * DIM * 7, 1 << 20])
+def test_a_refresh_reads_what_changed_and_no_more(root, monkeypatch, tables, renewed):
+    """Rows in memory stay, those that changed are read again, more of them than that are missed."""
+    monkeypatch.setattr(host, "_RENEWED_BYTES", renewed)
+    trainer = Trainer(root / "s", tables)
+    with tierstore.open(trainer.path, budget=Budget(host_rows=ROWS)) as reader:
+
+        def read_below():
+            return sum(table._disk.stats.requested for table in reader.values())
+
+        trainer.check(reader)
+        for _ in range(60):
+            trainer.commit()
+            before = read_below()
+            reader.refresh()
+            again = read_below() - before
+            assert again == min(BATCH * tables, max(1, renewed // (4 * DIM)))
+            trainer.check(reader)
+            assert read_below() - before == BATCH * tables
+    trainer.store.close()
+
+
+def test_a_damaged_row_that_changed_is_told_to_who_reads_it(root, monkeypatch):
     trainer = Trainer(root / "s")
     with tierstore.open(trainer.path, budget=Budget(host_rows=ROWS)) as reader:
         trainer.check(reader)
-        for _ in range(100):
-            trainer.commit()
-            reader.refresh()
-            below = reader["t0"]._disk.stats.requested
-            trainer.check(reader)
-            assert reader["t0"]._disk.stats.requested - below <= BATCH
+        trainer.commit()
+        with monkeypatch.context() as patch:
+
+            def read(tier, rows, *others, **more):
+                raise CorruptRowError(f"row {rows[0]} is damaged")
+
+            patch.setattr(DiskTier, "_read_parts", read)
+            assert reader.refresh()
+            with pytest.raises(CorruptRowError):
+                reader["t0"].read(EVERY)
+        trainer.check(reader)
     trainer.store.close()
 
 

@@ -281,9 +281,13 @@ class Space:
             extent.epoch = Epoch()
 
     def forget(self, rows: Rows) -> None:
-        """Drop `rows`, for a reader: the lowest tiers have others now. Ends every lease."""
+        """Keep no old bytes of `rows`, for a reader: the lowest tiers have others now.
+
+        Ends every lease.
+        """
         self._end_leases(REFRESHED)
-        self.nearest.discard(rows)
+        if self.host is not None:
+            self.host.renew(rows)
         self._begin_epochs()
 
     def stats(self, extent: Extent) -> dict[str, TierStats]:

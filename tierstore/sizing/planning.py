@@ -508,7 +508,7 @@ def _seconds(
     elif lowest is None and speeds.hot:  # what is read from files is copied once more
         times["host_gather"] = speeds.hot.of(ids, wide)
     else:
-        times["host_gather"] = _gather(ids, far, record_bytes, speeds, training)
+        times["host_gather"] = _gather(ids, stream.unique, far, record_bytes, speeds, training)
     return times
 
 
@@ -519,18 +519,21 @@ def _from_page_cache(misses: float, wide: float, speeds: Speeds, *, through: boo
     return speeds.cached.of(misses, wide) if speeds.cached else 0.0
 
 
-def _gather(ids: float, far: float, record_bytes: int, speeds: Speeds, training: bool) -> float:
-    """Return the seconds in which a batch is read from the host tier, and trained there.
+def _gather(
+    ids: float, unique: float, far: float, record_bytes: int, speeds: Speeds, training: bool
+) -> float:
+    """Return the seconds in which a batch is read from the host tier, or trained there.
 
-    A row takes as long as half of a measured one, however narrow it is.
+    Reading copies a row for each id, training each of the `unique` rows once. A row takes as long
+    as half of a measured one, however narrow it is.
     """
     if speeds.warm is None:
         limit = record_bytes / (speeds.gather_rows * ROW_BYTES)
         return ids * limit * (2 if training else 1)
-    wide, part = max(0.5, record_bytes / ROW_BYTES), far / ids
+    wide = max(0.5, record_bytes / ROW_BYTES)
     if training and speeds.leased and speeds.hot_leased:
-        return _mixed(speeds.leased, speeds.hot_leased, part, ids, wide)
-    seconds = _mixed(speeds.warm, speeds.hot or speeds.warm, part, ids, wide)
+        return _mixed(speeds.leased, speeds.hot_leased, far / unique, unique, wide)
+    seconds = _mixed(speeds.warm, speeds.hot or speeds.warm, far / ids, ids, wide)
     return seconds * (2 if training else 1)
 
 
