@@ -8,11 +8,13 @@ import os
 import pickle
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tierstore.errors import RanksError
+
+T = TypeVar("T")
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -28,6 +30,11 @@ CONTEXT.set_forkserver_preload(
 
 PATIENCE = 20.0
 """Seconds for which ranks wait for each other; a test that needs a rank to be missed gives less."""
+
+
+def in_turn(moments: Sequence[T]) -> list[tuple[int, T]]:
+    """Return a victim of two ranks for each moment, 0, 1, 1, 0 …: for pairs, both orders."""
+    return [((at + at // 2) % 2, moment) for at, moment in enumerate(moments)]
 
 
 class Killed(Exception):
