@@ -152,6 +152,17 @@ class Opener:
             self._partitions[manifest.seq] = readers
         return self._partitions[manifest.seq]
 
+    def has_moved(self, manifest: Manifest) -> bool:
+        """Whether partitions have published since they were opened for a manifest.
+
+        They are opened anew then.
+        """
+        readers = self._partitions.get(manifest.seq)
+        if readers is None or not readers.have_moved():
+            return False
+        self._partitions.pop(manifest.seq).close()
+        return True
+
     def hold_only(self, manifest: Manifest) -> None:
         """Let the partitions go that other manifests than this one named."""
         for seq in self._partitions.keys() - {manifest.seq}:
