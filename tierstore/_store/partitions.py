@@ -155,9 +155,20 @@ class _Reader:
             self.lock = ReaderLock(directory)
             locks.append(self.lock)
             self.lock.hold(version)
-            history = History(directory.again(), uuid)
+            history = History(directory, uuid)
             self.manifest = self._held_manifest(history, version, mark)
             self._floor = history.floor()
+
+    def has_moved(self) -> bool:
+        """Whether the version has other files by now, as after a fold, or is gone."""
+        before = self.manifest
+        try:
+            with partition_directory(self._root, self._number) as directory:
+                history = History(directory, before.uuid)
+                now = history.version(before.version)
+                return (now.seq, history.floor()) != (before.seq, self._floor)
+        except (VersionError, CorruptStoreError):
+            return True
 
     def _held_manifest(self, history: History, version: int, mark: str) -> Manifest:
         where = f"{self._root.path}/{PARTITIONS}/{partition_name(self._number)}"
@@ -181,12 +192,18 @@ class _Reader:
                 f"partition {self._number} of {self._root.path} has no table {name!r}; restore it "
                 "from a copy"
             )
-        with (
-            partition_directory(self._root, self._number) as directory,
-            directory.directory(name) as table,
-        ):
-            info = self.manifest.tables[name]
-            generation = Generation(table, info, store=self.manifest.uuid, next_seq=None)
+        try:
+            with (
+                partition_directory(self._root, self._number) as directory,
+                directory.directory(name) as table,
+            ):
+                info = self.manifest.tables[name]
+                generation = Generation(table, info, store=self.manifest.uuid, next_seq=None)
+        except FileNotFoundError as error:
+            raise CorruptStoreError(
+                f"{error.filename}, the directory of a table, is missing; restore partition "
+                f"{self._number} from a copy"
+            ) from None
         try:
             generation.check_base(self._floor)
         except BaseException:
@@ -234,6 +251,10 @@ class PartitionReaders:
         if info.spec.keys is not None:
             return KeyedPartitionedGeneration(dataclasses.replace(info), count, 0, parts)
         return PartitionedGeneration(dataclasses.replace(info), shard, parts, keys)
+
+    def have_moved(self) -> bool:
+        """Whether any of their versions has other files by now; see `_Reader.has_moved`."""
+        return any(reader.has_moved() for reader in self._readers)
 
     def close(self) -> None:
         """Let the versions of the partitions go."""

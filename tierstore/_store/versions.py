@@ -7,7 +7,7 @@ their numbers are never reused.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,10 @@ __all__ = [
 ]
 
 STORE, LOCK, FOLD = "STORE.json", "LOCK", "FOLD"
+
+
+_TRIES = 8
+"""How often manifests are listed anew while a writer publishes and removes some."""
 
 
 class History:
@@ -78,7 +82,7 @@ class History:
 
         An unreadable manifest is an error, never a reason to use an older one.
         """
-        for _ in range(8):
+        for _ in range(_TRIES):
             numbers = self._numbers()
             if not numbers:
                 raise NotAStoreError(
@@ -107,21 +111,32 @@ class History:
             f"'tierstore repair {self._directory.path} DEST' copies what is intact"
         )
 
-    def read_all(self) -> Iterator[tuple[int, Manifest | FormatError]]:
-        """Yield the ascending manifest numbers, each with its manifest or error."""
-        for seq in self._numbers():
-            try:
-                yield seq, self._load(seq)
-            except FileNotFoundError:
-                continue  # removed between listing and reading
-            except FormatError as error:
-                yield seq, error
+    def read_all(self) -> dict[int, Manifest | FormatError]:
+        """Return the manifests, or their errors, by number, ascending.
+
+        A writer that removes one between listing and reading has published another by then, perhaps
+        of the same version: they are listed anew.
+        """
+        found: dict[int, Manifest | FormatError] = {}
+        for _ in range(_TRIES):
+            numbers, found = self._numbers(), {}
+            for seq in numbers:
+                try:
+                    found[seq] = self._load(seq)
+                except FileNotFoundError:
+                    continue
+                except FormatError as error:
+                    found[seq] = error
+            if len(found) == len(numbers):
+                break
+        return found
 
     def _read(self) -> tuple[list[Manifest], dict[int, FormatError]]:
         """Return the manifests, ascending, and the errors of unreadable ones."""
-        found = list(self.read_all())
-        manifests = [each for _, each in found if isinstance(each, Manifest)]
-        return manifests, {seq: each for seq, each in found if isinstance(each, FormatError)}
+        found = self.read_all()
+        manifests = [each for each in found.values() if isinstance(each, Manifest)]
+        errors = {seq: each for seq, each in found.items() if isinstance(each, FormatError)}
+        return manifests, errors
 
     def versions(self) -> dict[int, Manifest]:
         """Return the manifest of each version that can be opened, ascending by version."""

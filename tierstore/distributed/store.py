@@ -41,6 +41,7 @@ from tierstore._strictjson import canonical, json_values
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
+from tierstore._tiers.base import ROLLED_BACK
 from tierstore._tiers.memory import available_bytes
 from tierstore.distributed import folding, schema, versions
 from tierstore.distributed.keyed import DistributedKeyedTable
@@ -525,6 +526,9 @@ class DistributedStore(Closing, Mapping[str, Any]):
             if generation.has_moved_keys:  # rows in memory go by numbers of their own
                 self._spaces.vacate([name])
             generation.drop_new_keys()
+        for space in self._spaces.open:  # who found rows of keys that are gone finds them anew
+            space.end_epochs(ROLLED_BACK)
+            space.begin_epochs()
         self._restore_parts()
         for table in self._tables.values():
             table._reset_scalars()
