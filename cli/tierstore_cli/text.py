@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections.abc import Sequence
 from typing import IO, Any
+
+import click
 
 LISTED = 20
 """Ids shown of a longer list."""
@@ -18,12 +23,18 @@ ASCII = str.maketrans("·–—×…▁▂▃▄▅▆▇█", "|--x~_.-~=+*#")
 def printable(text: object, keep: str = "") -> str:
     """Return `text` with every character escaped that is neither printable nor in `keep`.
 
-    Control characters (terminal escapes), lone surrogates and direction marks become escapes.
+    Control characters (terminal escapes), lone surrogates and direction marks become escapes, and
+    so do bytes of file names that are not in the encoding of the locale: `caf\\xe9`.
     """
     text = str(text)
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else ascii(character)[1:-1]
 
 
 def fitted(text: str, stream: IO[Any]) -> str:
@@ -34,6 +45,21 @@ def fitted(text: str, stream: IO[Any]) -> str:
     except UnicodeEncodeError:
         text = text.translate(ASCII).encode(encoding, "backslashreplace").decode(encoding)
     return text
+
+
+def tell(message: str, stream: IO[Any] | None = None, *, end: str = "\n") -> None:
+    """Write a message, to stderr; that it cannot be written, as to a full disk, ends no command."""
+    stream = stream or sys.stderr
+    try:
+        click.echo(fitted(message + end, stream), file=stream, nl=False)
+    except OSError:
+        discard(stream)
+
+
+def discard(stream: IO[Any]) -> None:
+    """Let what is left in the buffer of a stream go nowhere, so that Python ends without a word."""
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def some_ids(ids: Sequence[int]) -> str:

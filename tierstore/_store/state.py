@@ -25,6 +25,7 @@ from tierstore._store.tables import Opener, Opening, Spaces
 from tierstore._store.versions import History, open_directory, read_identity
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
+from tierstore._tiers.base import ROLLED_BACK
 from tierstore.errors import (
     CommitFailedError,
     ConcurrentWriterError,
@@ -163,9 +164,9 @@ class State:
         """Whether a writer published meanwhile, so that missing files may not be damage."""
         if self.door.writable:
             return False
-        seen = self.manifest.seq, self._floor
+        before, seen = self.manifest, (self.manifest.seq, self._floor)
         self.manifest = self._find(version)
-        return (self.manifest.seq, self._floor) != seen
+        return (self.manifest.seq, self._floor) != seen or self._opener.has_moved(before)
 
     def _check_whole(self, version: int | str) -> None:
         """Raise if a table is damaged, before newer versions are dropped for a damaged one."""
@@ -560,11 +561,12 @@ class State:
     def discard(self) -> None:
         """Drop everything written since the last commit."""
         self.prefetcher.wait_for_advice()
+        self.spaces.end_epochs(ROLLED_BACK)
+        for table in self.tables.values():  # first: who takes new epochs finds no other keys
+            table._generation.drop_new_keys()
         self.spaces.discard()
         for name in self.touched.scalars.keys() & self.tables.keys():
             self.tables[name]._reset_scalars()
-        for table in self.tables.values():
-            table._generation.drop_new_keys()
         for name in list(self.touched.keys):
             self.drop_coming_keys(name)
 

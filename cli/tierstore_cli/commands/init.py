@@ -17,6 +17,7 @@ from tierstore.errors import (
     ExistsError,
     InvalidInputError,
     InvalidTypeError,
+    NotAStoreError,
     StoreFullError,
     counted,
 )
@@ -150,6 +151,8 @@ def init(
     if seed is not None and not isinstance(first, Random):
         raise click.UsageError("--seed is that of random values, such as --init normal(0,0.01)")
     spec = _spec((dim, dtype, first), state, backend, table, sparse, by_key)
+    if os.path.islink(store) and not os.path.exists(store):
+        raise NotAStoreError(f"{store} is a link that leads nowhere; remove it or name another")
     exists = os.path.lexists(store) and not _is_empty(store)
     disk_bytes = spec.nbytes + CHECKSUM_BYTES * spec.rows
     free_bytes = examine_storage(store).free_bytes
