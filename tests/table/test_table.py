@@ -638,6 +638,16 @@ def test_a_wrong_choice_of_rows_is_answered_with_a_right_one(make, choose, words
     assert words in str(found.value)
 
 
+def test_torch_takes_a_table_as_all_rows(make):
+    torch = pytest.importorskip("torch")
+    table = make()
+    rows = fill(table, np.random.default_rng(6))["weight"]
+    for found in (torch.as_tensor(table), torch.from_dlpack(table)):
+        assert same(found.numpy(), rows)
+    found[0] = 0  # a copy
+    assert same(table[...], rows)
+
+
 def test_an_ellipsis_is_all_rows(make):
     table = make()
     rows = fill(table, np.random.default_rng(5))["weight"]

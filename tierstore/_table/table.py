@@ -222,6 +222,14 @@ class Table:
             begin += len(block)
         return out
 
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return where `__dlpack__` copies to, the memory of the host."""
+        return (1, 0)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Copy all rows of the first field, as `__array__` does, for `torch.as_tensor(table)`."""
+        return np.asarray(self).__dlpack__(**options)
+
     def __repr__(self) -> str:
         fields = ", ".join(f"{name} {f.dim} {f.dtype}" for name, f in self._layout.fields)
         return f"Table({self.name!r}, rows={self.rows}, {fields})"
