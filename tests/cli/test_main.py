@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 import tierstore
-import tierstore_cli
 from tierstore import errors
 from tierstore._door import interrupts_deferred
+from tierstore_cli import entry
 from tierstore_cli.command import Command
 from tierstore_cli.commands import load_command, summaries
 from tierstore_cli.failure import exit_code
@@ -295,7 +295,7 @@ def test_interrupted_before_and_after_the_command(monkeypatch, capsys):
 
     monkeypatch.setitem(sys.modules, "tierstore_cli.main", Pressed())
     with pytest.raises(SystemExit) as ended:
-        tierstore_cli.run()
+        entry.run()
     assert (ended.value.code, capsys.readouterr().err) == (130, "\nInterrupted.\n")
 
     def interrupted(prog_name):
@@ -304,7 +304,7 @@ def test_interrupted_before_and_after_the_command(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tierstore_cli.main", SimpleNamespace(cli=interrupted))
     monkeypatch.setattr(logging.root.manager, "disable", 0)
     with pytest.raises(SystemExit):
-        tierstore_cli.run()
+        entry.run()
     logging.getLogger("asyncio").error("Task was destroyed but it is pending!")
     assert capsys.readouterr().err == ""
 
