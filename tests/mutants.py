@@ -687,6 +687,19 @@ MUTANTS = [
         "is_bad = ids >= rows",
         "tests/distributed/test_owners.py",
     ),
+    # Readers that open a store while its partitions, or names of versions, are published.
+    Mutant(
+        "_store/tables.py",
+        "if readers is None or not readers.have_moved():",
+        "if True:",
+        "tests/distributed/test_store.py",
+    ),
+    Mutant(
+        "_store/versions.py",
+        "if len(found) == len(numbers):",
+        "if True:",
+        "tests/distributed/test_store.py",
+    ),
     # Tables that are loaded into all partitions, and keys that expire on all ranks together.
     Mutant(
         "distributed/schema.py",
