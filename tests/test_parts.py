@@ -1,6 +1,7 @@
 """Work in parts on several threads."""
 
 import _thread
+import contextlib
 import itertools
 import subprocess
 import sys
@@ -70,6 +71,32 @@ def test_an_error_of_a_part_is_raised_when_all_have_ended(four_threads):
     with pytest.raises(KeyError, match="25"):
         _parts.in_parts(work, 100, 400, least=100)
     assert len(ended) == 3
+
+
+def test_a_part_that_nobody_ended_is_an_error(four_threads, monkeypatch):
+    """As where there is no memory to note why it failed."""
+    lost = threading.Event()
+
+    def dies(job):
+        with contextlib.suppress(IndexError):
+            job.rest.popleft()
+            lost.set()
+
+    monkeypatch.setattr(_parts._Job, "help", dies)
+    with pytest.raises(MemoryError, match="in a part"):
+        _parts.in_parts(lambda part: lost.wait(30), 100, 400, least=100)
+    monkeypatch.undo()
+
+
+def test_memory_that_lacks_for_a_call_lacks_for_no_other(four_threads, monkeypatch):
+    def fails(crew, job):
+        raise MemoryError("of a test")
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError, match="of a test"):
+        patch.setattr(_parts._Crew, "_call_for", fails)
+        _parts.in_parts(print, 100, 400, least=100)
+    met = threading.Barrier(4, timeout=30)
+    _parts.in_parts(lambda part: met.wait(), 100, 400, least=100)
 
 
 def test_parts_within_parts_and_of_a_busy_pool_wait_for_no_thread(four_threads):

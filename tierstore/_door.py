@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from ctypes import ArgumentError
 from signal import SIGINT
-from types import FrameType, TracebackType
-from typing import ClassVar, Self
+from types import CodeType, FrameType, FunctionType, TracebackType
+from typing import ClassVar, Self, TypeVar
 
 from tierstore._threads import Event
 from tierstore.errors import (
@@ -35,6 +35,7 @@ __all__ = [
     "internal_error",
     "internal_errors",
     "interrupts_deferred",
+    "undisturbed",
 ]
 
 _POLL_SECONDS = 0.05
@@ -49,6 +50,18 @@ _EXPECTED_ERRORS = (MemoryError, TimeoutError)
 _INTERRUPTED = "a call was interrupted in the middle"
 
 _Handler = Callable[[int, FrameType | None], object]
+_Kind = TypeVar("_Kind", bound=type)
+_undisturbed: set[CodeType] = set()
+
+
+def undisturbed(kind: _Kind) -> _Kind:
+    """Mark a class whose methods enter or leave a store: no interrupt is raised within them.
+
+    A second Ctrl-C that came there would leave the store locked for good.
+    """
+    methods = (each for each in vars(kind).values() if isinstance(each, FunctionType))
+    _undisturbed.update(each.__code__ for each in methods if each.__name__ != "__init__")
+    return kind
 
 
 class internal_errors:  # noqa: N801 - used like a function
@@ -87,14 +100,17 @@ def internal_error(error: BaseException, outcome: str = "nothing was changed") -
     )
 
 
+@undisturbed
 class interrupts_deferred:  # noqa: N801 - used like a function
     """Defer a Ctrl-C until the body is done, so that it cannot interrupt a change halfway.
 
-    A second Ctrl-C is not deferred. Only the main thread receives signals. A custom handler of the
-    process remains in place and is called late. Nested uses do nothing.
+    A second Ctrl-C is not deferred, but where a store is entered or left. Only the main thread
+    receives signals. A custom handler of the process remains in place and is called late. Nested
+    uses do nothing.
     """
 
-    __slots__ = ("_caught", "_handler", "_through")
+    __slots__ = ("_caught", "_handler", "_raised", "_through")
+    _raised: bool
     _caught: list[FrameType | None]
     _handler: _Handler | None
     _through: bool
@@ -109,16 +125,21 @@ class interrupts_deferred:  # noqa: N801 - used like a function
             handler = getsignal(SIGINT)
             if callable(handler):
                 self._caught = []
-                self._through = False
+                self._through = self._raised = False
                 self._handler = handler
                 signal(SIGINT, self._note)
                 interrupts_deferred._deferring = True
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_code in _undisturbed:
+            self._caught.append(None)  # told afterwards, when it may be raised
+            return
         self._caught.append(frame)
         if self._handler is not None and (self._through or len(self._caught) > 1):
+            self._raised = True
             self._handler(number, frame)
+            self._raised = False
             self._caught.clear()  # it raised nothing, so nothing was lost
 
     def __exit__(
@@ -131,10 +152,11 @@ class interrupts_deferred:  # noqa: N801 - used like a function
         if self._handler is not None:
             interrupts_deferred._deferring = False
             signal(SIGINT, self._handler)
-            if len(self._caught) == 1:
+            if self._caught and not self._raised:
                 self._handler(SIGINT, self._caught[0])
 
 
+@undisturbed
 class _LetThrough:
     """A part of a use in which a Ctrl-C is not deferred; see `Use.interruptible`."""
 
@@ -169,12 +191,14 @@ class _LetThrough:
             if use._handler is not None:
                 use._through = False
                 interrupts_deferred._deferring = True
+                use._raised = False
                 del use._caught[0 if error is not None else 1 :]
         except BaseException as late:
             use._harmless = late
             raise
 
 
+@undisturbed
 class Call(interrupts_deferred):
     """One call of a store by one thread, beside those of other threads.
 
@@ -283,6 +307,7 @@ class Call(interrupts_deferred):
                 ) from error
 
 
+@undisturbed
 class Errand(Call):
     """A call that brings rows nearer, one at a time, which uses on a device go on beside.
 
@@ -333,6 +358,7 @@ class Errand(Call):
                     interrupts_deferred.__exit__(self)
 
 
+@undisturbed
 class Use(Call):
     """One use of a store by one thread, while no other is inside; see `Door.use`.
 
@@ -417,6 +443,7 @@ class Use(Call):
                 interrupts_deferred.__exit__(self)
 
 
+@undisturbed
 class Door:
     """Guards every public call of a store: checks that it is open in this process, and locks.
 

@@ -65,36 +65,44 @@ class _Job:
     """Parts that are not begun, and what came of the others.
 
     Attributes:
-        rest: the parts.
-        errors: of parts that failed, by where they start.
+        rest: the parts, numbered.
+        errors: why each part is not done, None for those that are. Nothing is put there for which
+            memory might lack: an error that goes unnoted would leave a part undone unseen.
         over: released when the threads of the crew have ended their parts.
     """
 
     def __init__(self, work: Work, parts: Iterable[slice]) -> None:
-        self.rest = deque(parts)
-        self.errors: dict[int, BaseException] = {}
+        self.rest = deque(enumerate(parts))
+        unknown = MemoryError("memory ran out in a part of some work")
+        self.errors: list[BaseException | None] = [unknown] * len(self.rest)
         self.over = threading.Lock()
         self.over.acquire()
         self._work = work
         self._running: list[None] = []
 
-    def do(self, part: slice) -> None:
-        """Do a part in the caller's thread, which an interrupt ends at once."""
+    def do(self) -> None:
+        """Do a part in the caller's thread, if one is left; an interrupt ends it at once."""
+        try:
+            number, part = self.rest.popleft()
+        except IndexError:
+            return
         try:
             self._work(part)
+            self.errors[number] = None
         except Exception as error:
-            self.errors[part.start] = error
+            self.errors[number] = error
 
     def help(self) -> None:
         """Do parts in a thread of the crew until none is left."""
         while self.rest:
             self._running.append(None)  # first: what is running is never less than it seems
             try:
-                part = self.rest.popleft()
+                number, part = self.rest.popleft()
                 try:
                     self._work(part)
+                    self.errors[number] = None
                 except BaseException as error:
-                    self.errors[part.start] = error
+                    self.errors[number] = error
             except IndexError:  # another thread was faster
                 return
             finally:
@@ -138,17 +146,17 @@ class _Crew:
         try:
             self._call_for(job)
             while job.rest:
-                with contextlib.suppress(IndexError):
-                    part = job.rest.popleft()
-                    job.do(part)
+                job.do()
         finally:
             try:
                 job.end()
             finally:
-                self._jobs.remove(job)
                 _here.in_part = False
-        if job.errors:
-            raise job.errors[min(job.errors)]
+                with contextlib.suppress(ValueError):  # there was no memory to call for help
+                    self._jobs.remove(job)
+        for error in job.errors:
+            if error is not None:
+                raise error
 
     def _call_for(self, job: _Job) -> None:
         """Have a thread for each part but one help, as far as they are free or can be started."""
@@ -167,17 +175,20 @@ class _Crew:
 
     def _help(self) -> None:
         """Help with every job there is, again and again."""
-        _here.in_part = True
-        bell = threading.Lock()
-        bell.acquire()
-        while True:
-            self._help_with_all()
-            self._asleep.append(bell)
-            if self._has_work():  # which came before the bell could be rung for it
-                with contextlib.suppress(ValueError):
-                    self._asleep.remove(bell)
-                    continue
+        try:
+            _here.in_part = True
+            bell = threading.Lock()
             bell.acquire()
+            while True:
+                self._help_with_all()
+                self._asleep.append(bell)
+                if self._has_work():  # which came before the bell could be rung for it
+                    with contextlib.suppress(ValueError):
+                        self._asleep.remove(bell)
+                        continue
+                bell.acquire()
+        finally:
+            self._started -= 1  # memory ran out: another thread is to take this one's place
 
     def _help_with_all(self) -> None:
         for job in tuple(self._jobs):

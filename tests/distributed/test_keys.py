@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -527,6 +528,37 @@ def test_copies_and_checks(tmp_path: Path, kind: str) -> None:
     assert not tierstore.verify(path).ok
     with tierstore.open(path) as reader, pytest.raises(CorruptStoreError):
         reader["user"].read(keys)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_of_a_reader_load_its_keys_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The first of them does, also where all ask for a key at once."""
+    keys = all_keys(kind)
+    rows = np.random.default_rng(2).standard_normal((300, DIM)).astype(np.float32)
+    with distributed.create(tmp_path / "s", {"user": spec(kind)}, partitions=3) as store:
+        store["user"].write(keys, rows)
+        store.commit()
+    take, found, done = partitioned_keys._SharedKeys.take, [], threading.Event()
+    with tierstore.open(tmp_path / "s") as reader:
+        table = reader["user"]
+        other = threading.Thread(target=lambda: found.append(table.read(keys)))
+
+        def slow(keys: Any, number: int, part: Any) -> None:
+            take(keys, number, part)
+            if threading.current_thread() is other:
+                done.wait(60)
+            elif number == 1:
+                other.start()
+                other.join(0.1)  # it waits for this one, or takes the first partition
+
+        monkeypatch.setattr(partitioned_keys._SharedKeys, "take", slow)
+        found.append(table.read(keys))
+        done.set()
+        other.join(60)
+        assert len(found) == 2 and all(np.array_equal(each, rows) for each in found)
+        assert table.rows == 300
 
 
 def test_versions_are_compared_place_by_place(tmp_path: Path) -> None:

@@ -180,6 +180,29 @@ def test_numpy_ids_give_tensors_that_nobody_waits_for(tmp_path: Path, place: Pla
             np.testing.assert_array_equal(plain(rows), table.read(ids, name))
 
 
+@pytest.mark.parametrize("there", [["weight"], ["m", "s"]])
+def test_some_fields_of_a_write_may_come_from_the_host(
+    tmp_path: Path, place: Place, there: list[str]
+) -> None:
+    rng, ids = np.random.default_rng(3), np.arange(0, ROWS, 3)
+    given: dict[str, Any] = {
+        name: rng.integers(0, 9, (ids.size, field.dim)).astype(
+            "float64" if name == "s" else "float32"
+        )
+        for name, field in FIELDS.items()
+    }
+    mixed = {name: tensor(place, each) if name in there else each for name, each in given.items()}
+    if "m" in there:
+        mixed["m"] = mixed["m"].to(torch.bfloat16)
+    spec, budget = TableSpec(ROWS, fields=FIELDS), Budget(host_rows=40, gpu_rows=7)
+    with tierstore.create(tmp_path / "s", {"t": spec}, budget=budget, device=place.device) as store:
+        for which in (ids, tensor(place, ids)):
+            store["t"].write(which, mixed)
+            found = store["t"].read(ids, list(FIELDS))
+            assert all(np.array_equal(found[name], given[name]) for name in FIELDS)
+            store.rollback()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("what", ["ids", "rows"])
 def test_work_goes_into_torchs_stream_if_ids_or_rows_are_torchs(tmp_path: Path, what: str) -> None:

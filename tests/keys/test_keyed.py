@@ -33,6 +33,7 @@ from tierstore._keys.hashmap import HashMap
 from tierstore._keys.text import Texts
 from tierstore._memory_table import MemoryTable
 from tierstore._table.keyed import KeyedTable
+from tierstore._tiers.space import Space
 from tierstore.errors import (
     CapacityError,
     ClosedError,
@@ -530,6 +531,104 @@ def test_readers_and_writers_beside_expiry(tmp_path, kind):
         known = table.contains(keys)
         assert np.array_equal(table.read(keys)[known], rows[known])
         s.rollback()
+
+
+@pytest.mark.parametrize("way", ["write", "lease"])
+def test_keys_that_a_rollback_takes_from_a_call_get_rows_anew(store, kind, monkeypatch, way):
+    """Rows that were found before are those of other keys by then."""
+    table, keys, used = store["t"], some(kind, 2), KeyedTable._used_by
+    mine, theirs = keys[:1], keys[1:]
+    calls = itertools.count()
+
+    def found(self, *given):
+        rows = used(self, *given)
+        if next(calls) == 0:
+            thread = threading.Thread(target=beside)
+            thread.start()
+            thread.join(60)
+        return rows
+
+    def beside():
+        store.rollback()
+        table.write(theirs, 2 * ones(1), "weight")
+
+    monkeypatch.setattr(KeyedTable, "_used_by", found)
+    if way == "write":
+        table.write(mine, ones(1), "weight")
+    else:
+        with table.lease(mine) as lease:
+            lease.write("weight", ones(1))
+    assert np.array_equal(table.read(mine, "weight"), ones(1))
+    assert np.array_equal(table.read(theirs, "weight"), 2 * ones(1))
+    assert table.rows == 2
+    store.rollback()
+
+
+def test_a_read_beside_a_rollback_gives_the_first_row_of_a_key_that_goes(store, kind, monkeypatch):
+    table, key, found = store["t"], some(kind, 1), []
+    first = table.read(key, "weight")
+    table.write(key, ones(1), "weight")
+
+    def read():
+        found.append(table.read(key, "weight"))
+
+    reader, discard = threading.Thread(target=read), type(store._state.spaces).discard
+
+    def discarded(self):
+        discard(self)
+        reader.start()
+        reader.join(0.2)  # it waits for the end of the rollback
+
+    monkeypatch.setattr(type(store._state.spaces), "discard", discarded)
+    store.rollback()
+    reader.join(60)
+    assert np.array_equal(found[0], first)
+
+
+@pytest.mark.parametrize("change", ["refresh", "rollback"])
+def test_reads_beside_keys_that_get_other_rows(tmp_path, kind, monkeypatch, change):
+    """Few rows in memory wait for no use of the store, but where their keys are about to move."""
+    keys, found = some(kind, 40), []
+    rows = np.random.default_rng(6).standard_normal((40, DIM)).astype(np.float32)
+    fields = {"weight": Field(DIM)}
+    tracked = TableSpec(100, fields=fields, keys=kind, track_uses=True)
+    with contextlib.ExitStack() as stack:
+        budget = Budget(host_rows=100)
+        store = stack.enter_context(tierstore.create(tmp_path / "s", {"t": tracked}, budget=budget))
+        store["t"].write(keys, rows)
+        store["t"].write(keys[20:], rows[20:])
+        store.commit()
+        where = store
+        if change == "refresh":
+            where = stack.enter_context(tierstore.open(tmp_path / "s", budget=budget))
+        table = where["t"]
+        assert table.by_row._few is not None
+        assert np.array_equal(table.read(keys), rows)
+        list(store["t"].expire(fewer_than=2))  # the others get their rows
+        if change == "refresh":
+            store.commit()
+        assert np.array_equal(table.read(keys[20:]), rows[20:])
+        threads = []
+
+        def beside(change_rows):
+            def changed(*given):
+                threads.append(threading.Thread(target=read))
+                threads[-1].start()
+                threads[-1].join(0.1)
+                change_rows(*given)
+
+            return changed
+
+        def read():
+            found.append(table.read(keys[20:]))
+
+        for name in ("discard", "forget"):
+            monkeypatch.setattr(Space, name, beside(getattr(Space, name)))
+        assert where.refresh() if change == "refresh" else where.rollback() is None
+        monkeypatch.undo()
+        for thread in threads:
+            thread.join(60)
+        assert len(found) == 1 and np.array_equal(found[0], rows[20:])
 
 
 def test_texts_of_one_hash(tmp_path, monkeypatch):

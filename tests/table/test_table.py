@@ -14,6 +14,8 @@ import tierstore._parts
 from tests.oracle import values
 from tests.pairs import pairs
 from tests.reference.elements import BFLOAT16, DTYPES, element
+from tierstore._table.values import Columns
+from tierstore._tiers.host import HostTier
 from tierstore.errors import (
     ClosedError,
     InvalidInputError,
@@ -521,7 +523,7 @@ def test_readers_cannot_write(make):
 def test_few_resident_rows_are_read_and_counted_as_many_are(make):
     """The way of small reads gives the bytes and the counters of the general one."""
     short, general = make(slots=ROWS), make(slots=ROWS)
-    general._access._few = 0
+    general._access.few, general._few = 0, None
     rng = np.random.default_rng(5)
     oracle = fill(short, rng)
     general.write(np.arange(ROWS), oracle)
@@ -559,6 +561,40 @@ def test_few_resident_rows_are_read_beside_a_use_of_the_store(make):
         thread.start()
         thread.join(60)
         assert found and same(found[0], expected[[3]])
+
+
+@pytest.mark.parametrize("way", ["write", "write_held"])
+def test_few_resident_rows_are_read_before_a_write_of_several_fields_or_after(
+    make, monkeypatch, way
+):
+    """Which goes to the tier field by field: fields that other bytes part."""
+    table, ids = make(slots=ROWS), np.arange(4)
+    table.read(np.arange(ROWS))
+    names, found, readers = ["weight", "sum"], [], []
+    values = {
+        name: np.ones((4, table.fields[name].dim), table.read([0], name).dtype) for name in names
+    }
+    write = getattr(HostTier, way)
+
+    def read():
+        found.append([each[0, 0] for each in table.read(ids, names).values()])
+
+    def beside(*given):
+        write(*given)
+        readers.append(threading.Thread(target=read))
+        readers[-1].start()
+        readers[-1].join(0.1)
+
+    monkeypatch.setattr(HostTier, way, beside)
+    if way == "write":
+        table.write(ids, values)
+    else:
+        with table.lease(ids) as lease:
+            lease.write_columns(Columns(table.spec.layout, names), values)
+    monkeypatch.undo()
+    for each in readers:
+        each.join(60)
+    assert len(readers) == 2 and all(first == second for first, second in found)
 
 
 @pytest.mark.parametrize("metric", ["dot", "cosine"])

@@ -1,5 +1,6 @@
 """Steps on records in host memory, against torch's own code on copies of the rows."""
 
+import itertools
 import threading
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,26 @@ def test_others_may_replace_functions_of_torch(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "index_select", lambda *given, **more: None)
     program.compiled.cache_clear()
     assert program.compiled() is not None
+
+
+def test_a_step_in_inference_mode_leaves_nothing_that_others_cannot_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = tierstore.TableSpec(ROWS, 16, init=tierstore.normal(std=0.1, seed=3))
+    ids = [np.random.default_rng(5).integers(0, ROWS, 4000)] * 3
+    monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
+    monkeypatch.setattr(_parts, "most_threads", lambda: 2)
+    plain = trained(tmp_path / "plain", ADAM, spec, ids, None)
+    modes, step = itertools.cycle([True, False]), TieredOptimizer.step
+
+    def in_turns(optimizer: Any) -> None:
+        with torch.inference_mode(next(modes)):
+            step(optimizer)
+
+    monkeypatch.setattr(TieredOptimizer, "step", in_turns)
+    mixed = trained(tmp_path / "mixed", ADAM, spec, ids, None)
+    for name, values in plain[0].items():
+        assert values.tobytes() == mixed[0][name].tobytes()
 
 
 VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {

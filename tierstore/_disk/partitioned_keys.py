@@ -7,6 +7,7 @@ partition, then others as they come. In a partition rows are dense too, in an or
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -340,6 +341,7 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
         rows = sum(part.key_count for part in parts)
         self._places.capacity = max(1, -(-rows // EXTENT_ROWS)) * EXTENT_ROWS
         self._map: _SharedKeys | None = None
+        self._map_lock = threading.RLock()
         self._has_moved_keys = False
         self._grown: TableSpec | None = None
         super().__init__(info, self._places, parts)
@@ -358,17 +360,24 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
     @property
     def key_map(self) -> KeyMap:
         """The keys of the shard, filled from those of its partitions when it is asked for."""
-        if self._map is None:
-            places = self._places
-            places.truncate(0)
-            found = _SharedKeys(self.info.spec.keys or "int64", places, self.parts, self._writers)
-            for number, part in enumerate(self.parts):
-                found.take(number, part)
-            places.seal()
-            for number, part in enumerate(self.parts if self._writers else ()):
-                part.share_keys(_KeysOfPartition(found, number, part))
-            self._map = found
-        return self._map
+        found = self._map
+        if found is None:
+            with self._map_lock:
+                found = self._map
+                if found is None:  # no other thread was faster
+                    found = self._map = self._loaded()
+        return found
+
+    def _loaded(self) -> _SharedKeys:
+        places = self._places
+        places.truncate(0)
+        found = _SharedKeys(self.info.spec.keys or "int64", places, self.parts, self._writers)
+        for number, part in enumerate(self.parts):
+            found.take(number, part)
+        places.seal()
+        for number, part in enumerate(self.parts if self._writers else ()):
+            part.share_keys(_KeysOfPartition(found, number, part))
+        return found
 
     @property
     def keys_in_use(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tierstore import _io
@@ -19,12 +19,14 @@ from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
 from tierstore._store.locking import ReaderLock
 from tierstore._store.versions import History, read_identity
-from tierstore.errors import CorruptStoreError, VersionError
+from tierstore.errors import CorruptStoreError, TierStoreError, VersionError
+from tierstore.stats import Version
 
 __all__ = [
     "PartitionReaders",
     "WholeKeys",
     "check_part",
+    "list_versions",
     "missing_partition",
     "partition_directory",
 ]
@@ -41,6 +43,40 @@ def partition_directory(root: _io.Directory, number: int) -> Iterator[_io.Direct
         raise missing_partition(f"{root.path}/{PARTITIONS}/{name}", number) from None
     with directory:
         yield directory
+
+
+def list_versions(directory: _io.Directory, history: History) -> list[Version]:
+    """Return the versions of a store that can be opened, oldest first.
+
+    What partitions on other hosts wrote is left out.
+    """
+    kept = history.versions()
+    names = max(kept.values(), key=lambda manifest: manifest.seq).names
+    parts: dict[int, list[tuple[Manifest, int]]] = {version: [] for version in kept}
+    for number in range(max(len(each.partitions) for each in kept.values())):
+        with contextlib.suppress(TierStoreError, OSError):
+            _add_part(parts, directory, number, kept)
+    return [
+        Version.of(each, names, history.time_of(each), parts[version])
+        for version, each in kept.items()
+    ]
+
+
+def _add_part(
+    parts: dict[int, list[tuple[Manifest, int]]],
+    root: _io.Directory,
+    number: int,
+    kept: Mapping[int, Manifest],
+) -> None:
+    """Add the manifests of a partition to those of each version of a store."""
+    with partition_directory(root, number) as directory:
+        found = History(directory, read_identity(directory).uuid).versions()
+    for version, each in kept.items():
+        own, _ = each.partitions[number]
+        before = kept.get(each.previous)
+        if own in found:
+            last = own - 1 if before is None else before.partitions[number][0]
+            parts[version].append((found[own], last))
 
 
 def missing_partition(path: str, number: int) -> CorruptStoreError:

@@ -25,6 +25,7 @@ from tierstore._store.tables import Opener, Opening, Spaces
 from tierstore._store.versions import History, open_directory, read_identity
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
+from tierstore._tiers.base import ROLLED_BACK
 from tierstore.errors import (
     CommitFailedError,
     ConcurrentWriterError,
@@ -558,11 +559,12 @@ class State:
     def discard(self) -> None:
         """Drop everything written since the last commit."""
         self.prefetcher.wait_for_advice()
+        self.spaces.end_epochs(ROLLED_BACK)
+        for table in self.tables.values():  # first: who takes new epochs finds no other keys
+            table._generation.drop_new_keys()
         self.spaces.discard()
         for name in self.touched.scalars.keys() & self.tables.keys():
             self.tables[name]._reset_scalars()
-        for table in self.tables.values():
-            table._generation.drop_new_keys()
         for name in list(self.touched.keys):
             self.drop_coming_keys(name)
 

@@ -23,7 +23,7 @@ from tierstore._store.partitions import PartitionReaders
 from tierstore._store.versions import History
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Owner, Table, Touched
-from tierstore._tiers.base import EXPIRED, GONE
+from tierstore._tiers.base import EXPIRED, GONE, REFRESHED
 from tierstore._tiers.space import Space
 from tierstore.errors import CorruptStoreError, FormatError
 from tierstore.spec import TableSpec
@@ -322,6 +322,7 @@ class Spaces:
 
         Ends every lease, those of tables that show what they did too.
         """
+        self.end_epochs(REFRESHED)  # before the first key or row is another
         stale: dict[Space, list[npt.NDArray[np.int64]]] = {space: [] for space in self.open}
         for name, opened in deltas.items():
             rows = self._tables[name]._follow(manifest.tables[name], opened, manifest.floor)
@@ -330,8 +331,13 @@ class Spaces:
         for space, changed in stale.items():
             space.forget(np.concatenate([_NO_ROWS, *changed]))
 
+    def end_epochs(self, reason: str) -> None:
+        """End every lease before rows change, or the keys that they are found by."""
+        for space in self.open:
+            space.end_epochs(reason)
+
     def discard(self) -> None:
-        """Drop uncommitted rows, and end every lease."""
+        """Drop uncommitted rows, and end every lease; then leases may be taken anew."""
         for space in self.open:
             space.discard()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from tierstore import _io
 from tierstore._disk.manifest import MANIFEST_NAME, MAX_BYTES, Identity, Manifest, manifest_name
 from tierstore.errors import (
+    AccessError,
     FormatError,
     NotAStoreError,
     StoreIOError,
@@ -27,6 +28,7 @@ __all__ = [
     "STORE",
     "History",
     "Survey",
+    "check_readable",
     "open_directory",
     "read_identity",
     "survey",
@@ -212,8 +214,24 @@ def open_directory(path: Path | _io.Objects) -> _io.Directory:
         ) from None
     except NotADirectoryError:
         raise NotAStoreError(f"{path} is a file; a store is a directory", filename=path) from None
-    except OSError as error:
-        raise StoreIOError(f"cannot open {path}: {error.strerror}") from error
+
+
+def check_readable(directory: _io.Directory) -> None:
+    """Raise AccessError for a file or directory that this process may not read.
+
+    It may be intact, so nobody may take it for damaged.
+    """
+    for name in directory.names():
+        try:
+            if directory.is_directory(name):
+                with directory.directory(name) as inside:
+                    check_readable(inside)
+            else:
+                directory.open_file(name).close()
+        except AccessError:
+            raise
+        except (OSError, FormatError):
+            continue  # gone meanwhile, or damage for the caller to find
 
 
 def read_identity(directory: _io.Directory) -> Identity:

@@ -29,6 +29,11 @@ class Ids(NamedTuple):
     shape: tuple[int, ...]
     kind: str
 
+    @property
+    def moved(self) -> bool:
+        """Whether the rows may be others' by now; of a batch of ids they never are."""
+        return False
+
     def for_tensors(self) -> Ids:
         """Return the same, to be answered with torch tensors; raises InvalidInputError for CuPy."""
         if self.kind == "torch":

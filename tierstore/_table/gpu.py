@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from tierstore._door import Door, Errand, Use
+from tierstore._door import Door, Errand, Use, undisturbed
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._scaled import ScaledElements
 from tierstore._table.address import Ids, host_ids, is_cupy, is_torch, on_host
@@ -49,6 +49,7 @@ __all__ = ["DeviceAccess", "DeviceArrays", "DeviceLease"]
 _NOWHERE = np.empty(0, np.int64)
 
 
+@undisturbed
 class _Using(Use):
     """A use of the store on its device, whichever was the current one.
 
@@ -81,11 +82,11 @@ class _Using(Use):
         if error is None and self._access.sync_checks:
             try:
                 self._access.gpu.check()
-            except Exception as failed:
+            except BaseException as failed:
                 found = failed
         try:
             self._access.device.leave(self._before)
-        except Exception as failed:
+        except BaseException as failed:
             found = found or failed
         self._end(error, found)
 
@@ -100,6 +101,7 @@ class _Using(Use):
             raise meaning from (found if meaning is not found else None)
 
 
+@undisturbed
 class _Together(_Using):
     """Several uses of the store on its device, by one thread in one stream, entered once.
 
@@ -138,7 +140,7 @@ class _Together(_Using):
         failed = None
         try:
             self._access.gpu.launcher.settle()
-        except Exception as found:
+        except BaseException as found:
             failed = found
         if error is not None:
             self._access.device.leave(self._before)
@@ -149,6 +151,7 @@ class _Together(_Using):
             raise failed
 
 
+@undisturbed
 class _Part:
     """One of several uses that were entered together; see `_Together`."""
 
@@ -662,10 +665,12 @@ class DeviceAccess(DeviceArrays):
         """
         return self.to_array(self.read(ids, lo, hi, admit=admit), item, ids, dtype, out=out)
 
-    def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
+    def write(self, ids: Ids, pieces: Sequence[Piece]) -> bool:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
         with self.using(write=True):
             self.extent.epoch.check_open()
+            if ids.moved:
+                return False
             for lo, hi, data in pieces:
                 kind = "torch" if ids.kind == "numpy" and is_torch(data) else ids.kind
                 stream = self.stream(kind)
@@ -674,6 +679,7 @@ class DeviceAccess(DeviceArrays):
                     self.gpu.write(
                         part, given, lo, hi, first=first, within=self.within, stream=stream
                     )
+        return True
 
     def capture(self, ids: Any, out: Any, name: str) -> bool:
         """Have the graph that is captured read a field into `out`; False where there is none.

@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -176,8 +176,11 @@ class Access(Protocol):
         It may be in `out`, which is of that shape and `dtype`.
         """
 
-    def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
-        """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
+    def write(self, ids: Ids, pieces: Sequence[Piece]) -> bool:
+        """Write pieces over the records of `ids`; where an id repeats, its last record stays.
+
+        Returns whether that was done: not where the ids have `moved` since.
+        """
 
     def to_array(self, data: Any, item: Field, ids: Ids, dtype: DTypeName | None = None) -> Any:
         """Return the bytes of a field as the array that answers these ids, of `dtype` if given."""
@@ -223,6 +226,7 @@ class HostAccess:
 
     Attributes:
         few: most rows that may be read in one look, where each row has its slot; else 0.
+        still: what keeps such a look out of a write of several pieces: it waits for no use to end.
     """
 
     def __init__(
@@ -238,6 +242,9 @@ class HostAccess:
         self.nearest = space.nearest
         self._results = Recycled()
         self.few = 0
+        self.still: AbstractContextManager[object] = nullcontext()
+        if space.host is not None and space.host.direct:
+            self.still = space.host.still
         if isinstance(extent, Extent) and space.host is not None and space.host.direct:
             self.few, self._host = _FEW, space.host
             self._stats = space.host.counters_from(extent.start)
@@ -310,18 +317,22 @@ class HostAccess:
                 self.nearest.read(rows, out, lo, hi, admit=admit)
         return out if into is None else into
 
-    def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
+    def write(self, ids: Ids, pieces: Sequence[Piece]) -> bool:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
         rows, last = ids.rows, last_of_each(ids.rows)
         rows = rows if last is None else rows[last]
         if not rows.size:
-            return
+            return True
         enter = Call if len(pieces) == 1 else Use  # or half a row might show
         with enter(self.door, write=True):
             self.extent.epoch.check_open()
+            if ids.moved:
+                return False
             rows = rows + self.start if self.start else rows
-            for lo, hi, data in pieces:
-                self.nearest.write(rows, data if last is None else data[last], lo, hi)
+            with self.still:
+                for lo, hi, data in pieces:
+                    self.nearest.write(rows, data if last is None else data[last], lo, hi)
+        return True
 
     together = interrupts_deferred
     to_array = staticmethod(from_bytes)
@@ -471,8 +482,9 @@ class HostLease:
         with enter(self._door, write=True):
             if self._released or self._epoch.ended:
                 self._refuse()
-            for lo, hi, data in pieces:
-                self._nearest.write_held(self.groups.rows, data, lo, hi)
+            with self._access.still:
+                for lo, hi, data in pieces:
+                    self._nearest.write_held(self.groups.rows, data, lo, hi)
 
     def update(self, columns: Columns, change: Change, many: ChangeMany | None) -> bool:
         """Change the bytes of several fields of the distinct rows in place, part by part.

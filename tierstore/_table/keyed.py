@@ -80,6 +80,23 @@ class KeyBatch(Ids):
     keys: Any
 
 
+class PlacedKeys(Ids):
+    """The rows of a batch of keys, as long as keys keep theirs.
+
+    Attributes:
+        table: of the keys.
+        numbering: that of its map before the rows were found; see `KeyMap.numbering`.
+    """
+
+    table: KeyedTable
+    numbering: object
+
+    @property
+    def moved(self) -> bool:
+        """Whether the rows may be those of other keys, as after a rollback."""
+        return self.table._map.numbering is not self.numbering
+
+
 class OnDevice(NamedTuple):
     """A batch of integer keys on the device: their bits, flat int64, and their shape."""
 
@@ -424,8 +441,11 @@ class KeyedTable(RowsByNumber):
         """Give rows to keys that have none, before what was checked is written."""
         if not isinstance(batch, KeyBatch):
             return batch
+        numbering = self._map.numbering
         rows = self._used_by(batch.keys, self._add)
-        return self.by_row._batch(self._like(rows.known_or_first(), batch.kind))
+        placed = PlacedKeys(*self.by_row._batch(self._like(rows.known_or_first(), batch.kind)))
+        placed.table, placed.numbering = self, numbering
+        return placed
 
     def _add(self, asked: Asked) -> Rows:
         """Return the rows of keys; those that have none get one, with their first values."""
@@ -648,8 +668,13 @@ class KeyedTable(RowsByNumber):
         """Pin the rows of a batch of keys, `ids`, for a step; adds those that are new."""
         given = self._given(ids)
         with self._still():
-            found = self._used_by(given, self._add)
-            return self.by_row.lease(self._like(found.known_or_first(), found.kind))
+            while True:
+                numbering = self._map.numbering
+                found = self._used_by(given, self._add)
+                lease = self.by_row.lease(self._like(found.known_or_first(), found.kind))
+                if self._map.numbering is numbering:
+                    return lease
+                lease.release()  # its rows may be those of other keys, after a rollback
 
     def write(self, ids: object, rows: Any, field: str | None = None) -> None:
         """Write `ids.shape + (dim,)` rows over those of keys, `ids`; see `Table.write`.

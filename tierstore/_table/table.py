@@ -517,12 +517,15 @@ class Table:
                 (*layout.span(name), access.to_bytes(values, layout.field(name), batch, name))
                 for name, values in given.items()
             ]
-            if len(pieces) == len(layout.fields):
+            alike = len({type(data) for _, _, data in pieces}) == 1  # on one side
+            if alike and len(pieces) == len(layout.fields):
                 pieces = [assembled(access, pieces, layout.record_bytes)]
-            placed = self._placed(batch)
-            if placed is not batch and self._layout is layout:
-                access = self._access  # the table may have grown
-            access.write(placed, pieces)
+            written = False
+            while not written:
+                placed = self._placed(batch)
+                if placed is not batch and self._layout is layout:
+                    access = self._access  # the table may have grown
+                written = access.write(placed, pieces)
         except INTERNAL as error:
             raise internal_error(error) from error
 

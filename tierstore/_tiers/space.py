@@ -254,7 +254,7 @@ class Space:
 
     def discard(self) -> None:
         """Drop what was not committed, and end every lease."""
-        self._end_leases(ROLLED_BACK)
+        self.end_epochs(ROLLED_BACK)
         if self.gpu is not None:
             with self.on_device():
                 self.gpu.discard()
@@ -263,20 +263,22 @@ class Space:
         if self.gpu is not None:
             with self.on_device():
                 self.gpu.fill_for_replays()
-        self._begin_epochs()
+        self.begin_epochs()
 
     def end_leases(self, reason: str) -> None:
         """End every lease, where there is no GPU tier."""
-        self._end_leases(reason)
+        self.end_epochs(reason)
         if self.host is not None:
             self.host.unpin()
-        self._begin_epochs()
+        self.begin_epochs()
 
-    def _end_leases(self, reason: str) -> None:
+    def end_epochs(self, reason: str) -> None:
+        """End every lease, and keep reads from going on beside a use, until others begin."""
         for extent in self.extents:
             extent.epoch.end(reason)
 
-    def _begin_epochs(self) -> None:
+    def begin_epochs(self) -> None:
+        """Begin epochs after those that have ended: rows and keys are as they are to be."""
         for extent in self.extents:
             extent.epoch = Epoch()
 
@@ -285,10 +287,10 @@ class Space:
 
         Ends every lease.
         """
-        self._end_leases(REFRESHED)
+        self.end_epochs(REFRESHED)
         if self.host is not None:
             self.host.renew(rows)
-        self._begin_epochs()
+        self.begin_epochs()
 
     def stats(self, extent: Extent) -> dict[str, TierStats]:
         """Return copies of the counters of each tier, the nearest first."""
@@ -322,7 +324,7 @@ class Space:
 
     def close(self, reason: str = OPENED_ANEW) -> None:
         """End every lease and give the memory back, even where the GPU has failed."""
-        self._end_leases(reason)
+        self.end_epochs(reason)
         if self.gpu is not None:
             self.gpu.epoch.end(reason)
             with contextlib.suppress(Exception), self.gpu.device.current():

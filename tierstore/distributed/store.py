@@ -31,7 +31,7 @@ from tierstore._door import Door, Use
 from tierstore._store import closing, keeping, locking
 from tierstore._store.commit import CommitDraft
 from tierstore._store.options import Options, version_or_name, whole_number
-from tierstore._store.partitions import WholeKeys
+from tierstore._store.partitions import WholeKeys, list_versions
 from tierstore._store.patching import PatchInfo
 from tierstore._store.payload import Payload, Payloads
 from tierstore._store.pointer import make_pointer
@@ -41,6 +41,7 @@ from tierstore._strictjson import canonical, json_values
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
+from tierstore._tiers.base import ROLLED_BACK
 from tierstore._tiers.memory import available_bytes
 from tierstore.distributed import folding, schema, versions
 from tierstore.distributed.keyed import DistributedKeyedTable
@@ -348,10 +349,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
     def versions(self) -> list[Version]:
         """Return the versions that can be opened, oldest first."""
         with self._door.use():
-            kept = self._root.versions()
-            names = max(kept.values(), key=lambda manifest: manifest.seq).names
-            time_of = self._root.time_of
-            return [Version.of(each, names, time_of(each)) for each in kept.values()]
+            return list_versions(self._root.directory, self._root.history)
 
     def uncommitted_rows(self) -> int:
         """Return the number of rows of this rank written, or removed, since the last commit."""
@@ -528,6 +526,9 @@ class DistributedStore(Closing, Mapping[str, Any]):
             if generation.has_moved_keys:  # rows in memory go by numbers of their own
                 self._spaces.vacate([name])
             generation.drop_new_keys()
+        for space in self._spaces.open:  # who found rows of keys that are gone finds them anew
+            space.end_epochs(ROLLED_BACK)
+            space.begin_epochs()
         self._restore_parts()
         for table in self._tables.values():
             table._reset_scalars()

@@ -117,17 +117,17 @@ class Program:
             gradient,
             torch.from_numpy(block.view(word)),
             torch.from_numpy(block.view(self._storage)),
-            spare,
+            torch.from_numpy(spare),  # each time: a tensor of inference mode is of no other use
             self._places,
             *numbers,
         )
 
-    def _room(self) -> tuple[npt.NDArray[np.uint8], Tensor]:
+    def _room(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
         """Return memory for some records, and for one field of them, that a thread keeps."""
         if not hasattr(self._own, "room"):
             lo, hi = self._span
             rows = max(1, _PART_BYTES // (hi - lo))
-            spare = torch.from_numpy(np.empty((rows, self._dim), self._storage))
+            spare = np.empty((rows, self._dim), self._storage)
             self._own.room = np.empty((rows, hi - lo), np.uint8), spare
-        room: tuple[npt.NDArray[np.uint8], Tensor] = self._own.room
+        room: tuple[npt.NDArray[np.uint8], npt.NDArray[Any]] = self._own.room
         return room
