@@ -700,6 +700,19 @@ MUTANTS = [
         "if True:",
         "tests/distributed/test_store.py",
     ),
+    # Batches that are announced are known in any shape, and a rank may be asked for no row.
+    Mutant(
+        "distributed/exchange.py",
+        "layout = None if ids.is_contiguous() else (ids.shape, ids.stride())",
+        "layout = ids.shape, ids.stride()",
+        "tests/distributed/test_announcing.py",
+    ),
+    Mutant(
+        "_table/values.py",
+        "torch.from_numpy(part.reshape(-1))",
+        "torch.from_numpy(part)",
+        "tests/table/test_values.py",
+    ),
     # Tables that are loaded into all partitions, and keys that expire on all ranks together.
     Mutant(
         "distributed/schema.py",
