@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 import tierstore
 from tests.distributed.ranks import Killed, run, values
+from tests.gpu.emulator import EmulatedDevice
 from tierstore import distributed
 from tierstore.errors import LockedError, RanksError, StoreFullError, UncommittedRowsWarning
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBagCollection, TieredEmbeddingCollection
@@ -370,12 +371,20 @@ class quiet:
 
 
 def in_ranks(
-    rank: int, path: Path, operations: list[tuple[str, int]], victim: int | None = None, at: int = 0
+    rank: int,
+    path: Path,
+    operations: list[tuple[str, int]],
+    on_device: bool = False,
+    victim: int | None = None,
+    at: int = 0,
 ) -> list[str]:
     """Run a session; a program in which a rank may be killed counts no uses in memory alone."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    budget = tierstore.Budget(host_rows=300)
-    with quiet(distributed.open(path, average=False, budget=budget)) as store:
+    options: dict[str, Any] = {"budget": tierstore.Budget(host_rows=300)}
+    if on_device:
+        options["device"] = EmulatedDevice(seed=rank)
+        options["budget"] = tierstore.Budget(host_rows=600, gpu_rows=400)
+    with quiet(distributed.open(path, average=False, **options)) as store:
         session = Session(store, rank, ranks, admits=victim is None)
         if rank == victim:
             killed_at(at)
@@ -444,14 +453,16 @@ def equals(path: Path, plain: Plain) -> int:
     return found
 
 
-def ranks_do_what_one_store_does(place: Path, seed: int, sessions: int, operations: int) -> None:
+def ranks_do_what_one_store_does(
+    place: Path, seed: int, sessions: int, operations: int, *, on_device: bool = False
+) -> None:
     made = program(seed, sessions, operations)
     plain = Plain(place / "plain", made)
     path = place / "parts"
     start(path)
     with Beside(path, plain.versions):
         for number, (ranks, each) in enumerate(made):
-            for found in values(run(ranks, in_ranks, path, each)):
+            for found in values(run(ranks, in_ranks, path, each, on_device)):
                 assert found == plain.checks[number], (seed, number, ranks)
             equals(path, plain)
 
@@ -461,9 +472,10 @@ def test_ranks_do_what_one_store_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.torture
+@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("seed", range(100, 150))
-def test_ranks_do_what_one_store_does_at_length(tmp_path: Path, seed: int) -> None:
-    ranks_do_what_one_store_does(tmp_path, seed, 5, 60)
+def test_ranks_do_what_one_store_does_at_length(tmp_path: Path, seed: int, on_device: bool) -> None:
+    ranks_do_what_one_store_does(tmp_path, seed, 5, 60, on_device=on_device)
 
 
 def whoever_is_killed(place: Path, seed: int, operations: int) -> int:
@@ -478,7 +490,7 @@ def whoever_is_killed(place: Path, seed: int, operations: int) -> int:
             ranks = int(random.integers(2, 4))
             victim = int(random.integers(ranks)) if random.random() < 0.9 else -1
             left, at = made[0][1][done + 1 :], int(random.integers(1, 120))
-            found = run(ranks, in_ranks, path, left, victim, at, timeout=5)
+            found = run(ranks, in_ranks, path, left, False, victim, at, timeout=5)
             if victim < 0 or not isinstance(found[victim], Killed):
                 values(found)
                 return kills
