@@ -20,7 +20,7 @@ from tierstore._door import interrupts_deferred
 from tierstore_cli.command import Command
 from tierstore_cli.commands import load_command, summaries
 from tierstore_cli.failure import exit_code
-from tierstore_cli.main import Group, cli, raising_interrupt
+from tierstore_cli.main import ELSEWHERE, Group, cli, raising_interrupt
 
 HEAVY = ("torch", "cupy", "zarr", "pyarrow", "rich", "safetensors", "matplotlib")
 
@@ -129,6 +129,12 @@ def test_python_runs_the_package_as_the_command():
 
 def test_a_misspelt_command_is_named_as_it_should_be(run):
     assert "Did you mean inspect?" in run("insepct", code=2).stderr
+
+
+def test_a_name_of_other_tools_is_answered_with_the_command(run):
+    assert "Did you mean log?" in run("versions", code=2).stderr
+    assert set(ELSEWHERE.values()) <= set(summaries())
+    assert not set(ELSEWHERE) & set(summaries())
 
 
 @pytest.mark.parametrize(
