@@ -553,8 +553,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
         rows = self._uncommitted()
         if rows or self._parts.ahead(self._manifest):
             raise InvalidInputError(
-                f"rank {self.rank} has {counted(rows, 'uncommitted row')}; commit or roll back "
-                f"before you {what}"
+                f"{counted(rows, 'row is', 'rows are')} not committed on rank {self.rank}; commit "
+                f"or roll back before you {what}"
             )
 
     def fold(self, *, progress: Progress | None = None) -> list[int]:
