@@ -113,7 +113,8 @@ class Table:
         self._disk = generation.tier
         self._layout = generation.info.spec.layout
         self._spans = {name: (item, *self._layout.span(name)) for name, item in self._layout.fields}
-        self._keys: Keys | None = None
+        self._keys: tuple[Generation, KeysInfo | None, Keys | None] | None = None
+        """Those that were opened, and of what: another thread may refresh the store meanwhile."""
         self._reset_scalars()
         self._move(space, extent)
 
@@ -775,10 +776,12 @@ class Table:
     @property
     def keys(self) -> Keys | None:
         """The external keys of the rows, as `keys[5]` or `keys[array_of_ids]`, or None."""
-        if self._keys is None:
-            coming, info = self._owner.touched.keys, self._generation.info
-            self._keys = self._generation.keys(coming.get(self.name, info.keys))
-        return self._keys
+        generation = self._generation
+        info = self._owner.touched.keys.get(self.name, generation.info.keys)
+        held = self._keys
+        if held is None or held[0] is not generation or held[1] != info:
+            held = self._keys = generation, info, generation.keys(info)
+        return held[2]
 
     def _forget_keys(self) -> None:
         """Open the keys anew when they are next asked for: there are others."""
@@ -790,9 +793,10 @@ class Table:
         Keys that no row has get `missing`, such as -1; without it, UnknownNameError names the
         first three and how many there are.
         """
-        if self.keys is None:
+        own = self.keys
+        if own is None:
             raise InvalidInputError(f"table {self.name!r} has no keys; see Store.set_keys")
-        return self.keys.lookup(keys, missing=missing)
+        return own.lookup(keys, missing=missing)
 
     def contains(self, keys: object) -> npt.NDArray[np.bool_]:
         """Return for each external key whether a row has it: bool, of their shape."""
