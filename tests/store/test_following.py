@@ -20,6 +20,7 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.tier import DiskTier
 from tierstore._store.compaction import Folder
 from tierstore._store.locking import WriterLock
+from tierstore._store.versions import History
 from tierstore._tiers import host
 from tierstore.budget import Budget
 from tierstore.errors import CorruptRowError, StoreIOError
@@ -428,3 +429,18 @@ def test_a_refresh_while_another_thread_opens_keys(root, monkeypatch):
             assert table.lookup(keys[:3]).tolist() == [0, 1, 2]  # as it was when this began
             assert table.lookup(keys[:3]).tolist() == [49, 48, 47]
             assert table.keys is table.keys
+
+
+def test_a_version_whose_manifest_is_replaced_while_all_are_read(root, monkeypatch):
+    with tierstore.create(root / "kept", {"t": tierstore.TableSpec(50, 2)}) as store:
+        load, names = History._load, []
+
+        def replaced(history, seq):
+            if not names:
+                names.append("best")
+                store.keep(store.version, "best")
+            return load(history, seq)
+
+        monkeypatch.setattr(History, "_load", replaced)
+        found = History(store._state.directory, store.uuid).version(store.version)
+        assert list(found.names) == names == ["best"]

@@ -119,14 +119,21 @@ class _Reader:
             self.lock = ReaderLock(directory)
             locks.append(self.lock)
             self.lock.hold(version)
-            history = History(directory.again(), uuid)
-            self.manifest = self._held_manifest(history, version, mark)
-            self._floor = history.floor()
+            self._history = History(directory.again(), uuid)
+            self.manifest = self._held_manifest(version, mark)
+            self._floor = self._history.floor()
 
-    def _held_manifest(self, history: History, version: int, mark: str) -> Manifest:
+    @property
+    def moved(self) -> bool:
+        """Whether other files have the rows of the version by now, as a fold leaves them."""
+        found = self._history.versions().get(self.manifest.version)
+        has_same = found is not None and found.seq == self.manifest.seq
+        return not has_same or self._history.floor() != self._floor
+
+    def _held_manifest(self, version: int, mark: str) -> Manifest:
         where = f"{self._root.path}/{PARTITIONS}/{partition_name(self._number)}"
         try:
-            manifest = history.version(version)
+            manifest = self._history.version(version)
         except VersionError as error:
             raise CorruptStoreError(
                 f"{where} has no version {version}, which the store needs: {error}"
@@ -178,6 +185,11 @@ class PartitionReaders:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def moved(self) -> bool:
+        """Whether a writer has published in a partition since, so that files may be missing."""
+        return any(reader.moved for reader in self._readers)
 
     def open(self, manifest: Manifest, name: str) -> PartitionedGeneration:
         """Open a table of the manifest; raises CorruptStoreError and FormatError."""

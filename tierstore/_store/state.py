@@ -164,8 +164,9 @@ class State:
         if self.door.writable:
             return False
         seen = self.manifest.seq, self._floor
+        has_moved = self._opener.let_go_moved(self.manifest)
         self.manifest = self._find(version)
-        return (self.manifest.seq, self._floor) != seen
+        return has_moved or (self.manifest.seq, self._floor) != seen
 
     def _check_whole(self, version: int | str) -> None:
         """Raise if a table is damaged, before newer versions are dropped for a damaged one."""

@@ -152,6 +152,17 @@ class Opener:
             self._partitions[manifest.seq] = readers
         return self._partitions[manifest.seq]
 
+    def let_go_moved(self, manifest: Manifest) -> bool:
+        """Let the partitions go that a manifest names if one has other files by now.
+
+        Returns whether that is so: a table that seems damaged may be sound in them.
+        """
+        readers = self._partitions.get(manifest.seq)
+        if readers is None or not readers.moved:
+            return False
+        self._partitions.pop(manifest.seq).close()
+        return True
+
     def hold_only(self, manifest: Manifest) -> None:
         """Let the partitions go that other manifests than this one named."""
         for seq in self._partitions.keys() - {manifest.seq}:

@@ -7,7 +7,7 @@ their numbers are never reused.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 STORE, LOCK, FOLD = "STORE.json", "LOCK", "FOLD"
+_LOOKS = 8
+"""How often manifests are listed while a writer publishes and removes some."""
 
 
 class History:
@@ -76,7 +78,7 @@ class History:
 
         An unreadable manifest is an error, never a reason to use an older one.
         """
-        for _ in range(8):
+        for _ in range(_LOOKS):
             numbers = self._numbers()
             if not numbers:
                 raise NotAStoreError(
@@ -107,7 +109,10 @@ class History:
 
     def read_all(self) -> Iterator[tuple[int, Manifest | FormatError]]:
         """Yield the ascending manifest numbers, each with its manifest or error."""
-        for seq in self._numbers():
+        yield from self._loaded(self._numbers())
+
+    def _loaded(self, numbers: Sequence[int]) -> Iterator[tuple[int, Manifest | FormatError]]:
+        for seq in numbers:
             try:
                 yield seq, self._load(seq)
             except FileNotFoundError:
@@ -116,8 +121,17 @@ class History:
                 yield seq, error
 
     def _read(self) -> tuple[list[Manifest], dict[int, FormatError]]:
-        """Return the manifests, ascending, and the errors of unreadable ones."""
-        found = list(self.read_all())
+        """Return the manifests, ascending, and the errors of unreadable ones.
+
+        A manifest that is gone by the time it is read may have another one of its version after it,
+        which was not listed: then all are listed anew.
+        """
+        found: list[tuple[int, Manifest | FormatError]] = []
+        for _ in range(_LOOKS):
+            numbers = self._numbers()
+            found = list(self._loaded(numbers))
+            if len(found) == len(numbers):
+                break
         manifests = [each for _, each in found if isinstance(each, Manifest)]
         return manifests, {seq: each for seq, each in found if isinstance(each, FormatError)}
 
