@@ -32,6 +32,8 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	$(BIN)/pip install --quiet -e '.[torch,formats,cli,plot]' --group dev -c $(CONSTRAINTS)
 	touch $(READY)
 
+# The model is small: on a busy machine threads would wait for each other most of the time.
+demo: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
 demo: $(READY)
 	@echo "Training word vectors of the documentation on this machine, in a quarter of the memory they need."
 	@$(BIN)/python examples/word2vec.py --store $(DEMO)/words.tier

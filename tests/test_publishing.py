@@ -223,3 +223,16 @@ def test_the_command(tmp_path, store):
     assert "version-3" in run(place, "--keep", 1).stdout
     assert sorted(os.listdir(place)) == ["current", "version-3"]
     assert run(place, "--table", "nope", "--version", 2).exit_code == 1
+
+
+def test_a_directory_that_was_made_for_nothing_is_removed(store, tmp_path):
+    with pytest.raises(InvalidInputError, match="cannot be written"):
+        publish_tables(store, tmp_path / "serving", format=".none")
+    assert not (tmp_path / "serving").exists()
+    (tmp_path / "there").mkdir()
+    with pytest.raises(InvalidInputError, match="cannot be written"):
+        publish_tables(store, tmp_path / "there", format=".none")
+    assert (tmp_path / "there").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreIOError, match="cannot create"):
+        publish_tables(store, tmp_path / "file")

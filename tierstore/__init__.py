@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tierstore import speedtorch as speedtorch
     from tierstore import stats as stats
     from tierstore._store.opening import create as create
+    from tierstore._store.opening import is_store as is_store
     from tierstore._store.opening import open as open
     from tierstore._store.opening import open_or_create as open_or_create
     from tierstore._store.repair import repair as repair
@@ -90,6 +91,7 @@ __all__ = [
     "from_array",
     "from_file",
     "import_table",
+    "is_store",
     "lookahead",
     "normal",
     "open",
@@ -121,6 +123,7 @@ _HOMES = {
     "from_array": "initializers",
     "from_file": "initializers",
     "import_table": "importing",
+    "is_store": "_store.opening",
     "lookahead": "loader",
     "normal": "initializers",
     "open": "_store.opening",

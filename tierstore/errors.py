@@ -14,7 +14,7 @@ what happened, the numbers involved and the next step. Classes derived from OSEr
     │   └── ConcurrentWriterError                  … and has published a version meanwhile
     ├── StoreFullError         OSError             no space left, or over a quota or file-size limit
     ├── StoreIOError           OSError             any other failure of the file system
-    │   └── AccessError        PermissionError     … or a remote place that refuses access
+    │   └── AccessError        PermissionError     … or access that is refused, here or remotely
     ├── CommitFailedError      OSError             a commit failed; the previous one is intact
     ├── ExistsError            FileExistsError     the target already exists
     ├── RowIndexError          IndexError          row ids outside the table
@@ -195,7 +195,7 @@ class StoreIOError(_SystemError, OSError):
 
 
 class AccessError(StoreIOError, PermissionError):
-    """A bucket or another remote place refused access, or no credentials were found for it."""
+    """A file, a bucket or another remote place refused access, or no credentials were found."""
 
     _number = errno.EACCES
 

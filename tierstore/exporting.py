@@ -330,5 +330,5 @@ def _size(path: Path) -> int:
 
 def _refuse_inside_store(path: Path) -> None:
     for parent in path.resolve().parents:
-        if (parent / "STORE.json").is_file():
+        if os.path.isfile(parent / "STORE.json"):
             raise InvalidInputError(f"{path} is inside the store {parent}; write it elsewhere")

@@ -230,7 +230,7 @@ def _opened(store: Store | str | os.PathLike[str], allow_untested: bool) -> Iter
         yield store
         return
     path = Path(store)
-    if (path / PARTITIONS).is_dir():
+    if os.path.isdir(path / PARTITIONS):
         from tierstore import distributed  # which loads torch
 
         with distributed.open(path, budget=_NO_CACHES, allow_untested=allow_untested) as whole:

@@ -10,10 +10,11 @@ A version's directory appears complete, then the link is replaced in one step.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,19 +82,35 @@ def publish_tables(
         raise InvalidInputError("there are uncommitted rows, which belong to no version: commit")
     names = list(store if tables is None else tables)
     place = Path(os.path.abspath(directory))
-    place.mkdir(exist_ok=True)
     target, link = place / f"version-{store.version}", place / _LINK
     note = {"store": store.uuid, "version": store.version, "step": store.step}
     note |= {"tables": names, "format": format}
-    if target.exists():  # of a process that was killed before it set the link, or set back later
-        _check_note(target, note)
-    else:
-        _check_store(place, store.uuid)
-        _write(store, names, format, target, note, progress)
-    changed = not (link.is_symlink() and os.readlink(link) == target.name)
-    if changed:
-        _io.relink(link, target.name)
-    return PublishResult(target, store.version, changed, _remove_old(place, target, keep))
+    with _made(place):
+        # It exists if a process was killed before it set the link, or if the link was set back.
+        if os.path.exists(target):
+            _check_note(target, note)
+        else:
+            _check_store(place, store.uuid)
+            _write(store, names, format, target, note, progress)
+        changed = not (link.is_symlink() and os.readlink(link) == target.name)
+        if changed:
+            _io.relink(link, target.name)
+        return PublishResult(target, store.version, changed, _remove_old(place, target, keep))
+
+
+@contextlib.contextmanager
+def _made(place: Path) -> Iterator[None]:
+    """Make a directory unless it exists; remove it if the body fails and leaves it empty."""
+    with _io.explained("create", str(place)):
+        is_new = not place.is_dir()
+        place.mkdir(exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            with contextlib.suppress(OSError):
+                place.rmdir()
+        raise
 
 
 def _write(
@@ -133,7 +150,7 @@ def _check_note(target: Path, note: dict[str, object]) -> None:
 def _check_store(place: Path, uuid: str) -> None:
     """Raise ExistsError if the link leads to a version of another store."""
     note = place / _LINK / _NOTE
-    if note.is_file():
+    if os.path.isfile(note):
         found = json.loads(note.read_text(encoding="utf-8"))
         if found.get("store") != uuid:
             raise ExistsError(

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -524,7 +524,9 @@ class Version:
     `time` is when its file was written, in seconds since 1970 UTC, None if unknown; equal versions
     may differ in it, as those of a copy do.
     `written_rows` and `written_bytes` are those of its own deltas: of the commit, unless a
-    background compaction has added those of commits before.
+    background compaction has added those of commits before. Those of a store in partitions are
+    added up over the partitions on this host; of a version before which none is kept, what each
+    partition wrote last.
     """
 
     version: int
@@ -539,10 +541,24 @@ class Version:
     written_bytes: int = 0
 
     @classmethod
-    def of(cls, manifest: Manifest, names: Mapping[str, int], time: int | None) -> Self:
-        """Describe the version of a manifest; `names` are those of all versions."""
-        deltas = [delta for info in manifest.tables.values() for delta in info.deltas]
-        own = [delta for delta in deltas if delta.version == manifest.version]
+    def of(
+        cls,
+        manifest: Manifest,
+        names: Mapping[str, int],
+        time: int | None,
+        parts: Iterable[tuple[Manifest, int]] = (),
+    ) -> Self:
+        """Describe the version of a manifest; `names` are those of all versions.
+
+        `parts` are the manifests of its partitions, each with the version of the partition after
+        which the deltas are its own.
+        """
+        deltas = []
+        own = []
+        for each, before in [(manifest, manifest.version - 1), *parts]:
+            found = [delta for info in each.tables.values() for delta in info.deltas]
+            deltas += found
+            own += [delta for delta in found if delta.version > before]
         return cls(
             manifest.version,
             manifest.step,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from typing import Any
 
 import click
 
-from tierstore_cli.failure import failures
+from tierstore_cli.failure import failures, writing_output
 from tierstore_cli.output import Output
 from tierstore_cli.params import FiniteRange
 
@@ -49,7 +48,10 @@ class Command(click.Command):
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
         """Parse the arguments; with --json, a usage error is an object on stdout too."""
         given = list(args)
-        with failures_shown(Output("--json" in given)):
+        with (
+            failures_shown(Output("--json" in given)),
+            writing_output(),  # --help
+        ):
             return super().make_context(info_name, args, *rest, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -57,7 +59,7 @@ class Command(click.Command):
         out = ctx.params["out"] = Output(ctx.params.pop("json"))
         with failures_shown(out), failures(debug=ctx.params.pop("debug")), warnings_as_notes(out):
             super().invoke(ctx)
-            sys.stdout.flush()  # inside `failures`: a full disk behind stdout is one
+            out.flush()
 
 
 @contextmanager

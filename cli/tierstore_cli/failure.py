@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from tierstore_cli.text import fitted, printable
+from tierstore_cli import INTERRUPTED
+from tierstore_cli.text import discard, printable, tell
+
+if TYPE_CHECKING:
+    from tierstore.errors import TierStoreError
+
+CLOSED_PIPE = 141
+"""The exit code of programs that SIGPIPE ends, in a shell."""
 
 
 class Failure(click.ClickException):
@@ -23,9 +31,7 @@ class Failure(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the message to stderr."""
-        file = file or sys.stderr
-        message = printable(self.message, keep="\n")
-        click.echo(fitted(f"Error: {message}", file), file=file)
+        tell(f"Error: {printable(self.message, keep=chr(10))}", file)
 
 
 class Unchanged(Failure):
@@ -36,20 +42,20 @@ class Unchanged(Failure):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the message to stderr."""
-        click.echo(printable(self.message), err=True)
+        tell(printable(self.message), file)
 
 
 class Interrupted(click.ClickException):
     """Ctrl-C, SIGTERM or SIGHUP."""
 
-    exit_code = 130
+    exit_code = INTERRUPTED
 
     def __init__(self) -> None:
         super().__init__("interrupted")
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print it on stderr, on its own line."""
-        click.echo("\nInterrupted.", err=True)
+        tell("\nInterrupted.", file)
 
 
 def exit_code(error: BaseException) -> int:
@@ -71,6 +77,49 @@ def exit_code(error: BaseException) -> int:
     return next((code for kind, code in table if isinstance(error, kind)), 1)
 
 
+def described(error: TierStoreError | OSError) -> str:
+    """Return what an error says, without the number of the operating system's errors."""
+    if not isinstance(error, OSError) or error.strerror is None or error.args[:1] != (error.errno,):
+        return str(error)
+    named = [os.fsdecode(name) for name in (error.filename, error.filename2) if name is not None]
+    if not named and isinstance(error, FileNotFoundError) and not _has_directory():
+        return "the current directory was removed: change to another one"
+    return ": ".join([*named, error.strerror])
+
+
+def _has_directory() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def stream_errors(action: str) -> Iterator[None]:
+    """Raise Failure for an error of a stream, which has no name to say; a closed pipe passes.
+
+    `action` is what the body does: "read standard input" or "write to standard output".
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        raise Failure(f"cannot {action}: {error.strerror or error}", 6) from error
+
+
+@contextmanager
+def writing_output() -> Iterator[None]:
+    """Raise Failure where standard output cannot be written, and write nothing more to it."""
+    with stream_errors("write to standard output"):
+        try:
+            yield
+        except OSError:
+            discard(sys.stdout)
+            raise
+
+
 @contextmanager
 def failures(debug: bool) -> Iterator[None]:
     """Turn what the body raises into a Failure, after its traceback if `debug`.
@@ -87,10 +136,10 @@ def failures(debug: bool) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             raise
         if debug:
-            frames = printable(traceback.format_exc(), keep="\n")
-            click.echo(fitted(frames, sys.stderr), err=True, nl=False)
+            tell(printable(traceback.format_exc().rstrip(), keep="\n"))
         if isinstance(error, (TierStoreError, OSError)):
-            message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+            lines = [described(error), *getattr(error, "__notes__", ())]
+            message = "\n".join(map(printable, lines))
         elif isinstance(error, MemoryError):
             message = "out of memory"
         else:

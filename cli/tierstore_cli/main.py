@@ -7,17 +7,17 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import click
 
 from tierstore_cli.commands import load_command, summaries
-from tierstore_cli.failure import Interrupted
-
-CLOSED_PIPE = 141
-"""The exit code of programs that SIGPIPE ends, in a shell."""
+from tierstore_cli.failure import CLOSED_PIPE, Interrupted, writing_output
+from tierstore_cli.text import discard
 
 
 class Group(click.Group):
@@ -54,38 +54,94 @@ class Group(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(summaries().items()))
 
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command line; end the program unless `standalone_mode` is False."""
+        hold_standard_streams()
+        run = partial(super().main, args, prog_name, complete_var, False, **extra)
+        if not standalone_mode:
+            return run()
+        try:
+            sys.exit(run())
+        except click.Abort:  # Ctrl-C before the subcommand has begun
+            failure: click.ClickException = Interrupted()
+        except click.ClickException as error:
+            failure = error
+        try:
+            failure.show()
+        except OSError:  # click could not write how the command is used
+            discard(sys.stderr)
+        sys.exit(failure.exit_code)
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
+        """Parse the arguments before the subcommand."""
+        with quiet_where_a_pipe_is_closed(), writing_output():
+            return super().make_context(info_name, args, *rest, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand. SIGTERM and SIGHUP interrupt it as Ctrl-C does."""
         try:
-            with raising_interrupt(signal.SIGTERM, signal.SIGHUP):
+            with (
+                quiet_where_a_pipe_is_closed(),
+                raising_interrupt(signal.SIGTERM, signal.SIGHUP),
+            ):
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Interrupted from None
-        except OSError as error:
-            if error.errno != errno.EPIPE:
-                raise
-            _discard_the_rest()
-            raise click.exceptions.Exit(CLOSED_PIPE) from None
 
 
-def _discard_the_rest() -> None:
-    """Let what is left in the buffer of stdout go nowhere, without a report when Python ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+def hold_standard_streams() -> None:
+    """Take the descriptors of standard streams that are closed, which files would get otherwise.
+
+    Reading and writing these fails, as it does for programs in C; messages go nowhere.
+    """
+    for number, flags in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDWR)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, flags)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", errors="backslashreplace", closefd=False)
+
+
+@contextmanager
+def quiet_where_a_pipe_is_closed() -> Iterator[None]:
+    """Exit without a message where whoever reads the output has gone."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EPIPE:
+            raise
+        discard(sys.stdout)
+        raise click.exceptions.Exit(CLOSED_PIPE) from None
 
 
 @contextmanager
 def raising_interrupt(*signals: signal.Signals) -> Iterator[None]:
-    """Make unhandled signals raise KeyboardInterrupt, so that partial files are removed."""
+    """Make unhandled signals do what Ctrl-C does, so that partial files are removed."""
     unhandled = [number for number in signals if signal.getsignal(number) == signal.SIG_DFL]
     for number in unhandled:
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, _interrupt)
     try:
         yield
     finally:
         for number in unhandled:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _interrupt(_: int, frame: FrameType | None) -> None:
+    """Call what handles Ctrl-C at the moment, which a change that is not to be halved defers."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):  # it is ignored, as in background jobs of a shell
+        handler = signal.default_int_handler
+    handler(signal.SIGINT, frame)
 
 
 @click.group(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -51,7 +52,7 @@ def open_store(
     """
 
     def work() -> Store:
-        if partitions and isinstance(path, Path) and (path / "partitions").is_dir():
+        if partitions and isinstance(path, Path) and os.path.isdir(path / "partitions"):
             of_ranks = tierstore.distributed.open(
                 path, budget=NO_CACHE, allow_untested=allow_untested
             )
@@ -92,7 +93,9 @@ def _file_and_name(path: Place) -> tuple[Path | None, str]:
     ends = [len(text), *(match.start() for match in re.finditer(":", text))]
     for end in () if "://" in text else ends:
         file = Path(text[:end])
-        if file.suffix and (file.is_file() or (file.suffix == ".zarr" and file.is_dir())):
+        if file.suffix and (
+            os.path.isfile(file) or (file.suffix == ".zarr" and os.path.isdir(file))
+        ):
             return file, text[end:].strip(":")
     return None, ""
 

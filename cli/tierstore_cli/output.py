@@ -14,7 +14,8 @@ from typing import Any
 
 import click
 
-from tierstore_cli.text import fitted, printable
+from tierstore_cli.failure import Failure, writing_output
+from tierstore_cli.text import fitted, printable, tell
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,15 @@ class Output:
         self.shown = False
 
     def show(self, data: Mapping[str, Any], *parts: str | Grid) -> None:
-        """Write `data` as one JSON object, or `parts` below one another for people.
+        """Write `data` as one JSON object, or `parts`, lines and grids, for people.
 
         An iterator in `data` is an array whose items are written as they come.
         """
         if self.as_json:
             self.shown = True  # before: what fails while rows are read is no object of its own
             for text in _json(data):
-                click.echo(text, nl=False)
-            click.echo()
+                _write(text, "")
+            _write("")
             return
         for part in parts:
             if isinstance(part, Grid):
@@ -83,36 +84,46 @@ class Output:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
         fit, left_out = fitting(first, width)
         columns, widths = len(fit.headers), fit.widths()
-        click.echo(fitted("\n".join(fit.lines(widths)), sys.stdout))
+        _write("\n".join(fit.lines(widths)))
         for grid in chain([second], grids):
             rows = [row[:columns] for row in grid.rows]
-            text = "\n".join(Grid((), rows, grid.right).lines(widths))
-            click.echo(fitted(text, sys.stdout))
+            _write("\n".join(Grid((), rows, grid.right).lines(widths)))
         if left_out:
             self._line(_too_narrow(left_out))
 
     def note(self, message: str) -> None:
         """Write a note, which is not part of the result, to stderr."""
-        click.echo(fitted(printable(message), sys.stderr), err=True)
+        tell(printable(message))
+
+    def flush(self) -> None:
+        """Write what is in the buffer of stdout."""
+        with writing_output():
+            sys.stdout.flush()
 
     def fail(self, kind: str, message: str, exit_code: int) -> None:
         """Write a failure as the one JSON object, unless a result was written before it."""
         if not self.as_json or self.shown:
             return
-        with contextlib.suppress(OSError):  # what failed may be stdout itself
+        with contextlib.suppress(OSError, Failure):  # what failed may be stdout itself
             self.show({"error": {"type": kind, "message": message, "exit_code": exit_code}})
 
     def cells(self, cells: Iterable[object]) -> None:
         """Write one line of a result, its cells divided by tabs, none of which is in a cell."""
-        click.echo(fitted("\t".join(map(printable, cells)), sys.stdout))
+        _write("\t".join(map(printable, cells)))
 
     def _line(self, text: str) -> None:
-        click.echo(fitted(printable(text, keep="\n"), sys.stdout))
+        _write(printable(text))
 
     def _grid(self, grid: Grid) -> None:
         if not rich_grid(grid):
             for line in grid.lines():
                 self._line(line)
+
+
+def _write(text: str, end: str = "\n") -> None:
+    """Write to stdout; raises Failure, and OSError for a closed pipe."""
+    with writing_output():
+        click.echo(fitted(text + end, sys.stdout), nl=False)
 
 
 def _json(value: Any) -> Iterator[str]:
@@ -175,9 +186,10 @@ def rich_grid(grid: Grid) -> bool:
     for row in rows:
         table.add_row(*map(Text, row))
     widest = sum(max(map(len, cells)) + _GAP for cells in zip(headers, *rows, strict=True))
-    Console(soft_wrap=True, width=max(widest, Console().width)).print(table)
+    with writing_output():
+        Console(soft_wrap=True, width=max(widest, Console().width)).print(table)
     if left_out:
-        click.echo(_too_narrow(left_out))
+        _write(_too_narrow(left_out))
     return True
 
 

@@ -289,7 +289,7 @@ class PlaceType(click.Path):
     """A path, or a URL unless `on_disk`."""
 
     def __init__(self, *, on_disk: bool = False) -> None:
-        super().__init__(path_type=Path)
+        super().__init__(path_type=Path, readable=False)  # what reads it says what is wrong
         self._on_disk = on_disk
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

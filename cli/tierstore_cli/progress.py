@@ -6,9 +6,7 @@ import sys
 import time
 from types import TracebackType
 
-import click
-
-from tierstore_cli.text import fitted
+from tierstore_cli.text import tell
 
 PATIENCE_SECONDS = 1.0
 REDRAW_SECONDS = 0.1
@@ -70,7 +68,7 @@ class Progress:
         return f"{self.label}  {bar}  {share:4.0%}  {_seconds(left)}".rstrip()
 
     def _write(self, text: str) -> None:
-        click.echo(fitted(text, sys.stderr), err=True, nl=False)
+        tell(text, end="")
 
 
 def _seconds(left: float | None) -> str:

@@ -39,7 +39,7 @@ class RowStats:
     norm: dict[str, float | None]
     histogram: list[int]
 
-    def text(self, table: Table) -> str:
+    def lines(self, table: Table) -> list[str]:
         """Return three lines for people."""
         of = "all" if self.rows_read == table.rows else f"{self.rows_read:,} of"
         norms = "  ".join(
@@ -47,11 +47,11 @@ class RowStats:
         )
         curve = sparkline(self.histogram, top=max(self.histogram, default=0))
         counts = f"zero {self.zero_rows:,}  nan {self.nan_rows:,}  inf {self.inf_rows:,}"
-        return (
-            f"{table.name} {self.field}, {of} {table.rows:,} rows\n"
-            f"  norm   {norms}   {curve}\n"
-            f"  rows   {counts}"
-        )
+        return [
+            f"{table.name} {self.field}, {of} {table.rows:,} rows",
+            f"  norm   {norms}   {curve}",
+            f"  rows   {counts}",
+        ]
 
 
 def row_stats(

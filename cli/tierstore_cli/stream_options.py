@@ -82,11 +82,11 @@ DEPTH = click.option(
     metavar="N",
     help="Batches announced ahead to the policy `lookahead`.",
 )
-TRACE = click.Path(path_type=Path)
+TRACE = click.Path(path_type=Path, readable=False)
 PLOT = click.option(
     "--plot",
     "picture",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path, readable=False, dir_okay=False),
     metavar="FILE",
     help="Draw a figure: .png, .svg or .pdf; needs tierstore[plot].",
 )

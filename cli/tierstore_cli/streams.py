@@ -6,20 +6,32 @@ stream allows neither, so it takes its size on the disk for as long as the comma
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import stat
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import click
 
-from tierstore.errors import TierStoreError
+from tierstore.errors import StoreFullError, TierStoreError
+from tierstore_cli.failure import stream_errors, writing_output
 
-__all__ = ["FORMAT", "STREAM", "as_file", "into_stream", "is_standard_output", "is_stream"]
+__all__ = [
+    "FORMAT",
+    "STREAM",
+    "as_file",
+    "into_stream",
+    "is_standard_output",
+    "is_stream",
+    "standard_input",
+]
+
+_BLOCK_BYTES = 1 << 20
 
 STREAM = "-"
 """Standard input or output, in place of a file."""
@@ -66,36 +78,77 @@ def as_file(source: str, suffix: str | None) -> Iterator[str]:
     if source != STREAM and suffix is None:
         yield source
         return
-    with tempfile.TemporaryDirectory(prefix="tierstore-") as directory:
-        path = Path(directory, _name(source, suffix))
+    what = "standard input" if source == STREAM else source
+    with _temporary(source, suffix, what) as path:
         if source != STREAM and (Path(source).is_file() or Path(source).is_dir()):
             path.symlink_to(Path(source).resolve())
         elif source != STREAM:
-            with open(source, "rb") as stream, path.open("xb") as file:
-                shutil.copyfileobj(stream, file, 1 << 20)
+            with open(source, "rb") as stream:
+                _keep(_read(stream, source), path)
         else:
-            with path.open("xb") as file:
-                shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
-        try:
-            yield str(path)
-        except TierStoreError as error:
-            what = "standard input" if source == STREAM else source
-            error.args = (str(error).replace(str(path), what),)
-            raise
+            _keep(standard_input(), path)
+        yield str(path)
 
 
 @contextmanager
 def into_stream(target: str, suffix: str | None) -> Iterator[Path]:
     """Yield a path to write to; the file is copied to `target` when the body has ended."""
-    with tempfile.TemporaryDirectory(prefix="tierstore-") as directory:
-        path = Path(directory, _name(target, suffix))
+    with _temporary(target, suffix, "standard output" if target == STREAM else target) as path:
         yield path
         if path.is_dir():
             raise click.UsageError(f"{path.suffix} is a directory, which a stream cannot hold")
         with path.open("rb") as file:
             if target == STREAM:
-                shutil.copyfileobj(file, sys.stdout.buffer, 1 << 20)
-                sys.stdout.flush()
+                for block in _blocks(file):
+                    with writing_output():
+                        sys.stdout.buffer.write(block)
             else:
-                with open(target, "wb") as stream:
-                    shutil.copyfileobj(file, stream, 1 << 20)
+                with stream_errors(f"write to {target}"), open(target, "wb") as stream:
+                    stream.writelines(_blocks(file))
+
+
+def standard_input() -> Iterator[bytes]:
+    """Return the bytes of standard input in blocks; raises Failure where it cannot be read."""
+    return _read(sys.stdin.buffer, "standard input")
+
+
+def _read(stream: IO[bytes], what: str) -> Iterator[bytes]:
+    while True:
+        with stream_errors(f"read {what}"):
+            block = stream.read(_BLOCK_BYTES)
+        if not block:
+            return
+        yield block
+
+
+def _blocks(file: IO[bytes]) -> Iterator[bytes]:
+    while block := file.read(_BLOCK_BYTES):
+        yield block
+
+
+@contextmanager
+def _temporary(stream: str, suffix: str | None, what: str) -> Iterator[Path]:
+    """Yield the path of the file that stands for a stream; errors name the stream instead."""
+    with tempfile.TemporaryDirectory(prefix="tierstore-") as directory:
+        path = Path(directory, _name(stream, suffix))
+        try:
+            yield path
+        except TierStoreError as error:
+            if isinstance(error, StoreFullError) and str(path) in str(error):
+                raise StoreFullError(
+                    f"no space in {tempfile.gettempdir()} for {what}, of which a copy is kept "
+                    "there meanwhile; free some space, or set TMPDIR to a directory on another disk"
+                ) from error
+            error.args = (str(error).replace(str(path), what),)
+            raise
+
+
+def _keep(blocks: Iterator[bytes], path: Path) -> None:
+    """Write what a stream holds to a file; raises StoreFullError, which names the file."""
+    try:
+        with path.open("xb") as file:
+            file.writelines(blocks)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise StoreFullError(f"no space to write {path}") from error

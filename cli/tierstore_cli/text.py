@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections.abc import Sequence
 from typing import IO, Any
+
+import click
 
 LISTED = 20
 """Ids shown of a longer list."""
@@ -34,6 +39,21 @@ def fitted(text: str, stream: IO[Any]) -> str:
     except UnicodeEncodeError:
         text = text.translate(ASCII).encode(encoding, "backslashreplace").decode(encoding)
     return text
+
+
+def tell(message: str, stream: IO[Any] | None = None, *, end: str = "\n") -> None:
+    """Write a message, to stderr; that it cannot be written, as to a full disk, ends no command."""
+    stream = stream or sys.stderr
+    try:
+        click.echo(fitted(message + end, stream), file=stream, nl=False)
+    except OSError:
+        discard(stream)
+
+
+def discard(stream: IO[Any]) -> None:
+    """Let what is left in the buffer of a stream go nowhere, so that Python ends without a word."""
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def some_ids(ids: Sequence[int]) -> str:

@@ -82,7 +82,7 @@ def test_a_patch_brings_a_copy_up_to_date(run, run_json, changed, tmp_path):
     run("diff", changed, 3, "--out", file, "--force")
     file.write_bytes(file.read_bytes()[:-1])
     run("patch", copy, file, code=3)
-    run("patch", copy, tmp_path / "missing.patch", code=6)
+    run("patch", copy, tmp_path / "missing.patch", code=3)
 
 
 def test_versions_with_what_they_wrote(run, run_json, changed):

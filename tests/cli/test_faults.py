@@ -142,7 +142,11 @@ def test_odd_names_of_stores(run, run_json, tmp_path):
         path = tmp_path / name
         assert run_json("init", path, "--rows", 3, "--dim", 4)["store"] == str(path)
         assert run_json("inspect", path)["store"] == str(path)
-    assert "new\\nline" in run("inspect", tmp_path / "new\nline").stdout
+    path = tmp_path / "new\nline"
+    assert "new\\nline" in run("inspect", path).stdout
+    assert "new\\nline.npy" in run("export", path, f"{path}.npy").stdout
+    said = run("load", path, f"{path}.none.npy", code=3).stderr
+    assert "new\\nline.none.npy" in said and said.count("\n") == 1
 
 
 MEASURED = """
@@ -244,3 +248,13 @@ def test_wrong_options_of_load_leave_nothing(place, wrong):
     done = CliRunner().invoke(cli, given)
     assert done.exit_code in (1, 2, 3), done.output
     assert sorted(os.listdir(place)) == before
+
+
+@pytest.mark.fault(51)
+def test_a_current_directory_that_was_removed(run, single, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    assert run("log", single).exit_code == 0
+    for line in (["log", "s.tier"], ["export", single, "out.npy"], ["doctor"]):
+        assert "the current directory was removed" in run(*line, code=6).stderr

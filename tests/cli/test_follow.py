@@ -114,6 +114,17 @@ def test_a_command_that_fails(run_json, run, pair, later):
     assert "exit code 3" in run("follow", pair, "--exec", "exit 3", code=1).output
 
 
+@pytest.mark.fault(28)
+def test_a_command_gets_the_time_to_clean_up(run, pair, later, tmp_path):
+    """subprocess.run would kill it a quarter of a second after Ctrl-C."""
+    program = (
+        f"trap 'sleep 0.5; touch {tmp_path}/cleaned; exit' TERM; kill -INT $PPID; "
+        "while :; do sleep 0.05; done"
+    )
+    run("follow", pair, "--exec", program, code=130)
+    assert (tmp_path / "cleaned").exists()
+
+
 def test_the_end_of_waiting(run, pair, single):
     assert run("follow", pair, "--timeout", 0).stdout == ""
     with tierstore.open(single, "r+") as store:

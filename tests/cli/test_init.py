@@ -188,3 +188,10 @@ def test_a_store_that_is_not_made_leaves_the_empty_directory(run, tmp_path, monk
 )
 def test_numbers_of_rows_as_people_write_them(run_json, path, text, rows):
     assert run_json("init", path, "--rows", text, "--dim", 2)["rows"] == rows
+
+
+def test_a_link_that_leads_nowhere_is_named_as_such(run, tmp_path):
+    (tmp_path / "s.tier").symlink_to("nowhere")
+    said = run("init", tmp_path / "s.tier", "--rows", 3, "--dim", 2, code=3).stderr
+    assert "s.tier is a link that leads nowhere" in said
+    assert os.listdir(tmp_path) == ["s.tier"]

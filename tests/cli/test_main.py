@@ -1,22 +1,26 @@
 """The group: help, lazy imports, exit codes of errors, signals."""
 
 import errno
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import click
 import pytest
 from click.testing import CliRunner
 
 import tierstore
+import tierstore_cli
 from tierstore import errors
+from tierstore._door import interrupts_deferred
 from tierstore_cli.command import Command
 from tierstore_cli.commands import load_command, summaries
 from tierstore_cli.failure import exit_code
-from tierstore_cli.main import Group, cli
+from tierstore_cli.main import Group, cli, raising_interrupt
 
 HEAVY = ("torch", "cupy", "zarr", "pyarrow", "rich", "safetensors", "matplotlib")
 
@@ -275,3 +279,50 @@ def failing(error: BaseException) -> Group:
             return fail
 
     return OneCommand("tierstore")
+
+
+@pytest.mark.fault(28)
+def test_interrupted_before_and_after_the_command(monkeypatch, capsys):
+    class Pressed:
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "tierstore_cli.main", Pressed())
+    with pytest.raises(SystemExit) as ended:
+        tierstore_cli.run()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "\nInterrupted.\n")
+
+    def interrupted(prog_name):
+        sys.exit(130)
+
+    monkeypatch.setitem(sys.modules, "tierstore_cli.main", SimpleNamespace(cli=interrupted))
+    monkeypatch.setattr(logging.root.manager, "disable", 0)
+    with pytest.raises(SystemExit):
+        tierstore_cli.run()
+    logging.getLogger("asyncio").error("Task was destroyed but it is pending!")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.fault(28)
+def test_a_change_is_not_halved_by_other_signals_either(number):
+    done = []
+    with pytest.raises(KeyboardInterrupt), raising_interrupt(number), interrupts_deferred():
+        os.kill(os.getpid(), number)
+        done.append("first half")
+        time.sleep(0)
+        done.append("second half")
+    assert done == ["first half", "second half"]
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+@pytest.mark.fault(28)
+def test_a_background_job_of_a_shell_is_ended_by_sigterm():
+    """A shell without job control has such jobs ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), raising_interrupt(signal.SIGTERM):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -5,6 +5,7 @@ Each is run on such a store and on a plain one with the same rows, in directorie
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -219,3 +220,34 @@ def test_commands_refuse_what_they_refuse_of_a_plain_store(
     assert "unexpected" not in one.output
     assert said(one, places[0]) == said(other, places[1])
     assert contents(places[0] / "s.tier") == before
+
+
+def test_what_the_partitions_wrote_is_added_up(
+    places: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (
+        json.loads(each.stdout) for each in outcomes(places, "log s.tier --json", monkeypatch)
+    )
+    written = [each["written_rows"] for each in one["versions"]]
+    assert written == [each["written_rows"] for each in other["versions"]]
+    assert written[:2] == [3, 3]  # of the two commits
+    assert [each["written_bytes"] > 0 for each in one["versions"]] == [each > 0 for each in written]
+    shown = outcomes(places, "top s.tier --count 1 --json", monkeypatch)
+    assert [json.loads(each.stdout)["written_rows"] for each in shown] == [3, 3]
+
+
+def test_a_commit_counts_what_it_wrote_and_no_partition_twice(tmp_path: Path) -> None:
+    """A partition that a commit does not write stays at the version of an earlier one."""
+    rows = np.random.default_rng(3).random((30, 2), np.float32)
+    spec = {"item": tierstore.TableSpec(30, 2, init=tierstore.normal(seed=1))}
+    with tierstore.distributed.create(tmp_path / "s.tier", spec, partitions=4, keep=9) as store:
+        for count in (30, 1, 0, 2):
+            store["item"].write(np.arange(count), rows[:count])
+            store.commit()
+            assert store.versions()[-1].written_rows == count
+        assert [each.written_rows for each in store.versions()][-4:] == [30, 1, 0, 2]
+    with tierstore.open(tmp_path / "s.tier") as reader:
+        assert [each.written_rows for each in reader.versions()][-4:] == [30, 1, 0, 2]
+        assert reader.versions()[-1].delta_rows == sum(
+            each.delta_rows for each in reader.info().tables
+        )

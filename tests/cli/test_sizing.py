@@ -132,6 +132,13 @@ def test_plan_says_what_the_maps_of_a_large_table_take(run):
     assert "maps" not in run("plan", "--rows", 10**6, "--dim", 128, "--host", "500MB").output
 
 
+def test_bench_says_where_it_cannot_keep_the_figures(run, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    said = run("bench", tmp_path, "--size", "2MiB", "--seconds", 0.01).stderr
+    assert "XDG_CACHE_HOME" in said
+
+
 def test_bench_measures_the_machine_and_keeps_the_figures(run, run_json, tmp_path):
     data = run_json("bench", tmp_path, "--size", "2MiB", "--seconds", 0.01)
     batches = ("warm", "hot", "leased", "hot_leased", "cached", "missed", "cold")

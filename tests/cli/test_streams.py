@@ -1,8 +1,13 @@
 """Standard input and output, and pipes, in place of files."""
 
+import errno
 import gzip
+import io
 import os
+import resource
+import signal
 import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -12,6 +17,7 @@ from click.testing import CliRunner
 import tierstore
 from tests.cli.conftest import COMMAND
 from tierstore_cli.main import cli
+from tierstore_cli.output import Output
 
 ROWS = np.random.default_rng(8).standard_normal((7, 3)).astype("f4")
 TEXT = "".join(f"w{n} {' '.join(map(repr, row))}\n" for n, row in enumerate(ROWS.tolist())).encode()
@@ -122,3 +128,76 @@ def test_errors_name_what_was_given(run, tmp_path):
     said = run("load", tmp_path / "s.tier", tmp_path / "empty", code=3).stderr
     assert "holds no .parquet or .arrow files" in said
     assert "no such file" in run("load", tmp_path / "s.tier", tmp_path / "none", code=3).stderr
+
+
+@pytest.mark.fault(76)
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("get single.tier 1 >&-", 6, "cannot write to standard output: Bad file descriptor"),
+        ("get --help >/dev/full", 6, "cannot write to standard output: No space left on device"),
+        ("load new.tier - --format npy <&-", 6, "cannot read standard input: Bad file descriptor"),
+        ("export single.tier out.npy 2>&- >&- <&-", 6, None),
+        ("get single.tier 1 99 2>/dev/full", 1, None),
+        ("get 2>/dev/full", 2, None),
+        ("--help | true", 141, None),
+    ],
+)
+@pytest.mark.slow
+def test_standard_streams_that_are_closed_or_full(single, tmp_path, line, code, said):
+    program = f"{sys.executable} -c 'from tierstore_cli.main import cli; cli()' {line}"
+    shell = ["bash", "-o", "pipefail", "-c", program]
+    done = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done
+    assert done.stderr == ("" if said is None else f"Error: {said}\n")
+    if "out.npy" in line:
+        with tierstore.open(single) as store:
+            rows = store["embeddings"].read(np.arange(50))
+        assert np.array_equal(np.load(tmp_path / "out.npy"), rows)
+
+
+@pytest.mark.fault(76)
+def test_messages_that_cannot_be_written_change_nothing(run, single, tmp_path, monkeypatch):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    Output().note("said to nobody")
+    with pytest.raises(SystemExit) as ended:
+        cli(["get", str(single), "99"])
+    assert ended.value.code == 1
+    monkeypatch.setattr(sys, "stdout", Full())
+    with pytest.raises(SystemExit) as ended:
+        cli(["put", str(single), "--id", "1", *["1"] * 16])
+    assert ended.value.code == 6
+    with tierstore.open(single) as store:
+        assert store.version == 2
+
+
+def test_what_is_no_number_on_standard_input(single):
+    for given in (b"", b" , ", b"\xff\xfe1"):
+        done = fed(given, "put", single, "--id", 1, "-")
+        assert done.exit_code == 2 and "VALUES are numbers" in done.stderr
+
+
+def test_the_temporary_file_of_standard_output_is_not_named(run, single):
+    said = run("export", single, "-", "--format", "jsonl", code=1).stderr
+    assert said.startswith("Error: standard output: ")
+
+
+@pytest.mark.fault(76)
+def test_a_disk_that_is_too_small_for_a_stream(single, tmp_path, monkeypatch):
+    limit, action = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+    try:
+        done = fed(bytes(5000), "load", tmp_path / "new.tier", "-", "--format", "npy")
+        out = fed(b"", "export", single, "-", "--format", "npy")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, action)
+    for each, what in ((done, "standard input"), (out, "standard output")):
+        assert each.exit_code == 6 and "TMPDIR" in each.stderr, each.output
+        assert f" for {what}, of which a copy" in each.stderr
+    assert not (tmp_path / "new.tier").exists()

@@ -8,9 +8,13 @@ import os
 import pickle
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from tierstore.errors import RanksError
+
+T = TypeVar("T")
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -26,6 +30,11 @@ CONTEXT.set_forkserver_preload(
 
 PATIENCE = 20.0
 """Seconds for which ranks wait for each other; a test that needs a rank to be missed gives less."""
+
+
+def in_turn(moments: Sequence[T]) -> list[tuple[int, T]]:
+    """Return a victim of two ranks for each moment, 0, 1, 1, 0 …: for pairs, both orders."""
+    return [((at + at // 2) % 2, moment) for at, moment in enumerate(moments)]
 
 
 class Killed(Exception):
@@ -63,10 +72,10 @@ def run(
 
 
 def values(found: list[Any]) -> list[Any]:
-    """Return what every rank returned; raise what any raised."""
-    for each in found:
-        if isinstance(each, BaseException):
-            raise each
+    """Return what every rank returned; raise what any raised, the cause before its effects."""
+    raised = [each for each in found if isinstance(each, BaseException)]
+    for each in sorted(raised, key=lambda each: isinstance(each, RanksError)):
+        raise each
     return found
 
 

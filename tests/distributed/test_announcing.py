@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,7 +17,12 @@ from tests.distributed.test_ranks import assert_same, contents
 from tierstore import distributed
 from tierstore.distributed.exchange import Known
 from tierstore.errors import InvalidInputError, RanksError, RowIndexError
-from tierstore.nn import TieredEmbedding, TieredEmbeddingBagCollection, TieredEmbeddingCollection
+from tierstore.nn import (
+    TieredEmbedding,
+    TieredEmbeddingBag,
+    TieredEmbeddingBagCollection,
+    TieredEmbeddingCollection,
+)
 from tierstore.nn.joint import Coming
 from tierstore.optim import TieredOptimizer
 
@@ -36,6 +42,11 @@ class Watched:
 def layer_of(store: Any, kind: str) -> Any:
     if kind == "one":
         return TieredEmbedding(store["item"])
+    if kind == "bag":
+        return TieredEmbeddingBag(store["item"], mode="sum", padding_idx=3)
+    if kind == "padded":
+        some = {name: FEATURES[name] for name in ("user", "item", "bought")}
+        return TieredEmbeddingBagCollection(store, some, padding_idx=0)
     kinds = {"rows": TieredEmbeddingCollection, "bags": TieredEmbeddingBagCollection}
     return kinds[kind](store, {name: FEATURES[name] for name in ("user", "item", "bought")})
 
@@ -49,21 +60,22 @@ def train(rank: int, path: Path, kind: str, depth: int | None) -> list[int]:
         batches: Any = [batch(step, rank, ranks) for step in range(5)]
         for each in batches:
             del each["word"], each["wide"]
-        choose = (lambda each: each["item"]) if kind == "one" else (lambda each: each)
+        is_one = kind in ("one", "bag")
+        choose = (lambda each: each["item"]) if is_one else (lambda each: each)
         if depth is not None:
             batches = tierstore.lookahead(batches, {emb: choose}, depth=depth)
         for step, each in enumerate(batches):
             before = watched.calls
             found = emb(choose(each))
             calls.append(watched.calls - before)
-            loss_of({"item": found} if kind == "one" else found, step).backward()
+            loss_of({"item": found} if is_one else found, step).backward()
             optimizer.step()
         store.commit(5)
     return calls
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["one", "rows", "bags"])
+@pytest.mark.parametrize("kind", ["one", "bag", "rows", "bags", "padded"])
 def test_a_lookup_of_announced_ids_exchanges_rows_alone(tmp_path: Path, kind: str) -> None:
     for depth in (None, 0, 2):
         path = tmp_path / str(depth)
@@ -133,6 +145,36 @@ def announce(rank: int, path: Path, what: str) -> Any:
         return None
 
 
+def one_grows(rank: int, path: Path) -> None:
+    """Announce batches of tables by key, of which one rank alone has to make room meanwhile."""
+    with distributed.open(path) as store:
+        emb = TieredEmbeddingCollection(store, {"user": "user", "site": "site"})
+        first = 1 << 16
+        keys = np.arange(3 * first)
+        here = keys[store["user"].is_here(keys)]
+        mine = here[: first + 500] if rank else here[:500]
+        rows = np.repeat(mine[:, None], 4, 1).astype(np.float32)
+        store["user"].write(mine[:400], rows[:400])
+        batches = [torch.from_numpy(mine[at : at + 100]) for at in (0, 100, 200, 300)]
+        for each in batches[:3]:
+            emb.prefetch({"user": each, "site": each})
+        capacity = store["user"].shard.capacity
+        store["user"].write(mine[400:], rows[400:])
+        assert (store["user"].shard.capacity > capacity) == (rank == 1)
+        emb.prefetch({"user": batches[3], "site": batches[3]})
+        emb.eval()
+        for each in batches:
+            found = emb({"user": each, "site": each})["user"]
+            assert torch.equal(found, each[:, None].expand(-1, 4).float())
+
+
+@pytest.mark.slow
+def test_one_rank_alone_may_have_to_make_room(tmp_path: Path) -> None:
+    by_key = tierstore.TableSpec(dim=4, keys="int64")
+    distributed.create(tmp_path / "parts", {"user": by_key, "site": by_key}, partitions=4).close()
+    values(run(2, one_grows, tmp_path / "parts"))
+
+
 @pytest.mark.slow
 def test_what_is_wrong_with_an_announcement_raises_on_all_ranks(tmp_path: Path) -> None:
     path = tmp_path / "parts"
@@ -152,6 +194,7 @@ def test_ids_on_a_device_are_known_by_where_they_are(monkeypatch: pytest.MonkeyP
     known = Known(whole[0])
     assert known.is_as(whole[0])
     assert known.is_as(whole.detach()[0])
+    assert known.is_as(whole[0].view(2, 4))  # of another shape
     for other in (whole[1], whole[0].clone(), whole[0, :7], whole[0].view(torch.float64)):
         assert not known.is_as(other)
     coming = Coming()

@@ -366,7 +366,7 @@ def never_commits(rank: int, path: Path) -> None:
     with distributed.open(path, timeout=2) as store:
         take_step(store, 3)
         if rank == 0:
-            time.sleep(8)
+            time.sleep(4)
             return
         with pytest.raises(RanksError, match="did not come in time"):
             store.commit(3)
@@ -376,7 +376,7 @@ def never_commits(rank: int, path: Path) -> None:
 
 def never_opens(rank: int, path: Path) -> None:
     if rank == 1:
-        time.sleep(8)
+        time.sleep(4)
         return
     with pytest.raises(RanksError, match="did not come in time"):
         distributed.open(path, timeout=2)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import tierstore
-from tests.distributed.ranks import Killed, run, values
+from tests.distributed.ranks import Killed, in_turn, run, values
 from tests.distributed.test_commit import hooked
 from tests.distributed.test_ranks import assert_same, contents
 from tierstore import distributed
@@ -137,8 +137,7 @@ MOMENTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_is_killed_at_each_moment_of_growing(tmp_path: Path, victim: int) -> None:
+def test_a_rank_is_killed_at_each_moment_of_growing(tmp_path: Path) -> None:
     before = tmp_path / "before"
     distributed.create(before, specs(), partitions=4).close()
     expected: dict[int, Any] = {}
@@ -147,7 +146,7 @@ def test_a_rank_is_killed_at_each_moment_of_growing(tmp_path: Path, victim: int)
             plain.grow("item", rows)
             expected[rows] = plain["item"].read(np.arange(rows))
     seen = set()
-    for moment in MOMENTS:
+    for victim, moment in in_turn(MOMENTS):
         path = tmp_path / " ".join(moment).replace(" ", "-")
         shutil.copytree(before, path)
         found = run(2, killed_as_it_grows, path, victim, moment, timeout=2)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import tierstore
-from tests.distributed.ranks import Killed, run, values
+from tests.distributed.ranks import Killed, in_turn, run, values
 from tests.distributed.test_commit import hooked
 from tests.distributed.test_ranks import share
 from tests.gpu.emulator import EmulatedDevice
@@ -249,6 +249,39 @@ def test_collections_take_tables_by_key(tmp_path: Path, ranks: int) -> None:
         same(by_key(path, name), by_key(tmp_path / "plain", name), exact=True)
     with tierstore.open(path) as store, tierstore.open(tmp_path / "plain") as plain:
         assert np.array_equal(store["item"][:], plain["item"][:])
+
+
+def admitted(store: Any, rank: int, ranks: int) -> None:
+    """Train keys that are admitted with their second use; the last of three ranks has none."""
+    rows = TieredEmbeddingCollection(store, {"user": "user", "friend": "user"})
+    bags = TieredEmbeddingBagCollection(store, {"word": "word"})
+    optimizer = TieredOptimizer(torch.optim.SGD, [rows, bags], lr=0.5)
+    mine = share(rank, ranks)
+    for step in range(5):
+        keys = some_keys("int64", step % 3, mine)
+        found = rows({"user": keys, "friend": keys // 2})
+        pooled = bags({"word": keys.view(-1, 1)})
+        factors = weights(step, mine)
+        loss = sum((each * factors).sum() for each in found.values())
+        (loss + (pooled["word"] * factors).sum()).backward()
+        optimizer.step()
+    store.commit(3)
+
+
+def with_admission(rank: int, path: Path) -> None:
+    with distributed.open(path, average=False) as store:
+        admitted(store, rank, store.ranks)
+
+
+@pytest.mark.slow
+def test_collections_admit_keys_on_all_ranks(tmp_path: Path) -> None:
+    tables = {name: spec("int64", admit_after=2) for name in ("user", "word")}
+    with tierstore.create(tmp_path / "plain", tables) as plain:
+        admitted(plain, 0, 1)
+    distributed.create(tmp_path / "parts", tables, partitions=8).close()
+    values(run(3, with_admission, tmp_path / "parts"))
+    for name in tables:
+        same(by_key(tmp_path / "parts", name), by_key(tmp_path / "plain", name), exact=True)
 
 
 def refused(rank: int, path: Path) -> list[str]:
@@ -587,24 +620,24 @@ def rows_of(step: int) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_keys_and_rows_are_of_one_version_whoever_is_killed(tmp_path: Path, victim: int) -> None:
+def test_keys_and_rows_are_of_one_version_whoever_is_killed(tmp_path: Path) -> None:
     path, number = tmp_path / "parts", 0
     with distributed.create(path, {"user": spec("int64")}, partitions=4) as store:
         store["user"].write(keys_of(0), rows_of(0))
         store.commit(0)
-    for what in ("commit its partitions", "publish the version", "confirm the version"):
-        for when in ("before", "done"):
-            found = run(2, add_and_commit, path, victim, (what, when), timeout=2)
-            assert isinstance(found[victim], Killed)
-            number += 1
-            with tierstore.open(path) as store:
-                step = store.step
-            expected: dict[Any, list[float]] = {}
-            for each in range(step + 1):
-                expected |= zip(keys_of(each).tolist(), rows_of(each).tolist(), strict=True)
-            same(by_key(path), expected, exact=True)
-            assert tierstore.verify(path).ok
+    whats = "commit its partitions", "publish the version", "confirm the version"
+    moments = [(what, when) for what in whats for when in ("before", "done")]
+    for victim, moment in in_turn(moments):
+        found = run(2, add_and_commit, path, victim, moment, timeout=2)
+        assert isinstance(found[victim], Killed)
+        number += 1
+        with tierstore.open(path) as store:
+            step = store.step
+        expected: dict[Any, list[float]] = {}
+        for each in range(step + 1):
+            expected |= zip(keys_of(each).tolist(), rows_of(each).tolist(), strict=True)
+        same(by_key(path), expected, exact=True)
+        assert tierstore.verify(path).ok
     values(run(2, add_and_commit, path, None, ("", "")))
     assert 3 <= step + 1 <= number
 

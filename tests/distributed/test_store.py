@@ -16,6 +16,8 @@ from click.testing import CliRunner
 import tierstore
 from tierstore import distributed
 from tierstore._disk.partitioning import Shard
+from tierstore._store import partitions
+from tierstore._store.versions import History
 from tierstore.errors import (
     CapacityError,
     CorruptStoreError,
@@ -148,6 +150,49 @@ def test_a_reader_sees_one_version_until_it_refreshes(path: Path) -> None:
         assert same(contents(reader), contents(store))
         assert reader.step == 4
         assert not reader.refresh()
+
+
+def test_a_reader_opens_while_partitions_are_folded(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The root is as it was then, and the partitions have other files."""
+    rows = RANDOM.standard_normal((100, 5)).astype(np.float32)
+    with distributed.open(path) as store:
+        store["item"].write(np.arange(100), rows)
+        store.commit(1)
+        expected, folds = contents(store), []
+        generation = partitions._Reader.generation
+
+        def folding(reader: Any, name: str) -> Any:
+            if not folds:
+                folds.append(store._parts.fold())
+            return generation(reader, name)
+
+        store._root.fold()
+        monkeypatch.setattr(partitions._Reader, "generation", folding)
+        with tierstore.open(path) as reader:
+            assert folds and same(contents(reader), expected)
+
+
+def test_a_manifest_is_replaced_while_versions_are_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As partitions do when a version is confirmed to them, or gets a name."""
+    with distributed.open(path) as store:
+        store["item"].write([3], np.ones((1, 5), np.float32))
+        store.commit(1)
+        part, names = store._parts.stores[0], []
+        newest, history = part._state.manifest, History(part._state.directory, part.uuid)
+        load = history._load
+
+        def replaced(seq: int) -> Any:
+            if not names and seq == newest.seq:
+                names.append(part.keep(newest.version, "best"))
+            return load(seq)
+
+        monkeypatch.setattr(history, "_load", replaced)
+        found = history.version(newest.version)
+        assert names and found.seq > newest.seq
 
 
 def test_versions_are_kept_named_and_opened(path: Path) -> None:

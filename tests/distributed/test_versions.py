@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tierstore
-from tests.distributed.ranks import Killed, run, values
+from tests.distributed.ranks import Killed, in_turn, run, values
 from tests.distributed.test_commit import hooked
 from tierstore import distributed
 from tierstore._store import partitions as opening
@@ -277,12 +277,10 @@ def test_a_rank_is_killed_at_each_moment(tmp_path: Path, change: Any) -> None:
     shutil.copytree(tmp_path / "before", tmp_path / "after")
     moments = values(run(2, recorded, tmp_path / "after", tmp_path, change))[0]
     possible = [contents(tmp_path / name)[1:] for name in ("before", "after")]
-    seen, seen_at = set(), []
-    for number, moment in enumerate(moments):
-        if moment[1] == "told":
-            continue
-        victim = len(seen_at) % 2
-        seen_at.append(moment)
+    seen = set()
+    told = [number for number, moment in enumerate(moments) if moment[1] != "told"]
+    for victim, number in in_turn(told):
+        moment = moments[number]
         path = tmp_path / "store"
         shutil.copytree(tmp_path / "before", path)
         found = run(2, killed_in, path, tmp_path, change, victim, number, timeout=2)

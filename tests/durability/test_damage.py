@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -15,6 +18,7 @@ import tierstore
 from tests.durability.sample import Sample, sample
 from tests.durability.test_corruption import damaged, flipped
 from tests.oracle import values
+from tierstore import _io
 from tierstore._disk.generation import initial_records
 from tierstore._io.file import File
 from tierstore._store.repair import RepairReport
@@ -607,6 +611,51 @@ def test_repair_needs_no_store_that_opens(two: Two, tmp_path: Path, gone: str) -
         assert report.tables["hurt"].filled == ROWS
     elif gone in ("LOCK", "FOLD"):
         assert report.complete
+
+
+@pytest.mark.fault(28)
+@pytest.mark.parametrize("call", ["fsync", "link", "rename_noreplace", "unlink"])
+def test_a_repair_that_is_interrupted_leaves_no_list_without_its_store(
+    two: Two, tmp_path: Path, call: str
+) -> None:
+    """At each of these calls, before and after it."""
+    hurt_row(two, two.only_in_base()[0])
+    place = tmp_path / "place"
+    place.mkdir()
+    own, number, after = getattr(_io.system.calls, call), 0, False
+
+    def press(*given: Any, **named: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0 and not after:
+            raise KeyboardInterrupt
+        found = own(*given, **named)
+        if left == 0:
+            raise KeyboardInterrupt
+        return found
+
+    for after in (False, True):
+        for number in itertools.count(1):
+            left = number
+            try:
+                with mock.patch.object(_io.system.calls, call, press):
+                    tierstore.repair(two.path, place / "whole")
+            except KeyboardInterrupt:
+                found = sorted(each.name for each in place.iterdir())
+                assert found in ([], ["whole", "whole.rows.csv"]), (number, after)
+            shutil.rmtree(place)
+            place.mkdir()
+            if left > 0:
+                break  # that was one without an interrupt
+    assert number > 1
+
+
+def test_the_list_of_another_repair_stays(two: Two, tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("mine", encoding="utf-8")
+    with pytest.raises(ExistsError):
+        tierstore.repair(two.path, tmp_path / "whole", listed=tmp_path / "list.csv")
+    assert (tmp_path / "list.csv").read_text(encoding="utf-8") == "mine"
+    assert not (tmp_path / "whole").exists()
 
 
 def test_repair_beside_a_writer(two: Two, tmp_path: Path) -> None:

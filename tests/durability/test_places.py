@@ -16,7 +16,13 @@ import tierstore
 from tests.durability.faults import FAULTS, Faulty
 from tierstore import _io
 from tierstore.budget import Budget
-from tierstore.errors import ClosedError, NotAStoreError, StoreFullError, StoreIOError
+from tierstore.errors import (
+    ClosedError,
+    NotAStoreError,
+    StoreFullError,
+    StoreIOError,
+    TierStoreError,
+)
 
 NONE = Budget(host=0)
 ONES = np.ones((1, 4), np.float32)
@@ -46,6 +52,25 @@ def test_a_store_that_is_moved_stays_the_same(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
     with tierstore.open(tmp_path / "moved") as store:
         assert store.version == 2
+
+
+@pytest.mark.fault(49)
+@pytest.mark.parametrize("change", ["grow", "add_fields"])
+def test_a_store_that_is_removed_while_a_table_is_written_again(
+    tmp_path: Path, change: str
+) -> None:
+    """The error is that of the file which is gone, not of what could not be cleaned up."""
+    path = tmp_path / "s.tier"
+    spec = tierstore.TableSpec(200_000, 4, init=tierstore.normal(seed=1))
+    with tierstore.create(path, {"item": spec}) as store:
+
+        def progress(done: int, total: int) -> None:
+            shutil.rmtree(path, ignore_errors=True)
+
+        what = 400_000 if change == "grow" else {"age": tierstore.Field(4)}
+        with pytest.raises(TierStoreError) as caught:
+            getattr(store, change)("item", what, progress=progress)
+        assert str(path) in str(caught.value)
 
 
 @pytest.mark.fault(49)

@@ -1,7 +1,9 @@
 """.zarr: what zarr itself writes and reads, and arrays with parts missing."""
 
 import json
+import os
 import shutil
+import signal
 import warnings
 from itertools import pairwise
 
@@ -184,3 +186,21 @@ def test_every_array_names_its_dimensions(tmp_path, keys):
         for name, length in zip(array.metadata.dimension_names, array.shape, strict=True):
             assert lengths.setdefault(name, length) == length
     assert {"row": 3, "dim": 2}.items() <= lengths.items()
+
+
+@pytest.mark.fault(28)
+def test_an_interrupt_waits_for_the_threads_of_zarr(tmp_path, monkeypatch):
+    """They write files, and would go on where what was written is being removed."""
+    set_item, written = zarr.Array.__setitem__, []
+
+    def pressed(array, *given):
+        os.kill(os.getpid(), signal.SIGINT)
+        set_item(array, *given)
+        written.append(sorted(array.store.root.rglob("c/*/*")))
+
+    monkeypatch.setattr(zarr.Array, "__setitem__", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        write_file(tmp_path / "file.zarr", random_matrix(31, 6), "float32")
+    (files,) = written
+    assert files
+    assert list(tmp_path.iterdir()) == []

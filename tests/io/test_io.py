@@ -544,6 +544,30 @@ def test_what_breaks_off_leaves_nothing(tmp_path, error):
         assert os.listdir(tmp_path / "precious") == ["file"]
 
 
+@pytest.mark.parametrize("call", ["rmdir", "unlink", "listdir"])
+def test_what_is_removed_is_removed_even_if_it_is_interrupted_again(tmp_path, monkeypatch, call):
+    """Whoever presses Ctrl-C twice would find files that only take space."""
+    (tmp_path / "precious").mkdir()
+    own, pressed = getattr(_io.system.calls, call), []
+
+    def press_first(*given, **named):
+        if not pressed:
+            pressed.append(call)
+            raise KeyboardInterrupt
+        return own(*given, **named)
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        monkeypatch.context() as patched,
+        _io.publish(tmp_path / "file") as temporary,
+    ):
+        make_tree(temporary)
+        patched.setattr(_io.system.calls, call, press_first)
+        raise RuntimeError
+    assert pressed
+    assert list(tmp_path.iterdir()) == [tmp_path / "precious"]
+
+
 def test_a_target_is_replaced_only_by_force(tmp_path):
     (tmp_path / "file").write_bytes(b"old")
     with pytest.raises(ExistsError, match="exists"), _io.publish(tmp_path / "file"):

@@ -154,3 +154,27 @@ def test_one_that_cannot_be_removed_is_told_of(
     with pytest.raises(StoreIOError) as caught:
         tierstore.create(tmp_path / "s", {"t": SPEC})
     assert "the disk is gone" in caught.value.__notes__[0]
+
+
+def test_whether_a_path_is_a_store(tmp_path, monkeypatch):
+    path = tmp_path / "s.tier"
+    tierstore.create(path, {"t": tierstore.TableSpec(3, 2)}).close()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/a.txt").write_text("a")
+    assert tierstore.is_store(path) and tierstore.is_store(str(path))
+    for other in ("other", "other/a.txt", "none", "s.tier/STORE.json", "s.tier/t"):
+        assert not tierstore.is_store(tmp_path / other), other
+    (path / "STORE.json").write_text("damaged")
+    assert tierstore.is_store(path)
+    with pytest.raises(InvalidInputError):
+        tierstore.is_store(3)
+    with tierstore.create(None, {"t": tierstore.TableSpec(3, 2)}) as store:
+        assert tierstore.is_store(store.path)
+
+
+def test_whether_a_path_of_objects_is_a_store(tmp_path):
+    pytest.importorskip("fsspec")
+    with tierstore.create(tmp_path / "s.tier", {"t": tierstore.TableSpec(3, 2)}) as store:
+        store.save("memory://copy.tier")
+    assert tierstore.is_store("memory://copy.tier")
+    assert not tierstore.is_store("memory://none.tier")

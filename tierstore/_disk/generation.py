@@ -681,7 +681,7 @@ def _continues(keys: KeysInfo | None, before: KeysInfo | None) -> bool:
 def remove_generation(table: _io.Directory, name: str) -> None:
     """Remove a generation and all its files; other files and their directories remain."""
     files, inner = _entries()
-    with table.directory(name) as directory:
+    with contextlib.suppress(FileNotFoundError), table.directory(name) as directory:
         for entry in directory.names():
             pattern = inner.get(entry)
             if pattern is not None and directory.is_directory(entry):

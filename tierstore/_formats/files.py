@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._closing import Closing
-from tierstore._io import Directory, File
+from tierstore._io import Directory, File, explained
 from tierstore.budget import DEFAULT_MEMORY, Allowance, Size
-from tierstore.errors import FormatError, StoreIOError, TierStoreError
+from tierstore.errors import FormatError, TierStoreError
 
 __all__ = [
     "ZIP_ERRORS",
@@ -114,8 +114,9 @@ def open_input(path: Path, memory: Size = DEFAULT_MEMORY) -> InputFile:
     A FIFO does not block.
     """
     try:
-        real = path.resolve(strict=True)
-        with Directory.open(real.parent) as parent:
+        with explained("open", str(path)):
+            real = path.resolve(strict=True)
+        with Directory.open(real.parent, list=False) as parent:
             return InputFile(parent.open_file(real.name), path, memory)
     except FileNotFoundError:
         raise FormatError(f"{path}: no such file") from None
@@ -125,8 +126,6 @@ def open_input(path: Path, memory: Size = DEFAULT_MEMORY) -> InputFile:
         raise FormatError(f"{path}: a link that points to itself") from None
     except FormatError:
         raise FormatError(f"{path}: not a regular file") from None
-    except PermissionError as error:
-        raise StoreIOError(f"cannot open {path}: {error.strerror}") from error
 
 
 _PIECE_BYTES = 1 << 16

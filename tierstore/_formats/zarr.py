@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from tierstore._door import interrupts_deferred
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats.base import (
     Array,
@@ -278,20 +279,31 @@ def _filled(group: Any, content: Content) -> Iterator[Write]:
     """Fill a new group: keys first, then the matrix block by block."""
     if content.keys is not None:
         _write_keys(group, content.keys)
-    array = group.create_array(
+    yield _new_array(
+        group,
         content.field,
         shape=(content.rows, content.dim),
         chunks=(max(1, min(content.rows, content.block_rows)), content.dim),
         dtype=content.storage,
         attributes={"dtype": content.dtype},
         dimension_names=["row", "dim"],
-        config={"write_empty_chunks": True},
     )
 
-    def write(start: int, block: Array) -> None:
-        array[start : start + len(block)] = block
 
-    yield write
+def _new_array(group: Any, name: str, **described: Any) -> Write:
+    """Return what writes to a new array of a group.
+
+    Threads of zarr write the files. An interrupt waits for them, or they would go on where the
+    caller removes what was written.
+    """
+    with interrupts_deferred():
+        array = group.create_array(name, config={"write_empty_chunks": True}, **described)
+
+    def write(start: int, block: Array) -> None:
+        with interrupts_deferred():
+            array[start : start + len(block)] = block
+
+    return write
 
 
 def _write_keys(group: Any, keys: KeyColumn) -> None:
@@ -305,17 +317,17 @@ def _write_keys(group: Any, keys: KeyColumn) -> None:
 
 
 def _write_vector(group: Any, name: str, dtype: str, length: int, parts: Iterator[Array]) -> None:
-    array = group.create_array(
+    write = _new_array(
+        group,
         name,
         shape=(length,),
         chunks=(max(1, min(length, _KEY_CHUNK)),),
         dtype=dtype,
         dimension_names=["row" if name == _KEYS and dtype != "u1" else name],
-        config={"write_empty_chunks": True},
     )
     start = 0
     for part in parts:
-        array[start : start + len(part)] = part
+        write(start, part)
         start += len(part)
 
 
@@ -346,7 +358,9 @@ class Zarr(Format):
         """Write a group of arrays."""
         import zarr
 
-        with _filled(zarr.create_group(path), content) as write:
+        with interrupts_deferred():
+            group = zarr.create_group(path)
+        with _filled(group, content) as write:
             yield write
 
     def open_store(self, store: Any, path: Path, wanted: Wanted) -> Source:

@@ -149,13 +149,16 @@ def _check_target(target: Path, force: bool, replaceable: Callable[[Path], bool]
 
 @contextlib.contextmanager
 def _writing(temporary: Path, target: Path) -> Iterator[None]:
-    """Explain write errors of the body; leave errors about other files as they are."""
+    """Explain write errors of the body, which name the target; leave others as they are."""
     try:
         yield
     except OSError as error:
         about = str(error.filename or temporary)
-        foreign = isinstance(error, TierStoreError) or error.errno == errno.EPIPE
-        if foreign or not about.startswith(str(temporary)):
+        if error.errno == errno.EPIPE or not about.startswith(str(temporary)):
+            raise
+        if isinstance(error, TierStoreError):
+            error.args = (str(error).replace(str(temporary), str(target)),)
+            error.filename = about.replace(str(temporary), str(target))
             raise
         reason = error.strerror or str(error)
         failure: OSError = StoreIOError(f"cannot write {target}: {reason}; no file was left behind")
@@ -219,10 +222,14 @@ def _withdrawn(parent: Directory, temporary: str, name: str) -> bool:
 
 
 def _clean_up(temporary: Path) -> None:
-    """Remove a temporary entry; warn if that fails."""
+    """Remove a temporary entry, even if it is interrupted once; warn if that fails."""
     try:
         with explained("remove", str(temporary)):
-            _remove(str(temporary))
+            try:
+                _remove(str(temporary))
+            except KeyboardInterrupt:
+                _remove(str(temporary))
+                raise
     except OSError as error:
         warnings.warn(
             f"{temporary} is left over and could not be removed ({error}); remove it",

@@ -36,10 +36,13 @@ class Directory(Descriptor):
     _origin: tuple[Directory, tuple[str, ...]] | None = None
 
     @classmethod
-    def open(cls, path: str | Path) -> Self:
-        """Open the directory at `path`; raises FileNotFoundError or NotADirectoryError."""
+    def open(cls, path: str | Path, *, list: bool = True) -> Self:
+        """Open the directory at `path`; raises FileNotFoundError or NotADirectoryError.
+
+        Without `list` its files can be opened, which is all that a user may do in some directories.
+        """
         name = os.fspath(path)
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        flags = (os.O_RDONLY if list else os.O_PATH) | os.O_DIRECTORY | os.O_CLOEXEC
         with explained("open", name):
             return cls(system.calls.open(path, flags), name)
 

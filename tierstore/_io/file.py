@@ -213,8 +213,8 @@ class File(Descriptor):
             system.calls.posix_fallocate(self.fd, offset, nbytes)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                raise_explained(error, "allocate space for", self.path)
-            with explained("allocate space for", self.path):
+                raise_explained(error, "allocate", self.path)
+            with explained("allocate", self.path):
                 system.calls.ftruncate(self.fd, max(self.size, offset + nbytes))
 
     def truncate(self, nbytes: int) -> None:

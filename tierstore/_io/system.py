@@ -25,7 +25,13 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.errors import CommitFailedError, StoreFullError, StoreIOError, TierStoreError
+from tierstore.errors import (
+    AccessError,
+    CommitFailedError,
+    StoreFullError,
+    StoreIOError,
+    TierStoreError,
+)
 
 __all__ = [
     "LASTING_INODES",
@@ -208,6 +214,8 @@ def raise_explained(error: OSError, action: str, path: str) -> NoReturn:
     is_answer = isinstance(error, FileNotFoundError | NotADirectoryError) and action in _LOOKUPS
     failure = error
     try:
+        if is_answer and not isinstance(error, TierStoreError):
+            error.filename = path  # it was relative to an open directory
         if is_answer or isinstance(error, TierStoreError):
             raise error
         failure = _explanation(action, path, error)
@@ -238,6 +246,11 @@ def _explanation(action: str, path: str, error: OSError) -> OSError:
         return StoreIOError(
             f"too many mappings to map {path}: {mappings}; close readers and fold the store to "
             "reduce its deltas, or raise the limit"
+        )
+    if isinstance(error, PermissionError):
+        return AccessError(
+            f"cannot {action} {path}: {error.strerror} to user {os.geteuid()}; have its owner "
+            "allow it (chmod, chown), or run as another user"
         )
     return StoreIOError(f"cannot {action} {path}: {error.strerror or error}")
 

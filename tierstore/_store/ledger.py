@@ -216,7 +216,7 @@ class Ledger:
         self._dead: set[str] = set()
         self._unsynced = False
         self._newest: Manifest | None = None
-        for seq, found in history.read_all():
+        for seq, found in history.read_all().items():
             if isinstance(found, FormatError):
                 self._damaged.add(seq)
                 self.last_version += 1  # it may have been a new version

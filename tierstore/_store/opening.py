@@ -23,17 +23,18 @@ from tierstore._store.ledger import write_skeleton
 from tierstore._store.locking import WriterLock, require_tested
 from tierstore._store.options import Options
 from tierstore._store.store import Store
+from tierstore._store.versions import STORE, open_directory
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import check_names, find_device
 from tierstore.budget import Budget, Size
-from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
+from tierstore.errors import InvalidInputError, InvalidTypeError, NotAStoreError, TierStoreError
 from tierstore.policy import Policies
 from tierstore.spec import DeviceName, TableSpec, check_name
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_tables", "create", "discard_store", "open", "open_or_create"]
+__all__ = ["check_tables", "create", "discard_store", "is_store", "open", "open_or_create"]
 
 _MEMORY = "/dev/shm"
 
@@ -237,6 +238,21 @@ def open(
             store.close()
             raise
         return store
+
+
+def is_store(path: Any) -> bool:
+    """Return whether `path`, as `open` takes it, holds a store, damaged or not.
+
+    False for a path that does not exist, a file, and a directory of other files. Raises
+    StoreIOError where that cannot be seen, such as without permission, and InvalidInputError for
+    what is no path.
+    """
+    with internal_errors():
+        try:
+            with open_directory(_io.locate(path)) as directory:
+                return directory.exists(STORE)
+        except NotAStoreError:
+            return False
 
 
 def _create_store(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tierstore import _io
@@ -19,12 +19,14 @@ from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
 from tierstore._store.locking import ReaderLock
 from tierstore._store.versions import History, read_identity
-from tierstore.errors import CorruptStoreError, VersionError
+from tierstore.errors import CorruptStoreError, TierStoreError, VersionError
+from tierstore.stats import Version
 
 __all__ = [
     "PartitionReaders",
     "WholeKeys",
     "check_part",
+    "list_versions",
     "missing_partition",
     "partition_directory",
 ]
@@ -41,6 +43,40 @@ def partition_directory(root: _io.Directory, number: int) -> Iterator[_io.Direct
         raise missing_partition(f"{root.path}/{PARTITIONS}/{name}", number) from None
     with directory:
         yield directory
+
+
+def list_versions(directory: _io.Directory, history: History) -> list[Version]:
+    """Return the versions of a store that can be opened, oldest first.
+
+    What partitions on other hosts wrote is left out.
+    """
+    kept = history.versions()
+    names = max(kept.values(), key=lambda manifest: manifest.seq).names
+    parts: dict[int, list[tuple[Manifest, int]]] = {version: [] for version in kept}
+    for number in range(max(len(each.partitions) for each in kept.values())):
+        with contextlib.suppress(TierStoreError, OSError):
+            _add_part(parts, directory, number, kept)
+    return [
+        Version.of(each, names, history.time_of(each), parts[version])
+        for version, each in kept.items()
+    ]
+
+
+def _add_part(
+    parts: dict[int, list[tuple[Manifest, int]]],
+    root: _io.Directory,
+    number: int,
+    kept: Mapping[int, Manifest],
+) -> None:
+    """Add the manifests of a partition to those of each version of a store."""
+    with partition_directory(root, number) as directory:
+        found = History(directory, read_identity(directory).uuid).versions()
+    for version, each in kept.items():
+        own, _ = each.partitions[number]
+        before = kept.get(each.previous)
+        if own in found:
+            last = own - 1 if before is None else before.partitions[number][0]
+            parts[version].append((found[own], last))
 
 
 def missing_partition(path: str, number: int) -> CorruptStoreError:
@@ -119,21 +155,25 @@ class _Reader:
             self.lock = ReaderLock(directory)
             locks.append(self.lock)
             self.lock.hold(version)
-            self._history = History(directory.again(), uuid)
-            self.manifest = self._held_manifest(version, mark)
-            self._floor = self._history.floor()
+            history = History(directory, uuid)
+            self.manifest = self._held_manifest(history, version, mark)
+            self._floor = history.floor()
 
-    @property
-    def moved(self) -> bool:
-        """Whether other files have the rows of the version by now, as a fold leaves them."""
-        found = self._history.versions().get(self.manifest.version)
-        has_same = found is not None and found.seq == self.manifest.seq
-        return not has_same or self._history.floor() != self._floor
+    def has_moved(self) -> bool:
+        """Whether the version has other files by now, as after a fold, or is gone."""
+        before = self.manifest
+        try:
+            with partition_directory(self._root, self._number) as directory:
+                history = History(directory, before.uuid)
+                now = history.version(before.version)
+                return (now.seq, history.floor()) != (before.seq, self._floor)
+        except (VersionError, CorruptStoreError):
+            return True
 
-    def _held_manifest(self, version: int, mark: str) -> Manifest:
+    def _held_manifest(self, history: History, version: int, mark: str) -> Manifest:
         where = f"{self._root.path}/{PARTITIONS}/{partition_name(self._number)}"
         try:
-            manifest = self._history.version(version)
+            manifest = history.version(version)
         except VersionError as error:
             raise CorruptStoreError(
                 f"{where} has no version {version}, which the store needs: {error}"
@@ -152,12 +192,18 @@ class _Reader:
                 f"partition {self._number} of {self._root.path} has no table {name!r}; restore it "
                 "from a copy"
             )
-        with (
-            partition_directory(self._root, self._number) as directory,
-            directory.directory(name) as table,
-        ):
-            info = self.manifest.tables[name]
-            generation = Generation(table, info, store=self.manifest.uuid, next_seq=None)
+        try:
+            with (
+                partition_directory(self._root, self._number) as directory,
+                directory.directory(name) as table,
+            ):
+                info = self.manifest.tables[name]
+                generation = Generation(table, info, store=self.manifest.uuid, next_seq=None)
+        except FileNotFoundError as error:
+            raise CorruptStoreError(
+                f"{error.filename}, the directory of a table, is missing; restore partition "
+                f"{self._number} from a copy"
+            ) from None
         try:
             generation.check_base(self._floor)
         except BaseException:
@@ -186,11 +232,6 @@ class PartitionReaders:
             self.close()
             raise
 
-    @property
-    def moved(self) -> bool:
-        """Whether a writer has published in a partition since, so that files may be missing."""
-        return any(reader.moved for reader in self._readers)
-
     def open(self, manifest: Manifest, name: str) -> PartitionedGeneration:
         """Open a table of the manifest; raises CorruptStoreError and FormatError."""
         info, count = manifest.tables[name], len(self._readers)
@@ -210,6 +251,10 @@ class PartitionReaders:
         if info.spec.keys is not None:
             return KeyedPartitionedGeneration(dataclasses.replace(info), count, 0, parts)
         return PartitionedGeneration(dataclasses.replace(info), shard, parts, keys)
+
+    def have_moved(self) -> bool:
+        """Whether any of their versions has other files by now; see `_Reader.has_moved`."""
+        return any(reader.has_moved() for reader in self._readers)
 
     def close(self) -> None:
         """Let the versions of the partitions go."""

@@ -342,8 +342,14 @@ def _change(name: str, entry: Section, offset: int) -> Change:
 @contextlib.contextmanager
 def open_patch(path: str | os.PathLike[str]) -> Iterator[Patch]:
     """Open a patch; raises FormatError where it is damaged."""
-    with open(path, "rb") as file:
-        yield Patch(file, os.fspath(path))
+    name = os.fspath(path)
+    with contextlib.ExitStack() as opened:
+        try:
+            with _io.explained("open", name):
+                file = opened.enter_context(open(path, "rb"))
+        except FileNotFoundError:
+            raise FormatError(f"{name}: no such file") from None
+        yield Patch(file, name)
 
 
 def apply_patch(state: State, folder: Folder, path: str | os.PathLike[str]) -> PatchInfo:

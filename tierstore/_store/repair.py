@@ -38,7 +38,7 @@ from tierstore._store.payload import Payload, copy_payload
 from tierstore._store.row_list import RowList
 from tierstore._store.state import State
 from tierstore._store.verify import VerifyReport
-from tierstore._store.versions import Survey, open_directory, survey
+from tierstore._store.versions import Survey, check_readable, open_directory, survey
 from tierstore._table.table import Table
 from tierstore.errors import ExistsError, InvalidInputError, StoreIOError, TierStoreError
 from tierstore.initializers import BLOCK_ROWS, Initializer
@@ -128,7 +128,7 @@ def repair(
     Keys and payload are copied if they are intact, and otherwise named in the report.
 
     Raises NotAStoreError, FormatError, VersionError, ExistsError, InvalidInputError, StoreFullError
-    and StoreIOError.
+    and StoreIOError; AccessError for a file that this process may not read, which may be intact.
     """
     fills, source, where = _checked(fill), _io.locate(src), _on_disk(dest)
     to = _on_disk(where.with_name(where.name + ".rows.csv") if listed is None else listed)
@@ -136,6 +136,8 @@ def repair(
         if isinstance(source, Path) and path.resolve().is_relative_to(source.resolve()):
             raise InvalidInputError(f"{path} is inside {source}, which must not be modified")
     with open_directory(source) as directory, folds_kept_away(directory):
+        if isinstance(source, Path):  # objects cannot all be tried
+            check_readable(directory)
         found = survey(directory)
         chosen = found.choose(version)
         report = RepairReport(chosen.version, to, left_out=list(found.damage))
@@ -193,16 +195,27 @@ class _Repair:
         """Write the list and the store; remove the list if the store cannot be published."""
         if where.exists() or where.is_symlink():
             raise ExistsError(f"{where} exists; choose another name", filename=str(where))
-        with contextlib.ExitStack() as undo:
-            with _io.publish(where) as temporary, _io.Directory.make(temporary) as directory:
+        with (
+            contextlib.ExitStack() as end,
+            _io.publish(where) as temporary,
+            _io.Directory.make(temporary) as directory,
+        ):
+            end.callback(self._remove_list_without, where)  # an interrupt may come at any time
+            try:
                 with (
                     _io.publish(self._report.listed) as file,
                     contextlib.closing(RowList(file)) as rows,
                 ):
                     self._write(directory, rows)
-                undo.callback(self._report.listed.unlink, missing_ok=True)
-                self._check_still_there()
-            undo.pop_all()
+            except ExistsError:
+                end.pop_all()  # the list of another repair
+                raise
+            self._check_still_there()
+
+    def _remove_list_without(self, where: Path) -> None:
+        """Remove the list unless there is the store."""
+        if not os.path.lexists(where):
+            self._report.listed.unlink(missing_ok=True)
 
     def _write(self, directory: _io.Directory, rows: RowList) -> None:
         """Write a copy to an empty directory, and what is not intact to the list."""

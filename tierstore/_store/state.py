@@ -163,10 +163,9 @@ class State:
         """Whether a writer published meanwhile, so that missing files may not be damage."""
         if self.door.writable:
             return False
-        seen = self.manifest.seq, self._floor
-        has_moved = self._opener.let_go_moved(self.manifest)
+        before, seen = self.manifest, (self.manifest.seq, self._floor)
         self.manifest = self._find(version)
-        return has_moved or (self.manifest.seq, self._floor) != seen
+        return (self.manifest.seq, self._floor) != seen or self._opener.has_moved(before)
 
     def _check_whole(self, version: int | str) -> None:
         """Raise if a table is damaged, before newer versions are dropped for a damaged one."""

@@ -31,6 +31,7 @@ from tierstore._store.compaction import Folder
 from tierstore._store.copy import Skipped, save_store
 from tierstore._store.following import DirectoryWatch, NewVersion, union
 from tierstore._store.options import Options, version_or_name, whole_number
+from tierstore._store.partitions import list_versions
 from tierstore._store.patching import PatchInfo, Source, apply_patch, write_patch
 from tierstore._store.payload import Payload
 from tierstore._store.pointer import make_pointer, wanted_version
@@ -210,10 +211,7 @@ class Store(SchemaChanges):
     def versions(self) -> list[Version]:
         """Return the versions that can be opened, oldest first."""
         with self._door.use():
-            kept = self._state.history.versions()
-            names = max(kept.values(), key=lambda manifest: manifest.seq).names
-            time_of = self._state.history.time_of
-            return [Version.of(each, names, time_of(each)) for each in kept.values()]
+            return list_versions(self._state.directory, self._state.history)
 
     # -- versions
 

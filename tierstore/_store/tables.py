@@ -152,13 +152,13 @@ class Opener:
             self._partitions[manifest.seq] = readers
         return self._partitions[manifest.seq]
 
-    def let_go_moved(self, manifest: Manifest) -> bool:
-        """Let the partitions go that a manifest names if one has other files by now.
+    def has_moved(self, manifest: Manifest) -> bool:
+        """Whether partitions have published since they were opened for a manifest.
 
-        Returns whether that is so: a table that seems damaged may be sound in them.
+        They are opened anew then.
         """
         readers = self._partitions.get(manifest.seq)
-        if readers is None or not readers.moved:
+        if readers is None or not readers.have_moved():
             return False
         self._partitions.pop(manifest.seq).close()
         return True

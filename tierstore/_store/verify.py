@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ from tierstore._store.locking import folds_kept_away
 from tierstore._store.partitions import partition_directory
 from tierstore._store.payload import Payload
 from tierstore._store.state import State
-from tierstore._store.versions import Survey, open_directory, survey
+from tierstore._store.versions import Survey, check_readable, open_directory, survey
 from tierstore._tiers import memory
 from tierstore.errors import TierStoreError
 
@@ -86,9 +87,13 @@ def verify(
         progress: called with the number of rows done and the total.
 
     Returns the damage and the intact versions. A writer may continue meanwhile. Raises
-    NotAStoreError; FormatError if no manifest can be read; VersionError.
+    NotAStoreError; FormatError if no manifest can be read; VersionError; AccessError for a file
+    that this process may not read, which is no damage.
     """
-    with open_directory(_io.locate(path)) as directory, folds_kept_away(directory):
+    place = _io.locate(path)
+    with open_directory(place) as directory, folds_kept_away(directory):
+        if isinstance(place, Path):  # objects cannot all be tried
+            check_readable(directory)
         for _ in range(_ATTEMPTS):
             found = survey(directory)
             report = verify_store(

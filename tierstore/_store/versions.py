@@ -7,13 +7,14 @@ their numbers are never reused.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tierstore import _io
 from tierstore._disk.manifest import MANIFEST_NAME, MAX_BYTES, Identity, Manifest, manifest_name
 from tierstore.errors import (
+    AccessError,
     FormatError,
     NotAStoreError,
     StoreIOError,
@@ -27,14 +28,17 @@ __all__ = [
     "STORE",
     "History",
     "Survey",
+    "check_readable",
     "open_directory",
     "read_identity",
     "survey",
 ]
 
 STORE, LOCK, FOLD = "STORE.json", "LOCK", "FOLD"
-_LOOKS = 8
-"""How often manifests are listed while a writer publishes and removes some."""
+
+
+_TRIES = 8
+"""How often manifests are listed anew while a writer publishes and removes some."""
 
 
 class History:
@@ -78,7 +82,7 @@ class History:
 
         An unreadable manifest is an error, never a reason to use an older one.
         """
-        for _ in range(_LOOKS):
+        for _ in range(_TRIES):
             numbers = self._numbers()
             if not numbers:
                 raise NotAStoreError(
@@ -107,33 +111,32 @@ class History:
             f"'tierstore repair {self._directory.path} DEST' copies what is intact"
         )
 
-    def read_all(self) -> Iterator[tuple[int, Manifest | FormatError]]:
-        """Yield the ascending manifest numbers, each with its manifest or error."""
-        yield from self._loaded(self._numbers())
+    def read_all(self) -> dict[int, Manifest | FormatError]:
+        """Return the manifests, or their errors, by number, ascending.
 
-    def _loaded(self, numbers: Sequence[int]) -> Iterator[tuple[int, Manifest | FormatError]]:
-        for seq in numbers:
-            try:
-                yield seq, self._load(seq)
-            except FileNotFoundError:
-                continue  # removed between listing and reading
-            except FormatError as error:
-                yield seq, error
-
-    def _read(self) -> tuple[list[Manifest], dict[int, FormatError]]:
-        """Return the manifests, ascending, and the errors of unreadable ones.
-
-        A manifest that is gone by the time it is read may have another one of its version after it,
-        which was not listed: then all are listed anew.
+        A writer that removes one between listing and reading has published another by then, perhaps
+        of the same version: they are listed anew.
         """
-        found: list[tuple[int, Manifest | FormatError]] = []
-        for _ in range(_LOOKS):
-            numbers = self._numbers()
-            found = list(self._loaded(numbers))
+        found: dict[int, Manifest | FormatError] = {}
+        for _ in range(_TRIES):
+            numbers, found = self._numbers(), {}
+            for seq in numbers:
+                try:
+                    found[seq] = self._load(seq)
+                except FileNotFoundError:
+                    continue
+                except FormatError as error:
+                    found[seq] = error
             if len(found) == len(numbers):
                 break
-        manifests = [each for _, each in found if isinstance(each, Manifest)]
-        return manifests, {seq: each for seq, each in found if isinstance(each, FormatError)}
+        return found
+
+    def _read(self) -> tuple[list[Manifest], dict[int, FormatError]]:
+        """Return the manifests, ascending, and the errors of unreadable ones."""
+        found = self.read_all()
+        manifests = [each for each in found.values() if isinstance(each, Manifest)]
+        errors = {seq: each for seq, each in found.items() if isinstance(each, FormatError)}
+        return manifests, errors
 
     def versions(self) -> dict[int, Manifest]:
         """Return the manifest of each version that can be opened, ascending by version."""
@@ -211,8 +214,24 @@ def open_directory(path: Path | _io.Objects) -> _io.Directory:
         ) from None
     except NotADirectoryError:
         raise NotAStoreError(f"{path} is a file; a store is a directory", filename=path) from None
-    except OSError as error:
-        raise StoreIOError(f"cannot open {path}: {error.strerror}") from error
+
+
+def check_readable(directory: _io.Directory) -> None:
+    """Raise AccessError for a file or directory that this process may not read.
+
+    It may be intact, so nobody may take it for damaged.
+    """
+    for name in directory.names():
+        try:
+            if directory.is_directory(name):
+                with directory.directory(name) as inside:
+                    check_readable(inside)
+            else:
+                directory.open_file(name).close()
+        except AccessError:
+            raise
+        except (OSError, FormatError):
+            continue  # gone meanwhile, or damage for the caller to find
 
 
 def read_identity(directory: _io.Directory) -> Identity:

@@ -22,8 +22,6 @@ _MOST_SCORES = 4 << 20
 
 _BYTES_PER_THREAD = 4 << 20
 """Bytes of rows for which a thread of their own is worth while."""
-_CACHED_BYTES = 512 << 10
-"""Rows that are multiplied twice, with a query and with themselves, while the CPU caches them."""
 
 
 class Best:
@@ -76,25 +74,25 @@ class Best:
         """Return the scores of some rows, `(queries, n)`."""
         if len(self._queries) != 1 or self._arrays is not np:
             scores = self._queries @ rows.T
-            return self._divided(scores, rows) if self._cosine else scores
+            return self._divided(scores, lengths(rows, self._arrays)) if self._cosine else scores
         # Memory is the limit here, and threads of BLAS, which wait for each other, would only wait.
+        # Threads do few calls, each of which waits for the interpreter's lock.
         scores = np.empty((1, len(rows)), np.float32)
-        step = max(1, _CACHED_BYTES // (4 * rows.shape[1]))
+        squares = np.empty(len(rows) if self._cosine else 0, np.float32)
 
         def multiply(part: slice) -> None:
-            for start in range(part.start, part.stop, step):
-                some = slice(start, min(start + step, part.stop))
-                np.vecdot(rows[some], self._queries[0], out=scores[0, some])
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.vecdot(rows[part], self._queries[0], out=scores[0, part])
                 if self._cosine:
-                    self._divided(scores[:, some], rows[some])
+                    np.vecdot(rows[part], rows[part], out=squares[part])
 
         nbytes = rows.nbytes * (2 if self._cosine else 1)
         in_parts(multiply, len(rows), nbytes, least=_BYTES_PER_THREAD)
-        return scores
+        return self._divided(scores, _roots(squares, rows, np)) if self._cosine else scores
 
-    def _divided(self, scores: Any, rows: Floats) -> Any:
+    def _divided(self, scores: Any, divisors: Floats) -> Any:
         with np.errstate(invalid="ignore"):  # an infinite element
-            scores /= lengths(rows, self._arrays)
+            scores /= divisors
         return scores
 
     def _keep(self, scores: Floats, ids: Ints) -> None:
@@ -116,7 +114,12 @@ def lengths(vectors: Floats, arrays: Any = np) -> Floats:
     """Return the length of each of `vectors` `(n, dim)`, 1 for those of zeros."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.vecdot(vectors, vectors) if arrays is np else (vectors * vectors).sum(axis=1)
-        found: Floats = arrays.sqrt(squares)
+    return _roots(squares, vectors, arrays)
+
+
+def _roots(squares: Floats, vectors: Floats, arrays: Any) -> Floats:
+    """Return the lengths of `vectors`, given the squares of these as far as float32 holds them."""
+    found: Floats = arrays.sqrt(squares)
     # Squares of large or small elements leave the range of float32.
     odd = arrays.flatnonzero(~((found > 1e-15) & (found < 1e15)))
     if odd.size:

@@ -296,9 +296,10 @@ class Columns:
         if ids.kind == "torch" and self._alike:
             import torch
 
-            for name, (lo, hi) in zip(self.names, self.spans, strict=True):
+            for name, dim, (lo, hi) in zip(self.names, self._dims, self.spans, strict=True):
                 part = np.ascontiguousarray(data[:, lo - self.lo : hi - self.lo])
-                found[name] = torch.from_numpy(part).view(self._torch_dtype)
+                flat = torch.from_numpy(part.reshape(-1))  # of no rows, strides may be anything
+                found[name] = flat.view(self._torch_dtype).view(len(data), dim)
             return found
         for name, item, (lo, hi) in zip(self.names, self.items, self.spans, strict=True):
             part = data[:, lo - self.lo : hi - self.lo]

@@ -801,10 +801,8 @@ class HostTier:
         the tier below cannot read them, so that whoever asks for one is told. Leases end without
         being given back.
         """
-        rows = np.sort(rows)
+        rows = np.sort(rows.compress(self.map.lookup(rows) >= 0))
         slots = self.map.lookup(rows)
-        here = slots >= 0
-        rows, slots = rows.compress(here), slots.compress(here)
         most = min(rows.size, max(1, _RENEWED_BYTES // self.record_bytes))
         records = np.empty((most, self.record_bytes), np.uint8)
         try:

@@ -31,8 +31,10 @@ __all__ = ["Exchange", "Known", "Request", "Wanted"]
 
 _BITS = 62
 """Features, or batches that are announced, that one number of a message tells of."""
-_ANNOUNCED = 1 << 40
+_ANNOUNCED = 1 << 32
 """Added to the tag of a request that is announced, and not made by a lookup."""
+_CALL = 1 << 33
+"""What the number of a call is multiplied by beside the tag."""
 
 
 class Exchange:
@@ -64,7 +66,9 @@ class Exchange:
                 for _ in range((common & -common).bit_length() - 1):  # of batches left out
                     self.announced.popleft()
                 request = self.announced.popleft()
-                if not request.settled:
+                if request.settled:
+                    request.follow()
+                else:
                     request.settle()
                 return request
         request = Request(self, wanted)
@@ -124,7 +128,8 @@ class Wanted:
         tables: the number of the table of each feature.
         lengths: how many of the ids each feature has.
         refuse: raises the error for an id of no row.
-        error: what is wrong with the ids already.
+        error: what is wrong with the ids, or with what is to be done, already.
+        call: a number below 2 ** 29 that is equal on ranks that do the same with the rows.
     """
 
     ids: Tensor
@@ -134,6 +139,7 @@ class Wanted:
     lengths: Sequence[int] = (1,)
     refuse: Callable[[], object] | None = None
     error: TierStoreError | None = None
+    call: int = 0
 
     def used(self) -> list[int]:
         """Return which features have ids, as the bits of some numbers."""
@@ -173,7 +179,7 @@ class Request:
         self._exchange = exchange
         self.wanted: Wanted = wanted
         self.settled: bool = False
-        self._tag = wanted.tag + announced * _ANNOUNCED
+        self._tag = wanted.tag + announced * _ANNOUNCED + wanted.call * _CALL
         self._known = Known(wanted.given) if announced else None
         self._owners = exchange.owners()
         told = [self._tag, len(wanted.ids), *wanted.used()]
@@ -216,9 +222,18 @@ class Request:
             used[number // _BITS] >> number % _BITS & 1 for number in range(len(wanted.lengths))
         ]
         self.touched = frozenset(compress(wanted.tables, self.counts))
-        arrived = exchange.swap(self._numbers[: self.size], self._given, self._taken)
-        self.asked = self._owners.rows_of(arrived)
+        self._arrived = exchange.swap(self._numbers[: self.size], self._given, self._taken)
+        self._find()
         del self._numbers, self._told, self._sending
+
+    def follow(self) -> None:
+        """Find the rows of this rank again where its tables have moved since it was settled."""
+        if self._exchange.owners() is not self._owners:
+            self._find()
+
+    def _find(self) -> None:
+        self._owners = self._exchange.owners()
+        self.asked = self._owners.rows_of(self._arrived)
 
     def _check(self, wanted: Wanted, told: list[list[int]]) -> None:
         """Raise what is wrong with the ids of this rank, or of another."""
@@ -227,18 +242,19 @@ class Request:
         own, name = self._exchange.ranks.rank, self._exchange.name
         if told[own][1] and wanted.refuse is not None:
             wanted.refuse()
+        for rank, (_, failed, *_) in enumerate(told):
+            if failed:
+                raise RanksError(
+                    f"rank {rank} of {len(told)} gave table {name!r} ids or rows that it does not "
+                    "take, and nothing was done; that rank says which"
+                )
         for rank, (_, _, tag, *_) in enumerate(told):
             if tag != self._tag:
                 raise InvalidInputError(
                     f"rank {rank} of {len(told)} looks up something else than {name!r} on rank "
-                    f"{own}: every rank calls the same layers in the same order, with the same "
-                    "features, and announces the same batches (lookahead, prefetch)"
-                )
-        for rank, (_, failed, *_) in enumerate(told):
-            if failed:
-                raise RanksError(
-                    f"rank {rank} of {len(told)} asked table {name!r} for ids that it does not "
-                    "have, and nothing was looked up; that rank says which"
+                    f"{own}: every rank calls the same layers and tables in the same order, with "
+                    "the same features and fields, and announces the same batches (lookahead, "
+                    "prefetch)"
                 )
 
     def answer(self, rows: Tensor) -> Tensor:
@@ -251,7 +267,7 @@ class Request:
 
 
 class Known:
-    """Ids that are known again: on a host by their values, on a device by where they are.
+    """Ids that are known again, flat: on a host by their values, on a device by where they are.
 
     There a comparison of values would wait. Their memory is kept, so that no others come to it, and
     torch counts what it writes to it.
@@ -270,10 +286,12 @@ class Known:
 
     @staticmethod
     def _is_same(own: Tensor, where: object, ids: Tensor) -> bool:
-        if ids.device != own.device or ids.dtype != own.dtype or ids.shape != own.shape:
+        if ids.device != own.device or ids.dtype != own.dtype or ids.numel() != own.numel():
             return False
-        same: bool = torch.equal(ids, own) if on_host(ids) else where == _where(ids)
-        return same
+        if on_host(ids):
+            same: bool = torch.equal(ids.reshape(-1), own.reshape(-1))
+            return same
+        return where == _where(ids)
 
 
 def on_host(ids: Tensor) -> bool:
@@ -283,13 +301,14 @@ def on_host(ids: Tensor) -> bool:
 
 
 def _where(ids: Tensor) -> object:
-    """Return where ids are in memory, and how often that was written.
+    """Return where ids are in memory, in whatever shape, and how often that was written.
 
     Of tensors whose writes torch does not count, something that is equal to nothing.
     """
     if ids.is_inference():
         return object()
-    return ids.data_ptr(), ids._version, ids.stride()
+    layout = None if ids.is_contiguous() else (ids.shape, ids.stride())
+    return ids.data_ptr(), ids._version, layout
 
 
 def _fetched(values: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ class DistributedJointTable:
         self._ranks = first.exchange.ranks
         self._exchange = Exchange(self._ranks, self.shard.name, self._owners_now)
         self._seen: Location | None = None
+        self._rows: list[int] = []
         self._tags: dict[Features, int] = {}
         self._wanted: Wanted | None = None
 
@@ -54,8 +55,9 @@ class DistributedJointTable:
             rows = [table.rows for table in self.tables]
             starts, place = location.starts.tolist(), self._place
             self._owners = owners_over(place, self.ranks, rows, starts, location.access)
-            self._exchange.announced.clear()  # they ask by other numbers
-            self._seen = location
+            if rows != self._rows:  # on all ranks alike; some may have moved tables on one alone
+                self._exchange.announced.clear()  # they ask by other numbers
+            self._seen, self._rows = location, rows
         return self._owners
 
     def in_space(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Tensor:

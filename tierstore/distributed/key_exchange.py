@@ -76,17 +76,24 @@ class KeyExchange:
         self._partitions = partitions
         self._ranks = ranks
 
-    def ask(self, keys: object, what: str, serve: Callable[[Asked], Rows]) -> tuple[Asked, Rows]:
+    def ask(
+        self,
+        keys: object,
+        what: str,
+        serve: Callable[[Asked], Rows],
+        check: Callable[[], object] = lambda: None,
+    ) -> tuple[Asked, Rows]:
         """Return a batch of keys with the number of each, flat; -1 for those without. Collective.
 
         Each rank calls `serve` with the keys that it is asked for, those of one rank behind those
         of another, and answers with the rows that it returns. `what` names the call: all ranks make
-        the same. What is wrong with the keys of a rank, and what its `serve` raises, is raised
-        there, and RanksError on the others.
+        the same. What is wrong with the keys of a rank, what `check` raises before they are sent
+        and what its `serve` raises is raised there, and RanksError on the others.
         """
         error: TierStoreError | None = None
         try:
             asked, _ = self._table._asked(keys)
+            check()
         except TierStoreError as found:
             error, asked = found, Asked(_NONE, (0,), Texts.of([]))
         _, first, inverse = np.unique(asked.codes, return_index=True, return_inverse=True)
@@ -137,8 +144,8 @@ class KeyExchange:
         for rank, (_, _, failed, other) in enumerate(told.tolist()):
             if failed:
                 raise RanksError(
-                    f"rank {rank} of {len(told)} gave table {self._table.name!r} what are no keys, "
-                    "and nothing was looked up; that rank says which"
+                    f"rank {rank} of {len(told)} gave table {self._table.name!r} keys or rows that "
+                    "it does not take, and nothing was done; that rank says which"
                 )
             if other != tag:
                 raise InvalidInputError(

@@ -157,9 +157,11 @@ class DistributedKeyedTable:
 
         Where a key repeats, its last row stays; where several ranks write it, that of the highest.
         """
-        self.by_row._check_rows(keys, rows, field)
-        asked, numbers = self._exchange.ask(keys, "write", self.shard._used)
-        self.by_row.write(numbers.reshape(asked.shape), rows, field)
+        name = next(iter(self.fields)) if field is None else field
+        asked, numbers = self._exchange.ask(
+            keys, "write", self.shard._used, lambda: self.by_row._check_rows(keys, rows, name)
+        )
+        self.by_row.write(numbers.reshape(asked.shape), rows, name)
 
     def prefetch(self, keys: Any, *, window: int = 16) -> None:
         """Have the owners of coming keys bring their rows nearer. Collective."""
@@ -208,7 +210,8 @@ class DistributedKeyedTable:
     ) -> tuple[Rows, npt.NDArray[np.intp], Any]:
         """Return numbers in the shape of keys, which have none, and first values of those."""
         what, find = ("train", self.shard._trained) if train else ("read", self.shard._map.find)
-        asked, numbers = self._exchange.ask(keys, what, find)
+        layout = self.spec.layout
+        asked, numbers = self._exchange.ask(keys, what, find, lambda: layout.field(field))
         unknown = np.flatnonzero(numbers < 0)
         numbers[unknown] = 0
         return (

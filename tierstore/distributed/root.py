@@ -89,11 +89,12 @@ class Root:
 
     def versions(self) -> dict[int, Manifest]:
         """Return the manifests of the versions that can be opened, oldest first."""
-        return History(self.directory, self.uuid).versions()
+        return self.history.versions()
 
-    def time_of(self, manifest: Manifest) -> int | None:
-        """Return when the file of a manifest was written, in seconds since 1970 UTC, if known."""
-        return History(self.directory, self.uuid).time_of(manifest)
+    @property
+    def history(self) -> History:
+        """The manifests, as they are now."""
+        return History(self.directory, self.uuid)
 
     # -- opening
 

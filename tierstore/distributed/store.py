@@ -31,7 +31,7 @@ from tierstore._door import Door, Use
 from tierstore._store import closing, keeping, locking
 from tierstore._store.commit import CommitDraft
 from tierstore._store.options import Options, version_or_name, whole_number
-from tierstore._store.partitions import WholeKeys
+from tierstore._store.partitions import WholeKeys, list_versions
 from tierstore._store.patching import PatchInfo
 from tierstore._store.payload import Payload, Payloads
 from tierstore._store.pointer import make_pointer
@@ -349,10 +349,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
     def versions(self) -> list[Version]:
         """Return the versions that can be opened, oldest first."""
         with self._door.use():
-            kept = self._root.versions()
-            names = max(kept.values(), key=lambda manifest: manifest.seq).names
-            time_of = self._root.time_of
-            return [Version.of(each, names, time_of(each)) for each in kept.values()]
+            return list_versions(self._root.directory, self._root.history)
 
     def uncommitted_rows(self) -> int:
         """Return the number of rows of this rank written, or removed, since the last commit."""

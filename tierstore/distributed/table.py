@@ -161,10 +161,14 @@ class DistributedTable:
             known = self._owners = (access, self.rows), owners
         return known[1]
 
-    def _wanted(self, ids: Any) -> Wanted:
+    def _wanted(
+        self, ids: Any, call: str = "", check: Callable[[], object] = lambda: None
+    ) -> Wanted:
+        """Return what to ask for, by a call of this name; `check` raises what else is wrong."""
         error: TierStoreError | None = None
         try:
             own = self._flat(ids)
+            check()
         except TierStoreError as found:
             error, own = found, torch.empty(0, dtype=torch.int64, device=self.device)
         return Wanted(
@@ -174,6 +178,7 @@ class DistributedTable:
             lengths=[len(own)],
             refuse=lambda: host_ids(ids, self.rows),
             error=error,
+            call=zlib.crc32(call.encode()) >> 3,
         )
 
     def _flat(self, ids: Any) -> Tensor:
@@ -197,7 +202,10 @@ class DistributedTable:
 
     def read(self, ids: Any, field: str | None = None) -> Any:
         """Read the rows of `ids`, `ids.shape + (dim,)`, as `Table.read` does. Collective."""
-        found = self.read_with(ids, lambda rows: self.shard.read(rows, field, as_tensor=True))
+        name = next(iter(self.fields)) if field is None else field
+        wanted = self._wanted(ids, f"read {name}", lambda: self.shard.spec.layout.field(name))
+        request = self.exchange.request(wanted)
+        found = self._answered(request, lambda rows: self.shard.read(rows, name, as_tensor=True))
         if isinstance(ids, Tensor):
             return found.reshape(*ids.shape, found.shape[1])
         own = found.cpu()
@@ -206,7 +214,9 @@ class DistributedTable:
 
     def read_with(self, ids: Any, read: Callable[[Tensor], Tensor]) -> Tensor:
         """Return what `read` makes of rows of a shard, `(rows, dim)`, for each id. Collective."""
-        request = self.request(ids)
+        return self._answered(self.request(ids), read)
+
+    def _answered(self, request: Request, read: Callable[[Tensor], Tensor]) -> Tensor:
         return request.answer(read(request.asked)).index_select(0, request.positions)
 
     def write(self, ids: Any, rows: Any, field: str | None = None) -> None:
@@ -214,19 +224,29 @@ class DistributedTable:
 
         Where an id repeats, its last row stays; where several ranks write it, that of the highest.
         """
-        given = self._check_rows(ids, rows, field)
+        name, given = next(iter(self.fields)) if field is None else field, torch.empty(0, 0)
+
+        def check() -> None:
+            nonlocal given
+            given = self._check_rows(ids, rows, name)
+
+        request = self.exchange.request(self._wanted(ids, f"write {name}", check))
         count = int(np.prod(np.shape(ids)))
-        request = self.request(ids)
         last = np.zeros(request.size, np.int64)
         last[request.positions.cpu().numpy()] = np.arange(count)
         values = given.reshape(count, given.shape[-1])[torch.from_numpy(last)]
-        self.shard.write(request.asked, request.deliver(values.to(self.device)), field)
+        self.shard.write(request.asked, request.deliver(values.to(self.device)), name)
 
-    def _check_rows(self, ids: Any, rows: Any, field: str | None) -> Tensor:
-        """Return rows to write as a tensor; raises InvalidTypeError and InvalidInputError."""
-        name = next(iter(self.fields)) if field is None else field
+    def _check_rows(self, ids: Any, rows: Any, name: str) -> Tensor:
+        """Return rows of a field to write as a tensor.
+
+        Raises InvalidTypeError, InvalidInputError and UnknownNameError.
+        """
         item = self.shard.spec.layout.field(name)
-        given = torch.as_tensor(rows)
+        try:
+            given = torch.as_tensor(rows)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidTypeError(f"rows are an array or a tensor: {error}") from None
         if given.dtype != item.element.torch_dtype():
             raise InvalidTypeError(f"{name} holds {item.dtype}, these values are {given.dtype}")
         if tuple(given.shape) != (*np.shape(ids), item.dim):

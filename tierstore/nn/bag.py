@@ -10,7 +10,7 @@ from torch import Tensor
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
 from tierstore.nn.embedding import TieredEmbedding
-from tierstore.nn.jagged import Bags
+from tierstore.nn.jagged import Bags, jagged
 from tierstore.nn.keyed import Reading, numbered
 from tierstore.nn.pooling import Columns, Part, pool, read_pooled
 
@@ -119,6 +119,14 @@ class TieredEmbeddingBag(TieredEmbedding):
             include_last_offset=True,
             padding_idx=padding,
         )
+
+    def prefetch(self, ids: Any, *, window: int = 16) -> None:
+        """Start bringing the rows of a coming batch, `ids`, nearer; see `Table.prefetch`."""
+        if self.is_shared and self._keyed is None and isinstance(ids, Tensor):
+            ids = jagged(ids).values() if ids.is_nested else ids.reshape(-1)
+            if self.padding_idx is not None:  # as a lookup asks for them
+                ids = torch.cat([ids, ids.new_full((1,), self.padding_idx)])
+        super().prefetch(ids, window=window)
 
     # -- what pooling calls
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tierstore._store.store import Store
+from tierstore.distributed.exchange import on_host
 from tierstore.distributed.owners import uploaded
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.nn import graphs
@@ -204,6 +205,17 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             self._prefetch_numbers(features, window)
             return
         super().prefetch(features, window=window)
+
+    def _asked_for(
+        self, names: Sequence[str], ids: Tensor, lengths: Sequence[int]
+    ) -> tuple[Tensor, Sequence[int]]:
+        """Return the ids without those of padding, but on a GPU, where this would wait."""
+        counted = self._counted(names, ids, lengths) if on_host(ids) else None
+        if counted is None:
+            return ids, lengths
+        none = Bags(ids, torch.zeros(1, dtype=torch.int64))
+        bags, left = none.without(counted, lengths)
+        return bags.ids, left
 
     def _given(self, features: Any) -> dict[str, Given]:
         """Return the bags of each feature, for a graph."""

@@ -363,8 +363,15 @@ class TieredEmbeddingCollection(torch.nn.Module):
                     part.layer.coming.keep(given, (ids, own), window)
                 wanted.append((part, ids, own))
         for part, ids, lengths in wanted:
-            rows = part.layer.in_space(ids, part.features, lengths)
+            asked, counts = self._asked_for(part.features.names, ids, lengths)
+            rows = part.layer.in_space(asked, part.features, counts)
             part.layer.table.prefetch(rows, window=window)
+
+    def _asked_for(
+        self, names: Sequence[str], ids: Tensor, lengths: Sequence[int]
+    ) -> tuple[Tensor, Sequence[int]]:
+        """Return which of the ids of some features a lookup asks for, and how many of each."""
+        return ids, lengths
 
     # -- as a module
 

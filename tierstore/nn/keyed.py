@@ -62,7 +62,8 @@ def numbered(table: ByKey, field: str, keys: Any, *, add: bool) -> tuple[Tensor,
     """Return the row numbers of keys, in their shape.
 
     Keys without a row get one if they are to be added and the table admits them; else their number
-    is 0, and their first values of the field are returned too.
+    is 0, and their first values of the field are returned too, if there are any; where several
+    ranks add keys, those may be none.
     """
     if isinstance(keys, Tensor) and keys.is_nested:
         bags = jagged(keys)
@@ -73,7 +74,8 @@ def numbered(table: ByKey, field: str, keys: Any, *, add: bool) -> tuple[Tensor,
         return table._rows_for(keys).to(device), None
     rows, unknown, values = table._known_or_first(keys, field, train=add)
     numbers = torch.as_tensor(rows, device=device)
-    if not unknown.size:
+    # Of several ranks all tell which of their ids are trained, or none does.
+    if not unknown.size and not (add and isinstance(table, DistributedKeyedTable)):
         return numbers, None
     return numbers, FirstRows(torch.from_numpy(unknown), torch.as_tensor(values))
 

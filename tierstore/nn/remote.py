@@ -133,11 +133,13 @@ class RemoteBatch:
         given: Any = None
         if positions is None:
             arrived = self._request.deliver(values)
-        else:  # whether a row is named goes with its sum
-            named = values.new_zeros(len(values) + 1, 1)
+        else:  # whether a row is named goes with its sum, as one byte more
+            named = torch.zeros(len(values) + 1, 1, dtype=torch.uint8, device=values.device)
             named[positions] = 1
-            both = self._request.deliver(torch.cat([values, named[:-1]], 1))
-            arrived, marks = both[:, :-1].contiguous(), both[:, -1] != 0
+            sums = values.contiguous().view(torch.uint8)
+            both = self._request.deliver(torch.cat([sums, named[:-1]], 1))
+            arrived = both.new_empty(len(both), sums.shape[1]).copy_(both[:, :-1])
+            arrived, marks = arrived.view(values.dtype), both[:, -1] != 0
             own = self.local.trained_positions
             own = self.local.positions if own is None else own
             given = torch.where(marks, own, -1)

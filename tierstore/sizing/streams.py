@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore import _io
 from tierstore._formats.files import open_input
 from tierstore._formats.npy import Arrays
 from tierstore._formats.parquet import open_columns
@@ -115,7 +116,9 @@ def load_stream(
     Raises FormatError, InvalidInputError, and MissingExtraError for parquet without pyarrow.
     """
     path = Path(path)
-    if not path.is_file():
+    with _io.explained("open", str(path)):
+        found = path.is_file()
+    if not found:
         raise FormatError(f"{path} is not a file; give a trace, or ids in .npy, .npz or .parquet")
     if epochs < 1 or (batch_size is not None and batch_size < 1):
         raise InvalidInputError("epochs and batch size must be at least 1")

@@ -18,7 +18,9 @@ from tierstore_cli.speeds import speed_lines
 
 
 @click.command(cls=Command)
-@click.argument("directory", metavar="[PATH]", type=click.Path(path_type=Path), default=Path())
+@click.argument(
+    "directory", metavar="[PATH]", type=click.Path(path_type=Path, readable=False), default=Path()
+)
 @click.option(
     "--size",
     type=Bytes(),
@@ -56,7 +58,14 @@ def bench(out: Output, directory: Path, size: int, seconds: float) -> None:
         found = speeds.measure(directory, file_bytes=size, seconds=seconds, progress=progress)
     with Progress("making a store") as progress:
         stands = stand(directory, found, store_bytes=size, seconds=seconds, progress=progress)
-    found = speeds.known_speeds(directory) or found  # with the rates of tierstore
+    kept = speeds.known_speeds(directory)  # with the rates of tierstore
+    if kept is None or kept.copy_bytes != found.copy_bytes:
+        out.note(
+            "Warning: the figures could not be saved, so plan and doctor do not have them; set "
+            "XDG_CACHE_HOME to a directory that you may write"
+        )
+    else:
+        found = kept
     data = {
         "path": os.path.abspath(directory),
         "speeds": found.to_dict(),

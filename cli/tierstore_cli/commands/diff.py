@@ -27,7 +27,7 @@ from tierstore_cli.rows import id_lines, ids_and_keys
     "--out",
     "patch",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     help="Write a file for `tierstore patch` with only these rows.",
 )
 @click.option("--force", is_flag=True, help="Replace the file of --out if it exists.")

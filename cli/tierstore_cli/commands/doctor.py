@@ -23,7 +23,7 @@ _SAMPLE = 10_000
 
 
 @click.command(cls=Command)
-@click.argument("path", type=click.Path(path_type=Path), default=Path())
+@click.argument("path", type=click.Path(path_type=Path, readable=False), default=Path())
 def doctor(out: Output, path: Path) -> None:
     """Check this machine: versions, memory, the disk under PATH, and whether torch and CuPy match.
 

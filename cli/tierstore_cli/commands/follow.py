@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from typing import Any
 
 import click
@@ -84,7 +83,7 @@ def follow(
                         out.cells([new.version, *cells])
             else:
                 out.show(data, _line(opened, counts))
-            sys.stdout.flush()
+            out.flush()
             if program is not None:
                 _run(program, data)
             if number == count:
@@ -99,6 +98,12 @@ def _line(store: Store, counts: dict[str, int]) -> str:
 
 def _run(program: str, data: dict[str, Any]) -> None:
     names = {name.upper(): str(data[name]) for name in ("store", "version", "since")}
-    done = subprocess.run(program, shell=True, env={**os.environ, **names}, check=False)
-    if done.returncode:
-        raise Failure(f"--exec ended with exit code {done.returncode} at version {data['version']}")
+    with subprocess.Popen(program, shell=True, env={**os.environ, **names}) as process:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:  # it may have files to remove, for which it gets the time
+            process.terminate()
+            process.wait()
+            raise
+    if code:
+        raise Failure(f"--exec ended with exit code {code} at version {data['version']}")

@@ -13,7 +13,13 @@ import click
 
 import tierstore
 from tierstore.budget import format_bytes
-from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError, StoreFullError
+from tierstore.errors import (
+    ExistsError,
+    InvalidInputError,
+    InvalidTypeError,
+    NotAStoreError,
+    StoreFullError,
+)
 from tierstore.initializers import Initializer, Random
 from tierstore.machine import examine_storage
 from tierstore.spec import BACKENDS, Field, TableSpec, check_name
@@ -144,6 +150,8 @@ def init(
     if seed is not None and not isinstance(first, Random):
         raise click.UsageError("--seed is that of random values, such as --init normal(0,0.01)")
     spec = _spec((dim, dtype, first), state, backend, table, sparse, by_key)
+    if os.path.islink(store) and not os.path.exists(store):
+        raise NotAStoreError(f"{store} is a link that leads nowhere; remove it or name another")
     exists = os.path.lexists(store) and not _is_empty(store)
     disk_bytes = spec.nbytes + CHECKSUM_BYTES * spec.rows
     free_bytes = examine_storage(store).free_bytes

@@ -99,7 +99,7 @@ def inspect(
             lines = [_opening_line(each, bases[each.name]) for each in tables[:1]]
             lines.append(f"# and {len(tables) - 1:,} more; each is shown by --table NAME")
             parts += [_spaces(spaces), _MANY]
-        parts.append(_how_to_open(store, info.folded, lines))
+        parts += _how_to_open(store, info.folded, lines)
 
         if damaged:
             data["damaged"] = {name: str(error) for name, error in damaged.items()}
@@ -121,7 +121,7 @@ def _add_stats(
     with Progress(f"reading {table.name}") as progress:
         found = row_stats(table, choose_field(table, field), full, progress)
     data["stats"] = dataclasses.asdict(found)
-    return ["", found.text(table)]
+    return ["", *found.lines(table)]
 
 
 def _show(
@@ -235,7 +235,7 @@ def _sharing(spaces: list[SpaceInformation]) -> Iterator[str]:
     for each in spaces:
         if len(each.tables) > 1:
             text = f"tiers are shared by {', '.join(each.tables)}"
-            yield textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_long_words=False)
+            yield from textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_long_words=False)
 
 
 def _spaces(spaces: list[SpaceInformation]) -> Grid:
@@ -254,11 +254,11 @@ def _spaces(spaces: list[SpaceInformation]) -> Grid:
     return Grid(headers, rows, right=frozenset(range(1, len(headers))))
 
 
-def _how_to_open(store: Place, folded: bool, lines: list[str]) -> str:
+def _how_to_open(store: Place, folded: bool, lines: list[str]) -> list[str]:
     title = "open it without tierstore:"
     if not folded:
         title = f"the base files lack later commits; `tierstore fold {store}`, then:"
-    return "\n  ".join([title, *lines])
+    return [title, *(f"  {line}" for line in lines)]
 
 
 def _opening_line(table: Table, base: str) -> str:

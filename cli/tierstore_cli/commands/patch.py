@@ -15,7 +15,7 @@ from tierstore_cli.params import STORE, UNTESTED
 
 @click.command(cls=Command)
 @STORE
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path, readable=False))
 @UNTESTED
 def patch(out: Output, store: Path, file: Path, allow_untested: bool) -> None:
     """Apply FILE, written by `tierstore diff --out`, to STORE, as a new version.

@@ -88,7 +88,7 @@ WAYS = {
 @click.option(
     "--on",
     "directory",
-    type=click.Path(exists=True, path_type=Path),
+    type=click.Path(exists=True, readable=False, path_type=Path),
     default=Path(),
     metavar="PATH",
     help="The directory of the store, for the speed of its disk.",

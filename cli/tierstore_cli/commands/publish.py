@@ -17,7 +17,7 @@ from tierstore_cli.progress import Progress
 
 @click.command(cls=Command)
 @READ_STORE
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, readable=False))
 @click.option("--table", "tables", metavar="NAME", multiple=True, help="A table; default: all.")
 @click.option(
     "--format", "suffix", metavar="SUFFIX", default="npy", show_default=True, help="Of the files."

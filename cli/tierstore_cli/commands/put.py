@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 
 import click
@@ -16,6 +15,7 @@ from tierstore_cli.opening import choose_field, choose_table, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import FIELD, ROW_ID, STORE, TABLE, UNTESTED
 from tierstore_cli.picking import add_key, chosen_ids
+from tierstore_cli.streams import STREAM, standard_input
 
 
 @click.command(cls=Command, context_settings={"ignore_unknown_options": True})
@@ -51,7 +51,7 @@ def put(
     """
     if (row is None) == (key is None):
         raise click.UsageError("which row? Give --id or --key")
-    vector = _numbers(sys.stdin.read() if values == ("-",) else " ".join(values))
+    vector = _numbers(_given() if values == (STREAM,) else " ".join(values))
     with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
         chosen = choose_table(opened, table)
         field = choose_field(chosen, field)
@@ -78,8 +78,15 @@ def put(
     out.show(data, f"wrote row {number} of {name} {field}; {store} is now at version {version}")
 
 
+def _given() -> str:
+    """Return the text on standard input; bytes that are none become signs that are no number."""
+    return b"".join(standard_input()).decode(errors="replace")
+
+
 def _numbers(text: str) -> npt.NDArray[np.float64]:
-    words = re.split(r"[\s,]+", text.strip())
+    words = re.findall(r"[^\s,]+", text)
+    if not words:
+        raise click.UsageError("VALUES are numbers: there are none")
     try:
         return np.array([float(word) for word in words], np.float64)
     except ValueError as error:

@@ -16,7 +16,7 @@ from tierstore_cli.progress import Progress
 
 @click.command(cls=Command)
 @READ_STORE
-@click.argument("dest", type=click.Path(path_type=Path))
+@click.argument("dest", type=click.Path(path_type=Path, readable=False))
 @VERSION
 @click.option(
     "--fill",
@@ -36,7 +36,7 @@ from tierstore_cli.progress import Progress
 @click.option(
     "--list",
     "listed",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     metavar="FILE",
     help="Path of the list of rows; default: DEST.rows.csv.",
 )

@@ -21,14 +21,14 @@ from tierstore_cli.stream_options import TRACE
 
 @click.command(cls=Command)
 @READ_STORE
-@click.argument("page", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("page", metavar="OUT", type=click.Path(path_type=Path, readable=False))
 @TABLE
 @click.option("--key", metavar="KEY", help="Show the rows nearest to this one.")
 @click.option("--id", "row", type=ROW_ID, metavar="N", help="The same, by id.")
 @click.option("--trace", type=TRACE, metavar="FILE", help="Show miss ratios of these row ids.")
 @click.option(
     "--hits",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=click.Path(path_type=Path, exists=True, readable=False, dir_okay=False),
     metavar="FILE",
     help="Show the hit rates of a run: lines of History.save or of top --json.",
 )

@@ -27,7 +27,7 @@ Figures = dict[tuple[str, str, str], float]
 @click.option(
     "--metrics",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     help="What the trainer writes with tierstore.stats.write_prometheus.",
 )
 @click.option(
@@ -68,7 +68,7 @@ def top(out: Output, store: Place, metrics: Path | None, every: float, count: in
             if not out.as_json and sys.stdout.isatty():
                 click.clear()
             out.show(data, *_screen(data))
-            sys.stdout.flush()
+            out.flush()
             if number + 1 == count:
                 return
             before, then = figures, now
