@@ -17,7 +17,7 @@ from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import INTERNAL, Door, internal_error, internal_errors
 from tierstore._dtypes import DTypeName
-from tierstore._table.address import Ids, is_torch, on_host, rows_to_warm
+from tierstore._table.address import Ids, as_dense, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
 from tierstore._table.prefetch import Prefetcher
@@ -703,8 +703,13 @@ class Table:
         """
         name, k = self._named(field), _whole(k, "k")
         dim = self._layout.field(name).dim
-        given = queries.detach().cpu().float().numpy() if is_torch(queries) else queries
-        wanted = np.asarray(given, np.float32)
+        given = queries
+        if is_torch(queries):
+            given = as_dense(queries, "queries").detach().cpu().float().numpy()
+        try:
+            wanted = np.asarray(given, np.float32)
+        except (TypeError, ValueError) as error:
+            raise InvalidInputError(f"queries are no array of numbers: {error}") from None
         if wanted.ndim != 2 or wanted.shape[1] != dim:
             raise InvalidInputError(f"queries are (n, {dim}), not {wanted.shape}")
         if k < 1:
