@@ -24,9 +24,11 @@ With `--json` a command prints one object on one line of stdout. Keys stay; new 
 `?` is a value that was null, `<name>` any name, `[…]` a list of such values. Sizes are bytes, times
 are seconds since 1970, NaN and infinities the texts `nan`, `inf` and `-inf`. Rows are printed as
 they are read: where one cannot be, the object ends there, and the exit code is that of the failure.
-`doctor`, whose keys follow the machine, is not listed. In `bench`, `link_bytes` is a number where
-there is a GPU; `counts` are the rows of the batches that were measured, for `cold` the pages of
-4 KiB, and `seconds` what each took. A command that fails prints an `error` and nothing else:
+A byte of a file name that is not UTF-8 is a lone surrogate, `\\udc80` to `\\udcff`, of which
+`os.fsencode` makes the byte again. `doctor`, whose keys follow the machine, is not listed. In
+`bench`, `link_bytes` is a number where there is a GPU; `counts` are the rows of the batches that
+were measured, for `cold` the pages of 4 KiB, and `seconds` what each took. A command that fails
+prints an `error` and nothing else:
 
 """
 

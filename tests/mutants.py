@@ -779,6 +779,51 @@ MUTANTS = [
         "each.start - lo, each.stop - lo",
         "tests/gpu/test_split.py",
     ),
+    # What may not be read is not damaged, and what is interrupted leaves nothing behind.
+    Mutant(
+        "_store/versions.py",
+        "        except AccessError:\n            raise\n",
+        "        except AccessError:\n            continue\n",
+        "tests/cli/test_access.py",
+    ),
+    Mutant(
+        "_io/system.py",
+        "if isinstance(error, PermissionError):",
+        "if isinstance(error, ProcessLookupError):",
+        "tests/cli/test_access.py",
+    ),
+    Mutant(
+        "_io/atomic.py",
+        "            except KeyboardInterrupt:\n                _remove(str(temporary))\n",
+        "            except KeyboardInterrupt:\n",
+        "tests/io/test_io.py::test_what_is_removed_is_removed_even_if_it_is_interrupted_again",
+    ),
+    Mutant(
+        "_store/repair.py",
+        "if not os.path.lexists(where):\n            self",
+        "if not os.path.lexists(where.parent):\n            self",
+        "tests/durability/test_damage.py::test_a_repair_that_is_interrupted_leaves_no_list_without_its_store",
+    ),
+    Mutant(
+        "_formats/zarr.py",
+        "        with interrupts_deferred():\n            array[start",
+        "        if True:\n            array[start",
+        "tests/formats/test_zarr.py::test_an_interrupt_waits_for_the_threads_of_zarr",
+    ),
+    # What the partitions of a store wrote.
+    Mutant(
+        "_store/partitions.py",
+        "last = own - 1 if before is None else before.partitions[number][0]",
+        "last = own - 1",
+        "tests/cli/test_partitioned_commands.py::test_a_commit_counts_what_it_wrote_and_no_partition_twice",
+    ),
+    # Cosines.
+    Mutant(
+        "_table/topk.py",
+        "_roots(squares, rows, np)",
+        "_roots(scores[0], rows, np)",
+        "tests/table/test_table.py::test_the_nearest_rows_on_any_number_of_threads",
+    ),
     # Formats.
     Mutant(
         "_formats/npy.py",

@@ -23,12 +23,18 @@ ASCII = str.maketrans("·–—×…▁▂▃▄▅▆▇█", "|--x~_.-~=+*#")
 def printable(text: object, keep: str = "") -> str:
     """Return `text` with every character escaped that is neither printable nor in `keep`.
 
-    Control characters (terminal escapes), lone surrogates and direction marks become escapes.
+    Control characters (terminal escapes), lone surrogates and direction marks become escapes, and
+    so do bytes of file names that are not in the encoding of the locale: `caf\\xe9`.
     """
     text = str(text)
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else ascii(character)[1:-1]
 
 
 def fitted(text: str, stream: IO[Any]) -> str:

@@ -115,11 +115,19 @@ def test_a_command_that_fails(run_json, run, pair, later):
 
 
 @pytest.mark.fault(28)
-def test_a_command_gets_the_time_to_clean_up(run, pair, later, tmp_path):
+def test_a_command_gets_the_time_to_clean_up(run, pair, later, tmp_path, monkeypatch):
     """subprocess.run would kill it a quarter of a second after Ctrl-C."""
+    wait = subprocess.Popen.wait
+
+    def waits(process, *given, **named):
+        (tmp_path / "waiting").touch()
+        return wait(process, *given, **named)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", waits)
     program = (
-        f"trap 'sleep 0.5; touch {tmp_path}/cleaned; exit' TERM; kill -INT $PPID; "
-        "while :; do sleep 0.05; done"
+        f"cd {tmp_path}; trap 'sleep 0.5; touch cleaned; exit' TERM; "
+        "until [ -e waiting ]; do sleep 0.02; done; "
+        "kill -INT $PPID; while :; do sleep 0.05; done"
     )
     run("follow", pair, "--exec", program, code=130)
     assert (tmp_path / "cleaned").exists()

@@ -29,7 +29,7 @@ class Terminal(io.StringIO):
         ("a\nb\tc\r", "a\\nb\\tc\\r"),
         ("\x9b31m", "\\x9b31m"),
         ("\u202eexe.txt", "\\u202eexe.txt"),
-        (b"caf\xe9".decode("utf-8", "surrogateescape"), "caf\\udce9"),
+        (b"caf\xe9".decode("utf-8", "surrogateescape"), "caf\\xe9"),
         ("it's", "it's"),
         ("\\", "\\"),
     ],
