@@ -687,6 +687,32 @@ MUTANTS = [
         "is_bad = ids >= rows",
         "tests/distributed/test_owners.py",
     ),
+    # Readers that open a store while its partitions, or names of versions, are published.
+    Mutant(
+        "_store/tables.py",
+        "if readers is None or not readers.have_moved():",
+        "if True:",
+        "tests/distributed/test_store.py",
+    ),
+    Mutant(
+        "_store/versions.py",
+        "if len(found) == len(numbers):",
+        "if True:",
+        "tests/distributed/test_store.py",
+    ),
+    # Batches that are announced are known in any shape, and a rank may be asked for no row.
+    Mutant(
+        "distributed/exchange.py",
+        "layout = None if ids.is_contiguous() else (ids.shape, ids.stride())",
+        "layout = ids.shape, ids.stride()",
+        "tests/distributed/test_announcing.py",
+    ),
+    Mutant(
+        "_table/values.py",
+        "torch.from_numpy(part.reshape(-1))",
+        "torch.from_numpy(part)",
+        "tests/table/test_values.py",
+    ),
     # Tables that are loaded into all partitions, and keys that expire on all ranks together.
     Mutant(
         "distributed/schema.py",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore.budget import Budget, format_bytes, parse_bytes
+from tierstore.budget import Budget, format_bytes, parse_bytes, size_of_at_least
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
 
@@ -94,3 +94,10 @@ def test_a_budget_is_shared_by_the_tables_or_given_to_each():
     assert Budget(gpu_rows={"item": 3})._slots("gpu", "item") == 3
     assert Budget(gpu_rows={"item": 3})._slots("gpu", "user") is None
     assert Budget(host=1)._slots("host", "item") is None
+
+
+@pytest.mark.parametrize(
+    "nbytes", [0, 1, 102_399, 102_400, 433_153, 104_857_600, 10**12 + 7, 10**19]
+)
+def test_a_size_of_at_least_some_bytes_has_at_most_one_percent_more(nbytes):
+    assert nbytes <= parse_bytes(size_of_at_least(nbytes)) <= 1.01 * nbytes

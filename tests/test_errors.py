@@ -3,6 +3,7 @@
 import errno
 import gc
 import pickle
+import threading
 import warnings
 
 import numpy as np
@@ -70,3 +71,25 @@ def test_warnings_can_be_told_apart(tmp_path):
         if issubclass(each, Warning):
             assert issubclass(each, errors.TierStoreWarning)
             assert issubclass(each, UserWarning)
+
+
+def test_a_warning_points_to_the_line_of_the_user(tmp_path):
+    with pytest.warns(errors.UncommittedRowsWarning) as caught:
+        with tierstore.create(tmp_path / "with.tier", SPEC) as store:
+            store["t"].write([3], np.ones((1, 4), np.float32))
+        store = tierstore.create(tmp_path / "close.tier", SPEC)
+        store["t"].write([3, 5], np.ones((2, 4), np.float32))
+        store.close()
+    first, second = caught
+    assert (first.filename, second.filename) == (__file__, __file__)
+    assert "with 1 uncommitted row," in str(first.message)
+    assert "with 2 uncommitted rows," in str(second.message)
+    assert first.lineno < second.lineno
+
+
+def test_a_warning_of_a_thread_of_the_library_is_issued():
+    with pytest.warns(errors.UpkeepWarning, match="later") as caught:
+        thread = threading.Thread(target=errors.warn, args=("later", errors.UpkeepWarning))
+        thread.start()
+        thread.join()
+    assert caught[0].filename.endswith("threading.py")

@@ -217,7 +217,7 @@ def test_requests_that_do_not_fit(store, two_fields, tmp_path):
 def test_uncommitted_rows_are_in_the_way(store, two_fields, tmp_path):
     write_file(tmp_path / "file.npy", random_matrix(ROWS, DIM), "float32")
     two_fields.write([1], random_matrix(1, DIM), field="weight")
-    with pytest.raises(InvalidInputError, match="1 rows are not committed"):
+    with pytest.raises(InvalidInputError, match="1 row is not committed"):
         import_table(store, tmp_path / "file.npy")
     store.rollback()
     import_table(store, tmp_path / "file.npy")

@@ -143,3 +143,8 @@ def test_whole_numbers_may_be_numpy_s():
 def test_laws_do_not_count_when_specs_are_compared():
     assert TableSpec(10, 3, init=tierstore.normal()) == TableSpec(10, 3)
     assert TableSpec(10, 3, init=tierstore.zeros(), sparse=True).sparse
+
+
+def test_a_table_needs_rows_or_keys():
+    with pytest.raises(InvalidTypeError, match="give rows=, or keys="):
+        TableSpec(dim=4)

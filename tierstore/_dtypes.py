@@ -7,7 +7,6 @@ are stored as unsigned integers with the same bits.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -15,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.errors import InvalidInputError, OverflowedValuesWarning
+from tierstore.errors import InvalidInputError, OverflowedValuesWarning, counted, warn
 
 __all__ = [
     "DEFAULT_DTYPE",
@@ -394,11 +393,10 @@ class Converter:
         return converted
 
     def warn(self, what: str) -> None:
-        """Issue a warning in the caller's caller if any value was out of range."""
+        """Issue a warning if any value was out of range."""
         if self.overflowed:
-            warnings.warn(
-                f"{self.overflowed} values of {what} are too large for {self._target.name} and "
-                f"became {self._target.beyond}",
+            warn(
+                f"{what}: {counted(self.overflowed, 'value is', 'values are')} too large for "
+                f"{self._target.name} and became {self._target.beyond}",
                 OverflowedValuesWarning,
-                stacklevel=3,
             )

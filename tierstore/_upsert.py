@@ -16,7 +16,7 @@ from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._keys.strings import Strings
 from tierstore._table.keyed import KeyedTable
 from tierstore.budget import Allowance, Size
-from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError
+from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError, counted
 
 if TYPE_CHECKING:
     from tierstore._store.store import Store
@@ -100,8 +100,8 @@ def _ids_of(table: Table, keys: Keys) -> Ids:
     outside = (keys < 0) | (keys >= table.rows)
     if outside.any():
         raise RowIndexError(
-            f"row {keys[outside][0]} is outside table {table.name!r}, which has {table.rows} rows "
-            "and no keys; grow it first (Store.grow, tierstore grow)"
+            f"row {keys[outside][0]} is outside table {table.name!r}, which has "
+            f"{counted(table.rows, 'row')} and no keys; grow it first (Store.grow, tierstore grow)"
         )
     return keys
 

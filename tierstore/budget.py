@@ -14,7 +14,7 @@ from typing import Any
 
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
 
-__all__ = ["Budget", "Size", "format_bytes", "parse_bytes"]
+__all__ = ["Budget", "Size", "format_bytes", "parse_bytes", "size_of_at_least"]
 
 Size = int | str
 """A number of bytes: an int, or a string such as "2GiB"."""
@@ -51,6 +51,15 @@ def format_bytes(nbytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} PiB"
+
+
+def size_of_at_least(nbytes: int) -> str:
+    """Return a size that `parse_bytes` reads as this or up to one percent more: `"424KiB"`."""
+    for power, unit in enumerate(("PiB", "TiB", "GiB", "MiB", "KiB")):
+        size = 1024 ** (5 - power)
+        if nbytes >= 100 * size:
+            return f"{-(-nbytes // size)}{unit}"
+    return f"{nbytes}B"
 
 
 def _check_slots(count: object) -> None:

@@ -47,6 +47,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -285,6 +287,37 @@ def needs(package: str, extra: str, what: str) -> Iterator[None]:
         if error.name is None or error.name.partition(".")[0] != package:
             raise
         raise MissingExtraError(f"{what}: pip install 'tierstore[{extra}]'") from None
+
+
+def counted(count: int, one: str, more: str = "") -> str:
+    """Return a count with its noun, for messages: `"1 row"`, `"2 rows"`.
+
+    >>> counted(1, "row is", "rows are")
+    '1 row is'
+    """
+    return f"{count:,} {one if count == 1 else more or one + 's'}"
+
+
+_BETWEEN = {"tierstore", "torch", "contextlib", "functools", "weakref"}
+"""Packages whose lines stand between a user's line and a warning."""
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning that points to the user's line, however many calls lead from there."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        if frame.f_back is None:  # in a thread of the library, or while Python ends
+            break
+        frame = frame.f_back
+    names = frame.f_globals
+    warnings.warn_explicit(
+        message,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=names.get("__name__"),
+        registry=names.setdefault("__warningregistry__", {}),
+    )
 
 
 class TierStoreWarning(UserWarning):

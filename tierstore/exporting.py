@@ -23,7 +23,13 @@ from tierstore._dtypes import (
 from tierstore._formats import format_of, keys_beside, locate, open_sink, read_keys
 from tierstore._formats.base import block_rows_for
 from tierstore.budget import DEFAULT_MEMORY, Size
-from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError, UnknownNameError
+from tierstore.errors import (
+    InvalidInputError,
+    InvalidTypeError,
+    RowIndexError,
+    UnknownNameError,
+    counted,
+)
 
 if TYPE_CHECKING:
     from tierstore._table.table import Table
@@ -265,8 +271,9 @@ def _blank(block: Any, element: ElementType, first: int, skipped: list[int]) -> 
     nan = element.nan()
     if skipped and nan is None:
         raise InvalidInputError(
-            f"{len(skipped)} rows are damaged, the first is row {skipped[0]}, and {element.name} "
-            "has no NaN to mark them: repair the store first (tierstore repair)"
+            f"{counted(len(skipped), 'row is', 'rows are')} damaged, the first is row "
+            f"{skipped[0]}, and {element.name} has no NaN to mark them: repair the store first "
+            "(tierstore repair)"
         )
     for row in reversed(skipped):
         if row < first:
@@ -316,7 +323,8 @@ def _keys_of(
         return keys[ids] if hasattr(keys, "lookup") else np.asarray(keys)[ids]
     if len(keys) not in (table.rows, stop - start):
         raise InvalidInputError(
-            f"{len(keys)} keys were given; give one for each of the table's {table.rows} rows"
+            f"{counted(len(keys), 'key was', 'keys were')} given; give one for each of the "
+            f"{counted(table.rows, 'row')} of the table"
             + (f" or of the {stop - start} rows to write" if stop - start != table.rows else "")
             + "; to choose rows by key, name their ids (rows=, --keys-from)"
         )

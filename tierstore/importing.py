@@ -25,7 +25,7 @@ from tierstore._store.opening import open as open_store
 from tierstore._table.keyed import KeyedTable
 from tierstore._upsert import merged, upsert_rows
 from tierstore.budget import DEFAULT_MEMORY, Budget, Size
-from tierstore.errors import InvalidInputError, UnknownNameError
+from tierstore.errors import InvalidInputError, UnknownNameError, counted
 from tierstore.spec import Field, TableSpec
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ def _load(
         kept = None if keys is None else _kept_rows(source.path, keys, duplicates)
         if kept is not None and keys is not None:
             left_out = len(keys) - int(kept.sum())
-            rows_of = "1 row" if left_out == 1 else f"{left_out:,} rows"
+            rows_of = counted(left_out, "row")
             notes.append(f"left out {rows_of} whose key came twice")
             keys = _chosen(keys, kept)
             source = stack.enter_context(SelectedSource(source, kept))
@@ -417,9 +417,9 @@ def _check_fit(table: Table, field: str, source: Source, keys: Keys | None) -> N
     dim = table.fields[field].dim
     if (source.rows, source.dim) != (table.rows, dim):
         raise InvalidInputError(
-            f"{source.path} holds {source.rows} rows of {source.dim}, but field {field!r} of table "
-            f"{table.name!r} is {table.rows} rows of {dim}; load it into another table, or "
-            "only its rows, by key (--upsert, upsert=True)"
+            f"{source.path} holds {counted(source.rows, 'row')} of {source.dim}, but field "
+            f"{field!r} of table {table.name!r} is {counted(table.rows, 'row')} of {dim}; load it "
+            "into another table, or only its rows, by key (--upsert, upsert=True)"
         )
     if keys is None or table.keys is None or len(table.fields) == 1:
         return

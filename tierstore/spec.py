@@ -338,6 +338,10 @@ class TableSpec:
         if given is None and self.keys is not None:
             object.__setattr__(self, "grows", True)
             object.__setattr__(self, "rows", EXTENT_ROWS)
+        if self.rows is None:
+            raise InvalidTypeError(
+                "a table has a number of rows: give rows=, or keys= for a table by key"
+            )
         object.__setattr__(self, "rows", _check_count(self.rows, "rows", MAX_ROWS))
         if self.grows:
             self._check_growing()

@@ -1,25 +1,4 @@
 """The command line of tierstore."""
 
-from __future__ import annotations
-
-import sys
-
 INTERRUPTED = 130
 """The exit code of programs that SIGINT ends, in a shell."""
-
-
-def run(prog_name: str | None = None) -> None:
-    """Run the command line and end the program, with one line if it is interrupted at any time."""
-    try:
-        from tierstore_cli.main import cli
-
-        cli(prog_name=prog_name)
-    except KeyboardInterrupt:  # while it is imported
-        sys.stderr.write("\nInterrupted.\n")
-        sys.exit(INTERRUPTED)
-    except SystemExit as end:
-        if end.code == INTERRUPTED:
-            import logging
-
-            logging.disable()  # libraries tell of the work that they leave undone
-        raise

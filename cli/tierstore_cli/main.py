@@ -19,6 +19,44 @@ from tierstore_cli.commands import load_command, summaries
 from tierstore_cli.failure import CLOSED_PIPE, Interrupted, writing_output
 from tierstore_cli.text import discard
 
+ELSEWHERE = {
+    "append": "load",
+    "cat": "get",
+    "check": "verify",
+    "commits": "log",
+    "compact": "fold",
+    "copy": "save",
+    "cp": "save",
+    "create": "init",
+    "delete": "drop",
+    "dump": "export",
+    "fsck": "verify",
+    "gc": "fold",
+    "history": "log",
+    "import": "load",
+    "info": "inspect",
+    "list": "inspect",
+    "ls": "inspect",
+    "mv": "rename",
+    "new": "init",
+    "read": "get",
+    "remove": "drop",
+    "revert": "restore",
+    "rm": "drop",
+    "rollback": "restore",
+    "search": "near",
+    "set": "put",
+    "show": "inspect",
+    "stats": "inspect",
+    "tag": "keep",
+    "untag": "release",
+    "vacuum": "fold",
+    "versions": "log",
+    "watch": "top",
+    "write": "put",
+}
+"""What commands of other tools are called, and the command here that does it."""
+
 
 class Group(click.Group):
     """A group that imports only the subcommand it runs, and exits with 130 when interrupted."""
@@ -44,7 +82,8 @@ class Group(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            near = difflib.get_close_matches(args[0], summaries(), 1)
+            meant = ELSEWHERE.get(args[0])
+            near = [meant] if meant else difflib.get_close_matches(args[0], summaries(), 1)
             if not near or "Did you mean" in error.message:
                 raise
             raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from None

@@ -70,7 +70,8 @@ def some_ids(ids: Sequence[int]) -> str:
 
 def some_rows(table: str, ids: Sequence[int]) -> str:
     """Return how many rows of a table are damaged, and the first of them."""
-    return f"{len(ids):,} rows of table {table} are damaged ({some_ids(ids)})"
+    damaged = "1 row is" if len(ids) == 1 else f"{len(ids):,} rows are"
+    return f"{damaged} damaged in table {table} ({some_ids(ids)})"
 
 
 def sparkline(values: Sequence[float], top: float = 1.0) -> str:

@@ -85,7 +85,7 @@ def later(monkeypatch, trained):
 
 def test_lines_for_people(run, pair, later):
     text = run("follow", pair, "--count", 1).stdout
-    assert text == "version 4 · step 8 · item 2 rows · user 1 rows\n"
+    assert text == "version 4 · step 8 · item 2 rows · user 1 row\n"
 
 
 def test_ids(run, pair, later):

@@ -14,13 +14,13 @@ import pytest
 from click.testing import CliRunner
 
 import tierstore
-import tierstore_cli
 from tierstore import errors
 from tierstore._door import interrupts_deferred
+from tierstore_cli import entry
 from tierstore_cli.command import Command
 from tierstore_cli.commands import load_command, summaries
 from tierstore_cli.failure import exit_code
-from tierstore_cli.main import Group, cli, raising_interrupt
+from tierstore_cli.main import ELSEWHERE, Group, cli, raising_interrupt
 
 HEAVY = ("torch", "cupy", "zarr", "pyarrow", "rich", "safetensors", "matplotlib")
 
@@ -129,6 +129,12 @@ def test_python_runs_the_package_as_the_command():
 
 def test_a_misspelt_command_is_named_as_it_should_be(run):
     assert "Did you mean inspect?" in run("insepct", code=2).stderr
+
+
+def test_a_name_of_other_tools_is_answered_with_the_command(run):
+    assert "Did you mean log?" in run("versions", code=2).stderr
+    assert set(ELSEWHERE.values()) <= set(summaries())
+    assert not set(ELSEWHERE) & set(summaries())
 
 
 @pytest.mark.parametrize(
@@ -289,7 +295,7 @@ def test_interrupted_before_and_after_the_command(monkeypatch, capsys):
 
     monkeypatch.setitem(sys.modules, "tierstore_cli.main", Pressed())
     with pytest.raises(SystemExit) as ended:
-        tierstore_cli.run()
+        entry.run()
     assert (ended.value.code, capsys.readouterr().err) == (130, "\nInterrupted.\n")
 
     def interrupted(prog_name):
@@ -298,7 +304,7 @@ def test_interrupted_before_and_after_the_command(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tierstore_cli.main", SimpleNamespace(cli=interrupted))
     monkeypatch.setattr(logging.root.manager, "disable", 0)
     with pytest.raises(SystemExit):
-        tierstore_cli.run()
+        entry.run()
     logging.getLogger("asyncio").error("Task was destroyed but it is pending!")
     assert capsys.readouterr().err == ""
 

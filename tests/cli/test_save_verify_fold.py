@@ -141,7 +141,7 @@ def test_save_and_export_skip_damage_when_asked(run, run_json, pair, tmp_path):
     flip(base_of(pair, "item"), 4096 + 200 * 64)
     run("export", pair, tmp_path / "item.npy", "--table", "item", code=4)
     result = run("export", pair, tmp_path / "item.npy", "--table", "item", "--skip-damaged")
-    assert "1 rows of table item are damaged (200) and NaN" in result.stderr
+    assert "1 row is damaged in table item (200) and NaN" in result.stderr
     exported = np.load(tmp_path / "item.npy")
     assert np.isnan(exported[200]).all()
     data = run_json("save", pair, tmp_path / "copy.tier", "--skip-damaged")

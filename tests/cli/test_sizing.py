@@ -233,6 +233,17 @@ def test_plan_finds_the_memory_for_a_hit_rate(run, run_json, trace):
     run("plan", "--rows", 2000, "--dim", 4, "--hits", "40%", code=2)
 
 
+@pytest.mark.parametrize("sizing", [("--hits", "40%"), ("--host", "31000")])
+def test_a_plan_prints_the_budget_that_gives_its_slots(run, run_json, trace, sizing):
+    options = ["--rows", 2000, "--dim", 4, "--trace", trace, *sizing]
+    found = run_json("plan", *options)
+    assert f'budget="{found["budget"]["host"]}"' in run("plan", *options).output
+    with tierstore.open(trace.parent / "s.tier", budget=found["budget"]["host"]) as store:
+        (host,) = (each for each in store.info().tables[0].tiers if each.tier == "host")
+    planned = found["tiers"][0]["slots"]
+    assert planned <= host.slots <= 1.05 * planned
+
+
 def test_numbers_are_written_as_people_write_them(run_json, trace):
     sizes = ["--rows", "2k", "--batch", "1e2"]
     assert run_json("plan", "--dim", 4, "--trace", trace, *sizes)["rows"] == 2000

@@ -164,7 +164,7 @@ def test_what_reads_otherwise_is_not_published(tmp_path, rng):
     before = set(tmp_path.rglob("delta-*"))
     with (
         mock.patch.object(_io.File, "write", lost_writes),
-        pytest.raises(StoreIOError, match="differ from what was written"),
+        pytest.raises(StoreIOError, match=r"differ in .* from what was written"),
     ):
         compact(writer, 0, 3)
     assert set(tmp_path.rglob("delta-*")) == before
@@ -186,7 +186,7 @@ def test_damage_is_not_copied(tmp_path, rng):
     data = bytearray(file.read_bytes())
     data[5] ^= 1
     file.write_bytes(data)
-    with pytest.raises(CorruptRowError, match="do not match their checksum"):
+    with pytest.raises(CorruptRowError, match="not match the checksum"):
         compact(writer, 0, 3)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import resource
 import signal
 import threading
 import warnings
@@ -24,8 +25,9 @@ import torch.distributed as dist
 
 import tierstore
 from tests.distributed.ranks import Killed, run, values
+from tests.gpu.emulator import EmulatedDevice
 from tierstore import distributed
-from tierstore.errors import LockedError, RanksError, UncommittedRowsWarning
+from tierstore.errors import LockedError, RanksError, StoreFullError, UncommittedRowsWarning
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBagCollection, TieredEmbeddingCollection
 from tierstore.optim import TieredOptimizer
 
@@ -54,8 +56,10 @@ OPERATIONS = {
     "keys": 4,
     "check": 4,
     "commit": 5,
+    "full": 2,
     "rollback": 2,
     "restore": 1,
+    "resume": 1,
     "grow": 1,
     "append": 1,
     "create": 1,
@@ -114,6 +118,8 @@ class Session:
         self.optimizer = TieredOptimizer(
             torch.optim.SGD, [self.rows, self.bags, self.item, self.name], lr=0.5, momentum=0.5
         )
+
+        self.checkpoint = tierstore.Checkpoint(store, tiered=self.optimizer)
 
     def run(self, operations: list[tuple[str, int]], done: Callable[[int], None]) -> list[str]:
         for number, (kind, seed) in enumerate(operations):
@@ -178,17 +184,21 @@ class Session:
 
     def do_one(self, random: np.random.Generator) -> None:
         mine = self.mine(random)
-        ids = torch.from_numpy(random.integers(0, IDS["one"], (BATCH, 2)))[mine]
-        at = random.integers(0, 70, BATCH)[mine]
-        factors = torch.from_numpy(random.integers(-4, 5, (BATCH, 2, 4)).astype(np.float32))[mine]
+        batches = [
+            (random.integers(0, IDS["one"], (BATCH, 2))[mine], random.integers(0, 70, BATCH)[mine])
+            for _ in range(3)
+        ]
+        coming: Any = [
+            (torch.from_numpy(ids), [KEYS["name"][each] for each in at]) for ids, at in batches
+        ]
         if random.random() < 0.5:
-            self.item.prefetch(ids)
-        loss = (self.item(ids) * factors).sum()
-        names = [KEYS["name"][each] for each in at]
-        if random.random() < 0.5:
-            self.name.prefetch(names)
-        (loss + (self.name(names) * factors[:, 0]).sum()).backward()
-        self.optimizer.step()
+            depth = int(random.integers(3))
+            coming = tierstore.lookahead(coming, {self.item: 0, self.name: 1}, depth=depth)
+        for ids, names in coming:
+            factors = torch.from_numpy(random.integers(-4, 5, (BATCH, 2, 4)).astype(np.float32))
+            loss = (self.item(ids) * factors[mine]).sum()
+            (loss + (self.name(names) * factors[mine][:, 0]).sum()).backward()
+            self.optimizer.step()
 
     def do_write(self, random: np.random.Generator) -> None:
         name, mine = str(random.choice(list(IDS))), self.mine(random)
@@ -208,7 +218,27 @@ class Session:
 
     def do_commit(self, random: np.random.Generator) -> None:
         keep = "best" if random.random() < 0.4 else None
-        self.store.commit(int(random.integers(1000)), payload={"of": {"seed": 1}}, keep=keep)
+        step = int(random.integers(1000))
+        if random.random() < 0.5:
+            self.checkpoint.commit(step, keep=keep, of="all")
+        else:
+            self.store.commit(step, payload={"of": {"seed": 1}}, keep=keep)
+
+    def do_full(self, random: np.random.Generator) -> None:
+        """Commit, while the disk of one of several ranks is full, until it is not."""
+        if self.ranks > 1:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+            if self.rank == random.integers(self.ranks):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (64, unlimited[1]))
+            try:
+                self.store.commit(1)
+                return
+            except StoreFullError:
+                pass
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        self.store.commit(1)
 
     def do_rollback(self, random: np.random.Generator) -> None:
         self.store.rollback()
@@ -216,6 +246,12 @@ class Session:
     def do_restore(self, random: np.random.Generator) -> None:
         if any("best" in each.names for each in self.store.versions()):
             self.store.restore("best")
+
+    def do_resume(self, random: np.random.Generator) -> None:
+        self.store.rollback()
+        if "tiered" in self.store.payload:
+            assert self.checkpoint.resume() == self.store.step
+            assert self.checkpoint.extra == {"of": "all"}
 
     def do_grow(self, random: np.random.Generator) -> None:
         self.store.rollback()
@@ -335,12 +371,20 @@ class quiet:
 
 
 def in_ranks(
-    rank: int, path: Path, operations: list[tuple[str, int]], victim: int | None = None, at: int = 0
+    rank: int,
+    path: Path,
+    operations: list[tuple[str, int]],
+    on_device: bool = False,
+    victim: int | None = None,
+    at: int = 0,
 ) -> list[str]:
     """Run a session; a program in which a rank may be killed counts no uses in memory alone."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    budget = tierstore.Budget(host_rows=300)
-    with quiet(distributed.open(path, average=False, budget=budget)) as store:
+    options: dict[str, Any] = {"budget": tierstore.Budget(host_rows=300)}
+    if on_device:
+        options["device"] = EmulatedDevice(seed=rank)
+        options["budget"] = tierstore.Budget(host_rows=600, gpu_rows=400)
+    with quiet(distributed.open(path, average=False, **options)) as store:
         session = Session(store, rank, ranks, admits=victim is None)
         if rank == victim:
             killed_at(at)
@@ -409,14 +453,16 @@ def equals(path: Path, plain: Plain) -> int:
     return found
 
 
-def ranks_do_what_one_store_does(place: Path, seed: int, sessions: int, operations: int) -> None:
+def ranks_do_what_one_store_does(
+    place: Path, seed: int, sessions: int, operations: int, *, on_device: bool = False
+) -> None:
     made = program(seed, sessions, operations)
     plain = Plain(place / "plain", made)
     path = place / "parts"
     start(path)
     with Beside(path, plain.versions):
         for number, (ranks, each) in enumerate(made):
-            for found in values(run(ranks, in_ranks, path, each)):
+            for found in values(run(ranks, in_ranks, path, each, on_device)):
                 assert found == plain.checks[number], (seed, number, ranks)
             equals(path, plain)
 
@@ -426,9 +472,10 @@ def test_ranks_do_what_one_store_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.torture
+@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("seed", range(100, 150))
-def test_ranks_do_what_one_store_does_at_length(tmp_path: Path, seed: int) -> None:
-    ranks_do_what_one_store_does(tmp_path, seed, 5, 60)
+def test_ranks_do_what_one_store_does_at_length(tmp_path: Path, seed: int, on_device: bool) -> None:
+    ranks_do_what_one_store_does(tmp_path, seed, 5, 60, on_device=on_device)
 
 
 def whoever_is_killed(place: Path, seed: int, operations: int) -> int:
@@ -443,7 +490,7 @@ def whoever_is_killed(place: Path, seed: int, operations: int) -> int:
             ranks = int(random.integers(2, 4))
             victim = int(random.integers(ranks)) if random.random() < 0.9 else -1
             left, at = made[0][1][done + 1 :], int(random.integers(1, 120))
-            found = run(ranks, in_ranks, path, left, victim, at, timeout=5)
+            found = run(ranks, in_ranks, path, left, False, victim, at, timeout=5)
             if victim < 0 or not isinstance(found[victim], Killed):
                 values(found)
                 return kills

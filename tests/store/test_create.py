@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tierstore
-from tierstore import _io
+from tierstore import _io, errors
 from tierstore._store import opening
 from tierstore._store.store import Store
 from tierstore.budget import Budget
@@ -154,6 +154,30 @@ def test_one_that_cannot_be_removed_is_told_of(
     with pytest.raises(StoreIOError) as caught:
         tierstore.create(tmp_path / "s", {"t": SPEC})
     assert "the disk is gone" in caught.value.__notes__[0]
+
+
+def test_a_folder_of_other_files_is_no_store_to_be_removed(tmp_path):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("data")
+    for call in (
+        tierstore.open,
+        tierstore.verify,
+        lambda path: tierstore.repair(path, tmp_path / "c"),
+    ):
+        with pytest.raises(errors.NotAStoreError, match=r"it has no STORE\.json") as found:
+            call(folder)
+        assert "remove" not in str(found.value)
+    with tierstore.create(tmp_path / "s.tier", {"t": tierstore.TableSpec(3, 4)}):
+        pass
+    for manifest in (tmp_path / "s.tier").glob("manifest-*"):
+        manifest.unlink()
+    for call in (tierstore.open, tierstore.verify):
+        with pytest.raises(errors.NotAStoreError, match="never completed"):
+            call(tmp_path / "s.tier")
+    (tmp_path / "s.tier" / "STORE.json").write_text("{}")
+    with pytest.raises(errors.FormatError):
+        tierstore.verify(tmp_path / "s.tier")
 
 
 def test_whether_a_path_is_a_store(tmp_path, monkeypatch):

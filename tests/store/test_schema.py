@@ -448,7 +448,7 @@ def test_keys_can_be_part_of_a_commit(store):
     assert table.lookup([103]).tolist() == [3]
     with tierstore.open(store.path) as reader:
         assert reader["item"].keys[3] == "old 3"
-    with pytest.raises(InvalidInputError, match=r"1 rows are not committed"):
+    with pytest.raises(InvalidInputError, match=r"1 row is not committed"):
         store.add_fields("item", {"age": Field(1)})
     store.rollback()
     assert table.keys[3] == "old 3"

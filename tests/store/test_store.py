@@ -749,3 +749,11 @@ def test_a_file_that_another_program_replaces_is_noticed_before_anything_is_lost
         assert store.verify().ok
         store.fold()
         assert np.array_equal(store["t"].read(np.arange(0, 500, 10)), rows)
+
+
+def test_a_value_that_cannot_be_stored_is_named(tmp_path):
+    with tierstore.create(tmp_path / "s.tier", {"t": tierstore.TableSpec(3, 4)}) as store:
+        for value, name in [(object(), "['x']"), ({"y": [object()]}, "['x']['y'][0]")]:
+            with pytest.raises(InvalidTypeError, match="cannot be stored, of type object") as found:
+                store.commit(payload={"x": value})
+            assert str(found.value).startswith(f"payload{name} ")

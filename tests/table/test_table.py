@@ -616,3 +616,41 @@ def test_the_nearest_rows_on_any_number_of_threads(tmp_path, monkeypatch, metric
         expected = expected / np.where(lengths, lengths, 1)
     assert ids[0].tolist() == np.argsort(-expected, kind="stable")[:k].tolist()
     np.testing.assert_allclose(scores[0], expected[ids[0]], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("choose", "words"),
+    [
+        (lambda table: table[:, 0], "table[:][..., 0]"),
+        (lambda table: table[3, 2], "table[[3, 2]] or take columns of what is read, table[3]["),
+        (lambda table: table[1, 2, 3], "table[[1, 2, 3]]"),
+        (lambda table: table[()], "a list of ids, or a slice"),
+        (lambda table: table[-1], "table[-1:]"),
+        (lambda table: table[np.arange(ROWS) > 5], "np.flatnonzero(mask)"),
+        (lambda table: table.read(["k1"]), "table.lookup(keys)"),
+        (lambda table: iter(table), "table[:] returns all rows, table.scan()"),
+        (lambda table: table.__setitem__((slice(3), 0), 1.0), "write them back"),
+    ],
+)
+def test_a_wrong_choice_of_rows_is_answered_with_a_right_one(make, choose, words):
+    with pytest.raises((TypeError, IndexError)) as found:
+        choose(make())
+    assert words in str(found.value)
+
+
+def test_torch_takes_a_table_as_all_rows(make):
+    torch = pytest.importorskip("torch")
+    table = make()
+    rows = fill(table, np.random.default_rng(6))["weight"]
+    for found in (torch.as_tensor(table), torch.from_dlpack(table)):
+        assert same(found.numpy(), rows)
+    found[0] = 0  # a copy
+    assert same(table[...], rows)
+
+
+def test_an_ellipsis_is_all_rows(make):
+    table = make()
+    rows = fill(table, np.random.default_rng(5))["weight"]
+    assert same(table[...], rows)
+    table[...] = rows[::-1].copy()
+    assert same(table[...], rows[::-1])

@@ -5,10 +5,10 @@ from tests.oracle import values
 from tests.reference.elements import DTYPES, element
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._table.address import Ids, as_dense
-from tierstore._table.values import from_bytes, to_bytes
+from tierstore._table.values import Columns, from_bytes, to_bytes
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.spec import DTYPES as STORED
-from tierstore.spec import Field
+from tierstore.spec import Field, TableSpec
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
@@ -28,6 +28,18 @@ def test_numpy_values_come_back_bit_for_bit(dtype, shape):
     assert found.dtype == element(dtype).reads_as
     assert found.shape == given.shape
     assert found.tobytes() == given.tobytes()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_fields_of_some_records_are_tensors(rows):
+    torch = pytest.importorskip("torch")
+    layout = TableSpec(9, fields={"one": Field(2), "other": Field(3)}).layout
+    given = torch.from_numpy(np.random.default_rng(1).random((rows, 5), np.float32))
+    data = np.empty((rows, 20), np.uint8)  # of no rows, its strides may be anything
+    data[:] = given.numpy().view(np.uint8)
+    found = Columns(layout, ["one", "other"]).parted(data, ids((rows,), "torch"))
+    assert torch.equal(found["one"], given[:, :2])
+    assert torch.equal(found["other"], given[:, 2:])
 
 
 @every_dtype

@@ -15,7 +15,13 @@ from torch import Tensor
 
 import tierstore
 from tests.training.conftest import DIM, ROWS, Place, randomly, rows_of, same
-from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError, UnknownNameError
+from tierstore.errors import (
+    InvalidInputError,
+    InvalidTypeError,
+    RowIndexError,
+    TierStoreWarning,
+    UnknownNameError,
+)
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
 
@@ -362,6 +368,15 @@ def test_state_dict_is_a_pointer(place: Place, weights: Tensor) -> None:
     saved.seek(0)
     assert not model.load_state_dict(torch.load(saved, weights_only=True)).missing_keys
     assert store.uncommitted_rows() == 0
+
+
+def test_the_weight_of_a_plain_embedding_is_told_where_to_go(place: Place, weights: Tensor) -> None:
+    emb = TieredEmbedding(place.table(weights))
+    with pytest.warns(TierStoreWarning, match=r"from_pretrained\(weight, store, name\)") as caught:
+        with pytest.raises(RuntimeError, match="Unexpected key"):
+            emb.load_state_dict({"weight": weights})
+        emb.load_state_dict({"weight": weights}, strict=False)
+    assert {each.filename for each in caught} == {__file__}
 
 
 def test_a_pointer_to_another_store_is_refused(

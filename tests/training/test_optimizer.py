@@ -165,8 +165,12 @@ def test_a_store_that_is_open_for_reading_cannot_be_trained(
     with tierstore.open(place.opened[0].path) as store:
         emb = TieredEmbedding(store["item"])
         assert torch.equal(emb(FIRST).detach(), weights[:10])
-        with pytest.raises(ReadOnlyError):
-            TieredOptimizer(torch.optim.Adam, [emb])
+        for kind in (torch.optim.Adam, torch.optim.SGD):  # the latter adds no fields
+            with pytest.raises(ReadOnlyError, match="opened for reading"):
+                TieredOptimizer(kind, [emb])
+        dense = torch.nn.Linear(DIM, 1)
+        emb.requires_grad_(False)
+        TieredOptimizer(torch.optim.SGD, torch.nn.Sequential(emb, dense))
 
 
 def test_groups_have_options_of_their_own(place: Place, weights: Tensor) -> None:

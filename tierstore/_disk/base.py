@@ -30,6 +30,7 @@ from tierstore.errors import (
     CorruptStoreError,
     InvalidInputError,
     InvalidTypeError,
+    counted,
 )
 from tierstore.spec import BACKENDS, TableSpec
 
@@ -184,8 +185,8 @@ class Base:
         if wrong.size:
             bad = np.unique(rows[wrong]).tolist()
             raise CorruptRowError(
-                f"{len(bad)} rows of the base do not match their checksum, the first is row "
-                f"{bad[0]}; {ROW_CURE}",
+                f"{counted(len(bad), 'row does', 'rows do')} not match the checksum in the base, "
+                f"the first is row {bad[0]}; {ROW_CURE}",
                 rows=bad,
                 file="base",
             )

@@ -40,6 +40,7 @@ from tierstore.errors import (
     CorruptRowError,
     CorruptStoreError,
     StoreIOError,
+    counted,
 )
 
 __all__ = ["FOOTER_BYTES", "Delta", "LiveDelta", "footer_checksum", "make_footer", "read_records"]
@@ -84,8 +85,8 @@ def read_records(
     if wrong.size:
         bad = np.unique(rows[wrong]).tolist()
         raise CorruptRowError(
-            f"{len(bad)} rows in {name} do not match their checksum, the first is row {bad[0]}; "
-            + ROW_CURE,
+            f"{counted(len(bad), 'row does', 'rows do')} not match the checksum in {name}, the "
+            f"first is row {bad[0]}; " + ROW_CURE,
             rows=bad,
             file=name,
         )
@@ -384,8 +385,8 @@ class LiveDelta:
     def _refuse(self, torn: npt.NDArray[np.int64]) -> None:
         if torn.size:
             raise StoreIOError(
-                f"{torn.size} rows in {self._file.path} were damaged when a write failed; "
-                "write them again, or roll back"
+                f"{counted(torn.size, 'row was', 'rows were')} damaged in {self._file.path} when a "
+                "write failed; write them again, or roll back"
             )
 
     def close(self) -> None:

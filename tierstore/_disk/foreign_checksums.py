@@ -19,7 +19,7 @@ from tierstore import _checksum, _io
 from tierstore._disk.foreign import ForeignBase, Watch
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.tier import DiskTier
-from tierstore.errors import CorruptRowError, FormatError, InvalidInputError
+from tierstore.errors import CorruptRowError, FormatError, InvalidInputError, counted
 
 __all__ = ["ForeignChecksums", "open_checksums"]
 
@@ -48,9 +48,9 @@ class ForeignChecksums:
         if wrong.size:
             bad = np.unique(rows[wrong]).tolist()
             raise CorruptRowError(
-                f"{len(bad)} rows do not match the checksums in {self._path}, the first is row "
-                f"{bad[0]}; restore the attached files from a copy, or remove {self._path} if they "
-                "were replaced on purpose",
+                f"{counted(len(bad), 'row does', 'rows do')} not match the checksums in "
+                f"{self._path}, the first is row {bad[0]}; restore the attached files from a copy, "
+                f"or remove {self._path} if they were replaced on purpose",
                 rows=bad,
                 file=str(self._path),
                 table=self._table,

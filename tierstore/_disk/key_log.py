@@ -22,7 +22,7 @@ from tierstore._checksum import crc32c
 from tierstore._disk.keys import KeyFile
 from tierstore._disk.manifest import KeysInfo
 from tierstore._keys.growing import PARTS, KeyMap, key_map
-from tierstore.errors import FILE_CURE, CorruptStoreError, InvalidInputError
+from tierstore.errors import FILE_CURE, CorruptStoreError, InvalidInputError, counted
 
 __all__ = ["append_keys", "load_keys", "read_parts", "write_log"]
 
@@ -41,7 +41,7 @@ def read_parts(
             raise CorruptStoreError(f"{file.path} does not match its checksum; {FILE_CURE}")
         parts[name.rpartition(".")[2]] = data
     if info.count > rows:
-        raise CorruptStoreError(f"{info.count} keys of a table of {rows} rows")
+        raise CorruptStoreError(f"{info.count} keys of a table of {counted(rows, 'row')}")
     return parts
 
 

@@ -33,6 +33,7 @@ from tierstore.errors import (
     InvalidTypeError,
     TierStoreError,
     UnknownNameError,
+    counted,
 )
 
 __all__ = [
@@ -319,7 +320,9 @@ def write_keys(
     anything is written.
     """
     if len(keys) != rows:
-        raise InvalidInputError(f"a table of {rows} rows needs {rows} keys, not {len(keys)}")
+        raise InvalidInputError(
+            f"a table of {counted(rows, 'row')} needs {counted(rows, 'key')}, not {len(keys)}"
+        )
     stem = f"keys.{name or uuid.uuid4().hex[:8]}."
     values = given(keys)
     index, twice = KeyIndex.of(values)

@@ -28,7 +28,7 @@ from tierstore._disk.delta import FOOTER_BYTES, Delta, footer_checksum, make_foo
 from tierstore._disk.manifest import DeltaInfo
 from tierstore._disk.readahead import USUAL_GAP
 from tierstore._disk.records import BLOCK_BYTES
-from tierstore.errors import CommitFailedError, StoreIOError
+from tierstore.errors import CommitFailedError, StoreIOError, counted
 
 __all__ = ["Compaction", "Merge", "Newest", "spans"]
 
@@ -154,9 +154,9 @@ class Merge:
         wrong = self._base.unproven(rows, sums)
         if wrong.size:
             raise CommitFailedError(
-                f"{wrong.size} rows, the first of them row {wrong[0]}, differ on the "
-                "disk from what a fold wrote and synced; the last commit is intact: check the "
-                "disk and open the store again"
+                f"{counted(wrong.size, 'row differs', 'rows differ')}, the first row {wrong[0]}, "
+                "on the disk from what a fold wrote and synced; the last commit is intact: check "
+                "the disk and open the store again"
             )
 
 
@@ -289,6 +289,7 @@ class Compaction:
         if wrong.size:
             path = os.path.join(self._directory.path, self.name)
             raise StoreIOError(
-                f"{wrong.size} rows in {path} differ from what was written, the first is "
-                f"row {int(ids[wrong[0]])}; the original deltas remain; check the disk"
+                f"{counted(wrong.size, 'row differs', 'rows differ')} in {path} from what was "
+                f"written, the first is row {int(ids[wrong[0]])}; the original deltas remain; "
+                "check the disk"
             )

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tierstore._keys.strings import Strings
 from tierstore.budget import Allowance
-from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
+from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, counted
 
 __all__ = [
     "KeyColumn",
@@ -48,7 +48,9 @@ class KeyColumn:
     def __init__(self, keys: Any, rows: int) -> None:
         """Use `rows` keys: integers (an array, a range, a list) or strings."""
         if len(keys) != rows:
-            raise InvalidInputError(f"{len(keys)} keys for {rows} rows; give one key per row")
+            raise InvalidInputError(
+                f"{counted(len(keys), 'key')} for {counted(rows, 'row')}; give one key per row"
+            )
         self._keys = keys
         self.integers = rows == 0 or _is_integer(keys[0])
 

@@ -8,7 +8,6 @@ import os
 import re
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from tierstore.errors import (
     StoreIOError,
     TierStoreError,
     UpkeepWarning,
+    warn,
 )
 
 __all__ = ["leftovers", "publish", "relink", "withdraw"]
@@ -116,11 +116,10 @@ def _mention_leftovers(target: Path) -> None:
         for each in leftovers(target.parent):
             named = each.name.startswith(begin) and len(each.name) == len(begin + _ENDING)
             if named and _last_written(each) < limit:
-                warnings.warn(
+                warn(
                     f"{each} is left of a process that was killed while it wrote {target.name}; "
                     "remove it",
                     UpkeepWarning,
-                    stacklevel=5,
                 )
 
 
@@ -231,10 +230,9 @@ def _clean_up(temporary: Path) -> None:
                 _remove(str(temporary))
                 raise
     except OSError as error:
-        warnings.warn(
+        warn(
             f"{temporary} is left over and could not be removed ({error}); remove it",
             UpkeepWarning,
-            stacklevel=5,
         )
 
 

@@ -27,7 +27,13 @@ from tierstore._strictjson import json_values
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table
 from tierstore._table.values import to_bytes
-from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError, UnknownNameError
+from tierstore.errors import (
+    ExistsError,
+    InvalidInputError,
+    InvalidTypeError,
+    UnknownNameError,
+    counted,
+)
 from tierstore.initializers import Initializer
 from tierstore.spec import USES, Field, TableSpec
 
@@ -258,7 +264,9 @@ def _altered_fields(
 def grown(table: Table, rows: int, init: Initializer | None, keys: Sequence[Any] | None) -> Rewrite:
     """Return a table with more rows, initialized by `init` or the table's own initializers."""
     if rows < table.spec.rows:
-        raise InvalidInputError(f"a table cannot shrink: {table.spec.rows} rows to {rows}")
+        raise InvalidInputError(
+            f"a table cannot shrink: {counted(table.spec.rows, 'row')} to {rows}"
+        )
     spec = _with_rows(table, rows)
     if init is not None:
         first, item = next(iter(spec.fields.items()))
@@ -419,7 +427,7 @@ def _encoded(values: npt.NDArray[Any], item: Field, table: str, name: str) -> np
     if lost:
         largest = np.max(np.abs(values), where=np.isfinite(values), initial=0)
         raise InvalidInputError(
-            f"{lost} values of field {name!r} of table {table!r} do not fit in {item.dtype}, the "
-            f"largest is {largest:g}; scale them first, or choose a wider type"
+            f"table {table!r}, field {name!r}: {counted(lost, 'value does', 'values do')} not fit "
+            f"in {item.dtype}, the largest is {largest:g}; scale them first, or choose a wider type"
         )
     return stored

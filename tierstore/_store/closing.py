@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +18,8 @@ from tierstore.errors import (
     TierStoreError,
     UnclosedStoreWarning,
     UncommittedRowsWarning,
+    counted,
+    warn,
 )
 
 __all__ = ["close", "leave_to_owner", "watch"]
@@ -50,11 +51,10 @@ def close(state: State, folder: Folder, *, at_once: bool = False) -> None:
         finally:
             state.release()
     if lost:
-        warnings.warn(
-            f"{state.directory.path} was closed with {lost}, which were dropped; call commit() to "
-            "keep them",
+        warn(
+            f"{state.directory.path} was closed with {lost}, now dropped; call commit() to keep "
+            "what was written",
             UncommittedRowsWarning,
-            stacklevel=4,
         )
 
 
@@ -72,7 +72,7 @@ def _wind_up(state: State, folder: Folder) -> str:
         if not state.door.writable:
             return ""
         rows = state.uncommitted_rows()
-        dropped = [f"{rows} uncommitted rows"] if rows else []
+        dropped = [counted(rows, "uncommitted row")] if rows else []
         dropped += [f"uncommitted keys of table {name!r}" for name in state.touched.keys]
         lost = " and ".join(dropped)
         state.discard()
@@ -123,7 +123,7 @@ def leave_to_owner(opened: Closable) -> None:
 def _abandoned(path: str, locks: Sequence[Lock]) -> None:
     for lock in locks:
         lock.close()
-    warnings.warn(f"{path} was not closed", UnclosedStoreWarning, stacklevel=2)
+    warn(f"{path} was not closed", UnclosedStoreWarning)
 
 
 def _close_all() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -27,6 +26,7 @@ from tierstore.errors import (
     InvalidInputError,
     TierStoreError,
     UpkeepWarning,
+    warn,
 )
 
 __all__ = ["CommitDraft", "PendingCommit", "clean_up", "commit", "put_off"]
@@ -208,12 +208,11 @@ def clean_up(state: State, folder: Folder) -> None:
         folder.tend()
     if not folder.warned and state.ledger.unconfirmed() > _MANY_UNCONFIRMED:
         folder.warned = True
-        warnings.warn(
+        warn(
             f"more than {_MANY_UNCONFIRMED} versions of {state.directory.path} are not "
             "confirmed: all of them remain on the disk, and nothing can be folded; call "
             "store.confirm(version) once the model of that version is saved",
             UpkeepWarning,
-            stacklevel=4,
         )
 
 
@@ -228,11 +227,10 @@ def put_off(state: State) -> Iterator[None]:
     except (TierStoreError, OSError, MemoryError) as error:
         if isinstance(error, CommitFailedError):
             state.door.close(str(error))
-        warnings.warn(
+        warn(
             f"version {state.manifest.version} is committed; removing or folding older "
             f"versions is postponed: {error}",
             UpkeepWarning,
-            stacklevel=6,
         )
 
 

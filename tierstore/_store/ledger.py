@@ -15,7 +15,6 @@ import contextlib
 import itertools
 import re
 import uuid
-import warnings
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -45,6 +44,7 @@ from tierstore.errors import (
     InvalidInputError,
     TierStoreError,
     UpkeepWarning,
+    warn,
 )
 from tierstore.spec import TABLE_NAME
 
@@ -413,11 +413,10 @@ def _remove_leftovers(
     ahead = sorted(path for path in found if _number(path) > latest[path])
     if lacking or ahead:
         what = f"lacks {lacking[0]}" if lacking else f"holds {ahead[0]}"
-        warnings.warn(
+        warn(
             f"{directory.path} {what}, which contradicts {manifest_name(newest.seq)}, the "
             "newest manifest: nothing was removed; run 'tierstore verify'",
             UpkeepWarning,
-            stacklevel=2,
         )
         return
     unused = {path for path in left if _is_generation(path)}
@@ -458,7 +457,7 @@ def _generation(table: _io.Directory, path: str, name: str, halves: set[str]) ->
         with table.directory(name) as directory:
             names = directory.names()
     except FormatError as error:
-        warnings.warn(f"{error}: it is not removed", UpkeepWarning, stacklevel=2)
+        warn(f"{error}: it is not removed", UpkeepWarning)
         return
     yield path
     if generations.may_have_partial_files(names):

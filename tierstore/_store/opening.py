@@ -27,7 +27,13 @@ from tierstore._store.versions import STORE, open_directory
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import check_names, find_device
 from tierstore.budget import Budget, Size
-from tierstore.errors import InvalidInputError, InvalidTypeError, NotAStoreError, TierStoreError
+from tierstore.errors import (
+    InvalidInputError,
+    InvalidTypeError,
+    NotAStoreError,
+    TierStoreError,
+    counted,
+)
 from tierstore.policy import Policies
 from tierstore.spec import DeviceName, TableSpec, check_name
 
@@ -168,7 +174,7 @@ def _check_same(store: Store, name: str, spec: TableSpec) -> None:
     rows = table.spec.rows
     if rows < spec.rows and not table.spec.grows:
         raise InvalidInputError(
-            f"table {name!r} of {store.path} has {rows} rows, not {spec.rows}; "
+            f"table {name!r} of {store.path} has {counted(rows, 'row')}, not {spec.rows:,}; "
             f"store.grow({name!r}, {spec.rows}) adds them"
         )
     for field, item in spec.fields.items():

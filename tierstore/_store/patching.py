@@ -31,7 +31,13 @@ from tierstore._store.payload import Encoded, Payload
 from tierstore._store.state import State
 from tierstore._strictjson import Section, canonical, seal, unseal
 from tierstore._table.table import Table
-from tierstore.errors import CorruptStoreError, FormatError, InvalidInputError, VersionError
+from tierstore.errors import (
+    CorruptStoreError,
+    FormatError,
+    InvalidInputError,
+    VersionError,
+    counted,
+)
 from tierstore.spec import TableSpec
 
 __all__ = [
@@ -280,8 +286,8 @@ class Patch:
         shape = (rows, spec.layout.record_bytes, fields)
         if shape != (change.rows, change.record_bytes, change.fields):
             raise FormatError(
-                f"{self.name} is for {change.rows} rows of {change.fields} in table "
-                f"{change.name!r}, which has {rows} rows of {fields}"
+                f"{self.name} is for {counted(change.rows, 'row')} of {change.fields} in table "
+                f"{change.name!r}, which has {counted(rows, 'row')} of {fields}"
             )
 
     def draft(self, state: State) -> CommitDraft:

@@ -60,14 +60,14 @@ Leaf = tuple[str, npt.NDArray[Any]]
 """The safetensors name of an element type, and an array with elements of that size."""
 
 
-def encode_tree(value: object) -> Iterator[bytes]:
-    """Return the pieces of a file that contains a tree.
+def encode_tree(value: object, where: str = "payload") -> Iterator[bytes]:
+    """Return the pieces of a file that contains a tree, which messages call `where`.
 
     Raises InvalidTypeError or InvalidInputError for values that cannot be stored, before the first
     piece is yielded.
     """
     leaves: dict[str, Leaf] = {}
-    skeleton = _skeleton(value, leaves, "payload", 0)
+    skeleton = _skeleton(value, leaves, where, 0)
     header: dict[str, Any] = {"__metadata__": {"tree": json.dumps(skeleton)}}
     offset = 0
     for name, (code, array) in leaves.items():
@@ -215,8 +215,8 @@ def _leaf(value: Any, where: str) -> Leaf:
             return _CODES[array.dtype], array
         raise InvalidTypeError(f"{where}: arrays of {array.dtype} cannot be stored")
     raise InvalidTypeError(
-        f"{where}: a {type(value).__name__} cannot be stored; a payload is bytes, a Path, or dicts "
-        "and lists of tensors, arrays, numbers, strings, booleans and None"
+        f"{where} cannot be stored, of type {type(value).__name__}; a payload is bytes, a Path, or "
+        "dicts and lists of tensors, arrays, numbers, strings, booleans and None"
     )
 
 
@@ -413,8 +413,12 @@ class Encoded(NamedTuple):
     chunks: Iterable[bytes]
 
 
-def write_payload(directory: _io.Directory, name: str, value: object) -> PayloadInfo:
+def write_payload(
+    directory: _io.Directory, name: str, value: object, where: str = "payload"
+) -> PayloadInfo:
     """Write a value to a new file and make it durable, except for its name.
+
+    Messages call it `where`.
 
     Raises InvalidTypeError for values that cannot be stored, before anything is written.
     """
@@ -424,7 +428,7 @@ def write_payload(directory: _io.Directory, name: str, value: object) -> Payload
         return _write(directory, name, value.kind, value.chunks)
     if isinstance(value, os.PathLike):
         return _write(directory, name, "file", _file_chunks(Path(value)))
-    return _write(directory, name, "tree", encode_tree(value))
+    return _write(directory, name, "tree", encode_tree(value, where))
 
 
 def write_payloads(
@@ -434,7 +438,9 @@ def write_payloads(
     files: dict[str, PayloadInfo] = {}
     try:
         for name, value in payload.items():
-            files[name] = write_payload(directory, unique_name("payload-", seq), value)
+            files[name] = write_payload(
+                directory, unique_name("payload-", seq), value, f"payload[{name!r}]"
+            )
         if files:
             directory.sync()
     except BaseException:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tierstore._disk.manifest import Manifest
 from tierstore._store.state import State
-from tierstore.errors import InvalidInputError
+from tierstore.errors import InvalidInputError, counted
 
 __all__ = ["from_bytes", "make_pointer", "to_bytes", "wanted_version"]
 
@@ -57,9 +57,11 @@ def make_pointer(state: State) -> dict[str, Any]:
     rows = 0 if state.door.closed else state.uncommitted_rows()
     tables = [] if state.door.closed else list(state.touched.keys)
     if rows or tables:
-        what = f"{rows} rows" if rows else f"the keys of table {tables[0]!r}"
+        what = (
+            counted(rows, "row is", "rows are") if rows else f"the keys of table {tables[0]!r} are"
+        )
         raise InvalidInputError(
-            f"{what} of {state.directory.path} are not committed, and a state taken now would "
+            f"{what} not committed in {state.directory.path}, and a state taken now would "
             "point to a version without them: call store.commit() before state_dict(), or commit "
             "the module itself, store.commit(payload={'model': model}); store.rollback() drops them"
         )

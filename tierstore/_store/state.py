@@ -34,6 +34,7 @@ from tierstore.errors import (
     InvalidInputError,
     StoreIOError,
     TierStoreError,
+    counted,
 )
 from tierstore.spec import TableSpec
 
@@ -548,7 +549,8 @@ class State:
         count = self.uncommitted_rows()
         if count:
             raise InvalidInputError(
-                f"{count} rows are not committed; commit or roll back before you {what}"
+                f"{counted(count, 'row is', 'rows are')} not committed; commit or roll back before "
+                f"you {what}"
             )
         for name in self.touched.keys:
             raise InvalidInputError(

@@ -27,7 +27,7 @@ from tierstore._store.payload import Payload
 from tierstore._store.state import State
 from tierstore._store.versions import Survey, check_readable, open_directory, survey
 from tierstore._tiers import memory
-from tierstore.errors import TierStoreError
+from tierstore.errors import TierStoreError, counted
 
 __all__ = ["VerifyReport", "verify", "verify_open"]
 
@@ -499,7 +499,8 @@ class _Check:
                     self.report.bad_files.append(f"{where}: {error}")
                 if bad.size and opened is None:
                     self.report.bad_files.append(
-                        f"{where}: {each.name}: {bad.size} rows, the first is row {bad[0]}"
+                        f"{where}: {each.name}: {counted(bad.size, 'row')}, the first is row "
+                        f"{bad[0]}"
                     )
                 self._deltas[each.name] = delta, bad
             found.append(self._deltas[each.name])

@@ -7,7 +7,7 @@ their numbers are never reused.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,8 +86,9 @@ class History:
             numbers = self._numbers()
             if not numbers:
                 raise NotAStoreError(
-                    f"{self._directory.path} has no manifest: it is not a store, or was never "
-                    "completed; remove it and create it again",
+                    f"{self._directory.path} has a {STORE} but no manifest: a store that was never "
+                    "completed, or lost its manifests; restore it from a copy, or remove it and "
+                    "create it again",
                     filename=self._directory.path,
                 )
             try:
@@ -277,33 +278,30 @@ def survey(directory: _io.Directory) -> Survey:
 
     Raises NotAStoreError if there are none, FormatError if none is intact.
     """
+    names = sorted(filter(MANIFEST_NAME.fullmatch, directory.names()), reverse=True)
     damage: list[str] = []
     uuid = ""
     try:
         uuid = read_identity(directory).uuid
     except TierStoreError as error:
+        if not names:
+            raise
         damage.append(str(error))
     history = History(directory, uuid)
-    if not uuid or not history.manifests():
-        found = _uuid_of_manifests(directory)
+    if names and not (uuid and history.manifests()):
+        found = _uuid_of_manifests(directory, names)
         if uuid and found != uuid:
             damage.append(f"{directory.join(STORE)} belongs to another store, {uuid}")
         uuid, history = found, History(directory, found)
     return Survey(uuid, history, history.versions(), damage + history.damaged())
 
 
-def _uuid_of_manifests(directory: _io.Directory) -> str:
-    """Return the uuid in the newest intact manifest."""
-    names = sorted(filter(MANIFEST_NAME.fullmatch, directory.names()), reverse=True)
+def _uuid_of_manifests(directory: _io.Directory, names: Sequence[str]) -> str:
+    """Return the uuid in the newest intact manifest; their names are descending."""
     for name in names:
         with contextlib.suppress(FormatError, FileNotFoundError):
             data = directory.read_file(name, MAX_BYTES)
             return Manifest.decode(data, directory.join(name)).uuid
-    if not names:
-        raise NotAStoreError(
-            f"{directory.path} has no manifest: it is not a store, or was never completed; remove "
-            "it and create it again"
-        )
     raise FormatError(
         f"none of the {len(names)} manifests in {directory.path} is intact, and only they describe "
         "the files of its tables; restore one from a copy"

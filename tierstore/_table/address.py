@@ -14,6 +14,7 @@ from tierstore.policy.frequency import count_keys, most_used
 __all__ = [
     "Ids",
     "as_dense",
+    "as_written",
     "host_ids",
     "is_cupy",
     "is_torch",
@@ -79,7 +80,10 @@ def host_ids(ids: object, rows: int) -> Ids:
     else:
         kind, array = "numpy", _as_array(ids)
     if array.dtype.kind not in "iu":
-        raise InvalidTypeError(f"row ids are whole numbers, not {array.dtype}: {_shown(array)}")
+        raise InvalidTypeError(
+            f"row ids are whole numbers, not {array.dtype}: {_shown(array)}"
+            f"{_cure(array.dtype.kind)}"
+        )
     flat = array.ravel()
     if flat.dtype == np.int64 and flat.size and np.maximum.reduce(flat.view(np.uint64)) < rows:
         return Ids(flat, array.shape, kind)  # without its sign a negative id is a huge one
@@ -116,9 +120,34 @@ def _check_range(flat: npt.NDArray[Any], rows: int) -> None:
     if flat.min() >= 0 and flat.max() < rows:
         return
     position = int(np.flatnonzero((flat < 0) | (flat >= rows))[0])
+    cure = "; only slices count from the end: table[-1:]" if flat[position] < 0 else ""
     raise RowIndexError(
-        f"row id {flat[position]} at position {position} is outside the table's 0..{rows - 1}"
+        f"row id {flat[position]} at position {position} is outside the table's 0..{rows - 1}{cure}"
     )
+
+
+def _cure(kind: str) -> str:
+    """Return what to do about ids of this kind of element, as the end of a message."""
+    if kind == "b":
+        return "; give the rows that a mask chooses: np.flatnonzero(mask)"
+    if kind in "UT":
+        return (
+            "; table.lookup(keys) returns the ids of external keys, in a table that has them: "
+            "store.set_keys(name, keys) sets them, TableSpec(keys=...) makes a table by key"
+        )
+    return ""
+
+
+def as_written(index: object) -> str:
+    """Return an index as it stands between brackets: `":10, 0"` for `[:10, 0]`."""
+    if isinstance(index, tuple):
+        return ", ".join(map(as_written, index))
+    if index is ...:
+        return "..."
+    if not isinstance(index, slice):
+        return f"{index!r:.80}"
+    bounds = ["" if each is None else repr(each) for each in (index.start, index.stop, index.step)]
+    return ":".join(bounds if bounds[2] else bounds[:2])
 
 
 def _shown(array: npt.NDArray[Any]) -> str:

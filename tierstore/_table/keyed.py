@@ -6,6 +6,7 @@ import dataclasses
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import EllipsisType
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from tierstore._keys.admission import Candidates
 from tierstore._keys.given import unknown_keys
 from tierstore._keys.growing import Asked, KeyMap
 from tierstore._table import expiry
-from tierstore._table.address import Ids, as_dense, host_ids, is_torch
+from tierstore._table.address import Ids, as_dense, as_written, host_ids, is_torch
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Lease
 from tierstore._table.table import Owner, Table
@@ -702,9 +703,17 @@ class KeyedTable(RowsByNumber):
             ids = rows[rows >= 0]
         return self.by_row.warm(ids, counts=counts, progress=progress)
 
-    def _sliced(self, rows: slice) -> NoReturn:
+    def _sliced(self, rows: slice | EllipsisType) -> NoReturn:
         raise InvalidTypeError(
-            f"keys have no order: table[{rows}] is no choice of them; scan yields rows by number"
+            f"keys have no order: table[{as_written(rows)}] is no choice of them; scan yields rows "
+            "by number"
+        )
+
+    def __iter__(self) -> NoReturn:
+        """Refuse, as `Table` does."""
+        raise InvalidTypeError(
+            f"table {self.name!r} is not iterated over: table.scan() yields blocks of rows, "
+            "table.keys has their keys"
         )
 
 

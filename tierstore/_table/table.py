@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, TypeAlias, overload
 
 import numpy as np
@@ -17,7 +18,14 @@ from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import INTERNAL, Door, internal_error, internal_errors
 from tierstore._dtypes import DTypeName
-from tierstore._table.address import Ids, as_dense, is_torch, on_host, rows_to_warm
+from tierstore._table.address import (
+    Ids,
+    as_dense,
+    as_written,
+    is_torch,
+    on_host,
+    rows_to_warm,
+)
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
 from tierstore._table.prefetch import Prefetcher
@@ -199,8 +207,12 @@ class Table:
     def __len__(self) -> int:
         return self.rows
 
-    __iter__ = None
-    """Iterating would read row by row; `scan` yields blocks of rows."""
+    def __iter__(self) -> NoReturn:
+        """Refuse: iterating would read row by row; `scan` yields blocks of rows."""
+        raise InvalidTypeError(
+            f"table {self.name!r} is not iterated over, row by row: table[:] returns all rows, "
+            "table.scan() yields blocks of them"
+        )
 
     __contains__ = None
     """Whether an id is in the table is `0 <= id < table.rows`."""
@@ -217,6 +229,14 @@ class Table:
             out[begin : begin + len(block)] = block
             begin += len(block)
         return out
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return where `__dlpack__` copies to, the memory of the host."""
+        return (1, 0)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Copy all rows of the first field, as `__array__` does, for `torch.as_tensor(table)`."""
+        return np.asarray(self).__dlpack__(**options)
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name} {f.dim} {f.dtype}" for name, f in self._layout.fields)
@@ -475,21 +495,29 @@ class Table:
         return {name: out[name] for name in found}
 
     @overload
-    def __getitem__(self, ids: IntegerArrayLike | slice) -> npt.NDArray[np.floating[Any]]: ...
+    def __getitem__(
+        self, ids: IntegerArrayLike | slice | EllipsisType
+    ) -> npt.NDArray[np.floating[Any]]: ...
     @overload
     def __getitem__(self, ids: Tensor) -> Tensor: ...
     def __getitem__(self, ids: Any) -> Any:
         """Read the first field of some rows, `table[3]`, `table[[3, 5]]`, `table[3:10]`.
 
         As `read(ids)`. Slices are NumPy's, so negative bounds count from the end, and their rows
-        are not kept in memory. A single negative id is refused, and so are boolean masks.
-        `table[3, 5]` would be one element in NumPy and is refused.
+        are not kept in memory; `table[...]` is `table[:]`. A single negative id is refused, and so
+        are boolean masks. `table[3, 5]` would be one element in NumPy and is refused.
         """
-        if isinstance(ids, slice):
+        if isinstance(ids, slice | EllipsisType):
             return self.read(self._sliced(ids), cache=False)
-        return self.read(_not_a_tuple(ids))
+        if isinstance(ids, tuple):
+            raise InvalidTypeError(
+                f"table[{as_written(ids)}] is no choice of rows: {_instead(ids)}"
+            )
+        return self.read(ids)
 
-    def _sliced(self, rows: slice) -> npt.NDArray[np.int64]:
+    def _sliced(self, rows: slice | EllipsisType) -> npt.NDArray[np.int64]:
+        if rows is ...:
+            rows = slice(None)
         try:
             return np.arange(*rows.indices(self.rows), dtype=np.int64)
         except (TypeError, ValueError) as error:
@@ -532,7 +560,12 @@ class Table:
 
     def __setitem__(self, ids: IntegerArrayLike | Tensor | slice, rows: Any) -> None:
         """Write the first field of some rows, or a dict of fields; see `write`, `__getitem__`."""
-        self.write(self._sliced(ids) if isinstance(ids, slice) else _not_a_tuple(ids), rows)
+        if isinstance(ids, tuple):
+            raise InvalidTypeError(
+                f"table[{as_written(ids)}] is no choice of rows, which are written whole: give a "
+                "list of ids; to change columns read rows, change them and write them back"
+            )
+        self.write(self._sliced(ids) if isinstance(ids, slice | EllipsisType) else ids, rows)
 
     def lease(self, ids: object) -> Lease:
         """Pin the distinct rows of a batch for a step; use it as a context manager.
@@ -935,10 +968,12 @@ def _whole(number: object, what: str) -> int:
     return int(number)
 
 
-def _not_a_tuple(ids: object) -> Any:
-    if isinstance(ids, tuple):
-        raise InvalidTypeError(
-            f"table[{', '.join(map(repr, ids))}] is no choice of rows; give a list: "
-            f"table[{list(ids)!r}]"
-        )
-    return ids
+def _instead(index: tuple[Any, ...]) -> str:
+    """Return what to write in place of several indices."""
+    ways = []
+    if index and all(isinstance(each, int | np.integer) for each in index):
+        ways.append(f"give rows as a list, table[{list(map(int, index))}]")
+    if len(index) == 2:
+        rows, columns = map(as_written, index)
+        ways.append(f"take columns of what is read, table[{rows}][..., {columns}]")
+    return " or ".join(ways) or "give a list of ids, or a slice"

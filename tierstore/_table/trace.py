@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._io.system import explained
-from tierstore.errors import ExistsError, FormatError, StoreIOError
+from tierstore.errors import ExistsError, FormatError, StoreIOError, counted
 
 __all__ = ["Recording", "is_trace", "read_trace", "trace_rows"]
 
@@ -158,5 +158,7 @@ def read_trace(path: str | os.PathLike[str]) -> Iterator[npt.NDArray[np.int64]]:
                 return
             ids = np.frombuffer(file.read(count * kind.itemsize), kind).astype(np.int64)
             if count and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
-                raise FormatError(f"{path} names row {ids.max()} of a table of {rows} rows")
+                raise FormatError(
+                    f"{path} names row {ids.max()} of a table of {counted(rows, 'row')}"
+                )
             yield ids

@@ -35,6 +35,7 @@ from tierstore.errors import (
     InvalidInputError,
     InvalidTypeError,
     TierStoreError,
+    counted,
 )
 from tierstore.initializers import Constant, Initializer
 from tierstore.spec import Field, TableSpec, check_name
@@ -314,7 +315,9 @@ def grow(
     store[name]
     info = store._manifest.tables[name]
     if rows < info.spec.rows:
-        raise InvalidInputError(f"a table cannot shrink: {info.spec.rows} rows to {rows}")
+        raise InvalidInputError(
+            f"a table cannot shrink: {counted(info.spec.rows, 'row')} to {rows}"
+        )
     spec = dataclasses.replace(info.spec, rows=rows, chunk_rows=None)
     if init is not None:
         first, item = next(iter(spec.fields.items()))

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import os
 import socket
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -59,6 +58,8 @@ from tierstore.errors import (
     UncommittedRowsWarning,
     UnknownNameError,
     UpkeepWarning,
+    counted,
+    warn,
 )
 from tierstore.initializers import Initializer
 from tierstore.spec import Field, TableSpec, check_name
@@ -462,11 +463,10 @@ class DistributedStore(Closing, Mapping[str, Any]):
         try:
             self._parts.confirm(self._manifest, self._root.versions())
         except (TierStoreError, OSError, MemoryError) as error:
-            warnings.warn(
+            warn(
                 f"version {self.version} is committed; confirming it to the partitions of rank "
                 f"{self.rank} is put off: {error}",
                 UpkeepWarning,
-                stacklevel=6,
             )
 
     def _follow_names(self) -> None:
@@ -553,8 +553,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
         rows = self._uncommitted()
         if rows or self._parts.ahead(self._manifest):
             raise InvalidInputError(
-                f"{rows} rows of rank {self.rank} are not committed; commit or roll back before "
-                f"you {what}"
+                f"{counted(rows, 'row is', 'rows are')} not committed on rank {self.rank}; commit "
+                f"or roll back before you {what}"
             )
 
     def fold(self, *, progress: Progress | None = None) -> list[int]:
@@ -712,8 +712,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
         rows = 0 if self.closed else self.uncommitted_rows()
         if rows:
             raise InvalidInputError(
-                f"{rows} rows of {self.path} are not committed, and a state would point to a "
-                "version without them: commit before state_dict()"
+                f"{counted(rows, 'row is', 'rows are')} not committed in {self.path}, and a state "
+                "would point to a version without them: commit before state_dict()"
             )
         where = {"path": str(self.path), "uuid": self.uuid}
         return {**where, "version": self.version, "mark": self._manifest.mark}
@@ -772,11 +772,10 @@ class DistributedStore(Closing, Mapping[str, Any]):
                 self._door.close()
         self._release()
         if lost:
-            warnings.warn(
-                f"{self.path} was closed with {lost} uncommitted rows of rank {self.rank}, which "
-                "were dropped; call commit() to keep them",
+            warn(
+                f"{self.path} was closed; it dropped {counted(lost, 'uncommitted row')} of rank "
+                f"{self.rank}: call commit() to keep what was written",
                 UncommittedRowsWarning,
-                stacklevel=2,
             )
 
     def _release(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import warnings
 import weakref
 from typing import Any, Self
 
@@ -17,7 +16,14 @@ from tierstore._store.store import Store
 from tierstore._table.table import Table
 from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.table import DistributedTable
-from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
+from tierstore.errors import (
+    InvalidInputError,
+    InvalidTypeError,
+    TierStoreError,
+    TierStoreWarning,
+    ZeroRowsWarning,
+    warn,
+)
 from tierstore.nn import autograd, compiling, pointers
 from tierstore.nn.autograd import Batch
 from tierstore.nn.average import Average
@@ -307,6 +313,13 @@ class TieredEmbedding(RowsLayer):
             super()._load_from_state_dict({**state_dict, f"{prefix}rows": empty}, prefix, *rest)
         finally:
             self._parameters["rows"] = rows
+        if f"{prefix}weight" in state_dict:
+            warn(
+                f"{prefix}weight, of an nn.Embedding, is not loaded: the rows of a "
+                f"{type(self).__name__} lie in a table; make one with from_pretrained(weight, "
+                "store, name) or 'tierstore load', or write them: emb.table.write(ids, weight)",
+                TierStoreWarning,
+            )
 
 
 _looked_at: weakref.WeakSet[Table] = weakref.WeakSet()
@@ -329,12 +342,11 @@ def warn_of_zeros(table: Table | DistributedTable, field: str) -> None:
         for part in (ids[:1], ids[1:]):
             if table.read(part, field, cache=False).any():
                 return
-        warnings.warn(
+        warn(
             f"the rows of table {table.name!r} are zeros, as they were made: products of such rows "
             "have no gradient; give TableSpec an init such as tierstore.normal(std=0.1), or write "
             "the rows",
             ZeroRowsWarning,
-            stacklevel=3,
         )
 
 

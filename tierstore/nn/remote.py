@@ -16,6 +16,9 @@ from tierstore.nn.autograd import Abandoned, Batch, Gradient, add_as_it_comes, s
 
 __all__ = ["RemoteBatch", "RemoteLease", "Shared"]
 
+_WIDE = 128
+"""Bytes of a row beside which one element more is little; a GPU copies bytes more slowly."""
+
 Shared: TypeAlias = DistributedTable | DistributedJointTable
 """What several ranks share the rows of."""
 
@@ -133,10 +136,12 @@ class RemoteBatch:
         given: Any = None
         if positions is None:
             arrived = self._request.deliver(values)
-        else:  # whether a row is named goes with its sum, as one byte more
-            named = torch.zeros(len(values) + 1, 1, dtype=torch.uint8, device=values.device)
+        else:  # whether a row is named goes with its sum
+            is_narrow = values.shape[1] * values.element_size() < _WIDE
+            kind = torch.uint8 if is_narrow else values.dtype
+            named = torch.zeros(len(values) + 1, 1, dtype=kind, device=values.device)
             named[positions] = 1
-            sums = values.contiguous().view(torch.uint8)
+            sums = values.contiguous().view(kind)
             both = self._request.deliver(torch.cat([sums, named[:-1]], 1))
             arrived = both.new_empty(len(both), sums.shape[1]).copy_(both[:, :-1])
             arrived, marks = arrived.view(values.dtype), both[:, -1] != 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
 from tierstore.distributed.store import DistributedStore
-from tierstore.errors import InvalidInputError
+from tierstore.errors import InvalidInputError, warn
 from tierstore.nn.autograd import Abandoned, Batch, Gradient, merged, placed
 
 __all__ = ["RowsParameter", "TableRows", "tracing_refused"]
@@ -261,10 +260,9 @@ class RowsParameter(torch.nn.Parameter):
             _engine.queue_callback(self._end_pass)
         self._passes += 1
         if self._passes == _FORGOTTEN:
-            warnings.warn(
+            warn(
                 f"{_FORGOTTEN} batches left a gradient of table {self.table.name!r} since the last "
                 "step or zero_grad() of its TieredOptimizer",
-                stacklevel=2,
             )
 
     def gather(self) -> Gradient | None:

@@ -141,7 +141,8 @@ class TieredOptimizer(torch.optim.Optimizer):
                 in fields that are added; `emb.averaged()` looks it up.
             options: what the class takes besides parameters: lr, betas, foreach, fused, …
 
-        Raises InvalidInputError for a class that cannot train rows, naming the reason, for a table
+        Raises ReadOnlyError for a layer that is not frozen over a store that is open for reading,
+        and InvalidInputError for a class that cannot train rows, naming the reason, for a table
         whose state is that of another class, where fields must be added to a table with uncommitted
         rows, for stochastic rounding of weights that are not bfloat16, and for a `state_dtype`
         that is not there or not that of the state in the table.
@@ -241,6 +242,8 @@ class TieredOptimizer(torch.optim.Optimizer):
                     "into a collection of its own"
                 )
         new = [rows for rows in found if rows not in self._fields]
+        for table in itertools.chain.from_iterable(rows.tables for rows in new):
+            table._owner.door.check(write=True)
         self._plans.update((rows, plans[rows]) for rows in new)
         states = {rows: self._states_of(rows, plans[rows]) for rows in new}
         if self._reset:

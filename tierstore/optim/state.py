@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tierstore import initializers
 from tierstore._table.table import Table
-from tierstore.errors import InvalidInputError
+from tierstore.errors import InvalidInputError, counted
 from tierstore.optim.float8 import SIGNED, SIZES, Float8
 from tierstore.optim.probe import RowState, StatePlan
 from tierstore.optim.rounding import Rounding
@@ -74,8 +74,8 @@ class StoredState:
         if found is not None and found["class"] != self.owner:
             raise InvalidInputError(
                 f"table {self.table.name!r} holds the state of {found['class']} after "
-                f"{self.steps} steps, which {self.owner} cannot go on from: make the optimizer "
-                "with reset=True to drop that state, or go on with the same class"
+                f"{counted(self.steps, 'step')}, which {self.owner} cannot go on from: make the "
+                "optimizer with reset=True to drop that state, or go on with the same class"
             )
         if found is not None and found.get("state_dtype") != self.state_dtype:
             raise InvalidInputError(

@@ -14,8 +14,8 @@ from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.memory import available_bytes
 from tierstore._tiers.placement import Placement, check_names
 from tierstore._tiers.slots import bytes_for, slots_for
-from tierstore.budget import Budget, Size, format_bytes
-from tierstore.errors import InvalidInputError
+from tierstore.budget import Budget, Size, format_bytes, size_of_at_least
+from tierstore.errors import InvalidInputError, counted
 from tierstore.machine.speeds import HOT_BYTES, ROW_BYTES, BatchTimes, Speeds
 from tierstore.policy import Policies, PolicySpec, lru
 from tierstore.sizing.simulation import (
@@ -91,11 +91,19 @@ class Plan:
         """Seconds per step for moving rows, without overlap."""
         return sum(self.seconds.values(), 0.0)
 
+    @property
+    def budget(self) -> Budget:
+        """The budget with which `open` gives the table these tiers."""
+        sizes = {tier.tier: tier.nbytes for tier in self.tiers}
+        host = sizes["host"] + self.index_bytes if "host" in sizes else 0
+        return Budget(host=size_of_at_least(host), gpu=size_of_at_least(sizes.get("gpu", 0)))
+
     def to_dict(self) -> dict[str, Any]:
         """Return what `tierstore plan --json` prints."""
         data = asdict(self)
         data["tiers"], data["notes"] = list(data["tiers"]), list(data["notes"])
-        return data | {"step_seconds": self.step_seconds}
+        budget = {"host": self.budget.host, "gpu": self.budget.gpu}
+        return data | {"step_seconds": self.step_seconds, "budget": budget}
 
 
 @dataclass(frozen=True)
@@ -216,7 +224,9 @@ def plan(
     if rows < 1 or record_bytes < 1:
         raise InvalidInputError(f"rows and record_bytes must be at least 1: {rows}, {record_bytes}")
     if stream is not None and stream.rows > rows:
-        raise InvalidInputError(f"the stream has row {stream.rows - 1}, the table {rows} rows")
+        raise InvalidInputError(
+            f"the stream has row {stream.rows - 1}, the table {counted(rows, 'row')}"
+        )
     index = DeltaIndex.bytes_for(rows)
     host_slots = slots_for(rows, record_bytes, host, policy, index=index)
     gpu_slots = GpuMemory.slots_for(rows, record_bytes, gpu)

@@ -19,7 +19,7 @@ from tierstore._formats.npy import Arrays
 from tierstore._formats.parquet import open_columns
 from tierstore._table.trace import is_trace, read_trace, trace_rows
 from tierstore.budget import DEFAULT_MEMORY, Allowance, Size
-from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
+from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, counted
 
 __all__ = ["Batch", "Stream", "load_stream", "stream_of"]
 
@@ -81,7 +81,7 @@ def stream_of(batches: Iterable[Any], rows: int | None = None, seed: int = 0) ->
     rows = greatest + 1 if rows is None else rows
     if least < 0 or greatest >= rows:
         wrong = least if least < 0 else greatest
-        raise InvalidInputError(f"id {wrong} is outside a table of {rows} rows")
+        raise InvalidInputError(f"id {wrong} is outside a table of {counted(rows, 'row')}")
     return Stream(rows, made, ids)
 
 

@@ -16,7 +16,13 @@ from torch import Tensor
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._store.store import Store
 from tierstore._table.table import Table
-from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, RowIndexError
+from tierstore.errors import (
+    FormatError,
+    InvalidInputError,
+    InvalidTypeError,
+    RowIndexError,
+    counted,
+)
 from tierstore.initializers import BLOCK_ROWS, Initializer
 from tierstore.spec import Field
 from tierstore.speedtorch.base import Held, Streamed, Where, save_npy, to_tensor
@@ -218,7 +224,7 @@ def _from_end(ids: Tensor, rows: int) -> Tensor:
         return ids
     if not ids.is_cuda and not -rows <= int(ids.min()) <= int(ids.max()) < rows:
         raise RowIndexError(
-            f"ids {int(ids.min())} to {int(ids.max())} exceed the array's {rows} rows"
+            f"ids {int(ids.min())} to {int(ids.max())} exceed the array's {counted(rows, 'row')}"
         )
     return torch.where(ids < 0, ids + rows, ids)
 

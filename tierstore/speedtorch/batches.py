@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from tierstore import initializers
 from tierstore._dtypes import check_dtype
 from tierstore._table.table import Table
-from tierstore.errors import DuplicateRowsWarning, InvalidInputError, UnknownNameError
+from tierstore.errors import DuplicateRowsWarning, InvalidInputError, UnknownNameError, warn
 from tierstore.nn.autograd import sum_by_row
 from tierstore.optim.probe import StatePlan, probe
 from tierstore.spec import Field
@@ -101,11 +100,10 @@ def warn_of_copies(ids: Tensor, policy: Duplicates) -> None:
     else:
         message = f"every copy is updated with the {policy} of the row's gradients"
         advice = "SpeedTorch kept only the update of the last copy, like duplicates='last'"
-    warnings.warn(
+    warn(
         f"{share:.1%} of the {ids.numel()} rows of this batch are copies of others: "
         f"{message}; {advice}",
         DuplicateRowsWarning,
-        stacklevel=4,
     )
 
 

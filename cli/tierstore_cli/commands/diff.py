@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from tierstore.budget import format_bytes
+from tierstore.errors import counted
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Unchanged
 from tierstore_cli.opening import open_store
@@ -69,7 +70,8 @@ def diff(
             made = opened.write_patch(patch, old, force=force)
             data |= {"from": made.from_version, "tables": made.rows}
             data |= {"out": full_name(patch), "bytes": made.bytes}
-            line = f"wrote {patch}: {sum(made.rows.values()):,} rows, {format_bytes(made.bytes)}"
+            written = counted(sum(made.rows.values()), "row")
+            line = f"wrote {patch}: {written}, {format_bytes(made.bytes)}"
             out.show(data, line)
             return
         changed = opened.changed(old)

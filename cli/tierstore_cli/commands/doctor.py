@@ -11,7 +11,7 @@ import click
 import tierstore
 from tierstore import machine
 from tierstore.budget import format_bytes
-from tierstore.errors import TierStoreError
+from tierstore.errors import TierStoreError, counted
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
 from tierstore_cli.opening import open_store
@@ -76,7 +76,7 @@ def _examined(path: Path) -> dict[str, Any]:
 def _store_rows(store: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("store", "damaged" if store["damage"] else "no damage found")]
     if "version" in store:
-        rows.append(("version", f"{store['version']} of {store['tables']} tables"))
+        rows.append(("version", f"{store['version']} of {counted(store['tables'], 'table')}"))
         rows.append(("not folded", format_bytes(store["unfolded_bytes"])))
     return rows
 

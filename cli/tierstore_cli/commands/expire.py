@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from tierstore import KeyedTable
+from tierstore.errors import counted
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
@@ -69,4 +70,7 @@ def expire(
         "version": version,
     }
     verb = "would remove" if dry_run else "removed"
-    out.show(data, f"{verb} {removed:,} keys of {chosen.name}: {left:,} are left")
+    out.show(
+        data,
+        f"{verb} {counted(removed, 'key')} of {chosen.name}: {counted(left, 'is', 'are')} left",
+    )

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tierstore import Attached, Store, Table
 from tierstore.budget import format_bytes
+from tierstore.errors import counted
 from tierstore.exporting import export_table
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Unchanged
@@ -200,7 +201,7 @@ def export(
         out.note(f"Note: {'the keys are not written: a stream is one file' if streamed else note}")
     if to_stdout:
         return
-    shape = f"{done.rows:,} rows of {done.dim} {done.dtype}"
+    shape = f"{counted(done.rows, 'row')} of {done.dim} {done.dtype}"
     out.show(data, f"wrote {target}: {shape}, {format_bytes(done.bytes)}")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from tierstore import Store
+from tierstore.errors import counted
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
 from tierstore_cli.opening import open_store
@@ -92,7 +93,7 @@ def follow(
 
 def _line(store: Store, counts: dict[str, int]) -> str:
     step = "" if store.step is None else f" · step {store.step:,}"
-    tables = "".join(f" · {name} {count:,} rows" for name, count in counts.items())
+    tables = "".join(f" · {name} {counted(count, 'row')}" for name, count in counts.items())
     return f"version {store.version}{step}{tables or ' · no row changed'}"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from tierstore.errors import counted
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
@@ -83,4 +84,6 @@ def grow(
         "added": rows - before,
         "version": version,
     }
-    out.show(data, f"added {rows - before:,} rows to {name}: {rows:,}, at version {version}")
+    out.show(
+        data, f"added {counted(rows - before, 'row')} to {name}: {rows:,}, at version {version}"
+    )

@@ -13,6 +13,7 @@ import click
 
 from tierstore import Attached, Table
 from tierstore.budget import format_bytes
+from tierstore.errors import counted
 from tierstore.spec import BACKENDS
 from tierstore.stats import LISTED, SpaceInformation, StoreInfo, label
 from tierstore_cli.command import Command
@@ -166,7 +167,7 @@ def _show_file(
     data: dict[str, Any] = {"file": full_name(file), "table": {"name": table.name, **facts}}
     size = format_bytes(table.rows * item.nbytes)
     parts: list[str | Grid] = [
-        f"{file}   {table.rows:,} rows of {item.dim} {item.dtype} · {size} · read in place"
+        f"{file}   {counted(table.rows, 'row')} of {item.dim} {item.dtype} · {size} · read in place"
     ]
     if stats:
         parts += _add_stats(data["table"], table, field, full=full)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from tierstore.errors import counted
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
@@ -48,5 +49,5 @@ def keys(
         version = opened.version
     count = None if found is None else len(found)
     data = {"store": os.path.abspath(store), "table": name, "keys": count, "version": version}
-    done = "forgot the keys" if count is None else f"set {count:,} keys"
+    done = "forgot the keys" if count is None else f"set {counted(count, 'key')}"
     out.show(data, f"{done} of {name}; {store} is now at version {version}")

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import click
 
+from tierstore.errors import counted
 from tierstore.importing import ImportResult, Preview, import_table, preview
 from tierstore_cli.command import Command
 from tierstore_cli.opening import awaited
@@ -136,7 +137,8 @@ def load(
         "added": done.added,
     }
     verb = "made" if done.created else "loaded"
-    shape = f"{done.rows:,} rows of {done.dim} {done.dtype}{', with keys' if done.keys else ''}"
+    shape = f"{counted(done.rows, 'row')} of {done.dim} {done.dtype}"
+    shape += ", with keys" if done.keys else ""
     if done.added:
         shape += f", {done.added:,} of them new"
     out.show(
@@ -181,6 +183,6 @@ def _show_first(out: Output, source: str, **options: Any) -> None:
     ]
     out.show(
         data,
-        f"{found.rows:,} rows of {found.dim} {found.dtype}; nothing was loaded",
+        f"{counted(found.rows, 'row')} of {found.dim} {found.dtype}; nothing was loaded",
         Grid((), rows),
     )

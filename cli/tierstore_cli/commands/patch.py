@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tierstore.errors import counted
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
@@ -43,4 +44,4 @@ def patch(out: Output, store: Path, file: Path, allow_untested: bool) -> None:
         "to": done.to_version,
         "origin": done.store,
     }
-    out.show(data, f"changed {rows:,} rows of {store}, which is at version {version} now")
+    out.show(data, f"changed {counted(rows, 'row')} of {store}, which is at version {version} now")

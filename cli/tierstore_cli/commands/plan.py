@@ -10,6 +10,7 @@ import click
 from tierstore import plot
 from tierstore import policy as policies
 from tierstore.budget import Budget, format_bytes
+from tierstore.errors import counted
 from tierstore.machine import speeds
 from tierstore.sizing import Plan, SpacePlan, host_for_hits, load_stream, plan_budgets, plan_tables
 from tierstore.sizing import plan as make_plan
@@ -258,6 +259,13 @@ def _choices(budgets: list[Plan]) -> Grid:
     return Grid(("HOST", "SLOTS", "PART", "HITS", "MS A STEP"), rows, frozenset(range(5)))
 
 
+def _argument(budget: Budget) -> str:
+    """Return the argument of `tierstore.open` for a budget, as Python."""
+    if budget.gpu == "0B":
+        return f'budget="{budget.host}"'
+    return f'budget=tierstore.Budget(host="{budget.host}", gpu="{budget.gpu}")'
+
+
 def _lines(found: Plan, traced: bool) -> list[str | Grid]:
     headers = (
         "TIER",
@@ -285,9 +293,11 @@ def _lines(found: Plan, traced: bool) -> list[str | Grid]:
     if found.tiers:
         rows.append(("index", format_bytes(found.index_bytes), *["–"] * 6))
     rows.append(("disk", format_bytes(found.disk_bytes), f"{found.rows:,}", *["–"] * 5))
+    size = f"{counted(found.rows, 'row')} of {found.record_bytes} B"
     lines: list[str | Grid] = [
-        f"{found.rows:,} rows of {found.record_bytes} B; policy of the host tier: {found.policy}",
+        f"{size}; policy of the host tier: {found.policy}",
         Grid(headers, rows, frozenset(range(1, len(headers)))),
+        f"open it with {_argument(found.budget)}",
     ]
     if found.seconds:
         lines += ["", f"moving rows takes {1000 * found.step_seconds:,.1f} ms per step:"]

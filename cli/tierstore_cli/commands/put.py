@@ -10,6 +10,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 
+from tierstore.errors import counted
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_table, open_store
 from tierstore_cli.output import Output
@@ -56,7 +57,9 @@ def put(
         chosen = choose_table(opened, table)
         field = choose_field(chosen, field)
         if vector.size != (dim := chosen.fields[field].dim):
-            raise click.UsageError(f"{vector.size} values; {field} has {dim} elements")
+            raise click.UsageError(
+                f"{counted(vector.size, 'value')}; {field} has {counted(dim, 'element')}"
+            )
         if key is not None:
             add_key(chosen, key, field)
         (number,) = chosen_ids(chosen, [] if row is None else [row], [] if key is None else [key])

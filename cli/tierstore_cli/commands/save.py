@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tierstore.budget import format_bytes
+from tierstore.errors import counted
 from tierstore_cli.command import Command
 from tierstore_cli.opening import awaited, open_store
 from tierstore_cli.output import Grid, Output
@@ -182,4 +183,6 @@ def _save_partitioned(
         "version": version,
         "partitions": partitions,
     }
-    out.show(data, f"saved version {version} of {store} to {dest}, in {partitions} partitions")
+    out.show(
+        data, f"saved version {version} of {store} to {dest}, in {counted(partitions, 'partition')}"
+    )

@@ -9,6 +9,7 @@ import click
 
 from tierstore import plot, policy
 from tierstore.budget import format_bytes
+from tierstore.errors import counted
 from tierstore.sizing import POLICIES, SIZES, Simulation, load_stream
 from tierstore.sizing import simulate as run
 from tierstore_cli.command import Command
@@ -146,8 +147,9 @@ _FLOOR = "{} of the distinct rows are asked for the first time: no tier has thos
 
 def _head(found: Simulation) -> str:
     return (
-        f"{found.rows:,} rows, {found.batches:,} batches of {found.ids_per_batch:,.0f} ids, "
-        f"{found.unique_per_batch:,.0f} of them distinct; {found.measured_batches:,} are measured"
+        f"{counted(found.rows, 'row')}, {counted(found.batches, 'batch', 'batches')} of "
+        f"{found.ids_per_batch:,.0f} ids, {found.unique_per_batch:,.0f} of them distinct; "
+        f"{found.measured_batches:,} are measured"
     )
 
 

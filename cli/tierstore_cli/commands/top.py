@@ -12,6 +12,7 @@ import click
 
 from tierstore import Store
 from tierstore.budget import format_bytes
+from tierstore.errors import counted
 from tierstore.stats import read_prometheus
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
@@ -135,7 +136,7 @@ def _screen(data: dict[str, Any]) -> list[str | Grid]:
         )
         for each in data["tables"]
     ]
-    wrote = f" · {data['written_rows']:,} rows in the last commit"
+    wrote = f" · {counted(data['written_rows'], 'row')} in the last commit"
     parts: list[str | Grid] = [f"{data['store']}   version {data['version']}{step}{age}{wrote}"]
     if rows:
         headers = ("TABLE", "ROWS", "DISK", "NOT FOLDED", "BYTES")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 import tierstore
+from tierstore.errors import counted
 from tierstore_cli.background import in_background
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
@@ -59,7 +60,7 @@ def verify(out: Output, store: Place, version: int | str | None, sample: int | N
         "whole": report.whole,
     }
     damage = [(name, some_ids(ids)) for name, ids in report.bad_rows.items() if ids]
-    summary = f"version {report.version}: {report.rows_checked:,} rows checked"
+    summary = f"version {report.version}: {counted(report.rows_checked, 'row')} checked"
     parts = [f"damaged: {each}" for each in report.bad_files]
     out.show(data, f"{summary}, no damage" if report.ok else summary, *parts, *_grid(damage))
     if not report.ok:
