@@ -905,6 +905,55 @@ MUTANTS = [
         "yield block",
         "tests/test_notes.py",
     ),
+    # Threads beside a rollback, a refresh and each other: no key gets the row of another.
+    Mutant(
+        "_table/keyed.py",
+        "return self.table._map.numbering is not self.numbering",
+        "return False",
+        "tests/keys/test_keyed.py",
+    ),
+    Mutant(
+        "_table/keyed.py",
+        "if self._map.numbering is numbering:",
+        "if True:",
+        "tests/keys/test_keyed.py",
+    ),
+    Mutant(
+        "_store/tables.py",
+        "        self.end_epochs(REFRESHED)  # before",
+        "        # before",
+        "tests/keys/test_keyed.py",
+    ),
+    Mutant(
+        "_disk/generation.py",
+        "            if self.info.keys != keys:\n                return None\n",
+        "",
+        "tests/keys/test_keyed.py",
+    ),
+    Mutant(
+        "_disk/partitioned_keys.py",
+        "with self._map_lock:\n                found = self._map\n",
+        "if True:\n                found = self._map\n",
+        "tests/distributed/test_keys.py::test_threads_of_a_reader_load_its_keys_together",
+    ),
+    Mutant(
+        "_table/host.py",
+        "            self.still = space.host.still\n",
+        "            self.still = nullcontext()\n",
+        "tests/table/test_table.py",
+    ),
+    Mutant(
+        "_door.py",
+        "if frame is not None and frame.f_code in _undisturbed:",
+        "if False:",
+        "tests/test_door.py",
+    ),
+    Mutant(
+        "_parts.py",
+        "[unknown] * len(self.rest)",
+        "[None] * len(self.rest)",
+        "tests/test_parts.py",
+    ),
 ]
 
 
