@@ -232,7 +232,10 @@ def test_a_state_with_uncommitted_rows_says_how_many_and_what_to_call(run: Run) 
     run.train()
     rows = run.store.uncommitted_rows()
     for part in (run.model, run.opt, run.store):
-        with pytest.raises(InvalidInputError, match=rf"^{rows} rows are not committed in .*store\.commit\(\) before"):
+        with pytest.raises(
+            InvalidInputError,
+            match=rf"^{rows} rows are not committed in .*store\.commit\(\) before",
+        ):
             part.state_dict()
     run.store.rollback()
     assert run.model.state_dict()
