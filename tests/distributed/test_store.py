@@ -248,7 +248,7 @@ def test_a_writer_goes_back_to_a_version(path: Path) -> None:
 def test_altering_needs_all_committed_and_constants(path: Path) -> None:
     with distributed.open(path) as store:
         store["item"].write([4], [[1, 2, 3, 4, 5.0]])
-        with pytest.raises(InvalidInputError, match="rank 0 has 1 uncommitted row;"):
+        with pytest.raises(InvalidInputError, match="1 row is not committed on rank 0;"):
             store.add_fields("item", {"more": tierstore.Field(3)})
         store.rollback()
         with pytest.raises(InvalidInputError, match="start from a constant"):
