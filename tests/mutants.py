@@ -186,6 +186,61 @@ MUTANTS = [
         "False):",
         "tests/test_concurrency.py",
     ),
+    # A refresh reads beside reads, and switches only to what is still protected.
+    Mutant(
+        "_store/state.py",
+        "opening.before is not self.manifest or opening.manifest.version not in self.reader.held",
+        "opening.before is not self.manifest",
+        "tests/store/test_following.py",
+    ),
+    Mutant(
+        "_store/state.py",
+        "opening.before is not self.manifest or opening.manifest.version not in self.reader.held",
+        "opening.manifest.version not in self.reader.held",
+        "tests/store/test_following.py",
+    ),
+    Mutant(
+        "_store/state.py",
+        "if not is_safe:",
+        "if False:",
+        "tests/store/test_following.py",
+    ),
+    Mutant(
+        "_store/store.py",
+        "with Errand(self._door):",
+        "with self._door.use():",
+        "tests/store/test_following.py",
+    ),
+    Mutant(
+        "_tiers/host.py",
+        "self.discard(rows[~known])",
+        "self.discard(rows[:0])",
+        "tests/store/test_following.py",
+    ),
+    Mutant(
+        "_tiers/host.py",
+        "_rowcopy.scatter(self.records, slots[here], renewed.records[here])",
+        "pass",
+        "tests/store/test_following.py",
+    ),
+    Mutant(
+        "_disk/index.py",
+        "id(delta) not in known, reversed(deltas))]",
+        "id(delta) not in known, reversed(deltas))][::-1]",
+        "tests/disk/test_tier.py",
+    ),
+    Mutant(
+        "_disk/index.py",
+        "itertools.takewhile(lambda delta: id(delta) not in known, reversed(deltas))",
+        "reversed([each for each in deltas if id(each) not in known])",
+        "tests/disk/test_tier.py",
+    ),
+    Mutant(
+        "_disk/delta.py",
+        'np.searchsorted(self.ids, rows, "right", sorter=order) - 1',
+        'np.searchsorted(self.ids, rows, "left", sorter=order)',
+        "tests/disk/test_tier.py",
+    ),
     # Byte ranges that the tier below serves, and spaces of several tables.
     Mutant(
         "_tiers/uncached.py",

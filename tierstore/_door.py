@@ -309,7 +309,7 @@ class Call(interrupts_deferred):
 
 @undisturbed
 class Errand(Call):
-    """A call that brings rows nearer, one at a time, which uses on a device go on beside.
+    """A call that brings rows nearer, or looks ahead, one at a time, beside uses on a device.
 
     It waits for other uses, and they for it; see `Use.beside`.
     """

@@ -89,10 +89,14 @@ class Reader:
         """Follow the writer; rows that are not said to have changed are as they were seen."""
         self.version = self.writer.version
         info = self.writer.info
-        deltas = self.generation.open_deltas(info)
         folded = min((delta.version for delta in info.deltas), default=self.writer.version + 1) - 1
-        rows = self.generation.follow(info, deltas, folded)
-        self.seen[rows] = read(self.generation.tier, rows)
+        later = self.generation.later(info, folded)
+        rows, tier = later.changed, self.generation.tier
+        coming = np.zeros((rows.size, tier.record_bytes), np.uint8)
+        known = tier.read_ahead(later.deltas, rows, coming)
+        self.generation.follow(later)
+        self.seen[rows] = read(tier, rows)
+        assert np.array_equal(coming[known].view(self.seen.dtype), self.seen[rows][known])
         self.truth = committed.copy()
 
     def check(self) -> None:

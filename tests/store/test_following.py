@@ -3,6 +3,7 @@
 Costs are counted: files opened, ids gone through, names in a manifest. Time is not looked at.
 """
 
+import threading
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest import mock
@@ -13,17 +14,18 @@ import pytest
 import tierstore
 from tests.durability.crash import scratch
 from tests.pairs import pairs
+from tierstore._disk import delta
 from tierstore._disk.base import Base
 from tierstore._disk.compressed import CompressedRecords
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
-from tierstore._disk.tier import DiskTier
 from tierstore._store.compaction import Folder
 from tierstore._store.locking import WriterLock
+from tierstore._store.state import State
 from tierstore._store.versions import History
 from tierstore._tiers import host
 from tierstore.budget import Budget
-from tierstore.errors import CorruptRowError, StoreIOError
+from tierstore.errors import CorruptRowError, CorruptStoreError, StoreIOError
 
 ROWS, DIM, BATCH = 600, 8, 30
 NONE = Budget(host=0)
@@ -168,13 +170,161 @@ def test_a_damaged_row_that_changed_is_told_to_who_reads_it(root, monkeypatch):
         trainer.commit()
         with monkeypatch.context() as patch:
 
-            def read(tier, rows, *others, **more):
-                raise CorruptRowError(f"row {rows[0]} is damaged")
+            def read(name, records, ids, *others):
+                raise CorruptRowError(f"row {ids[0]} is damaged")
 
-            patch.setattr(DiskTier, "_read_parts", read)
+            patch.setattr(delta, "read_records", read)
             assert reader.refresh()
             with pytest.raises(CorruptRowError):
                 reader["t0"].read(EVERY)
+        trainer.check(reader)
+    trainer.store.close()
+
+
+def test_a_refresh_looks_for_manifests_once(root):
+    """No fold can have started where an older version is protected; opening looks twice."""
+    trainer = Trainer(root / "s")
+    with (
+        counted(History, "newest") as looks,
+        tierstore.open(trainer.path, budget=Budget(host_rows=50)) as reader,
+    ):
+        assert len(looks) == 2
+        for _ in range(3):
+            trainer.commit()
+            looks.clear()
+            assert reader.refresh()
+            assert len(looks) == 1
+        looks.clear()
+        reader.restore(reader.version - 1)
+        reader.refresh()
+        trainer.check(reader)
+    trainer.store.close()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param((History, "_load"), id="the manifest"),
+        pytest.param((Delta, "__init__"), id="a delta"),
+        pytest.param((Delta, "read"), id="records"),
+    ],
+)
+def test_reads_go_on_while_a_refresh_reads(root, step):
+    """Those of another thread show the version before, until the tables switch."""
+    trainer = Trainer(root / "s")
+    with tierstore.open(trainer.path, budget=Budget(host_rows=50)) as reader:
+        trainer.check(reader)
+        trainer.commit()
+        beside, owner, name = [], *step
+        method = getattr(owner, name)
+
+        def slow(*given, **options):
+            if not beside:
+                beside.append(threading.Thread(target=trainer.check, args=[reader]))
+                beside[0].start()
+                beside[0].join(20)
+                assert not beside[0].is_alive()
+            return method(*given, **options)
+
+        with mock.patch.object(owner, name, slow), excepthook_raises():
+            assert reader.refresh()
+        assert beside and reader.version == trainer.store.version
+        trainer.check(reader)
+    trainer.store.close()
+
+
+@contextmanager
+def excepthook_raises():
+    """Raise what a thread of the body raised."""
+    raised = []
+    with mock.patch("threading.excepthook", raised.append):
+        yield
+    for each in raised:
+        raise each.exc_value
+
+
+@pairs(backend=list(BACKENDS), host_rows=[20, 100, ROWS], commits=[1, 3])
+def test_rows_that_come_and_go_while_a_refresh_reads(root, backend, host_rows, commits):
+    """What was read is for rows that are still there; those that came since are old, and go."""
+    trainer, prepare = Trainer(root / "s", 2, **BACKENDS[backend]), State.prepare
+
+    def prepared(state, version):
+        opening = prepare(state, version)
+        for table in reader.values():
+            table.read(trainer.rng.permutation(ROWS)[:60])
+        return opening
+
+    with (
+        tierstore.open(trainer.path, budget=Budget(host_rows=host_rows)) as reader,
+        mock.patch.object(State, "prepare", prepared),
+    ):
+        for number in range(12):
+            trainer.check(reader)
+            for _ in range(commits):
+                trainer.commit(tables=[number % 2] if commits == 1 else None)
+            assert reader.refresh()
+            trainer.check(reader)
+    trainer.store.close()
+
+
+def test_a_refresh_that_another_overtakes_begins_again(root):
+    trainer, prepare, openings = Trainer(root / "s", 2), State.prepare, []
+
+    def overtaken(state, version):
+        openings.append(prepare(state, version))
+        if len(openings) == 1:
+            trainer.commit()
+            assert reader.refresh()
+        return openings[-1]
+
+    with tierstore.open(trainer.path, budget=Budget(host_rows=50)) as reader:
+        trainer.check(reader)
+        trainer.commit()
+        with mock.patch.object(State, "prepare", overtaken):
+            assert not reader.refresh()  # the other did
+        assert [each is None for each in openings] == [False, False, True]
+        assert reader.version == trainer.store.version == 3
+        trainer.check(reader)
+        assert reader._state.reader.held == {3}
+    trainer.store.close()
+
+
+def test_a_refresh_prepared_before_another_failed_begins_again(root):
+    """The one that fails gives up the versions that it did not switch to."""
+    trainer, prepare, openings = Trainer(root / "s"), State.prepare, []
+
+    def failed_beside(state, version):
+        openings.append(prepare(state, version))
+        if len(openings) == 1:
+            trainer.commit()
+            with (
+                mock.patch.object(Delta, "open", side_effect=StoreIOError("no more")),
+                pytest.raises(StoreIOError, match="no more"),
+            ):
+                prepare(state, version)
+        return openings[-1]
+
+    with tierstore.open(trainer.path, budget=NONE) as reader:
+        trainer.commit()
+        with mock.patch.object(State, "prepare", failed_beside):
+            assert reader.refresh()
+        assert len(openings) == 2 and reader.version == trainer.store.version == 3
+        trainer.check(reader)
+    trainer.store.close()
+
+
+def test_a_delta_with_rows_that_no_table_has_leaves_what_was_open(root):
+    trainer = Trainer(root / "s")
+    with tierstore.open(trainer.path, budget=Budget(host_rows=50)) as reader:
+        trainer.check(reader)
+        trainer.commit()
+        with (
+            mock.patch.object(Delta, "span", (0, ROWS)),
+            pytest.raises(CorruptStoreError, match=f"outside the table's 0..{ROWS - 1}"),
+        ):
+            reader.refresh()
+        trainer.check(reader)
+        assert reader.version == 1 and reader.refresh()
         trainer.check(reader)
     trainer.store.close()
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -139,6 +139,22 @@ class Delta:
             ) from None
         with file:
             return cls(file, info, store=store, record_bytes=record_bytes)
+
+    @cached_property
+    def span(self) -> tuple[int, int]:
+        """The first of its rows and the last; (0, -1) if it has none."""
+        return int(self.ids.min(initial=0)), int(self.ids.max(initial=-1))
+
+    def find(
+        self, rows: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
+        """Return which of `rows` `(n,)` have a record here, and the positions of these."""
+        order = np.argsort(self.ids, kind="stable")  # of a row that repeats, the last counts
+        at = np.searchsorted(self.ids, rows, "right", sorter=order) - 1
+        which = np.flatnonzero(at >= 0)
+        positions = order[at[which]]
+        here = self.ids[positions] == rows[which]
+        return which[here], positions[here]
 
     def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and verify them."""

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +55,7 @@ from tierstore.spec import BACKENDS, EXTENT_ROWS, TableSpec
 
 __all__ = [
     "Generation",
+    "Later",
     "as_kept",
     "create",
     "create_partitions",
@@ -246,6 +248,24 @@ def _with_kept_initializers(spec: TableSpec) -> TableSpec:
     return dataclasses.replace(spec, fields=fields, init=None)
 
 
+class Later(NamedTuple):
+    """What a reader switches to: a later manifest's entry of an open generation, and its files.
+
+    Attributes:
+        info: the entry.
+        deltas: all of its deltas, oldest first.
+        changed: the ascending rows whose committed image may differ; see `DiskTier.changed`.
+        digest: that of the base, if it is intact.
+        keys: the mapped files of its keys.
+    """
+
+    info: TableInfo
+    deltas: Sequence[Delta]
+    changed: Rows
+    digest: npt.NDArray[np.uint32] | None
+    keys: dict[str, KeyFile]
+
+
 class Generation:
     """An open generation: its disk tier, and its entry in the newest manifest."""
 
@@ -282,7 +302,6 @@ class Generation:
         self._next_seq = next_seq
         self._on_write = on_write
         self._held: dict[str, KeyFile] = {}
-        self._held_next: dict[str, KeyFile] = {}
         self._map: KeyMap | None = None
         self._map_lock = threading.RLock()
         self._switch = threading.Lock()  # for what keys are loaded from, and those that are loaded
@@ -373,8 +392,6 @@ class Generation:
 
         Raises CorruptStoreError.
         """
-        if self._next_seq is None and info.spec.keys is not None:
-            self._held_next = self._hold_keys(info)
         known = {delta.info.name: delta for delta in [*self.tier.deltas, *self._coming]}
         found = [(delta, known.get(delta.name)) for delta in info.deltas]
         return [
@@ -394,26 +411,32 @@ class Generation:
         with self.directory.use() as directory:
             return directory.filesystem != "overlay"
 
-    def follow(self, info: TableInfo, deltas: Sequence[Delta], folded: int) -> Rows:
-        """Switch a reader to a later manifest, whose deltas were opened.
+    def later(self, info: TableInfo, folded: int) -> Later:
+        """Open what a later manifest names that is not open yet; `is_of` tells whether it may be.
 
-        Returns the rows whose committed image may differ; see `DiskTier.changed`.
+        Nothing changes, so rows are read meanwhile. Deltas of versions up to `folded` were merged
+        into the base. Raises CorruptStoreError.
         """
+        deltas, digest, keys = self.open_deltas(info), self._digest, self._held
         if info.digest != self.info.digest:
-            self._digest = None
+            digest = None
             with contextlib.suppress(CorruptStoreError):  # a writer may have removed it
-                self._digest = self._read_digest(info)
-        changed = self.tier.changed(deltas, folded)
+                digest = self._read_digest(info)
+        if info.keys != self.info.keys:
+            keys = self._hold_keys(info)
+        changed = self.tier.changed(deltas, folded, info.spec.rows)
+        return Later(info, deltas, changed, digest, keys)
+
+    def follow(self, later: Later) -> None:
+        """Switch a reader to a later manifest; reads nothing from the disk."""
+        info = later.info
         if info.spec.rows > self.tier.rows:
             self.tier.grow(info.spec.rows)
-        self.tier.follow(deltas)
+        self.tier.follow(later.deltas)
         with self._switch:
-            if info.keys != self.info.keys:
-                self._held = self._held_next
-                if not _continues(info.keys, self.info.keys):
-                    self._map = None
-            self.info = info
-        return changed
+            if info.keys != self.info.keys and not _continues(info.keys, self.info.keys):
+                self._map = None
+            self._held, self._digest, self.info = later.keys, later.digest, info
 
     @property
     def bases(self) -> tuple[str, ...]:

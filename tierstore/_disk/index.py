@@ -7,6 +7,7 @@ index takes four bytes per row of the table only if deltas are dense.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -82,9 +83,7 @@ class DeltaIndex:
         rows may now be in the base. Raises CorruptStoreError without changing anything.
         """
         segments = self._segments(deltas)
-        for _, _, coming in segments:
-            for delta in coming:
-                self._check_rows(delta)
+        self.check(deltas, self.rows)
         if not segments:
             return False
         self.lift(live_ids)
@@ -110,6 +109,14 @@ class DeltaIndex:
             gone = [delta for delta in gone if delta.info.version > folded]
             parts += [np.asarray(delta.ids) for delta in [*gone, *coming]]
         return unique(np.concatenate(parts))
+
+    def latest(self, deltas: Sequence[Delta]) -> list[Delta]:
+        """Return those of `deltas` after the last that is among the committed ones, newest first.
+
+        The newest images of their rows are in them.
+        """
+        known = {id(delta) for delta in self.deltas}
+        return [*itertools.takewhile(lambda delta: id(delta) not in known, reversed(deltas))]
 
     def _segments(self, deltas: Sequence[Delta]) -> list[tuple[int, int, list[Delta]]]:
         """Return the range of committed deltas to replace, and their replacements."""
@@ -171,12 +178,15 @@ class DeltaIndex:
             at = np.flatnonzero(np.isin(ids, rows))
             self._point(ids[at], (self.starts[number] + 1 + at).astype(np.int32))
 
-    def _check_rows(self, delta: Delta) -> None:
-        ids = np.asarray(delta.ids)
-        if ids.size and not 0 <= ids.min() <= ids.max() < self.rows:
-            raise CorruptStoreError(
-                f"{delta.info.name} contains rows outside the table's 0..{self.rows - 1}"
-            )
+    @staticmethod
+    def check(deltas: Sequence[Delta], rows: int) -> None:
+        """Raise CorruptStoreError if deltas have rows that a table of so many rows lacks."""
+        for delta in deltas:
+            first, last = delta.span
+            if first < 0 or last >= rows:
+                raise CorruptStoreError(
+                    f"{delta.info.name} contains rows outside the table's 0..{rows - 1}"
+                )
 
     def _point(self, ids: Rows, places: npt.NDArray[np.int32]) -> None:
         """Set the entries of `ids` to `places`, which ascend and exceed all previous ones.

@@ -129,12 +129,32 @@ class DiskTier:
             self._base.forget()
         self.delta_bytes = sum(delta.info.size for delta in self.deltas)
 
-    def changed(self, deltas: Sequence[Delta], folded: int) -> npt.NDArray[np.int64]:
+    def changed(self, deltas: Sequence[Delta], folded: int, rows: int) -> npt.NDArray[np.int64]:
         """Return the rows whose committed image may change when the tier switches to `deltas`.
 
-        See `DeltaIndex.changed`.
+        See `DeltaIndex.changed`. Raises CorruptStoreError if they do not fit a table of so many
+        `rows`.
         """
+        self._index.check(deltas, rows)
         return self._index.changed(deltas, folded)
+
+    def read_ahead(
+        self, deltas: Sequence[Delta], rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]
+    ) -> npt.NDArray[np.bool_]:
+        """Copy records of ascending `rows` `(n,)` as they will be after `follow(deltas)`.
+
+        Only of rows whose records come with these deltas. Returns which those are; of the others
+        `out` `(n, record_bytes)` is not changed.
+        """
+        known = np.zeros(rows.size, np.bool_)
+        for delta in self._index.latest(deltas):
+            left = np.flatnonzero(~known)
+            found, positions = delta.find(rows[left])
+            readahead.announce(delta.records, positions)
+            _spread(delta.read, positions, left[found], out)
+            self._count(found.size)
+            known[left[found]] = True
+        return known
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy the records of ascending `rows` `(n,)` into `out` and verify them."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from tierstore import _io
 from tierstore._closing import call_each
-from tierstore._disk.generation import Generation
 from tierstore._disk.keys import remove_keys
 from tierstore._disk.manifest import FORMAT, Identity, Manifest, TableInfo, new_mark
 from tierstore._door import Door, interrupts_deferred
@@ -124,7 +123,8 @@ class State:
             if version is not None:
                 self._check_whole(version)
                 self._go_back(self.manifest)
-        opening = self._open_all(version)
+        opening = self._open_all(self.manifest, version)
+        self.manifest, self._held = opening.manifest, opening.payload
         self.damaged = self._explained(opening)
         if self.door.writable:
             self.sweep(self.keep)
@@ -136,7 +136,7 @@ class State:
                 f"version {self.manifest.version} of {self._options.path} is not the expected "
                 "one: the path now has another copy of the store; open it again"
             )
-        self._attach(opening.new)
+        self._attach(opening)
         self._hold_only_what_is_open()
 
     # -- finding the version to open
@@ -145,14 +145,17 @@ class State:
         """Return the manifest of a version, or of the newest.
 
         For a reader, the version is protected from folds. A second look detects a fold that started
-        before the protection.
+        before the protection. None did where an older version is protected, which it would merge.
         """
         while True:
             found = self.history.newest() if version is None else self.history.version(version)
-            if self.door.writable or found.version in self.reader.held:
-                self._floor = found.floor if version is None else self.history.floor()
-                return found
-            self.reader.hold(found.version, keeps_old_programs_away=found.format == 1)
+            if not self.door.writable and found.version not in self.reader.held:
+                is_safe = min(self.reader.held, default=found.version) < found.version
+                self.reader.hold(found.version, keeps_old_programs_away=found.format == 1)
+                if not is_safe:
+                    continue
+            self._floor = found.floor if version is None else self.history.floor()
+            return found
 
     def _hold_only_what_is_open(self) -> None:
         self._opener.hold_only(self.manifest)
@@ -160,17 +163,21 @@ class State:
             is_old = self.manifest.format == 1
             self.reader.hold_only(self.manifest.version, keeps_old_programs_away=is_old)
 
-    def _has_moved(self, version: int | str | None) -> bool:
-        """Whether a writer published meanwhile, so that missing files may not be damage."""
+    def _found_again(self, before: Manifest, version: int | str | None) -> Manifest | None:
+        """Return the manifest that a writer published meanwhile, if missing files may be no damage.
+
+        It may be the same, where only partitions or the floor are others.
+        """
         if self.door.writable:
-            return False
-        before, seen = self.manifest, (self.manifest.seq, self._floor)
-        self.manifest = self._find(version)
-        return (self.manifest.seq, self._floor) != seen or self._opener.has_moved(before)
+            return None
+        seen = before.seq, self._floor
+        found = self._find(version)
+        moved = (found.seq, self._floor) != seen or self._opener.has_moved(before)
+        return found if moved else None
 
     def _check_whole(self, version: int | str) -> None:
         """Raise if a table is damaged, before newer versions are dropped for a damaged one."""
-        opening = self._open_all(version)
+        opening = self._open_all(self.manifest, version)
         opening.close()
         for error in self._explained(opening).values():
             raise CorruptStoreError(
@@ -199,24 +206,24 @@ class State:
 
     # -- opening tables and payload
 
-    def _open_all(self, version: int | str | None) -> Opening:
-        """Open the files of the manifest that are not open yet; record the damaged tables.
+    def _open_all(self, manifest: Manifest, version: int | str | None) -> Opening:
+        """Open the files of a manifest that are not open yet; record the damaged tables.
 
         If a writer publishes and removes files meanwhile, the current manifest of the same
         `version`, or the newest for None, is used instead. Raises CorruptStoreError or FormatError
         if no table is intact.
         """
         while True:
-            opening = Opening()
+            opening = Opening(manifest)
             next_seq = self.ledger.next_number if self.door.writable else None
             try:
-                self._opener.open_all(
-                    self.manifest, self.tables, opening, next_seq=next_seq, floor=self._floor
-                )
-                is_missing = self._hold_payload()
-                if (opening.errors or is_missing) and self._has_moved(version):
-                    opening.close()
-                    continue
+                self._opener.open_all(opening, self.tables, next_seq=next_seq, floor=self._floor)
+                if self._lacks_payload(opening) or opening.errors:
+                    found = self._found_again(manifest, version)
+                    if found is not None:
+                        opening.close()
+                        manifest = found
+                        continue
                 if opening.errors and not opening:
                     name, first = next(reversed(opening.errors.items()))
                     raise (
@@ -229,25 +236,23 @@ class State:
 
     def _explained(self, opening: Opening) -> dict[str, CorruptStoreError]:
         return {
-            name: self._opener.explain(self.manifest, name, error)
+            name: self._opener.explain(opening.manifest, name, error)
             for name, error in opening.errors.items()
         }
 
-    def _hold_payload(self) -> bool:
+    def _lacks_payload(self, opening: Opening) -> bool:
         """Open the payload of the manifest for a reader, since a writer may remove it.
 
         Returns whether a file is missing; reading its value then raises an error.
         """
-        is_missing = False
-        self._held = {}
+        is_missing, held = False, opening.payload
         if self.door.writable:
             return is_missing
-        for name, info in self.manifest.payload.items():
+        for name, info in opening.manifest.payload.items():
             try:
-                hold = len(self._held) < _MOST_HELD
-                self._held[name] = Payload(self.directory, info, hold=hold)
+                held[name] = Payload(self.directory, info, hold=len(held) < _MOST_HELD)
             except CorruptStoreError:
-                self._held[name] = Payload(self.directory, info)
+                held[name] = Payload(self.directory, info)
                 is_missing = True
         return is_missing
 
@@ -259,8 +264,9 @@ class State:
         infos = self.manifest.payload.items()
         return Payloads({name: Payload(self.directory, info) for name, info in infos})
 
-    def _attach(self, opened: Mapping[str, Generation]) -> None:
-        """Switch the tables to the opened files."""
+    def _attach(self, opening: Opening) -> None:
+        """Switch the tables to the opened files, which are the tables' own from now on."""
+        opened, opening.new = opening.new, {}
         self.spaces.place(self, opened, self._specs())
         for name in opened:
             self.damaged.pop(name, None)
@@ -300,17 +306,17 @@ class State:
 
         Tables that shared tiers with a dropped table get new tiers too.
         """
-        opened: dict[str, Generation] = {}
+        opening = Opening(self.manifest)
         try:
             self.spaces.vacate(names)
             for name in names:
                 if name in self.tables:
                     self.tables[name]._close()
             for name in names:
-                opened[name] = self._opener.open(
+                opening.new[name] = self._opener.open(
                     self.manifest, name, self.ledger.next_number, self.ledger.floor
                 )
-            self._attach(opened)
+            self._attach(opening)
         except (TierStoreError, OSError, MemoryError) as error:
             raise CommitFailedError(
                 f"version {self.manifest.version} is committed, but a table could not "
@@ -477,46 +483,55 @@ class State:
         finally:
             self._doing = ""
 
-    def refresh(self, version: int | str | None = None) -> bool:
-        """Switch a reader to a version, or the newest; return whether the version changed.
+    def prepare(self, version: int | str | None) -> Opening | None:
+        """Open and read what a reader needs to switch to a version, or to the newest.
 
-        New files are opened for all tables before the first table changes, so an error leaves the
-        store as it was. The cost depends on the changes: a table with the same base keeps it, its
-        deltas, and its cached rows that did not change. A fold keeps the version: its files are
-        opened, and the answer is False.
+        Nothing changes, so calls go on beside; an error leaves the store as it was. The cost
+        depends on the changes: a table with the same base keeps it and its deltas. Returns None if
+        the version is open, and for a writer.
         """
         if self.door.writable:
-            return False
-        before, held = self.manifest, self._held
+            return None
         try:
-            self.manifest = self._find(version)
-            if self.manifest.seq == before.seq:
-                return False
-            opening = self._open_all(version)
-            damaged = self._explained(opening)
-            for name in damaged.keys() & self.tables.keys():
-                opening.close()
-                raise damaged[name]
+            manifest = self._find(version)
+            if manifest.seq == self.manifest.seq:
+                self._hold_only_what_is_open()
+                return None
+            opening = self._open_all(manifest, version)
+            with contextlib.ExitStack() as unless_prepared:
+                unless_prepared.callback(opening.close)
+                opening.damaged = self._explained(opening)
+                for name in opening.damaged.keys() & self.tables.keys():
+                    raise opening.damaged[name]
+                opening.renewed = self.spaces.read_ahead(opening.later)
+                unless_prepared.pop_all()
         except BaseException:
-            self.manifest, self._held = before, held
             self._hold_only_what_is_open()
             raise
+        opening.before = self.manifest
+        return opening
+
+    def switch(self, opening: Opening) -> bool:
+        """Switch every table to what `prepare` returned; cached rows that did not change stay.
+
+        Reads nothing from the disk but tables that are new. Returns False, having done nothing, if
+        the store is no longer what that was prepared for.
+        """
+        if opening.before is not self.manifest or opening.manifest.version not in self.reader.held:
+            return False
         with interrupts_deferred():
             try:
-                self._follow(opening)
-                self.damaged = damaged
+                self.manifest, self._held = opening.manifest, opening.payload
+                for name in self.tables.keys() - self.manifest.tables.keys():
+                    self.spaces.drop(name)
+                self.spaces.follow(opening.later, opening.renewed)
+                self._attach(opening)
+                self.damaged = opening.damaged
             except BaseException as error:
                 self.door.close(f"a refresh failed in the middle ({error}); open it again")
                 raise
         self._hold_only_what_is_open()
-        return self.manifest.version != before.version
-
-    def _follow(self, opening: Opening) -> None:
-        """Switch the tables to the files opened for the manifest."""
-        for name in self.tables.keys() - self.manifest.tables.keys():
-            self.spaces.drop(name)
-        self.spaces.follow(self.manifest, opening.deltas)
-        self._attach(opening.new)
+        return True
 
     # -- what is kept, read and uncommitted
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._closing import call_each
 from tierstore._disk.base import Progress
-from tierstore._door import internal_errors
+from tierstore._door import Errand, internal_errors
 from tierstore._store import closing, keeping, locking
 from tierstore._store.changes import changed_rows
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
@@ -342,8 +342,7 @@ class Store(SchemaChanges):
         """
         version = version_or_name(version)
         if not self._door.writable:
-            with self._door.use():
-                self._state.refresh(version)
+            self._show(version)
         else:
             self._raise_unseen()
             keeping.restore(self._state, self._folder, version)
@@ -355,8 +354,23 @@ class Store(SchemaChanges):
         A fold, such as a trainer does on closing, replaces the files and keeps the version: the
         reader then opens them, and the answer is False.
         """
-        with self._door.use():
-            return self._state.refresh()
+        return self._show(None)
+
+    def _show(self, version: int | str | None) -> bool:
+        """Switch a reader to a version, or the newest; return whether the version changed.
+
+        Rows are read as before until all that comes from the disk is there; no call is in progress
+        only while the tables switch.
+        """
+        while True:
+            with Errand(self._door):
+                opening = self._state.prepare(version)
+            if opening is None:
+                return False
+            with contextlib.closing(opening), self._door.use():
+                before = self.version
+                if self._state.switch(opening):
+                    return self.version != before
 
     def follow(self, *, timeout: float | None = None, every: float = 0.5) -> Iterator[NewVersion]:
         """Yield each version that a writer commits, after switching this reader to it.

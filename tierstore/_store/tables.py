@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,17 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
-from tierstore._disk.delta import Delta
-from tierstore._disk.generation import Generation
+from tierstore._disk.generation import Generation, Later
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._store.options import Options
 from tierstore._store.partitions import PartitionReaders
+from tierstore._store.payload import Payload
 from tierstore._store.versions import History
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Owner, Table, Touched
-from tierstore._tiers.base import EXPIRED, GONE, REFRESHED
+from tierstore._tiers.base import EXPIRED, GONE, REFRESHED, Renewed
 from tierstore._tiers.space import Space
-from tierstore.errors import CorruptStoreError, FormatError
+from tierstore.errors import CorruptStoreError, FormatError, TierStoreError
 from tierstore.spec import TableSpec
 
 __all__ = ["Opener", "Opening", "Spaces"]
@@ -35,27 +35,38 @@ _NO_ROWS = np.empty(0, np.int64)
 
 @dataclass
 class Opening:
-    """The tables opened for a manifest, by name.
+    """The tables opened for a manifest, by name, and what else a reader needs to switch to it.
 
     Attributes:
+        manifest: which.
         new: tables that were not open before.
         same: tables that are unchanged in the manifest.
-        deltas: the deltas of open tables that can switch to the manifest.
+        later: open tables that can switch to the manifest.
         errors: the errors of the other tables.
+        renewed: of each space, what records in memory become with the manifest.
+        payload: the values committed with it, which a reader holds open.
+        damaged: the errors, explained.
+        before: the manifest that was open meanwhile.
     """
 
+    manifest: Manifest
     new: dict[str, Generation] = field(default_factory=dict)
     same: list[str] = field(default_factory=list)
-    deltas: dict[str, list[Delta]] = field(default_factory=dict)
+    later: dict[str, Later] = field(default_factory=dict)
     errors: dict[str, CorruptStoreError | FormatError] = field(default_factory=dict)
+    renewed: dict[Space, Renewed] = field(default_factory=dict)
+    payload: dict[str, Payload] = field(default_factory=dict)
+    damaged: dict[str, CorruptStoreError] = field(default_factory=dict)
+    before: Manifest | None = None
 
     def __bool__(self) -> bool:
         """Whether any table was opened."""
-        return bool(self.new or self.same or self.deltas)
+        return bool(self.new or self.same or self.later)
 
     def close(self) -> None:
-        """Close the opened tables."""
-        for generation in self.new.values():
+        """Close the opened tables that were not taken."""
+        new, self.new = self.new, {}
+        for generation in new.values():
             generation.close()
 
 
@@ -84,9 +95,8 @@ class Opener:
 
     def open_all(
         self,
-        manifest: Manifest,
-        tables: Mapping[str, Table],
         opening: Opening,
+        tables: Mapping[str, Table],
         *,
         next_seq: Callable[[], int] | None,
         floor: int,
@@ -98,6 +108,7 @@ class Opener:
         """
         if self._options.root_only:
             return
+        manifest = opening.manifest
         for name, info in manifest.tables.items():
             table = tables.get(name)
             try:
@@ -107,7 +118,7 @@ class Opener:
                 elif table is not None and shown is info and table._space.gpu is None:
                     opening.same.append(name)
                 elif table is not None and table._can_follow(info):
-                    opening.deltas[name] = table._generation.open_deltas(info)
+                    opening.later[name] = table._generation.later(info, manifest.floor)
                 else:
                     opening.new[name] = self.open(manifest, name, next_seq, floor)
             except (CorruptStoreError, FormatError) as error:
@@ -194,6 +205,16 @@ class Opener:
                     Generation(table, info, store=manifest.uuid, next_seq=None).close()
                     return number
         return None
+
+
+def _changed(space: Space, later: Mapping[str, Later]) -> npt.NDArray[np.int64]:
+    """Return the ascending rows of a space that change when tables switch, of those it has."""
+    parts = [_NO_ROWS]
+    for extent in space.extents:
+        if extent.table in later:
+            rows = later[extent.table].changed
+            parts.append(extent.in_space(rows[: np.searchsorted(rows, extent.rows)]))
+    return np.concatenate(parts)
 
 
 class Spaces:
@@ -317,19 +338,38 @@ class Spaces:
         self.vacate([name])
         table._close()
 
-    def follow(self, manifest: Manifest, deltas: Mapping[str, Sequence[Delta]]) -> None:
-        """Have a reader's tables show what a later manifest says, whose deltas were opened.
+    def read_ahead(self, later: Mapping[str, Later]) -> dict[Space, Renewed]:
+        """Read what records in memory become when tables switch; nothing changes yet.
+
+        What cannot be read is left out: who asks for it is told.
+        """
+        found: dict[Space, Renewed] = {}
+        for space in self.open:
+            if space.host is None:
+                continue
+            rows = space.host.renewable(_changed(space, later))
+            records = np.empty((rows.size, space.host.record_bytes), np.uint8)
+            known = np.zeros(rows.size, np.bool_)
+            for extent in space.extents:
+                part = slice(*np.searchsorted(rows, [extent.start, extent.start + extent.rows]))
+                if part.start < part.stop:
+                    with contextlib.suppress(TierStoreError, OSError):
+                        known[part] = self._tables[extent.table]._disk.read_ahead(
+                            later[extent.table].deltas, extent.own(rows[part]), records[part]
+                        )
+            found[space] = Renewed(rows[known], records[known])
+        return found
+
+    def follow(self, later: Mapping[str, Later], renewed: Mapping[Space, Renewed]) -> None:
+        """Have a reader's tables show what a later manifest says; reads nothing from the disk.
 
         Ends every lease, those of tables that show what they did too.
         """
         self.end_epochs(REFRESHED)  # before the first key or row is another
-        stale: dict[Space, list[npt.NDArray[np.int64]]] = {space: [] for space in self.open}
-        for name, opened in deltas.items():
-            rows = self._tables[name]._follow(manifest.tables[name], opened, manifest.floor)
-            if name in self._of:  # else a table that shared its tiers was dropped, and they went
-                stale[self._of[name]].append(rows)
-        for space, changed in stale.items():
-            space.forget(np.concatenate([_NO_ROWS, *changed]))
+        for name, each in later.items():
+            self._tables[name]._follow(each)
+        for space in self.open:  # those of a table that was dropped went, with all in them
+            space.forget(_changed(space, later), renewed.get(space))
 
     def end_epochs(self, reason: str) -> None:
         """End every lease before rows change, or the keys that they are found by."""

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._disk.base import Progress
-from tierstore._disk.delta import Delta
-from tierstore._disk.generation import Generation
+from tierstore._disk.generation import Generation, Later
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import INTERNAL, Door, internal_error, internal_errors
@@ -907,19 +906,13 @@ class Table:
         """
         return self._space.gpu is None and self._generation.is_of(info)
 
-    def _follow(
-        self, info: TableInfo, deltas: Sequence[Delta], folded: int
-    ) -> npt.NDArray[np.int64]:
-        """Show, for a reader, what a later manifest says, whose deltas were opened.
-
-        Returns the rows of its space that its tiers are to forget.
-        """
-        changed = self._generation.follow(info, deltas, folded)
+    def _follow(self, later: Later) -> None:
+        """Show, for a reader, what a later manifest says; its tiers are to forget what changed."""
+        self._generation.follow(later)
         if self._disk.rows > self._space.nearest.rows and self.spec.grows:
             self._space.grow(self._disk.rows)
             self._move(self._space, self._extent)
         self._reset_scalars()
-        return self._extent.in_space(changed)
 
     def _reset_scalars(self) -> None:
         """Take the scalars of the version that is open, into the dict that others may hold."""

@@ -20,6 +20,7 @@ __all__ = [
     "DeviceView",
     "Epoch",
     "LowestTier",
+    "Renewed",
     "Rows",
     "Tier",
     "lease_ended",
@@ -59,6 +60,18 @@ class Tier(Protocol):
 
     def flush(self) -> None:
         """Hand every changed record to the tier below."""
+
+
+class Renewed(NamedTuple):
+    """What records become once the tier below has others.
+
+    Attributes:
+        rows: ascending rows.
+        records: their records, uint8 `(n, record_bytes)`.
+    """
+
+    rows: Rows
+    records: Bytes
 
 
 class Changed(Protocol):

@@ -27,7 +27,7 @@ from tierstore._parts import in_parts, most_threads
 from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
 from tierstore._tiers import memory
-from tierstore._tiers.base import Bytes, DeviceView, Rows, Tier
+from tierstore._tiers.base import Bytes, DeviceView, Renewed, Rows, Tier
 from tierstore._tiers.memory import ALIGNMENT, Arrays
 from tierstore._tiers.slots import (
     CachedSlots,
@@ -39,7 +39,7 @@ from tierstore._tiers.slots import (
     staging_rows,
 )
 from tierstore._tiers.uncached import read_ranges, write_ranges
-from tierstore.errors import CapacityError, TierStoreError
+from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
 from tierstore.stats import Occupancy, TierStats, tally
 
@@ -71,7 +71,7 @@ _PART_BYTES = 512 << 10
 _CHANGED_PER_THREAD = 2 << 20
 """Bytes of records to change for which a thread of their own is worth while."""
 _RENEWED_BYTES = 4 << 20
-"""Most bytes of changed rows that `renew` reads again, in two or three milliseconds."""
+"""Most bytes of changed rows that are read again, in two or three milliseconds."""
 _PATIENCE = 0.05
 """Seconds after which a thread looks again whether the rows it waits for have arrived."""
 Change = Callable[[Bytes, slice], object]
@@ -671,10 +671,11 @@ class HostTier:
 
         Nothing else refers to the slots, or no other thread is in a call.
         """
+        block = np.empty((min(self._part, slots.size), self.record_bytes), np.uint8)
         for part in self._parts(slots.size):
-            block = np.empty((slots[part].size, self.record_bytes), np.uint8)
-            _rowcopy.gather(self.records, slots[part], block)
-            self.below.write(rows[part], block, resident=resident)
+            records = block[: part.stop - part.start]
+            _rowcopy.gather(self.records, slots[part], records)
+            self.below.write(rows[part], records, resident=resident)
             self.map.dirty[slots[part]] = 0
 
     def _read_below(self, rows: Rows, which: Positions, out: Bytes, lo: int) -> None:
@@ -772,7 +773,7 @@ class HostTier:
         self.before_change()
         dirty = self._changed()
         rows = self.map.rows(dirty)
-        order = np.argsort(rows)
+        order = _rowcopy.order(rows)
         self._write_back(dirty[order], rows[order], resident=True)
         counts = np.diff(np.searchsorted(rows[order], self._edges))
         for number in np.flatnonzero(counts).tolist():
@@ -794,24 +795,28 @@ class HostTier:
         if isinstance(self.map, CachedSlots):
             self.map.pins.clear()
 
-    def renew(self, rows: Rows) -> None:
-        """Read `rows` that are here again, since their bytes below are no longer the same.
+    def renewable(self, rows: Rows) -> Rows:
+        """Return those of `rows` that are here, the first 4 MiB of them: what to `renew`.
 
-        A reader would miss them one by one. Of more than 4 MiB the rest is dropped, and all where
-        the tier below cannot read them, so that whoever asks for one is told. Leases end without
-        being given back.
+        A reader would miss them one by one once they were dropped.
         """
-        rows = np.sort(rows.compress(self.map.lookup(rows) >= 0))
-        slots = self.map.lookup(rows)
-        most = min(rows.size, max(1, _RENEWED_BYTES // self.record_bytes))
-        records = np.empty((most, self.record_bytes), np.uint8)
-        try:
-            self.below.read(rows[:most], records)
-        except (TierStoreError, OSError):
-            most = 0
-        self.discard(rows[most:])
         with self._lock:
-            _rowcopy.scatter(self.records, slots[:most], records[:most])
+            here = rows.compress(self.map.lookup(rows) >= 0)
+        return here[: max(1, _RENEWED_BYTES // self.record_bytes)]
+
+    def renew(self, rows: Rows, renewed: Renewed) -> None:
+        """Replace records of ascending `rows` that are here, as their bytes below are others now.
+
+        Those of `rows` that are not among the `renewed` are dropped, so that whoever asks for one
+        reads it. Leases end without being given back.
+        """
+        known = np.zeros(rows.size, np.bool_)
+        known[np.searchsorted(rows, renewed.rows)] = True
+        self.discard(rows[~known])
+        with self._lock:
+            slots = self.map.lookup(renewed.rows)
+            here = slots >= 0
+            _rowcopy.scatter(self.records, slots[here], renewed.records[here])
 
     def occupancy(self) -> Occupancy:
         """Return how full the tier is."""

@@ -19,6 +19,7 @@ from tierstore._tiers.base import (
     Bytes,
     Epoch,
     LowestTier,
+    Renewed,
     Rows,
     Tier,
 )
@@ -282,14 +283,14 @@ class Space:
         for extent in self.extents:
             extent.epoch = Epoch()
 
-    def forget(self, rows: Rows) -> None:
-        """Keep no old bytes of `rows`, for a reader: the lowest tiers have others now.
+    def forget(self, rows: Rows, renewed: Renewed | None) -> None:
+        """Keep no old bytes of ascending `rows`, for a reader: the lowest tiers have others now.
 
-        Ends every lease.
+        In a host tier, what some of them have become takes their places. Ends every lease.
         """
         self.end_epochs(REFRESHED)
-        if self.host is not None:
-            self.host.renew(rows)
+        if self.host is not None and renewed is not None:
+            self.host.renew(rows, renewed)
         self.begin_epochs()
 
     def stats(self, extent: Extent) -> dict[str, TierStats]:
