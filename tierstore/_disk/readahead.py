@@ -123,7 +123,7 @@ def looks_resident(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) 
         if high - low <= _NEAR_BYTES:
             low = low // PAGE * PAGE
             first = start + rows * width - low
-            absent = np.cumsum(1 - _resident(low, -(-(high - low) // PAGE) * PAGE), dtype=np.int64)
+            absent = np.cumsum(~_resident(low, -(-(high - low) // PAGE) * PAGE))
             before = np.append(0, absent)[first // PAGE]
             return bool((absent[(first + width - 1) // PAGE] == before).all())
         ranges = _page_ranges(records, sample, _CLOSE).tolist()
@@ -132,11 +132,12 @@ def looks_resident(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) 
         return False
 
 
-def _resident(first: int, nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return 1 for each page of a range that is in memory, else 0; raises OSError."""
+def _resident(first: int, nbytes: int) -> npt.NDArray[np.bool_]:
+    """Whether each page of a range is in memory; raises OSError."""
     state = ctypes.create_string_buffer(nbytes // PAGE)
     system.calls.mincore(first, nbytes, state)
-    return np.frombuffer(state, np.uint8) & 1
+    found: npt.NDArray[np.bool_] = np.frombuffer(state.raw, np.uint8) & 1 != 0
+    return found
 
 
 def _page_ranges(
