@@ -213,13 +213,13 @@ MUTANTS = [
     ),
     Mutant(
         "_tiers/host.py",
-        "self.discard(rows[~known])",
-        "self.discard(rows[:0])",
+        "self.map.release(slots[stale])",
+        "pass",
         "tests/store/test_following.py",
     ),
     Mutant(
         "_tiers/host.py",
-        "_rowcopy.scatter(self.records, slots[here], renewed.records[here])",
+        "_rowcopy.scatter(self.records, new[here], renewed.records[here])",
         "pass",
         "tests/store/test_following.py",
     ),

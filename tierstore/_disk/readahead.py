@@ -49,7 +49,7 @@ _SAMPLES = 64
 _ROWS_PER_SAMPLE = 16
 _CLOSE = 4 * PAGE
 _NEAR_BYTES = 4 << 20
-"""Bytes of which asking for every page takes less time than asking for some one by one."""
+"""Bytes of which asking for all pages takes less time than asking for some one by one."""
 FEW = 4
 """Rows that are read as fast without prefetching."""
 
@@ -109,35 +109,30 @@ def announce(
 
 
 def looks_resident(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> bool:
-    """Whether the pages of `rows` that are near each other, or of a sample, are all in memory.
+    """Whether the pages of a sample of `rows` are all in memory.
 
     Pages between nearby samples are checked too, since most of them contain rows of the batch.
     """
     if not rows.size:
         return True
-    samples = min(_SAMPLES, rows.size // _ROWS_PER_SAMPLE + 1)
-    sample = rows[:: max(1, rows.size // samples)]
     width, start = records.shape[1], records.ctypes.data
     low, high = start + int(rows.min()) * width, start + (int(rows.max()) + 1) * width
     try:
-        if high - low <= _NEAR_BYTES:
-            low = low // PAGE * PAGE
-            first = start + rows * width - low
-            absent = np.cumsum(~_resident(low, -(-(high - low) // PAGE) * PAGE))
-            before = np.append(0, absent)[first // PAGE]
-            return bool((absent[(first + width - 1) // PAGE] == before).all())
+        if high - low <= _NEAR_BYTES and _are_resident(low // PAGE * PAGE, high):
+            return True
+        samples = min(_SAMPLES, rows.size // _ROWS_PER_SAMPLE + 1)
+        sample = rows[:: max(1, rows.size // samples)]
         ranges = _page_ranges(records, sample, _CLOSE).tolist()
-        return all(_resident(first, nbytes).all() for first, nbytes in ranges)
+        return all(_are_resident(first, first + nbytes) for first, nbytes in ranges)
     except OSError:
         return False
 
 
-def _resident(first: int, nbytes: int) -> npt.NDArray[np.bool_]:
-    """Whether each page of a range is in memory; raises OSError."""
-    state = ctypes.create_string_buffer(nbytes // PAGE)
-    system.calls.mincore(first, nbytes, state)
-    found: npt.NDArray[np.bool_] = np.frombuffer(state.raw, np.uint8) & 1 != 0
-    return found
+def _are_resident(first: int, end: int) -> bool:
+    """Whether all pages from one that begins at `first` are in memory; raises OSError."""
+    state = ctypes.create_string_buffer(-(-(end - first) // PAGE))
+    system.calls.mincore(first, end - first, state)
+    return bool((np.frombuffer(state.raw, np.uint8) & 1).all())
 
 
 def _page_ranges(

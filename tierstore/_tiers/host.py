@@ -810,13 +810,17 @@ class HostTier:
         Those of `rows` that are not among the `renewed` are dropped, so that whoever asks for one
         reads it. Leases end without being given back.
         """
-        known = np.zeros(rows.size, np.bool_)
-        known[np.searchsorted(rows, renewed.rows)] = True
-        self.discard(rows[~known])
+        self.before_change()
+        known = np.searchsorted(rows, renewed.rows)
         with self._lock:
-            slots = self.map.lookup(renewed.rows)
-            here = slots >= 0
-            _rowcopy.scatter(self.records, slots[here], renewed.records[here])
+            slots = self.map.lookup(rows)
+            new = slots[known]
+            here = new >= 0
+            _rowcopy.scatter(self.records, new[here], renewed.records[here])
+            stale = slots >= 0
+            stale[known] = False
+            self.map.release(slots[stale])
+        self.unpin()
 
     def occupancy(self) -> Occupancy:
         """Return how full the tier is."""
