@@ -238,7 +238,7 @@ MUTANTS = [
     Mutant(
         "_disk/delta.py",
         'np.searchsorted(self.ids, rows, "right", sorter=order) - 1',
-        'np.searchsorted(self.ids, rows, "left", sorter=order)',
+        "np.searchsorted(self.ids, rows, sorter=order) % max(1, self.ids.size)",
         "tests/disk/test_tier.py",
     ),
     # Byte ranges that the tier below serves, and spaces of several tables.

@@ -182,6 +182,38 @@ def test_any_sequence_of_calls(tmp_path_factory, kind, where, seed):
     writer.generation.close()
 
 
+def test_what_is_read_ahead_is_of_no_delta_that_a_later_one_covers(tmp_path):
+    """Two pairs of deltas became one each, before one that stays: it has the newest records."""
+    rng = np.random.default_rng(8)
+    oracle = records(rng, ROWS, WIDTH)
+    writer = Writer(tmp_path, SPECS["memmap"], oracle)
+    for _ in range(5):
+        rows = rng.permutation(ROWS)[:40]
+        oracle[rows] = records(rng, rows.size, WIDTH)
+        writer.tier.write(rows, oracle[rows])
+        writer.commit()
+    reader = Reader(writer, oracle.copy())
+    writer.compact(0, 2)
+    writer.compact(1, 3)
+    reader.follow(oracle.copy())
+    reader.check()
+    reader.close()
+    writer.generation.close()
+
+
+def test_a_delta_finds_the_last_record_of_a_row(tmp_path):
+    rng = np.random.default_rng(9)
+    writer = Writer(tmp_path, SPECS["memmap"], records(rng, ROWS, WIDTH))
+    live = writer.generation._new_live()
+    ids = rng.integers(0, ROWS // 2, 50)
+    live.put(np.arange(50), ids, records(rng, 50, WIDTH))
+    found, positions = live.seal(store=bytes(16), version=2).find(np.arange(ROWS))
+    last = {int(row): position for position, row in enumerate(ids)}
+    assert dict(zip(found.tolist(), positions.tolist(), strict=True)) == last
+    live.remove()
+    writer.generation.close()
+
+
 def test_a_row_that_changes_again_takes_its_place_again(tmp_path):
     rng = np.random.default_rng(1)
     writer = Writer(tmp_path, SPECS["memmap"], records(rng, ROWS, WIDTH))
