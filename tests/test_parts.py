@@ -3,6 +3,7 @@
 import _thread
 import contextlib
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -89,7 +90,7 @@ def test_a_part_that_nobody_ended_is_an_error(four_threads, monkeypatch):
 
 
 def test_memory_that_lacks_for_a_call_lacks_for_no_other(four_threads, monkeypatch):
-    def fails(crew, job):
+    def fails(crew, job, threads):
         raise MemoryError("of a test")
 
     with monkeypatch.context() as patch, pytest.raises(MemoryError, match="of a test"):
@@ -122,6 +123,52 @@ def test_parts_within_parts_and_of_a_busy_pool_wait_for_no_thread(four_threads):
     assert blocked.is_alive()  # nor does the caller wait for the pool then
     release.set()
     blocked.join()
+
+
+def test_two_calls_go_on_beside_each_other(four_threads):
+    met = threading.Barrier(2, timeout=30)
+    threads = []
+
+    def call():
+        met.wait()
+        threads.append(threading.get_ident())
+
+    _parts.beside(call, call)
+    assert len(set(threads)) == 2
+
+
+def test_where_no_thread_is_free_the_second_call_follows_the_first(four_threads, monkeypatch):
+    calls = []
+    with monkeypatch.context() as patch:
+        patch.setattr(_parts._Crew, "_call_for", lambda crew, job, threads: crew._jobs.append(job))
+        _parts.beside(lambda: calls.append(1), lambda: calls.append(2))
+    assert not _parts._crew(os.getpid())._jobs
+    monkeypatch.setattr(_parts, "most_threads", lambda: 1)
+    _parts.beside(lambda: calls.append(3), lambda: calls.append(4))
+    assert calls == [1, 2, 3, 4]
+
+
+def test_an_error_beside_another_call_is_raised_when_both_have_ended(four_threads):
+    ended, begun = [], threading.Event()
+
+    def fails():
+        raise KeyError("here")
+
+    def slow():
+        begun.set()
+        time.sleep(0.01)
+        ended.append(True)
+
+    def waits_and_fails():
+        assert begun.wait(30)
+        fails()
+
+    with pytest.raises(KeyError, match="here"):
+        _parts.beside(waits_and_fails, slow)
+    assert ended
+    with pytest.raises(KeyError, match="here"):
+        _parts.beside(lambda: ended.append(False), fails)
+    assert ended == [True, False]
 
 
 @pytest.mark.parametrize("places", [("_call_for",), ("end",), ("_call_for", "end")])

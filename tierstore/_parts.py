@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
-__all__ = ["in_parts", "most_threads"]
+__all__ = ["beside", "in_parts", "most_threads"]
 
 _MOST_THREADS = 16
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -58,7 +58,19 @@ def in_parts(work: Work, rows: int, nbytes: int, *, least: int) -> None:
         work(slice(0, rows))
         return
     edges = [rows * part // parts for part in range(parts + 1)]
-    _crew(os.getpid()).do(work, map(slice, edges[:-1], edges[1:]))
+    _crew(os.getpid()).do(_Job(work, map(slice, edges[:-1], edges[1:])))
+
+
+def beside(here: Callable[[], object], there: Callable[[], object]) -> None:
+    """Call two functions, the second in another thread if one is free, else after the first.
+
+    Returns when both have ended, and raises the error of the first, or else that of the second.
+    """
+    if most_threads() < 2 or getattr(_here, "in_part", False):
+        here()
+        there()
+        return
+    _crew(os.getpid()).do(_Job(lambda part: there(), [slice(1)]), here)
 
 
 class _Job:
@@ -139,12 +151,13 @@ class _Crew:
         self._asleep: list[threading.Lock] = []
         self._started = 0
 
-    def do(self, work: Work, parts: Iterable[slice]) -> None:
-        """Do all parts; see `in_parts`."""
-        job = _Job(work, parts)
+    def do(self, job: _Job, here: Callable[[], object] | None = None) -> None:
+        """Do all parts, or first what the caller itself is to do; see `in_parts` and `beside`."""
         _here.in_part = True
         try:
-            self._call_for(job)
+            self._call_for(job, len(job.rest) - (here is None))
+            if here is not None:
+                here()
             while job.rest:
                 job.do()
         finally:
@@ -158,10 +171,10 @@ class _Crew:
             if error is not None:
                 raise error
 
-    def _call_for(self, job: _Job) -> None:
-        """Have a thread for each part but one help, as far as they are free or can be started."""
+    def _call_for(self, job: _Job, threads: int) -> None:
+        """Have so many threads help, as far as they are free or can be started."""
         self._jobs.append(job)
-        for _ in range(len(job.rest) - 1):
+        for _ in range(threads):
             try:
                 self._asleep.pop().release()
             except IndexError:

@@ -17,13 +17,14 @@ import dataclasses
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy, _rowmap
-from tierstore._parts import in_parts, most_threads
+from tierstore._parts import beside, in_parts, most_threads
 from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
 from tierstore._tiers import memory
@@ -669,13 +670,25 @@ class HostTier:
     def _write_back(self, slots: Slots, rows: Rows, *, resident: bool = False) -> None:
         """Hand the records in `slots`, those of `rows`, to the tier below, which makes them clean.
 
-        Nothing else refers to the slots, or no other thread is in a call.
+        Each part is copied while the one before is handed down, which takes computing. Nothing else
+        refers to the slots, or no other thread is in a call.
         """
-        block = np.empty((min(self._part, slots.size), self.record_bytes), np.uint8)
-        for part in self._parts(slots.size):
-            records = block[: part.stop - part.start]
-            _rowcopy.gather(self.records, slots[part], records)
-            self.below.write(rows[part], records, resident=resident)
+        parts = self._parts(slots.size)
+        most = min(self._part, slots.size)
+        blocks = [np.empty((most, self.record_bytes), np.uint8) for _ in parts[:2]]
+        copied = [blocks[number % 2][: part.stop - part.start] for number, part in enumerate(parts)]
+
+        def copy(number: int) -> None:
+            _rowcopy.gather(self.records, slots[parts[number]], copied[number])
+
+        if parts:
+            copy(0)
+        for number, part in enumerate(parts):
+            hand_down = partial(self.below.write, rows[part], copied[number], resident=resident)
+            if number + 1 < len(parts):
+                beside(hand_down, partial(copy, number + 1))
+            else:
+                hand_down()
             self.map.dirty[slots[part]] = 0
 
     def _read_below(self, rows: Rows, which: Positions, out: Bytes, lo: int) -> None:

@@ -452,7 +452,8 @@ def bytes_for(
 ) -> int:
     """Bytes of a tier: its arena, staging, and what it handed down that waits to be written.
 
-    A thread that misses while another does takes as much staging again. `index` are the bytes that
+    A thread that misses while another does takes as much staging again, and so does a flush of more
+    than that. `index` are the bytes that
     the maps of the tier below can take.
     """
     slots = min(slots, rows)
