@@ -70,12 +70,22 @@ def why_no_gpu() -> str | None:
     return None if devices else "no CUDA device"
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [name for name in LEFT_OUT_UNLESS_ASKED_FOR if not config.getoption(f"--{name}")]
-    config.hook.pytest_deselected(
-        items=[item for item in items if any(name in item.keywords for name in left_out)]
+def is_left_out(item: pytest.Item) -> bool:
+    """Tell whether a test waits for an option; a marker with words means variants that have one."""
+    variant = f"-{item.nodeid.partition('[')[2].rstrip(']')}-"
+    return any(
+        not mark.args or any(f"-{word}-" in variant for word in mark.args)
+        for name in LEFT_OUT_UNLESS_ASKED_FOR
+        if not item.config.getoption(f"--{name}")
+        for mark in item.iter_markers(name)
     )
-    items[:] = [item for item in items if not any(name in item.keywords for name in left_out)]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if is_left_out(item)]
+    config.hook.pytest_deselected(items=left_out)
+    left = set(left_out)
+    items[:] = [item for item in items if item not in left]
 
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if on_gpu else None

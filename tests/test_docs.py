@@ -41,7 +41,15 @@ SAME_DIRECTORY = {
     "docs/quickstart.md",
 }
 WITH_BUCKET = {"docs/how-to/nightly.md"}
-MANY_PROCESSES = {"move.md", "nightly.md", "vectors-with-keys.md"}
+LONG = [
+    "move.md",
+    "nightly.md",
+    "vectors-with-keys.md",
+    "row-memory.md",
+    "many-gpus.md",
+    "python.md",
+]
+"""Pages whose blocks start many processes, or train."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -129,14 +137,8 @@ def bucket(monkeypatch):
         yield served
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[pytest.mark.slow] if page.name in MANY_PROCESSES else [])
-        for page in PAGES
-    ],
-    ids=lambda page: page.name,
-)
+@every_page
+@pytest.mark.slow(*LONG)
 def test_the_examples_run(page, tmp_path, monkeypatch, request):
     where = page.relative_to(ROOT).as_posix()
     bucket = request.getfixturevalue("bucket") if where in WITH_BUCKET else None

@@ -56,6 +56,7 @@ def as_torch(elements, scales, dtype):
 
 
 @pairs(dtype=TYPES, scale=SCALES, blocks=[1, 2, 128], where=["cpu", "emulated", "cuda"])
+@pytest.mark.slow("emulated")
 def test_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, blocks, where):
     elements, scales = made(dtype, scale, blocks)
     save_tensors(tmp_path / "m.safetensors", {"w": elements, "s": scales})

@@ -450,6 +450,7 @@ def test_what_ranks_keep_is_what_one_keeps() -> None:
 # -- what is on the disk
 
 
+@pytest.mark.slow
 def test_random_programs_equal_a_plain_store(tmp_path: Path) -> None:
     random = np.random.default_rng(5)
     tables = {"user": spec("int64", track_uses=True)}
@@ -642,6 +643,7 @@ def test_keys_and_rows_are_of_one_version_whoever_is_killed(tmp_path: Path) -> N
     assert 3 <= step + 1 <= number
 
 
+@pytest.mark.slow
 def test_partitions_and_tiers_grow_with_their_keys(tmp_path: Path) -> None:
     tables = {"user": tierstore.TableSpec(dim=1, keys="int64", init=tierstore.normal(seed=1))}
     path = tmp_path / "parts"

@@ -101,6 +101,7 @@ def test_arrays_are_spread_over_partitions(tmp_path: Path) -> None:
         assert np.array_equal(store["item"].read(ids), values[ids])
 
 
+@pytest.mark.slow
 def test_random_programs_equal_a_plain_store(tmp_path: Path) -> None:
     budget = "64KiB"
     with (
@@ -425,6 +426,7 @@ def test_a_reader_goes_on_in_a_forked_child(path: Path) -> None:
         store.commit()
 
 
+@pytest.mark.slow
 def test_a_store_that_is_not_closed(path: Path) -> None:
     program = f"""
 import numpy as np, tierstore.distributed
@@ -509,6 +511,7 @@ def test_a_store_is_spread_over_other_partitions(
             assert (reader["user"][1] == 1).all()
 
 
+@pytest.mark.slow
 def test_what_changed_between_versions_is_said_of_ids(path: Path) -> None:
     """The deltas of partitions have rows of their own, and each is folded by itself."""
     rng = np.random.default_rng(8)

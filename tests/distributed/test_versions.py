@@ -169,6 +169,7 @@ def test_a_patch_goes_from_a_plain_store_to_a_copy_in_partitions(tmp_path: Path)
         assert copy._state.manifest.mark == ahead._state.manifest.mark
 
 
+@pytest.mark.slow
 def test_every_version_is_restored_in_turn(tmp_path: Path) -> None:
     for name, partitions in (("plain", None), ("parts", 3)):
         start(tmp_path / name, partitions)

@@ -210,6 +210,7 @@ def test_a_header_is_bounded_before_it_is_parsed(
             payload.tree(memory="32MiB")
 
 
+@pytest.mark.slow
 def test_a_file_of_holes_is_no_tree(tmp_path: Path) -> None:
     path = made(tmp_path / "s")
     with payload_of(path, b"", 1 << 30), tierstore.open(path) as store, frugal():

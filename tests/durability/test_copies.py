@@ -133,6 +133,7 @@ def judged(recording: Recording, seed: int, each: int) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_one_of_both_versions(kind: str) -> None:
     recording = recorded(kind)
     judge, disk, progress = Judge(recording.states), Disk(), Progress()
@@ -146,6 +147,7 @@ def test_a_kill_at_any_moment_leaves_one_of_both_versions(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_a_power_cut_leaves_one_of_both_versions(kind: str) -> None:
     assert judged(recorded(kind), 1, 1) > 20
 
@@ -156,6 +158,7 @@ def test_many_power_cuts_leave_one_of_both_versions(kind: str) -> None:
     assert judged(recorded(kind), 2, 10) > 100
 
 
+@pytest.mark.slow
 def test_without_syncs_of_rows_they_do_not() -> None:
     """The negative control of the test before."""
     recording = recorded("rows").without("LiveDelta|delta|generation")
@@ -218,6 +221,7 @@ def swept(kind: str, fault: Fault, share: float) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_a_fault_leaves_one_of_both_versions(kind: str) -> None:
     assert swept(kind, FAULTS["EIO"], 0.015) > 1
 

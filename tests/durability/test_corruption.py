@@ -196,6 +196,7 @@ LONG = ("half", "a page less", "a page more", "ones", "doubled", "reversed")
     "cut", [pytest.param(cut, marks=pytest.mark.slow if cut in LONG else ()) for cut in CUTS]
 )
 @pytest.mark.fault(35, 36, 54)
+@pytest.mark.slow
 def test_a_cut_or_extended_file_is_noticed(store: Sample, cut: str) -> None:
     for path in store.files():
         data = path.read_bytes()
@@ -223,6 +224,7 @@ def test_a_missing_file_is_noticed(store: Sample) -> None:
 
 
 @pytest.mark.fault(36)
+@pytest.mark.slow
 def test_a_swapped_file_is_noticed(store: Sample) -> None:
     """Files of the same kind in each other's place: another version's, another table's."""
     for kind in ("delta-*", "manifest-*", "payload-*", "rows.*", "c.*", "zarr.json", "keys.*"):
@@ -236,6 +238,7 @@ def test_a_swapped_file_is_noticed(store: Sample) -> None:
 
 
 @pytest.mark.fault(36)
+@pytest.mark.slow
 def test_files_of_another_store_are_noticed(store: Sample) -> None:
     with sample(seed=6) as foreign:
         for path, other in zip(store.files(), foreign.files(), strict=True):

@@ -119,6 +119,7 @@ print(most)
     ("tables", "limit"), [(24, 36), pytest.param(1500, 1024, marks=pytest.mark.torture)]
 )
 @pytest.mark.fault(34)
+@pytest.mark.slow
 def test_a_store_of_many_tables_needs_few_descriptors(
     tmp_path: Path, tables: int, limit: int
 ) -> None:
@@ -342,6 +343,7 @@ def recording(backend: str) -> Recording:
 
 
 @pytest.mark.parametrize("backend", ["memmap", pytest.param("zstd", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_power_cut_leaves_what_was_closed(backend: str) -> None:
     assert survive(recording(backend), 21, 1) > 50
 

@@ -63,6 +63,7 @@ resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
 
 
 @fault(33)
+@pytest.mark.slow
 def test_commits_that_run_out_of_memory(path: Path) -> None:
     """The address space ends after fewer and fewer bytes; a kill for memory is a kill (row 29)."""
     outcomes = set()
@@ -319,6 +320,7 @@ with tierstore.create(sys.argv[1], {"t": spec, "u": spec}) as store:
 
 
 @fault(74)
+@pytest.mark.slow
 def test_flags_of_the_interpreter_change_nothing(tmp_path: Path) -> None:
     outputs = set()
     for number, flags in enumerate([[], ["-OO", "-W", "error", "-B", "-s"]]):

@@ -246,6 +246,7 @@ def test_tables_that_cannot_be(tmp_path: Path, spec: dict[str, Any]) -> None:
 
 
 @fault(18)
+@pytest.mark.slow
 def test_a_table_larger_than_the_disk() -> None:
     """In memory, whose file system refuses at once what it could never hold."""
     with scratch() as root:

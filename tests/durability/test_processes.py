@@ -269,6 +269,7 @@ def test_a_reader_that_is_stopped_or_killed(path: Path) -> None:
 
 
 @pytest.mark.fault(26)
+@pytest.mark.slow
 def test_threads_share_a_store(path: Path) -> None:
     """Row 26: each thread owns some rows; commits and a close happen in between."""
     store = tierstore.open(path, "r+", budget=Budget(host_rows=37))

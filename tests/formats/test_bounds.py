@@ -244,6 +244,7 @@ def test_a_made_up_file_costs_an_error(tmp_path, make):
         assert overran(without), without
 
 
+@pytest.mark.slow
 def test_padded_keys_take_what_they_hold(tmp_path):
     """A file of holes: 400 strings of 1 MiB each, all of them padding."""
     keys = np.lib.format.header_data_from_array_1_0(np.empty(0, "<U262144")) | {"shape": (400,)}
@@ -256,6 +257,7 @@ def test_padded_keys_take_what_they_hold(tmp_path):
     assert read_keys(tmp_path / "keys.npy") == [""] * 400
 
 
+@pytest.mark.slow
 def test_a_stream_unpacks_the_ids_alone(tmp_path):
     path = tmp_path / "ids.npz"
     ids = np.array([5, 3], np.int64)

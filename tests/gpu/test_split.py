@@ -239,6 +239,7 @@ def test_replays_read_both_parts(store: Path, place: Place, host: int):
     ("dtype", "checked"),
     [("float8_e4m3fn", True), ("float8_e5m2", False), ("int8", True), ("uint8", False)],
 )
+@pytest.mark.slow
 def test_attached_elements_and_scales(tmp_path: Path, place: Place, dtype: str, checked: bool):
     rng = np.random.default_rng(8)
     codes = torch.from_numpy(rng.integers(0, 256, (ROWS, 256)).astype(np.uint8))

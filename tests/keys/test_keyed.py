@@ -358,6 +358,7 @@ def test_first_rows_depend_on_seed_and_key_alone(tmp_path, kind):
 
 
 @pairs(together=1, kind=["int64", "text"], budget=[None, Budget(host=0), Budget(host_rows=999)])
+@pytest.mark.slow("text")
 def test_a_table_without_a_capacity_grows(tmp_path, kind, budget):
     rng, count = np.random.default_rng(3), 70_000
     rows = rng.standard_normal((3, count, DIM), np.float32)

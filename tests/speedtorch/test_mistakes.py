@@ -144,6 +144,7 @@ def test_nothing_waits_for_the_whole_device(place: Place, monkeypatch: pytest.Mo
     assert (rows.table.read([1, 2]) == -1).all()
 
 
+@pytest.mark.slow
 def test_cupy_is_not_needed_and_nothing_prints() -> None:
     program = "import sys, tierstore.speedtorch; assert 'cupy' not in sys.modules"
     done = subprocess.run(

@@ -283,6 +283,7 @@ def test_names_are_single_components(name):
     step=st.integers(1, 90),
 )
 @settings(max_examples=120, deadline=None)
+@pytest.mark.slow
 def test_records_in_ranges_are_those_that_were_written(
     rows, per_file, offset, wanted, limits, step
 ):

@@ -72,6 +72,7 @@ def test_threads_never_share_it():
     assert not wrong
 
 
+@pytest.mark.slow
 def test_results_that_are_kept_do_not_change(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "LARGE", 64)
     spec = tierstore.TableSpec(500, 8, init=tierstore.normal(seed=1))

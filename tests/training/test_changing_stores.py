@@ -75,6 +75,7 @@ def step(pair: Pair) -> None:
 
 
 @pairs(together=1, place=PLACES, kind=list(KINDS))
+@pytest.mark.slow("emulated")
 def test_training_goes_on_after_every_change(place: Place, kind: str) -> None:
     pair, taken = Pair(place, kind), 0
     for change in CHANGES:

@@ -1080,6 +1080,7 @@ def cost_of_a_step(place: Place, tables: int, kind: type, form: Any) -> tuple[in
         (TieredEmbeddingBagCollection, ragged),
     ],
 )
+@pytest.mark.slow("emulated")
 def test_a_step_makes_as_many_calls_for_any_number_of_tables(
     place: Place, kind: type, form: Any
 ) -> None:

@@ -35,6 +35,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.fault(62)
+@pytest.mark.slow("emulated")
 def test_a_compiled_model_trains_as_an_eager_one(
     place: Place, weights: Tensor, backend: str
 ) -> None:

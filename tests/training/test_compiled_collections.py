@@ -123,6 +123,7 @@ def tables_of(model: Any) -> dict[str, Tensor]:
 
 
 @pairs(together=1, place=PLACES, groups=list(DIMS))
+@pytest.mark.slow("emulated")
 def test_a_compiled_collection_trains_as_an_eager_one(
     place: Place, backend: str, groups: str
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_compiled_collection_trains_as_an_eager_one(
 
 
 @pairs(together=1, place=PLACES, groups=list(DIMS), padding=[None, {"bought": 2, "tag": 1}])
+@pytest.mark.slow
 def test_compiled_bags_train_as_eager_ones(
     place: Place, backend: str, groups: str, padding: Any
 ) -> None:
@@ -156,6 +158,7 @@ def test_compiled_bags_train_as_eager_ones(
 
 
 @pairs(together=1, place=PLACES, bags=[False, True])
+@pytest.mark.slow("emulated")
 def test_keyed_features_in_a_graph(place: Place, backend: str, bags: bool) -> None:
     kind = TieredEmbeddingBagCollection if bags else TieredEmbeddingCollection
     models = [Model(kind(store(place, MIXED), SOURCES)) for _ in range(2)]
@@ -201,6 +204,7 @@ def test_rows_as_one_in_a_graph(place: Place, backend: str, groups: str) -> None
     assert torch.equal(compiled(ids), torch.cat(list(emb(ids).values())))
 
 
+@pytest.mark.slow("emulated")
 def test_what_comes_together_in_a_graph(place: Place, backend: str) -> None:
     emb = TieredEmbeddingBagCollection(store(place, MIXED), SOURCES)
     features = bags_of(place, 4)
@@ -212,6 +216,7 @@ def test_what_comes_together_in_a_graph(place: Place, backend: str) -> None:
 
 
 @pairs(together=1, place=PLACES, bags=[False, True])
+@pytest.mark.slow("emulated")
 def test_a_frozen_collection_only_reads_in_a_graph(place: Place, backend: str, bags: bool) -> None:
     kind = TieredEmbeddingBagCollection if bags else TieredEmbeddingCollection
     emb = kind(store(place, MIXED), SOURCES).requires_grad_(False)
@@ -224,6 +229,7 @@ def test_a_frozen_collection_only_reads_in_a_graph(place: Place, backend: str, b
         assert torch.equal(rows, expected[name])
 
 
+@pytest.mark.slow("emulated")
 def test_no_text_in_a_graph_ends_a_line(place: Place) -> None:
     """torch's compiler writes the arguments of operators into comments."""
     texts: list[str] = []

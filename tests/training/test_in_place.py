@@ -121,6 +121,7 @@ def test_the_same_to_the_bit(place: Place, variant: str, dim: int) -> None:
         ("row-wise decay", torch.bfloat16),
     ],
 )
+@pytest.mark.slow("emulated")
 def test_half_types_are_rounded_where_torch_stores_them(
     place: Place, variant: str, dtype: torch.dtype
 ) -> None:

@@ -78,6 +78,7 @@ def trained(
 @pytest.mark.parametrize("tables", [1, 2, 26, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("mode", [None, "sum", "mean", "max"])
+@pytest.mark.slow("emulated")
 def test_tables_of_several_dims_train_as_layers_of_torch(
     place: Place, tables: int, share: str, mode: str | None
 ) -> None:

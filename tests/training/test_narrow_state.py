@@ -185,6 +185,7 @@ def test_it_is_torch_with_rounded_moments(place: Place, narrow: str) -> None:
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
 )
 @every_type
+@pytest.mark.slow("emulated")
 def test_any_budget_gives_the_same_bits(
     place: Place, optimizer: Any, dtype: torch.dtype, narrow: str
 ) -> None:
@@ -219,6 +220,7 @@ KERNELS: list[Any] = [
 @every_type
 @pytest.mark.parametrize(("optimizer", "flags"), KERNELS)
 @pytest.mark.parametrize("dim", [pytest.param(DIM, marks=pytest.mark.slow), 70])
+@pytest.mark.slow("emulated")
 def test_both_ways_give_the_same_bits(
     place: Place, optimizer: Any, flags: dict[str, Any], narrow: str, dim: int
 ) -> None:

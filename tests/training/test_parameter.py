@@ -290,6 +290,7 @@ def test_a_gradient_of_no_rows_is_none(place: Place, weights: Tensor) -> None:
     assert "step" not in emb.table.scalars
 
 
+@pytest.mark.slow("emulated")
 def test_gradients_that_pile_up_hold_no_more_than_their_rows(weights: Tensor, place: Place) -> None:
     emb = TieredEmbedding(place.table(weights))
     opt = TieredOptimizer(SGD, [emb], lr=1.0)

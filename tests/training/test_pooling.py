@@ -497,6 +497,7 @@ def calls_of_a_step(place: Place, tables: int) -> int:
     return calls.count
 
 
+@pytest.mark.slow("emulated")
 def test_a_step_costs_the_same_for_any_number_of_tables(place: Place) -> None:
     few, many = calls_of_a_step(place, 26), calls_of_a_step(place, 100)
     assert many - few <= 4 * (100 - 26), (few, many)

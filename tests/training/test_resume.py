@@ -96,6 +96,7 @@ class Run:
 
 @pytest.mark.parametrize("depth", [0, 1, 30])
 @pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_batch_behind_the_last_one_trained(
     tmp_path: Path, make: Any, depth: int
 ) -> None:

@@ -95,6 +95,7 @@ def drawn(place: Place, steps: int = 4) -> list[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAM, RowWiseAdagrad])
+@pytest.mark.slow("emulated")
 def test_any_budget_gives_the_same_bits(place: Place, optimizer: Any) -> None:
     weights, batches = torch.randn(ROWS, DIM).bfloat16(), drawn(place)
     budgets = [{"host_rows": ROWS, "gpu_rows": ROWS}, {"host_rows": 3, "gpu_rows": 1}, {}]
@@ -113,6 +114,7 @@ def test_any_budget_gives_the_same_bits(place: Place, optimizer: Any) -> None:
     assert all(tables[0].fields[name].dtype == "float32" for name in states)
 
 
+@pytest.mark.slow("emulated")
 def test_both_ways_give_the_same_bits(place: Place) -> None:
     weights, batches = torch.randn(ROWS, DIM).bfloat16(), drawn(place)
     for optimizer, flags in ((ADAM, {"foreach": True}), (RowWiseAdagrad, {})):

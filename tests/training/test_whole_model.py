@@ -75,6 +75,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, float]]] = {
 
 
 @pairs(place=PLACES, form=list(FORMS), variant=list(OPTIMIZERS))
+@pytest.mark.slow("emulated")
 def test_one_optimizer_trains_the_whole_model(place: Place, form: str, variant: str) -> None:
     optimizer, options = OPTIMIZERS[variant]
     tiered, plain = models(place)

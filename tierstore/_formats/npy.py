@@ -10,6 +10,7 @@ be read too. String keys are an array of fixed-width strings, which `np.load` op
 from __future__ import annotations
 
 import ast
+import contextlib
 import struct
 import zipfile
 from collections.abc import Iterator
@@ -119,9 +120,21 @@ def read_header(stream: _Readable, path: Path) -> NpyHeader:
     return _parse(text, len(start) + len(length_bytes) + length, path)
 
 
+def _literal(text: str) -> object:
+    """Evaluate a literal, again where another thread of Python 3.11 that did so got in the way.
+
+    All threads count the depth of what they parse in one place there, and SystemError says that
+    the count is wrong, whatever the text is: https://github.com/python/cpython/issues/106905.
+    """
+    for _ in range(100):
+        with contextlib.suppress(SystemError):
+            return ast.literal_eval(text)
+    return ast.literal_eval(text)
+
+
 def _parse(text: bytes, nbytes: int, path: Path) -> NpyHeader:
     try:
-        header = ast.literal_eval(text.decode("utf-8").strip())
+        header = _literal(text.decode("utf-8").strip())
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         raise FormatError(f"{path}: the .npy header is not a dictionary of literals") from None
     if not isinstance(header, dict) or set(header) != {"descr", "fortran_order", "shape"}:
