@@ -392,12 +392,8 @@ class Generation:
 
         Raises CorruptStoreError.
         """
-        known = {delta.info.name: delta for delta in [*self.tier.deltas, *self._coming]}
-        found = [(delta, known.get(delta.name)) for delta in info.deltas]
-        return [
-            held if held is not None and held.info == delta else self._open_delta(delta)
-            for delta, held in found
-        ]
+        known = {delta.info: delta for delta in [*self.tier.deltas, *self._coming]}
+        return [known.get(delta) or self._open_delta(delta) for delta in info.deltas]
 
     def is_of(self, info: TableInfo) -> bool:
         """Whether a later manifest has the same base and keys, so only deltas may differ.

@@ -83,7 +83,8 @@ class DeltaIndex:
         rows may now be in the base. Raises CorruptStoreError without changing anything.
         """
         segments = self._segments(deltas)
-        self.check(deltas, self.rows)
+        for _, _, coming in segments:
+            _check(coming, self.rows)
         if not segments:
             return False
         self.lift(live_ids)
@@ -95,15 +96,17 @@ class DeltaIndex:
         self._lay(live_ids)
         return any(end > begin for begin, end, _ in segments)
 
-    def changed(self, deltas: Sequence[Delta], folded: int) -> Rows:
+    def changed(self, deltas: Sequence[Delta], folded: int, rows: int) -> Rows:
         """Return the rows whose committed image may change when the index switches to `deltas`.
 
         Rows of removed deltas of versions up to `folded` have the same image in the base or in
         another delta; so do rows of deltas that were compacted into one of the same newest version.
+        Raises CorruptStoreError if deltas that come do not fit a table of so many `rows`.
         """
         parts = [np.empty(0, np.int64)]
         for begin, end, coming in self._segments(deltas):
             gone = self.deltas[begin:end]
+            _check(coming, rows)
             if len(coming) == 1 and gone and coming[0].info.version == gone[-1].info.version:
                 continue
             gone = [delta for delta in gone if delta.info.version > folded]
@@ -178,16 +181,6 @@ class DeltaIndex:
             at = np.flatnonzero(np.isin(ids, rows))
             self._point(ids[at], (self.starts[number] + 1 + at).astype(np.int32))
 
-    @staticmethod
-    def check(deltas: Sequence[Delta], rows: int) -> None:
-        """Raise CorruptStoreError if deltas have rows that a table of so many rows lacks."""
-        for delta in deltas:
-            first, last = delta.span
-            if first < 0 or last >= rows:
-                raise CorruptStoreError(
-                    f"{delta.info.name} contains rows outside the table's 0..{rows - 1}"
-                )
-
     def _point(self, ids: Rows, places: npt.NDArray[np.int32]) -> None:
         """Set the entries of `ids` to `places`, which ascend and exceed all previous ones.
 
@@ -245,3 +238,13 @@ class DeltaIndex:
             which = np.flatnonzero((number == found) & held)
             parts.append((sources[found], int(self.starts[found]), which))
         return parts
+
+
+def _check(deltas: Sequence[Delta], rows: int) -> None:
+    """Raise CorruptStoreError if deltas have rows that a table of so many rows lacks."""
+    for delta in deltas:
+        first, last = delta.span
+        if first < 0 or last >= rows:
+            raise CorruptStoreError(
+                f"{delta.info.name} contains rows outside the table's 0..{rows - 1}"
+            )

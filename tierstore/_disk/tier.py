@@ -132,11 +132,9 @@ class DiskTier:
     def changed(self, deltas: Sequence[Delta], folded: int, rows: int) -> npt.NDArray[np.int64]:
         """Return the rows whose committed image may change when the tier switches to `deltas`.
 
-        See `DeltaIndex.changed`. Raises CorruptStoreError if they do not fit a table of so many
-        `rows`.
+        See `DeltaIndex.changed`.
         """
-        self._index.check(deltas, rows)
-        return self._index.changed(deltas, folded)
+        return self._index.changed(deltas, folded, rows)
 
     def read_ahead(
         self, deltas: Sequence[Delta], rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]
