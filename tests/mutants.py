@@ -186,6 +186,19 @@ MUTANTS = [
         "False):",
         "tests/test_concurrency.py",
     ),
+    # A commit copies rows while those before are written.
+    Mutant(
+        "_tiers/host.py",
+        "blocks[number % 2][",
+        "blocks[0][",
+        "tests/tiers/test_host.py",
+    ),
+    Mutant(
+        "_checksum.py",
+        "return sums ^ _shifted(seeds, _by_zeros(width, 0))",
+        "return sums ^ seeds",
+        "tests/test_checksum.py",
+    ),
     # A refresh reads beside reads, and switches only to what is still protected.
     Mutant(
         "_store/state.py",

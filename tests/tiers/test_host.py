@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 
 from tests.oracle import records
 from tests.tiers.stack import ArrayTier, check, random_span, read
+from tierstore import _parts
 from tierstore._rowcopy import Groups
+from tierstore._tiers import host
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.memory import ALIGNMENT
 from tierstore._tiers.slots import STAGING_BYTES, bytes_for, queue_bytes, slots_for
@@ -66,6 +68,57 @@ def test_any_sequence_of_calls_is_as_if_there_were_no_tier(seed, slots):
             check(tier)
     assert np.array_equal(read(top, np.arange(ROWS)), oracle)
     top.flush()
+    assert np.array_equal(below.records, oracle)
+
+
+def there_first(here, there):
+    """Call two functions, the second first, as a thread may that is faster."""
+    there()
+    here()
+
+
+def here_first(here, there):
+    """Call two functions in order, as where no thread is free."""
+    here()
+    there()
+
+
+@pytest.mark.parametrize("beside", [there_first, here_first, _parts.beside])
+@pytest.mark.parametrize("changed", [0, 1, 6, 7, 8, 29, ROWS])
+def test_a_flush_copies_each_part_while_the_one_before_is_written(monkeypatch, beside, changed):
+    monkeypatch.setattr(host, "staging_rows", lambda record_bytes: 7)
+    monkeypatch.setattr(host, "beside", beside)
+    rng = np.random.default_rng(changed)
+    for slots in (ROWS, ROWS - 1):
+        (tier,), below, oracle = stacked(3, slots)
+        rows = rng.permutation(ROWS)[:changed]
+        oracle[rows] = records(rng, changed, WIDTH)
+        tier.write(rows, oracle[rows])
+        tier.flush()
+        assert np.array_equal(below.records, oracle)
+        assert below.stats.written == changed and not tier.dirty().size
+        check(tier)
+
+
+@pytest.mark.parametrize("beside", [there_first, here_first])
+def test_a_flush_that_fails_keeps_what_it_did_not_hand_down(monkeypatch, beside):
+    monkeypatch.setattr(host, "staging_rows", lambda record_bytes: 7)
+    monkeypatch.setattr(host, "beside", beside)
+    (tier,), below, oracle = stacked(4, ROWS)
+    write, parts = below.write, []
+
+    def fails(rows, *given, **options):
+        parts.append(rows)
+        below.full = len(parts) == 3
+        write(rows, *given, **options)
+
+    below.write = fails
+    oracle[:] = records(np.random.default_rng(5), ROWS, WIDTH)
+    tier.write(np.arange(ROWS), oracle)
+    with pytest.raises(OSError, match="no space"):
+        tier.flush()
+    assert tier.dirty().tolist() == list(range(14, ROWS))
+    tier.flush()
     assert np.array_equal(below.records, oracle)
 
 
