@@ -17,7 +17,7 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import INTERNAL, Door, internal_error, internal_errors
-from tierstore._dtypes import DTypeName
+from tierstore._dtypes import DTypeName, check_unmasked
 from tierstore._table.address import Ids, as_dense, as_written, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
@@ -732,6 +732,7 @@ class Table:
         given = queries
         if is_torch(queries):
             given = as_dense(queries, "queries").detach().cpu().float().numpy()
+        check_unmasked(given, "queries")
         try:
             wanted = np.asarray(given, np.float32)
         except (TypeError, ValueError) as error:
