@@ -731,12 +731,16 @@ class Table:
         dim = self._layout.field(name).dim
         given = queries
         if is_torch(queries):
-            given = as_dense(queries, "queries").detach().cpu().float().numpy()
+            given = as_dense(queries, "queries").detach().cpu()
+            given = (given if given.is_complex() else given.float()).resolve_conj().numpy()
         check_unmasked(given, "queries")
         try:
-            wanted = np.asarray(given, np.float32)
+            numbers = np.asarray(given)
+            wanted = np.asarray(numbers.real, np.float32)
         except (TypeError, ValueError) as error:
             raise InvalidInputError(f"queries are no array of numbers: {error}") from None
+        if numbers.dtype.kind == "c":
+            raise InvalidTypeError("queries are complex; give real numbers")
         if wanted.ndim != 2 or wanted.shape[1] != dim:
             raise InvalidInputError(f"queries are (n, {dim}), not {wanted.shape}")
         if k < 1:
