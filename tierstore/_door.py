@@ -48,6 +48,7 @@ INTERNAL = (SystemError, ArgumentError)
 """Errors that only the internals of Python, NumPy and ctypes raise; see `internal_error`."""
 _EXPECTED_ERRORS = (MemoryError, TimeoutError)
 _INTERRUPTED = "a call was interrupted in the middle"
+_FOR_READING = "was opened for reading; open it with mode='r+'"
 
 _Handler = Callable[[int, FrameType | None], object]
 _Kind = TypeVar("_Kind", bound=type)
@@ -459,9 +460,10 @@ class Door:
         fenced: whether a use waits for calls to end; each signals `ended`.
     """
 
-    def __init__(self, path: str, *, writable: bool) -> None:
-        """Start open, owned by this process."""
+    def __init__(self, path: str, *, writable: bool, refusal: str = _FOR_READING) -> None:
+        """Start open, owned by this process; `refusal` is what a reader's writes are told."""
         self.writable = writable
+        self._refusal = refusal
         self._path = path
         self.pid: int = os.getpid()
         self.lock: threading.RLock = threading.RLock()
@@ -507,9 +509,7 @@ class Door:
         if self.reason:
             raise ClosedError(f"{self._path} cannot be used: {self.reason}; open it again")
         if write and not self.writable:
-            raise ReadOnlyError(
-                f"{self._path} was opened for reading; open it with mode='r+'", filename=self._path
-            )
+            raise ReadOnlyError(f"{self._path} {self._refusal}", filename=self._path)
 
     def check_process(self) -> None:
         """Raise ForkedStoreError in a process that was forked after the store was opened."""

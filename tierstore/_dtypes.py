@@ -7,6 +7,7 @@ are stored as unsigned integers with the same bits.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -14,7 +15,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.errors import InvalidInputError, OverflowedValuesWarning, counted, warn
+from tierstore.errors import (
+    InvalidInputError,
+    InvalidTypeError,
+    OverflowedValuesWarning,
+    counted,
+    warn,
+)
 
 __all__ = [
     "DEFAULT_DTYPE",
@@ -23,6 +30,7 @@ __all__ = [
     "DTypeName",
     "ElementType",
     "check_dtype",
+    "check_unmasked",
     "convert",
     "held_dtype",
 ]
@@ -368,6 +376,18 @@ def held_dtype(dtype: str, held: Collection[str], what: str) -> str:
     raise InvalidInputError(
         f"{what} cannot hold {dtype}; convert to one of {', '.join(held)} (--dtype)"
     )
+
+
+def check_unmasked(values: object, what: str) -> None:
+    """Raise InvalidTypeError for a masked array that masks any of its elements."""
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(values, masked.MaskedArray):
+        hidden = int(masked.count_masked(values))
+        if hidden:
+            raise InvalidTypeError(
+                f"{what}: a masked array whose mask hides {counted(hidden, 'element')}; give those "
+                "that it shows, by compressed(), or others in their place, by filled()"
+            )
 
 
 class Converter:

@@ -58,6 +58,7 @@ Column: TypeAlias = Matrix | tuple[Matrix, Matrix] | tuple[Matrix, Field]
 """A matrix, 8-bit elements and their scales, or the bytes of a field in one piece."""
 
 _FIELD = "weight"
+_REFUSAL = "is only read; tierstore.import_table makes a table that can be written of a file"
 _SCALES: Mapping[str, Literal["float32", "e8m0"]] = {
     "float32": "float32",
     "float8_e8m0fnu": "e8m0",
@@ -85,7 +86,8 @@ class Attached(Closing, Mapping[str, Table]):
         checksums: Path | None = None,
     ) -> None:
         """Open and map the files, and place the tables in memory; see `attach`."""
-        self.door: Door = Door(f"what is attached as {', '.join(tables)}", writable=False)
+        attached = f"what is attached as {', '.join(tables)}"
+        self.door: Door = Door(attached, writable=False, refusal=_REFUSAL)
         self.prefetcher: Prefetcher = Prefetcher(self.door)
         self.touched: Touched = Touched()
         with contextlib.ExitStack() as opened:

@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._dtypes import check_unmasked
 from tierstore.errors import FormatError, InvalidInputError
 
 __all__ = [
@@ -357,6 +358,7 @@ def from_array(values: Any) -> Initializer:
     if hasattr(values, "detach"):  # a tensor, and a parameter in particular
         values = values.detach().cpu()
         values = (values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy()
+    check_unmasked(values, "values")
     given, values = values, np.asarray(values)
     if values.dtype.kind in "iu" and not isinstance(given, np.ndarray):
         values = values.astype(np.float64)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+import tierstore
 from tests.oracle import values
 from tests.reference.elements import DTYPES, element
 from tierstore._dtypes import ELEMENT_TYPES
@@ -147,6 +148,33 @@ def test_tensors_that_lie_elsewhere_are_refused(kind, told):
     if kind != "nested":  # which has no shape to compare
         with pytest.raises(InvalidTypeError, match=rf"weight.*{told}"):
             to_bytes(given, Field(3), (2,), "weight")
+
+
+def test_what_a_mask_hides_is_not_taken(tmp_path):
+    hidden = np.ma.masked_equal(np.arange(6), 4)
+    floats = np.ma.masked_equal(np.random.default_rng(1).integers(1, 3, (6, 3)), 1) * 0.5
+    specs = {"t": tierstore.TableSpec(6, 3), "k": tierstore.TableSpec(keys="int64", dim=3)}
+    with tierstore.create(tmp_path / "s", specs, device="cpu") as store:
+        table, keyed = store["t"], store["k"]
+        before = table[:]
+        for call in (
+            lambda: table[hidden],
+            lambda: table.read(np.arange(6), out=floats.astype(np.float32)),
+            lambda: table.write(hidden, before),
+            lambda: table.write(np.arange(6), floats.astype(np.float32)),
+            lambda: table.warm(counts=hidden),
+            lambda: table.topk(floats, 2),
+            lambda: keyed.write(hidden, before),
+            lambda: keyed.lookup(hidden),
+            lambda: store.set_keys("t", hidden),
+            lambda: store.commit(payload={"a": hidden}),
+            lambda: tierstore.from_array(floats),
+        ):
+            with pytest.raises(InvalidTypeError, match="mask hides"):
+                call()
+        assert not store.uncommitted_rows() and not keyed.rows
+        shown = np.ma.masked_equal(np.arange(6), 9)
+        np.testing.assert_array_equal(table[shown], before)
 
 
 def test_reading_copies_nothing():

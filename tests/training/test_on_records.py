@@ -23,7 +23,7 @@ ADAM, ADAMW = torch.optim.Adam, torch.optim.AdamW
 
 def trained(path: Path, kind: Any, spec: Any, ids: Any, padding: int | None, **options: Any) -> Any:
     """Return every field after steps, and how many of them were taken in place."""
-    slots = options.pop("slots", ROWS)
+    slots, draw = options.pop("slots", ROWS), options.pop("draw", torch.randn)
     budget = tierstore.Budget(host_rows=slots)
     taken, update_held = [], HostTier.update_held
     rng = torch.Generator().manual_seed(1)
@@ -38,7 +38,7 @@ def trained(path: Path, kind: Any, spec: Any, ids: Any, padding: int | None, **o
             )
             for batch in ids:
                 opt.zero_grad()
-                given = torch.randn(len(batch), spec.dim, generator=rng, dtype=torch.float64)
+                given = draw(len(batch), spec.dim, generator=rng, dtype=torch.float64)
                 emb(torch.from_numpy(batch)).backward(given.to(emb._dtype))
                 opt.step()
         table = store["t"]
@@ -138,6 +138,7 @@ VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "one by one": (ADAMW, {"foreach": False}),
     "averages": (ADAM, {"ema": 0.9}),
 }
+SIGNS = torch.tensor([0.0, -0.0, 1.5, -2.0], dtype=torch.float64)
 
 
 @pairs(dim=[1, 3, 16, 33, 128], variant=list(VARIANTS), padding=[None, 5])
@@ -158,6 +159,45 @@ def test_bits_are_those_of_steps_on_copies(
         assert here[name].tobytes() == copies[name].tobytes(), name
     if padding is None and "ema" not in options:  # those read rows once more
         assert counted == counted_too
+
+
+def signs(*shape: int, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+    """Return random numbers, half of them zeros of either sign."""
+    return SIGNS[torch.randint(4, shape, generator=generator)].to(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("beta", [0.0, 1e-9])
+@pytest.mark.parametrize("options", [{}, {"maximize": True}])
+def test_zeros_have_the_signs_of_steps_on_copies(
+    tmp_path: Path, dtype: Any, beta: float, options: Any
+) -> None:
+    """Also where the average of gradients is the gradient itself, as with a `beta` of 0."""
+    spec = tierstore.TableSpec(ROWS, 3, dtype=dtype, init=tierstore.normal(seed=1))
+    ids = [np.random.default_rng(2).permutation(40) for _ in range(3)]
+    runs = []
+    for in_place in (True, False):
+        given = {"betas": (beta, 0.9), "in_place": in_place, "draw": signs, **options}
+        everything, *_ = trained(tmp_path / str(in_place), ADAM, spec, ids, None, **given)
+        runs.append(everything)
+    (average,) = [name for name in runs[1] if name.endswith("exp_avg")]
+    assert (runs[1][average][:40] == 0).any()
+    for name in runs[0]:
+        assert runs[0][name].tobytes() == runs[1][name].tobytes(), name
+
+
+def test_infinities_raise_no_warnings_of_numpy(tmp_path: Path) -> None:
+    spec = tierstore.TableSpec(ROWS, 4, init=tierstore.normal(seed=1))
+    with tierstore.create(tmp_path / "s", {"t": spec}, device="cpu") as store:
+        emb = TieredEmbedding(store["t"])
+        opt = TieredOptimizer(ADAM, [emb], betas=(0.9, 0.0))
+        for _ in range(2):
+            emb(torch.arange(3)).backward(torch.full((3, 4), torch.inf))
+            with np.errstate(all="raise"):
+                opt.step()
+            opt.zero_grad()
+        assert np.isnan(store["t"].read(np.arange(3))).all()
+        store.rollback()
 
 
 @pytest.mark.parametrize("slots", [0, 100, ROWS - 1])

@@ -120,6 +120,21 @@ def test_transforms_with_respect_to_the_rows_are_refused(pair: Pair) -> None:
     assert not functional_call(pair.emb, {"rows": detached["0.rows"]}, (pair.ids,)).requires_grad
 
 
+def test_a_table_within_a_transform_is_refused(pair: Pair, weights: Tensor) -> None:
+    table, values = pair.emb.table, torch.ones(3, 2, DIM)
+    for call in (
+        lambda: vmap(table.read)(pair.ids),
+        lambda: vmap(lambda ids: table[ids])(pair.ids),
+        lambda: vmap(table.prefetch)(pair.ids),
+        lambda: vmap(lambda given: table.write([1, 2], given))(values),
+        lambda: vmap(lambda given: table.topk(given, 3))(values),
+        lambda: grad(lambda given: (table.write([1, 2], given), given.sum())[1])(values[0]),
+    ):
+        with pytest.raises(InvalidTypeError, match=r"within torch\.func"):
+            call()
+    assert torch.equal(rows_of(table), weights)
+
+
 def test_nested_ids_give_nested_rows(pair: Pair, place: Place, weights: Tensor) -> None:
     ids = [torch.tensor(each).to(place.torch) for each in ([1, 2, 2], [7], [4, 5])]
     nested = torch.nested.nested_tensor(ids, layout=torch.jagged)

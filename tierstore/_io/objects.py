@@ -125,6 +125,8 @@ def locate(where: Any) -> Path | Objects:
     if isinstance(where, str) and "://" in where:
         return Objects(where)
     if isinstance(where, str | os.PathLike):
+        if "\0" in os.fsdecode(where):
+            raise InvalidInputError(f"no path has a NUL, as this one: {os.fsdecode(where)!r}")
         return Path(os.path.abspath(where))
     return where if isinstance(where, Objects) else Objects(where)
 

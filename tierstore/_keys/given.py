@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._dtypes import check_unmasked
 from tierstore._keys.hashmap import Codes
 from tierstore._keys.strings import Strings
 from tierstore._keys.text import Texts
@@ -26,6 +27,7 @@ def given(keys: Any) -> npt.NDArray[Any] | Texts:
     """
     if isinstance(keys, Strings):
         return Texts.packed(keys)
+    check_unmasked(keys, "keys")
     if isinstance(keys, np.ndarray) and keys.ndim == 1 and keys.dtype.kind in "iu":
         return _least(keys)
     listed = keys.tolist() if isinstance(keys, np.ndarray) else list(keys)
@@ -85,6 +87,7 @@ def bits_asked(keys: object) -> tuple[Codes, tuple[int, ...]]:
 
 def _as_array(keys: object) -> npt.NDArray[Any]:
     """Return integers as an array, of objects where they fit no other."""
+    check_unmasked(keys, "keys")
     try:
         array = np.asarray(keys)
         if array.dtype.kind == "f" and not isinstance(keys, np.ndarray | np.generic):
@@ -134,6 +137,7 @@ def texts_asked(keys: object) -> tuple[Texts, tuple[int, ...]]:
     """
     if type(keys) is list and set(map(type, keys)) <= {str}:
         return Texts.of(keys), (len(keys),)
+    check_unmasked(keys, "keys")
     array = keys if isinstance(keys, np.ndarray) else np.asarray(keys, object)
     listed = array.ravel().tolist()
     for key in listed:

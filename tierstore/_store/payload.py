@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._checksum import crc32c
 from tierstore._disk.manifest import PayloadInfo, unique_name
-from tierstore._dtypes import ELEMENT_TYPES
+from tierstore._dtypes import ELEMENT_TYPES, check_unmasked
 from tierstore._strictjson import Section, parse
 from tierstore.budget import DEFAULT_MEMORY, JSON_COST, Allowance, Size, format_bytes
 from tierstore.errors import (
@@ -209,6 +209,7 @@ def _leaf(value: Any, where: str) -> Leaf:
                 return code, element.from_torch(value)
         value = value.numpy()
     if isinstance(value, np.ndarray | np.generic):
+        check_unmasked(value, where)
         array = np.asarray(value)
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         if array.dtype in _CODES and array.ndim <= _MAX_DIMS:

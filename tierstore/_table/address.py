@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._dtypes import check_unmasked
 from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError
 from tierstore.policy.frequency import count_keys, most_used
 
@@ -18,6 +19,7 @@ __all__ = [
     "host_ids",
     "is_cupy",
     "is_torch",
+    "is_transformed",
     "last_of_each",
     "on_host",
     "rows_to_warm",
@@ -91,6 +93,15 @@ def host_ids(ids: object, rows: int) -> Ids:
     return Ids(np.ascontiguousarray(flat, np.int64), array.shape, kind)
 
 
+def is_transformed(values: Any) -> bool:
+    """Whether a torch tensor stands for others within `torch.vmap` or a transform like `grad`."""
+    torch = sys.modules["torch"]
+    if not torch._C._are_functorch_transforms_active():
+        return False
+    functorch = torch._C._functorch
+    return bool(functorch.is_batchedtensor(values) or functorch.is_gradtrackingtensor(values))
+
+
 def as_dense(values: Any, what: str) -> Any:
     """Return a torch tensor whose numbers lie in memory one by one, or raise InvalidTypeError."""
     if values.is_meta:
@@ -99,12 +110,18 @@ def as_dense(values: Any, what: str) -> Any:
         raise InvalidTypeError(f"{what} are a nested tensor; give its values()")
     if str(values.layout) != "torch.strided":
         raise InvalidTypeError(f"{what} are {values.layout}; give them dense, by to_dense()")
+    if is_transformed(values):
+        raise InvalidTypeError(
+            f"{what} are within torch.func, where a table has no way to take their numbers; read "
+            "and write outside of it, or look rows up by tierstore.nn.TieredEmbedding"
+        )
     if values.is_quantized:
         raise InvalidTypeError(f"{what} are {values.dtype}; give them as floats, by dequantize()")
     return values
 
 
 def _as_array(ids: object) -> npt.NDArray[Any]:
+    check_unmasked(ids, "the ids")
     try:
         array = np.asarray(ids)
     except ValueError as error:

@@ -17,7 +17,15 @@ import numpy as np
 from tierstore._door import Door, Errand, Use, undisturbed
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._scaled import ScaledElements
-from tierstore._table.address import Ids, as_dense, host_ids, is_cupy, is_torch, on_host
+from tierstore._table.address import (
+    Ids,
+    as_dense,
+    host_ids,
+    is_cupy,
+    is_torch,
+    is_transformed,
+    on_host,
+)
 from tierstore._table.host import Piece
 from tierstore._table.prefetch import Prefetcher, Rows
 from tierstore._table.values import (
@@ -599,7 +607,7 @@ class DeviceAccess(DeviceArrays):
         import torch
 
         here = self.torch_device
-        if ids.layout is not torch.strided or ids.is_nested:
+        if ids.layout is not torch.strided or ids.is_nested or is_transformed(ids):
             as_dense(ids, "the ids")
         if ids.dtype is torch.int64 and ids.device == here and ids.ndim == 1:
             return Ids(ids.contiguous(), ids.shape, "torch")

@@ -16,7 +16,7 @@ from tierstore._disk.generation import Generation, Later
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import INTERNAL, Door, internal_error, internal_errors
-from tierstore._dtypes import DTypeName
+from tierstore._dtypes import DTypeName, check_unmasked
 from tierstore._table.address import Ids, as_dense, as_written, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
@@ -730,11 +730,16 @@ class Table:
         dim = self._layout.field(name).dim
         given = queries
         if is_torch(queries):
-            given = as_dense(queries, "queries").detach().cpu().float().numpy()
+            given = as_dense(queries, "queries").detach().cpu()
+            given = (given if given.is_complex() else given.float()).resolve_conj().numpy()
+        check_unmasked(given, "queries")
         try:
-            wanted = np.asarray(given, np.float32)
+            numbers = np.asarray(given)
+            wanted = np.asarray(numbers.real, np.float32)
         except (TypeError, ValueError) as error:
             raise InvalidInputError(f"queries are no array of numbers: {error}") from None
+        if numbers.dtype.kind == "c":
+            raise InvalidTypeError("queries are complex; give real numbers")
         if wanted.ndim != 2 or wanted.shape[1] != dim:
             raise InvalidInputError(f"queries are (n, {dim}), not {wanted.shape}")
         if k < 1:

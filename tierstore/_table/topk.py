@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._dtypes import check_unmasked
 from tierstore._parts import in_parts
-from tierstore.errors import InvalidInputError
+from tierstore.errors import InvalidInputError, InvalidTypeError
 
 __all__ = ["Best", "excluded_pairs"]
 
@@ -138,7 +139,7 @@ def excluded_pairs(exclude: Any, queries: int, rows: int) -> tuple[Ints, Ints]:
     each: Sequence[Any] = [] if exclude is None else _lists(exclude)
     if exclude is not None and len(each) != queries:
         raise InvalidInputError(f"exclude has rows for {len(each)} queries, there are {queries}")
-    arrays = [np.asarray(found, np.int64).reshape(-1) for found in each]
+    arrays = [_ids(found) for found in each]
     which = np.repeat(np.arange(len(arrays)), [len(found) for found in arrays])
     every = np.concatenate([np.empty(0, np.int64), *arrays])
     if every.size and every.max() >= rows:
@@ -146,6 +147,14 @@ def excluded_pairs(exclude: Any, queries: int, rows: int) -> tuple[Ints, Ints]:
     which, every = which[every >= 0], every[every >= 0]
     order = np.argsort(every, kind="stable")
     return which[order], every[order]
+
+
+def _ids(found: Any) -> Ints:
+    check_unmasked(found, "exclude")
+    array = np.asarray(found).reshape(-1)
+    if array.size and array.dtype.kind not in "iu":
+        raise InvalidTypeError(f"exclude holds row ids, whole numbers, not {array.dtype}")
+    return array.astype(np.int64)
 
 
 def _lists(exclude: Iterable[Any]) -> list[Any]:

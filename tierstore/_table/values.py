@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._dtypes import ELEMENT_TYPES, DTypeName, ElementType, check_dtype
+from tierstore._dtypes import ELEMENT_TYPES, DTypeName, ElementType, check_dtype, check_unmasked
 from tierstore._scaled import ScaledElements
 from tierstore._table.address import Ids, as_dense, is_cupy, is_torch
 from tierstore._tiers.gpu.abi import RECORDS, Arguments, Structure
@@ -52,12 +52,14 @@ def check_out(out: Any, item: Field, ids: Ids, device: str, name: str) -> Elemen
     if ids.kind == "torch":
         if not is_torch(out):
             raise InvalidTypeError(f"{name} is read as a tensor; out is a {type(out).__name__}")
+        out = as_dense(out, f"rows of out for {name}")
         found = str(out.dtype).removeprefix("torch.")
         able = {kind.name: kind for kind in _out_types(item)}
         fits = out.is_contiguous() and not out.requires_grad and str(out.device) == device
     elif ids.kind == "numpy":
         if not isinstance(out, np.ndarray):
             raise InvalidTypeError(f"{name} is read as an array; out is a {type(out).__name__}")
+        check_unmasked(out, f"rows of out for {name}")
         found = out.dtype.str
         own = item.scaled is None
         able = {kind.numpy.str: kind for kind in _out_types(item) if own or not kind.as_bits}
@@ -239,6 +241,7 @@ def _stored(values: Any, item: Field, name: str) -> npt.NDArray[Any]:
 
 def _array(values: Any, element: ElementType, name: str) -> npt.NDArray[Any]:
     """Return anything NumPy takes as an array; Python numbers in the type that the field reads."""
+    check_unmasked(values, f"values of {name}")
     try:
         array = np.asarray(values)
     except ValueError as error:

@@ -99,7 +99,7 @@ class InPlace:
 
         Returns False, having done nothing, where this is left to torch's optimizer: for another
         class (on the host, all but Adam and AdamW), for types that differ, rows that are not in the
-        host tier, and options that ask for a way of its own.
+        host tier, options that ask for a way of its own, and on the host a first beta of 0.
         """
         rule = self._rule
         if rule is None:
@@ -136,6 +136,8 @@ class InPlace:
             return False
         gradient = gradient.to(block.dtype)
         numbers, before = take_step(group, step), torch.get_num_threads()
+        if block.whole(numbers.first):
+            return False
 
         def change(data: Any, part: slice) -> None:
             old = data.copy() if trained is not None else data
@@ -291,6 +293,14 @@ class _Block:
             )
         self._adjacent = all(at == end for (at, _), end in zip(self._places, ends, strict=False))
 
+    def whole(self, weight: float) -> bool:
+        """Tell whether `lerp_` by this weight gives its end itself, in this type.
+
+        The sign of a zero then depends on how torch walks through memory: over fields within
+        records not as over copies of them.
+        """
+        return bool(self._storage.type(weight) == 1)
+
     def fields(self, data: Any) -> Iterable[Tensor]:
         """Return the fields of records `(n, nbytes)`, views of them."""
         values = torch.from_numpy(data.view(self._storage))
@@ -372,13 +382,14 @@ def _update_adam(
         gradient = gradient.add(weight, alpha=numbers.decay)
     first.lerp_(gradient, numbers.first)
     kept = second.numpy()
-    values = kept * numbers.keep
-    deviation = torch.from_numpy(values)
-    deviation.addcmul_(gradient, gradient, value=numbers.second)
-    kept[:] = values
-    deviation.sqrt_()
-    values /= numbers.deviation
-    values += numbers.eps
+    with np.errstate(all="ignore"):  # as torch, which tells of no infinity
+        values = kept * numbers.keep
+        deviation = torch.from_numpy(values)
+        deviation.addcmul_(gradient, gradient, value=numbers.second)
+        kept[:] = values
+        deviation.sqrt_()
+        values /= numbers.deviation
+        values += numbers.eps
     weight.addcdiv_(first, deviation, value=numbers.rate)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._dtypes import check_unmasked
 from tierstore._rowcopy import unique
 from tierstore.errors import InvalidInputError
 from tierstore.policy.base import DeviceScores, Rows, ScoreStep
@@ -129,6 +130,7 @@ class FixedCounts(Ranking):
 
 def count_keys(counts: Any, rows: int) -> npt.NDArray[np.float32]:
     """Validate counts, one finite non-negative number per row; return them as float32."""
+    check_unmasked(counts, "counts")
     array = np.asarray(counts)
     if array.shape != (rows,) or array.dtype.kind not in "iuf":
         raise InvalidInputError(
