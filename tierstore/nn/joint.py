@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tierstore._table.host import Lease
 from tierstore._table.joint import Features, JointTable
+from tierstore._table.recycled import Recycled
 from tierstore.distributed.exchange import Known, on_host
 from tierstore.distributed.joint import DistributedJointTable
 from tierstore.errors import InvalidInputError
@@ -156,6 +157,7 @@ class JointLayer(RowsLayer):
     Attributes:
         table: the tables, by rows of their space.
         coming: ids that were announced to tables which ranks share.
+        memory: for gradients of features that lie apart, as one tensor.
     """
 
     table: Any
@@ -165,6 +167,7 @@ class JointLayer(RowsLayer):
         super().__init__(table, field)
         self._averages: list[Average] = []
         self.coming: Coming = Coming()
+        self.memory: Recycled = Recycled()
 
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
         """Take a parameter, and a name for the operators."""
@@ -380,7 +383,7 @@ class _Lookup(torch.autograd.Function):
             if len(there) < len(gradients):
                 given = [each is not None for each in gradients]
             with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
-                gradient, columns = as_one(there)
+                gradient, columns = as_one(there, ctx.looked.layer.memory)
                 ctx.looked.give(gradient, given, columns)
         return None, None
 

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tierstore._table.recycled import Recycled
+
 __all__ = ["SideBySide", "as_one"]
 
 _MUCH = {"cpu": 1 << 20, "cuda": 32 << 20}
@@ -52,10 +54,13 @@ class SideBySide:
         return found.view(-1)[:rows]
 
 
-def as_one(parts: Sequence[Tensor]) -> tuple[Tensor, SideBySide | None]:
+def as_one(
+    parts: Sequence[Tensor], memory: Recycled | None = None
+) -> tuple[Tensor, SideBySide | None]:
     """Return gradients `(ids, dim)` as one tensor, and where they are in it; None: in order.
 
-    Those of what a model concatenates are parts of one tensor, and not copied.
+    Those of what a model concatenates are parts of one tensor, and not copied. A large copy on the
+    host is in `memory` if that is given.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -65,7 +70,7 @@ def as_one(parts: Sequence[Tensor]) -> tuple[Tensor, SideBySide | None]:
     whole = _one_behind_the_other(parts)
     if whole is not None:
         return whole, None
-    return _side_by_side(parts) or (_copied(parts), None)
+    return _side_by_side(parts) or (_copied(parts, memory or Recycled()), None)
 
 
 def _one_behind_the_other(parts: Sequence[Tensor]) -> Tensor | None:
@@ -112,7 +117,7 @@ def _side_by_side(parts: Sequence[Tensor]) -> tuple[Tensor, SideBySide] | None:
     return whole, SideBySide(places, ids, step)
 
 
-def _copied(parts: Sequence[Tensor]) -> Tensor:
+def _copied(parts: Sequence[Tensor], memory: Recycled) -> Tensor:
     """Return a copy of parts, one behind the other.
 
     On the host in memory of NumPy, which asks for huge pages: the first touch of as many small ones
@@ -122,5 +127,5 @@ def _copied(parts: Sequence[Tensor]) -> Tensor:
     if first.device.type != "cpu" or {each.dtype for each in parts} != {torch.float32}:
         return torch.cat(list(parts))
     rows = sum([len(each) for each in parts])
-    whole = torch.from_numpy(np.empty((rows, first.shape[1]), np.float32))
+    whole = torch.from_numpy(memory.take(rows, first.shape[1] * 4).view(np.float32))
     return torch.cat(list(parts), out=whole)
