@@ -70,7 +70,7 @@ _MANY_BYTES = 2 << 20
 """Bytes from which copying rows that repeat twice takes less time than copying them once."""
 _PART_BYTES = 512 << 10
 """Bytes that one thread changes at a time, which stay in a processor's own cache meanwhile."""
-_CHANGED_PER_THREAD = 2 << 20
+_CHANGED_PER_THREAD = 512 << 10
 """Bytes of records to change for which a thread of their own is worth while."""
 _RENEWED_BYTES = 4 << 20
 """Most bytes of changed rows that `renew` reads again, in two or three milliseconds."""
@@ -395,7 +395,7 @@ class HostTier:
                 return False
             self.map.dirty[slots] = 1
             nbytes = slots.size * (hi - lo)
-            if many is None or nbytes < 4 * _CHANGED_PER_THREAD or most_threads() == 1:
+            if many is None or nbytes < 2 * _CHANGED_PER_THREAD or most_threads() == 1:
                 self._change(slots, self._windows[lo, hi], change)
             else:
                 in_parts(

@@ -24,6 +24,7 @@ from tierstore._table.table import Table
 from tierstore._table.values import Columns
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
+from tierstore.nn.alone import work_alone
 from tierstore.optim import row_wise
 from tierstore.optim.float8 import SIGNED, SIZES
 from tierstore.optim.program import Program, compiled
@@ -330,7 +331,7 @@ def _run(
     part: slice,
 ) -> None:
     """Have a program change the records of a part of the rows, those `trained` if given."""
-    _work_alone()
+    work_alone()
     gradient = gradient[part]
     if trained is not None:
         kept = trained[part].flatten()
@@ -344,15 +345,6 @@ def _plain(group: Group) -> bool:
         return False
     numbers = group["lr"], *group.get("betas", ()), group["weight_decay"], group["eps"]
     return not any(map(torch.is_tensor, numbers))
-
-
-def _work_alone() -> None:
-    """Have torch work alone in this thread, which does one of several parts.
-
-    Otherwise torch starts as many threads for each of them as for the caller, above all for roots.
-    """
-    if torch.get_num_threads() != 1:
-        torch.set_num_threads(1)
 
 
 class _Adam(NamedTuple):
