@@ -50,12 +50,13 @@ def stepping(
     return run
 
 
-def collection(store: Any, joined: bool = False) -> Step:
-    """One layer over all tables."""
+def collection(store: Any, joined: bool = False, as_one: bool = False) -> Step:
+    """One layer over all tables; `as_one` takes the rows of all features as one tensor."""
     emb = TieredEmbeddingCollection(store, {name: name for name in store})
 
     def look_up(ids: Any) -> list[Any]:
-        return list(emb(dict(zip(store, ids, strict=True))).values())
+        features = dict(zip(store, ids, strict=True))
+        return [emb.cat(features)] if as_one else list(emb(features).values())
 
     return stepping(look_up, TieredOptimizer(RowWiseAdagrad, [emb], lr=LR), joined)
 
@@ -117,6 +118,7 @@ def main() -> None:
             "tierstore, one layer a table": loop(made("loop", sizes)),
             "tierstore, one collection, joined": collection(made("joined", sizes), joined=True),
             "tierstore, one layer a table, joined": loop(made("apart", sizes), joined=True),
+            "tierstore, one collection, rows as one": collection(made("cat", sizes), as_one=True),
             "tierstore, one table end to end": end_to_end(made("all", {"all": sum(rows)}), rows),
             "torch, sparse gradients": in_torch(rows),
         }

@@ -478,6 +478,50 @@ MUTANTS = [
         "pass",
         "tests/training/test_on_records.py",
     ),
+    Mutant(
+        "optim/program.py",
+        "sums = sums + squares",
+        "sums = squares",
+        "tests/training/test_on_records.py",
+    ),
+    Mutant(
+        "optim/program.py",
+        "total.sqrt().add_(eps)",
+        "total.sqrt()",
+        "tests/training/test_on_records.py",
+    ),
+    # Gradients of several features.
+    Mutant(
+        "nn/parts.py",
+        "len(set(firsts)) == len(parts)",
+        "True",
+        "tests/training/test_collections.py",
+    ),
+    Mutant(
+        "nn/parts.py",
+        "by_row = sorted(range(len(lengths)), key=self._firsts.__getitem__)",
+        "by_row = list(range(len(lengths)))",
+        "tests/training/test_collections.py",
+    ),
+    Mutant(
+        "nn/parts.py",
+        "torch.set_num_threads(before)",
+        "pass",
+        "tests/training/test_collections.py",
+    ),
+    # Leased rows in the host tier.
+    Mutant(
+        "_tiers/host.py",
+        "hits = requested - np.diff(of_gone[gone])",
+        "hits = requested",
+        "tests/tiers/test_host.py",
+    ),
+    Mutant(
+        "_tiers/host.py",
+        "elif out.nbytes >= _MANY_BYTES and 2 * slots.size <= len(out):",
+        "elif False:",
+        "tests/tiers/test_host.py",
+    ),
     # The base.
     Mutant(
         "_disk/base.py",

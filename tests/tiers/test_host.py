@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.oracle import records
 from tests.tiers.stack import ArrayTier, check, random_span, read
-from tierstore import _parts
+from tierstore import _parts, _rowcopy
 from tierstore._rowcopy import Groups
 from tierstore._tiers import host
 from tierstore._tiers.host import HostTier
@@ -27,10 +27,21 @@ def stacked(seed: int, *slots: int) -> tuple[list[HostTier], ArrayTier, np.ndarr
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.integers(0, 2**32), st.lists(st.sampled_from([1, 2, 7, 39, 40, 99]), min_size=1, max_size=2)
+    st.integers(0, 2**32),
+    st.lists(st.sampled_from([1, 2, 7, 39, 40, 99]), min_size=1, max_size=2),
+    st.sampled_from([0, 2 << 20]),
 )
-def test_any_sequence_of_calls_is_as_if_there_were_no_tier(seed, slots):
-    """Batches of all sizes, duplicates, byte ranges, leases, prefetches, one tier or two."""
+def test_any_sequence_of_calls_is_as_if_there_were_no_tier(seed, slots, many):
+    """Batches of all sizes, duplicates, byte ranges, leases, prefetches, one tier or two.
+
+    Batches of `many` bytes that repeat their rows are copied from these rows, side by side.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "_MANY_BYTES", many)
+        run_any_calls(seed, slots)
+
+
+def run_any_calls(seed: int, slots: list[int]) -> None:
     rng = np.random.default_rng(seed)
     tiers, below, oracle = stacked(seed, *slots)
     top = tiers[0]
@@ -246,6 +257,56 @@ def test_counters():
     assert (stats.unique, stats.unique_hits, stats.unique_of) == (3, 0, 4)
     assert stats.unique_sampled
     assert stats.to_dict()["hit_rate"] == stats.hit_rate
+
+
+@pytest.mark.parametrize("slots", [ROWS, ROWS - 1])
+def test_rows_that_repeat_are_fetched_from_their_slots_once(monkeypatch, slots):
+    """In a large batch; those of one that hardly repeats are copied to each id at once."""
+    fetched = []
+    gather, gathered = _rowcopy.gather, _rowcopy.gathered
+
+    def noted(source, wanted, *rest):
+        fetched.append((source is tier.records, wanted.size))
+        return (gather if isinstance(rest[0], np.ndarray) else gathered)(source, wanted, *rest)
+
+    (tier,), _, oracle = stacked(5, slots)
+    ids = np.random.default_rng(6).integers(0, 9, 5000)
+    batch, few = Groups(ids), Groups(np.arange(30))
+    assert batch.rows.size == 9
+    tier.lease(batch)
+    monkeypatch.setattr(host, "_MANY_BYTES", 30 * 16)
+    monkeypatch.setattr(host, "_FEW_BYTES", 0)
+    monkeypatch.setattr(_rowcopy, "gather", noted)
+    monkeypatch.setattr(_rowcopy, "gathered", noted)
+    out = np.empty((5000, 16), np.uint8)
+    tier.lease(batch, ids, out, 8)
+    assert np.array_equal(out, oracle[ids, 8:24])
+    assert fetched == [(True, 9), (False, 5000)]
+    fetched.clear()
+    out = np.empty((30, 16), np.uint8)
+    tier.lease(few, np.arange(30), out, 8)
+    assert np.array_equal(out, oracle[:30, 8:24])
+    assert (True, 30) in fetched
+
+
+def test_batches_across_ranges_are_counted_apart():
+    below = ArrayTier(records(np.random.default_rng(3), ROWS, WIDTH))
+    starts = [0, 5, 6, 20]
+    tier = HostTier(below, slots=12, starts=starts)
+    rng, expected = np.random.default_rng(4), np.zeros((4, 4), np.int64)
+    for _ in range(30):
+        ids = rng.integers(0, ROWS, rng.integers(1, 30))
+        here = tier.map.lookup(np.arange(ROWS)) >= 0
+        tier.give_back(tier.lease(Groups(ids)))
+        of = np.searchsorted(starts, np.arange(ROWS), "right") - 1
+        distinct = np.unique(ids)
+        for column, rows in enumerate((ids, ids[here[ids]], distinct, distinct[here[distinct]])):
+            expected[:, column] += np.bincount(of[rows], minlength=4)
+    for start, (requested, hits, unique, unique_hits) in zip(starts, expected, strict=True):
+        found = tier.stats_from(start)
+        assert (found.requested, found.hits) == (requested, hits)
+        assert (found.unique, found.unique_hits) == (unique, unique_hits)
+        assert found.unique_of == requested
 
 
 @given(st.integers(1, 5000), st.integers(1, 64), st.integers(0, 10**6))

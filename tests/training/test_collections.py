@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tierstore
 from tests.pairs import pairs
 from tests.training.conftest import PLACES, Place, rows_of
+from tierstore import _parts
+from tierstore._table.recycled import Recycled
 from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError, UnknownNameError
 from tierstore.nn import (
     TieredEmbedding,
@@ -927,6 +929,95 @@ def test_other_gradients_are_copied_into_one_tensor(monkeypatch: Any) -> None:
         assert torch.equal(found, torch.cat(given))
         found.fill_(7)  # a copy
         assert not (whole == 7).any()
+
+
+@pytest.fixture
+def copies(monkeypatch: Any) -> list[int]:
+    """Treat any gradients as large; return what gets the number of features of each copy."""
+    made, copied = list[int](), parts._copied
+
+    def noted(given: Any, memory: Any) -> Tensor:
+        made.append(len(given))
+        return copied(given, memory)
+
+    monkeypatch.setattr(parts, "_MUCH", {})
+    monkeypatch.setattr(parts, "_BYTES_PER_THREAD", 64)
+    monkeypatch.setattr(parts, "_copied", noted)
+    return made
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_gradients_that_lie_apart_are_summed_where_they_are(
+    place: Place, copies: list[int], cores: int, monkeypatch: Any
+) -> None:
+    """In any order of the features, where some have no ids, by any number of threads."""
+    monkeypatch.setattr(_parts, "most_threads", lambda: cores)
+    _parts._crew.cache_clear()
+    twins = Twins(place, [30, 2, 12, 25, 4])
+    optimizers = twins.optimizers(RowWiseAdagrad, lr=0.1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with in_order():
+            for order in ([0, 1, 2, 3, 4], [3, 1, 4, 0, 2], [4, 3, 2, 1, 0]):
+                lengths = dict(zip(twins.rows, [9, 0, 40, 1, order[0] + 2], strict=True))
+                names = [f"t{number}" for number in order]
+                ids = {name: place.ids(lengths[name], rows=twins.rows[name]) for name in names}
+                twins.step(optimizers, ids)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+        _parts._crew.cache_clear()
+    twins.check()
+    assert copies == ([] if place.device == "cpu" else [5, 5, 5])
+
+
+@pytest.mark.parametrize("way", ["a table twice", "no programs", "run again"])
+def test_others_that_lie_apart_are_copied(
+    place: Place, copies: list[int], way: str, monkeypatch: Any
+) -> None:
+    """Those of features that share a table, and of a batch that is no more."""
+    specs = {name: tierstore.TableSpec(9, 6, init=tierstore.normal(seed=2)) for name in "tu"}
+    tables = {"a": "t", "b": "t" if way == "a table twice" else "u"}
+    if way == "no programs":
+        monkeypatch.setattr(parts, "_compiled", lambda: None)
+    found = []
+    ids, factors = {name: place.ids(20, rows=9) for name in "ab"}, torch.randn(2, 20, 6)
+    for much in ({}, {"cpu": 1 << 20, "cuda": 1 << 20}):
+        monkeypatch.setattr(parts, "_MUCH", much)
+        store = place.store(specs)
+        emb = TieredEmbeddingCollection(store, tables)
+        optimizer = TieredOptimizer(torch.optim.SGD, [emb], lr=0.1)
+        with in_order():
+            rows = emb(ids)
+            own = zip(rows.values(), factors.to(place.torch), strict=True)
+            total = torch.stack([(one * each).sum() for one, each in own]).sum()
+            total.backward(retain_graph=True)
+            optimizer.step()
+            if way == "run again":
+                if not much:
+                    copies.clear()
+                total.backward()
+                optimizer.step()
+        found.append([rows_of(store[name]) for name in specs])
+    assert copies == [2]
+    for one, two in zip(*found, strict=True):
+        assert same(one, two)
+
+
+def test_copies_of_gradients_are_made_in_the_same_memory(monkeypatch: Any) -> None:
+    monkeypatch.setattr(parts, "_MUCH", {})
+    given = [torch.randn(5, 6), torch.randn(4, 6)]
+    memory = Recycled()
+    places = set()
+    for _ in range(3):
+        whole, _ = parts.as_one(given, memory)
+        assert torch.equal(whole, torch.cat(given))
+        places.add(whole.data_ptr())
+        del whole
+    assert len(places) == 1
+    kept, _ = parts.as_one(given, memory)
+    assert parts.as_one(given, memory)[0].data_ptr() != kept.data_ptr()
 
 
 def test_neighbours_by_chance_are_not_one_tensor(monkeypatch: Any) -> None:

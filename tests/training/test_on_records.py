@@ -15,7 +15,7 @@ from tierstore import _parts
 from tierstore._tiers import host
 from tierstore._tiers.host import HostTier
 from tierstore.nn import TieredEmbedding
-from tierstore.optim import TieredOptimizer, program
+from tierstore.optim import RowWiseAdagrad, TieredOptimizer, program
 
 ROWS = 3000
 ADAM, ADAMW = torch.optim.Adam, torch.optim.AdamW
@@ -48,16 +48,17 @@ def trained(path: Path, kind: Any, spec: Any, ids: Any, padding: int | None, **o
         return everything, sum(taken), counters
 
 
+@pytest.mark.parametrize("kind", [ADAM, RowWiseAdagrad])
 @pytest.mark.parametrize("padding", [None, 5])
 @pytest.mark.parametrize("cores", [1, 4])
 def test_bits_do_not_depend_on_the_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: int | None, cores: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, padding: int | None, cores: int
 ) -> None:
     """Of the pool that changes the records, nor torch's own in the threads that work."""
     spec = tierstore.TableSpec(ROWS, 16, init=tierstore.normal(std=0.1, seed=3))
     rng = np.random.default_rng(5)
     ids = [rng.integers(0, ROWS, 4000) for _ in range(4)]
-    alone = trained(tmp_path / "alone", ADAM, spec, ids, padding)
+    alone = trained(tmp_path / "alone", kind, spec, ids, padding)
     monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
     monkeypatch.setattr(program, "_PART_BYTES", 8 << 10)
     monkeypatch.setattr(_parts, "most_threads", lambda: cores)
@@ -72,7 +73,7 @@ def test_bits_do_not_depend_on_the_threads(
             "run",
             lambda *given: (runs.append(threading.get_ident()), run(*given)),
         )
-        parted = trained(tmp_path / "parted", ADAM, spec, ids, padding)
+        parted = trained(tmp_path / "parted", kind, spec, ids, padding)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -84,17 +85,18 @@ def test_bits_do_not_depend_on_the_threads(
     assert alone[2] == parted[2]
 
 
+@pytest.mark.parametrize("kind", [ADAM, RowWiseAdagrad])
 def test_a_torch_without_programs_takes_operators(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     spec = tierstore.TableSpec(ROWS, 16, init=tierstore.normal(std=0.1, seed=3))
     ids = [np.random.default_rng(5).integers(0, ROWS, 4000)]
     monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
-    with_it = trained(tmp_path / "with", ADAM, spec, ids, None)
+    with_it = trained(tmp_path / "with", kind, spec, ids, None)
     monkeypatch.delattr(torch.jit, "CompilationUnit")
     program.compiled.cache_clear()
     try:
-        without = trained(tmp_path / "without", ADAM, spec, ids, None)
+        without = trained(tmp_path / "without", kind, spec, ids, None)
         assert program.compiled() is None
     finally:
         monkeypatch.undo()
@@ -137,6 +139,8 @@ VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "adamw": (ADAMW, {"weight_decay": 0.1}),
     "one by one": (ADAMW, {"foreach": False}),
     "averages": (ADAM, {"ema": 0.9}),
+    "row-wise": (RowWiseAdagrad, {"initial_accumulator_value": 0.25, "lr_decay": 0.1}),
+    "row-wise decay": (RowWiseAdagrad, {"weight_decay": 0.1, "maximize": True}),
 }
 SIGNS = torch.tensor([0.0, -0.0, 1.5, -2.0], dtype=torch.float64)
 

@@ -1,8 +1,9 @@
 """Memory for large results, taken again once nobody refers to it.
 
-The C library takes 32 MiB and more from the system anew each time, and gives them back. To touch
-their pages for the first time takes about as long as to copy rows there: of 131,072 rows of 256
-bytes 3.6 of 9.9 ms, and more where several threads do it.
+The C library takes 32 MiB and more from the system anew each time, and gives them back; blocks of
+some MiB too, where they happen to lie at the end of what it holds. To touch their pages for the
+first time takes about as long as to copy rows there: of 131,072 rows of 256 bytes 3.6 of 9.9 ms,
+and more where several threads do it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy.typing as npt
 
 __all__ = ["LARGE", "Recycled"]
 
-LARGE = 32 << 20
-"""Bytes from which the C library asks the system; it keeps smaller blocks itself."""
+LARGE = 4 << 20
+"""Bytes from which the C library may give memory back, in effect; it keeps smaller blocks."""
 _MOST = 128 << 20
 """Most bytes to hold when nobody else does: more than that, a batch is not."""
 

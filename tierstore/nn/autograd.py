@@ -18,7 +18,7 @@ from tierstore._table.table import Table
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.errors import ClosedError, InvalidInputError
-from tierstore.nn.parts import SideBySide
+from tierstore.nn.parts import Apart, SideBySide
 
 __all__ = [
     "Abandoned",
@@ -72,7 +72,10 @@ def sum_by_row(values: Tensor, positions: Tensor, bound: int) -> Tensor:
 
 
 def summed(
-    values: Tensor, lease: Lease, positions: Tensor | None, columns: SideBySide | None = None
+    values: Tensor | Apart,
+    lease: Lease,
+    positions: Tensor | None,
+    columns: SideBySide | None = None,
 ) -> Tensor:
     """Do the same for the distinct rows of a lease, `(lease.bound, dim)`.
 
@@ -81,6 +84,10 @@ def summed(
     come, which is several times faster, in no particular order and leaving what is behind the
     distinct rows undefined; `torch.use_deterministic_algorithms(True)` brings the order back.
     """
+    if isinstance(values, Apart):
+        if positions is None and lease.groups is not None:
+            return values.summed(lease.groups)
+        values = values.in_order()
     if positions is None and lease.groups is not None and values.dtype == torch.float32:
         order, starts = map(torch.from_numpy, (lease.groups.order, lease.groups.starts))
         if columns is not None:
@@ -244,9 +251,14 @@ class Batch:
         """Whether the rows it looked up were dropped since, by a rollback."""
         return self.lease.dropped
 
+    def firsts(self, tables: Sequence[int]) -> list[int]:
+        """Return the first row of each of some tables of a joint table, as the lease has it."""
+        starts: list[int] = self._placement.starts[list(tables)].tolist()
+        return starts
+
     def gradient(
         self,
-        of_each: Tensor,
+        of_each: Tensor | Apart,
         positions: Tensor | None = None,
         touched: frozenset[int] = _FIRST,
         columns: SideBySide | None = None,
@@ -265,6 +277,8 @@ class Batch:
             positions = self.trained_positions
         if self.lease.ended:  # a graph that is run backward again after the step, for example
             self._check_kept()
+            if isinstance(of_each, Apart):
+                of_each = of_each.in_order()
             of_each = of_each if columns is None else columns.in_order(of_each)
             where = self.positions if positions is None else positions
             total = sum_by_row(of_each, where.reshape(-1), self.lease.bound)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tierstore._table.host import Lease
 from tierstore._table.joint import Features, JointTable
+from tierstore._table.recycled import Recycled
 from tierstore.distributed.exchange import Known, on_host
 from tierstore.distributed.joint import DistributedJointTable
 from tierstore.errors import InvalidInputError
@@ -31,7 +32,7 @@ from tierstore.nn.autograd import Batch, accumulates
 from tierstore.nn.average import Average
 from tierstore.nn.jagged import Bags, no_padding
 from tierstore.nn.layer import RowsLayer
-from tierstore.nn.parts import SideBySide, as_one
+from tierstore.nn.parts import Apart, SideBySide, as_one
 from tierstore.nn.pooling import Part, Pooling, read_pooled, side_by_side
 from tierstore.nn.remote import RemoteBatch, RemoteLease
 from tierstore.nn.rows import RowsParameter, tracing_refused
@@ -86,9 +87,14 @@ class Looked:
     lengths: Sequence[int]
     counted: Tensor | None
 
+    def firsts(self) -> list[int] | None:
+        """Return the first row of the table of each feature; None on several ranks."""
+        batch = self.batch
+        return batch.firsts(self.features.tables) if isinstance(batch, Batch) else None
+
     def give(
         self,
-        gradient: Tensor,
+        gradient: Tensor | Apart,
         given: Sequence[bool] | None = None,
         columns: SideBySide | None = None,
     ) -> None:
@@ -113,6 +119,11 @@ class Looked:
         if not touched:
             return
         with layer._together():
+            if isinstance(gradient, Apart):
+                if positions is None and isinstance(batch, Batch) and layer.is_single:
+                    layer._own.add(batch.gradient(gradient, None, touched))
+                    return
+                gradient = gradient.in_order()
             own = gradient.to(layer._device, layer._dtype)
             if columns is None:
                 layer._own.add(batch.gradient(own, positions, touched))
@@ -156,6 +167,8 @@ class JointLayer(RowsLayer):
     Attributes:
         table: the tables, by rows of their space.
         coming: ids that were announced to tables which ranks share.
+        memory: for gradients of features that lie apart, as one tensor.
+        is_single: whether gradients are floats of 32 bits on the host.
     """
 
     table: Any
@@ -165,6 +178,8 @@ class JointLayer(RowsLayer):
         super().__init__(table, field)
         self._averages: list[Average] = []
         self.coming: Coming = Coming()
+        self.memory: Recycled = Recycled()
+        self.is_single: bool = self._dtype == torch.float32 and self._device == "cpu"
 
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
         """Take a parameter, and a name for the operators."""
@@ -380,7 +395,8 @@ class _Lookup(torch.autograd.Function):
             if len(there) < len(gradients):
                 given = [each is not None for each in gradients]
             with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
-                gradient, columns = as_one(there)
+                firsts = ctx.looked.firsts() if given is None else None
+                gradient, columns = as_one(there, ctx.looked.layer.memory, firsts)
                 ctx.looked.give(gradient, given, columns)
         return None, None
 

@@ -1,18 +1,108 @@
-"""Gradients of several features as one tensor, without a copy where they are parts of one."""
+"""Gradients of several features as one tensor, without a copy where they are parts of one.
+
+Those that are tensors of their own are summed where they are, if no two features share a table.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["SideBySide", "as_one"]
+from tierstore._parts import in_parts
+from tierstore._rowcopy import Groups
+from tierstore._table.recycled import Recycled
+from tierstore.nn.alone import work_alone
+
+__all__ = ["Apart", "SideBySide", "as_one"]
 
 _MUCH = {"cpu": 1 << 20, "cuda": 32 << 20}
 """Bytes of gradients, about, above which a look at where they are is cheaper than a copy."""
+
+
+_BYTES_PER_THREAD = 1 << 20
+"""Bytes of gradients to sum for which a thread is worth while."""
+
+# Torch runs a program without the interpreter's lock. Operators have their full names: other
+# libraries replace functions of torch.
+_SOURCE = """
+def sums(
+    parts: List[Tensor], order: Tensor, starts: Tensor, begins: List[int],
+    edges: List[int], cuts: List[int], total: Tensor, first: int, stop: int
+):
+    for k in range(first, stop):
+        if cuts[k] < cuts[k + 1]:
+            ids = order[edges[k]:edges[k + 1]] - begins[k]
+            bags = starts[cuts[k]:cuts[k + 1] + 1] - edges[k]
+            found = torch.ops.aten.embedding_bag(
+                parts[k], ids, bags, False, 0, False, None, True
+            )
+            total[cuts[k]:cuts[k + 1]].copy_(found[0])
+"""
+
+
+@functools.cache
+def _compiled() -> Any:
+    """Return the program, which torch reads in 2 ms; None if it cannot."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of TorchScript's age
+            return torch.jit.CompilationUnit(_SOURCE).sums
+    except (AttributeError, RuntimeError):
+        return None
+
+
+class Apart:
+    """Gradients of features, float32 on the host, of which each is a tensor of its own.
+
+    No two features share a table, so the rows of one are none of another's.
+    """
+
+    def __init__(self, parts: Sequence[Tensor], firsts: Sequence[int], memory: Recycled) -> None:
+        """Take the gradients, and where among the rows of the batch the table of each begins."""
+        self._parts = parts
+        self._firsts = firsts
+        self._memory = memory
+
+    def in_order(self) -> Tensor:
+        """Return the gradient of each id, `(n, dim)`, copied."""
+        return _copied(self._parts, self._memory)
+
+    def summed(self, groups: Groups) -> Tensor:
+        """Return the sum of the gradients of each distinct row, those of ids in their order."""
+        lengths = [len(each) for each in self._parts]
+        begins = [0, *itertools.accumulate(lengths)]
+        by_row = sorted(range(len(lengths)), key=self._firsts.__getitem__)
+        edges = [0, *itertools.accumulate([lengths[k] for k in by_row])]
+        parts = [self._parts[k] for k in by_row]
+        given = (
+            parts,
+            torch.from_numpy(groups.order),
+            torch.from_numpy(groups.starts),
+            [begins[k] for k in by_row],
+            edges,
+            np.searchsorted(groups.starts, edges).tolist(),
+            torch.empty(len(groups.rows), parts[0].shape[1]),
+        )
+        program, before = _compiled(), torch.get_num_threads()
+
+        def add(part: slice) -> None:
+            work_alone()
+            program(*given, part.start, part.stop)
+
+        nbytes = edges[-1] * parts[0].shape[1] * 4
+        try:
+            in_parts(add, len(parts), nbytes, least=_BYTES_PER_THREAD)
+        finally:
+            torch.set_num_threads(before)  # in this thread, and in those to come
+        return given[-1]
 
 
 @dataclass
@@ -52,10 +142,16 @@ class SideBySide:
         return found.view(-1)[:rows]
 
 
-def as_one(parts: Sequence[Tensor]) -> tuple[Tensor, SideBySide | None]:
+def as_one(
+    parts: Sequence[Tensor],
+    memory: Recycled | None = None,
+    firsts: Sequence[int] | None = None,
+) -> tuple[Tensor | Apart, SideBySide | None]:
     """Return gradients `(ids, dim)` as one tensor, and where they are in it; None: in order.
 
-    Those of what a model concatenates are parts of one tensor, and not copied.
+    Those of what a model concatenates are parts of one tensor, and not copied. Other large ones on
+    the host are copied to `memory` if that is given; given `firsts`, where in the space the table
+    of each feature begins, they stay `Apart` if no two are of one table.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -65,7 +161,18 @@ def as_one(parts: Sequence[Tensor]) -> tuple[Tensor, SideBySide | None]:
     whole = _one_behind_the_other(parts)
     if whole is not None:
         return whole, None
-    return _side_by_side(parts) or (_copied(parts), None)
+    found = _side_by_side(parts)
+    if found is not None:
+        return found
+    memory = memory or Recycled()
+    if firsts is not None and len(set(firsts)) == len(parts) and _are_plain(parts) and _compiled():
+        return Apart(parts, firsts, memory), None
+    return _copied(parts, memory), None
+
+
+def _are_plain(parts: Sequence[Tensor]) -> bool:
+    """Whether gradients are floats of 32 bits on the host."""
+    return parts[0].device.type == "cpu" and {each.dtype for each in parts} == {torch.float32}
 
 
 def _one_behind_the_other(parts: Sequence[Tensor]) -> Tensor | None:
@@ -112,15 +219,14 @@ def _side_by_side(parts: Sequence[Tensor]) -> tuple[Tensor, SideBySide] | None:
     return whole, SideBySide(places, ids, step)
 
 
-def _copied(parts: Sequence[Tensor]) -> Tensor:
+def _copied(parts: Sequence[Tensor], memory: Recycled) -> Tensor:
     """Return a copy of parts, one behind the other.
 
     On the host in memory of NumPy, which asks for huge pages: the first touch of as many small ones
     takes longer than the copy.
     """
-    first = parts[0]
-    if first.device.type != "cpu" or {each.dtype for each in parts} != {torch.float32}:
+    if not _are_plain(parts):
         return torch.cat(list(parts))
     rows = sum([len(each) for each in parts])
-    whole = torch.from_numpy(np.empty((rows, first.shape[1]), np.float32))
+    whole = torch.from_numpy(memory.take(rows, parts[0].shape[1] * 4).view(np.float32))
     return torch.cat(list(parts), out=whole)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from tierstore._table.table import Table
 from tierstore._table.values import Columns
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
+from tierstore.nn.alone import work_alone
+from tierstore.optim import row_wise
 from tierstore.optim.float8 import SIGNED, SIZES
 from tierstore.optim.program import Program, compiled
 from tierstore.optim.rounding import Rounding
@@ -53,6 +56,24 @@ class _Rule:
     states: Callable[[Group], tuple[str, ...]]
     flags: Callable[[Group], dict[str, bool]]
     numbers: Callable[[Group, float], tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class _HostRule:
+    """An optimizer whose steps on the host are taken in the records.
+
+    Attributes:
+        program: the name of the program for many rows.
+        states: the names of its states, in the program's order.
+        numbers: what a step needs, from the options and the number of the step, counted from 1; in
+            the order in which the program takes them.
+        update: changes the fields of some records, the weight first, given their gradient.
+    """
+
+    program: str
+    states: tuple[str, ...]
+    numbers: Callable[[Group, float], tuple[Any, ...]]
+    update: Callable[[Sequence[Tensor], Tensor, Any], None]
 
 
 class InPlace:
@@ -98,8 +119,9 @@ class InPlace:
             ids: returns what decides how the rows round at random, int64 `(bound,)`.
 
         Returns False, having done nothing, where this is left to torch's optimizer: for another
-        class (on the host, all but Adam and AdamW), for types that differ, rows that are not in the
-        host tier, options that ask for a way of its own, and on the host a first beta of 0.
+        class (on the host, all but Adam, AdamW and RowWiseAdagrad), for types that differ, rows
+        that are not in the host tier, options that ask for a way of its own, and on the host a
+        first beta of 0.
         """
         rule = self._rule
         if rule is None:
@@ -125,25 +147,24 @@ class InPlace:
     def _step_on_host(
         self, lease: Any, gradient: Tensor, trained: Tensor | None, group: Group, step: int
     ) -> bool:
-        take_step = self._on_host
-        if take_step is None or not _plain(group):
+        rule = self._on_host
+        if rule is None or not _plain(group):
             return False
         block = self._block
         if block is None or block.columns.layout is not self._table.spec.layout:
-            names = (self._field, *map(self._states.__getitem__, ("exp_avg", "exp_avg_sq")))
-            block = self._block = _Block(Columns(self._table.spec.layout, names))
+            names = (self._field, *map(self._states.__getitem__, rule.states))
+            block = self._block = _Block(Columns(self._table.spec.layout, names), rule.program)
         if not block.fits:
             return False
         gradient = gradient.to(block.dtype)
-        numbers, before = take_step(group, step), torch.get_num_threads()
-        if block.whole(numbers.first):
+        numbers, before = rule.numbers(group, step), torch.get_num_threads()
+        if isinstance(numbers, _Adam) and block.rounds_to_one(numbers.first):
             return False
 
         def change(data: Any, part: slice) -> None:
             old = data.copy() if trained is not None else data
             here = gradient if len(data) == len(gradient) else gradient[part]
-            weight, first, second = block.fields(data)
-            _update_adam(weight, first, second, here, numbers)
+            rule.update(block.fields(data), here, numbers)
             if trained is not None:
                 kept = ~trained[part].numpy()
                 np.copyto(data, old, where=kept)
@@ -267,10 +288,10 @@ class _Block:
         columns: the fields, the weight first.
         dtype: their type.
         fits: whether they are of one type that torch computes in.
-        program: Adam on many of them; None if torch has no way to run it.
+        program: a step on many of them; None if torch has no way to run it.
     """
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Columns, program: str) -> None:
         """Find out whether operators can work on the fields in place."""
         self.columns = columns
         items, starts = columns.items, [lo for lo, _ in columns.spans]
@@ -282,32 +303,33 @@ class _Block:
             and all(item.dtype == items[0].dtype for item in items)
             and all(start % size == 0 for start in (*starts, columns.hi))
         )
-        self._places = [((start - columns.lo) // size, items[0].dim) for start in starts]
-        ends = [0, *(at + dim for at, dim in self._places)]
-        adam = compiled()
+        self._dims = [item.dim for item in items]
+        self._places = [(start - columns.lo) // size for start in starts]
+        ends = [0, *map(operator.add, self._places, self._dims)]
+        self._adjacent = all(at == end for at, end in zip(self._places, ends, strict=False))
+        programs = compiled()
         self.program: Program | None = None
-        if adam is not None:
-            places = [at for at, _ in self._places]
-            self.program = Program(
-                adam, columns.lo, columns.hi, places, items[0].dim, self._storage
-            )
-        self._adjacent = all(at == end for (at, _), end in zip(self._places, ends, strict=False))
+        if programs is not None:
+            run = getattr(programs, f"many_{program}")
+            lo, hi = columns.lo, columns.hi
+            self.program = Program(run, lo, hi, self._places, self._dims, self._storage)
 
-    def whole(self, weight: float) -> bool:
-        """Tell whether `lerp_` by this weight gives its end itself, in this type.
+    def rounds_to_one(self, weight: float) -> bool:
+        """Whether a weight is 1 in this type, with which `lerp_` gives its end itself.
 
         The sign of a zero then depends on how torch walks through memory: over fields within
         records not as over copies of them.
         """
         return bool(self._storage.type(weight) == 1)
 
-    def fields(self, data: Any) -> Iterable[Tensor]:
+    def fields(self, data: Any) -> Sequence[Tensor]:
         """Return the fields of records `(n, nbytes)`, views of them."""
         values = torch.from_numpy(data.view(self._storage))
         if self._adjacent:
-            parts: Iterable[Tensor] = values.chunk(len(self._places), 1)
+            parts: Sequence[Tensor] = values.split(self._dims, 1)
             return parts
-        return [values.narrow(1, at, dim) for at, dim in self._places]
+        places = zip(self._places, self._dims, strict=True)
+        return [values.narrow(1, at, dim) for at, dim in places]
 
 
 def _run(
@@ -320,7 +342,7 @@ def _run(
     part: slice,
 ) -> None:
     """Have a program change the records of a part of the rows, those `trained` if given."""
-    _work_alone()
+    work_alone()
     gradient = gradient[part]
     if trained is not None:
         kept = trained[part].flatten()
@@ -329,20 +351,11 @@ def _run(
 
 
 def _plain(group: Group) -> bool:
-    """Tell whether options ask for what torch's Adam does on the host by default."""
+    """Tell whether options ask for what the optimizer does on the host by default."""
     if any(map(group.get, ("fused", "foreach", "capturable", "differentiable", "amsgrad"))):
         return False
-    numbers = group["lr"], *group["betas"], group["weight_decay"], group["eps"]
+    numbers = group["lr"], *group.get("betas", ()), group["weight_decay"], group["eps"]
     return not any(map(torch.is_tensor, numbers))
-
-
-def _work_alone() -> None:
-    """Have torch work alone in this thread, which does one of several parts.
-
-    Otherwise torch starts as many threads for each of them as for the caller, above all for roots.
-    """
-    if torch.get_num_threads() != 1:
-        torch.set_num_threads(1)
 
 
 class _Adam(NamedTuple):
@@ -365,15 +378,14 @@ def _adam_on_host(kind: type, group: Group, step: float) -> _Adam:
     return _Adam(group["maximize"], decouples, *_adam(kind, group, step))
 
 
-def _update_adam(
-    weight: Tensor, first: Tensor, second: Tensor, gradient: Tensor, numbers: _Adam
-) -> None:
+def _update_adam(fields: Sequence[Tensor], gradient: Tensor, numbers: _Adam) -> None:
     """Do what `torch.optim.Adam` does, operator by operator.
 
     Of operators that round once, in which torch and NumPy agree to the bit, NumPy's take a number
     in a fraction of the time. `deviation` has no gaps, over which torch's root takes ten times as
     long.
     """
+    weight, first, second = fields
     if numbers.maximize:
         gradient = -gradient
     if numbers.decouples:
@@ -393,9 +405,39 @@ def _update_adam(
     weight.addcdiv_(first, deviation, value=numbers.rate)
 
 
-_ON_HOST: dict[type, Callable[[Group, float], _Adam]] = {
-    kind: functools.partial(_adam_on_host, kind) for kind in (torch.optim.Adam, torch.optim.AdamW)
+class _RowWise(NamedTuple):
+    """The numbers of a step of RowWiseAdagrad."""
+
+    maximize: bool
+    decay: float
+    rate: float
+    eps: float
+
+
+def _row_wise_on_host(group: Group, step: float) -> _RowWise:
+    return _RowWise(group["maximize"], *_adagrad(group, step))
+
+
+def _update_row_wise(fields: Sequence[Tensor], gradient: Tensor, numbers: _RowWise) -> None:
+    """Do what `RowWiseAdagrad` does, as one program where there is one."""
+    programs = compiled()
+    if programs is not None:
+        programs.row_wise(list(fields), gradient, torch.empty_like(gradient), *numbers)
+    else:
+        weight, total = fields
+        row_wise.update(weight, total[:, 0], gradient, **numbers._asdict())
+
+
+_ON_HOST: dict[type, _HostRule] = {
+    kind: _HostRule(
+        "adam",
+        ("exp_avg", "exp_avg_sq"),
+        functools.partial(_adam_on_host, kind),
+        _update_adam,
+    )
+    for kind in (torch.optim.Adam, torch.optim.AdamW)
 }
+_ON_HOST[RowWiseAdagrad] = _HostRule("row_wise", ("sum",), _row_wise_on_host, _update_row_wise)
 
 
 def _usual(group: Group) -> bool:

@@ -1,4 +1,4 @@
-"""Adam on the records of many rows, as one program of torch's operators.
+"""Steps on the records of many rows, each optimizer's as one program of torch's operators.
 
 torch runs a program without the interpreter's lock. Threads that call one operator after another
 hand that lock to each other at every call: four take twice the time of one, sixteen even more.
@@ -18,44 +18,74 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tierstore.optim.row_wise import COLUMNS
+
 __all__ = ["Program", "compiled"]
 
 _PART_BYTES = 512 << 10
 """Bytes of records changed at a time, which stay in a processor's own cache meanwhile."""
 
-# Operators have their full names: other libraries replace functions of torch.
-_SOURCE = """
-def adam(
-    records: Tensor, slots: Tensor, gradient: Tensor, block: Tensor, fields: Tensor, spare: Tensor,
-    places: List[int], maximize: bool, decouples: bool, decay: float, rate: float, first: float,
-    keep: float, second: float, deviation: float, eps: float, shrink: float
-) -> int:
-    dim, at = spare.size(1), 0
+_NUMBERS = {
+    "adam": "maximize: bool, decouples: bool, decay: float, rate: float, first: float, "
+    "keep: float, second: float, deviation: float, eps: float, shrink: float",
+    "row_wise": "maximize: bool, decay: float, rate: float, eps: float",
+}
+"""What each optimizer's step takes."""
+# Operators have their full names: other libraries replace functions of torch. `fields` are those of
+# some records, the weights first, `change` is the gradient, and `root` memory of its shape.
+_UPDATES = f"""
+def adam(fields: List[Tensor], change: Tensor, root: Tensor, {_NUMBERS["adam"]}):
+    weight, mean, square = fields[0], fields[1], fields[2]
+    if maximize:
+        change = -change
+    if decouples:
+        weight.mul_(shrink)
+    if decay != 0.0:
+        change = change.add(weight, alpha=decay)
+    mean.lerp_(change, first)
+    torch.ops.aten.mul(square, keep, out=root)
+    root.addcmul_(change, change, value=second)
+    square.copy_(root)
+    root.sqrt_()
+    root.div_(deviation).add_(eps)
+    weight.addcdiv_(mean, root, value=rate)
+
+def row_wise(fields: List[Tensor], change: Tensor, root: Tensor, {_NUMBERS["row_wise"]}):
+    weight, total = fields[0], fields[1]
+    dim = weight.size(1)
+    if maximize:
+        change = -change
+    if decay != 0.0:
+        change = change.add(weight, alpha=decay)
+    torch.ops.aten.mul(change, change, out=root)
+    rest = {COLUMNS - 1} - (dim - 1) % {COLUMNS}
+    squares = torch.ops.aten.constant_pad_nd(root, [0, rest]) if rest > 0 else root
+    sums = squares.narrow(1, 0, {COLUMNS})
+    for part in range(1, squares.size(1) // {COLUMNS}):
+        sums = sums + squares.narrow(1, part * {COLUMNS}, {COLUMNS})
+    while sums.size(1) > 1:
+        half = sums.size(1) // 2
+        sums = sums.narrow(1, 0, half) + sums.narrow(1, half, half)
+    total.add_(sums * (1.0 / float(dim)))
+    torch.ops.aten.mul(change, rate, out=root)
+    weight.addcdiv_(root, total.sqrt().add_(eps))
+"""
+_LOOP = """
+def many_{name}(
+    records: Tensor, slots: Tensor, gradient: Tensor, block: Tensor, values: Tensor, spare: Tensor,
+    places: List[int], dims: List[int], {numbers}
+):
+    at = 0
     while at < slots.size(0):
         stop = min(at + block.size(0), slots.size(0))
-        here, items, change = slots[at:stop], block[:stop - at], gradient[at:stop]
+        here, items = slots[at:stop], block[:stop - at]
         torch.ops.aten.index_select(records, 0, here, out=items)
-        values = fields[:stop - at]
-        weight = values.narrow(1, places[0], dim)
-        mean = values.narrow(1, places[1], dim)
-        square = values.narrow(1, places[2], dim)
-        if maximize:
-            change = -change
-        if decouples:
-            weight.mul_(shrink)
-        if decay != 0.0:
-            change = change.add(weight, alpha=decay)
-        mean.lerp_(change, first)
-        root = spare[:stop - at]
-        torch.ops.aten.mul(square, keep, out=root)
-        root.addcmul_(change, change, value=second)
-        square.copy_(root)
-        root.sqrt_()
-        root.div_(deviation).add_(eps)
-        weight.addcdiv_(mean, root, value=rate)
+        fields: List[Tensor] = []
+        for place, dim in zip(places, dims):
+            fields.append(values[:stop - at].narrow(1, place, dim))
+        {name}(fields, gradient[at:stop], spare[:stop - at], {given})
         records.index_copy_(0, here, items)
         at = stop
-    return at
 """
 _WORDS = {16: np.complex128, 8: np.float64, 4: np.float32}
 """By width: what records are copied as, the widest in the least time."""
@@ -63,35 +93,47 @@ _WORDS = {16: np.complex128, 8: np.float64, 4: np.float32}
 
 @functools.cache
 def compiled() -> Any:
-    """Return the program for `Program`, which torch reads in 4 ms; None if it cannot."""
+    """Return the programs by name, which torch reads in 10 ms; None if it cannot.
+
+    `adam` and `row_wise` change the fields of some records; `many_adam` and `many_row_wise`, for
+    `Program`, the records themselves.
+    """
+    loops = [
+        _LOOP.format(
+            name=name,
+            numbers=numbers,
+            given=", ".join(each.split(":")[0].strip() for each in numbers.split(",")),
+        )
+        for name, numbers in _NUMBERS.items()
+    ]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of TorchScript's age
-            return torch.jit.CompilationUnit(_SOURCE).adam
+            return torch.jit.CompilationUnit("".join([_UPDATES, *loops]))
     except (AttributeError, RuntimeError):
         return None
 
 
 class Program:
-    """Adam on three fields of one type in the bytes `lo:hi` of a record.
+    """A step on a weight and its states, of one type, in the bytes `lo:hi` of a record.
 
     Its result is that of the operators one by one, to the bit.
     """
 
     def __init__(
         self,
-        adam: Callable[..., None],
+        step: Callable[..., object],
         lo: int,
         hi: int,
         places: list[int],
-        dim: int,
+        dims: list[int],
         storage: np.dtype[Any],
     ) -> None:
-        """Take where the weight and both states are in those bytes, counted in elements."""
-        self._adam = adam
+        """Take a compiled one, and where its fields are in those bytes, counted in elements."""
+        self._step = step
         self._span = lo, hi
         self._places = places
-        self._dim = dim
+        self._dims = dims
         self._storage = storage
         self._own = threading.local()
 
@@ -111,7 +153,7 @@ class Program:
         word = np.dtype(_WORDS[width])
         window = records.view(word)[:, lo // width : hi // width]
         block, spare = self._room()
-        self._adam(
+        self._step(
             torch.from_numpy(window),
             torch.from_numpy(np.ascontiguousarray(slots, np.int64)),
             gradient,
@@ -119,6 +161,7 @@ class Program:
             torch.from_numpy(block.view(self._storage)),
             torch.from_numpy(spare),  # each time: a tensor of inference mode is of no other use
             self._places,
+            self._dims,
             *numbers,
         )
 
@@ -127,7 +170,7 @@ class Program:
         if not hasattr(self._own, "room"):
             lo, hi = self._span
             rows = max(1, _PART_BYTES // (hi - lo))
-            spare = np.empty((rows, self._dim), self._storage)
+            spare = np.empty((rows, self._dims[0]), self._storage)
             self._own.room = np.empty((rows, hi - lo), np.uint8), spare
         room: tuple[npt.NDArray[np.uint8], npt.NDArray[Any]] = self._own.room
         return room

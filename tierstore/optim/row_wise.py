@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["RowWiseAdagrad"]
+__all__ = ["RowWiseAdagrad", "update"]
 
-_COLUMNS = 32
+COLUMNS = 32
+"""Squares of a row that are summed side by side, at first."""
 
 
 class RowWiseAdagrad(torch.optim.Optimizer):
@@ -69,21 +70,45 @@ class RowWiseAdagrad(torch.optim.Optimizer):
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         state["step"] += 1
-        if group["maximize"]:
-            gradient = -gradient
-        if group["weight_decay"] != 0:
-            gradient = gradient.add(parameter, alpha=group["weight_decay"])
-        rate = group["lr"] / (1 + (state["step"].item() - 1) * group["lr_decay"])
-        state["sum"] += _mean_squares(gradient)
-        deviation = state["sum"].sqrt().add_(group["eps"])
-        parameter.addcdiv_(gradient * -rate, deviation[:, None])
+        rate = -group["lr"] / (1 + (state["step"].item() - 1) * group["lr_decay"])
+        update(
+            parameter,
+            state["sum"],
+            gradient,
+            maximize=group["maximize"],
+            decay=group["weight_decay"],
+            rate=rate,
+            eps=group["eps"],
+        )
+
+
+def update(
+    weight: Tensor,
+    total: Tensor,
+    gradient: Tensor,
+    *,
+    maximize: bool,
+    decay: float,
+    rate: float,
+    eps: float,
+) -> None:
+    """Take a step on weights `(rows, dim)` and their sums `(rows,)`; `rate` is below zero."""
+    if maximize:
+        gradient = -gradient
+    if decay != 0:
+        gradient = gradient.add(weight, alpha=decay)
+    total += _mean_squares(gradient)
+    deviation = total.sqrt().add_(eps)
+    weight.addcdiv_(gradient * rate, deviation[:, None])
 
 
 def _mean_squares(gradient: Tensor) -> Tensor:
     """Return the mean square of each row, summed in an order that a kernel can follow."""
     rows, dim = gradient.shape
-    squares = torch.nn.functional.pad(gradient * gradient, (0, -dim % _COLUMNS))
-    parts = squares.reshape(rows, -1, _COLUMNS).unbind(1)
+    squares = gradient * gradient
+    if dim % COLUMNS:
+        squares = torch.nn.functional.pad(squares, (0, -dim % COLUMNS))
+    parts = squares.reshape(rows, -1, COLUMNS).unbind(1)
     total = parts[0]
     for part in parts[1:]:
         total = total + part
