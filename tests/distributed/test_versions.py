@@ -17,6 +17,7 @@ import tierstore
 from tests.distributed.ranks import Killed, in_turn, run, values
 from tests.distributed.test_commit import hooked
 from tierstore import distributed
+from tierstore._store import partitions as opening
 from tierstore.errors import (
     ClosedError,
     ExistsError,
@@ -292,3 +293,24 @@ def test_a_rank_is_killed_at_each_moment(tmp_path: Path, change: Any) -> None:
         seen.add(now)
         shutil.rmtree(path)
     assert seen == {0, 1}
+
+
+def test_a_reader_of_partitions_looks_again_where_files_have_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fold of what it opens leaves the root as it is at first."""
+    path, generation, done = tmp_path / "s", opening._Reader.generation, []
+    start(path, 3)
+    with distributed.open(path) as store:
+
+        def folded(reader: Any, name: str) -> Any:
+            if not done and reader._number == 1:
+                done.append(name)
+                for part in store._parts.stores:
+                    part.fold()
+            return generation(reader, name)
+
+        monkeypatch.setattr(opening._Reader, "generation", folded)
+        ids = np.arange(ROWS)
+        with tierstore.open(path) as reader:
+            assert done and np.array_equal(reader["item"].read(ids), store["item"].read(ids))

@@ -927,6 +927,31 @@ def test_a_refresh_reads_only_new_keys(store, kind, monkeypatch):
         assert shown._generation.key_map is before
 
 
+def test_a_refresh_while_keys_are_loaded(tmp_path, kind, monkeypatch):
+    """Those of the version before are not taken for those of the new one, here nor later."""
+    keys = some(kind, 40)
+    rows = np.random.default_rng(6).standard_normal((40, DIM)).astype(np.float32)
+    load, versions = generation.load_keys, []
+    with tierstore.create(tmp_path / "s", {"t": tracking(kind)}) as store:
+        table = store["t"]
+        table.write(keys, rows)
+        table.write(keys[20:], rows[20:])
+        store.commit()
+
+        def loaded(*given):
+            load(*given)
+            if not versions:
+                list(table.expire(fewer_than=2))  # the others get their rows
+                versions.append(store.commit())
+                assert reader.refresh()
+
+        with tierstore.open(tmp_path / "s") as reader:
+            monkeypatch.setattr(generation, "load_keys", loaded)
+            for _ in range(2):
+                assert np.array_equal(reader["t"].read(keys[20:]), rows[20:])
+            assert versions == [reader.version] and reader["t"].rows == 20
+
+
 def test_a_refresh_that_is_interrupted_loses_no_key(store, kind, monkeypatch):
     table, put = store["t"], HashMap._put
     table.write(some(kind, 40), ones(40))

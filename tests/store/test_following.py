@@ -16,9 +16,11 @@ from tests.pairs import pairs
 from tierstore._disk.base import Base
 from tierstore._disk.compressed import CompressedRecords
 from tierstore._disk.delta import Delta
+from tierstore._disk.generation import Generation
 from tierstore._disk.tier import DiskTier
 from tierstore._store.compaction import Folder
 from tierstore._store.locking import WriterLock
+from tierstore._store.versions import History
 from tierstore._tiers import host
 from tierstore.budget import Budget
 from tierstore.errors import CorruptRowError, StoreIOError
@@ -406,3 +408,39 @@ def test_a_table_that_is_written_whole_again_and_again(root):
             trainer.check(stays)
         trainer.check(trainer.store)
         trainer.store.close()
+
+
+def test_a_refresh_while_another_thread_opens_keys(root, monkeypatch):
+    """What it opens are the keys of the version before, and not taken for those of the new one."""
+    keys, opened = np.arange(100, 150), Generation.keys
+    with tierstore.create(root / "keys", {"t": tierstore.TableSpec(50, 2)}) as store:
+        store.set_keys("t", keys)
+        with tierstore.open(root / "keys") as reader:
+
+            def slow(*given):
+                found = opened(*given)
+                monkeypatch.undo()
+                store.set_keys("t", keys[::-1])
+                assert reader.refresh()
+                return found
+
+            monkeypatch.setattr(Generation, "keys", slow)
+            table = reader["t"]
+            assert table.lookup(keys[:3]).tolist() == [0, 1, 2]  # as it was when this began
+            assert table.lookup(keys[:3]).tolist() == [49, 48, 47]
+            assert table.keys is table.keys
+
+
+def test_a_version_whose_manifest_is_replaced_while_all_are_read(root, monkeypatch):
+    with tierstore.create(root / "kept", {"t": tierstore.TableSpec(50, 2)}) as store:
+        load, names = History._load, []
+
+        def replaced(history, seq):
+            if not names:
+                names.append("best")
+                store.keep(store.version, "best")
+            return load(history, seq)
+
+        monkeypatch.setattr(History, "_load", replaced)
+        found = History(store._state.directory, store.uuid).version(store.version)
+        assert list(found.names) == names == ["best"]

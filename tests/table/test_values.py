@@ -4,7 +4,7 @@ import pytest
 from tests.oracle import values
 from tests.reference.elements import DTYPES, element
 from tierstore._dtypes import ELEMENT_TYPES
-from tierstore._table.address import Ids
+from tierstore._table.address import Ids, as_dense
 from tierstore._table.values import Columns, from_bytes, to_bytes
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.spec import DTYPES as STORED
@@ -125,6 +125,28 @@ def test_lists_must_be_regular():
 def test_what_is_no_float_is_refused(kind):
     with pytest.raises(InvalidTypeError):
         to_bytes(np.zeros((2, 3), kind), Field(3), (2,), "weight")
+
+
+@pytest.mark.filterwarnings("ignore")  # of quantized tensors' age
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("sparse", "to_dense"), ("meta", "on meta"), ("nested", "nested"), ("quantized", "dequant")],
+)
+def test_tensors_that_lie_elsewhere_are_refused(kind, told):
+    """With an error of this library, which names what to give instead."""
+    torch = pytest.importorskip("torch")
+    ones = torch.ones(2, 3)
+    given = {
+        "sparse": ones.to_sparse,
+        "meta": lambda: ones.to("meta"),
+        "nested": lambda: torch.nested.nested_tensor([ones, ones], layout=torch.jagged),
+        "quantized": lambda: torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8),
+    }[kind]()
+    with pytest.raises(InvalidTypeError, match=told):
+        as_dense(given, "values")
+    if kind != "nested":  # which has no shape to compare
+        with pytest.raises(InvalidTypeError, match=rf"weight.*{told}"):
+            to_bytes(given, Field(3), (2,), "weight")
 
 
 def test_reading_copies_nothing():

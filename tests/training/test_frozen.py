@@ -95,6 +95,9 @@ def test_ids_that_no_table_takes_are_refused(place: Place) -> None:
             call(sparse)
         with pytest.raises((InvalidTypeError, DeviceError), match="on meta"):
             call(torch.zeros(2, dtype=torch.int64, device="meta"))
+    nested = torch.nested.nested_tensor([place.ids(2), place.ids(3)], layout=torch.jagged)
+    with pytest.raises(InvalidTypeError, match="nested"):
+        table.read(nested)
     with pytest.raises(InvalidTypeError, match="out, which is None"):
         table.read_into(place.ids(2), None)
     for ids in ([1, 2], np.array([1, 2]), None):

@@ -285,6 +285,7 @@ class Generation:
         self._held_next: dict[str, KeyFile] = {}
         self._map: KeyMap | None = None
         self._map_lock = threading.RLock()
+        self._switch = threading.Lock()  # for what keys are loaded from, and those that are loaded
         self._filler: Worker | None = None
         self._filled: KeyMap | None = None
         self._grown: TableSpec | None = None
@@ -406,11 +407,12 @@ class Generation:
         if info.spec.rows > self.tier.rows:
             self.tier.grow(info.spec.rows)
         self.tier.follow(deltas)
-        if info.keys != self.info.keys:
-            self._held = self._held_next
-            if not _continues(info.keys, self.info.keys):
-                self._map = None
-        self.info = info
+        with self._switch:
+            if info.keys != self.info.keys:
+                self._held = self._held_next
+                if not _continues(info.keys, self.info.keys):
+                    self._map = None
+            self.info = info
         return changed
 
     @property
@@ -449,19 +451,34 @@ class Generation:
         if not self._lacks_keys and self._map is not None:
             return self._map
         with self._map_lock:
-            info, found = self.info.keys, self._map
-            if found is None:
-                found = key_map(self.info.spec.keys or "int64")
-            if info is not None and len(found) < info.count and not self._has_moved_keys:
-                files = self._held or self._hold_keys(self.info)
-                self._filled = found
-                try:
-                    load_keys(found, files, info, self.tier.rows)
-                except BaseException:
-                    self._map = None  # where it stopped, it may lack keys that it had before
-                    raise
-            self._map = found
+            while (found := self._loaded()) is None:  # it was followed to another version
+                pass
             return found
+
+    def _loaded(self) -> KeyMap | None:
+        """Return the map with the keys of the version that is open; None if that is another now."""
+        with self._switch:
+            info, found, held = self.info, self._map, self._held
+        keys = info.keys
+        if found is None:
+            found = key_map(info.spec.keys or "int64")
+        if keys is not None and len(found) < keys.count and not self._has_moved_keys:
+            self._filled = found
+            try:
+                load_keys(found, held or self._hold_keys(info), keys, self.tier.rows)
+            except BaseException as error:
+                with self._switch:
+                    if self._map is found:
+                        self._map = None  # where it stopped, it may lack keys that it had before
+                    is_other = self.info is not info
+                if is_other and isinstance(error, CorruptStoreError):
+                    return None  # of files that a writer has removed meanwhile
+                raise
+        with self._switch:
+            if self.info.keys != keys:
+                return None
+            self._map = found
+        return found
 
     @property
     def _lacks_keys(self) -> bool:

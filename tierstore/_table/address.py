@@ -13,6 +13,7 @@ from tierstore.policy.frequency import count_keys, most_used
 
 __all__ = [
     "Ids",
+    "as_dense",
     "as_written",
     "host_ids",
     "is_cupy",
@@ -73,7 +74,7 @@ def host_ids(ids: object, rows: int) -> Ids:
     if type(ids) is np.ndarray:  # the common case skips the look-ups of torch and CuPy
         kind, array = "numpy", ids
     elif is_torch(ids):
-        kind, array = "torch", _as_dense(ids).numpy(force=True)
+        kind, array = "torch", as_dense(ids, "the ids").numpy(force=True)
     elif is_cupy(ids):
         kind, array = "cupy", ids.get()  # type: ignore[attr-defined]
     else:
@@ -90,13 +91,17 @@ def host_ids(ids: object, rows: int) -> Ids:
     return Ids(np.ascontiguousarray(flat, np.int64), array.shape, kind)
 
 
-def _as_dense(ids: Any) -> Any:
-    """Return a torch tensor of ids that lie in memory one by one, or raise InvalidTypeError."""
-    if ids.is_meta:
-        raise InvalidTypeError("the ids are on meta, where there are none; give them on a device")
-    if str(ids.layout) != "torch.strided":
-        raise InvalidTypeError(f"the ids are {ids.layout}; give them dense: ids.to_dense()")
-    return ids
+def as_dense(values: Any, what: str) -> Any:
+    """Return a torch tensor whose numbers lie in memory one by one, or raise InvalidTypeError."""
+    if values.is_meta:
+        raise InvalidTypeError(f"{what} are on meta, where there are none; give them on a device")
+    if values.is_nested:
+        raise InvalidTypeError(f"{what} are a nested tensor; give its values()")
+    if str(values.layout) != "torch.strided":
+        raise InvalidTypeError(f"{what} are {values.layout}; give them dense, by to_dense()")
+    if values.is_quantized:
+        raise InvalidTypeError(f"{what} are {values.dtype}; give them as floats, by dequantize()")
+    return values
 
 
 def _as_array(ids: object) -> npt.NDArray[Any]:

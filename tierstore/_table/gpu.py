@@ -17,7 +17,7 @@ import numpy as np
 from tierstore._door import Door, Errand, Use, undisturbed
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._scaled import ScaledElements
-from tierstore._table.address import Ids, host_ids, is_cupy, is_torch, on_host
+from tierstore._table.address import Ids, as_dense, host_ids, is_cupy, is_torch, on_host
 from tierstore._table.host import Piece
 from tierstore._table.prefetch import Prefetcher, Rows
 from tierstore._table.values import (
@@ -399,7 +399,7 @@ class DeviceArrays:
             raise InvalidInputError(
                 f"{name} for these ids is {expected}, not {tuple(values.shape)}"
             )
-        plain = values.detach()
+        plain = as_dense(values, f"values of {name}").detach()
         if dtype != item.dtype or not plain.is_contiguous() or plain.is_neg():
             plain = plain.resolve_conj().resolve_neg().to(item.element.torch_dtype()).contiguous()
         if not plain.numel():  # of any strides
@@ -599,8 +599,8 @@ class DeviceAccess(DeviceArrays):
         import torch
 
         here = self.torch_device
-        if ids.layout is not torch.strided:
-            raise InvalidTypeError(f"the ids are {ids.layout}; give them dense: ids.to_dense()")
+        if ids.layout is not torch.strided or ids.is_nested:
+            as_dense(ids, "the ids")
         if ids.dtype is torch.int64 and ids.device == here and ids.ndim == 1:
             return Ids(ids.contiguous(), ids.shape, "torch")
         if ids.device != here and ids.device.type == "cpu":

@@ -19,7 +19,7 @@ from tierstore._keys.admission import Candidates
 from tierstore._keys.given import unknown_keys
 from tierstore._keys.growing import Asked, KeyMap
 from tierstore._table import expiry
-from tierstore._table.address import Ids, as_written, host_ids, is_cupy, is_torch, on_host
+from tierstore._table.address import Ids, as_dense, as_written, host_ids, is_cupy, is_torch, on_host
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Lease
 from tierstore._table.table import Owner, Table
@@ -260,7 +260,7 @@ class KeyedTable(RowsByNumber):
         """Check a batch of keys; also return what kind of array answers it."""
         kind = "numpy"
         if is_torch(keys):
-            kind, keys = "torch", keys.numpy(force=True)  # type: ignore[attr-defined]
+            kind, keys = "torch", as_dense(keys, "the keys").numpy(force=True)
         elif is_cupy(keys):
             kind, keys = "cupy", keys.get()  # type: ignore[attr-defined]
         return self._map.asked(keys), kind
@@ -412,7 +412,7 @@ class KeyedTable(RowsByNumber):
             if keys.device.type == self._access.torch_device.type and "int" in kind:
                 import torch
 
-                flat = keys.detach().reshape(-1)
+                flat = as_dense(keys, "the keys").detach().reshape(-1)
                 bits = flat.view(torch.int64) if kind == "uint64" else flat.to(torch.int64)
                 return OnDevice(bits.contiguous(), tuple(keys.shape), "torch")
         return self._asked(keys)

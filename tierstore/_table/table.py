@@ -18,7 +18,7 @@ from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import INTERNAL, Door, internal_error, internal_errors
 from tierstore._dtypes import DTypeName
-from tierstore._table.address import Ids, as_written, is_torch, on_host, rows_to_warm
+from tierstore._table.address import Ids, as_dense, as_written, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
 from tierstore._table.prefetch import Prefetcher
@@ -114,7 +114,8 @@ class Table:
         self._disk = generation.tier
         self._layout = generation.info.spec.layout
         self._spans = {name: (item, *self._layout.span(name)) for name, item in self._layout.fields}
-        self._keys: Keys | None = None
+        self._keys: tuple[Generation, KeysInfo | None, Keys | None] | None = None
+        """Those that were opened, and of what: another thread may refresh the store meanwhile."""
         self._reset_scalars()
         self._move(space, extent)
 
@@ -728,8 +729,13 @@ class Table:
         """
         name, k = self._named(field), _whole(k, "k")
         dim = self._layout.field(name).dim
-        given = queries.detach().cpu().float().numpy() if is_torch(queries) else queries
-        wanted = np.asarray(given, np.float32)
+        given = queries
+        if is_torch(queries):
+            given = as_dense(queries, "queries").detach().cpu().float().numpy()
+        try:
+            wanted = np.asarray(given, np.float32)
+        except (TypeError, ValueError) as error:
+            raise InvalidInputError(f"queries are no array of numbers: {error}") from None
         if wanted.ndim != 2 or wanted.shape[1] != dim:
             raise InvalidInputError(f"queries are (n, {dim}), not {wanted.shape}")
         if k < 1:
@@ -801,10 +807,12 @@ class Table:
     @property
     def keys(self) -> Keys | None:
         """The external keys of the rows, as `keys[5]` or `keys[array_of_ids]`, or None."""
-        if self._keys is None:
-            coming, info = self._owner.touched.keys, self._generation.info
-            self._keys = self._generation.keys(coming.get(self.name, info.keys))
-        return self._keys
+        generation = self._generation
+        info = self._owner.touched.keys.get(self.name, generation.info.keys)
+        held = self._keys
+        if held is None or held[0] is not generation or held[1] != info:
+            held = self._keys = generation, info, generation.keys(info)
+        return held[2]
 
     def _forget_keys(self) -> None:
         """Open the keys anew when they are next asked for: there are others."""
@@ -816,9 +824,10 @@ class Table:
         Keys that no row has get `missing`, such as -1; without it, UnknownNameError names the
         first three and how many there are.
         """
-        if self.keys is None:
+        own = self.keys
+        if own is None:
             raise InvalidInputError(f"table {self.name!r} has no keys; see Store.set_keys")
-        return self.keys.lookup(keys, missing=missing)
+        return own.lookup(keys, missing=missing)
 
     def contains(self, keys: object) -> npt.NDArray[np.bool_]:
         """Return for each external key whether a row has it: bool, of their shape."""

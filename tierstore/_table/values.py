@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tierstore._dtypes import ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._scaled import ScaledElements
-from tierstore._table.address import Ids, is_cupy, is_torch
+from tierstore._table.address import Ids, as_dense, is_cupy, is_torch
 from tierstore._tiers.gpu.abi import RECORDS, Arguments, Structure
 from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
 from tierstore.errors import InvalidInputError, InvalidTypeError
@@ -216,7 +216,7 @@ def to_bytes(values: Any, item: Field, shape: tuple[int, ...], name: str) -> npt
 def _stored(values: Any, item: Field, name: str) -> npt.NDArray[Any]:
     element = item.element
     if is_torch(values):
-        values = values.detach().cpu().resolve_conj().resolve_neg()
+        values = as_dense(values, f"values of {name}").detach().cpu().resolve_conj().resolve_neg()
         given = ELEMENT_TYPES.get(str(values.dtype).removeprefix("torch."))
         array = given.from_torch(values) if given and given.as_bits else values.numpy()
     elif is_cupy(values):
