@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +14,11 @@ import tierstore
 from tests.gpu.conftest import Place
 from tests.keys.test_keyed import ExpiringMachine, KeyedMachine, run
 from tierstore import Budget, TableSpec
+from tierstore._table.address import Ids
+from tierstore._table.gpu import DeviceAccess
 from tierstore._tiers.gpu.keys import DeviceKeys
 from tierstore._tiers.gpu.launcher import Launcher
-from tierstore.errors import ClosedError, InvalidTypeError
+from tierstore.errors import ClosedError, InvalidTypeError, UnknownNameError
 
 pytest.importorskip("torch")
 
@@ -129,6 +134,63 @@ def test_keys_that_were_asked_for_are_found_on_the_device(tmp_path: Path, place:
             table.read(given.double())
         gpu = table._space.gpu
         assert gpu.nbytes >= gpu.memory.nbytes + gpu.slots * DeviceKeys.BYTES
+
+
+class EmulatedArray(np.ndarray):
+    """Stands for `cupy.ndarray` on the emulator."""
+
+    def get(self) -> np.ndarray:
+        return np.array(self)
+
+
+@pytest.fixture
+def cupy(place: Place, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """CuPy, or on the emulator what stands for it."""
+    if place.kind != "pageable":
+        return pytest.importorskip("cupy")
+    module: Any = types.ModuleType("cupy")
+    stream = types.SimpleNamespace(ptr=0, synchronize=lambda: None)
+    module.cuda = types.SimpleNamespace(get_current_stream=lambda: stream)
+    module.ndarray, module.dtype, module.int64 = EmulatedArray, np.dtype, np.int64
+    module.asarray = lambda array: np.asarray(array).view(EmulatedArray)
+    module.ascontiguousarray = lambda *given: np.ascontiguousarray(*given).view(EmulatedArray)
+    module.from_dlpack = lambda array: np.from_dlpack(array).view(EmulatedArray)
+    module.empty = lambda *given: np.empty(*given).view(EmulatedArray)
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setattr(  # the emulator's device is none of CUDA's
+        DeviceAccess, "_cupy_ids", lambda _, ids: Ids(ids.ravel(), ids.shape, "cupy")
+    )
+    return module
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_keys_in_cupy_arrays(tmp_path: Path, place: Place, cupy: Any, device: bool) -> None:
+    rng = np.random.default_rng(5)
+    spec = TableSpec(100, DIM, keys="int64", init=tierstore.normal(seed=1), track_uses=True)
+    there: dict[str, Any] = {"device": place.device} if device else {}
+    budget = Budget(host_rows=100, gpu_rows=64 if device else None)
+    with tierstore.create(tmp_path / "s", {"t": spec}, budget=budget, **there) as store:
+        table = store["t"]
+        keys = rng.integers(-(2**63), 2**63 - 1, (6, 5))
+        rows = rng.standard_normal((6, 5, DIM)).astype(np.float32)
+        table.write(cupy.asarray(keys), cupy.asarray(rows))
+        assert table.rows == 30
+        assert np.array_equal(table.read(keys), rows)
+        mixed, expected = keys.copy(), rows.copy()
+        mixed[::2, 3] = rng.integers(0, 1000, 3)
+        expected[::2, 3] = table.read(mixed[::2, 3])
+        for bits in (mixed, mixed.view(np.uint64), mixed.T):
+            found = table.read(cupy.asarray(bits))
+            assert isinstance(found, cupy.ndarray)
+            wanted = expected if bits.shape == (6, 5) else expected.swapaxes(0, 1)
+            assert np.array_equal(found.get(), wanted)
+        assert table.read(cupy.asarray(keys[:0])).shape == (0, 5, DIM)
+        assert np.array_equal(table.lookup(cupy.asarray(keys)), table.lookup(keys))
+        with pytest.raises(InvalidTypeError):
+            table.read(cupy.asarray(rows[..., 0]))
+        with pytest.raises(UnknownNameError):
+            table.lookup(cupy.asarray(mixed))
+        store.commit()
 
 
 @pytest.mark.parametrize("tracked", [False, True])

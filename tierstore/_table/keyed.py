@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import EllipsisType
@@ -18,7 +19,7 @@ from tierstore._keys.admission import Candidates
 from tierstore._keys.given import unknown_keys
 from tierstore._keys.growing import Asked, KeyMap
 from tierstore._table import expiry
-from tierstore._table.address import Ids, as_dense, as_written, host_ids, is_torch
+from tierstore._table.address import Ids, as_dense, as_written, host_ids, is_cupy, is_torch, on_host
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Lease
 from tierstore._table.table import Owner, Table
@@ -99,10 +100,14 @@ class PlacedKeys(Ids):
 
 
 class OnDevice(NamedTuple):
-    """A batch of integer keys on the device: their bits, flat int64, and their shape."""
+    """A batch of integer keys on the device: their bits, a flat int64 tensor, and their shape.
+
+    `kind` is the kind of array that answers them, "torch" or "cupy".
+    """
 
     keys: Any
     shape: tuple[int, ...]
+    kind: str
 
 
 Batch: TypeAlias = OnDevice | tuple[Asked, str]
@@ -228,7 +233,8 @@ class KeyedTable(RowsByNumber):
         asked, _ = self._asked(keys)
         found = self._map.find(asked)
         if missing is None and (found < 0).any():
-            raise UnknownNameError(unknown_keys(np.asarray(keys, object).ravel()[found < 0]))
+            given = np.asarray(on_host(keys), object)
+            raise UnknownNameError(unknown_keys(given.ravel()[found < 0]))
         if missing is not None:
             found[found < 0] = missing
         return found.reshape(asked.shape)
@@ -255,6 +261,8 @@ class KeyedTable(RowsByNumber):
         kind = "numpy"
         if is_torch(keys):
             kind, keys = "torch", as_dense(keys, "the keys").numpy(force=True)
+        elif is_cupy(keys):
+            kind, keys = "cupy", keys.get()  # type: ignore[attr-defined]
         return self._map.asked(keys), kind
 
     def merge(
@@ -361,16 +369,27 @@ class KeyedTable(RowsByNumber):
     ) -> None:
         """Put a field of first records at positions of an answer."""
         item, lo, hi = self._spans[name]
-        ids = Ids(at, at.shape, "torch" if is_torch(values) else "numpy")
+        kind = "torch" if is_torch(values) else "cupy" if is_cupy(values) else "numpy"
+        ids = Ids(at, at.shape, kind)
         data = np.ascontiguousarray(records[:, lo:hi])
         first = raw_rows(data, item, ids) if raw else from_bytes(data, item, ids)
         flat = values.reshape(-1, values.shape[-1])
         if ids.kind == "torch":
             first, at = first.to(values), self._like(at, "torch").to(values.device)
-        flat[at] = first
+        flat[self._like(at, "cupy") if kind == "cupy" else at] = first
 
     def _like(self, rows: Any, kind: str) -> Any:
         """Return row numbers as an array that is answered like the keys."""
+        if kind == "cupy":
+            import cupy
+
+            access = self._access
+            with access.using() if isinstance(access, DeviceAccess) else nullcontext():
+                if not is_torch(rows):
+                    return cupy.asarray(rows)
+                found = cupy.from_dlpack(rows).copy()
+                cupy.cuda.get_current_stream().synchronize()  # before torch uses its memory again
+                return found
         if kind != "torch" or is_torch(rows):
             return rows
         import torch
@@ -379,14 +398,23 @@ class KeyedTable(RowsByNumber):
 
     def _given(self, keys: Any) -> Batch:
         """Check a batch of keys, which stay on the device where this has a map of them."""
-        if is_torch(keys) and self.spec.keys == "int64" and isinstance(self._access, DeviceAccess):
+        if self.spec.keys != "int64" or not isinstance(self._access, DeviceAccess):
+            return self._asked(keys)
+        if is_cupy(keys) and keys.dtype.kind in "iu" and "torch" in sys.modules:
+            import torch
+
+            with self._access.using():
+                bits = torch.from_dlpack(keys.astype(np.int64).ravel())
+            if bits.device == self._access.torch_device:
+                return OnDevice(bits, keys.shape, "cupy")
+        if is_torch(keys):
             kind = str(keys.dtype).removeprefix("torch.")
             if keys.device.type == self._access.torch_device.type and "int" in kind:
                 import torch
 
                 flat = as_dense(keys, "the keys").detach().reshape(-1)
                 bits = flat.view(torch.int64) if kind == "uint64" else flat.to(torch.int64)
-                return OnDevice(bits.contiguous(), tuple(keys.shape))
+                return OnDevice(bits.contiguous(), tuple(keys.shape), "torch")
         return self._asked(keys)
 
     def _resolved(self, given: Batch, ask: Callable[[Asked], Rows]) -> Resolved:
@@ -412,7 +440,7 @@ class KeyedTable(RowsByNumber):
                 known.fill(missing, found, stream)
             lacking = np.flatnonzero(found < 0)
             unknown, asked = at[lacking], asked.take(lacking)
-        return Resolved(rows, given.shape, "torch", unknown, asked)
+        return Resolved(rows, given.shape, given.kind, unknown, asked)
 
     @contextmanager
     def _keys_there(self) -> Iterator[tuple[DeviceKeys, int]]:
@@ -431,7 +459,7 @@ class KeyedTable(RowsByNumber):
         """Check keys that are to be written; `_placed` finds their rows."""
         given = self._given(ids)
         if isinstance(given, OnDevice):
-            batch = KeyBatch(given.keys, given.shape, "torch")
+            batch = KeyBatch(given.keys, given.shape, given.kind)
         else:
             asked, kind = given
             batch = KeyBatch(asked.codes.view(np.int64), asked.shape, kind)
