@@ -92,8 +92,8 @@ def main() -> None:
         f"{count:,} of {options.rows:,} rows of {4 * options.dim} B: {nbytes / 2**20:.1f} MiB and "
         "12 B a row for ids and checksums, once and in order; a memory-mapped file moves a page of "
         "4 KiB for nearly each",
-        f"at most {MOST} times writing those bytes to a new file and syncing it, and 20 times faster "
-        "than a memmap's scatter and flush",
+        f"at most {MOST} times writing those bytes to a new file and syncing it, and 20 times "
+        "faster than a memmap's scatter and flush",
         notes=[
             "cold: no page of the mapped file is in memory, as where a table is larger; else all",
             "the host tier holds a quarter of the table",

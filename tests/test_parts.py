@@ -175,9 +175,16 @@ def test_an_error_beside_another_call_is_raised_when_both_have_ended(four_thread
 def test_no_part_goes_on_when_an_interrupt_has_ended_the_call(four_threads, monkeypatch, places):
     """Nor is one begun: before the caller's own first part, while it waits, and both."""
     late, over = [], threading.Event()
+    begun, raised = threading.Event(), threading.Event()
     met = threading.Barrier(4, timeout=30)
+    caller = threading.get_ident()
 
     def work(part):
+        if threading.get_ident() == caller:
+            assert begun.wait(30)  # so there is a part to wait for
+            return
+        begun.set()
+        assert raised.wait(30)
         if over.wait(0.1):
             late.append(part)
 
@@ -187,6 +194,7 @@ def test_no_part_goes_on_when_an_interrupt_has_ended_the_call(four_threads, monk
         def call(*given):
             function(*given)
             if next(numbers) == 0:
+                raised.set()
                 raise KeyboardInterrupt
 
         return call
@@ -201,6 +209,7 @@ def test_no_part_goes_on_when_an_interrupt_has_ended_the_call(four_threads, monk
             found = self.lock.acquire(timeout=timeout)
             if timeout > 0 and self.left:
                 self.left -= 1
+                raised.set()
                 raise KeyboardInterrupt
             return found
 
