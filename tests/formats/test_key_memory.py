@@ -8,7 +8,7 @@ import pytest
 import tierstore
 from tests.formats.matrices import write_file
 
-COUNT = 60_000
+COUNT = 100_000  # blocks take some MiB, whatever the count
 MATRIX = np.random.default_rng(0).standard_normal((COUNT, 2), np.float32)
 KEYS = {"words": [f"user-{n:07}" for n in range(COUNT)], "ids": np.arange(COUNT) * 3}
 

@@ -301,7 +301,7 @@ def write_index(
     """
     temporary = f"keys.{uuid.uuid4().hex[:8]}.index"
     try:
-        directory.write_file(temporary, np.concatenate(parts))
+        directory.write_file(temporary, *parts)
         directory.unlink(info.index)
         directory.put_if_absent(temporary, info.index)
     except BaseException:
@@ -334,18 +334,23 @@ def write_keys(
         )
     if isinstance(values, Texts):
         kind = "str"
-        parts = {"utf8": values.blob, "offsets": values.offsets.astype("<i8").view(np.uint8)}
+        offsets = values.offsets.astype("<i8", copy=False)
+        parts = {"utf8": [values.blob], "offsets": [offsets.view(np.uint8)]}
     else:
         kind = values.dtype.name
         header = np.frombuffer(_npy_header(kind, rows), np.uint8)
-        parts = {"npy": np.concatenate([header, values.astype(_NPY_TYPES[kind]).view(np.uint8)])}
-    info = KeysInfo(
-        kind, {stem + ending: (data.size, crc32c(data)) for ending, data in parts.items()}
-    )
+        parts = {"npy": [header, values.astype(_NPY_TYPES[kind], copy=False).view(np.uint8)]}
+    files = {}
+    for ending, data in parts.items():
+        total = 0
+        for part in data:
+            total = crc32c(part, total)
+        files[stem + ending] = sum(part.size for part in data), total
+    info = KeysInfo(kind, files)
     try:
         for ending, data in parts.items():
-            directory.write_file(stem + ending, data)
-        directory.write_file(info.index, np.concatenate(index.encode(info)))
+            directory.write_file(stem + ending, *data)
+        directory.write_file(info.index, *index.encode(info))
         directory.sync()
     except BaseException:
         with contextlib.suppress(TierStoreError, OSError):

@@ -9,7 +9,7 @@ import re
 import stat
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, cast
 
 from tierstore._io import system
 from tierstore._io.file import Buffer, Descriptor, File
@@ -164,10 +164,13 @@ class Directory(Descriptor):
                 raise FormatError(f"{file.path} has {size} bytes; the limit is {limit}")
             return file.read(size)
 
-    def write_file(self, name: str, data: Buffer) -> None:
-        """Create a file with these bytes and make them durable, but not yet its name."""
+    def write_file(self, name: str, *parts: Buffer) -> None:
+        """Create a file of these bytes, in order, and make them durable, but not yet its name."""
         with self.create(name) as file:
-            file.write(data, 0)
+            offset = 0
+            for part in parts:
+                file.write(part, offset)
+                offset += memoryview(cast(Any, part)).nbytes
             file.sync()
 
     def names(self) -> list[str]:

@@ -150,8 +150,8 @@ class HashMap:
 
     @property
     def codes(self) -> Codes:
-        """The keys by row; a copy."""
-        return self._codes.array[: self._rows].copy()
+        """The keys by row, in memory of the map until it changes."""
+        return self._codes.array[: self._rows]
 
     def codes_of(self, rows: Rows) -> Codes:
         """Return the keys of rows, which are in the map."""

@@ -687,23 +687,21 @@ class HostTier:
         Each part is copied while the one before is handed down, which takes computing. Nothing else
         refers to the slots, or no other thread is in a call.
         """
-        parts = self._parts(slots.size)
-        most = min(self._part, slots.size)
-        blocks = [np.empty((most, self.record_bytes), np.uint8) for _ in parts[:2]]
-        copied = [blocks[number % 2][: part.stop - part.start] for number, part in enumerate(parts)]
-
-        def copy(number: int) -> None:
-            _rowcopy.gather(self.records, slots[parts[number]], copied[number])
-
-        if parts:
-            copy(0)
+        parts, most = self._parts(slots.size), min(self._part, slots.size)
+        blocks = np.empty((min(len(parts), 2), most, self.record_bytes), np.uint8)
         for number, part in enumerate(parts):
-            hand_down = partial(self.below.write, rows[part], copied[number], resident=resident)
+            here = slots[part]
+            block = blocks[number % 2, : here.size]
+            if not number:
+                _rowcopy.gather(self.records, here, block)
+            hand_down = partial(self.below.write, rows[part], block, resident=resident)
             if number + 1 < len(parts):
-                beside(hand_down, partial(copy, number + 1))
+                after = slots[parts[number + 1]]
+                spare = blocks[(number + 1) % 2, : after.size]
+                beside(hand_down, partial(_rowcopy.gather, self.records, after, spare))
             else:
                 hand_down()
-            self.map.dirty[slots[part]] = 0
+            self.map.dirty[here] = 0
 
     def _read_below(self, rows: Rows, which: Positions, out: Bytes, lo: int) -> None:
         """Copy byte ranges of records that find no room here to the places `which` in `out`.
