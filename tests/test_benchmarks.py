@@ -19,6 +19,9 @@ TINY = {
     "bench_commit": ["--rows", "5000"],
     "bench_commit_protocols": ["--rows", "5000"],
     "bench_export": ["--rows", "300", "--formats", ".npy", ".vec"],
+    "bench_row_memory_cap": [
+        *("--device", "cpu", "--mib", "4", "--batch", "64", "--steps", "4"),
+    ],
     "bench_shared_space": ["--rows", "3000", "--batch", "64", "--batches", "6"],
     "bench_hit_rates": ["--rows", "2000", "--batch", "128"],
     "bench_capped_epoch": ["--rows", "20000", "--batch", "512", "--cap", "300000000"],
@@ -74,6 +77,7 @@ NEEDS = {
     "bench_bookkeeping": "cachetools",
     "bench_capped_tables": "torch",
     "bench_host_read": "torch",
+    "bench_row_memory_cap": "torch",
     "bench_train_end_to_end": "torch",
     "bench_gpu_many_tables": "torch",
     "bench_gpu_ranks": "torch",
