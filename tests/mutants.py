@@ -189,8 +189,8 @@ MUTANTS = [
     # A commit copies rows while those before are written.
     Mutant(
         "_tiers/host.py",
-        "blocks[number % 2][",
-        "blocks[0][",
+        "spare = blocks[(number + 1) % 2,",
+        "spare = blocks[number % 2,",
         "tests/tiers/test_host.py",
     ),
     Mutant(
