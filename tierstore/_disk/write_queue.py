@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._threads import Condition
 
-__all__ = ["Behind", "Piece"]
+__all__ = ["Piece", "WriteQueue"]
 
 _MIN_QUEUED_BYTES = 128 << 10
 """Size below which writing takes no longer than handing over to a thread."""
@@ -64,7 +64,7 @@ class Piece:
         return which[here], at[here]
 
 
-class Behind:
+class WriteQueue:
     """A queue of pieces for a file, held in a few blocks of memory.
 
     Only one thread besides its own may use it at a time.

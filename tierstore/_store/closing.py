@@ -67,7 +67,7 @@ def _end_fold(state: State, folder: Folder, *, at_once: bool) -> None:
 
 
 def _wind_up(state: State, folder: Folder) -> str:
-    """Drop what is not committed and reject further calls; return what that was, "" if nothing."""
+    """Drop uncommitted changes and reject further calls; describe the changes, "" if none."""
     try:
         if not state.door.writable:
             return ""
@@ -116,7 +116,7 @@ def watch(opened: Closable, path: str, locks: Sequence[Lock]) -> Callable[[], ob
 
 
 def leave_to_owner(opened: Closable) -> None:
-    """Leave the care for an open store to another one that owns it, and is watched itself."""
+    """Stop supervising a store that belongs to another supervised one."""
     _opened.pop(opened, None)
 
 

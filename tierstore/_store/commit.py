@@ -137,7 +137,7 @@ def commit(
 
 
 def flush(draft: CommitDraft) -> None:
-    """Hand every changed record down to the delta of its table."""
+    """Write every changed record to the delta of its table."""
     for name in list(draft.state.touched.scalars):
         if (table := draft.state.tables.get(name)) is not None:
             draft.scalars[name] = json_values(table._scalars)

@@ -141,7 +141,7 @@ class BatchTimes:
     seconds: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Raise InvalidInputError for what cannot have been measured."""
+        """Raise InvalidInputError for impossible times."""
         rising = all(low < high for low, high in pairwise((0, *self.counts)))
         positive = all(0 < each < math.inf for each in self.seconds)
         if not self.counts or len(self.counts) != len(self.seconds) or not (rising and positive):
@@ -176,7 +176,7 @@ class Speeds:
         append_bytes: bytes appended to a file and synced, 8 MiB at a time.
         syncs: appends of 4 KiB, each synced.
         link_bytes: bytes copied from pinned memory to the GPU.
-        warm: what tierstore takes to read rows of 512 bytes from its host tier; see `stand`.
+        warm: what tierstore takes to read rows of 512 bytes from its host tier; see `compare`.
         hot: the same for rows that are few enough for the caches of the CPU.
         leased: to lease, read and write them in its host tier, as a training step does.
         hot_leased: the same, few enough for the caches of the CPU.
@@ -208,7 +208,7 @@ class Speeds:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return what `to_dict` gave, also that of an earlier release, whose figures may lack.
+        """Rebuild from `to_dict`, also of an earlier release, which may lack some figures.
 
         Raises TypeError, ValueError or KeyError for anything else.
         """
@@ -499,7 +499,7 @@ def stand(
         cached = _batches(path, none, _read, seconds)
         missed = _batches(path, Budget(host_rows=rows // 4), _read, seconds, fresh=True)
         cold = _cold(path, seconds)
-        committed = _committed(path, seconds)  # leaves deltas behind, which slow reads
+        committed = _committed(path, seconds)  # leaves deltas, which slow down reads
         found = replace(
             speeds,
             warm=_times(warm),
@@ -542,7 +542,7 @@ def _batches(
     among: int | None = None,
     fresh: bool = False,
 ) -> Took:
-    """Return what batches of distinct rows take, of all rows or `among` a few, once each is there.
+    """Time batches of distinct rows, of all rows or `among` a few, once each is in its tier.
 
     With `fresh`, no row comes again before all others, so that a smaller tier has none of a batch.
     Sizes share the `seconds`.
@@ -578,7 +578,7 @@ def _lease(table: Table, rows: Ids) -> None:
 
 
 def _cold(path: Path, seconds: float) -> Took:
-    """Return what batches read from the disk take, by the distinct pages of their rows."""
+    """Time batches read from the disk, by the distinct pages of their rows."""
     took: Took = {}
     for size in _SIZES[:-1]:
         calls: list[float] = []
