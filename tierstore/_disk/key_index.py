@@ -39,7 +39,7 @@ class KeyIndex:
 
     @classmethod
     def of(cls, keys: npt.NDArray[Any] | Texts) -> tuple[KeyIndex, tuple[int, int] | None]:
-        """Build the map of keys; also return the first row that repeats a key, and its first row."""
+        """Build the map of keys; also return the first row that repeats a key, and which row."""
         made, twice = HashMap.of(_codes(keys), _same(keys))
         return cls(made), twice
 

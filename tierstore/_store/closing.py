@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from tierstore.errors import (
 )
 
 __all__ = ["close", "leave_to_owner", "watch"]
+
+_LOG = logging.getLogger("tierstore")
 
 
 def close(state: State, folder: Folder, *, at_once: bool = False) -> None:
@@ -50,6 +53,7 @@ def close(state: State, folder: Folder, *, at_once: bool = False) -> None:
             folder.stop()
         finally:
             state.release()
+    _LOG.info("%s: closed", state.directory.path)
     if lost:
         warn(
             f"{state.directory.path} was closed with {lost}, now dropped; call commit() to keep "

@@ -254,14 +254,17 @@ class Folder:
         if not self._begin(upto):
             return False
         work = _Fold(self._state, upto, progress)
+        _LOG.info("%s starts", work.name)
         try:
             for _ in work.steps():
                 pass
-        except BaseException:
+        except BaseException as error:
             work.drop()
+            _LOG.info("%s ended without a result: %r", work.name, str(error))
             raise
         work.publish()
         memory.give_back()
+        _LOG.info("%s is published", work.name)
         return True
 
     def fold_if_quick(self) -> None:

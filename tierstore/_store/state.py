@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from tierstore._store.store import Store
 
 __all__ = ["Coming", "State"]
+
+_LOG = logging.getLogger("tierstore")
 
 _MOST_HELD = 64
 """Maximum payload values that a reader holds open; others are readable until they are removed."""
@@ -109,6 +112,12 @@ class State:
         except BaseException:
             self.release()
             raise
+        _LOG.info(
+            "%s: opened version %d for %s",
+            self.directory.path,
+            self.manifest.version,
+            "writing" if options.writable else "reading",
+        )
 
     def _start(self, version: int | str | None) -> None:
         self.manifest: Manifest = self._find(version)
