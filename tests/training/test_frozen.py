@@ -60,9 +60,7 @@ def test_a_layer_looks_rows_up(place: Place) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="torch.compile needs a compiler")
-@pytest.mark.parametrize(
-    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_whole(tmp_path: Path, backend: str) -> None:
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor needs g++")
