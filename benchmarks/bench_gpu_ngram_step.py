@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import statistics
-import sysconfig
-import zlib
-from pathlib import Path
 from typing import Any
 
+import torch
 from common import Answer, arguments
 from gpu import needed_device, seconds
+from ngrams import CONTEXT, DIM, Model, rows_of, tokens_of_text
 
 import tierstore
 from tierstore import Budget, Field, TableSpec
 from tierstore._memory_table import MemoryTable
 
 QUESTION = "A step of a GPT of 30 M parameters with a memory of n-grams, against all of it in HBM"
-DIM, ORDERS, HEADS = 64, (2, 3), 4
-WIDTH, LAYERS, CONTEXT, WORDS = 512, 7, 512, 1 << 14
 MUST = 1.05
 WARMING, IN_A_ROW = 30, 12
 STATES = ("exp_avg", "exp_avg_sq")
@@ -28,63 +24,10 @@ SHARES = ((WHOLE, 1.0), (AHEAD, 0.1), (PLAIN, 0.1))
 DEPTHS = {AHEAD: 2}
 
 
-def tokens_of_text(most: int) -> Any:
-    """Return the words of the source of Python and its packages as numbers below WORDS."""
-    import torch
-
-    found: list[int] = []
-    places = dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-    for path in (path for place in places for path in sorted(Path(place).rglob("*.py"))):
-        found += (zlib.crc32(word) % WORDS for word in path.read_bytes().split())
-        if len(found) >= most:
-            break
-    return torch.tensor(found[:most])
-
-
-def rows_of(tokens: Any, rows: int) -> Any:
-    """Return the rows of the n-grams that end at each token `(n, orders * heads)`."""
-    import torch
-
-    found = []
-    for order, head in itertools.product(ORDERS, range(HEADS)):
-        mixed = torch.full_like(tokens, 1 + order * 8 + head)
-        for back in range(order):
-            mixed = (mixed ^ tokens.roll(back)) * 0x5851F42D4C957F2D + 0x14057B7EF767814F
-            mixed = mixed ^ (mixed >> 29 & 0x7FFFFFFFF)
-        found.append((mixed & 0x7FFFFFFFFFFFFFFF) % rows)
-    return torch.stack(found, 1)
-
-
-def model() -> Any:
-    """Return the dense part: a GPT over words, and what takes the memory's rows in."""
-    import torch
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.word = torch.nn.Embedding(WORDS, WIDTH)
-            layer = torch.nn.TransformerEncoderLayer(
-                WIDTH, 8, 4 * WIDTH, 0.0, batch_first=True, norm_first=True
-            )
-            self.blocks = torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-            self.recall = torch.nn.Linear(len(ORDERS) * HEADS * DIM, WIDTH, bias=False)
-
-        def forward(self, tokens: Any, rows: Any) -> Any:
-            x = self.word(tokens) + self.recall(rows.flatten(2))
-            mask = torch.nn.Transformer.generate_square_subsequent_mask(
-                tokens.shape[1], device=x.device
-            )
-            return self.blocks(x, mask=mask, is_causal=True) @ self.word.weight.T
-
-    return Model().cuda()
-
-
 class Run:
     """A model and a memory of which so many rows are on the GPU."""
 
     def __init__(self, rows: int, gpu_rows: int, device: Any) -> None:
-        import torch
-
         from tierstore.nn import TieredEmbedding
         from tierstore.optim import TieredOptimizer
 
@@ -93,15 +36,13 @@ class Run:
         self.scratch = MemoryTable(TableSpec(rows, fields=fields), budget=budget, device=device)
         torch.manual_seed(3)
         self.layer = TieredEmbedding(self.scratch.table)
-        self.model = model()
+        self.model = Model().cuda()
         groups = [{"params": self.layer, "lr": 1e-2}, {"params": list(self.model.parameters())}]
         self._optimizer = TieredOptimizer(torch.optim.Adam, groups, lr=1e-3)
         self.parameters = sum(each.numel() for each in self.model.parameters())
 
     def step(self, batch: tuple[Any, Any, Any]) -> None:
         """Train on tokens, those that follow, and the rows of their n-grams."""
-        import torch
-
         tokens, following, rows = batch
         with torch.autocast("cuda", torch.bfloat16):
             scores = self.model(tokens, self.layer(rows))
@@ -134,8 +75,6 @@ def main() -> None:
     parser = arguments(QUESTION, rows=30_000_000, batch=32)
     parser.set_defaults(repeat=5)
     options = parser.parse_args()
-    import torch
-
     device = needed_device()
     count = WARMING + IN_A_ROW * (options.repeat + 1)
     length = options.batch * CONTEXT
