@@ -8,7 +8,7 @@ At each position the last two and three bytes are hashed to rows of a table, sev
 are added to the embedding of the byte. Rows follow from the text alone, so the loader announces
 those of the batches to come. Kill it whenever you like: with --store it continues from the last
 commit. Ends with the bits a byte of text that it has not seen. With --words it reads words instead
-of bytes, whose n-grams fill a table of millions of rows: docs/results.md has such a run on a GPU.
+of bytes, whose n-grams fill a table of millions of rows: docs/results.md has a command for a GPU.
 """
 
 import json
