@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from types import TracebackType
-from typing import Any, Self
+from threading import get_ident
+from typing import Any
 
 import numpy as np
 
-from tierstore._door import Door, Errand, Use, undisturbed
+from tierstore._door import Door, Errand
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._scaled import ScaledElements
 from tierstore._table.address import (
@@ -28,6 +27,7 @@ from tierstore._table.address import (
 )
 from tierstore._table.host import Piece
 from tierstore._table.prefetch import Prefetcher, Rows
+from tierstore._table.using import Part, Together, Using
 from tierstore._table.values import (
     Columns,
     check_out,
@@ -39,7 +39,7 @@ from tierstore._table.values import (
 )
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.abi import Structure
-from tierstore._tiers.gpu.device import Device, device_error
+from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore._tiers.gpu.lease import GpuLease
 from tierstore._tiers.gpu.link import FeatureIds
@@ -55,136 +55,6 @@ from tierstore.spec import Field, RecordLayout
 __all__ = ["DeviceAccess", "DeviceArrays", "DeviceLease"]
 
 _NOWHERE = np.empty(0, np.int64)
-
-
-@undisturbed
-class _Using(Use):
-    """A use of the store on its device, whichever was the current one.
-
-    It explains the driver's errors, and checks ids if every call does.
-    """
-
-    __slots__ = ("_access", "_before")
-    beside = True
-
-    def __init__(self, access: DeviceArrays, *, write: bool) -> None:
-        super().__init__(access.door, write=write)
-        self._access = access
-        self._before = -1
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        try:
-            self._before = self._access.device.enter()
-        except BaseException as error:
-            self._end(None, error)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        found = error
-        if error is None and self._access.sync_checks:
-            try:
-                self._access.gpu.check()
-            except BaseException as failed:
-                found = failed
-        try:
-            self._access.device.leave(self._before)
-        except BaseException as failed:
-            found = found or failed
-        self._end(error, found)
-
-    def _end(self, error: BaseException | None, found: BaseException | None) -> None:
-        """Leave the store, and raise what was found where the body did not raise that."""
-        if found is None:
-            super().__exit__()
-            return
-        meaning = device_error(found, self._access.name) or found
-        super().__exit__(type(meaning), meaning)
-        if meaning is not error:
-            raise meaning from (found if meaning is not found else None)
-
-
-@undisturbed
-class _Together(_Using):
-    """Several uses of the store on its device, by one thread in one stream, entered once.
-
-    Errors between them, of work that is not the store's, leave it open.
-
-    Attributes:
-        thread: the thread.
-        stream: torch's current one.
-    """
-
-    __slots__ = ("stream", "thread")
-
-    def __init__(self, access: DeviceArrays) -> None:
-        super().__init__(access, write=False)
-        self.thread = self._thread
-        self.stream = 0
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        access = self._access
-        try:
-            self.stream = access.stream("torch")
-        except BaseException as error:
-            self._end(None, error)
-        access.gpu.launcher.waits = True
-        access.together_in = self
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        self._access.together_in = None
-        failed = None
-        try:
-            self._access.gpu.launcher.settle()
-        except BaseException as found:
-            failed = found
-        if error is not None:
-            self._access.device.leave(self._before)
-            self._leave()
-            return
-        super().__exit__(None if failed is None else type(failed), failed)
-        if failed is not None:
-            raise failed
-
-
-@undisturbed
-class _Part:
-    """One of several uses that were entered together; see `_Together`."""
-
-    __slots__ = ("_together", "_write")
-
-    def __init__(self, together: _Together, *, write: bool) -> None:
-        self._together = together
-        self._write = write
-
-    def __enter__(self) -> None:
-        door = self._together._door
-        if door.reason or (self._write and not door.writable):
-            door.check_open(write=self._write)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        if error is not None:
-            meaning = device_error(error, self._together._access.name) or error
-            self._together._judge(meaning)
-            if meaning is not error:
-                raise meaning from error
 
 
 class DeviceArrays:
@@ -219,7 +89,7 @@ class DeviceArrays:
         self.name = extent.table
         self.device = gpu.device
         self.sync_checks = sync_checks
-        self.together_in: _Together | None = None
+        self.together_in: Together | None = None
 
     @functools.cached_property
     def torch_device(self) -> Any:
@@ -245,7 +115,7 @@ class DeviceArrays:
         Raises DeviceError if a CUDA graph is being captured there.
         """
         together = self.together_in
-        if together is not None and together.thread == threading.get_ident() and kind == "torch":
+        if together is not None and together.thread == get_ident() and kind == "torch":
             return together.stream
         stream = self.any_stream(kind)
         if self.device.capturing(stream):
@@ -294,16 +164,16 @@ class DeviceArrays:
     def using(self, *, write: bool = False) -> AbstractContextManager[Any]:
         """Enter the store, explain the driver's errors, and check ids if every call does."""
         together = self.together_in
-        if together is not None and together.thread == threading.get_ident():
-            return _Part(together, write=write)
-        return _Using(self, write=write)
+        if together is not None and together.thread == get_ident():
+            return Part(together, write=write)
+        return Using(self, write=write)
 
     def together(self) -> AbstractContextManager[Any]:
         """Enter the store once for several uses of this thread, in torch's current stream."""
         together = self.together_in
-        if together is not None and together.thread == threading.get_ident():
+        if together is not None and together.thread == get_ident():
             return contextlib.nullcontext()
-        return _Together(self)
+        return Together(self)
 
     def to_array(
         self,
@@ -420,6 +290,7 @@ class DeviceLease:
 
     Attributes:
         gpu: the tier's own lease, for kernels that work on records where they are.
+        device: where it is.
     """
 
     groups = None
@@ -427,15 +298,15 @@ class DeviceLease:
     def __init__(
         self, access: DeviceArrays, ids: Ids, *into: Any, features: FeatureIds | None = None
     ) -> None:
-        """Promote and pin the distinct rows of a batch; see `GpuTier.lease`."""
+        """Promote and pin the distinct rows of a batch, within a use; see `GpuTier.lease`."""
         self._access = access
         self._kind = ids.kind
-        with access.using():
-            access.extent.epoch.check_open()
-            stream = access.stream(ids.kind)
-            self.gpu: GpuLease = access.gpu.lease(
-                ids.rows, *into, within=access.within, features=features, stream=stream
-            )
+        access.extent.epoch.check_open()
+        stream = access.stream(ids.kind)
+        self.gpu: GpuLease = access.gpu.lease(
+            ids.rows, *into, within=access.within, features=features, stream=stream
+        )
+        self.device: Device = access.device
         self._shape = ids.shape
 
     @cached_property
@@ -472,11 +343,6 @@ class DeviceLease:
         """Whether a rollback dropped what was written into these rows."""
         return self.gpu.dropped
 
-    @property
-    def device(self) -> Device:
-        """Where it is."""
-        return self._access.device
-
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it."""
         lease = self.gpu
@@ -492,14 +358,17 @@ class DeviceLease:
         work: Structure,
         items: int,
         *,
-        writes: Iterable[str] = (),
+        writes: Sequence[tuple[int, int]] = (),
         positions: tuple[int, int] | None = None,
+        ends: bool = False,
     ) -> None:
         """Launch a kernel on the records; see `Lease.launch`."""
-        spans = [self._access.layout.span(field) for field in writes]
-        stream = self._access.stream(self._kind)
-        with self._access.using(write=bool(spans)):
-            self.gpu.launch(kernel, work, items, writes=spans, positions=positions, stream=stream)
+        access = self._access
+        stream = access.stream(self._kind)
+        with access.using(write=bool(writes)):
+            self.gpu.launch(
+                kernel, work, items, writes=writes, positions=positions, ends=ends, stream=stream
+            )
 
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
@@ -555,10 +424,14 @@ class DeviceLease:
             if not columns.is_raw(item):
                 data = access.to_bytes(data, item, self._distinct, name)
             given[name] = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
-        self._copy(columns, "scatter", given, writes=columns.names)
+        self._copy(columns, "scatter", given, writes=columns.spans)
 
     def _copy(
-        self, columns: Columns, way: str, arrays: Mapping[str, Any], writes: Iterable[str] = ()
+        self,
+        columns: Columns,
+        way: str,
+        arrays: Mapping[str, Any],
+        writes: Sequence[tuple[int, int]] = (),
     ) -> None:
         pointers = {name: self.device.pointer(array) for name, array in arrays.items()}
         kernel, work, items = columns.copy(way, pointers, self.bound)
@@ -764,7 +637,8 @@ class DeviceAccess(DeviceArrays):
 
     def lease(self, ids: Ids) -> DeviceLease:
         """Pin the distinct rows of a batch."""
-        return DeviceLease(self, ids)
+        with self.using():
+            return DeviceLease(self, ids)
 
     def lease_and_read(
         self, ids: Ids, field: str, features: FeatureIds | None = None

@@ -319,6 +319,10 @@ class RowsParameter(torch.nn.Parameter):
         self._note()
         self._kept = True
 
+    def is_last(self, gradient: Gradient) -> bool:
+        """Whether a step by the only optimizer is the last that needs the lease of its gradient."""
+        return len(self.optimizers) == 1 and not self._shown and gradient is self._whole
+
     def used(self, by: Any) -> None:
         """Note that an optimizer took its step; after the last one, drop the gradient."""
         if len(self.optimizers) == 1:

@@ -107,6 +107,8 @@ class InPlace:
         group: Group,
         step: int,
         ids: Callable[[], Tensor],
+        *,
+        ends: bool = False,
     ) -> bool:
         """Update the distinct rows of a lease, of those `trained` if given.
 
@@ -117,6 +119,7 @@ class InPlace:
             group: the options.
             step: the number of the step, counted from 1.
             ids: returns what decides how the rows round at random, int64 `(bound,)`.
+            ends: whether the lease may end with the step; on the host it goes on.
 
         Returns False, having done nothing, where this is left to torch's optimizer: for another
         class (on the host, all but Adam, AdamW and RowWiseAdagrad), for types that differ, rows
@@ -141,7 +144,8 @@ class InPlace:
             work.seed = self._rounding.seed
         numbers = rule.numbers(group, step)
         work.number[: len(numbers)] = numbers
-        lease.launch(places.kernel(gradient), work, lease.bound, writes=places.names)
+        kernel = places.kernel(gradient)
+        lease.launch(kernel, work, lease.bound, writes=places.spans, ends=ends)
         return True
 
     def _step_on_host(
@@ -202,7 +206,7 @@ class _Places:
     """Where the fields of an optimizer lie in a record, and the kernel for them.
 
     Attributes:
-        names: the fields, the weight first.
+        spans: the bytes of the fields, from one to behind another, the weight's first.
     """
 
     def __init__(
@@ -214,11 +218,11 @@ class _Places:
         rounding: Rounding,
         columns: list[int],
     ) -> None:
-        self.names = names
+        self.spans: list[tuple[int, int]] = [layout.span(name) for name in names]
         self._columns = columns
         fields = [layout.field(name) for name in names]
         self._dim = fields[0].dim
-        self._starts = [layout.span(name)[0] for name in names]
+        self._starts = [start for start, _ in self.spans]
         sizes = [field.storage.itemsize for field in fields]
         apart = [start // size for start, size in zip(self._starts, sizes, strict=True)]
         self._packed = math.gcd(self._dim, *apart) % 4 == 0

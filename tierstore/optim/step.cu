@@ -179,6 +179,7 @@ __device__ void update(const float *number, float &p, float g, float &a, float &
 extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
     const u32 lane = threadIdx.x & 31;
     for (u64 row = wide_thread() >> 5; row < *rows.count; row += wide_threads() >> 5) {
+        if (lane == 0) unpin(rows, row);
         if (step.trained && !step.trained[row]) continue;
         if (lane == 0) changed(rows, row);
         u8 *const record = (u8 *)rows.records[row];
@@ -254,6 +255,7 @@ __device__ float larger(float most, float y) {
 extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
     const u32 lane = threadIdx.x & 31, packs = step.dim / VECTOR;
     for (u64 row = wide_thread() >> 5; row < *rows.count; row += wide_threads() >> 5) {
+        if (lane == 0) unpin(rows, row);
         if (step.trained && !step.trained[row]) continue;
         if (lane == 0) changed(rows, row);
         u8 *const record = (u8 *)rows.records[row];
@@ -321,6 +323,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
     for (u64 i = wide_thread(); i < all; i += wide_threads()) {
         const u64 row = all >> 32 ? i / packs : (u32)i / packs;
         const u32 pack = (u32)(i - row * packs);
+        if (pack == 0) unpin(rows, row);
         if (step.trained && !step.trained[row]) continue;
         if (pack == 0) changed(rows, row);
         u8 *const record = (u8 *)rows.records[row];

@@ -179,8 +179,13 @@ class TrainedField:
             made.append(Share(alike, trained))
         return made
 
-    def step_in_place(self, gradient: Gradient, share: Share, options: Mapping[str, Any]) -> bool:
-        """Take a step of the optimizer in the slots, if that can be done; see `InPlace.step`."""
+    def step_in_place(
+        self, gradient: Gradient, share: Share, options: Mapping[str, Any], *, last: bool
+    ) -> bool:
+        """Take a step of the optimizer in the slots, if that can be done; see `InPlace.step`.
+
+        `last`: nothing but this step needs the lease any more.
+        """
         lease = gradient.batch.lease
         if self._in_place is None:
             return False
@@ -188,7 +193,13 @@ class TrainedField:
         first, values = self.states[share.of.tables[0]], gradient.values
         step = int(share.of.scalars[0].get(first.step, 0)) + 1
         if not self._in_place.step(
-            lease, values, share.trained, options, step, lambda: self._own_ids(gradient)
+            lease,
+            values,
+            share.trained,
+            options,
+            step,
+            lambda: self._own_ids(gradient),
+            ends=last and before is None,
         ):
             return False
         self._finish(gradient, share, before)
