@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -55,6 +55,8 @@ from tierstore.spec import Field, RecordLayout
 __all__ = ["DeviceAccess", "DeviceArrays", "DeviceLease"]
 
 _NOWHERE = np.empty(0, np.int64)
+_Column: TypeAlias = tuple[Field, int, int, Any]
+"""A field, the bytes of it in a record, and its type in torch; None for a scaled one."""
 
 
 class DeviceArrays:
@@ -90,6 +92,7 @@ class DeviceArrays:
         self.device = gpu.device
         self.sync_checks = sync_checks
         self.together_in: Together | None = None
+        self._columns: dict[str, _Column] = {}
 
     @functools.cached_property
     def torch_device(self) -> Any:
@@ -97,6 +100,13 @@ class DeviceArrays:
         import torch
 
         return torch.device(self.device.torch_name)
+
+    @functools.cached_property
+    def _torch(self) -> Any:
+        """The module, for where an import at every call would count."""
+        import torch
+
+        return torch
 
     @functools.cached_property
     def _torch_stream(self) -> Callable[[], int]:
@@ -465,7 +475,7 @@ class DeviceAccess(DeviceArrays):
         """Return ids as flat int64, where they are; those on the host are checked."""
         if type(ids) is not np.ndarray:
             if is_torch(ids):
-                return self._torch_ids(ids)
+                return self.torch_ids(ids)
             if is_cupy(ids):
                 return self._cupy_ids(ids)
         return self._host_ids(ids)
@@ -476,7 +486,8 @@ class DeviceAccess(DeviceArrays):
         rows = self.gpu.prefetched_for(found.rows, self.within)
         return found if rows is None else Ids(rows, found.shape, found.kind)
 
-    def _torch_ids(self, ids: Any) -> Ids:
+    def torch_ids(self, ids: Any) -> Ids:
+        """Do what `ids` does for a tensor."""
         import torch
 
         here = self.torch_device
@@ -647,13 +658,25 @@ class DeviceAccess(DeviceArrays):
 
         The ids may be those of `features`, on the device.
         """
-        item, (lo, hi) = self.layout.field(field), self.layout.span(field)
+        item, lo, hi, dtype = self._columns.get(field) or self._column(field)
+        if ids.kind == "torch" and dtype is not None:
+            shape = (*ids.shape, item.dim)
+            out = self._torch.empty(shape, dtype=dtype, device=self.torch_device)
+            with self.using():
+                return DeviceLease(self, ids, out, lo, hi, features=features), out
         out = self.room(item, ids)
         with self.using():
             lease = DeviceLease(self, ids, out, lo, hi, features=features)
             if item.scaled is None:
                 return lease, self.answer(out, item, ids)
         return lease, self.answer(out, item, ids)
+
+    def _column(self, field: str) -> _Column:
+        """Return what `lease_and_read` needs of a field, and keep it."""
+        item, (lo, hi) = self.layout.field(field), self.layout.span(field)
+        dtype = None if item.scaled is not None else item.element.torch_dtype()
+        found = self._columns[field] = item, lo, hi, dtype
+        return found
 
     def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
         """Start promoting rows to the device; see `GpuTier.fetch`.

@@ -120,6 +120,7 @@ class Location:
         self._numbers: dict[Features, Rows] = {}
         self._bounds: dict[Features, Any] = {}
         self._ids: dict[tuple[Features, tuple[int, ...]], FeatureIds] = {}
+        self._last: tuple[Features, tuple[int, ...], FeatureIds] | None = None
 
     # -- from ids of tables to rows of the space
 
@@ -167,9 +168,8 @@ class Location:
     ) -> tuple[Lease, Any]:
         """Lease the rows of ids on the device, and return a field of them; see `in_space`."""
         access = self._device_access
-        given = access.ids(ids)
-        with access.using():
-            return access.lease_and_read(given, field, self._feature_ids(features, tuple(lengths)))
+        found = self._feature_ids(features, tuple(lengths))
+        return access.lease_and_read(access.torch_ids(ids), field, found)
 
     def has(self, ids: Tensor) -> bool:
         """Whether ids are on the device of a GPU tier."""
@@ -182,11 +182,11 @@ class Location:
         import torch
 
         access = self._device_access
-        ids = access.ids(ids).rows  # raises for those on another device
+        ids = access.torch_ids(ids).rows  # raises for those on another device
         rows: Tensor = torch.empty_like(ids)
         if ids.shape[0]:
+            found = self._feature_ids(features, lengths)
             with access.using():
-                found = self._feature_ids(features, lengths)
                 access.gpu.in_space(ids, rows, found, access.stream("torch"))
         return rows
 
@@ -198,17 +198,22 @@ class Location:
 
     def _feature_ids(self, features: Features, lengths: tuple[int, ...]) -> FeatureIds:
         """Return how ids of features become rows, kept for the next batch of as many."""
+        last = self._last
+        if last is not None and last[0] is features and last[1] == lengths:
+            return last[2]
         found = self._ids.get((features, lengths))
         if found is None:
             while len(self._ids) >= _REMEMBERED:
                 del self._ids[next(iter(self._ids))]
             access = self._device_access
-            stream, bounds = access.stream("torch"), self._bounds.get(features)
-            if bounds is None:
-                bounds = access.device.upload(self._bounds_of(features), stream)
-                self._bounds[features] = bounds
-            found = FeatureIds(access.device, lengths, bounds, stream)
+            with access.using():
+                stream, bounds = access.stream("torch"), self._bounds.get(features)
+                if bounds is None:
+                    bounds = access.device.upload(self._bounds_of(features), stream)
+                    self._bounds[features] = bounds
+                found = FeatureIds(access.device, lengths, bounds, stream)
             self._ids[features, lengths] = found
+        self._last = features, lengths, found
         return found
 
     def _bounds_of(self, features: Features) -> Rows:
@@ -326,14 +331,18 @@ class JointTable:
             raise internal_error(error) from error
 
     def lease_and_read(
-        self, ids: Tensor, features: Features, lengths: Sequence[int], field: str
+        self,
+        ids: Tensor,
+        features: Features,
+        lengths: Sequence[int],
+        field: str,
+        touched: frozenset[int],
     ) -> tuple[Lease, Any]:
         """Do so for the ids that `in_space` takes; return one field of the row of each, `(n, dim)`.
 
         Raises what `in_space` raises.
         """
         location = self.location
-        touched = features.touched(lengths)
         try:
             if location.has(ids) and not self._recorded(touched):
                 return location.lease_and_read(ids, features, lengths, field)

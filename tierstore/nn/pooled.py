@@ -14,7 +14,7 @@ from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._table.host import Lease
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
-from tierstore.nn.autograd import Batch, Gradient, cleared
+from tierstore.nn.autograd import Batch, Gradient, cleared, left_over
 from tierstore.spec import Field
 
 if TYPE_CHECKING:
@@ -304,12 +304,14 @@ class Launched:
             self._launch(kernels.weigh, batch.lease, len(of_weights), self._positions)
         if trained:
             batch.lease.trim(wait=4 * work.dim * batch.lease.bound > _LARGE)
-            total = cleared(batch.lease, work.dim)
+            total = cleared(batch.lease, work.dim, batch.zeros)
             work.total = total.data_ptr()
             positions = part.trained_positions(batch, given)
             self._launch(kernels.scatter, batch.lease, batch.size, positions)
             of_rows = total.to(part.item.element.torch_dtype())
             whole = batch.gathered(of_rows, positions, part.touched(given))
+            if whole.trained is None:
+                whole.zeros = left_over(whole.values, batch.zeros)
         return whole, of_weights
 
     def _launch(self, kernel: Kernel, lease: Lease, items: int, positions: Tensor | None) -> None:

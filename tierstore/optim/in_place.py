@@ -25,6 +25,7 @@ from tierstore._table.values import Columns
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.nn.alone import work_alone
+from tierstore.nn.zeros import Zeros
 from tierstore.optim import row_wise
 from tierstore.optim.float8 import SIGNED, SIZES
 from tierstore.optim.program import Program, compiled
@@ -109,6 +110,7 @@ class InPlace:
         ids: Callable[[], Tensor],
         *,
         ends: bool = False,
+        zeros: Zeros | None = None,
     ) -> bool:
         """Update the distinct rows of a lease, of those `trained` if given.
 
@@ -120,6 +122,7 @@ class InPlace:
             step: the number of the step, counted from 1.
             ids: returns what decides how the rows round at random, int64 `(bound,)`.
             ends: whether the lease may end with the step; on the host it goes on.
+            zeros: gets the gradient, once the step has cleared it; only where all rows are trained.
 
         Returns False, having done nothing, where this is left to torch's optimizer: for another
         class (on the host, all but Adam, AdamW and RowWiseAdagrad), for types that differ, rows
@@ -136,9 +139,12 @@ class InPlace:
         places = self._found(rule, group)
         if places is None:
             return False
-        gradient = places.readable(gradient)
+        given, gradient = gradient, places.readable(gradient)
         rows = ids() if self._rounding else None
         work = places.work(gradient, trained)
+        if given is not gradient or trained is not None:
+            zeros = None
+        work.clears = zeros is not None
         if rows is not None:
             work.rows, work.count = rows.data_ptr(), step
             work.seed = self._rounding.seed
@@ -146,6 +152,8 @@ class InPlace:
         work.number[: len(numbers)] = numbers
         kernel = places.kernel(gradient)
         lease.launch(kernel, work, lease.bound, writes=places.spans, ends=ends)
+        if zeros is not None:
+            zeros.put(gradient)
         return True
 
     def _step_on_host(

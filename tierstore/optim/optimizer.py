@@ -369,9 +369,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 others = [
                     (field, gradient, share)
                     for share in shares
-                    if not field.step_in_place(
-                        gradient, share, groups[share.of.group], last=last
-                    )
+                    if not field.step_in_place(gradient, share, groups[share.of.group], last=last)
                 ]
                 if not others:
                     field.rows.used(self)

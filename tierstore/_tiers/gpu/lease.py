@@ -35,7 +35,7 @@ class PinnedLeases:
     @property
     def bound(self) -> int:
         """Most slots that the open leases can hold."""
-        return sum(lease.bound for lease in self._open)
+        return sum([lease.bound for lease in self._open]) if self._open else 0
 
     @property
     def keeping(self) -> list[GpuLease]:
