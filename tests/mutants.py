@@ -746,8 +746,8 @@ MUTANTS = [
     ),
     Mutant(
         "optim/trained.py",
-        "        for scalars in alike.scalars:\n",
-        "        for scalars in alike.scalars[:1]:\n",
+        "            for scalars in alike.scalars:\n",
+        "            for scalars in alike.scalars[:1]:\n",
         "tests/training/test_collections.py",
     ),
     Mutant(
