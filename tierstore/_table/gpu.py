@@ -55,6 +55,7 @@ from tierstore.spec import Field, RecordLayout
 __all__ = ["DeviceAccess", "DeviceArrays", "DeviceLease"]
 
 _NOWHERE = np.empty(0, np.int64)
+_INSIDE = contextlib.nullcontext()
 _Column: TypeAlias = tuple[Field, int, int, Any]
 """A field, the bytes of it in a record, and its type in torch; None for a scaled one."""
 
@@ -109,14 +110,16 @@ class DeviceArrays:
         return torch
 
     @functools.cached_property
-    def _torch_stream(self) -> Callable[[], int]:
+    def torch_stream(self) -> Callable[[], int]:
         """Asks torch for its current stream; the public way makes an object and costs 4 us."""
         import torch
 
+        if self.torch_device.type != "cuda":
+            return self.device.current_stream
         index = self.torch_device.index
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         if raw is not None:
-            return lambda: int(raw(index))
+            return functools.partial(raw, index)
         return lambda: int(torch.cuda.current_stream(index).cuda_stream)
 
     def stream(self, kind: str) -> int:
@@ -129,18 +132,20 @@ class DeviceArrays:
             return together.stream
         stream = self.any_stream(kind)
         if self.device.capturing(stream):
-            raise DeviceError(
-                f"table {self.name!r} was used while a CUDA graph is captured: replayed, it would "
-                "read what is in the slots now; use table.read_into(ids, out), which a graph can "
-                "contain, or read the rows before"
-            )
+            raise self.captured()
         return stream
+
+    def captured(self) -> DeviceError:
+        """Return the error for a use within a graph."""
+        return DeviceError(
+            f"table {self.name!r} was used while a CUDA graph is captured: replayed, it would "
+            "read what is in the slots now; use table.read_into(ids, out), which a graph can "
+            "contain, or read the rows before"
+        )
 
     def any_stream(self, kind: str) -> int:
         """Return the caller's current stream, also where a graph is captured."""
-        if kind == "torch" and self.torch_device.type == "cuda":
-            return self._torch_stream()
-        return self.device.current_stream()
+        return self.torch_stream() if kind == "torch" else self.device.current_stream()
 
     def empty(self, kind: str, count: int, nbytes: int) -> Any:
         """Return uninitialised bytes `(count, nbytes)` on the device, of the library asked for."""
@@ -182,7 +187,7 @@ class DeviceArrays:
         """Enter the store once for several uses of this thread, in torch's current stream."""
         together = self.together_in
         if together is not None and together.thread == get_ident():
-            return contextlib.nullcontext()
+            return _INSIDE
         return Together(self)
 
     def to_array(
@@ -373,12 +378,19 @@ class DeviceLease:
         ends: bool = False,
     ) -> None:
         """Launch a kernel on the records; see `Lease.launch`."""
-        access = self._access
-        stream = access.stream(self._kind)
-        with access.using(write=bool(writes)):
-            self.gpu.launch(
-                kernel, work, items, writes=writes, positions=positions, ends=ends, stream=stream
-            )
+        access, launch = self._access, self.gpu.launch
+        together = access.together_in
+        if together is None or together.thread != get_ident() or self._kind != "torch":
+            with access.using(write=bool(writes)):
+                stream = access.stream(self._kind)
+                launch(kernel, work, items, writes, positions, ends=ends, stream=stream)
+            return
+        try:  # what a `Part` of them does, without its calls: a small step makes three launches
+            together.check(write=bool(writes))
+            launch(kernel, work, items, writes, positions, ends=ends, stream=together.stream)
+        except BaseException as error:
+            together.explain(error)
+            raise
 
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
@@ -646,10 +658,10 @@ class DeviceAccess(DeviceArrays):
             return like.new_zeros((len(like), nbytes))
         return np.zeros((len(like), nbytes), np.uint8)
 
-    def lease(self, ids: Ids) -> DeviceLease:
-        """Pin the distinct rows of a batch."""
+    def lease(self, ids: Ids, features: FeatureIds | None = None) -> DeviceLease:
+        """Pin the distinct rows of a batch, on the device maybe by ids of `features`."""
         with self.using():
-            return DeviceLease(self, ids)
+            return DeviceLease(self, ids, features=features)
 
     def lease_and_read(
         self, ids: Ids, field: str, features: FeatureIds | None = None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tierstore._store.store import Store
 
-__all__ = ["Features", "JointTable", "Location", "alike"]
+__all__ = ["Features", "JointTable", "Location", "alike", "touched_by"]
 
 _SHOWN = 3
 """Tables that a message names."""
@@ -58,7 +58,12 @@ class Features(NamedTuple):
 
     def touched(self, lengths: Sequence[int]) -> frozenset[int]:
         """Return the numbers of the tables that have ids, given how many each feature has."""
-        return _all_of(self.tables) if all(lengths) else frozenset(compress(self.tables, lengths))
+        return touched_by(self.tables, lengths)
+
+
+def touched_by(tables: tuple[int, ...], lengths: Sequence[int]) -> frozenset[int]:
+    """Return the tables of features of which some are ids, given how many each feature has."""
+    return _all_of(tables) if all(lengths) else frozenset(compress(tables, lengths))
 
 
 @lru_cache(_REMEMBERED)
@@ -111,11 +116,13 @@ class Location:
         door, whole = first._owner.door, WholeSpace(self.space, _listed(tables))
         gpu, layout = self.space.gpu, first.spec.layout
         self.access: Access
+        self._on_device: DeviceAccess | None = None
         if gpu is None:
             self.access = HostAccess(self.space, whole, layout, door)
         else:
             checks = first._owner.sync_checks
-            self.access = DeviceAccess(gpu, whole, layout, door, sync_checks=checks)
+            found = DeviceAccess(gpu, whole, layout, door, sync_checks=checks)
+            self.access = self._on_device = found
         self._order = np.argsort(self.starts)
         self._numbers: dict[Features, Rows] = {}
         self._bounds: dict[Features, Any] = {}
@@ -171,6 +178,12 @@ class Location:
         found = self._feature_ids(features, tuple(lengths))
         return access.lease_and_read(access.torch_ids(ids), field, found)
 
+    def lease(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Lease:
+        """Lease the rows of ids on the device; see `in_space`."""
+        access = self._device_access
+        found = self._feature_ids(features, tuple(lengths))
+        return access.lease(access.torch_ids(ids), found)
+
     def has(self, ids: Tensor) -> bool:
         """Whether ids are on the device of a GPU tier."""
         return self.space.gpu is not None and ids.device.type == self._torch_device.type
@@ -192,9 +205,9 @@ class Location:
 
     @property
     def _device_access(self) -> DeviceAccess:
-        if not isinstance(self.access, DeviceAccess):
+        if self._on_device is None:
             raise RuntimeError("ids are checked on a device where there is a GPU tier")
-        return self.access
+        return self._on_device
 
     def _feature_ids(self, features: Features, lengths: tuple[int, ...]) -> FeatureIds:
         """Return how ids of features become rows, kept for the next batch of as many."""
@@ -330,6 +343,22 @@ class JointTable:
         except INTERNAL as error:
             raise internal_error(error) from error
 
+    def checks_late(self, ids: Tensor) -> bool:
+        """Whether `lease_features` checks ids in the launches of the lease."""
+        return self.location.has(ids)
+
+    def lease_features(
+        self, ids: Tensor, features: Features, lengths: Sequence[int], touched: frozenset[int]
+    ) -> Lease:
+        """Do what `lease` does for the ids that `in_space` takes; raises what that raises."""
+        location = self.location
+        try:
+            if location.has(ids) and not self._recorded(touched):
+                return location.lease(ids, features, lengths)
+            return self.lease(location.in_space(ids, features, lengths), touched)
+        except INTERNAL as error:
+            raise internal_error(error) from error
+
     def lease_and_read(
         self,
         ids: Tensor,
@@ -406,6 +435,8 @@ class JointTable:
 
     def _recorded(self, touched: Iterable[int]) -> list[int]:
         """Return the numbers of the tables whose ids are recorded."""
+        if not Table._any_recorded:
+            return []
         return [number for number in touched if self.tables[number]._recording is not None]
 
     # -- what is equal of all tables

@@ -101,7 +101,9 @@ class Together(Using):
         access = self._access
         try:
             self._before = access.device.enter()
-            self.stream = access.stream("torch")
+            self.stream = access.torch_stream()
+            if access.device.capturing(self.stream):
+                raise access.captured()
         except BaseException as error:
             self._end(None, error)
         access.gpu.launcher.waits = True
@@ -136,6 +138,12 @@ class Together(Using):
         else:
             self._end(None, failed)
 
+    def check(self, *, write: bool) -> None:
+        """Check that the store is usable still, within it."""
+        door = self._door
+        if door.reason or (write and not door.writable):
+            door.check_open(write=write)
+
     def explain(self, error: BaseException) -> None:
         """Close the store after an error in one of the uses that requires it, as its end does.
 
@@ -160,9 +168,7 @@ class Part:
 
     def __enter__(self) -> None:
         """Check that the store is usable still."""
-        door = self._together._door
-        if door.reason or (self._write and not door.writable):
-            door.check_open(write=self._write)
+        self._together.check(write=self._write)
 
     def __exit__(
         self,

@@ -30,6 +30,7 @@ __all__ = [
     "accumulates",
     "add_as_it_comes",
     "cleared",
+    "is_deterministic",
     "left_over",
     "merged",
     "placed",
@@ -100,7 +101,7 @@ def summed(
         total: Tensor = bags[0]
         return total  # as `sum_by_row` does, to the bit, in a fraction of the time
     on_host = lease.device is None or values.dtype not in _SUMMED
-    if on_host or _is_deterministic():
+    if on_host or is_deterministic():
         if columns is not None:
             values = columns.in_order(values)
         if positions is None:
@@ -163,7 +164,8 @@ def _narrowed(total: Tensor, lease: Lease, dtype: torch.dtype) -> Tensor:
     return narrow
 
 
-_is_deterministic: Any = torch._C._get_deterministic_algorithms
+is_deterministic: Any = torch._C._get_deterministic_algorithms
+"""Tells whether an order is asked for; the public way is a call more."""
 _FIRST = frozenset({0})
 """The numbers of the tables of a batch that is of one table."""
 

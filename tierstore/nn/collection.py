@@ -336,7 +336,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
         return found
 
     def _layer(self, group: int) -> JointLayer:
-        layer = self.groups[group]
+        layer = self._modules["groups"]._modules[str(group)]  # `self.groups[group]` is ten calls
         if not isinstance(layer, JointLayer):
             raise InvalidTypeError(f"the groups of a collection are its own, not {layer!r}")
         return layer

@@ -242,6 +242,20 @@ class JointLayer(RowsLayer):
         self._check_trained()
         return self._leased(rows, None, touched)
 
+    def checks_late(self, ids: Tensor) -> bool:
+        """Whether `lease_features` checks ids in the launches of the lease."""
+        return not self.is_shared and self.table.checks_late(ids)
+
+    def lease_features(
+        self, ids: Tensor, features: Features, lengths: Sequence[int], touched: frozenset[int]
+    ) -> Batch:
+        """Lease the rows of ids that `checks_late` is true of, whose gradient may come."""
+        self._check_trained()
+        own = self._own
+        own.settle()
+        lease = self.table.lease_features(ids, features, lengths, touched)
+        return Batch(self.table, ids, None, own.abandoned, lease=lease, zeros=own.zeros)
+
     def _check_trained(self) -> None:
         """Raise InvalidInputError for averages."""
         if self._averages:

@@ -454,9 +454,12 @@ _ON_HOST[RowWiseAdagrad] = _HostRule("row_wise", ("sum",), _row_wise_on_host, _u
 
 def _usual(group: Group) -> bool:
     """Tell whether options ask for the results of the usual way, and are known on the host."""
-    own = group.get("foreach") is False or group.get("capturable") or group.get("differentiable")
-    numbers = [group["lr"], *group.get("betas", ())]
-    return not own and not any(isinstance(number, Tensor) for number in numbers)
+    if group.get("foreach") is False or group.get("capturable") or group.get("differentiable"):
+        return False
+    for number in (group["lr"], *group.get("betas", ())):
+        if isinstance(number, Tensor):
+            return False
+    return True
 
 
 @functools.cache

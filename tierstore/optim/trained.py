@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -132,16 +131,19 @@ class TrainedField:
     def check_owner(self) -> None:
         """Raise InvalidInputError if the state of a table is an optimizer's of another class."""
         first = self.states[0]
-        if self._owned is not None:
-            with contextlib.suppress(KeyError):
-                if list(map(itemgetter(first.owned), self._scalars)) == self._owned:
-                    return
-        self._owned = None
+        if self._owned is not None and self._owners(first.owned) == self._owned:
+            return
         for state, scalars in zip(self.states, self._scalars, strict=True):
             if first.owned in scalars and scalars[first.owned]["class"] != first.owner:
                 state.check_owner()
-        with contextlib.suppress(KeyError):
-            self._owned = list(map(itemgetter(first.owned), self._scalars))
+        self._owned = self._owners(first.owned)
+
+    def _owners(self, name: str) -> list[Any] | None:
+        """Return what each table tells under a name, or None if one does not."""
+        try:
+            return list(map(itemgetter(name), self._scalars))
+        except KeyError:
+            return None
 
     # Nothing below calls a function of this library for each table of a batch, and what is done for
     # each is done by C: of a small step over many tables it would be a large part.

@@ -167,7 +167,8 @@ class Launcher:
         """Put the marker there if that was left to the caller."""
         self.waits = False
         if not self._marked:
-            self.mark()
+            self._device.record(self.last, self.stream)
+            self._marked = True
 
     def launch(
         self, kernel: Kernel, arguments: Arguments, items: int, stream: int | None = None

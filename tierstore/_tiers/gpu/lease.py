@@ -107,6 +107,12 @@ class GpuLease:
         self.spilled: npt.NDArray[np.int64] = NO_ROWS
         self._count_sent: AsyncScalar | None = None
         self.trimmed: bool = False
+        waited = tier.counts_are_waited_for
+        self.asks: bool = waited or self.bound * tier.record_bytes > _MUCH
+        """Whether the number of records is worth a copy to the host ahead of its use.
+
+        It is where that of an earlier lease was waited for, and where `bound` take much memory.
+        """
         self._seen = tier.changes
         self._epoch = tier.epoch
         self._released = False
@@ -183,9 +189,9 @@ class GpuLease:
         kernel: Kernel,
         work: Structure,
         items: int,
-        *,
         writes: Sequence[tuple[int, int]] = (),
         positions: tuple[int, int] | None = None,
+        *,
         ends: bool = False,
         stream: int | None = None,
     ) -> None:
@@ -221,7 +227,7 @@ class GpuLease:
         if self.trimmed or not self._batch.n:
             return True
         self._tier.counts_are_waited_for |= wait
-        if not self.asks:
+        if not (wait or self.asks):
             return False
         device = self._tier.device
         stream = device.current_stream() if stream is None else stream
@@ -238,16 +244,6 @@ class GpuLease:
             return False
         self.trimmed = True
         return True
-
-    @property
-    def asks(self) -> bool:
-        """Whether the number of distinct records is worth a copy to the host ahead of its use.
-
-        It is where the number of an earlier lease was waited for, and where `bound` records take
-        much memory.
-        """
-        tier = self._tier
-        return tier.counts_are_waited_for or self.bound * tier.record_bytes > _MUCH
 
     def _copy(self, kernel: Kernel, data: Any, lo: int, hi: int | None, stream: int | None) -> None:
         self._begin(stream)
