@@ -500,7 +500,7 @@ def is_keyed(features: Any) -> bool:
         hasattr(features, "keys")
         and hasattr(features, "values")
         and (hasattr(features, "offsets") or hasattr(features, "lengths"))
-        and not _is_mapping(type(features))
+        and not _is_mapping(type(features))  # type: ignore[arg-type]
     )
 
 
