@@ -86,11 +86,11 @@ class DeviceArrays:
         """Refer to the rows of a table, or of all, in an open GPU tier."""
         self.gpu = gpu
         self.extent = extent
-        self.within = extent.range
+        self.within: range = extent.range
         self.layout = layout
         self.door = door
-        self.name = extent.table
-        self.device = gpu.device
+        self.name: str = extent.table
+        self.device: Device = gpu.device
         self.sync_checks = sync_checks
         self.together_in: Together | None = None
         self._columns: dict[str, _Column] = {}

@@ -92,8 +92,9 @@ class Together(Using):
         self._write = False
         self._harmless = None
         self._before = -1
-        self.thread = self._thread = get_ident()
-        self.stream = 0
+        self._thread = get_ident()
+        self.thread: int = self._thread
+        self.stream: int = 0
 
     def __enter__(self) -> Self:
         """Enter the store, the device and torch's current stream."""

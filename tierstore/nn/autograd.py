@@ -227,7 +227,7 @@ class Batch:
         """
         self._table = table
         self._abandoned = abandoned
-        self.zeros = zeros
+        self.zeros: Zeros | None = zeros
         self.size: int = ids.numel()
         self._joint = table if isinstance(table, JointTable) else None
         if self._joint is not None:
