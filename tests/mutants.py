@@ -493,7 +493,7 @@ MUTANTS = [
     # Gradients of several features.
     Mutant(
         "nn/parts.py",
-        "len(set(firsts)) == len(parts)",
+        "len(set(begins)) == len(parts)",
         "True",
         "tests/training/test_collections.py",
     ),
@@ -701,6 +701,24 @@ MUTANTS = [
         "return bool(torch._C._will_engine_execute_node(leaf))",
         "return True",
         "tests/training/test_parameter.py",
+    ),
+    Mutant(
+        "nn/autograd.py",
+        "        self.zeros = None\n        self.batch.lease.trim(wait=True)",
+        "        self.batch.lease.trim(wait=True)",
+        "tests/gpu/test_small_steps.py",
+    ),
+    Mutant(
+        "nn/zeros.py",
+        "not rows <= kept.shape[0] <= 2 * rows",
+        "False",
+        "tests/gpu/test_small_steps.py",
+    ),
+    Mutant(
+        "_tiers/gpu/kernels/rows.cuh",
+        "if (slot >= 0 && --rows.pins[slot] == 0) rows.stamp[slot] &= ~HELD;",
+        "",
+        "tests/gpu/test_small_steps.py",
     ),
     Mutant(
         "nn/sum.cu",

@@ -329,7 +329,9 @@ class Batch:
 
     def _marked(self, values: Tensor, positions: Tensor, touched: frozenset[int]) -> Gradient:
         """Return the gradient of the rows that `positions` names."""
-        trained = positions.new_zeros(self.lease.bound + 1, dtype=torch.bool)
+        bound = self.lease.bound
+        values = values if values.shape[0] == bound else values[:bound]  # of zeros for more rows
+        trained = positions.new_zeros(bound + 1, dtype=torch.bool)
         trained.index_fill_(0, positions.long(), True)  # the last entry is for -1
         return Gradient(self, values, trained[:-1, None], touched)
 
