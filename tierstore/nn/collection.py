@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -500,13 +499,8 @@ def is_keyed(features: Any) -> bool:
         hasattr(features, "keys")
         and hasattr(features, "values")
         and (hasattr(features, "offsets") or hasattr(features, "lengths"))
-        and not _is_mapping(type(features))  # type: ignore[arg-type]
+        and not isinstance(features, Mapping)
     )
-
-
-@functools.lru_cache(_PLANS)
-def _is_mapping(kind: type) -> bool:
-    return issubclass(kind, Mapping)
 
 
 def lengths_of(features: Any, keys: int) -> list[int]:
