@@ -358,14 +358,13 @@ class TieredOptimizer(torch.optim.Optimizer):
         left: list[tuple[TrainedField, Gradient, Share]] = []
         for field, gradient in gradients:
             with field.rows.table._together():
-                others = [
-                    (field, gradient, share)
-                    for share in field.shares(gradient)
-                    if not field.step_in_place(gradient, share, groups[share.of.group])
-                ]
-                if not others:
+                done = True
+                for share in field.shares(gradient):
+                    if not field.step_in_place(gradient, share, groups[share.of.group]):
+                        left.append((field, gradient, share))
+                        done = False
+                if done:
                     field.rows.used(self)
-            left += others
         if not (left or self._ordinary):
             return
         copied: list[tuple[TrainedField, Gradient, Share, torch.nn.Parameter]] = []

@@ -282,9 +282,9 @@ class TrainedField:
             averaged = first.update(gradient.batch.lease, before, self._ema, trained)
         alike, kept = share.of, self.states[share.of.tables[0]]
         earlier = alike.scalars[0]
-        numbers: dict[str, Any] = {
-            name: int(earlier.get(name, initial)) + 1 for name, initial in self._counts
-        }
+        numbers: dict[str, Any] = {}
+        for name, initial in self._counts:
+            numbers[name] = int(earlier.get(name, initial)) + 1
         if state is not None:
             for key in self._plan.shared.keys() - self._plan.counts:
                 value = state[key]
@@ -292,8 +292,9 @@ class TrainedField:
         numbers |= averaged
         for scalars in alike.scalars:
             scalars.update(numbers)
-        for number in [n for n in alike.tables if kept.owned not in self._scalars[n]]:
-            self.states[number].claim()
+        for number in alike.tables:
+            if kept.owned not in self._scalars[number]:
+                self.states[number].claim()
         kept.table._owner.touched.scalars.update(alike.names)
 
     def _own_ids(self, gradient: Gradient) -> Tensor:
