@@ -166,6 +166,13 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every read copy without the lock, whatever is likely to come meanwhile."""
     monkeypatch.setattr(_tiers.host, "_APART_BYTES", 1)
     monkeypatch.setattr(Changes, "rest", lambda _: True)
+    copy = _rowcopy.gather
+
+    def slow(*args: Any) -> None:
+        time.sleep(1e-5)
+        copy(*args)
+
+    monkeypatch.setattr(_rowcopy, "gather", slow)
 
 
 @pairs(together=1, slots=list(TIERS), policy=[lru(), lfu(3)])
