@@ -186,6 +186,19 @@ MUTANTS = [
         "False):",
         "tests/test_concurrency.py",
     ),
+    # What is copied without the lock is believed where no record changed meanwhile.
+    Mutant(
+        "_tiers/host.py",
+        "return changes.number == before",
+        "return True",
+        "tests/test_concurrency.py",
+    ),
+    Mutant(
+        "_tiers/host.py",
+        "        self.before_change()\n        self._changes.number += 1\n",
+        "        self.before_change()\n",
+        "tests/test_concurrency.py",
+    ),
     # A commit copies rows while those before are written.
     Mutant(
         "_tiers/host.py",

@@ -366,14 +366,13 @@ class TieredOptimizer(torch.optim.Optimizer):
             with field.rows.table._together():
                 shares = field.shares(gradient)
                 last = len(shares) == 1 and field.rows.is_last(gradient)
-                others = [
-                    (field, gradient, share)
-                    for share in shares
-                    if not field.step_in_place(gradient, share, groups[share.of.group], last=last)
-                ]
-                if not others:
+                done = True
+                for share in shares:
+                    if not field.step_in_place(gradient, share, groups[share.of.group], last=last):
+                        left.append((field, gradient, share))
+                        done = False
+                if done:
                     field.rows.used(self)
-            left += others
         if not (left or self._ordinary):
             return
         copied: list[tuple[TrainedField, Gradient, Share, torch.nn.Parameter]] = []

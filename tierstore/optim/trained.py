@@ -311,17 +311,16 @@ class TrainedField:
             averaged = first.update(gradient.batch.lease, before, self._ema, trained)
         alike, kept = share.of, self.states[share.of.tables[0]]
         earlier = alike.scalars[0]
-        numbers: dict[str, Any] = {
-            name: int(earlier.get(name, initial)) + 1 for name, initial in self._counts
-        }
+        numbers: dict[str, Any] = {}
+        for name, initial in self._counts:
+            numbers[name] = int(earlier.get(name, initial)) + 1
         if state is not None:
             for key in self._plan.shared.keys() - self._plan.counts:
                 value = state[key]
                 numbers[kept.shared[key]] = value.item() if isinstance(value, Tensor) else value
         numbers |= averaged
-        for name, value in numbers.items():
-            for scalars in alike.scalars:
-                scalars[name] = value
+        for scalars in alike.scalars:
+            scalars.update(numbers)
         if self._owned is None:
             for number in [n for n in alike.tables if kept.owned not in self._scalars[n]]:
                 self.states[number].claim()
