@@ -204,7 +204,7 @@ def test_a_page_whose_blocks_use_files_of_others_says_so():
     for page in PAGES:
         text = " ".join(page.read_text(encoding="utf-8").split())
         where = page.relative_to(ROOT).as_posix()
-        assert ("in one directory" in text) == (where in SAME_DIRECTORY), where
+        assert ("in one empty directory" in text) == (where in SAME_DIRECTORY), where
 
 
 @every_page

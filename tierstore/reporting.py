@@ -78,9 +78,9 @@ def write_report(
 ) -> None:
     """Write an HTML page about a store: tables, versions, norms, a picture of rows, neighbours.
 
-    The page is one file without scripts that loads nothing. The picture shows at most 2,000 rows
-    of a table, projected on the two directions in which they differ most; norms are those of at
-    most 20,000 rows. Both are for at most 20 tables, which takes memory for one table's sample.
+    The page is one file without scripts that loads nothing. The picture is a two-dimensional PCA
+    plot of at most 2,000 rows of a table; norms are those of at most 20,000 rows. Both are for at
+    most 20 tables, which takes memory for one table's sample.
 
     Args:
         store: an open store.
@@ -272,8 +272,8 @@ def _pictures(table: Table, chosen: Any, k: int) -> Iterator[str]:
     names = [sample.names[number] for number in drawn]
     yield _figure(
         _svg.points(places, names, range(marked), f"rows of {table.name}"),
-        f"{len(names):,} rows on the two directions in which they differ most ({share:.0%} of the "
-        "variance); point at one for its name",
+        f"a two-dimensional PCA plot of {len(names):,} rows ({share:.0%} of the variance); hover "
+        "over a point to see its name",
     )
     yield neighbours
 

@@ -466,9 +466,10 @@ def _short(name: str, most: int = 12) -> str:
 class StoreInfo:
     """A store as it is open: `store.info()`.
 
-    `tables` are those that are whole, `spaces` which of them share tiers. A writer keeps the newest
-    `keep` versions, and those that `names` name; `payload` are the names of what was committed with
-    this one. `writer` says which process has the store open for writing, if this machine knows one.
+    `tables` are those that are whole, `spaces` which of them share tiers. A writer keeps the `keep`
+    newest versions and every version with a name in `names`. `payload` lists the names of this
+    version's payload values. `writer` says which process has the store open for writing, if this
+    machine knows one.
     """
 
     store: str

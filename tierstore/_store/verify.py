@@ -66,7 +66,7 @@ class VerifyReport:
         return not self.bad_files and not any(self.bad_rows.values())
 
     def __bool__(self) -> bool:
-        """Return `ok`: a report with damage is false."""
+        """Return `ok`: a report that lists damage is falsy."""
         return self.ok
 
 

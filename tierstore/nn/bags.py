@@ -39,7 +39,7 @@ _REMEMBERED = 64
 
 
 class FeatureBags(dict[str, Tensor]):
-    """What the bags of each feature come to, `(batch, dim)`: parts of one tensor."""
+    """The pooled row of each bag, by feature: `(batch, dim)`, views into one tensor."""
 
     def __init__(self, names: Sequence[str], each: Iterable[Tensor], whole: Tensor | None) -> None:
         """Take the columns of each feature, and the tensor that they are columns of, if known."""
@@ -150,7 +150,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         self._begins: dict[tuple[int | torch.device, ...], Tensor] = {}
 
     def forward(self, features: Any) -> FeatureBags:
-        """Return what the bags of each feature come to, `(batch, dim)`, in the collection's order.
+        """Return the pooled row of each bag, by feature, `(batch, dim)`, in the collection's order.
 
         They are the columns of one tensor, of the type that takes all their rows: `cat` returns it.
 

@@ -47,10 +47,10 @@ class TieredEmbedding(RowsLayer):
     used again before the backward pass.
 
     The rows are no tensor: there is no `weight`, and `state_dict()` holds a pointer to the store.
-    The layer's parameter, `rows`, is empty but from a backward pass to its step, where it is the
-    distinct rows that got a gradient, with that gradient. Layers over the same field share it, as
-    tied weights: freezing one freezes the others. A `deepcopy` shares the table and has a parameter
-    of its own.
+    The layer's parameter, `rows`, is empty except between a backward pass and its step, where it is
+    the distinct rows that got a gradient, with that gradient. Layers over the same field share it,
+    as tied weights: freezing one freezes the others. A `deepcopy` shares the table and has a
+    parameter of its own.
 
     >>> emb = TieredEmbedding(store["item"])
     >>> emb(torch.tensor([[1, 2], [3, 1]])).shape

@@ -52,7 +52,7 @@ def look_up(collection: TieredEmbeddingCollection, given: Mapping[str, Given]) -
 
 
 def pool(collection: TieredEmbeddingBagCollection, given: Mapping[str, Given]) -> dict[str, Tensor]:
-    """Return what the bags of each feature come to, `(batch, dim)`, in the collection's order."""
+    """Return the pooled row of each bag, by feature, `(batch, dim)`, in the collection's order."""
     order = [name for name in collection._sources if name in given]
     parts = _by_layer(collection, order)
     found: dict[str, Tensor] = {}

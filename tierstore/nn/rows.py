@@ -38,11 +38,12 @@ _FORGOTTEN = 1000
 class RowsParameter(torch.nn.Parameter):
     """The rows of a table that got a gradient, `(distinct rows, dim)`, with that gradient.
 
-    Empty, `(0, dim)`, but from a backward pass to the step that uses its gradient. It is the
-    parameter of every layer over the field: `model.parameters()` has it once. Gradient clipping,
-    `GradScaler`, `zero_grad` and hooks work on it as on any parameter; values that are written into
-    it reach the table at the next forward pass or step. Rows come when `grad` or `data` is first
-    asked for, which on a GPU waits once; until then every value is NaN and writing raises.
+    Empty, shape `(0, dim)`, except between a backward pass and the optimizer step that uses its
+    gradient. It is the parameter of every layer over the field: `model.parameters()` has it once.
+    Gradient clipping, `GradScaler`, `zero_grad` and hooks work on it as on any parameter; values
+    that are written into it reach the table at the next forward pass or step. Rows come when `grad`
+    or `data` is first asked for, which on a GPU waits once; until then every value is NaN and
+    writing raises.
 
     Attributes:
         table: the table, or the tables that a collection looks up as one.

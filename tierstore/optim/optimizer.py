@@ -75,8 +75,9 @@ class TieredOptimizer(torch.optim.Optimizer):
     the same class with the same options, and their state lies in their records. From a backward
     pass to `step()` or `zero_grad()` the rows that got a gradient are in the parameter of their
     layer, `(distinct rows, dim)`: gradient clipping, GradScaler and learning rate schedulers work
-    as with any optimizer. `step()` updates exactly these rows and gives their gradient up; a table
-    without a gradient is left alone, and `step` among its scalars counts the others.
+    as with any optimizer. `step()` updates exactly these rows and then drops their gradients.
+    Tables without a gradient are skipped; `table.scalars["step"]` counts the steps in which the
+    table was updated.
 
     Fields for the state are added to the tables when the optimizer is made, which streams them anew
     once and is a commit. State follows its rows through tiers, commits, copies and exports; options

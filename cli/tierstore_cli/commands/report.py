@@ -48,9 +48,9 @@ def report(
 ) -> None:
     """Write an HTML page about STORE to OUT: tables, versions, norms, and a picture of rows.
 
-    OUT is one file without scripts that loads nothing from a network. The picture is of a sample of
-    at most 2,000 rows a table, on the two directions in which they differ most. --key or --id adds
-    the nearest rows, --trace the misses of caches of several sizes, --hits the hits of a run.
+    OUT is one file without scripts that loads nothing from a network. The picture is a PCA
+    plot, in two dimensions, of at most 2,000 rows a table. --key or --id adds the nearest rows,
+    --trace the misses of caches of several sizes, --hits the hits of a run.
 
     \b
     Examples:
