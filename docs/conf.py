@@ -58,7 +58,8 @@ autodoc_mock_imports = ["accelerate", "lightning", "torch_geometric", "transform
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_type_aliases = {name: name for name in ("DTypeName", "IntegerArrayLike")}
+autodoc_default_options = {"members": True}
 python_use_unqualified_type_names = True
 toc_object_entries_show_parents = "hide"
 
@@ -98,6 +99,41 @@ def mark_examples(
     lines[:] = marked
 
 
+_FROM_FUNCTIONS = ("Store", "Table", "KeyedTable", "Attached")
+"""Public classes whose objects functions make, as they do those of private modules."""
+_PLAINER = (
+    (r"[~\w.]*TypeAliasForwardRef\('(\w+)'\)", r"\1"),
+    (
+        r"~numpy\.ndarray\[tuple\[~typing\.Any, \.\.\.\], "
+        r"~numpy\.dtype\[([^][]*(?:\[[^][]*\])?)\]\]",
+        r"NDArray[\1]",
+    ),
+    (r"\brows: int = None\b", "rows: int | None = None"),
+    (r" ?= ?<factory>", " = …"),
+    (r"~tierstore\.(?:\w+\.)*", ""),
+)
+"""What Python makes of an annotation or a default, and what was written."""
+
+
+def simplify_signature(
+    app: Sphinx,
+    what: str,
+    name: str,
+    thing: object,
+    options: object,
+    signature: str | None,
+    returns: str | None,
+) -> tuple[str | None, str | None]:
+    """Show types as the source names them, and no arguments of what users do not construct."""
+    module, _, own = name.rpartition(".")
+    if what == "class" and (own in _FROM_FUNCTIONS or "._" in module):
+        return "", None
+    for made, written in _PLAINER:
+        signature = signature and re.sub(made, written, signature)
+        returns = returns and re.sub(made, written, returns)
+    return signature, returns
+
+
 def forget_attributes_named_as_types(app: Sphinx, env: BuildEnvironment) -> None:
     """Let `bytes` in a signature be the type, which has no page, and not an attribute."""
     objects = env.domaindata["py"]["objects"]
@@ -108,5 +144,6 @@ def forget_attributes_named_as_types(app: Sphinx, env: BuildEnvironment) -> None
 def setup(app: Sphinx) -> None:
     """Connect what is done to pages and docstrings before they are read."""
     app.connect("source-read", link_to_the_repository)
+    app.connect("autodoc-process-signature", simplify_signature)
     app.connect("env-updated", forget_attributes_named_as_types)
     app.connect("autodoc-process-docstring", mark_examples, priority=400)  # before napoleon

@@ -247,6 +247,12 @@ def test_every_public_module_is_in_the_reference():
     assert [name for name in modules if f"`tierstore.{name}" not in text] == []
 
 
+def test_every_public_name_is_in_the_reference():
+    text = (ROOT / "docs/api/tierstore.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\.\. (?:auto\w+|py:function):: (\w+)(?:\(.*\))?$", text, re.MULTILINE)
+    assert sorted(named) == sorted(tierstore.__all__)
+
+
 def test_troubleshooting_names_every_error_and_warning():
     text = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     names = set(tierstore.errors.__all__) - {"TierStoreWarning"}
