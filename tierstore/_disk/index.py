@@ -13,20 +13,16 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import _rowmap
 from tierstore._disk.delta import Delta, LiveDelta
+from tierstore._disk.entries import Entries, Places
 from tierstore._rowcopy import unique
-from tierstore._rowmap import RowMap, SparseMap, resize, row_map
 from tierstore.errors import CapacityError, CorruptStoreError
 
 __all__ = ["DeltaIndex", "check_positions"]
 
 Rows = npt.NDArray[np.int64]
-Places = npt.NDArray[np.int32]
 
 _MAX_POSITIONS = 2**31 - 2
-_INDEX_ROWS = 1 << 20
-"""Entries processed at a time."""
 _IDS = 1 << 20
 """Ids of a delta processed at a time."""
 
@@ -50,18 +46,18 @@ class DeltaIndex:
         """Start with every row in the base."""
         self.rows = rows
         self.deltas: list[Delta] = []
-        self.entries: RowMap = row_map(rows)
+        self.entries: Entries = Entries(rows)
         self.replaced: Places = np.empty(0, np.int32)
         self.starts = np.zeros(1, np.int64)
 
     @staticmethod
     def bytes_for(rows: int) -> int:
         """Return the most bytes that the entries of so many rows take."""
-        return _rowmap.bytes_for(rows)
+        return Entries.bytes_for(rows)
 
     def grow(self, rows: int) -> None:
         """Have more rows, in the base; no other thread may look rows up meanwhile."""
-        resize(self.entries, rows)
+        self.entries.grow(rows)
         self.rows = rows
 
     @property
@@ -146,19 +142,17 @@ class DeltaIndex:
             self._exchange(begin, len(self.deltas), [*coming, *self.deltas[end:]])
             return
         check_positions(last)
+        if gone:
+            self.entries.cut(first + 1, int(self.starts[end]))
         for delta in gone:
-            ids = np.asarray(delta.ids)
-            places = self.entries.take(ids)
-            self.entries[ids[(places > first) & (places <= self.starts[end])]] = 0
+            self.entries.clear(np.asarray(delta.ids), first + 1, int(self.starts[end]))
         for delta, start in zip(coming, starts.tolist(), strict=False):
+            if delta.first is not None:
+                self.entries.point_run(delta.first, delta.first + delta.info.rows, start + 1)
+                continue
             for at in range(0, delta.info.rows, _IDS):
                 ids = np.asarray(delta.ids[at : at + _IDS])
-                first = start + at + 1
-                places = np.arange(first, first + ids.size, dtype=np.int32)
-                if not is_last:
-                    older = self.entries.take(ids) <= last
-                    ids, places = ids[older], places[older]
-                self._point(ids, places)
+                self.entries.point(ids, _numbered(start + at, ids.size))
         self._uncover(gone, begin)
         self.starts = np.concatenate(
             [self.starts[:begin], starts[:-1], [last], self.starts[end + 1 :]]
@@ -179,24 +173,7 @@ class DeltaIndex:
         for number in range(begin if rows.size else 0):
             ids = np.asarray(self.deltas[number].ids)
             at = np.flatnonzero(np.isin(ids, rows))
-            self._point(ids[at], (self.starts[number] + 1 + at).astype(np.int32))
-
-    def _point(self, ids: Rows, places: npt.NDArray[np.int32]) -> None:
-        """Set the entries of `ids` to `places`, which ascend and exceed all previous ones.
-
-        If an id repeats, its last place counts, which plain assignment does not guarantee.
-        """
-        entries = self.entries
-        if ids.size and int(ids[-1] - ids[0]) == ids.size - 1 and (ids[1:] - ids[:-1] == 1).all():
-            start, stop = int(ids[0]), int(ids[-1]) + 1  # as keys that arrive bring them
-            if isinstance(entries, SparseMap):
-                entries.numbers[entries.reserve_run(start, stop)] = places
-            else:
-                entries[start:stop] = places
-        elif isinstance(entries, SparseMap):
-            np.maximum.at(entries.numbers, entries.reserve(ids), places)
-        else:
-            np.maximum.at(entries, ids, places)
+            self.entries.point(ids[at], (self.starts[number] + 1 + at).astype(np.int32))
 
     def lift(self, ids: Rows) -> Rows:
         """Point all entries to committed records; return `ids`, those of the live delta."""
@@ -206,22 +183,15 @@ class DeltaIndex:
     def _lay(self, ids: Rows) -> None:
         """Add the live delta with these ids on top of the committed ones again."""
         if ids.size:
-            start = self.stop + 1
-            check_positions(start + ids.size)
+            check_positions(self.stop + 1 + ids.size)
             self.replaced[: ids.size] = self.entries.take(ids)
-            self._point(ids, np.arange(start, start + ids.size, dtype=np.int32))
+            self.entries.point(ids, _numbered(self.stop, ids.size))
 
     def _close_gaps(self) -> None:
         """Renumber the positions of the committed deltas without gaps."""
         sizes = [delta.info.rows for delta in self.deltas]
         starts = np.cumsum([0, *sizes])
-        shift = (self.starts[:-1] - starts[:-1]).astype(np.int32)
-        numbers = self.entries.numbers if isinstance(self.entries, SparseMap) else self.entries
-        for at in range(0, self.entries.size, _INDEX_ROWS):
-            entries = numbers[at : at + _INDEX_ROWS]
-            held = np.flatnonzero(entries)
-            number = np.searchsorted(self.starts, entries[held] - 1, side="right") - 1
-            entries[held] -= shift[number]
+        self.entries.renumber(self.starts, self.starts[:-1] - starts[:-1])
         self.starts = starts
 
     def by_delta(
@@ -238,6 +208,11 @@ class DeltaIndex:
             which = np.flatnonzero((number == found) & held)
             parts.append((sources[found], int(self.starts[found]), which))
         return parts
+
+
+def _numbered(position: int, count: int) -> Places:
+    """Return the entries of so many records from a position on."""
+    return np.arange(position + 1, position + 1 + count, dtype=np.int32)
 
 
 def _check(deltas: Sequence[Delta], rows: int) -> None:

@@ -22,7 +22,6 @@ from tierstore._disk.readahead import MappedRows, paced
 from tierstore._disk.records import BLOCK_BYTES
 from tierstore._parts import most_threads
 from tierstore._rowcopy import scatter, unique
-from tierstore._rowmap import numbers_of
 from tierstore.errors import (
     CorruptRowError,
     StoreFullError,
@@ -251,8 +250,7 @@ class DiskTier:
     ) -> list[Callable[[], None]]:
         """Copy records that wait to be written; return what copies the others from the files."""
         with self._lock:
-            index = self._index.entries
-            entries = index.take(rows) if rows.size <= _SAMPLE else numbers_of(rows, index)
+            entries = self._index.entries.take(rows)
             if not entries.any():
                 return [partial(self._base.read, rows, out)]
             found: list[Callable[[], None]] = []
@@ -399,7 +397,7 @@ class DiskTier:
             return np.empty(0, np.int64)
         blocks = np.zeros(-(-self.rows // rows), np.bool_)
         for delta in self._upto(version):
-            blocks[np.asarray(delta.ids) // rows] = True
+            blocks[delta.blocks(rows)] = True
         return np.flatnonzero(blocks)
 
     def computed_checksums(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
