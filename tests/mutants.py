@@ -537,8 +537,14 @@ MUTANTS = [
     ),
     # Deltas.
     Mutant(
+        "_disk/entries.py",
+        "self._runs = [part for part in parts if part.start < part.stop]",
+        "pass",
+        "tests/disk/test_tier.py tests/disk/test_compacting.py",
+    ),
+    Mutant(
         "_disk/delta.py",
-        "if found != expected or footer_checksum(found) != info.crc32c:",
+        "if found != expected or footer.checksum(found) != info.crc32c:",
         "if found != expected:",
         "tests/durability/test_corruption.py tests/disk/test_tier.py",
     ),

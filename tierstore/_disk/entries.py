@@ -146,5 +146,5 @@ class Entries:
             number = np.searchsorted(starts, entries[held] - 1, side="right") - 1
             entries[held] -= shift[number].astype(np.int32)
         for at, run in enumerate(self._runs):
-            number = np.searchsorted(starts, run.start + run.ahead - 1, side="right") - 1
-            self._runs[at] = run._replace(ahead=run.ahead - int(shift[number]))
+            delta = int(np.searchsorted(starts, run.start + run.ahead - 1, side="right")) - 1
+            self._runs[at] = run._replace(ahead=run.ahead - int(shift[delta]))
