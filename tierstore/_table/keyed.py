@@ -239,6 +239,16 @@ class KeyedTable(RowsByNumber):
             found[found < 0] = missing
         return found.reshape(asked.shape)
 
+    def get_or_add(self, keys: object) -> npt.NDArray[np.int64]:
+        """Return the row number of each of `keys`, in their shape; adds those that have none.
+
+        They get their first rows, as with `write`. Durable after `store.commit()`;
+        `store.rollback()` removes them.
+        """
+        asked, _ = self._asked(keys)
+        with self._still():
+            return self._add(asked).reshape(asked.shape)
+
     def keys_of(self, rows: object) -> npt.NDArray[Any]:
         """Return the keys of rows, int64 or str objects, in the shape of `rows`.
 
