@@ -18,7 +18,7 @@ from tests.keys.test_keyed import ExpiringMachine, GrowingMachine, KeyedMachine,
 from tierstore import Budget, TableSpec
 from tierstore._table.address import Ids
 from tierstore._table.gpu import DeviceAccess
-from tierstore._tiers.gpu.keys import DeviceKeys
+from tierstore._tiers.gpu.keys import DeviceKeys, Guess
 from tierstore._tiers.gpu.launcher import Launcher
 from tierstore.errors import ClosedError, InvalidTypeError, UnknownNameError
 
@@ -249,6 +249,48 @@ def test_training_by_key_is_training_by_id(
             uses = store["keys"].read(hashed[known].to(where), "uses")
             assert uses[:, 0].tolist() == [seen[each] for each in sorted(seen)]
         store.rollback()
+
+
+def test_rows_are_looked_up_before_the_device_has_told_which_keys_it_lacks(
+    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch whose guess was wrong is dropped, with its lease, and looked up again."""
+    import torch
+
+    from tierstore.nn import TieredEmbedding
+    from tierstore.optim import TieredOptimizer
+
+    right, is_right = [], Guess.is_right
+    monkeypatch.setattr(Guess, "is_right", lambda guess: right.append(is_right(guess)) or right[-1])
+    spec = TableSpec(200, DIM, keys="int64", init=tierstore.normal(seed=2))
+    budget = Budget(host_rows=60, gpu_rows=50)
+    where = torch.device(place.device.torch_name)
+    with tierstore.create(tmp_path / "s", {"t": spec}, budget=budget, device=place.device) as store:
+        table = store["t"]
+        plain = torch.nn.Embedding.from_pretrained(
+            torch.as_tensor(table.read(np.arange(60) - 5)).cpu().clone(), freeze=False
+        )
+        layer = TieredEmbedding(table)
+        optimizer = TieredOptimizer(torch.optim.SGD, [layer], lr=0.1)
+        expected = torch.optim.SGD(plain.parameters(), lr=0.1)
+        seen: set[int] = set()
+        for number, first in enumerate([0, 0, 0, 1, 1, 1, 2, 30, 30, 30, 0, 0, 0]):
+            numbers = torch.arange(first, first + 9).repeat(2)[:15].view(3, 5)
+            for model, step, ids in (
+                (layer, optimizer, (numbers - 5).to(where)),
+                (plain, expected, numbers),
+            ):
+                step.zero_grad()
+                out = model(ids)
+                assert out.shape == (3, 5, DIM)
+                out.square().sum().backward()
+                step.step()
+            seen.update(range(first, first + 9))
+            assert table.rows == len(seen), number
+        found = torch.as_tensor(table.read(np.arange(60) - 5)).cpu()
+        torch.testing.assert_close(found, plain.weight.detach())
+        store.commit()
+    assert right.count(True) >= 3 and right.count(False) >= 2
 
 
 class GrowsBetweenLeases(GrowingMachine):
