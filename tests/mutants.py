@@ -550,8 +550,14 @@ MUTANTS = [
     ),
     # Deltas.
     Mutant(
+        "_disk/index.py",
+        "self._keep([part for part in parts if part.start < part.stop])",
+        "pass",
+        "tests/disk/test_tier.py tests/disk/test_compacting.py",
+    ),
+    Mutant(
         "_disk/delta.py",
-        "if found != expected or footer_checksum(found) != info.crc32c:",
+        "if found != expected or crc32c != info.crc32c:",
         "if found != expected:",
         "tests/durability/test_corruption.py tests/disk/test_tier.py",
     ),
@@ -777,8 +783,8 @@ MUTANTS = [
     ),
     Mutant(
         "optim/trained.py",
-        "            for scalars in alike.scalars:\n",
-        "            for scalars in alike.scalars[:1]:\n",
+        "        for scalars in alike.scalars:\n",
+        "        for scalars in alike.scalars[:1]:\n",
         "tests/training/test_collections.py",
     ),
     Mutant(

@@ -493,6 +493,8 @@ class _Check:
                         width = info.spec.layout.record_bytes
                         secret = bytes.fromhex(store)
                         delta = Delta.open(directory, each, store=secret, record_bytes=width)
+                    if delta is not None:
+                        delta.check()
                     if delta is not None and self.sample is None:
                         bad = np.array(delta.damaged(), np.int64)
                 except TierStoreError as error:

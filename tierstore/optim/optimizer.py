@@ -365,7 +365,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         for field, gradient in gradients:
             with field.rows.table._together():
                 shares = field.shares(gradient)
-                last = len(shares) == 1 and field.rows.is_last(gradient)
+                on_device = gradient.batch.lease.device is not None
+                last = on_device and len(shares) == 1 and field.rows.is_last(gradient)
                 done = True
                 for share in shares:
                     if not field.step_in_place(gradient, share, groups[share.of.group], last=last):
