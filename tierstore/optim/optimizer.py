@@ -338,14 +338,17 @@ class TieredOptimizer(torch.optim.Optimizer):
                 loss = closure()
         with interrupts_deferred(), torch.no_grad():
             gradients = []
-            for rows, field in self._fields.items():
-                gradient = rows.gradient_for(self)
-                if gradient is not None:
-                    gradients.append((field, gradient))
             try:
+                for rows, field in self._fields.items():
+                    gradient = rows.gradient_for(self)
+                    if gradient is not None:
+                        gradients.append((field, gradient))
                 self._update(gradients)
             except Exception as error:
                 error.add_note("this step may be written in part; store.rollback() drops it")
+                for owner in {field.rows.table._owner for field in self._fields.values()}:
+                    if isinstance(owner, DistributedStore):
+                        owner._ranks.fail("take a step", error)
                 raise
         return loss
 
