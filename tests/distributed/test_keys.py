@@ -602,7 +602,7 @@ def add_and_commit(rank: int, path: Path, victim: int | None, moment: tuple[str,
 
         def hook(what: str, when: str) -> None:
             if rank == victim and (what, when) == moment:
-                time.sleep(0.2)
+                time.sleep(0.05)
                 os.kill(os.getpid(), signal.SIGKILL)
 
         hooked(hook)
