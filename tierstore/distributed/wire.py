@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tierstore.distributed.known import on_host
-from tierstore.distributed.owners import uploaded
 from tierstore.distributed.ranks import Ranks
 
 __all__ = ["FAILED", "FINE", "OTHER", "Wire", "fetched", "with_words", "without_words", "words_of"]
@@ -65,19 +63,23 @@ def with_words(rows: Tensor, counts: Sequence[int], word: int) -> Tensor:
 
 def without_words(rows: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return rows without the last of those of each rank, and these."""
-    sizes = [size for count in counts for size in (count, 1)]
-    parts = rows.split(sizes)
+    parts = _parted(rows, counts)
     return torch.cat(parts[::2]), torch.cat(parts[1::2])
 
 
 def words_of(rows: Tensor, counts: Sequence[int]) -> list[int]:
     """Return the word behind the rows of each rank, once they are there."""
-    ends = [end - 1 for end in accumulate(count + 1 for count in counts)]
-    words = rows.view(torch.uint8)[:, 0][uploaded(ends, rows.device)]
+    words = torch.cat(_parted(rows, counts)[1::2]).view(torch.uint8)[:, 0]
     if not on_host(words):
         words = fetched(words)
         torch.cuda.current_stream(rows.device).synchronize()
     found: list[int] = words.tolist()
+    return found
+
+
+def _parted(rows: Tensor, counts: Sequence[int]) -> tuple[Tensor, ...]:
+    """Return the rows of each rank, and after each part its word."""
+    found: tuple[Tensor, ...] = rows.split([size for count in counts for size in (count, 1)])
     return found
 
 

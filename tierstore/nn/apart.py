@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.distributed as dist
@@ -12,16 +12,17 @@ from tierstore._table.table import Table
 from tierstore.distributed.store import DistributedStore
 from tierstore.errors import FOR_RANKS, InvalidInputError
 
-__all__ = ["check_not_apart"]
+__all__ = ["check_not_apart", "in_group"]
+
+in_group: Callable[[], bool] = dist.is_initialized if dist.is_available() else bool
+"""Tells whether this process is in a process group."""
 
 
 def check_not_apart(table: Table | JointTable, optimizers: Iterable[Any]) -> None:
-    """Raise InvalidInputError where ranks train rows of a table that they do not share.
+    """Raise InvalidInputError where the ranks of a group train rows that they do not share.
 
     Unless one of the `optimizers` of the rows is for copies that all ranks train alike.
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        return
     ranks = dist.get_world_size()
     if ranks == 1 or _ranks_of(table) == ranks or any(each.replicated for each in optimizers):
         return

@@ -17,7 +17,7 @@ from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
 from tierstore.distributed.store import DistributedStore
 from tierstore.errors import InvalidInputError, warn
-from tierstore.nn.apart import check_not_apart
+from tierstore.nn.apart import check_not_apart, in_group
 from tierstore.nn.autograd import Abandoned, Batch, Gradient, merged, placed
 
 __all__ = ["RowsParameter", "TableRows", "tracing_refused"]
@@ -220,7 +220,7 @@ class RowsParameter(torch.nn.Parameter):
         registered = layer._parameters["rows"]
         if registered is self:
             trained: bool = _requires_grad.__get__(self) and torch.is_grad_enabled()
-            if trained and self.optimizers:
+            if trained and in_group() and self.optimizers:
                 check_not_apart(self.table, self.optimizers)
             return trained
         if registered is not None and (

@@ -18,7 +18,7 @@ from tierstore._table.table import Table
 from tierstore.distributed import DistributedStore
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import RowsParameter, TieredEmbedding
-from tierstore.nn.apart import check_not_apart
+from tierstore.nn.apart import check_not_apart, in_group
 from tierstore.nn.autograd import Gradient
 from tierstore.nn.average import Average
 from tierstore.nn.pointers import checked
@@ -327,7 +327,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         returned. After an error while rows are written, `store.rollback()` is the way back.
         """
         for rows, field in self._fields.items():
-            check_not_apart(rows.table, [self])
+            if in_group():
+                check_not_apart(rows.table, [self])
             field.check_owner()
         loss = None
         if closure is not None:
