@@ -282,16 +282,19 @@ def test_what_fails_in_a_pass_or_a_step_is_told_to_all(tmp_path: Path, where: st
         assert store.step == 2
 
 
-def out_of_step(rank: int, path: Path) -> None:
-    """Have the model of one rank fail between its passes, and that rank go on alone."""
-    with distributed.open(path, timeout=2) as store:
+def out_of_step(rank: int, path: Path, what: str) -> None:
+    """Have one rank leave out what the other does, and go on alone."""
+    with distributed.open(path, timeout=1) as store:
         emb = TieredEmbedding(store["item"])
         optimizer = TieredOptimizer(torch.optim.SGD, [emb], lr=0.5)
-        for coming in (torch.arange(9), torch.arange(20)):
-            emb.prefetch(coming)
+        if what == "an announced pass":
+            for coming in (torch.arange(9), torch.arange(20)):
+                emb.prefetch(coming)
         found = emb(torch.arange(9))
         with pytest.raises(RanksError, match=r"did not come in time|has ended"):
-            if rank == 0:
+            if what == "a batch" and rank == 0:
+                store.commit(2)
+            elif rank == 0:
                 found.sum().backward()
                 optimizer.step()
             else:
@@ -301,9 +304,13 @@ def out_of_step(rank: int, path: Path) -> None:
                 call()
 
 
-def test_ranks_that_are_out_of_step_take_nothing_for_what_it_is_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["a pass", "an announced pass", "a batch"])
+def test_ranks_that_are_out_of_step_take_nothing_for_what_it_is_not(
+    tmp_path: Path, what: str
+) -> None:
+    """The model of one fails between its passes, or it has a batch more than the other."""
     start(tmp_path / "parts")
-    values(run(2, out_of_step, tmp_path / "parts"))
+    values(run(2, out_of_step, tmp_path / "parts", what))
 
 
 def interrupted(rank: int, path: Path) -> None:

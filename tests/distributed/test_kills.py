@@ -27,13 +27,14 @@ STEPS = 6
 Batch = dict[str, torch.Tensor]
 KINDS = {
     "one": [*in_turn((1, 2, 3, 4)), *in_turn((10, 9, 12, 11))],
-    "announced": [*in_turn(range(1, 9)), *in_turn((12, 11, 14, 13))],
+    "announced": [*in_turn(range(1, 6)), *in_turn((10, 11, 13, 12))],
     "collection": in_turn((9, 10, 12, 11)),
 }
 """For each way to look rows up, which rank is killed at which of its exchanges of rows.
 
-Four a step; with batches that are announced it is those of the first three steps or so, from the
-first announcement on, and those around the first commit.
+Four a step, before the first commit and behind it. With batches that are announced the first five
+are counts and ids of a batch, counts of the next, rows, gradients; behind the commit come ids,
+counts, rows and gradients.
 """
 
 

@@ -31,10 +31,7 @@ class Wire:
         host = on_host(message)
         with self.ranks.explained(f"exchange rows of table {self.name!r}"):
             sending = dist.all_to_all_single(
-                told,
-                message,
-                group=self.ranks.control_group if host else self.ranks.data_group,
-                async_op=host,
+                told, message, group=self.ranks.data_group, async_op=host
             )
         return sending if host else None
 
