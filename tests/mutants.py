@@ -851,7 +851,7 @@ MUTANTS = [
     ),
     # Batches that are announced are known in any shape, and a rank may be asked for no row.
     Mutant(
-        "distributed/exchange.py",
+        "distributed/known.py",
         "layout = None if ids.is_contiguous() else (ids.shape, ids.stride())",
         "layout = ids.shape, ids.stride()",
         "tests/distributed/test_announcing.py",

@@ -273,15 +273,23 @@ class TieredEmbedding(RowsLayer):
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
-        self._own.settle()
-        if self._average is not None:
-            if self.is_shared:
-                shared: Any = self.table
-                found: Tensor = shared.read_with(ids, self._average.read)
-                return found.view(*ids.shape, self.embedding_dim).to(self._anchor)
-            return self._average.read(ids).to(self._anchor)
+        average, settle = self._average, self._own.settle
+        if self.is_shared:
+            shared: Any = self.table
+            like = self._like if average is None else average.like()
+            read = self._read_shard if average is None else average.read
+            found: Tensor = shared.read_with(ids, like, read, settle)
+            return found.view(*ids.shape, self.embedding_dim).to(self._anchor)
+        settle()
+        if average is not None:
+            return average.read(ids).to(self._anchor)
         rows: Tensor = self.table.read(ids, self.field)
         return rows.to(self._anchor)
+
+    def _read_shard(self, rows: Tensor) -> Tensor:
+        """Return rows of this rank, `(n, dim)`."""
+        found: Tensor = self._shard.read(rows, self.field)
+        return found
 
     def _take_gradient(self, batch: Batch | RemoteBatch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""
