@@ -8,6 +8,7 @@ one in the first object.
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import islice
@@ -22,7 +23,7 @@ from tierstore._formats.base import Array, Format, Source, Wanted, choose
 from tierstore._formats.files import InputFile, open_input, parsing, unless_it_fails
 from tierstore._formats.keys import Keys
 from tierstore._keys.strings import Strings
-from tierstore.budget import JSON_COST, OBJECT_BYTES
+from tierstore.budget import JSON_COST
 from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
 
 __all__ = ["JsonLines"]
@@ -108,7 +109,7 @@ class _JsonSource(Source):
         if self._key is None:
             return None
         texts = Strings()
-        numbers: list[int] = []
+        numbers = array("q")
         allowance = self._file.allowance
         for line, each in self._objects():
             key = each.get(self._key)
@@ -118,8 +119,13 @@ class _JsonSource(Source):
                     f"{self.path}: line {line}, {self._key!r} is {_described(key)}, not of {others}"
                 )
             if isinstance(key, int):
-                allowance.take(OBJECT_BYTES, "its keys")
-                numbers.append(key)
+                allowance.take(2 * numbers.itemsize, "its keys")  # as it grows, it is copied
+                try:
+                    numbers.append(key)
+                except OverflowError:
+                    raise FormatError(
+                        f"{self.path}: a whole number in {self._key!r} is beyond int64"
+                    ) from None
             else:
                 allowance.take(4 * len(str(key)) + 8, "its keys")
                 try:
@@ -128,14 +134,7 @@ class _JsonSource(Source):
                     raise FormatError(
                         f"{self.path}: line {line}, {self._key!r} holds half a character"
                     ) from None
-        if texts:
-            return texts
-        try:
-            return np.array(numbers, np.int64)
-        except OverflowError:
-            raise FormatError(
-                f"{self.path}: a whole number in {self._key!r} is beyond int64"
-            ) from None
+        return texts or np.frombuffer(numbers, np.int64)
 
     def close(self) -> None:
         """Close the file."""
