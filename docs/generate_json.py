@@ -37,6 +37,7 @@ NAMED = {
     ("diff --ids", "rows"),
     ("diff --out", "tables"),
     ("patch", "tables"),
+    ("save", "backends"),
     ("save --incremental", "rows"),
 }
 """Objects whose keys are names of tables."""

@@ -27,7 +27,8 @@ def base_of(path, table):
 def test_save(run, run_json, pair, tmp_path):
     copy = tmp_path / "copy.tier"
     data = run_json("save", pair, copy)
-    assert data == {"store": str(pair), "dest": str(copy), "version": 3}
+    backends = {"item": "memmap", "user": "zarr"}
+    assert data == {"store": str(pair), "dest": str(copy), "version": 3, "backends": backends}
     for table in ("item", "user"):
         assert np.array_equal(rows_of(copy, table), rows_of(pair, table))
     with tierstore.open(copy) as store, tierstore.open(pair) as origin:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats._encoding import UNPACKING_ERRORS, text_stream
@@ -84,24 +85,31 @@ class _JsonSource(Source):
         self.overflowed = 0
         element = ELEMENT_TYPES[self.dtype]
         objects = self._objects()
-        while held := list(islice(objects, block_rows)):
-            numbers = np.empty((len(held), self.dim))
-            for row, (line, found) in enumerate(held):
-                vector: Any = found.get(self._vector)
-                if not _is_vector(vector) or len(vector) != self.dim:
-                    raise FormatError(
-                        f"{self.path}: line {line}, {self._vector!r} is {_described(vector)}; "
-                        f"need {self.dim} numbers"
-                    )
-                try:
-                    numbers[row] = vector
-                except OverflowError:
-                    raise FormatError(
-                        f"{self.path}: line {line}, {self._vector!r} has a whole number too large"
-                    ) from None
+        for start in range(0, self.rows, block_rows):
+            numbers = np.empty((min(block_rows, self.rows - start), self.dim))
+            row = -1
+            # One by one: objects take many times as much as their numbers.
+            for row, (line, found) in enumerate(islice(objects, len(numbers))):
+                self._take(found, line, numbers[row])
+            numbers = numbers[: row + 1]
             stored = element.encode(numbers)
             self.overflowed += element.overflowed(numbers, stored)
             yield stored
+
+    def _take(self, found: dict[str, Any], line: int, into: npt.NDArray[np.float64]) -> None:
+        """Copy the list of one object; raises FormatError for another."""
+        vector: Any = found.get(self._vector)
+        if not _is_vector(vector) or len(vector) != self.dim:
+            raise FormatError(
+                f"{self.path}: line {line}, {self._vector!r} is {_described(vector)}; need "
+                f"{self.dim} numbers"
+            )
+        try:
+            into[:] = vector
+        except OverflowError:
+            raise FormatError(
+                f"{self.path}: line {line}, {self._vector!r} has a whole number too large"
+            ) from None
 
     @cached_property
     def keys(self) -> Keys | None:

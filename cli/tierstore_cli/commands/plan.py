@@ -19,7 +19,17 @@ from tierstore.stats import label
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import DTYPE, Bytes, Count, HitRate, Place, PlaceType, State, StateField
+from tierstore_cli.params import (
+    DTYPE,
+    Bytes,
+    Count,
+    HitRate,
+    Place,
+    PlaceType,
+    Rate,
+    State,
+    StateField,
+)
 from tierstore_cli.progress import Progress
 from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, TRACE, stream_options
 from tierstore_cli.text import percent
@@ -70,9 +80,9 @@ WAYS = {
 )
 @click.option(
     "--link",
-    type=Bytes(),
-    metavar=Bytes.name,
-    help="Bytes a second to the GPU; default: as measured here.",
+    type=Rate(),
+    metavar="RATE",
+    help="Bytes a second to the GPU, such as 25GB/s; default: as measured here.",
 )
 @click.option(
     "--policy",
