@@ -46,7 +46,7 @@ def traced(place: Path, words: list[str]) -> None:
         number = {word: row for row, word in enumerate(store["input"].keys[:])}
         rows = store["input"].rows
     ids = np.array([number[word] for word in words if word in number])
-    np.save(place / "ids.npy", ids)
+    np.save(place / "ids.npy", ids[: len(ids) // BATCH * BATCH].reshape(-1, BATCH))
     with tierstore.open(path, budget=tierstore.Budget(host_rows=rows // 10)) as store:
         history = History(store["input"])
         for step, batch in enumerate(np.array_split(ids, len(ids) // 1024), 1):
@@ -66,7 +66,7 @@ def main() -> None:
     traced(place, words)
     report = ["report", place / "words.tier", place / "report.html", "--force", "--table", "input"]
     more = ["--key", "integer", "--hits", place / "hits.jsonl", "--trace", place / "ids.npy"]
-    shell = [sys.executable, "-m", "tierstore", *report, *more, "--batch", BATCH]
+    shell = [sys.executable, "-m", "tierstore", *report, *more]
     subprocess.run([*map(str, shell)], check=True)
     for width, height in zip(WIDTHS, HEIGHTS, strict=True):
         picture = HERE / "report.png" if width == WIDTHS[0] else place / f"report-{width}.png"

@@ -94,10 +94,13 @@ def test_marked_points_are_drawn_where_they_are_with_their_titles():
     across, down = np.array(found, float).T
     assert across[0] < across[1] < across[2]
     assert len(set(down)) == 1
+    assert float(down[0]) > 200  # at the lower edge, to which others were brought
     texts = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>row (\d+)<', picture)
     assert [name for _, _, name in texts] == ["500", "501", "502"]
     assert all(0 < float(y) < 420 for _, y, _ in texts)
-    assert texts[1][1] != texts[2][1]  # beside each other they would overlap
+    boxes = [(float(x), float(y)) for x, y, _ in texts]
+    pairs = [(boxes[0], boxes[1]), (boxes[0], boxes[2]), (boxes[1], boxes[2])]
+    assert all(abs(a - c) > 45 or abs(b - d) > 13 for (a, b), (c, d) in pairs)
 
 
 def test_names_of_marks_cover_neither_each_other_nor_a_mark():

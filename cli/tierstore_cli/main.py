@@ -88,9 +88,9 @@ class Group(click.Group):
         except click.UsageError as error:
             meant = ELSEWHERE.get(args[0])
             near = [meant] if meant else difflib.get_close_matches(args[0], summaries(), 1)
-            if near and "Did you mean" not in error.format_message():
-                error.message = f"{error.message} Did you mean {near[0]}?"
-            raise
+            said = error.format_message()
+            hint = f" Did you mean {near[0]}?" if near and "Did you mean" not in said else ""
+            raise click.UsageError(f"{said}{hint}", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""

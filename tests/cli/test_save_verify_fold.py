@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tierstore_cli.progress import Progress
 
 
 def rows_of(path, name, version=None):
@@ -307,3 +308,16 @@ def test_save_incremental_refuses(run, run_json, pair, single, tmp_path, files):
         store.commit()
     with tierstore.open(tmp_path / "second.tier", "r+"):
         run("save", single, tmp_path / "second.tier", "--incremental", code=5)
+
+
+def test_a_fold_says_how_far_it_is(run, pair, monkeypatch):
+    seen = []
+
+    class Told(Progress):
+        def __call__(self, done, total):
+            seen.append((self.label, done, total))
+
+    monkeypatch.setattr("tierstore_cli.commands.fold.Progress", Told)
+    run("fold", pair)
+    assert seen and {label for label, _, _ in seen} == {"folding"}
+    assert 0 < seen[-1][1] == seen[-1][2]

@@ -258,3 +258,4 @@ def test_a_whole_model_says_what_to_save(tmp_path):
     with pytest.raises(FormatError, match=r"would run code.* model\.state_dict\(\)") as error:
         open_source(tmp_path / "f.pt")
     assert "damaged" not in str(error.value)
+    assert str(error.value).isprintable() and "[1m" not in str(error.value)

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import cycle, pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -184,6 +184,10 @@ class Speeds:
         missed: to read them through a host tier that has none of them, from those files.
         cold: to read them from the disk, by distinct pages.
         committed_rows: rows it commits once they changed, a hundredth of a table at a time.
+        gpu_warm, gpu_leased: what it takes to read rows of 512 bytes from its GPU tier, and to
+            lease, read and write them there; None without a GPU.
+        gpu_missed, gpu_lease_missed: the same through a GPU tier that has none of them, from a host
+            tier that has every row.
     """
 
     copy_bytes: float
@@ -201,6 +205,10 @@ class Speeds:
     missed: BatchTimes | None = None
     cold: BatchTimes | None = None
     committed_rows: float | None = None
+    gpu_warm: BatchTimes | None = None
+    gpu_leased: BatchTimes | None = None
+    gpu_missed: BatchTimes | None = None
+    gpu_lease_missed: BatchTimes | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures by name."""
@@ -227,7 +235,10 @@ class Speeds:
         return cls(**given)
 
 
-_BATCHES = frozenset({"warm", "hot", "leased", "hot_leased", "cached", "missed", "cold"})
+_BATCHES = frozenset(
+    {"warm", "hot", "leased", "hot_leased", "cached", "missed", "cold"}
+    | {"gpu_warm", "gpu_leased", "gpu_missed", "gpu_lease_missed"}
+)
 
 
 def measure(
@@ -466,6 +477,8 @@ class Standing:
 
 _SIZES = (64, 1024, 8192, 65_536)
 """Rows of batches that are measured, those of steps from an evaluation's to a large training's."""
+_LARGE = 1 << 20
+"""Rows of the largest batches on a GPU, where a step has that many."""
 _USUAL = 8192
 """Rows of the batches of which a rate is shown."""
 HOT_BYTES = 16 << 20
@@ -499,7 +512,9 @@ def stand(
         cached = _batches(path, none, _read, seconds)
         missed = _batches(path, Budget(host_rows=rows // 4), _read, seconds, fresh=True)
         cold = _cold(path, seconds)
+        on_gpu = _on_gpu(path, rows, seconds)
         committed = _committed(path, seconds)  # leaves deltas behind, which slow reads
+        gpu: Mapping[str, Any] = {name: _times(took) for name, took in on_gpu.items()}
         found = replace(
             speeds,
             warm=_times(warm),
@@ -510,6 +525,7 @@ def stand(
             missed=_times(missed),
             cold=_times(cold),
             committed_rows=median(committed),
+            **gpu,
         )
         _keep(directory, found)
         return [
@@ -558,6 +574,52 @@ def _batches(
             count = rows // size if fresh else 8
             batches = cycle([order[at : at + size] for at in range(0, count * size, size)])
             call = partial(_on_next, batches, partial(work, table))
+            took[size] = _calls(call, seconds / len(_SIZES))
+        if work is _lease:
+            store.rollback()
+    return took
+
+
+def _on_gpu(path: Path, rows: int, seconds: float) -> dict[str, Took]:
+    """Return what batches take in a GPU tier with all rows, or with none of a batch.
+
+    Without a GPU nothing is. As in training, ids are on the GPU; a call ends when its kernels have.
+    """
+    try:
+        import cupy
+
+        cupy.cuda.runtime.getDeviceCount()
+    except Exception:  # no CuPy, no device or no driver
+        return {}
+    found: dict[str, Took] = {}
+    whole, part = (Budget(host_rows=2**40, gpu_rows=count) for count in (rows, rows // 4))
+    found["gpu_warm"] = _gpu_batches(cupy, path, whole, _read, seconds)
+    found["gpu_leased"] = _gpu_batches(cupy, path, whole, _lease, seconds)
+    found["gpu_missed"] = _gpu_batches(cupy, path, part, _read, seconds)
+    found["gpu_lease_missed"] = _gpu_batches(cupy, path, part, _lease, seconds)
+    return found
+
+
+def _gpu_batches(
+    cupy: Any, path: Path, budget: Budget, work: Callable[[Table, Ids], object], seconds: float
+) -> Took:
+    """Return what batches of distinct rows take, each of which comes again after all others."""
+    took: Took = {}
+    mode: Literal["r", "r+"] = "r+" if work is _lease else "r"
+    with open_store(path, mode, budget=budget, device="cuda") as store:
+        table, wait = store["t"], cupy.cuda.get_current_stream().synchronize
+        order = cupy.asarray(np.random.default_rng(1).permutation(table.rows))
+        for size in sorted({min(size, table.rows // 8) for size in (*_SIZES, _LARGE)}):
+            parts = [order[at : at + size] for at in range(0, table.rows - size + 1, size)]
+            for each in parts:  # the rows that stay are there afterwards
+                work(table, each)
+            wait()
+            batches = cycle(parts)
+
+            def call(batches: Iterator[Any] = batches) -> None:
+                work(table, next(batches))
+                wait()
+
             took[size] = _calls(call, seconds / len(_SIZES))
         if work is _lease:
             store.rollback()

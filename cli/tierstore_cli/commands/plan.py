@@ -39,6 +39,7 @@ WAYS = {
     "disk_writes": "writing back",
     "host_gather": "gathering in memory",
     "link": "the link to the GPU",
+    "gpu": "in the GPU",
 }
 
 
@@ -169,7 +170,9 @@ def plan(
     spec = TableSpec(rows=rows, fields=fields)
     found_speeds = speeds.known_speeds(directory)
     if found_speeds is not None and link is not None:
-        found_speeds = replace(found_speeds, link_bytes=float(link))
+        found_speeds = replace(
+            found_speeds, link_bytes=float(link), gpu_missed=None, gpu_lease_missed=None
+        )
     with Progress("replaying") as progress:
         stream = None
         if trace is not None:
