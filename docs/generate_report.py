@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 EPOCHS = 40
 BATCH = 4096
 WIDTHS = (760, 400)
-HEIGHTS = (3250, 2800)
+HEIGHTS = (2800, 2800)
 
 
 def corpus(path: Path) -> list[str]:
