@@ -1,6 +1,6 @@
 # make demo     train embeddings of real text through the tiers, look at the store, export it
 # make test     the tests but the slow ones;  make test TESTS=tests/test_spec.py: some of them
-# make test-all all tests, those of the integrations with their libraries, and as root those
+# make test-all all tests, those of the integrations with their libraries, pyright, and as root those
 #               that mount file systems (skipped otherwise)
 # make torture  the long crash and fault runs, and the whole matrix of file systems (as root)
 # make lint     ruff, mypy, the import contracts;  make docs: regenerate docs/cli.md, docs/json.md and the layers in CONTRIBUTING.md
@@ -52,7 +52,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal $(TESTS)
 
 test-all: $(READY)
-	$(BIN)/pip install --quiet --group integrations --group writers -c $(CONSTRAINTS)
+	$(BIN)/pip install --quiet --group integrations --group writers --group checker -c $(CONSTRAINTS)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal --slow
 	$(BIN)/python -m pytest -q --thorough -m thorough
 

@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 pytest.importorskip("torch")  # whose classes are the bases of some of ours
-if shutil.which("pyright") is None:
+if shutil.which("pyright", path=PATH) is None:
     pytest.skip("pyright is not installed", allow_module_level=True)
+
+pytestmark = pytest.mark.slow
 
 
 def pyright(*arguments: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         ["pyright", *arguments],
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(root)},
+        env={**os.environ, "PATH": PATH, "PYTHONPATH": str(root)},
         cwd=root,
         capture_output=True,
         text=True,

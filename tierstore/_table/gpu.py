@@ -124,8 +124,8 @@ class _Together(_Using):
 
     def __init__(self, access: DeviceArrays) -> None:
         super().__init__(access, write=False)
-        self.thread = self._thread
-        self.stream = 0
+        self.thread: int = self._thread
+        self.stream: int = 0
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -213,11 +213,11 @@ class DeviceArrays:
         """Refer to the rows of a table, or of all, in an open GPU tier."""
         self.gpu = gpu
         self.extent = extent
-        self.within = extent.range
+        self.within: range = extent.range
         self.layout = layout
         self.door = door
-        self.name = extent.table
-        self.device = gpu.device
+        self.name: str = extent.table
+        self.device: Device = gpu.device
         self.sync_checks = sync_checks
         self.together_in: _Together | None = None
 

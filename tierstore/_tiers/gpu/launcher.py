@@ -128,7 +128,7 @@ class Launcher:
                 self._load(kernel)
         self.stream: int = device.current_stream()
         self.last: Any = device.event()
-        self.waits = False
+        self.waits: bool = False
         self._marked = False
         self.mark()
 

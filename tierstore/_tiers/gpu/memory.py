@@ -212,7 +212,7 @@ class GpuMemory:
         self._nbytes = self.bytes_for(rows, record_bytes, slots, scored=scored)
         self._device = device
         sparse = self._is_sparse(rows, record_bytes, slots, scored=scored)
-        self.places = Places(device, slots) if sparse else None
+        self.places: Places | None = Places(device, slots) if sparse else None
         self._mailbox = device.stage(COUNTERS.itemsize)
         self._described: Any = None
         self._arrays = {name: device.allocate(slots, dtype) for name, dtype in _PER_SLOT}
