@@ -349,7 +349,12 @@ def _layout_of(sample: _Sample, own: str, options: TextOptions) -> Layout:
 
 def _divides(sample: _Sample, sep: str) -> bool:
     """Whether a separator, not a blank, makes rows of as many cells each, and of more than one."""
-    widths = set() if sep == BLANKS else {len(cells) for _, cells in sample.rows(sep)}
+    if sep == BLANKS:
+        return False
+    try:
+        widths = {len(cells) for _, cells in sample.rows(sep)}
+    except FormatError:  # quotes within cells that another separator makes
+        return False
     return len(widths) == 1 and widths != {1}
 
 
