@@ -5,7 +5,8 @@
 # make torture  the long crash and fault runs, and the whole matrix of file systems (as root)
 # make lint     ruff, mypy, the import contracts;  make docs: regenerate docs/cli.md, docs/json.md and the layers in CONTRIBUTING.md
 # make docs-site  the documentation site, in build/site
-# make wheel    build the wheel and use it in fresh environments
+# make wheel    build the wheel and use it in fresh environments;  make release KEY=…: sign it, too
+# make links    visit the links of the documentation to other sites
 # make bench    the benchmarks;  make clean
 #
 # Everything runs in .venv, which the first target that needs it builds. Another Python: make PYTHON=python3.12 …
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO ?= demo
 
-.PHONY: demo test test-all lint torture docs docs-site wheel bench clean
+.PHONY: demo test test-all lint torture docs docs-site links wheel release bench clean
 .DEFAULT_GOAL := test
 
 $(VENV): $(READY)
@@ -78,8 +79,21 @@ docs-site: $(READY)
 	$(BIN)/pip install --quiet --group docs -c $(CONSTRAINTS)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/site
 
+# Needs the network: other sites come and go, so no test depends on them.
+links: $(READY)
+	$(BIN)/pip install --quiet --group docs -c $(CONSTRAINTS)
+	$(BIN)/python -m sphinx -q -b linkcheck docs build/links
+
 wheel:
 	tests/wheel.sh $(PYTHON) $(TORCH)
+
+# Everything up to the upload. KEY names the key of gpg that signs; without it, the default one.
+release: wheel
+	set -e; for file in dist/*; do \
+	  gpg --batch --yes $(if $(KEY),--local-user '$(KEY)') --armor --detach-sign "$$file"; \
+	  gpg --batch --verify "$$file.asc" "$$file"; \
+	done
+	@echo "Ready: twine upload dist/*"
 
 bench: $(READY)
 	$(BIN)/pip install --quiet --group bench -c $(CONSTRAINTS)
