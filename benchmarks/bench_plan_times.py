@@ -18,6 +18,7 @@ import numpy as np
 from common import Answer, arguments, workspace
 
 import tierstore
+from tierstore.machine import comparison
 from tierstore.machine import speeds as machine
 from tierstore.sizing import Plan, Stream, plan, stream_of
 from tierstore.sizing.streams import Batch
@@ -120,7 +121,7 @@ def shuffled(batch: Batch) -> np.ndarray:
 
 def cold(path: Path, batch: Batch, budget: tierstore.Budget) -> float:
     """Return the seconds of a batch that is read from the disk; mapped pages stay in memory."""
-    machine._forget(path)
+    comparison._forget(path)
     with tierstore.open(path, budget=budget) as store:
         rows = shuffled(batch)
         begin = time.perf_counter()
@@ -170,7 +171,7 @@ def main() -> None:
         size = min(512 << 20, options.rows * 4 * DIM)
         for number in range(options.repeat):
             found = machine.measure(directory, file_bytes=max(1 << 20, size), seconds=0.1)
-            machine.stand(directory, found, store_bytes=size, seconds=options.seconds)
+            comparison.compare(directory, found, store_bytes=size, seconds=options.seconds)
             speeds = machine.known_speeds(directory) or found
             for name, case in cases.items():
                 ids, budget = (
@@ -179,7 +180,7 @@ def main() -> None:
                 )
                 made = planned(path, ids, case, budget, speeds)
                 times[name].append((made.step_seconds, made.seconds))
-                machine._forget(path)
+                comparison._forget(path)
                 runs[name].append(measured(path, ids, case, budget))
     off = 0.0
     for name in cases:

@@ -36,7 +36,7 @@ def test_extras_are_what_users_need():
     files = {"parquet", "hdf5", "safetensors"}
     assert set(EXTRAS) == {"torch", "formats", "s3", "cli", "plot"} | files | GPU
     assert set(re.search(r"\[(.*)\]", EXTRAS["formats"][0])[1].split(",")) == files
-    assert set(GROUPS) == {"dev", "docs", "release", "bench", "integrations", "writers"}
+    assert set(GROUPS) == {"dev", "checker", "docs", "release", "bench", "integrations", "writers"}
 
 
 def test_a_missing_package_names_an_extra_that_exists():

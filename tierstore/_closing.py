@@ -1,4 +1,4 @@
-"""Context managers that close what they are, and calls that all happen whatever fails."""
+"""A base for context managers, and calls that all run even if some fail."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-# The C module behind `signal`, whose conversion of handlers to enums takes ten times as long.
+# The C module under `signal`, whose conversion of handlers to enums takes ten times as long.
 from _signal import getsignal, signal  # type: ignore[import-not-found]
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -310,7 +310,7 @@ class Call(interrupts_deferred):
 
 @undisturbed
 class Errand(Call):
-    """A call that brings rows nearer, or looks ahead, one at a time, beside uses on a device.
+    """A call that prefetches or promotes rows, one at a time, beside uses on a device.
 
     It waits for other uses, and they for it; see `Use.beside`.
     """
@@ -364,7 +364,7 @@ class Use(Call):
     """One use of a store by one thread, while no other is inside; see `Door.use`.
 
     Attributes:
-        beside: whether errands may go on meanwhile.
+        beside: whether errands may run meanwhile.
     """
 
     __slots__ = ()
@@ -461,7 +461,7 @@ class Door:
     """
 
     def __init__(self, path: str, *, writable: bool, refusal: str = _FOR_READING) -> None:
-        """Start open, owned by this process; `refusal` is what a reader's writes are told."""
+        """Start open, owned by this process; `refusal` is the error for writes of a reader."""
         self.writable = writable
         self._refusal = refusal
         self._path = path
@@ -530,7 +530,7 @@ class Door:
         self.then = self.then or then
 
     def finish(self) -> None:
-        """Call what `close` left to do, once the calling thread is no longer inside."""
+        """Call what `close` postponed, once the calling thread is no longer inside."""
         if not self.held:
             then, self.then = self.then, None
             if then is not None:  # otherwise another leaving thread has taken it

@@ -67,6 +67,7 @@ class ElementType:
         held_by: types that represent all its values exactly, narrowest first. Fields of these types
             accept its values, and files without the type use them instead.
         kernel: its name in the CUDA kernels of `optim`; None if they do not support it.
+        scaled_kernel: its name in the kernels of fields with scales; None without such fields.
         trainable: whether torch computes gradients of this type.
         integer: whether it holds whole numbers; files of such are read as floats.
         largest: its largest number if it can have a scale, otherwise None.
@@ -75,6 +76,7 @@ class ElementType:
     """
 
     kernel: str | None = None
+    scaled_kernel: str | None = None
     trainable = True
     integer = False
     largest: float | None = None
@@ -222,6 +224,7 @@ class _Float8(ElementType):
         super().__init__(name, "|u1", safetensors=code, held_by=wider)
         self.numpy = np.dtype("<f4")
         self.beyond = "infinite" if infinities else "its largest value"
+        self.scaled_kernel = name.removeprefix("float8_").upper()
         self._mantissa = mantissa
         self._bias = (1 << (6 - mantissa)) - 1
         self._infinities = infinities
@@ -290,6 +293,7 @@ class _Integer(ElementType):
     def __init__(self, name: str, stored: str, code: str) -> None:
         wider = ("float16", "bfloat16", "float32", "float64")
         super().__init__(name, stored, safetensors=code, held_by=wider)
+        self.scaled_kernel = code
         self._range = np.iinfo(self.stored).min, np.iinfo(self.stored).max
         self.largest = float(self._range[1])
 

@@ -1,6 +1,6 @@
 """Work in parts on several threads, of which the caller is one.
 
-Parts are taken by whoever is free, so that nobody waits for a thread that has other work, or that
+Every thread that is free takes the next part, so that none waits for a busy one, or for one that
 the system has not woken yet. `concurrent.futures` wakes one of its threads for several calls that
 are submitted in a row: four parts took as long on four cores as one after another.
 """
@@ -42,13 +42,13 @@ def most_threads() -> int:
 
 
 def in_parts(work: Work, rows: int, nbytes: int, *, least: int) -> None:
-    """Call `work` on disjoint parts of the rows, in threads if that is worth while.
+    """Call `work` on disjoint parts of the rows, in threads if that is faster.
 
     Args:
         work: takes a part; calls of it may run at the same time.
         rows: how many rows there are.
         nbytes: what all of them come to.
-        least: the bytes for which a thread is worth while.
+        least: the fewest bytes for which a thread pays off.
 
     Returns when all parts have ended, and raises the error of the first that failed. The caller
     does what no thread begins, and a part that calls this itself does its work alone.
@@ -74,7 +74,7 @@ def beside(here: Callable[[], object], there: Callable[[], object]) -> None:
 
 
 class _Job:
-    """Parts that are not begun, and what came of the others.
+    """Parts that are not begun, and the outcome of the others.
 
     Attributes:
         rest: the parts, numbered.
@@ -126,7 +126,7 @@ class _Job:
     def end(self) -> None:
         """Drop what is not begun and wait for the rest, however often Ctrl-C is pressed meanwhile.
 
-        A part that goes on would write where others do by then.
+        A part still running would write to memory that is in use again.
         """
         try:
             self.rest.clear()
@@ -152,7 +152,7 @@ class _Crew:
         self._started = 0
 
     def do(self, job: _Job, here: Callable[[], object] | None = None) -> None:
-        """Do all parts, or first what the caller itself is to do; see `in_parts` and `beside`."""
+        """Do all parts, the caller's own first if there is one; see `in_parts` and `beside`."""
         _here.in_part = True
         try:
             self._call_for(job, len(job.rest) - (here is None))
@@ -172,7 +172,7 @@ class _Crew:
                 raise error
 
     def _call_for(self, job: _Job, threads: int) -> None:
-        """Have so many threads help, as far as they are free or can be started."""
+        """Ask up to so many threads, which are free or can be started, to help."""
         self._jobs.append(job)
         for _ in range(threads):
             try:
@@ -187,7 +187,7 @@ class _Crew:
                 self._started += 1
 
     def _help(self) -> None:
-        """Help with every job there is, again and again."""
+        """Help with each job until the process ends."""
         try:
             _here.in_part = True
             bell = threading.Lock()

@@ -1,4 +1,4 @@
-"""Attach files of others as tables: rows are read in place, and nothing is copied or written.
+"""Attach other programs' files as tables: rows are read in place, nothing is copied or written.
 
     tables = tierstore.attach({"ple": "model.safetensors.index.json:model.ple.weight"},
                               budget="24GiB")
@@ -68,7 +68,7 @@ _SCALES: Mapping[str, Literal["float32", "e8m0"]] = {
 
 
 class Attached(Closing, Mapping[str, Table]):
-    """Tables over files of others, by name; read-only. Make it with `tierstore.attach`.
+    """Read-only tables of rows in other programs' files, by name. Make it with `tierstore.attach`.
 
     Tables read, prefetch, lease, warm, scan and search as those of a store do. They have no
     versions, and checksums only on request; writing raises ReadOnlyError.
@@ -197,7 +197,7 @@ def _selected(
     tier: LowestTier,
     selection: Selection,
 ) -> MappedTier:
-    """Return a tier of some bytes of each record, from their own matrices where that is possible.
+    """Return a tier of some bytes of each record, which reads only their matrices if possible.
 
     What it opens is closed with `opened`.
     """
@@ -212,7 +212,7 @@ def _selected(
 
 
 def _described(spec: TableSpec) -> dict[str, Any]:
-    """Return what the checksums of a table depend on."""
+    """Describe the files that the checksums of a table depend on."""
     fields = {name: [item.form, item.dim] for name, item in spec.fields.items()}
     return {"rows": spec.rows, "fields": fields}
 
@@ -303,7 +303,7 @@ def _source(name: str, matrix: Any) -> Source:
 
 
 def _stored(source: Source) -> StoredRows | StoredChunks:
-    """Return where the rows of a source can be read at random."""
+    """Return the files or chunks in which rows of a source can be read at random."""
     stored = source.stored()
     if stored is None:
         raise FormatError(

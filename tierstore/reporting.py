@@ -62,7 +62,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Sample:
-    """Some rows of a table with what to call them."""
+    """Some rows of a table with their labels."""
 
     ids: npt.NDArray[np.int64]
     rows: Floats

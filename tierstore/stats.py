@@ -275,7 +275,7 @@ class HitRates:
     Attributes:
         unit: of `at`: "step", or "seconds" since the first sample.
         at: when each sample was taken, ascending.
-        rates: by (table, tier), a rate for each sample, None where nothing was asked for.
+        rates: by (table, tier), a rate for each sample, None if the sample has no requests.
     """
 
     unit: str
@@ -422,7 +422,7 @@ class SpaceInformation:
 
     @classmethod
     def of(cls, tables: Sequence[TableInformation]) -> Self:
-        """Return what tables of one space are together."""
+        """Add up the tables of one space."""
         return cls(
             tuple(table.name for table in tables),
             sum(table.rows for table in tables),

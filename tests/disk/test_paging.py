@@ -25,7 +25,7 @@ def test_announcing_never_changes_what_is_read(mapped, monkeypatch, count, fast)
         monkeypatch.setattr(readahead, "_pidfd", lambda pid: -1)
     monkeypatch.setattr(readahead, "looks_resident", lambda records, rows: False)
     rows = np.random.default_rng(2).integers(0, 5000, count)
-    readahead.announce(records, rows)
+    readahead.prefetch(records, rows)
     assert np.array_equal(records[rows], expected[rows])
 
 

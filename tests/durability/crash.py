@@ -23,7 +23,7 @@ from tests.durability.recorder import Recorder
 from tests.durability.stepwise import folds_in_steps
 from tests.durability.twin import State, Twin, observe
 from tierstore import _io
-from tierstore._disk.write_queue import Behind
+from tierstore._disk.write_queue import WriteQueue
 from tierstore.budget import Budget
 
 __all__ = ["Progress", "Recording", "change", "durable", "scratch", "small_deltas"]
@@ -80,7 +80,7 @@ def small_deltas(*, behind: bool = False, threads: bool = False) -> Iterator[Non
         mock.patch("tierstore._disk.delta._CACHED_BYTES", cached),
         mock.patch("tierstore._disk.write_queue._MIN_QUEUED_BYTES", 1),
         mock.patch("tierstore._tiers.slots._QUEUE_SHARE", 1),
-        nullcontext() if threads else mock.patch.object(Behind, "_start", lambda behind: None),
+        nullcontext() if threads else mock.patch.object(WriteQueue, "_start", lambda queue: None),
     ):
         yield
 

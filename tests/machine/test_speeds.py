@@ -4,7 +4,7 @@ import pytest
 
 from tierstore._disk import readahead
 from tierstore.errors import InvalidInputError, StoreIOError
-from tierstore.machine import speeds
+from tierstore.machine import comparison, speeds
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def test_a_cache_that_cannot_be_read_is_as_good_as_none(tmp_path, content):
 
 def test_what_is_measured_of_tierstore_is_kept(tmp_path):
     found = speeds.measure(tmp_path, file_bytes=1 << 20, seconds=0.01)
-    speeds.stand(tmp_path, found, store_bytes=1 << 20, seconds=0.01)
+    comparison.compare(tmp_path, found, store_bytes=1 << 20, seconds=0.01)
     kept = speeds.known_speeds(tmp_path)
     assert kept.missed.counts[-1] == 2048 // 8  # no more than its tier has room for
     assert kept == speeds.Speeds.from_dict(kept.to_dict()) != found

@@ -134,7 +134,7 @@ class Base:
         return cls(directory, spec, (BACKENDS[spec.backend].create(directory, spec), checksums))
 
     def grow(self, rows: int, *, extend: bool) -> None:
-        """Have more rows: a writer extends the files, a reader maps what a writer added."""
+        """Add rows: a writer extends the files, a reader maps what a writer added."""
         records, checksums = self._files
         self._spec = self._spec.with_rows(rows)
         BACKENDS[self._spec.backend].grow(records, self._spec, extend=extend)
@@ -143,7 +143,7 @@ class Base:
         self.rows = rows
 
     def append(self, done: int, block: npt.NDArray[np.uint8]) -> None:
-        """Write the records `(n, record_bytes)` behind the first `done` rows of a new table."""
+        """Write the records `(n, record_bytes)` after the first `done` rows of a new table."""
         _check_block(block, self, done + len(block))
         rows = np.arange(done, done + len(block), dtype=np.int64)
         if self._sparse:
@@ -241,7 +241,7 @@ class Base:
     def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
         """Prefetch the pages of `rows`."""
         for place in self.places(rows):
-            place.announce(self.gap)
+            place.prefetch(self.gap)
 
     def write(
         self,
@@ -266,7 +266,7 @@ class Base:
     def unproven(
         self, rows: npt.NDArray[np.int64], checksums: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.int64]:
-        """Return those of ascending `rows` `(n,)` that are not on the disk as they were written.
+        """Return those of ascending `rows` `(n,)` whose records on the disk are not as written.
 
         Records and checksums are read from the disk itself, bypassing the page cache if the file
         system allows it, and compared with the checksums `(n,)` of the written records.
@@ -324,7 +324,7 @@ Sums = npt.NDArray[np.uint32]
 
 
 class Computing(Protocol):
-    """A base, or the tier over it."""
+    """A base, or the tier above it."""
 
     record_bytes: int
 
@@ -402,7 +402,7 @@ def write_digest(generation: _io.Directory, sums: Sums, name: str) -> DigestInfo
 
 
 def padded(sums: Sums, rows: int) -> Sums:
-    """Return the digest of a base that has grown to so many rows since, by blocks of holes."""
+    """Extend the digest of a base that has grown since by the checksums of empty blocks."""
     missing = _block_count(rows) - sums.size
     if missing <= 0:
         return sums

@@ -31,7 +31,7 @@ class ChunkedRecords(ABC):
 
     @abstractmethod
     def _decode(self, number: int) -> npt.NDArray[np.uint8]:
-        """Return the records of a chunk `(n, record_bytes)`, which are kept."""
+        """Return the records of a chunk `(n, record_bytes)`; they are cached."""
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`."""

@@ -13,7 +13,7 @@ together, and otherwise supersedes it at a new position. Sealing turns a live de
 manifest names a live delta, so a crash leaves a file that the next writer removes.
 
 `put` allocates space in the file and records the ids, so a full disk raises in the caller. A thread
-(`Behind`) may write the bytes and compute their checksums; `_sums`, `_torn` and the mapping are
+(`WriteQueue`) may write the bytes and compute their checksums; `_sums`, `_torn` and the mapping are
 updated there.
 """
 
@@ -32,7 +32,7 @@ import numpy.typing as npt
 from tierstore import _checksum, _io
 from tierstore._disk.manifest import DeltaInfo
 from tierstore._disk.readahead import MappedRows
-from tierstore._disk.write_queue import Behind, Piece
+from tierstore._disk.write_queue import Piece, WriteQueue
 from tierstore._rowcopy import take
 from tierstore.errors import (
     ROW_CURE,
@@ -223,7 +223,7 @@ class LiveDelta:
         self._ids = np.empty(0, np.int64)
         self._sums = np.empty(0, np.uint32)
         self._torn = np.empty(0, np.int64)
-        self._behind = Behind(self._write_piece, record_bytes, room)
+        self._queue = WriteQueue(self._write_piece, record_bytes, room)
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
@@ -253,7 +253,7 @@ class LiveDelta:
             positions, rows, records = positions[order], rows[order], records[order]
         self._resident_bytes += records.nbytes if resident else 0
         cached = not resident or self._resident_bytes <= _CACHED_BYTES
-        self._behind.put(Piece(positions, rows, records, cached), now=resident and cached)
+        self._queue.put(Piece(positions, rows, records, cached), now=resident and cached)
         self._ids[positions] = rows
         self.count = count
 
@@ -344,7 +344,7 @@ class LiveDelta:
         while another thread writes: a record that is superseded then does not match.
         """
         written = np.ones(positions.size, np.bool_)
-        for which, records, at in self._behind.find(positions):
+        for which, records, at in self._queue.find(positions):
             out[places[which]] = records[at]
             written[which] = False
         left = np.flatnonzero(written)
@@ -356,13 +356,13 @@ class LiveDelta:
     def places(self, positions: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped memory of those records at `positions` that were written."""
         written = np.ones(positions.size, np.bool_)
-        for which, _, _ in self._behind.find(positions):
+        for which, _, _ in self._queue.find(positions):
             written[which] = False
         return [MappedRows(self._records(self.count), positions[written])]
 
     def drain(self) -> None:
         """Wait until all records are in the file, not yet durable; raises the errors of `put`."""
-        self._behind.drain()
+        self._queue.drain()
 
     def seal(self, *, store: bytes, version: int) -> Delta:
         """Complete the file, which is durable only once it is synced, and map it as a delta.
@@ -407,7 +407,7 @@ class LiveDelta:
 
     def close(self) -> None:
         """Drop queued records and close the file; mappings stay valid while they are used."""
-        self._behind.drop()
+        self._queue.drop()
         self._file.close()
         self._mapped = np.empty((0, self.record_bytes), np.uint8)
         self._ids, self._sums = np.empty(0, np.int64), np.empty(0, np.uint32)

@@ -1,4 +1,4 @@
-"""The base of an attached table: rows in files of others, read where they are and never written.
+"""The base of an attached table: rows of other programs' files, read in place and never written.
 
 Each column of a record is a matrix, either mapped or decoded chunk by chunk. The files must stay as
 they were when they were attached: their identity, size and time of change are compared before a
@@ -47,7 +47,7 @@ class Watch:
         self._seen = [list(map(_status, group)) for group in self.groups]
 
     def check(self, numbers: Iterable[int]) -> None:
-        """Raise CorruptStoreError if a file of these groups is not what it was."""
+        """Raise CorruptStoreError if a file of these groups has changed."""
         for number in numbers:
             for path, seen in zip(self.groups[number], self._seen[number], strict=True):
                 if (found := _status(path)) != seen:
@@ -97,7 +97,7 @@ class Column(ABC):
         self.rows_per_part = rows_per_part
 
     def check(self, rows: Rows) -> None:
-        """Raise CorruptStoreError if a file that holds some of `rows` is not what it was."""
+        """Raise CorruptStoreError if a file that holds some of `rows` has changed."""
         single = len(self.watch.groups) == 1
         self.watch.check((0,) if single else np.unique(rows // self.rows_per_part).tolist())
 
@@ -204,7 +204,7 @@ class ChunkedColumn(Column):
 
 
 class RowChecksums(Protocol):
-    """Checksums of the records, made before."""
+    """Checksums of the records, computed earlier."""
 
     def check(self, rows: Rows, records: Bytes) -> None:
         """Raise CorruptRowError for records `(n, record_bytes)` that do not match theirs."""
@@ -217,7 +217,7 @@ class RowChecksums(Protocol):
 
 
 class ForeignBase:
-    """Records whose columns are in files of others.
+    """Records whose columns are in other programs' files.
 
     Attributes:
         checksums: checks what is read, if there are any.
@@ -253,7 +253,7 @@ class ForeignBase:
             self.checksums.check(rows, out)
 
     def select(self, pieces: Iterable[tuple[int, int, int]], nbytes: int) -> ForeignBase | None:
-        """Return a base of some bytes of each record alone, which reads their files alone.
+        """Return a base of some bytes of each record, which reads only the files of these bytes.
 
         Bytes `lo:hi` of a record are at byte `at` of one of `nbytes`. Returns None where whole
         records are to be read: a matrix has bytes of both kinds, or the checksums are of records.

@@ -1,4 +1,4 @@
-"""A file with the checksums of the rows of attached tables, made on request.
+"""A file with the checksums of the rows of attached tables, computed on request.
 
 A header of whole pages, one line of JSON padded with blanks, describes the tables. The checksums
 follow, a little-endian uint32 for each row, one table after the other.

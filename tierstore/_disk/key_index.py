@@ -1,4 +1,4 @@
-"""The index of a table's keys: a file beside them that spares every process to build the map.
+"""The index of a table's keys: a file with their map, so that processes need not build it.
 
 It is derived from the keys, bears their checksums and its own, and is in no manifest. One that is
 missing, damaged or of other keys is built anew.
@@ -29,7 +29,7 @@ _FORM = 2
 
 @dataclass(frozen=True, eq=False)
 class KeyIndex:
-    """The map of a table's keys, which is only read.
+    """The read-only map of a table's keys.
 
     Attributes:
         map: by the codes of the keys.
@@ -39,7 +39,7 @@ class KeyIndex:
 
     @classmethod
     def of(cls, keys: npt.NDArray[Any] | Texts) -> tuple[KeyIndex, tuple[int, int] | None]:
-        """Build the map of keys; also return the first row that repeats a key, and whose."""
+        """Build the map of keys; also return the first row that repeats a key, and which row."""
         made, twice = HashMap.of(_codes(keys), _same(keys))
         return cls(made), twice
 
@@ -63,7 +63,7 @@ class KeyIndex:
     def decode(
         cls, data: npt.NDArray[np.uint8], info: KeysInfo, keys: npt.NDArray[Any] | Texts
     ) -> KeyIndex:
-        """Return the map that a file has.
+        """Return the map in a file's bytes.
 
         Raises CorruptStoreError if it is not of these keys, and FileNotFoundError if it was written
         in a form that this program does not read.

@@ -1,4 +1,4 @@
-"""The keys of a table by key: files that only grow, of which each version names a first part.
+"""The keys of a table by key: files that only grow; each version names their length.
 
 A commit appends the keys that it brings, with one checksum over all up to there. A file is appended
 to only where it ends with the last key of the version that is open; otherwise, as after a crash in
@@ -53,7 +53,7 @@ def load_keys(into: KeyMap, files: Mapping[str, KeyFile], info: KeysInfo, rows: 
 def append_keys(
     directory: _io.Directory, kind: str, info: KeysInfo | None, keys: KeyMap
 ) -> KeysInfo:
-    """Make all keys of a map durable, of which a version has the first; return what they are."""
+    """Make all keys of a map durable, the first of which a version already has; describe them."""
     if info is not None and _end_there(directory, info):
         new = keys.parts(info.count)
         files = {}

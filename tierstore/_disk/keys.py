@@ -200,7 +200,7 @@ class Keys(Sequence[Any]):
         return found, shape
 
     def _opened(self) -> KeyIndex:
-        """Return the map, from its file where that is sound."""
+        """Return the map, from its file if that is intact."""
         if self._index is None:
             try:
                 self._index = self._decoded()
@@ -217,7 +217,7 @@ class Keys(Sequence[Any]):
         return KeyIndex.decode(self._open_index().data, self._info, self._keys)
 
     def index_damage(self) -> str:
-        """Return what is wrong with the file of the map, or "" if it is sound or missing."""
+        """Describe the damage to the file of the map; "" if it is intact or missing."""
         try:
             self._decoded()
         except FileNotFoundError:

@@ -130,7 +130,7 @@ _OF_SPEC = {"rows", "fields", "backend", "sparse", "compression", "chunk_rows"} 
 
 
 def _entries_of(spec: TableSpec) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a manifest says of a spec: what every table has, and what some have."""
+    """Return the manifest entries of a spec: those of every table, and optional ones."""
     every = {
         "rows": spec.rows,
         "fields": [
@@ -190,7 +190,7 @@ class TableInfo:
 
     @cached_property
     def encoded_spec(self) -> bytes:
-        """What of it is the spec."""
+        """The part of the entry that describes the spec."""
         first, last = _entries_of(self.spec)
         return canonical(first | last)
 
@@ -210,7 +210,7 @@ class TableInfo:
 
 
 class Difference(NamedTuple):
-    """The names of tables in which a manifest differs from another before it.
+    """The names of the tables in which a manifest differs from an earlier one.
 
     `changed` are tables that the other lacks, or whose `TableInfo` is another object there; `gone`
     are those that only the other has.
@@ -281,7 +281,7 @@ class Manifest:
         return sum(info.spec.nbytes for info in self.tables.values())
 
     def difference(self, before: Manifest) -> Difference:
-        """Return which tables differ from those of another manifest before this one."""
+        """Return which tables differ from those of an earlier manifest."""
         if self._differs is None or self._differs[0]() is not before:
             known = before.tables
             changed = [
@@ -309,11 +309,11 @@ class Manifest:
 
     @cached_property
     def _entries(self) -> dict[str, bytes]:
-        """What the file says of each table, by name."""
+        """The entry of each table in the file, by name."""
         return {name: _entry(name, info) for name, info in self.tables.items()}
 
     def share(self, before: Manifest) -> None:
-        """Take from another one before what its file says of the tables that are the same."""
+        """Reuse the entries of equal tables from an earlier manifest."""
         if list(self.tables) == list(before.tables):
             entries = before._entries.copy()
             for name in self.difference(before).changed:
@@ -520,7 +520,7 @@ def _payload(section: Section) -> PayloadInfo:
 
 
 def _known(tables: Section, key: str, known: Mapping[str, TableInfo]) -> TableInfo | None:
-    """Return the known table of this name if it is the same to the byte."""
+    """Return the known table of this name if its entry has the same bytes."""
     info, found = known.get(key), tables.section(key)
     if info is None or len(found.items("deltas")) != len(info.deltas):
         return None
@@ -552,7 +552,7 @@ def _scale(section: Section) -> Scale:
 
 
 def _spec(section: Section, known: TableInfo | None) -> TableSpec:
-    """Parse the spec of a table, or take over that of the known one where it is the same."""
+    """Parse the spec of a table, or reuse that of the known table if it is the same."""
     if known is not None:
         content = {key: value for key, value in section.content.items() if key in _OF_SPEC}
         if canonical(content) == known.encoded_spec:
@@ -602,7 +602,7 @@ def _scalars(section: Section) -> dict[str, Any]:
 
 
 def _deltas(section: Section, rows: int, known: Sequence[DeltaInfo]) -> tuple[DeltaInfo, ...]:
-    """Parse the deltas of a table; the leading ones that are known already are taken over."""
+    """Parse the deltas of a table; reuse leading ones that are already known."""
     items = section.items("deltas")
     same = 0
     for item, info in zip(items, known, strict=False):

@@ -69,7 +69,7 @@ class Newest:
             records, sums = block[0, : rows.size], np.empty(rows.size, np.uint32)
             for delta, which, at in self._found(places):
                 for place in delta.places(at):
-                    place.announce(self._gap)
+                    place.prefetch(self._gap)
                 images = block[1, : which.size]
                 delta.read(at, images)
                 records[which] = images
@@ -95,8 +95,8 @@ class Newest:
         """Yield ascending rows and the places of their newest images, counted over all deltas."""
         if self._starts[-1] <= _WINDOW_ROWS:
             ids = np.concatenate([np.empty(0, np.int64), *(delta.ids for delta in self._deltas)])
-            rows, behind = np.unique(ids[::-1], return_index=True)
-            yield rows, ids.size - 1 - behind
+            rows, from_end = np.unique(ids[::-1], return_index=True)
+            yield rows, ids.size - 1 - from_end
             return
         window = max(_WINDOW_ROWS, -(-self._rows // _MOST_WINDOWS))
         for first in range(0, self._rows, window):
@@ -128,7 +128,7 @@ class Merge:
 
     @property
     def total(self) -> int:
-        """The rows to pass: those of the table twice, to write them and to verify them."""
+        """The number of row visits: each row is written once and verified once."""
         return 2 * self._base.rows
 
     def steps(self) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""The lowest tier of a table that partitions hold, and the generations that make it up."""
+"""The lowest tier of a partitioned table, and its generations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Laid(Protocol):
 
 
 class _Live:
-    """What was handed down to any partition since the last commit."""
+    """Records written to any partition since the last commit."""
 
     def __init__(self, ids: Rows) -> None:
         self.ids = ids
@@ -50,7 +50,7 @@ class PartitionedTier:
     """
 
     def __init__(self, shard: Laid, tiers: Sequence[DiskTier]) -> None:
-        """Lay a shard over the tiers of its partitions, in order."""
+        """Combine the tiers of the partitions of a shard, in order."""
         self.rows: int = len(shard)
         self.record_bytes: int = tiers[0].record_bytes
         self.shard = shard
@@ -87,7 +87,7 @@ class PartitionedTier:
 
     @property
     def live(self) -> _Live | None:
-        """What was handed down since the last commit."""
+        """Records written since the last commit."""
         found = [
             self.shard.rows_in(number, tier.live.ids)
             for number, tier in enumerate(self.tiers)
@@ -129,14 +129,14 @@ class PartitionedTier:
             tier.write(own, records[which], resident=resident)
 
     def stage(self, rows: Rows) -> Callable[[], None]:
-        """Return what has the disk read `rows`; call it without a lock: it may wait."""
+        """Return a function that prefetches `rows`; it may block, so call it without a lock."""
         advice = [tier.stage(own) for tier, _, own in self._routed(rows)]
 
-        def announce() -> None:
+        def prefetch() -> None:
             for call in filter(None, advice):
                 call()
 
-        return announce
+        return prefetch
 
     def let_go(self, rows: Rows) -> None:
         """Drop the mapped pages of `rows` from memory, which a scan has passed."""
@@ -147,7 +147,7 @@ class PartitionedTier:
         """Do nothing: what was written is in a live delta already."""
 
     def discard(self) -> Rows:
-        """Drop what was handed down since the last commit; return its rows."""
+        """Drop the records written since the last commit; return their rows."""
         gone = [
             self.shard.rows_in(number, tier.discard()) for number, tier in enumerate(self.tiers)
         ]
@@ -155,7 +155,7 @@ class PartitionedTier:
 
 
 class PartitionedGeneration:
-    """What stands for the generation of a table that partitions hold."""
+    """The generations of a partitioned table, presented as one."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class PartitionedGeneration:
         parts: Sequence[Generation],
         keys: Callable[[], Keys | None] = lambda: None,
     ) -> None:
-        """Put the generations of the partitions of a shard together.
+        """Combine the generations of the partitions of a shard.
 
         `info` is what the root's manifest says of the table, with the rows of the shard. `keys`
         returns the external keys of the whole table, of which the shard may be a part.
@@ -184,7 +184,7 @@ class PartitionedGeneration:
         return False
 
     def is_over(self, other: object) -> bool:
-        """Whether it lies over the same open files as another."""
+        """Whether it uses the same open files as another."""
         return isinstance(other, PartitionedGeneration) and self.tier.tiers == other.tier.tiers
 
     @property

@@ -1,4 +1,4 @@
-"""A table by key that partitions hold: a key is in the partition that a hash of it names.
+"""A partitioned table by key: the hash of a key determines its partition.
 
 Its rows are numbered in one order over all partitions of a shard, so that whatever goes by row
 number is as in a table of one process: first those of the version that was opened, partition by
@@ -32,13 +32,13 @@ _BLOCK_ROWS = 1 << 14
 
 
 class PartitionWriter(Protocol):
-    """The one who writes a table of a partition."""
+    """The writer of a table of a partition."""
 
     def grow(self, rows: int) -> None:
-        """Have at least so many rows."""
+        """Grow to at least so many rows."""
 
     def touch(self) -> None:
-        """Have the next commit look at the keys."""
+        """Make the next commit include the keys."""
 
 
 class _Places:
@@ -69,7 +69,7 @@ class _Places:
         return found
 
     def append(self, partitions: Rows) -> None:
-        """Give the next rows a place in these partitions each, behind those that it has."""
+        """Append a row to each of these partitions, for the next rows of the shard."""
         order = np.argsort(partitions, kind="stable")
         counts = np.bincount(partitions, minlength=self.counts.size)
         starts = np.cumsum(counts) - counts
@@ -85,16 +85,16 @@ class _Places:
         self.counts += counts
 
     def truncate(self, rows: int) -> None:
-        """Have the first rows alone, which are the first in their partitions."""
+        """Keep only the first rows, which are the first in their partitions."""
         self.counts -= np.bincount(self._of[0, rows : self._rows], minlength=self.counts.size)
         self._rows = rows
 
     def seal(self) -> None:
-        """Note that all rows are committed: what comes next is behind them everywhere."""
+        """Record that all rows are committed: later rows come after them in every partition."""
         self._sealed, self._sealed_counts = self._rows, self.counts.copy()
 
     def locate(self, rows: Rows) -> tuple[Rows, Rows]:
-        """Return the partition and the row there of each row; of those without a key, none."""
+        """Return the partition of each row that has a key, and its row there."""
         known = rows < self._rows
         found = np.zeros((2, rows.size), np.int64)
         found[0, ~known] = self.counts.size
@@ -102,7 +102,7 @@ class _Places:
         return found[0], found[1]
 
     def rows_in(self, partition: int, rows: Any) -> Rows:
-        """Return the rows in the shard of rows of a partition, of those that have a key."""
+        """Return the rows in the shard of those rows of a partition that have a key."""
         known = np.asarray(rows, np.int64)
         found: Rows = self.all_in(partition)[known[known < self.counts[partition]]]
         return found
@@ -117,7 +117,7 @@ class _Places:
         return found
 
     def keep(self, rows: Rows) -> list[tuple[Rows, Rows]]:
-        """Number these rows alone, in this order.
+        """Keep only these rows, renumbered in this order.
 
         Returns for each partition which of its rows are to be moved, and where each goes: the last
         ones close the gaps of those that are gone.
@@ -225,7 +225,7 @@ class _SharedKeys(KeyMap):
 
 
 class _KeysOfPartition(KeyMap):
-    """Those of one partition among them, for the generation that makes them durable."""
+    """The keys of one partition, for the generation that makes them durable."""
 
     def __init__(self, whole: _SharedKeys, number: int, generation: Generation) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ class _KeyedTier(PartitionedTier):
         self._load = load
 
     def grow(self, rows: int) -> None:
-        """Have room for more rows; partitions grow as keys come to them."""
+        """Reserve room for more rows; partitions grow as they get keys."""
         self._places.capacity = self.rows = rows
 
     def read(self, rows: Rows, out: Bytes) -> None:
@@ -318,7 +318,7 @@ class _KeyedTier(PartitionedTier):
 
 
 class KeyedPartitionedGeneration(PartitionedGeneration):
-    """What stands for the generation of a table by key that partitions hold."""
+    """The generations of a partitioned table by key, presented as one."""
 
     moves_rows = False
     """A row stays in its partition, whatever its number."""
@@ -332,7 +332,7 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
         parts: Sequence[Generation],
         writers: Sequence[PartitionWriter] = (),
     ) -> None:
-        """Put the generations of a shard together, of so many partitions from `first` on.
+        """Combine the generations of the partitions of a shard, from `first` on.
 
         `writers` are those of the partitions, none of a reader.
         """
@@ -359,7 +359,7 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
 
     @property
     def key_map(self) -> KeyMap:
-        """The keys of the shard, filled from those of its partitions when it is asked for."""
+        """The keys of the shard, loaded from its partitions on first use."""
         found = self._map
         if found is None:
             with self._map_lock:
@@ -385,11 +385,11 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
         return len(self.key_map)
 
     def fill_ahead(self) -> None:
-        """Leave that to who asks for a key."""
+        """Do nothing: the keys are loaded on first use."""
 
     @property
     def key_count(self) -> int:
-        """The number of keys of the shard that the version that is open has."""
+        """The number of keys of the shard in the open version."""
         return sum(part.key_count for part in self.parts)
 
     @property
@@ -399,13 +399,13 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
 
     @property
     def removed_keys(self) -> int:
-        """How many keys fewer there are than in the version that is open."""
+        """The number of keys removed since the open version."""
         if self._map is None or not self._has_moved_keys:
             return 0
         return max(0, self.key_count - len(self._map))
 
     def keep_keys(self, rows: Rows) -> None:
-        """Keep the keys of these rows alone, in this order.
+        """Keep only the keys of these rows, in this order.
 
         Nothing of the table may be in memory. Within each partition the last rows take the places
         of those that are gone.
@@ -425,19 +425,19 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
                 part.tier.write(at[order], records)
 
     def keys_committed(self) -> None:
-        """Take the keys of now for those of the version that is open."""
+        """Record that the open version has the current keys."""
         self._has_moved_keys = False
         self._places.seal()
 
     def drop_new_keys(self) -> None:
-        """Go back to the keys of the last commit, once the partitions did."""
+        """Restore the keys of the last commit, after the partitions have done so."""
         if self._has_moved_keys:
             self._map, self._has_moved_keys = None, False
         elif self._map is not None:
             self._map.truncate(self.key_count)
 
     def rows_in(self, partition: int, rows: Rows) -> Rows:
-        """Return the rows of the shard that rows of a partition are."""
+        """Return the rows of the shard for rows of a partition."""
         if not self.key_map:
             return rows[:0]
         return self._places.rows_in(partition, rows)

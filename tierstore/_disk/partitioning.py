@@ -1,8 +1,8 @@
-"""Where the rows of a partitioned table lie: arithmetic alone, for arrays and tensors alike.
+"""The rows of a partitioned table, by arithmetic that works for arrays and tensors alike.
 
 A table of P partitions is cut into blocks of P ids. Each block gives one row to every partition, in
-an order that a hash of the block's number rotates: a row that many ids are congruent to modulo some
-number, or that are close to each other, lies in no favoured partition.
+an order that a hash of the block's number rotates, so that ids that are close to each other, or
+congruent modulo some number, are spread over all partitions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def partition_name(number: int) -> str:
 
 
 def mix(blocks: Any) -> Any:
-    """Return 31 bits, in int64, of which every bit depends on every bit of a block's number.
+    """Hash the numbers of blocks to 31 bits, in int64.
 
     The multiplier and the first shift are those of Fibonacci hashing, the second multiplier is of
     splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA'14).
@@ -73,22 +73,22 @@ class Shard:
 
     @classmethod
     def of_rank(cls, rows: int, partitions: int, rank: int, ranks: int) -> Shard:
-        """Return the shard of a rank: the partitions p of which p * ranks // partitions is it."""
+        """Return the shard of a rank: the partitions p with p * ranks // partitions == rank."""
         first, end = (-(-each * partitions // ranks) for each in (rank, rank + 1))
         return cls(rows, partitions, first, end - first)
 
     @property
     def blocks(self) -> int:
-        """Rows of each partition; in the last block some may stand for no id."""
+        """Rows of each partition; in the last block some may have no id."""
         return -(-self.rows // self.partitions)
 
     def __len__(self) -> int:
-        """Return the number of rows of the shard, at least 1; the only one may stand for no id."""
+        """Return the number of rows of the shard, at least 1; the only one may have no id."""
         return max(1, self.ids)
 
     @property
     def ids(self) -> int:
-        """How many ids are in the shard."""
+        """Number of ids in the shard."""
         block, rest = divmod(self.rows, self.partitions)
         start, wrapped = self._span(block)
         last = min(rest, wrapped) + max(0, min(rest, start + self.count - wrapped) - start)

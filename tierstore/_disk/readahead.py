@@ -27,7 +27,6 @@ __all__ = [
     "FEW",
     "SPEEDS",
     "MappedRows",
-    "announce",
     "at_leisure",
     "cache_path",
     "disk_of",
@@ -85,9 +84,9 @@ class MappedRows:
     records: npt.NDArray[np.uint8]
     rows: npt.NDArray[np.int64]
 
-    def announce(self, gap: int = USUAL_GAP) -> None:
-        """Prefetch the pages of these rows; see `announce`."""
-        announce(self.records, self.rows, gap)
+    def prefetch(self, gap: int = USUAL_GAP) -> None:
+        """Prefetch the pages of these rows; see `prefetch`."""
+        prefetch(self.records, self.rows, gap)
 
     def let_go(self) -> None:
         """Drop the pages from the lowest of these rows to the highest; see `_io.let_go`."""
@@ -95,7 +94,7 @@ class MappedRows:
             _io.let_go(self.records[int(self.rows.min()) : int(self.rows.max()) + 1])
 
 
-def announce(
+def prefetch(
     records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], gap: int = USUAL_GAP
 ) -> None:
     """Prefetch the pages that contain `rows` of mapped `records`.
@@ -169,13 +168,13 @@ _POLL_SECONDS = 0.05
 _PAUSE = 2
 
 
-def paced(count: int, announce: Callable[[int], None]) -> Iterator[int]:
-    """Yield 0 … count - 1, each after a read-ahead thread has called `announce` with it.
+def paced(count: int, prefetch: Callable[[int], None]) -> Iterator[int]:
+    """Yield 0 … count - 1, each after a read-ahead thread has called `prefetch` with it.
 
     The thread is at most three parts ahead of the caller, so that pages are not evicted before they
-    are copied. `announce` blocks while the request queue of the disk is full, which sets the pace.
+    are copied. `prefetch` blocks while the request queue of the disk is full, which sets the pace.
     """
-    announced = threading.Semaphore(0)
+    prefetched = threading.Semaphore(0)
     room = threading.Semaphore(_MAX_LEAD)
     over = Event()
 
@@ -185,8 +184,8 @@ def paced(count: int, announce: Callable[[int], None]) -> Iterator[int]:
             if over.is_set():
                 return
             with contextlib.suppress(Exception):  # only advice: a read loads the page anyway
-                announce(number)
-            announced.release()
+                prefetch(number)
+            prefetched.release()
 
     try:
         worker = Worker(run_ahead, "read ahead")
@@ -195,7 +194,7 @@ def paced(count: int, announce: Callable[[int], None]) -> Iterator[int]:
         return
     try:
         for number in range(count):
-            while worker.alive and not announced.acquire(timeout=_POLL_SECONDS):
+            while worker.alive and not prefetched.acquire(timeout=_POLL_SECONDS):
                 pass
             yield number
             room.release()
@@ -238,7 +237,7 @@ def disk_of(path: str | Path) -> str:
 
 
 def merge_gap(path: str | Path) -> int:
-    """Return the bytes that the disk under `path` reads in the time of one more request.
+    """Return how many bytes the disk under `path` reads in the time of one request.
 
     Pages with smaller gaps are best read in one piece. The value is bandwidth ÷ requests per
     second, as last measured, or a typical value.

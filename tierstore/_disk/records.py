@@ -166,7 +166,7 @@ class RecordFiles(LaidRecords):
         return data.reshape(self.rows, self.record_bytes)
 
     def grow(self, rows: int, head: bytes | None = None) -> None:
-        """Have more rows in a single file, which a writer extends and gives another `head`.
+        """Add rows to a single file; a writer extends it and rewrites its `head`.
 
         What another thread writes meanwhile stays; the file is to be synced.
         """
@@ -257,7 +257,7 @@ class RecordFiles(LaidRecords):
             return self._rewrite if cached else self._rewrite_past_cache
         if cached:
             return self._put_runs
-        readahead.announce(self.records, rows)
+        readahead.prefetch(self.records, rows)
         return self._put_runs_and_forget
 
     def _is_dense(self, rows: npt.NDArray[np.int64]) -> bool:

@@ -112,7 +112,7 @@ class DiskTier:
         return self._index.entries.nbytes
 
     def grow(self, rows: int) -> None:
-        """Have more rows, which read as zeros; a writer extends the files."""
+        """Add rows, which read as zeros; a writer extends the files."""
         with self._lock:
             self._base.grow(rows, extend=self._new_live is not None)
             self._index.grow(rows)
@@ -148,7 +148,7 @@ class DiskTier:
         for delta in self._index.latest(deltas):
             left = np.flatnonzero(~known)
             found, positions = delta.find(rows[left])
-            readahead.announce(delta.records, positions)
+            readahead.prefetch(delta.records, positions)
             _spread(delta.read, positions, left[found], out)
             self._count(found.size)
             known[left[found]] = True
@@ -187,18 +187,18 @@ class DiskTier:
             (0 if out is not None else min(rows.size, step), self.record_bytes), np.uint8
         )
         parts = [slice(at, min(at + step, rows.size)) for at in range(0, rows.size, step)]
-        for part in self._announced(rows, parts) if cold else parts:
+        for part in self._prefetched(rows, parts) if cold else parts:
             records = block[: part.stop - part.start] if out is None else out[part]
             self._read(rows[part], records)
             yield part, records
 
-    def _announced(self, rows: npt.NDArray[np.int64], parts: list[slice]) -> Iterator[slice]:
+    def _prefetched(self, rows: npt.NDArray[np.int64], parts: list[slice]) -> Iterator[slice]:
         """Yield parts of `rows`, each after its pages were requested."""
         if len(parts) == 1:
-            self._announce(rows)
+            self._prefetch(rows)
             yield from parts
             return
-        for number in paced(len(parts), lambda number: self._announce(rows[parts[number]])):
+        for number in paced(len(parts), lambda number: self._prefetch(rows[parts[number]])):
             yield parts[number]
 
     def _cold(self, rows: npt.NDArray[np.int64]) -> bool:
@@ -249,7 +249,7 @@ class DiskTier:
     def _copies(
         self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]
     ) -> list[Callable[[], None]]:
-        """Copy records that wait to be written; return what copies the others from the files."""
+        """Copy queued records; return a function that copies the others from the files."""
         with self._lock:
             index = self._index.entries
             entries = index.take(rows) if rows.size <= _SAMPLE else numbers_of(rows, index)
@@ -279,14 +279,14 @@ class DiskTier:
         if not self._cold(rows):
             return None
         places = self._places(rows)
-        return lambda: self._announce_places(places)
+        return lambda: self._prefetch_places(places)
 
-    def _announce(self, rows: npt.NDArray[np.int64]) -> None:
-        self._announce_places(self._places(rows))
+    def _prefetch(self, rows: npt.NDArray[np.int64]) -> None:
+        self._prefetch_places(self._places(rows))
 
-    def _announce_places(self, places: list[MappedRows]) -> None:
+    def _prefetch_places(self, places: list[MappedRows]) -> None:
         for place in places:
-            place.announce(self._base.gap)
+            place.prefetch(self._base.gap)
 
     def write(
         self,

@@ -7,7 +7,9 @@ synchronous write would raise it, and no queued record is lost.
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._threads import Condition
 
-__all__ = ["Behind", "Piece"]
+__all__ = ["Piece", "WriteQueue"]
+
+_LOG = logging.getLogger("tierstore")
 
 _MIN_QUEUED_BYTES = 128 << 10
 """Size below which writing takes no longer than handing over to a thread."""
@@ -64,7 +68,7 @@ class Piece:
         return which[here], at[here]
 
 
-class Behind:
+class WriteQueue:
     """A queue of pieces for a file, held in a few blocks of memory.
 
     Only one thread besides its own may use it at a time.
@@ -103,7 +107,16 @@ class Behind:
 
     def _put(self, piece: Piece) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._idle() or len(self._waiting) < self._most)
+            begin = time.monotonic()
+            full = not self._has_room()
+            self._changed.wait_for(self._has_room)
+        if full:
+            _LOG.debug(
+                "a write waited %d ms for the disk: %d blocks of %d bytes are queued",
+                round((time.monotonic() - begin) * 1000),
+                self._most,
+                self._block_bytes,
+            )
         if self._idle():
             self._write_waiting()
         block = self._spare.pop() if self._spare else np.empty(self._block_bytes, np.uint8)
@@ -153,6 +166,9 @@ class Behind:
     def _is_empty(self) -> bool:
         """Whether the queue is empty and the thread, which only the caller starts, is idle."""
         return self._thread is None and not self._waiting and not self._spare
+
+    def _has_room(self) -> bool:
+        return self._idle() or len(self._waiting) < self._most
 
     def _idle(self) -> bool:
         return self._thread is None

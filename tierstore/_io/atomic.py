@@ -71,7 +71,7 @@ def publish(
 
 
 def relink(link: str | Path, target: str) -> None:
-    """Make a symbolic link, new or old, lead to another entry beside it, in one durable step.
+    """Point a symbolic link, new or old, to another entry beside it, in one durable step.
 
     Raises ExistsError if the name is taken by anything but a link.
     """
@@ -110,7 +110,7 @@ def _beside(path: Path) -> Path:
 
 
 def _mention_leftovers(target: Path) -> None:
-    """Warn of what killed processes left of earlier attempts to write the target."""
+    """Warn of temporary files that killed processes left when they wrote the target."""
     begin, limit = f".{target.name[:50]}.", time.time() - _STALE_SECONDS
     with contextlib.suppress(OSError):  # such as a directory that cannot be listed
         for each in leftovers(target.parent):

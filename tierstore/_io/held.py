@@ -166,7 +166,7 @@ class _Pool:
             one.rest()
 
     def _next(self, but: Held[Any]) -> Held[Any] | None:
-        """Return what is to be closed next, but for one; None if nothing can be."""
+        """Return the entry to close next, except a given one; None if there is none."""
         for _ in range(2):
             with contextlib.suppress(IndexError):  # of a list that is empty
                 while True:
@@ -178,7 +178,7 @@ class _Pool:
         return None
 
     def _choose(self) -> list[tuple[int, weakref.ref[Held[Any]]]]:
-        """Return some that may be closed and when each was used, what is to go first last.
+        """Return entries that may be closed, with their last use; the first to close comes last.
 
         Choosing goes through all that is open, so it is done once for many that are admitted.
         """

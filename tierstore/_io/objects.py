@@ -400,5 +400,5 @@ class ObjectDirectory(Directory):
         """Do nothing: an object that was sent is durable, as is its name."""
 
     def free_bytes(self) -> int:
-        """Return the largest possible number: zarr stores do not tell."""
+        """Return the largest possible number: zarr stores do not report it."""
         return 2**63 - 1

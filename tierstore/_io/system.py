@@ -4,8 +4,8 @@ Errors are OSErrors, whether the call goes through `os`, `fcntl` or the C librar
 through `calls`, which a test may replace to record, delay or fail them.
 
 This module also determines file systems. A device number identifies neither the subvolumes of btrfs
-nor what is behind FUSE. The mount through which a descriptor was opened does; if mounts cannot be
-read, the kernel's type number is used.
+nor the file system that FUSE serves. The mount through which a descriptor was opened does; if
+mounts cannot be read, the kernel's type number is used.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ version names them. No fold may be in progress, since it writes to the old gener
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +53,8 @@ __all__ = [
     "take_keys",
     "write_table",
 ]
+
+_LOG = logging.getLogger("tierstore")
 
 _BLOCK_ROWS = 1 << 14
 
@@ -124,6 +127,13 @@ def _rewrite(
         with state.unbroken():
             state.commit_tables({**kept, **written})
             state.reopen(written)
+    _LOG.info(
+        "%s: committed version %d: wrote tables %s, dropped %s",
+        state.directory.path,
+        state.manifest.version,
+        list(written),
+        [name for name in drop if name not in written],
+    )
 
 
 def write_table(

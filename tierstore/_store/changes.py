@@ -103,7 +103,7 @@ class _Pair(NamedTuple):
 
 
 def _pairs(old: Table, new: Table) -> Iterator[_Pair]:
-    """Yield what of two versions of a table has the same rows in the same places."""
+    """Yield the parts of two versions of a table that have the same rows in the same places."""
     before: object = old._generation
     after: object = new._generation
     if not isinstance(before, KeyedPartitionedGeneration) or not isinstance(

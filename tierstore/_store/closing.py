@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from tierstore.errors import (
 )
 
 __all__ = ["close", "leave_to_owner", "watch"]
+
+_LOG = logging.getLogger("tierstore")
 
 
 def close(state: State, folder: Folder, *, at_once: bool = False) -> None:
@@ -50,6 +53,7 @@ def close(state: State, folder: Folder, *, at_once: bool = False) -> None:
             folder.stop()
         finally:
             state.release()
+    _LOG.info("%s: closed", state.directory.path)
     if lost:
         warn(
             f"{state.directory.path} was closed with {lost}, now dropped; call commit() to keep "
@@ -67,7 +71,7 @@ def _end_fold(state: State, folder: Folder, *, at_once: bool) -> None:
 
 
 def _wind_up(state: State, folder: Folder) -> str:
-    """Drop what is not committed and reject further calls; return what that was, "" if nothing."""
+    """Drop uncommitted changes and reject further calls; describe the changes, "" if none."""
     try:
         if not state.door.writable:
             return ""
@@ -116,7 +120,7 @@ def watch(opened: Closable, path: str, locks: Sequence[Lock]) -> Callable[[], ob
 
 
 def leave_to_owner(opened: Closable) -> None:
-    """Leave the care for an open store to another one that owns it, and is watched itself."""
+    """Stop supervising a store that belongs to another supervised one."""
     _opened.pop(opened, None)
 
 

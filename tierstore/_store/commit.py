@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -20,16 +22,20 @@ from tierstore._store.payload import remove_payloads, write_payloads
 from tierstore._store.state import Coming, State
 from tierstore._strictjson import canonical, json_values
 from tierstore._threads import Condition, Event, Worker
+from tierstore.budget import format_bytes
 from tierstore.errors import (
     CommitFailedError,
     InternalError,
     InvalidInputError,
     TierStoreError,
     UpkeepWarning,
+    counted,
     warn,
 )
 
 __all__ = ["CommitDraft", "PendingCommit", "clean_up", "commit", "put_off"]
+
+_LOG = logging.getLogger("tierstore")
 
 _MANY_UNCONFIRMED = 100
 _ENDED = (
@@ -122,6 +128,7 @@ def commit(
     later error, until the tables have adopted the manifest, closes the store.
     """
     state = draft.state
+    begin = time.monotonic()
     with state.unless_published(draft.drop):
         flush(draft)
         changed = seal(draft)
@@ -132,12 +139,32 @@ def commit(
                 state.reopen(draft.written)
             state.touched.keys.clear()
     with use.interruptible():
+        if _LOG.isEnabledFor(logging.INFO):
+            _log(state, manifest, time.monotonic() - begin)
         clean_up(state, folder)
     return manifest.version
 
 
+def _log(state: State, manifest: Manifest, seconds: float) -> None:
+    version = manifest.version
+    deltas = [
+        delta
+        for info in manifest.tables.values()
+        for delta in info.deltas[-1:]
+        if delta.version == version
+    ]
+    _LOG.info(
+        "%s: committed version %d: %s, %s in %d ms",
+        state.directory.path,
+        version,
+        counted(sum(delta.rows for delta in deltas), "row"),
+        format_bytes(sum(delta.size for delta in deltas)),
+        round(seconds * 1000),
+    )
+
+
 def flush(draft: CommitDraft) -> None:
-    """Hand every changed record down to the delta of its table."""
+    """Write every changed record to the delta of its table."""
     for name in list(draft.state.touched.scalars):
         if (table := draft.state.tables.get(name)) is not None:
             draft.scalars[name] = json_values(table._scalars)

@@ -78,7 +78,7 @@ class _Fold:
         self._state = state
         self._upto = upto
         self.name = f"fold of {state.directory.path} up to version {upto}"
-        # This keeps the store and its lock alive: no second writer may come beside the thread.
+        # This keeps the store and its lock alive, so that no second writer runs beside the thread.
         self._merges = {
             name: table._disk.merge(upto)
             for name, table in state.tables.items()
@@ -165,22 +165,22 @@ def _compacted(generation: Generation, compactions: list[Compaction]) -> TableIn
 
 
 class Gathered:
-    """The deltas of all tables, counted anew only where a manifest says something else of them.
+    """The deltas of all tables, recounted only for tables whose entry in the manifest changed.
 
     Attributes:
-        total: how many there are.
-        full: the tables that have more than a few, or many bytes of them.
+        total: number of deltas.
+        full: the tables with more than a few deltas, or with large ones.
     """
 
     def __init__(self) -> None:
-        """Know of no table."""
+        """Start without tables."""
         self.total = 0
         self.full: dict[str, None] = {}
         self._counts: dict[str, int] = {}
         self._seen: Manifest | None = None
 
     def look(self, manifest: Manifest) -> None:
-        """Take what another manifest says."""
+        """Count the deltas of another manifest."""
         seen, self._seen = self._seen, manifest
         if seen is None:
             changed = list(manifest.tables)
@@ -202,7 +202,7 @@ class Gathered:
 
     @property
     def most(self) -> int:
-        """How many deltas a table may have before something is done about them."""
+        """The most deltas of a table before they are folded or compacted."""
         return _MOST_DELTAS if self.total <= _MOST_MAPPINGS else min(_FEWEST_DELTAS, _MOST_DELTAS)
 
 
@@ -217,7 +217,7 @@ class Folder:
         self._since = 0
         self._gathered = Gathered()
         self._work: Work | None = None
-        self._behind: BackgroundWork | None = None
+        self._thread: BackgroundWork | None = None
 
     def tend(self) -> None:
         """After a commit: publish finished work, and start new work if deltas have accumulated.
@@ -228,8 +228,8 @@ class Folder:
         if self._state.damaged:
             return
         newest = self._state.manifest.version
-        if self._behind is not None:
-            if not self._behind.done() and not self._much(self._since, newest, times=2):
+        if self._thread is not None:
+            if not self._thread.done() and not self._much(self._since, newest, times=2):
                 return
             self.finish()
         if not self._much(0, newest):
@@ -254,14 +254,17 @@ class Folder:
         if not self._begin(upto):
             return False
         work = _Fold(self._state, upto, progress)
+        _LOG.info("%s starts", work.name)
         try:
             for _ in work.steps():
                 pass
-        except BaseException:
+        except BaseException as error:
             work.drop()
+            _LOG.info("%s ended without a result: %r", work.name, str(error))
             raise
         work.publish()
         memory.give_back()
+        _LOG.info("%s is published", work.name)
         return True
 
     def fold_if_quick(self) -> None:
@@ -281,14 +284,14 @@ class Folder:
 
         Raises its error, after which no work is in progress. An interrupt stops the work.
         """
-        work, behind = self._work, self._behind
-        self._work = self._behind = None
-        if work is None or behind is None:
+        work, thread = self._work, self._thread
+        self._work = self._thread = None
+        if work is None or thread is None:
             return
         try:
-            behind.finish()
+            thread.finish()
         except BaseException as error:
-            behind.stop()
+            thread.stop()
             work.drop()
             _LOG.warning("%s failed: %s", work.name, str(error))  # whose frames hold files
             raise
@@ -302,19 +305,19 @@ class Folder:
         A fold of a large table may take hours. If three times the threshold has accumulated, wait
         for it: deltas must not accumulate faster than they are merged, even over short sessions.
         """
-        if self._behind is None:
+        if self._thread is None:
             return
-        if self._behind.done() or self._much(0, self._state.manifest.version, times=3):
+        if self._thread.done() or self._much(0, self._state.manifest.version, times=3):
             self.finish()
         else:
             self.stop()
 
     def stop(self) -> None:
         """Stop work in progress, if any; it is repeated later."""
-        work, behind = self._work, self._behind
-        self._work = self._behind = None
-        if work is not None and behind is not None:
-            behind.stop()
+        work, thread = self._work, self._thread
+        self._work = self._thread = None
+        if work is not None and thread is not None:
+            thread.stop()
             work.drop()
             _LOG.info("%s is stopped; a later session repeats it", work.name)
 
@@ -322,7 +325,7 @@ class Folder:
         """Run the steps of work in a thread."""
         self._since = self._state.manifest.version
         try:
-            self._behind = BackgroundWork(work.steps())
+            self._thread = BackgroundWork(work.steps())
         except BaseException:
             work.drop()
             raise

@@ -146,7 +146,7 @@ def write_copy(
 
 @contextlib.contextmanager
 def _new_directory(where: Path | _io.Objects) -> Iterator[_io.Directory]:
-    """Yield a place for the body to fill, which appears complete or not at all.
+    """Yield a directory for the body to fill, which appears complete or not at all.
 
     Objects appear one by one; only the last one, a manifest, turns them into a store. Raises
     ExistsError.

@@ -66,7 +66,7 @@ class DirectoryWatch:
         return time.monotonic() < self._unsure_until
 
     def wait(self) -> bool:
-        """Wait until there may be a change; return False where the time is up before."""
+        """Wait until there may be a change; return False if the time is up first."""
         while True:
             left = self._every if self._until is None else self._until - time.monotonic()
             if left <= 0:

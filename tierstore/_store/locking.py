@@ -201,7 +201,7 @@ class WriterLock:
     def readers(self, below: int) -> list[int]:
         """Return the ascending versions `below` a given one that are being read.
 
-        A program that does not announce its version counts as a reader of version 0.
+        A program that does not lock its version counts as a reader of version 0.
         """
         found: list[int] = []
         first = 0

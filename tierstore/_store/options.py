@@ -98,7 +98,7 @@ class Options:
         return self.mode == "r+"
 
     def placement(self) -> Placement:
-        """Return what places the tables within the budget, the indexes of their deltas included."""
+        """Return the placement of tables and the indexes of their deltas within the budget."""
         return Placement(
             self.budget,
             self.policy,

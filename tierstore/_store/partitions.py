@@ -1,4 +1,4 @@
-"""The partitions of a store, as a reader opens them: each is a store of its own, held at a version.
+"""The partitions of a store for a reader: each is a separate store, held at a version.
 
 The root's manifest says which version of each partition belongs together.
 """
@@ -80,7 +80,7 @@ def _add_part(
 
 
 def missing_partition(path: str, number: int) -> CorruptStoreError:
-    """Return the error for a partition that is not where it must be."""
+    """Return the error for a partition that is missing."""
     return CorruptStoreError(
         f"{path} is missing, or not a store: it holds partition {number} of every table; restore "
         "it from a copy, or, where each host has its own disk, open the store on the hosts that "
@@ -90,10 +90,10 @@ def missing_partition(path: str, number: int) -> CorruptStoreError:
 
 
 class WholeKeys:
-    """The external keys of a table in partitions, which the root has in a generation."""
+    """The external keys of a partitioned table, in a generation of the root."""
 
     def __init__(self, root: _io.Directory, name: str, info: Callable[[], TableInfo]) -> None:
-        """Open nothing yet; `info` returns what the root says of the table at the moment."""
+        """Open nothing yet; `info` returns the table's current entry in the root's manifest."""
         self._root = root
         self._name = name
         self._info = info
@@ -134,7 +134,7 @@ class WholeKeys:
 
     @contextlib.contextmanager
     def _directory(self, info: TableInfo) -> Iterator[_io.Directory]:
-        """Open where the keys are; raises FileNotFoundError."""
+        """Open the directory of the keys; raises FileNotFoundError."""
         with (
             self._root.directory(self._name) as table,
             table.directory(info.generation) as directory,
@@ -160,7 +160,7 @@ class _Reader:
             self._floor = history.floor()
 
     def has_moved(self) -> bool:
-        """Whether the version has other files by now, as after a fold, or is gone."""
+        """Whether the version was removed or has different files, as after a fold."""
         before = self.manifest
         try:
             with partition_directory(self._root, self._number) as directory:
@@ -220,7 +220,7 @@ class PartitionReaders:
     """
 
     def __init__(self, root: _io.Directory, manifest: Manifest, locks: list[Any]) -> None:
-        """Hold every partition; what locks it is added to `locks`. Raises CorruptStoreError."""
+        """Hold every partition and add its lock to `locks`. Raises CorruptStoreError."""
         self.seq: int = manifest.seq
         self._root = root
         self._locks = locks
@@ -253,11 +253,11 @@ class PartitionReaders:
         return PartitionedGeneration(dataclasses.replace(info), shard, parts, keys)
 
     def have_moved(self) -> bool:
-        """Whether any of their versions has other files by now; see `_Reader.has_moved`."""
+        """Whether any of their versions has different files; see `_Reader.has_moved`."""
         return any(reader.has_moved() for reader in self._readers)
 
     def close(self) -> None:
-        """Let the versions of the partitions go."""
+        """Release the versions of the partitions."""
         for reader in self._readers:
             reader.lock.close()
             self._locks.remove(reader.lock)

@@ -212,7 +212,7 @@ class Change:
 
     @property
     def size(self) -> int:
-        """Bytes of it in the file: ids, records, checksums and the checksum of these."""
+        """Its size in the file: ids, records, checksums and the checksum of these."""
         return self.changed * (self.record_bytes + 12) + 4
 
 
@@ -270,7 +270,7 @@ class Patch:
             yield rows[part], records
 
     def check_order(self, manifest: Manifest, where: str) -> None:
-        """Raise VersionError unless the open version of a store is the one that this follows."""
+        """Raise VersionError unless the open version of a store is the one this is based on."""
         old, new = (each.natural("version") for each in (self.old, self.new))
         if manifest.mark == self.new.text("mark"):
             raise VersionError(f"{where} already has version {new}, to which {self.name} leads")
@@ -292,7 +292,7 @@ class Patch:
             )
 
     def draft(self, state: State) -> CommitDraft:
-        """Begin the version that this leads to, with its payload, step and marks."""
+        """Begin the version that this produces, with its payload, step and marks."""
         values = {
             name: Encoded(entry.text("kind"), self.value(name, entry.natural("size")))
             for name, entry in (self.payload or {}).items()
@@ -360,7 +360,7 @@ def open_patch(path: str | os.PathLike[str]) -> Iterator[Patch]:
 
 
 def apply_patch(state: State, folder: Folder, path: str | os.PathLike[str]) -> PatchInfo:
-    """Apply a patch to the version it follows, and commit; after an error nothing has changed."""
+    """Apply a patch to the version it is based on, and commit; an error changes nothing."""
     with (
         open_patch(path) as patch,
         state.door.use(write=True) as use,

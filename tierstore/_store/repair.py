@@ -177,7 +177,7 @@ class _Repair:
         progress: Overall,
         report: RepairReport,
     ) -> None:
-        """Copy what a manifest names; without a directory and what was found in it, nothing."""
+        """Copy what a manifest names; nothing without a directory and its contents."""
         self._directory = directory
         self._floor = 0 if found is None else found.history.floor()
         self._manifest = manifest
@@ -213,12 +213,12 @@ class _Repair:
             self._check_still_there()
 
     def _remove_list_without(self, where: Path) -> None:
-        """Remove the list unless there is the store."""
+        """Remove the list unless the store exists."""
         if not os.path.lexists(where):
             self._report.listed.unlink(missing_ok=True)
 
     def _write(self, directory: _io.Directory, rows: RowList) -> None:
-        """Write a copy to an empty directory, and what is not intact to the list."""
+        """Write a copy to an empty directory, and list the rows that are not intact."""
         manifest = self._manifest
         tables: dict[str, TableInfo] = {}
         for name, info in manifest.tables.items():
@@ -277,10 +277,10 @@ class _Repair:
             yield found.records
 
     def _see(self, found: Found) -> None:
-        """Change the state of images that are not what they are for the store as a whole."""
+        """Change the state of images that differs for the store as a whole."""
 
     def _ids_of(self, name: str, rows: Rows) -> Rows:
-        """Return the ids of rows, ascending; -1 for rows that stand for no id."""
+        """Return the ids of rows, ascending; -1 for rows without an id."""
         return rows
 
     def _check_still_there(self) -> None:
@@ -295,7 +295,7 @@ class _Repair:
 
 
 class _PartitionedRepair(_Repair):
-    """The repair of a store with partitions, of which each is copied as a store."""
+    """The repair of a store with partitions, each of which is copied as a store."""
 
     def _write(self, directory: _io.Directory, rows: RowList) -> None:
         manifest = self._manifest
@@ -313,7 +313,7 @@ class _PartitionedRepair(_Repair):
         write_copy(directory, manifest, tables, payload, partitions=manifest.partitions)
 
     def _copy_whole(self, directory: _io.Directory, name: str, info: TableInfo) -> TableInfo:
-        """Return what the root of the copy says of a table, whose external keys it has."""
+        """Return the entry of a table in the root of the copy, including its external keys."""
         copied = TableInfo(info.spec, "", scalars=dict(info.scalars))
         if info.keys is None:
             return copied
@@ -331,7 +331,7 @@ class _PartitionedRepair(_Repair):
         return dataclasses.replace(copied, generation=generation, keys=keys)
 
     def _copy_partition(self, number: int, target: _io.Directory, rows: RowList) -> None:
-        """Copy a partition, or put rows in its place that stand for those of a missing one."""
+        """Copy a partition, or write filler rows for a missing one."""
         source = cast(_io.Directory, self._directory)
         with contextlib.ExitStack() as held:
             part: _io.Directory | None = None
@@ -352,7 +352,7 @@ class _PartitionedRepair(_Repair):
 
 
 class _PartRepair(_Repair):
-    """The repair of a partition of a store, whose manifest says at which version.
+    """The repair of a partition at the version that the store's manifest names.
 
     Attributes:
         keys_before: keys of the partitions before, by table.
@@ -370,7 +370,7 @@ class _PartRepair(_Repair):
         progress: Overall,
         report: RepairReport,
     ) -> None:
-        """Copy that version, or in its place the newest before it, or rows that fill."""
+        """Copy that version, or the newest one before it, or filler rows."""
         self._number = number
         self._whole = whole
         version, mark = whole.partitions[number]
@@ -400,7 +400,7 @@ class _PartRepair(_Repair):
 
 
 def _in_partitions(whole: Manifest) -> dict[str, TableInfo]:
-    """Return what a partition has of each table, in a generation that is not there."""
+    """Return the tables of a partition, with generations that do not exist."""
     count, generation = len(whole.partitions), unique_name("g", 1)
     return {
         name: TableInfo(of_partition(info.spec, Shard(info.spec.rows, count, 0, 1)), generation)
@@ -409,7 +409,7 @@ def _in_partitions(whole: Manifest) -> dict[str, TableInfo]:
 
 
 def _fitting(info: TableInfo | None, needed: TableInfo) -> TableInfo:
-    """Return what a manifest says of a table, or what is needed where that has another shape."""
+    """Return the entry of a table in a manifest, or the required entry if its shape differs."""
     if info is None or info.spec.layout != needed.spec.layout:
         return needed
     is_fitting = info.spec.rows == needed.spec.rows or needed.spec.keys is not None

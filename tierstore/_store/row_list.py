@@ -1,4 +1,4 @@
-"""The list of rows that a repair could not take as they were."""
+"""The list of rows that a repair could not copy unchanged."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from tierstore._store.store import Store
 
 __all__ = ["Coming", "State"]
+
+_LOG = logging.getLogger("tierstore")
 
 _MOST_HELD = 64
 """Maximum payload values that a reader holds open; others are readable until they are removed."""
@@ -109,6 +112,12 @@ class State:
         except BaseException:
             self.release()
             raise
+        _LOG.info(
+            "%s: opened version %d for %s",
+            self.directory.path,
+            self.manifest.version,
+            "writing" if options.writable else "reading",
+        )
 
     def _start(self, version: int | str | None) -> None:
         self.manifest: Manifest = self._find(version)
@@ -282,7 +291,7 @@ class State:
         self.spaces.check_fit({**self._specs(), **changed})
 
     def grow_rows(self, name: str, rows: int) -> None:
-        """Have more rows in a table that grows; they are part of the next commit."""
+        """Add rows to a table that grows; they are part of the next commit."""
         self.spaces.grow(self, name, rows, self._present_specs)
 
     def end_leases(self, name: str) -> None:
@@ -290,7 +299,7 @@ class State:
         self.spaces.end_leases(self, name, self._present_specs)
 
     def keys_before(self, name: str) -> int | None:
-        """Return how many keys a table has in the version before; None where that is not known."""
+        """Return the number of keys of a table in the previous version; None if unknown."""
         before = self.history.versions().get(self.manifest.previous)
         if before is not None and before.partitions:
             return None  # their manifests know
@@ -486,7 +495,7 @@ class State:
     def prepare(self, version: int | str | None) -> Opening | None:
         """Open and read what a reader needs to switch to a version, or to the newest.
 
-        Nothing changes, so calls go on beside; an error leaves the store as it was. The cost
+        Nothing changes, so other calls continue; an error leaves the store unchanged. The cost
         depends on the changes: a table with the same base keeps it and its deltas. Returns None if
         the version is open, and for a writer.
         """
@@ -586,7 +595,7 @@ class State:
             self.drop_coming_keys(name)
 
     def drop_coming_keys(self, name: str) -> None:
-        """Remove the keys that the next commit was to give to a table."""
+        """Remove the keys that the next commit would add to a table."""
         info, table = self.touched.keys.pop(name, None), self.tables.get(name)
         if table is not None:
             table._forget_keys()

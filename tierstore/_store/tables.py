@@ -175,7 +175,7 @@ class Opener:
         return True
 
     def hold_only(self, manifest: Manifest) -> None:
-        """Let the partitions go that other manifests than this one named."""
+        """Release partitions that only other manifests than this one named."""
         for seq in self._partitions.keys() - {manifest.seq}:
             self._partitions.pop(seq).close()
 
@@ -208,7 +208,7 @@ class Opener:
 
 
 def _changed(space: Space, later: Mapping[str, Later]) -> npt.NDArray[np.int64]:
-    """Return the ascending rows of a space that change when tables switch, of those it has."""
+    """Return the ascending rows of a space that change when tables switch."""
     parts = [_NO_ROWS]
     for extent in space.extents:
         if extent.table in later:
@@ -279,7 +279,7 @@ class Spaces:
             raise
 
     def _stands(self, group: Iterable[str]) -> bool:
-        """Whether exactly these tables are in an open space."""
+        """Whether an open space holds exactly these tables."""
         names = set(group)
         space = self._of.get(next(iter(names)))
         return space is not None and {extent.table for extent in space.extents} == names
@@ -287,7 +287,7 @@ class Spaces:
     def grow(
         self, owner: Owner, name: str, rows: int, specs: Callable[[], Mapping[str, TableSpec]]
     ) -> None:
-        """Have more rows in a table, whose uncommitted ones stay.
+        """Add rows to a table; its uncommitted rows stay.
 
         Its leases and cached rows stay too, but where it has a GPU tier. `specs` returns those of
         all tables of the store then.
@@ -315,7 +315,7 @@ class Spaces:
         self.place(owner, {}, specs())
 
     def flush_and_vacate(self, name: str) -> None:
-        """Close the tiers of a table once all that they changed is written."""
+        """Close the tiers of a table after writing all their changes."""
         self._of[name].flush()
         self.vacate([name])
 
@@ -339,7 +339,7 @@ class Spaces:
         table._close()
 
     def read_ahead(self, later: Mapping[str, Later]) -> dict[Space, Renewed]:
-        """Read what records in memory become when tables switch; nothing changes yet.
+        """Read the new values of records in memory before tables switch; nothing changes yet.
 
         What cannot be read is left out: who asks for it is told.
         """
@@ -361,7 +361,7 @@ class Spaces:
         return found
 
     def follow(self, later: Mapping[str, Later], renewed: Mapping[Space, Renewed]) -> None:
-        """Have a reader's tables show what a later manifest says; reads nothing from the disk.
+        """Switch a reader's tables to a later manifest; reads nothing from the disk.
 
         Ends every lease, those of tables that show what they did too.
         """
@@ -372,12 +372,12 @@ class Spaces:
             space.forget(_changed(space, later), renewed.get(space))
 
     def end_epochs(self, reason: str) -> None:
-        """End every lease before rows change, or the keys that they are found by."""
+        """End every lease before rows or their keys change."""
         for space in self.open:
             space.end_epochs(reason)
 
     def discard(self) -> None:
-        """Drop uncommitted rows, and end every lease; then leases may be taken anew."""
+        """Drop uncommitted rows, and end every lease; new leases are possible afterwards."""
         for space in self.open:
             space.discard()
 

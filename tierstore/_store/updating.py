@@ -61,7 +61,7 @@ class CopyUpdate:
 
 
 def whole_copy(path: Path, source: Source) -> CopyUpdate:
-    """Return what a copy that does not exist lacks."""
+    """Return the update that creates a copy."""
     manifest = source.manifest
     return CopyUpdate(
         path,
@@ -158,7 +158,7 @@ def update(
 
 @dataclass(frozen=True)
 class _Plan:
-    """How the tables of a copy become those of a version.
+    """The changes that bring the tables of a copy to a version.
 
     Attributes:
         alike: tables of the version that the copy has in the same shape: rows are compared.
@@ -320,7 +320,7 @@ def _write_rows(copy: State, base: Mapping[str, Table], own: Table, new: Table) 
 
 
 def _add_keys(own: KeyedTable, new: KeyedTable) -> int:
-    """Add the keys that a table has and that of the copy lacks, with their rows."""
+    """Add the keys that the copy lacks, with their rows."""
     first = own.rows
     for rows in _blocks(new, first, new.rows):
         own._add(own._asked(new.keys_of(rows))[0])

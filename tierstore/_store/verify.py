@@ -217,9 +217,9 @@ def _verify_partition(
 
 
 def _ids(chosen: Manifest, name: str, number: int, rows: list[int], keys_before: int) -> list[int]:
-    """Return the ids of rows of a partition; those that stand for no id are left out.
+    """Return the ids of rows of a partition; rows without an id are omitted.
 
-    Rows of a table by key are numbered behind those of the partitions before.
+    Rows of a table by key are numbered after those of the preceding partitions.
     """
     if name not in chosen.tables:
         return []
@@ -245,7 +245,7 @@ def verify_open(state: State, sample: int | None, progress: Progress | None) -> 
 
 
 class _Checked(Protocol):
-    """A base, or the tier over it."""
+    """A base, or the tier above it."""
 
     rows: int
     record_bytes: int
@@ -287,7 +287,7 @@ class _Check:
         self._total = sum(rows if self.sample is None else (min(self.sample, n) for n in rows))
 
     def progress_of_part(self) -> Progress | None:
-        """Return what reports the rows of a partition beside those of the ones before."""
+        """Return a function that reports the rows of a partition after those of earlier ones."""
         before, progress = self.report.rows_checked, self._progress
         if progress is None:
             return None

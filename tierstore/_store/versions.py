@@ -220,7 +220,7 @@ def open_directory(path: Path | _io.Objects) -> _io.Directory:
 def check_readable(directory: _io.Directory) -> None:
     """Raise AccessError for a file or directory that this process may not read.
 
-    It may be intact, so nobody may take it for damaged.
+    It may be intact, so it must not be reported as damaged.
     """
     for name in directory.names():
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from tierstore._threads import Condition, Worker
 from tierstore.errors import TierStoreError
 
 __all__ = ["Prefetcher", "Rows"]
+
+_LOG = logging.getLogger("tierstore")
 
 _MOST_PENDING = 64
 _PATIENCE = 0.05
@@ -60,16 +63,23 @@ class Prefetcher:
         Where too many requests wait, or no thread can be had, this one is dropped.
         """
         with self._changed:
-            if self._closed or len(self._waiting) >= _MOST_PENDING:
+            if self._closed:
                 return
-            self._waiting.append((rows, look, fetch))
-            self._changed.notify()
-            if self._worker is None or not self._worker.alive:
-                self._busy = False
-                try:
-                    self._worker = Worker(self._work, "prefetch rows")
-                except (TierStoreError, MemoryError):
-                    self._waiting.clear()
+            full = len(self._waiting) >= _MOST_PENDING
+            if not full:
+                self._waiting.append((rows, look, fetch))
+                self._changed.notify()
+                if self._worker is None or not self._worker.alive:
+                    self._start()
+        if full:
+            _LOG.debug("a prefetch of %d rows is dropped: %d others wait", rows.size, _MOST_PENDING)
+
+    def _start(self) -> None:
+        self._busy = False
+        try:
+            self._worker = Worker(self._work, "prefetch rows")
+        except (TierStoreError, MemoryError):
+            self._waiting.clear()
 
     def wait_for_advice(self) -> None:
         """Wait for advice that is being taken; from within a use of the store no other begins.

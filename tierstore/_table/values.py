@@ -36,7 +36,6 @@ _SCALED = RECORDS.extended("tierstore._table", "scaled.cu")
 _Scaled: Any = _SCALED.structure("Scaled")
 Scales: Any = _SCALED.structure("Scales")
 """Scales that are apart from the elements of their rows, for kernels."""
-_KERNEL_NAMES = {"float8_e4m3fn": "E4M3FN", "float8_e5m2": "E5M2", "int8": "I8", "uint8": "U8"}
 
 
 def read_dtype(item: Field) -> np.dtype[Any]:
@@ -185,7 +184,7 @@ def unscaling(
 def _unscale(scaled: ScaledElements, out: str, *, apart: bool) -> Kernel:
     nbytes = scaled.dim if apart else scaled.nbytes
     macros = {
-        "ELEMENT": _KERNEL_NAMES[scaled.name],
+        "ELEMENT": ELEMENT_TYPES[scaled.name].scaled_kernel,
         "SCALE": scaled.scale.kernel,
         "OUT": out,
         "DIM": scaled.dim,

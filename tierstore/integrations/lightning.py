@@ -24,8 +24,8 @@ class StoreCallback(Callback):  # type: ignore[misc]
 
     A checkpoint that is loaded (`ckpt_path`, the learning rate finder) brings rows, their state,
     the head and the generators of torch, NumPy and Python back together. One that `ModelCheckpoint`
-    removes lets its version go. A loader that is read through `tierstore.lookahead` goes on behind
-    the last batch that was trained on.
+    removes releases its version. A loader that is read through `tierstore.lookahead` continues
+    after the last batch that was trained on.
 
         trainer = lightning.Trainer(callbacks=[StoreCallback(store)])
     """
@@ -43,7 +43,7 @@ class StoreCallback(Callback):  # type: ignore[misc]
         return every_state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the states that the generators get when training goes on."""
+        """Load the states that the generators get when training continues."""
         self._random = state_dict
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -213,7 +213,7 @@ def replay(
 
 
 def first_touches(stream: Stream, measured: float) -> float:
-    """Return the distinct rows per measured batch that no earlier batch asked for."""
+    """Return the distinct rows per measured batch that no earlier batch used."""
     seen, first = np.zeros(stream.rows, np.bool_), first_measured(stream, measured)
     count = 0
     for number, batch in enumerate(stream.batches):

@@ -9,7 +9,7 @@ import click
 
 from tierstore.budget import format_bytes
 from tierstore.machine import examine_storage, speeds
-from tierstore.machine.speeds import Standing, stand
+from tierstore.machine.comparison import Comparison, compare
 from tierstore_cli.command import Command
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import Bytes, FiniteRange
@@ -57,7 +57,9 @@ def bench(out: Output, directory: Path, size: int, seconds: float) -> None:
     with Progress("measuring") as progress:
         found = speeds.measure(directory, file_bytes=size, seconds=seconds, progress=progress)
     with Progress("making a store") as progress:
-        stands = stand(directory, found, store_bytes=size, seconds=seconds, progress=progress)
+        comparisons = compare(
+            directory, found, store_bytes=size, seconds=seconds, progress=progress
+        )
     kept = speeds.known_speeds(directory)  # with the rates of tierstore
     if kept is None or kept.copy_bytes != found.copy_bytes:
         out.note(
@@ -69,12 +71,12 @@ def bench(out: Output, directory: Path, size: int, seconds: float) -> None:
     data = {
         "path": os.path.abspath(directory),
         "speeds": found.to_dict(),
-        "tierstore": [each.to_dict() for each in stands],
+        "tierstore": [each.to_dict() for each in comparisons],
     }
-    out.show(data, Grid((), speed_lines(found), frozenset({1})), "", _standings(stands))
+    out.show(data, Grid((), speed_lines(found), frozenset({1})), "", _compared(comparisons))
 
 
-def _standings(stands: list[Standing]) -> Grid:
+def _compared(comparisons: list[Comparison]) -> Grid:
     rows = [
         (
             each.name,
@@ -83,7 +85,7 @@ def _standings(stands: list[Standing]) -> Grid:
             f"{each.limit:,.0f}/s",
             f"{each.ratio:.2f}",
         )
-        for each in stands
+        for each in comparisons
     ]
     names = ("TIERSTORE", "REACHES", "8 OF 10 CALLS", "OF", "RATIO")
     return Grid(names, rows, frozenset({1, 2, 3, 4}))

@@ -133,7 +133,7 @@ class Backend(ABC):
         return None
 
     def grow(self, records: Records, spec: TableSpec, *, extend: bool) -> None:
-        """Have `spec.rows` rows in open records; a writer extends the files, which then last."""
+        """Grow open records to `spec.rows` rows; a writer extends the files durably."""
         raise NotImplementedError(f"backend {self.name!r} has a fixed number of rows")
 
     @abstractmethod

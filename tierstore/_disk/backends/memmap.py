@@ -66,7 +66,7 @@ class Memmap(Backend):
             return file.inode
 
     def grow(self, records: Records, spec: TableSpec, *, extend: bool) -> None:
-        """Lengthen the file, and say so in its header."""
+        """Extend the file, and update its header."""
         if isinstance(records, RecordFiles):
             records.grow(spec.rows, header(spec.layout, spec.rows) if extend else None)
 

@@ -1,4 +1,4 @@
-"""Writing behind the caller, against an array that is written at once."""
+"""Background writes, against an array that is written at once."""
 
 import mmap
 import threading
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.oracle import records
 from tierstore._disk import write_queue
-from tierstore._disk.write_queue import Behind, Piece
+from tierstore._disk.write_queue import Piece, WriteQueue
 
 ROWS, WIDTH = 50, 32
 
@@ -28,11 +28,11 @@ class File:
         self.threads: list[str] = []
         self.most = 0
         self.failing = lambda: False
-        self.behind = Behind(self.write, WIDTH, room)
+        self.queue = WriteQueue(self.write, WIDTH, room)
 
     def write(self, piece: Piece) -> None:
         self.threads.append(threading.current_thread().name)
-        waiting = sum(block.nbytes - mmap.PAGESIZE for _, block in self.behind._waiting)
+        waiting = sum(block.nbytes - mmap.PAGESIZE for _, block in self.queue._waiting)
         self.most = max(self.most, waiting)
         self.data[piece.positions[::2]] = piece.records[::2]
         if self.failing():
@@ -40,7 +40,7 @@ class File:
         self.data[piece.positions] = piece.records
 
     def read(self, positions: np.ndarray) -> np.ndarray:
-        waiting = list(self.behind.find(positions))
+        waiting = list(self.queue.find(positions))
         out = self.data[positions]
         for which, waiting_records, at in waiting:
             out[which] = waiting_records[at]
@@ -52,7 +52,7 @@ class Gate:
 
     def __init__(self, file: File) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
-        self._write, file.behind._write = file.behind._write, self.write
+        self._write, file.queue._write = file.queue._write, self.write
 
     def write(self, piece: Piece) -> None:
         self.reached.set()
@@ -86,7 +86,7 @@ def test_any_sequence_of_calls(monkeypatch, threads, seed, room):
             piece = some(rng, int(rng.integers(1, ROWS)))
             positions, data = piece.positions.copy(), piece.records.copy()
             try:
-                file.behind.put(piece, now=rng.random() < 0.2)
+                file.queue.put(piece, now=rng.random() < 0.2)
             except OSError:
                 found = file.read(positions)
                 taken = (found == data).all(axis=1)
@@ -101,16 +101,16 @@ def test_any_sequence_of_calls(monkeypatch, threads, seed, room):
             assert np.array_equal(file.read(positions), oracle[positions])
         else:
             try:
-                file.behind.drain()
+                file.queue.drain()
             except OSError:
                 assert share
             else:
                 assert np.array_equal(file.data, oracle)
     assert np.array_equal(file.read(np.arange(ROWS)), oracle)
     file.failing = lambda: False
-    file.behind.drain()
+    file.queue.drain()
     assert np.array_equal(file.data, oracle)
-    assert file.most <= room * WIDTH and not file.behind._spare
+    assert file.most <= room * WIDTH and not file.queue._spare
 
 
 def none_to_be_had(thread):
@@ -122,13 +122,13 @@ def test_a_caller_goes_on_while_a_thread_writes():
     gate = Gate(file)
     pieces = [one(rng, 4), one(rng, 9), one(rng, 4)]
     for piece in pieces:
-        file.behind.put(piece)
+        file.queue.put(piece)
     assert gate.reached.wait(60) and not file.threads
     assert np.array_equal(
         file.read(np.array([9, 4, 3]))[:2, 0], [p.records[0, 0] for p in pieces[1:]]
     )
     gate.open.set()
-    file.behind.drain()
+    file.queue.drain()
     assert file.threads == ["tierstore-write"] * 3
     assert np.array_equal(file.data[[9, 4]], np.concatenate([p.records for p in pieces[1:]]))
 
@@ -140,18 +140,18 @@ def test_who_finds_no_room_waits_for_it():
 
     def put_all():
         for piece in pieces:
-            file.behind.put(piece)
+            file.queue.put(piece)
 
     caller = threading.Thread(target=put_all)
     caller.start()
     assert gate.reached.wait(60)
-    while len(file.behind._waiting) < 2:
+    while len(file.queue._waiting) < 2:
         pass
     caller.join(0.05)
-    assert caller.is_alive() and len(file.behind._waiting) == 2
+    assert caller.is_alive() and len(file.queue._waiting) == 2
     gate.open.set()
     caller.join(60)
-    file.behind.drain()
+    file.queue.drain()
     assert np.array_equal(file.data[:3], np.concatenate([p.records for p in pieces]))
     assert file.most == 2 * WIDTH
 
@@ -160,17 +160,17 @@ def test_what_a_thread_could_not_write_is_the_next_callers_error():
     rng, file = np.random.default_rng(3), File(9 * WIDTH)
     file.failing = lambda: True
     first, second = one(rng, 1), one(rng, 2)
-    file.behind.put(first)
-    while file.behind._thread is not None:
+    file.queue.put(first)
+    while file.queue._thread is not None:
         pass
-    for attempt in (lambda: file.behind.put(second), file.behind.drain):
+    for attempt in (lambda: file.queue.put(second), file.queue.drain):
         with pytest.raises(OSError, match="the disk is full"):
             attempt()
         assert np.array_equal(file.read(np.array([1])), first.records)
         assert not file.read(np.array([2])).any()
     file.failing = lambda: False
-    file.behind.put(second)
-    file.behind.drain()
+    file.queue.put(second)
+    file.queue.drain()
     assert np.array_equal(file.data[1:3], np.concatenate([first.records, second.records]))
 
 
@@ -179,15 +179,15 @@ def test_what_is_dropped_is_not_written():
     gate = Gate(file)
     pieces = [one(rng, position) for position in range(3)]
     for piece in pieces:
-        file.behind.put(piece)
+        file.queue.put(piece)
     assert gate.reached.wait(60)
-    dropping = threading.Thread(target=file.behind.drop)
+    dropping = threading.Thread(target=file.queue.drop)
     dropping.start()
-    while len(file.behind._waiting) > 1:
+    while len(file.queue._waiting) > 1:
         pass
     gate.open.set()
     dropping.join(60)
-    assert not file.behind._waiting and file.behind._thread is None
+    assert not file.queue._waiting and file.queue._thread is None
     assert np.array_equal(file.data[:1], pieces[0].records) and not file.data[1:].any()
 
 
@@ -196,26 +196,26 @@ def test_records_lie_in_pages_as_in_the_file():
     gate = Gate(file)
     for first in (0, 3, 40):
         positions = np.arange(first, first + 5)
-        file.behind.put(Piece(positions, positions, records(rng, 5, WIDTH), cached=first > 3))
+        file.queue.put(Piece(positions, positions, records(rng, 5, WIDTH), cached=first > 3))
     assert gate.reached.wait(60)
-    for piece, _ in file.behind._waiting:
+    for piece, _ in file.queue._waiting:
         assert (piece.records.ctypes.data - piece.positions[0] * WIDTH) % mmap.PAGESIZE == 0
         assert piece.cached == (piece.positions[0] > 3)
     gate.open.set()
-    file.behind.drain()
+    file.queue.drain()
 
 
 def test_no_thread_lives_where_nothing_waits(monkeypatch):
     rng, file = np.random.default_rng(5), File(0)
-    file.behind.put(some(rng, 20))
+    file.queue.put(some(rng, 20))
     assert file.threads == [threading.current_thread().name]
     monkeypatch.setattr(write_queue, "_MIN_QUEUED_BYTES", 3 * WIDTH)
     small = File(99 * WIDTH)
-    small.behind.put(some(rng, 2))
+    small.queue.put(some(rng, 2))
     assert small.threads == [threading.current_thread().name]
-    small.behind.put(some(rng, 3))
-    small.behind.drain()
-    assert small.threads[1:] == ["tierstore-write"] and small.behind._thread is None
+    small.queue.put(some(rng, 3))
+    small.queue.drain()
+    assert small.threads[1:] == ["tierstore-write"] and small.queue._thread is None
 
 
 def test_no_thread_lives_where_the_room_is_for_small_blocks(monkeypatch):
@@ -224,19 +224,19 @@ def test_no_thread_lives_where_the_room_is_for_small_blocks(monkeypatch):
     rng = np.random.default_rng(7)
     little, enough = File(8 * WIDTH), File(12 * WIDTH)
     for file in (little, enough):
-        file.behind.put(some(rng, 40))
-        file.behind.drain()
+        file.queue.put(some(rng, 40))
+        file.queue.drain()
     assert little.threads == [threading.current_thread().name]
     assert set(enough.threads) == {"tierstore-write"}
 
 
-def test_what_is_put_now_is_written_by_the_caller_behind_what_waits():
+def test_what_is_put_now_is_written_by_the_caller_after_what_waits():
     rng, file = np.random.default_rng(6), File(99 * WIDTH)
     first, last = some(rng, 20), some(rng, 20)
     expected = file.data.copy()
     for piece in (first, last):
         expected[piece.positions] = piece.records
-    file.behind.put(first)
-    file.behind.put(last, now=True)
+    file.queue.put(first)
+    file.queue.put(last, now=True)
     assert file.threads == ["tierstore-write", threading.current_thread().name]
-    assert np.array_equal(file.data, expected) and not file.behind._waiting
+    assert np.array_equal(file.data, expected) and not file.queue._waiting

@@ -1,0 +1,135 @@
+"""What the logger "tierstore" is told of a store."""
+
+import logging
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tierstore
+from tierstore._disk.write_queue import Piece, WriteQueue
+from tierstore._door import Door
+from tierstore._table import prefetch
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> tierstore.Store:
+    return tierstore.create(tmp_path / "s.tier", {"t": tierstore.TableSpec(100, 4)})
+
+
+def written(store: tierstore.Store, rows: int) -> None:
+    store["t"].write(np.arange(rows), np.ones((rows, 4), np.float32))
+
+
+def test_a_session_is_logged(store: tierstore.Store, caplog: pytest.LogCaptureFixture) -> None:
+    store.close()
+    caplog.set_level(logging.INFO, "tierstore")
+    with tierstore.open(store.path, "r+") as again:
+        written(again, 7)
+        size = again.commit() and again.versions()[-1].written_bytes
+        again.commit()
+        again.alter_table("t", dtype="float16")
+    with tierstore.open(store.path):
+        pass
+    said = [message.removeprefix(f"{store.path}: ") for message in caplog.messages]
+    assert said[0] == "opened version 1 for writing"
+    assert said[1].startswith(f"committed version 2: 7 rows, {size} B in ")
+    assert said[2].startswith("committed version 3: 0 rows, 0 B in ")
+    assert said[3] == "committed version 4: wrote tables ['t'], dropped []"
+    assert said[4:] == ["closed", "opened version 4 for reading", "closed"]
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
+def test_a_commit_in_a_thread_is_logged_once(
+    store: tierstore.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tierstore")
+    written(store, 1)
+    store.commit_async().result()
+    assert [message for message in caplog.messages if "committed version 2: 1 row," in message]
+    assert len(caplog.messages) == 1
+    store.close()
+
+
+def test_a_drop_and_a_fold_are_logged(
+    store: tierstore.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(store, 3)
+    store.commit()
+    caplog.set_level(logging.INFO, "tierstore")
+    store.fold()
+    store.create_table("u", tierstore.TableSpec(3, 4))
+    store.drop("t")
+    store.close()
+    fold = f"fold of {store.path} up to version 2"
+    assert caplog.messages[:2] == [f"{fold} starts", f"{fold} is published"]
+    assert caplog.messages[-2].endswith("wrote tables [], dropped ['t']")
+
+
+def test_a_fold_that_an_error_ends_is_logged(
+    store: tierstore.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(done: int, total: int) -> None:
+        raise RuntimeError("no longer wanted")
+
+    written(store, 3)
+    store.commit()
+    caplog.set_level(logging.INFO, "tierstore")
+    with pytest.raises(RuntimeError, match="no longer wanted"):
+        store.fold(progress=fail)
+    assert caplog.messages[-1].endswith("ended without a result: 'no longer wanted'")
+    store.close()
+
+
+def test_a_dropped_prefetch_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "_MOST_PENDING", 1)
+    prefetcher = prefetch.Prefetcher(Door("s.tier", writable=False))
+    begun, end = threading.Event(), threading.Event()
+
+    def wait(rows: prefetch.Rows) -> None:
+        begun.set()
+        assert end.wait(60)
+
+    caplog.set_level(logging.DEBUG, "tierstore")
+    rows = np.arange(5)
+    prefetcher.submit(rows, lambda _: None, wait)
+    assert begun.wait(60)
+    prefetcher.submit(rows, lambda _: None, wait)
+    assert not caplog.messages
+    prefetcher.submit(rows, lambda _: None, wait)
+    assert caplog.messages == ["a prefetch of 5 rows is dropped: 1 others wait"]
+    end.set()
+    prefetcher.wait()
+    prefetcher.close()
+    prefetcher.submit(rows, lambda _: None, wait)
+    assert len(caplog.messages) == 1
+
+
+def test_a_write_that_waits_for_the_queue_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tierstore._disk.write_queue._MIN_QUEUED_BYTES", 0)
+    begun, end = threading.Event(), threading.Event()
+
+    def write(piece: Piece) -> None:
+        begun.set()
+        assert end.wait(60)
+
+    queue = WriteQueue(write, 64, 4 * 64)
+    at = np.arange(1)
+    caplog.set_level(logging.DEBUG, "tierstore")
+    for _ in range(4):
+        queue.put(Piece(at, at, np.zeros((1, 64), np.uint8)))
+    assert begun.wait(60) and not caplog.messages
+    one_more = threading.Thread(target=queue.put, args=(Piece(at, at, np.ones((1, 64), np.uint8)),))
+    one_more.start()
+    while not queue._changed._waiters:
+        pass
+    end.set()
+    one_more.join(60)
+    queue.drain()
+    (message,) = caplog.messages
+    assert message.startswith("a write waited ") and "4 blocks of " in message
