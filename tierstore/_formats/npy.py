@@ -395,7 +395,7 @@ class _NpzColumnsSource(_NpzSource):
                 count = min(block_rows, self.rows - start)
                 block = np.empty((count, self.dim), stored)
                 for column in range(self.dim):
-                    at = first + (column * self.rows + start) * size
+                    at = first + size * (start + column * self.rows)
                     block[:, column] = np.frombuffer(read(at, count * size), header.dtype)
                 yield block
 
