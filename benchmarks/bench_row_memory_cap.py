@@ -1,7 +1,8 @@
 """Do the jobs of a row memory keep within their budget of host memory, and within a cgroup?
 
-Each job runs in a process of its own, in a memory cgroup where one can be made. Private memory is
-counted from when torch and the GPU are ready, so that only what the job takes is in it.
+Each job runs in a process of its own. First it does its work with few ids, which loads torch, the
+kernels and the GPU's context. What it holds then is its base. From there on it may take its budget
+and ABOVE, by two accounts: what the process says that it has, and the cap of a memory cgroup.
 """
 
 from __future__ import annotations
@@ -13,215 +14,195 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from bench_memory import memory_cgroup
 from common import Answer, arguments, private_bytes, workspace
+from row_memory_jobs import JOBS
 
-import tierstore
-from tierstore import Budget, Field, TableSpec
-
-QUESTION = "Private memory of reads, replays and training of a row memory, an eighth in host memory"
+QUESTION = "Private memory of every job of a row memory, an eighth of its rows in host memory"
 MIB = 1 << 20
 ABOVE = 200 * MIB
-DIM, ATTACHED_DIM = 64, 128
-SMALL = "bfloat16"
-STATES = ("exp_avg", "exp_avg_sq")
-DEPTH = 2
-BLOCK = 1 << 16
+NO_CAP = 1 << 50
+PROBE = 64 * MIB
 
 
-def attached(place: Path, budget: Any, options: argparse.Namespace) -> Any:
-    """Attach the file of rows."""
-    return tierstore.attach({"t": place / "rows.npy"}, budget=budget, device=options.device)
+def charged(group: Path) -> int:
+    """Return what a cgroup is charged for, without the files in its page cache."""
+    lines = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+    found = {name: int(value) for name, value in lines}
+    if "rss" in found:  # version 1
+        kernel = int((group / "memory.kmem.usage_in_bytes").read_text())
+        return found["rss"] + found.get("shmem", 0) + kernel
+    return found["anon"] + found["shmem"] + found.get("kernel", 0)
 
 
-def drawn(rows: int, options: argparse.Namespace) -> Iterator[Any]:
-    """Yield batches of ids by a power law, each as it is asked for."""
-    import torch
-
-    rng = np.random.default_rng(7)
-    for _ in range(options.steps):
-        ranks = np.exp(rng.random(options.batch) * np.log(rows)).astype(np.int64) - 1
-        yield torch.from_numpy(ranks * 0x9E3779B1 % rows).to(options.device)
+def set_cap(group: Path, nbytes: int) -> None:
+    """Limit what a cgroup may be charged for."""
+    names = ("memory.limit_in_bytes", "memory.max")
+    next(group / name for name in names if (group / name).exists()).write_text(str(nbytes))
 
 
-def read(place: Path, budget: Budget, options: argparse.Namespace) -> None:
-    """Read rows of a file that is attached."""
-    with attached(place, budget, options) as tables:
-        for ids in drawn(tables["t"].rows, options):
-            found = tables["t"].read(ids)
-        last = tables["t"].read(ids[-1:].cpu().numpy())
-        if not np.array_equal(found[-1:].cpu().numpy(), last):
-            raise RuntimeError("a row reads differently on the host")
+class Memory:
+    """What this process holds: its private memory, and managed memory, which that leaves out."""
+
+    def __init__(self, device: str, group: Path | None) -> None:
+        """Find out what each account says of an arena such as the host tier's."""
+        from tierstore._tiers import memory
+
+        self._managed, self._group = memory.ManagedArena, group
+        self.kind, self._adds = "pageable", False
+        if device != "cpu":
+            self.kind = memory.choose(PROBE, int(device.partition(":")[2] or 0))
+        before = private_bytes(), 0 if group is None else charged(group)
+        arena = memory.allocate(PROBE, self.kind)
+        arena.array[:] = 1
+        self.private = private_bytes() - before[0]
+        self.charged = None if group is None else charged(group) - before[1]
+        self._adds = self.kind == "managed" and self.private < PROBE // 2
+        arena.close()
+
+    def held(self) -> int:
+        """Return bytes of private and of managed memory, none twice."""
+        return private_bytes() + (self._managed.reserved if self._adds else 0)
 
 
-def replay(place: Path, budget: Budget, options: argparse.Namespace) -> None:
-    """Read rows of a file that is attached in a CUDA graph, brought before each replay."""
-    import torch
-
-    with attached(place, budget, options) as tables:
-        table = tables["t"]
-        given = torch.zeros(options.batch, dtype=torch.int64, device=options.device)
-        out = torch.empty(options.batch, ATTACHED_DIM, device=options.device)
-        table.read_into(given, out)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            table.read_into(given, out)
-        for ids in drawn(table.rows, options):
-            table.prefetch(ids)
-            given.copy_(ids)
-            graph.replay()
-            table.adapt()
-        if not torch.equal(out, table.read(given)):
-            raise RuntimeError("a replay read other rows")
-
-
-def train(place: Path, budget: Budget, options: argparse.Namespace, *, ahead: bool) -> None:
-    """Train a table whose optimizer's state is narrow, with Adam, and commit at the end."""
-    import torch
-
-    from tierstore.nn import TieredEmbedding
-    from tierstore.optim import TieredOptimizer
-
-    path = place / "rows.tier"
-    with tierstore.open(path, "r+", budget=budget, device=options.device) as store:
-        layer = TieredEmbedding(store["t"])
-        optimizer = TieredOptimizer(torch.optim.Adam, [layer], lr=0.01, state_dtype=SMALL)
-        batches: Any = drawn(store["t"].rows, options)
-        if ahead:
-            batches = tierstore.lookahead(batches, {layer: lambda ids: ids}, depth=DEPTH)
-        for ids in batches:
-            layer(ids).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        store.commit()
-
-
-def train_ahead(place: Path, budget: Budget, options: argparse.Namespace) -> None:
-    """Train, with the ids of the next batches announced."""
-    train(place, budget, options, ahead=True)
-
-
-def train_plain(place: Path, budget: Budget, options: argparse.Namespace) -> None:
-    """Train, with each batch's ids known when it is looked up."""
-    train(place, budget, options, ahead=False)
-
-
-JOBS = {
-    "rows of an attached file": read,
-    "the same in a CUDA graph": replay,
-    "training, state in bfloat16": train_plain,
-    "the same, ids ahead": train_ahead,
-}
-
-
-def budget_of(options: argparse.Namespace) -> Budget:
-    """Return an eighth of the rows for the host tier, and a 64th for the GPU."""
-    gpu = {} if options.device == "cpu" else {"gpu": options.mib * MIB // 64}
-    return Budget(host=options.mib * MIB // 8, **gpu)
-
-
-def work(job: str, place: Path, options: argparse.Namespace) -> None:
-    """Do a job, and print the most private memory that it took."""
+def work(name: str, place: Path, options: argparse.Namespace) -> None:
+    """Do a job; print what it found before, wait for a line, and print the most that it took."""
+    job, host = JOBS[name], options.host
     few = argparse.Namespace(**vars(options) | {"batch": 8, "steps": 2})
-    JOBS[job](place, budget_of(options), few)  # loads modules, kernels and torch's own memory
-    begin = peak = private_bytes()
+    job.run(place, host, few)
+    group = options.group
+    memory = Memory(options.device, group)
+    found = {"kind": memory.kind, "probe": memory.private, "probe_charged": memory.charged}
+    base = {"base": memory.held(), "charged": None if group is None else charged(group)}
+    print(json.dumps(found | base), flush=True)
+    sys.stdin.readline()
+    peak, most = memory.held(), base["charged"] or 0
     done = threading.Event()
 
     def watch() -> None:
-        nonlocal peak
+        nonlocal peak, most
         while not done.wait(0.005):
-            peak = max(peak, private_bytes())
+            peak = max(peak, memory.held())
+            if group is not None:
+                most = max(most, charged(group))
 
-    threading.Thread(target=watch, daemon=True).start()
-    JOBS[job](place, budget_of(options), options)
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    job.run(place, host, options)
     done.set()
-    print(json.dumps(max(peak, private_bytes()) - begin))
+    watcher.join()
+    print(json.dumps({"peak": peak - base["base"], "peak_charged": most - (base["charged"] or 0)}))
 
 
-def run(job: str, place: Path, options: argparse.Namespace, group: Path | str) -> int | str:
-    """Do a job in a process of its own; return its peak of private memory, or how it ended."""
-    given = ["--job", job, "--place", str(place), "--device", options.device]
-    for name in ("mib", "batch", "steps"):
-        given += [f"--{name}", str(getattr(options, name))]
+def run(name: str, place: Path, options: argparse.Namespace, group: Path | str) -> dict[str, Any]:
+    """Do a job in a process of its own; return what it took, or `error`."""
+    job = JOBS[name]
+    host = options.mib * MIB // 8 if job.host else 0
+    given = ["--job", name, "--place", str(place), "--device", options.device]
+    for option, value in (
+        ("mib", options.mib),
+        ("host", host),
+        ("batch", options.batch or job.batch),
+        ("steps", options.steps or job.steps),
+    ):
+        given += [f"--{option}", str(value)]
+    if isinstance(group, Path):
+        given += ["--group", str(group)]
 
     def enter() -> None:
         if isinstance(group, Path):
             (group / "cgroup.procs").write_text(str(os.getpid()))
 
-    done = subprocess.run(
-        [sys.executable, __file__, *given],
-        capture_output=True,
-        text=True,
-        preexec_fn=enter,
-        check=False,
-    )
-    if done.returncode:
-        return f"{job}: ended with {done.returncode}: {done.stderr[-500:]}"
-    return int(json.loads(done.stdout.splitlines()[-1]))
+    lines, errors = [], place / "stderr"
+    with (
+        errors.open("w") as stderr,
+        subprocess.Popen(
+            [sys.executable, __file__, *given],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            preexec_fn=enter,
+        ) as process,
+    ):
+        assert process.stdin is not None and process.stdout is not None
+        lines.append(process.stdout.readline())
+        with contextlib.suppress(BrokenPipeError):
+            if lines[0] and isinstance(group, Path):
+                set_cap(group, json.loads(lines[0])["charged"] + host + ABOVE)
+            process.stdin.write("\n")
+            process.stdin.close()
+        lines.append(process.stdout.read())
+    if process.returncode:
+        return {"error": f"{name} ended with {process.returncode}: {errors.read_text()[-500:]}"}
+    found = json.loads(lines[0]) | json.loads(lines[1].splitlines()[-1])
+    return {"budget": host, **found}
 
 
-def make(place: Path, options: argparse.Namespace) -> None:
-    """Write a file of random rows to attach, and a store of as many bytes to train."""
-    rows = options.mib * MIB // (4 * ATTACHED_DIM)
-    shape = (rows, ATTACHED_DIM)
-    values = np.lib.format.open_memmap(place / "rows.npy", "w+", "<f4", shape)
-    rng = np.random.default_rng(3)
-    for start in range(0, rows, BLOCK):
-        stop = min(start + BLOCK, rows)
-        values[start:stop] = rng.random((stop - start, ATTACHED_DIM), np.float32)
-    fields = {"weight": Field(DIM, init=tierstore.normal(seed=7))}
-    fields |= {name: Field(DIM, SMALL) for name in STATES}
-    spec = TableSpec(options.mib * MIB // (8 * DIM), fields=fields)
-    tierstore.create(place / "rows.tier", {"t": spec}, budget=Budget(host=0)).close()
+def line_of(name: str, found: dict[str, Any], *, capped: bool) -> dict[str, Any]:
+    """Return the line of a job in the table, in MiB."""
+    line = {"job": JOBS[name].figure, "budget": found["budget"] // MIB}
+    line |= {"base": found["base"] // MIB, "private": found["peak"] // MIB}
+    line["above"] = (found["peak"] - found["budget"]) // MIB
+    if capped:
+        line["charged"] = found["peak_charged"] // MIB
+        line["left of the cap"] = (ABOVE + found["budget"] - found["peak_charged"]) // MIB
+    return line
 
 
 def main() -> None:
     """Measure, print and save."""
-    parser = arguments(QUESTION, mib=4096, batch=65_536, steps=60, process_mib=4096)
+    parser = arguments(QUESTION, mib=2048, batch=0, steps=0, host=0)
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--job", choices=list(JOBS), help="do this alone, and print its peak")
-    parser.add_argument("--place", type=Path, help="where the job's files are")
+    parser.add_argument("--jobs", nargs="+", choices=list(JOBS), default=list(JOBS))
+    for name, text in (("job", "do this alone"), ("place", "of its files"), ("group", "of it")):
+        parser.add_argument(f"--{name}", type=str if name == "job" else Path, help=text)
     options = parser.parse_args()
     if options.job:
         work(options.job, options.place, options)
         return
-    budget = options.mib * MIB // 8
-    cap = budget + options.process_mib * MIB
     answer = Answer(
         "row_memory_cap",
         QUESTION,
-        f"{options.steps} batches of {options.batch:,} rows of {4 * ATTACHED_DIM} B, a job",
-        f"at most {ABOVE // MIB} MiB of private memory above the budget, and each job ends in a "
-        "memory cgroup",
-        notes=[
-            f"tables of {options.mib} MiB; the cap is {options.process_mib} MiB above the budget",
-            "private memory is RssAnon + RssShmem, every 5 ms",
-        ],
+        f"the rows of each job that miss its host tier, of files of {options.mib} MiB",
+        f"every job at most {ABOVE // MIB} MiB above its base and its budget of host memory, by "
+        "what the process holds, and within a memory cgroup that has no more",
     )
-    with workspace(options) as place, contextlib.ExitStack() as stack:
-        make(place, options)
-        group = stack.enter_context(memory_cgroup(cap))
-        for job in JOBS:
-            if job == "the same in a CUDA graph" and options.device == "cpu":
-                continue
-            found = run(job, place, options, group)
-            if isinstance(found, str):
-                answer.notes.append(found)
-                answer.met = False
-                continue
-            above = found - budget
-            answer.rows.append(
-                {"job": job, "budget MiB": budget // MIB, "cap MiB": cap // MIB}
-                | {"private MiB": found // MIB, "above MiB": above // MIB}
-            )
-            answer.met = answer.met is not False and above <= ABOVE
-    if isinstance(group, str):
-        answer.notes.append(f"without a cap: {group}")
+    probes, caps = set(), set()
+    for name in options.jobs:
+        if JOBS[name].on_gpu and options.device == "cpu":
+            continue
+        with workspace(options) as place, memory_cgroup(NO_CAP) as group:
+            JOBS[name].make(place, options)
+            found = run(name, place, options, group)
+            caps.add(None if isinstance(group, Path) else group)
+        if "error" in found:
+            answer.notes.append(found["error"])
+            answer.met = False
+            continue
+        answer.rows.append(line_of(name, found, capped=found["charged"] is not None))
+        if found["peak"] - found["budget"] > ABOVE:
+            answer.met = False
+        charge = found["probe_charged"]
+        probes.add(
+            f"an arena of {PROBE // MIB} MiB of {found['kind']} memory adds "
+            f"{found['probe'] // MIB} MiB to RssAnon + RssShmem"
+            + ("" if charge is None else f", and {charge // MIB} MiB to the cgroup's charge")
+        )
+    if answer.met is None and caps == {None}:
+        answer.met = True
+    answer.notes += [f"not told where no cap can be set: {each}" for each in caps if each]
+    answer.notes += [
+        "MiB; base: what the process holds after its job with few ids, torch and CUDA included",
+        "private: RssAnon + RssShmem every 5 ms, and managed memory where these leave it out",
+        "charged: anon, shmem and kernel memory of the cgroup; its cap also bounds the page cache",
+        *sorted(probes),
+    ]
+    if options.device == "cpu":
+        answer.notes.append("the tensors of batches are private memory too: on a GPU they are not")
     answer.give(options)
 
 

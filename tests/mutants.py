@@ -186,6 +186,19 @@ MUTANTS = [
         "False):",
         "tests/test_concurrency.py",
     ),
+    # What is copied without the lock is believed where no record changed meanwhile.
+    Mutant(
+        "_tiers/host.py",
+        "return changes.number == before",
+        "return True",
+        "tests/test_concurrency.py",
+    ),
+    Mutant(
+        "_tiers/host.py",
+        "        self.before_change()\n        self._changes.number += 1\n",
+        "        self.before_change()\n",
+        "tests/test_concurrency.py",
+    ),
     # A commit copies rows while those before are written.
     Mutant(
         "_tiers/host.py",
@@ -493,7 +506,7 @@ MUTANTS = [
     # Gradients of several features.
     Mutant(
         "nn/parts.py",
-        "len(set(firsts)) == len(parts)",
+        "len(set(begins)) == len(parts)",
         "True",
         "tests/training/test_collections.py",
     ),
@@ -703,6 +716,24 @@ MUTANTS = [
         "tests/training/test_parameter.py",
     ),
     Mutant(
+        "nn/autograd.py",
+        "        self.zeros = None\n        self.batch.lease.trim(wait=True)",
+        "        self.batch.lease.trim(wait=True)",
+        "tests/gpu/test_small_steps.py",
+    ),
+    Mutant(
+        "nn/zeros.py",
+        "not rows <= kept.shape[0] <= 2 * rows",
+        "False",
+        "tests/gpu/test_small_steps.py",
+    ),
+    Mutant(
+        "_tiers/gpu/kernels/rows.cuh",
+        "if (slot >= 0 && --rows.pins[slot] == 0) rows.stamp[slot] &= ~HELD;",
+        "",
+        "tests/gpu/test_small_steps.py",
+    ),
+    Mutant(
         "nn/sum.cu",
         "part.at[e] += value(more.at[e])",
         "part.at[e] = value(more.at[e])",
@@ -746,8 +777,8 @@ MUTANTS = [
     ),
     Mutant(
         "optim/trained.py",
-        "        for scalars in alike.scalars:\n",
-        "        for scalars in alike.scalars[:1]:\n",
+        "            for scalars in alike.scalars:\n",
+        "            for scalars in alike.scalars[:1]:\n",
         "tests/training/test_collections.py",
     ),
     Mutant(

@@ -16,6 +16,7 @@ SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("bench_*.py"))
 TINY = {
     "bench_attach": ["--rows", "20000", "--batch", "500", "--gigabytes", "2"],
     "bench_bookkeeping": ["--slots", "4096", "--batch", "200"],
+    "bench_billion_rows": ["--rows", "50000", "--budget-mib", "16"],
     "bench_commit": ["--rows", "5000"],
     "bench_commit_protocols": ["--rows", "5000"],
     "bench_export": ["--rows", "300", "--formats", ".npy", ".vec"],
@@ -48,6 +49,8 @@ TINY = {
         *("--device", "cpu", "--rows", "3000", "--samples", "16", "--dim", "8"),
         *("--partitions", "4"),
     ],
+    "bench_fresh_process": ["--rows", "300", "--dim", "8"],
+    "bench_reading_threads": ["--rows", "3000", "--dim", "8"],
     "bench_following": ["--rows", "5000", "--seconds", "1"],
     "bench_import": [],
     "bench_text": ["--rows", "300", "--dim", "4"],

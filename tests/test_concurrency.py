@@ -20,11 +20,12 @@ import pytest
 import tierstore
 from tests.pairs import pairs
 from tests.tiers.stack import ArrayTier, check, read
-from tierstore import Budget, Field, TableSpec, _parts, _rowcopy
+from tierstore import Budget, Field, TableSpec, _parts, _rowcopy, _tiers
 from tierstore._disk.base import Base
 from tierstore._disk.tier import DiskTier
 from tierstore._door import Call, Door
 from tierstore._rowcopy import Groups
+from tierstore._tiers.changes import Changes
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.uncached import Uncached
 from tierstore.errors import ClosedError, CorruptRowError
@@ -158,6 +159,139 @@ TIERS = {
 @pairs(together=1, slots=list(TIERS), policy=[lru(), lfu(3)])
 def test_tiers(slots: str, policy: PolicySpec) -> None:
     TierProgram(1, TIERS[slots], policy).run(120)
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every read copy without the lock, whatever is likely to come meanwhile."""
+    monkeypatch.setattr(_tiers.host, "_APART_BYTES", 1)
+    monkeypatch.setattr(Changes, "rest", lambda _: True)
+    copy = _rowcopy.gather
+
+    def slow(*args: Any) -> None:
+        time.sleep(1e-5)
+        copy(*args)
+
+    monkeypatch.setattr(_rowcopy, "gather", slow)
+
+
+@pairs(together=1, slots=list(TIERS), policy=[lru(), lfu(3)])
+def test_tiers_whose_reads_copy_apart(slots: str, policy: PolicySpec, apart: None) -> None:
+    TierProgram(2, TIERS[slots], policy).run(120)
+
+
+def test_a_copy_apart_that_is_believed_is_wrong(
+    apart: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: nothing that comes in between is noticed."""
+    whole = HostTier._copy_apart
+
+    def believed(tier: HostTier, *args: Any) -> bool:
+        whole(tier, *args)
+        return True
+
+    monkeypatch.setattr(HostTier, "_copy_apart", believed)
+    for seed in range(40):
+        try:
+            TierProgram(seed, (25,), lru()).run(80)
+        except AssertionError:
+            return
+    pytest.fail("40 programs found nothing")
+
+
+MEANWHILE: dict[str, Callable[[HostTier], object]] = {
+    "write": lambda tier: tier.write(np.array([3]), np.full((1, 16), 77, np.uint8)),
+    "write a part": lambda tier: tier.write(np.array([3]), np.full((1, 4), 77, np.uint8), 4, 8),
+    "write held": lambda tier: tier.write_held(
+        np.array([3]), np.full((1, 16), 77, np.uint8), 0, 16
+    ),
+    "update": lambda tier: tier.update_held(
+        np.array([3]), 0, 16, lambda records, _: records.fill(77), None
+    ),
+    "evict": lambda tier: read(tier, np.arange(20, 28)),
+    "drop": lambda tier: tier.discard(np.array([3])),
+}
+
+
+@pytest.mark.parametrize("slots", [8, ROWS], ids=["cache", "direct"])
+@pytest.mark.parametrize("way", MEANWHILE)
+def test_a_copy_is_made_again_where_a_record_changed_meanwhile(
+    way: str, slots: int, apart: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is stopped in the middle, and finds all bytes of row 3 as they are at the end."""
+    below = ArrayTier(np.repeat(np.arange(ROWS, dtype=np.uint8)[:, None], 16, 1))
+    tier = HostTier(below, slots=slots)
+    rows = np.array([1, 2, 3])
+    read(tier, np.arange(8))
+    copy, copies = _rowcopy.gather, []
+
+    def stopped(records: Any, slots: Any, out: Any, lo: int = 0) -> None:
+        copy(records, slots, out, lo)
+        copies.append(len(out))
+        if len(copies) == 1:
+            out[2, :8] = 5  # what a thread has written of the record by then
+            together(lambda: MEANWHILE[way](tier))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_tiers.host._rowcopy, "gather", stopped)
+        found = read(tier, rows)
+    assert len(copies) == 1 or copies[0] == 3
+    assert np.array_equal(found, read(tier, rows))
+    if way in ("evict", "drop"):
+        assert found[:, 0].tolist() == [1, 2, 3]
+    else:
+        assert 77 in found[2]
+    assert not tier._changes.copies
+
+
+def test_a_tier_whose_records_are_being_copied_is_closed_afterwards(
+    apart: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = HostTier(ArrayTier(np.ones((ROWS, 16), np.uint8)), slots=ROWS)
+    read(tier, np.arange(ROWS))
+    inside, go_on = threading.Event(), threading.Event()
+    copy = _rowcopy.gather
+
+    def waits(*args: Any) -> None:
+        inside.set()
+        assert go_on.wait(60)
+        copy(*args)
+
+    monkeypatch.setattr(_tiers.host._rowcopy, "gather", waits)
+    found: list[Any] = []
+    reader = threading.Thread(target=lambda: found.append(read(tier, np.arange(ROWS))))
+    reader.start()
+    assert inside.wait(60)
+    closer = threading.Thread(target=tier.close)
+    closer.start()
+    closer.join(0.2)
+    assert closer.is_alive() and len(tier.records)
+    go_on.set()
+    closer.join(60)
+    reader.join(60)
+    assert found[0].all() and not closer.is_alive()
+
+
+def test_reads_copy_apart_until_records_change_and_from_the_next_but_one_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_tiers.host, "_APART_BYTES", 1)
+    copy, held = _rowcopy.gather, []
+
+    def noted(*args: Any) -> None:
+        held.append(tier._lock._is_owned())  # type: ignore[attr-defined]
+        copy(*args)
+
+    records = 65_536  # more than what is copied as items of a window
+    tier = HostTier(ArrayTier(np.ones((9, records), np.uint8)), slots=9)
+    read(tier, np.arange(9))
+    monkeypatch.setattr(_tiers.host._rowcopy, "gather", noted)
+    for _ in range(3):
+        read(tier, np.arange(2))
+    tier.write(np.array([1]), np.ones((1, records), np.uint8))
+    for _ in range(3):
+        read(tier, np.arange(2))
+    assert held == [True, False, False, True, False, False]
 
 
 def claims_nothing(tier: HostTier, *rows: Any) -> Any:

@@ -262,9 +262,10 @@ def test_an_ngram_memory_helps_and_its_budget_changes_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_an_ngram_memory_goes_on_after_a_kill(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tokens", [[], ["--words", 500, "--context", 8, "--deterministic"]])
+def test_an_ngram_memory_goes_on_after_a_kill(tmp_path: Path, tokens: list[object]) -> None:
     data = file_for("ngram_memory", tmp_path)
-    given = ["--data", data, *NGRAMS, "--state-dtype", "bfloat16"]
+    given = ["--data", data, *NGRAMS, *tokens, "--state-dtype", "bfloat16"]
     expected = figures(run("ngram_memory", *given))
     given += ["--store", tmp_path / "kept.tier"]
     script = str(ROOT / "examples" / "ngram_memory.py")

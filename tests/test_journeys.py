@@ -20,7 +20,7 @@ LIBRARY = str(Path(tierstore.__file__).parent)
 LIMITS = {
     "a read of rows in memory": (8, 20),
     "a read of rows on disk": (15, 100),
-    "a training step": (14, 160),
+    "a training step": (14, 90),
     "a commit": (24, 320),
 }
 """Files in which a function runs, and calls. Where one grows, look for another shape first."""

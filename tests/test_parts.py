@@ -26,13 +26,37 @@ from tierstore import _parts, _rowcopy
         ("", 64, 16),
     ],
 )
-def test_threads_are_as_many_as_the_process_may_use(tmp_path, monkeypatch, quota, cores, threads):
-    file = tmp_path / "cpu.max"
+@pytest.mark.parametrize("group", ["", "jobs", "jobs/mine/deep"])
+@pytest.mark.parametrize("limited", ["", "jobs"])
+def test_threads_are_as_many_as_the_process_may_use(
+    tmp_path, monkeypatch, quota, cores, threads, group, limited
+):
+    limits = tmp_path / "groups"
+    (limits / "jobs/mine/deep").mkdir(parents=True)
+    (limits / "other").mkdir()
+    (limits / "other/cpu.max").write_text("100000 100000\n")
+    (limits / "jobs/mine/cpu.max").write_text("max 100000\n")
     if quota:
-        file.write_text(quota + "\n")
-    monkeypatch.setattr(_parts, "_QUOTA", file)
+        (limits / limited / "cpu.max").write_text(quota + "\n")
+    own = tmp_path / "own"
+    own.write_text(f"4:memory:/other\n0::/{group}\n")
+    monkeypatch.setattr(_parts, "_GROUPS", limits)
+    monkeypatch.setattr(_parts, "_OWN_GROUP", own)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
-    assert _parts.most_threads.__wrapped__() == threads
+    is_limited = group.startswith(limited)
+    assert _parts.most_threads.__wrapped__() == (threads if is_limited else min(cores, 16))
+
+
+@pytest.mark.parametrize("own", [None, "", "nonsense\n", "0::/../../elsewhere\n"])
+def test_a_cgroup_that_cannot_be_told_is_the_root(tmp_path, monkeypatch, own):
+    (tmp_path / "cpu.max").write_text("200000 100000\n")
+    file = tmp_path / "own"
+    if own is not None:
+        file.write_text(own)
+    monkeypatch.setattr(_parts, "_GROUPS", tmp_path)
+    monkeypatch.setattr(_parts, "_OWN_GROUP", file)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert _parts.most_threads.__wrapped__() == 2
 
 
 @pytest.fixture

@@ -107,21 +107,49 @@ def test_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, blocks, w
         assert torch.equal(raw[:, -kept.shape[1] :], kept)
 
 
+MANY = 280_000
+PLACES = ["cpu", "emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def attached_by_many(files, where):
+    """Attach rows of which a part fits each tier."""
+    budget = Budget(host="32MiB") if where == "cpu" else Budget(host="64MiB", gpu="16MiB")
+    device = EmulatedDevice() if where == "emulated" else where
+    return tierstore.attach({"t": files}, budget=budget, device=device)
+
+
+def shuffled():
+    return torch.randperm(MANY, generator=torch.Generator().manual_seed(4))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_280000_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, where):
-    count = 280_000
-    elements, scales = made(dtype, scale, 2, rows=count)
+    elements, scales = made(dtype, scale, 2, rows=MANY)
     save_tensors(tmp_path / "m.safetensors", {"w": elements, "s": scales})
     files = tuple(f"{tmp_path}/m.safetensors::{name}" for name in "ws")
-    budget = Budget(host="32MiB") if where == "cpu" else Budget(host="64MiB", gpu="16MiB")
-    rows = torch.randperm(count, generator=torch.Generator().manual_seed(4))
-    with tierstore.attach({"t": files}, budget=budget, device=where) as tables:
-        for out in ("float32", "bfloat16"):
-            found = tables["t"].read(rows.to(where), dtype=getattr(torch, out)).cpu()
+    rows = shuffled()
+    with attached_by_many(files, where) as tables:
+        there = rows.to(tables["t"].device)
+        for out in ("float32", "bfloat16", "float16"):
+            found = tables["t"].read(there, dtype=getattr(torch, out)).cpu()
             assert bits_or_nan(found, as_torch(elements[rows], scales[rows], out))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("dtype", [*FLOATS, *TYPES])
+def test_280000_attached_rows_without_scales_are_those_of_the_tensor(tmp_path, dtype, where):
+    drawn = np.random.default_rng(6).integers(0, 256, (MANY, 64), np.uint8)  # NaN among them
+    given = torch.from_numpy(drawn).view(getattr(torch, dtype))
+    save_tensors(tmp_path / "m.safetensors", {"w": given})
+    rows = shuffled()
+    with attached_by_many(f"{tmp_path}/m.safetensors::w", where) as tables:
+        found = tables["t"].read(rows.to(tables["t"].device)).cpu()
+        assert found.dtype == given.dtype
+        assert torch.equal(found.view(torch.uint8), given[rows].view(torch.uint8))
 
 
 @pytest.mark.parametrize("out", [np.zeros((2, DIM), "i4"), torch.zeros(2, DIM, dtype=torch.int8)])

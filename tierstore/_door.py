@@ -53,6 +53,16 @@ _FOR_READING = "was opened for reading; open it with mode='r+'"
 _Handler = Callable[[int, FrameType | None], object]
 _Kind = TypeVar("_Kind", bound=type)
 _undisturbed: set[CodeType] = set()
+_main_thread = threading.main_thread().ident  # asking takes two calls, in every use of a store
+
+
+def _ask_anew() -> None:
+    """Take the thread that forked, of which the child is made, for its main one."""
+    global _main_thread
+    _main_thread = threading.main_thread().ident
+
+
+os.register_at_fork(after_in_child=_ask_anew)
 
 
 def undisturbed(kind: _Kind) -> _Kind:
@@ -122,7 +132,7 @@ class interrupts_deferred:  # noqa: N801 - used like a function
         self._handler = None
         if interrupts_deferred._deferring:  # the cheaper check first: uses within a step are nested
             return self
-        if threading.get_ident() == threading.main_thread().ident:
+        if threading.get_ident() == _main_thread:
             handler = getsignal(SIGINT)
             if callable(handler):
                 self._caught = []

@@ -12,14 +12,14 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 __all__ = ["beside", "in_parts", "most_threads"]
 
 _MOST_THREADS = 16
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_GROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _PATIENCE = 0.05
 """Seconds after which a caller looks again whether all parts have ended."""
 _here = threading.local()
@@ -32,13 +32,25 @@ Work = Callable[[slice], object]
 def most_threads() -> int:
     """Return how many threads work on parts at most, the caller included.
 
-    As many as the cores that the process may use, and as its cgroup may use in a period.
+    As many as the cores that the process may use, and as its cgroup and those around it may use in
+    a period.
     """
-    quota, period = 0, 1
-    with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
-        quota, period = map(int, _QUOTA.read_text().split())
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores, -(-quota // period) or cores, _MOST_THREADS))
+    return max(1, min(len(os.sched_getaffinity(0)), _MOST_THREADS, *_quotas()))
+
+
+def _quotas() -> Iterator[int]:
+    """Yield the cores of every limit on the cgroup of this process, and on those around it."""
+    own = ""
+    with contextlib.suppress(OSError, ValueError):
+        for line in _OWN_GROUP.read_text().splitlines():
+            number, _, path = line.split(":", 2)
+            if number == "0" and ".." not in path:  # else it lies outside what is mounted here
+                own = path.lstrip("/")
+    group = Path(own)
+    for each in (group, *group.parents):
+        with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
+            quota, period = map(int, (_GROUPS / each / "cpu.max").read_text().split())
+            yield -(-quota // period)
 
 
 def in_parts(work: Work, rows: int, nbytes: int, *, least: int) -> None:

@@ -3,6 +3,7 @@ import os
 import numpy as np
 import pytest
 
+import tierstore
 from tierstore._tiers import memory
 from tierstore.errors import CapacityError, InvalidInputError
 
@@ -26,6 +27,35 @@ def test_pages_are_taken_when_they_are_touched():
     arena.array[3 << 30] = 5
     assert arena.array[3 << 30] == 5
     arena.close()
+
+
+def private_bytes():
+    """Anonymous memory of the process."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon"))
+
+
+def test_closing_gives_pages_back_while_a_view_is_left():
+    arena = memory.allocate(64 << 20)
+    view = arena.array[5:]
+    view[:] = 7
+    before = private_bytes()
+    arena.close()
+    assert before - private_bytes() > 60 << 20
+    assert not view.any()
+
+
+def test_a_closed_store_holds_no_memory_of_its_tiers(tmp_path):
+    """Though its tables are still referred to, and in cycles."""
+    spec = tierstore.TableSpec(500_000, 16)
+    tierstore.create(tmp_path / "s", {"t": spec}).close()
+    store = tierstore.open(tmp_path / "s", budget=tierstore.Budget(host="40MiB"))
+    table = store["t"]
+    table.warm(np.arange(500_000))
+    before = private_bytes()
+    store.close()
+    assert before - private_bytes() > 30 << 20
+    assert table.name == "t"
 
 
 def test_more_than_there_can_be_is_refused():

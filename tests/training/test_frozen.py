@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,11 @@ def test_a_layer_looks_rows_up(place: Place) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="torch.compile needs a compiler")
-def test_compiled_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_whole(tmp_path: Path, backend: str) -> None:
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs g++")
+    torch.compiler.reset()
     place = Place(tmp_path)
     weights = torch.randn(ROWS, DIM)
     table = place.table(weights)
@@ -68,12 +73,34 @@ def test_compiled_whole(tmp_path: Path) -> None:
     def model(ids: torch.Tensor) -> torch.Tensor:
         return head(layer(ids) * 2).relu()
 
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
     for _ in range(3):
         ids = place.ids(5)
         torch.testing.assert_close(compiled(ids), head(weights[ids] * 2).relu())
     compiled(place.ids(5)).sum().backward()
     assert head.weight.grad is not None and torch.equal(rows_of(table), weights)
+    place.close()
+
+
+@pytest.mark.gpu
+def test_compiled_into_cuda_graphs(tmp_path: Path) -> None:
+    torch.compiler.reset()
+    place = Place(tmp_path, "cuda:0", "cuda:0")
+    weights = torch.randn(ROWS, DIM)
+    table = place.table(weights, host_rows=ROWS, gpu_rows=7)
+    layer, head = FrozenEmbedding(table), torch.nn.Linear(DIM, 2).cuda()
+
+    @torch.compile(fullgraph=True, mode="reduce-overhead")
+    def model(ids: torch.Tensor) -> torch.Tensor:
+        return head(layer(ids) * 2).relu()
+
+    there = weights.cuda()
+    layer(place.ids(5))  # reserves memory, before any capture
+    with torch.no_grad():
+        for _ in range(6):  # the second call captures, later ones are replays
+            ids = place.ids(5)
+            torch.testing.assert_close(model(ids), head(there[ids] * 2).relu())
+            layer.adapt()
     place.close()
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from types import TracebackType
-from typing import Any, Self
+from threading import get_ident
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from tierstore._door import Door, Errand, Use, undisturbed
+from tierstore._door import Door, Errand
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._scaled import ScaledElements
 from tierstore._table.address import (
@@ -28,6 +27,7 @@ from tierstore._table.address import (
 )
 from tierstore._table.host import Piece
 from tierstore._table.prefetch import Prefetcher, Rows
+from tierstore._table.using import Part, Together, Using
 from tierstore._table.values import (
     Columns,
     check_out,
@@ -39,7 +39,7 @@ from tierstore._table.values import (
 )
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.abi import Structure
-from tierstore._tiers.gpu.device import Device, device_error
+from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore._tiers.gpu.lease import GpuLease
 from tierstore._tiers.gpu.link import FeatureIds
@@ -55,136 +55,9 @@ from tierstore.spec import Field, RecordLayout
 __all__ = ["DeviceAccess", "DeviceArrays", "DeviceLease"]
 
 _NOWHERE = np.empty(0, np.int64)
-
-
-@undisturbed
-class _Using(Use):
-    """A use of the store on its device, whichever was the current one.
-
-    It explains the driver's errors, and checks ids if every call does.
-    """
-
-    __slots__ = ("_access", "_before")
-    beside = True
-
-    def __init__(self, access: DeviceArrays, *, write: bool) -> None:
-        super().__init__(access.door, write=write)
-        self._access = access
-        self._before = -1
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        try:
-            self._before = self._access.device.enter()
-        except BaseException as error:
-            self._end(None, error)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        found = error
-        if error is None and self._access.sync_checks:
-            try:
-                self._access.gpu.check()
-            except BaseException as failed:
-                found = failed
-        try:
-            self._access.device.leave(self._before)
-        except BaseException as failed:
-            found = found or failed
-        self._end(error, found)
-
-    def _end(self, error: BaseException | None, found: BaseException | None) -> None:
-        """Leave the store, and raise what was found where the body did not raise that."""
-        if found is None:
-            super().__exit__()
-            return
-        meaning = device_error(found, self._access.name) or found
-        super().__exit__(type(meaning), meaning)
-        if meaning is not error:
-            raise meaning from (found if meaning is not found else None)
-
-
-@undisturbed
-class _Together(_Using):
-    """Several uses of the store on its device, by one thread in one stream, entered once.
-
-    Errors between them, of work that is not the store's, leave it open.
-
-    Attributes:
-        thread: the thread.
-        stream: torch's current one.
-    """
-
-    __slots__ = ("stream", "thread")
-
-    def __init__(self, access: DeviceArrays) -> None:
-        super().__init__(access, write=False)
-        self.thread: int = self._thread
-        self.stream: int = 0
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        access = self._access
-        try:
-            self.stream = access.stream("torch")
-        except BaseException as error:
-            self._end(None, error)
-        access.gpu.launcher.waits = True
-        access.together_in = self
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        self._access.together_in = None
-        failed = None
-        try:
-            self._access.gpu.launcher.settle()
-        except BaseException as found:
-            failed = found
-        if error is not None:
-            self._access.device.leave(self._before)
-            self._leave()
-            return
-        super().__exit__(None if failed is None else type(failed), failed)
-        if failed is not None:
-            raise failed
-
-
-@undisturbed
-class _Part:
-    """One of several uses that were entered together; see `_Together`."""
-
-    __slots__ = ("_together", "_write")
-
-    def __init__(self, together: _Together, *, write: bool) -> None:
-        self._together = together
-        self._write = write
-
-    def __enter__(self) -> None:
-        door = self._together._door
-        if door.reason or (self._write and not door.writable):
-            door.check_open(write=self._write)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        if error is not None:
-            meaning = device_error(error, self._together._access.name) or error
-            self._together._judge(meaning)
-            if meaning is not error:
-                raise meaning from error
+_INSIDE = contextlib.nullcontext()
+_Column: TypeAlias = tuple[Field, int, int, Any]
+"""A field, the bytes of it in a record, and its type in torch; None for a scaled one."""
 
 
 class DeviceArrays:
@@ -219,7 +92,8 @@ class DeviceArrays:
         self.name: str = extent.table
         self.device: Device = gpu.device
         self.sync_checks = sync_checks
-        self.together_in: _Together | None = None
+        self.together_in: Together | None = None
+        self._columns: dict[str, _Column] = {}
 
     @functools.cached_property
     def torch_device(self) -> Any:
@@ -229,14 +103,23 @@ class DeviceArrays:
         return torch.device(self.device.torch_name)
 
     @functools.cached_property
-    def _torch_stream(self) -> Callable[[], int]:
+    def _torch(self) -> Any:
+        """The module, for where an import at every call would count."""
+        import torch
+
+        return torch
+
+    @functools.cached_property
+    def torch_stream(self) -> Callable[[], int]:
         """Asks torch for its current stream; the public way makes an object and costs 4 us."""
         import torch
 
+        if self.torch_device.type != "cuda":
+            return self.device.current_stream
         index = self.torch_device.index
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         if raw is not None:
-            return lambda: int(raw(index))
+            return functools.partial(raw, index)
         return lambda: int(torch.cuda.current_stream(index).cuda_stream)
 
     def stream(self, kind: str) -> int:
@@ -245,22 +128,24 @@ class DeviceArrays:
         Raises DeviceError if a CUDA graph is being captured there.
         """
         together = self.together_in
-        if together is not None and together.thread == threading.get_ident() and kind == "torch":
+        if together is not None and together.thread == get_ident() and kind == "torch":
             return together.stream
         stream = self.any_stream(kind)
         if self.device.capturing(stream):
-            raise DeviceError(
-                f"table {self.name!r} was used while a CUDA graph is captured: replayed, it would "
-                "read what is in the slots now; use table.read_into(ids, out), which a graph can "
-                "contain, or read the rows before"
-            )
+            raise self.captured()
         return stream
+
+    def captured(self) -> DeviceError:
+        """Return the error for a use within a graph."""
+        return DeviceError(
+            f"table {self.name!r} was used while a CUDA graph is captured: replayed, it would "
+            "read what is in the slots now; use table.read_into(ids, out), which a graph can "
+            "contain, or read the rows before"
+        )
 
     def any_stream(self, kind: str) -> int:
         """Return the caller's current stream, also where a graph is captured."""
-        if kind == "torch" and self.torch_device.type == "cuda":
-            return self._torch_stream()
-        return self.device.current_stream()
+        return self.torch_stream() if kind == "torch" else self.device.current_stream()
 
     def empty(self, kind: str, count: int, nbytes: int) -> Any:
         """Return uninitialised bytes `(count, nbytes)` on the device, of the library asked for."""
@@ -294,16 +179,16 @@ class DeviceArrays:
     def using(self, *, write: bool = False) -> AbstractContextManager[Any]:
         """Enter the store, explain the driver's errors, and check ids if every call does."""
         together = self.together_in
-        if together is not None and together.thread == threading.get_ident():
-            return _Part(together, write=write)
-        return _Using(self, write=write)
+        if together is not None and together.thread == get_ident():
+            return Part(together, write=write)
+        return Using(self, write=write)
 
     def together(self) -> AbstractContextManager[Any]:
         """Enter the store once for several uses of this thread, in torch's current stream."""
         together = self.together_in
-        if together is not None and together.thread == threading.get_ident():
-            return contextlib.nullcontext()
-        return _Together(self)
+        if together is not None and together.thread == get_ident():
+            return _INSIDE
+        return Together(self)
 
     def to_array(
         self,
@@ -420,6 +305,7 @@ class DeviceLease:
 
     Attributes:
         gpu: the tier's own lease, for kernels that work on records where they are.
+        device: where it is.
     """
 
     groups = None
@@ -427,15 +313,15 @@ class DeviceLease:
     def __init__(
         self, access: DeviceArrays, ids: Ids, *into: Any, features: FeatureIds | None = None
     ) -> None:
-        """Promote and pin the distinct rows of a batch; see `GpuTier.lease`."""
+        """Promote and pin the distinct rows of a batch, within a use; see `GpuTier.lease`."""
         self._access = access
         self._kind = ids.kind
-        with access.using():
-            access.extent.epoch.check_open()
-            stream = access.stream(ids.kind)
-            self.gpu: GpuLease = access.gpu.lease(
-                ids.rows, *into, within=access.within, features=features, stream=stream
-            )
+        access.extent.epoch.check_open()
+        stream = access.stream(ids.kind)
+        self.gpu: GpuLease = access.gpu.lease(
+            ids.rows, *into, within=access.within, features=features, stream=stream
+        )
+        self.device: Device = access.device
         self._shape = ids.shape
 
     @cached_property
@@ -472,11 +358,6 @@ class DeviceLease:
         """Whether a rollback dropped what was written into these rows."""
         return self.gpu.dropped
 
-    @property
-    def device(self) -> Device:
-        """Where it is."""
-        return self._access.device
-
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it."""
         lease = self.gpu
@@ -492,14 +373,24 @@ class DeviceLease:
         work: Structure,
         items: int,
         *,
-        writes: Iterable[str] = (),
+        writes: Sequence[tuple[int, int]] = (),
         positions: tuple[int, int] | None = None,
+        ends: bool = False,
     ) -> None:
         """Launch a kernel on the records; see `Lease.launch`."""
-        spans = [self._access.layout.span(field) for field in writes]
-        stream = self._access.stream(self._kind)
-        with self._access.using(write=bool(spans)):
-            self.gpu.launch(kernel, work, items, writes=spans, positions=positions, stream=stream)
+        access, launch = self._access, self.gpu.launch
+        together = access.together_in
+        if together is None or together.thread != get_ident() or self._kind != "torch":
+            with access.using(write=bool(writes)):
+                stream = access.stream(self._kind)
+                launch(kernel, work, items, writes, positions, ends=ends, stream=stream)
+            return
+        try:  # what a `Part` of them does, without its calls: a small step makes three launches
+            together.check(write=bool(writes))
+            launch(kernel, work, items, writes, positions, ends=ends, stream=together.stream)
+        except BaseException as error:
+            together.explain(error)
+            raise
 
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
@@ -555,10 +446,14 @@ class DeviceLease:
             if not columns.is_raw(item):
                 data = access.to_bytes(data, item, self._distinct, name)
             given[name] = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
-        self._copy(columns, "scatter", given, writes=columns.names)
+        self._copy(columns, "scatter", given, writes=columns.spans)
 
     def _copy(
-        self, columns: Columns, way: str, arrays: Mapping[str, Any], writes: Iterable[str] = ()
+        self,
+        columns: Columns,
+        way: str,
+        arrays: Mapping[str, Any],
+        writes: Sequence[tuple[int, int]] = (),
     ) -> None:
         pointers = {name: self.device.pointer(array) for name, array in arrays.items()}
         kernel, work, items = columns.copy(way, pointers, self.bound)
@@ -592,7 +487,7 @@ class DeviceAccess(DeviceArrays):
         """Return ids as flat int64, where they are; those on the host are checked."""
         if type(ids) is not np.ndarray:
             if is_torch(ids):
-                return self._torch_ids(ids)
+                return self.torch_ids(ids)
             if is_cupy(ids):
                 return self._cupy_ids(ids)
         return self._host_ids(ids)
@@ -603,7 +498,8 @@ class DeviceAccess(DeviceArrays):
         rows = self.gpu.prefetched_for(found.rows, self.within)
         return found if rows is None else Ids(rows, found.shape, found.kind)
 
-    def _torch_ids(self, ids: Any) -> Ids:
+    def torch_ids(self, ids: Any) -> Ids:
+        """Do what `ids` does for a tensor."""
         import torch
 
         here = self.torch_device
@@ -762,9 +658,10 @@ class DeviceAccess(DeviceArrays):
             return like.new_zeros((len(like), nbytes))
         return np.zeros((len(like), nbytes), np.uint8)
 
-    def lease(self, ids: Ids) -> DeviceLease:
-        """Pin the distinct rows of a batch."""
-        return DeviceLease(self, ids)
+    def lease(self, ids: Ids, features: FeatureIds | None = None) -> DeviceLease:
+        """Pin the distinct rows of a batch, on the device maybe by ids of `features`."""
+        with self.using():
+            return DeviceLease(self, ids, features=features)
 
     def lease_and_read(
         self, ids: Ids, field: str, features: FeatureIds | None = None
@@ -773,13 +670,25 @@ class DeviceAccess(DeviceArrays):
 
         The ids may be those of `features`, on the device.
         """
-        item, (lo, hi) = self.layout.field(field), self.layout.span(field)
+        item, lo, hi, dtype = self._columns.get(field) or self._column(field)
+        if ids.kind == "torch" and dtype is not None:
+            shape = (*ids.shape, item.dim)
+            out = self._torch.empty(shape, dtype=dtype, device=self.torch_device)
+            with self.using():
+                return DeviceLease(self, ids, out, lo, hi, features=features), out
         out = self.room(item, ids)
         with self.using():
             lease = DeviceLease(self, ids, out, lo, hi, features=features)
             if item.scaled is None:
                 return lease, self.answer(out, item, ids)
         return lease, self.answer(out, item, ids)
+
+    def _column(self, field: str) -> _Column:
+        """Return what `lease_and_read` needs of a field, and keep it."""
+        item, (lo, hi) = self.layout.field(field), self.layout.span(field)
+        dtype = None if item.scaled is not None else item.element.torch_dtype()
+        found = self._columns[field] = item, lo, hi, dtype
+        return found
 
     def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
         """Start promoting rows to the device; see `GpuTier.fetch`.

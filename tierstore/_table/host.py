@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -116,8 +116,9 @@ class Lease(Protocol):
         work: Structure,
         items: int,
         *,
-        writes: Iterable[str] = (),
+        writes: Sequence[tuple[int, int]] = (),
         positions: tuple[int, int] | None = None,
+        ends: bool = False,
     ) -> None:
         """Launch a kernel on the records where they are, if there is a `device`.
 
@@ -125,8 +126,9 @@ class Lease(Protocol):
             kernel: of a source that extends `abi.RECORDS`.
             work: its second structure, copied by the launch.
             items: how much there is to do, from which the kernel's grid follows.
-            writes: the names of the fields that it writes.
+            writes: the bytes of records that it writes, from one to behind another.
             positions: address and number of positions other than those of the lease's ids.
+            ends: whether the lease ends with it; it calls `unpin` for each record.
         """
 
     def release(self) -> None:

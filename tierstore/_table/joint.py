@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tierstore._store.store import Store
 
-__all__ = ["Features", "JointTable", "Location", "alike"]
+__all__ = ["Features", "JointTable", "Location", "alike", "touched_by"]
 
 _SHOWN = 3
 """Tables that a message names."""
@@ -58,7 +58,12 @@ class Features(NamedTuple):
 
     def touched(self, lengths: Sequence[int]) -> frozenset[int]:
         """Return the numbers of the tables that have ids, given how many each feature has."""
-        return _all_of(self.tables) if all(lengths) else frozenset(compress(self.tables, lengths))
+        return touched_by(self.tables, lengths)
+
+
+def touched_by(tables: tuple[int, ...], lengths: Sequence[int]) -> frozenset[int]:
+    """Return the tables of features of which some are ids, given how many each feature has."""
+    return _all_of(tables) if all(lengths) else frozenset(compress(tables, lengths))
 
 
 @lru_cache(_REMEMBERED)
@@ -111,15 +116,18 @@ class Location:
         door, whole = first._owner.door, WholeSpace(self.space, _listed(tables))
         gpu, layout = self.space.gpu, first.spec.layout
         self.access: Access
+        self._on_device: DeviceAccess | None = None
         if gpu is None:
             self.access = HostAccess(self.space, whole, layout, door)
         else:
             checks = first._owner.sync_checks
-            self.access = DeviceAccess(gpu, whole, layout, door, sync_checks=checks)
+            found = DeviceAccess(gpu, whole, layout, door, sync_checks=checks)
+            self.access = self._on_device = found
         self._order = np.argsort(self.starts)
         self._numbers: dict[Features, Rows] = {}
         self._bounds: dict[Features, Any] = {}
         self._ids: dict[tuple[Features, tuple[int, ...]], FeatureIds] = {}
+        self._last: tuple[Features, tuple[int, ...], FeatureIds] | None = None
 
     # -- from ids of tables to rows of the space
 
@@ -167,9 +175,14 @@ class Location:
     ) -> tuple[Lease, Any]:
         """Lease the rows of ids on the device, and return a field of them; see `in_space`."""
         access = self._device_access
-        given = access.ids(ids)
-        with access.using():
-            return access.lease_and_read(given, field, self._feature_ids(features, tuple(lengths)))
+        found = self._feature_ids(features, tuple(lengths))
+        return access.lease_and_read(access.torch_ids(ids), field, found)
+
+    def lease(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Lease:
+        """Lease the rows of ids on the device; see `in_space`."""
+        access = self._device_access
+        found = self._feature_ids(features, tuple(lengths))
+        return access.lease(access.torch_ids(ids), found)
 
     def has(self, ids: Tensor) -> bool:
         """Whether ids are on the device of a GPU tier."""
@@ -182,33 +195,38 @@ class Location:
         import torch
 
         access = self._device_access
-        ids = access.ids(ids).rows  # raises for those on another device
+        ids = access.torch_ids(ids).rows  # raises for those on another device
         rows: Tensor = torch.empty_like(ids)
         if ids.shape[0]:
+            found = self._feature_ids(features, lengths)
             with access.using():
-                found = self._feature_ids(features, lengths)
                 access.gpu.in_space(ids, rows, found, access.stream("torch"))
         return rows
 
     @property
     def _device_access(self) -> DeviceAccess:
-        if not isinstance(self.access, DeviceAccess):
+        if self._on_device is None:
             raise RuntimeError("ids are checked on a device where there is a GPU tier")
-        return self.access
+        return self._on_device
 
     def _feature_ids(self, features: Features, lengths: tuple[int, ...]) -> FeatureIds:
         """Return how ids of features become rows, kept for the next batch of as many."""
+        last = self._last
+        if last is not None and last[0] is features and last[1] == lengths:
+            return last[2]
         found = self._ids.get((features, lengths))
         if found is None:
             while len(self._ids) >= _REMEMBERED:
                 del self._ids[next(iter(self._ids))]
             access = self._device_access
-            stream, bounds = access.stream("torch"), self._bounds.get(features)
-            if bounds is None:
-                bounds = access.device.upload(self._bounds_of(features), stream)
-                self._bounds[features] = bounds
-            found = FeatureIds(access.device, lengths, bounds, stream)
+            with access.using():
+                stream, bounds = access.stream("torch"), self._bounds.get(features)
+                if bounds is None:
+                    bounds = access.device.upload(self._bounds_of(features), stream)
+                    self._bounds[features] = bounds
+                found = FeatureIds(access.device, lengths, bounds, stream)
             self._ids[features, lengths] = found
+        self._last = features, lengths, found
         return found
 
     def _bounds_of(self, features: Features) -> Rows:
@@ -325,15 +343,35 @@ class JointTable:
         except INTERNAL as error:
             raise internal_error(error) from error
 
+    def checks_late(self, ids: Tensor) -> bool:
+        """Whether `lease_features` checks ids in the launches of the lease."""
+        return self.location.has(ids)
+
+    def lease_features(
+        self, ids: Tensor, features: Features, lengths: Sequence[int], touched: frozenset[int]
+    ) -> Lease:
+        """Do what `lease` does for the ids that `in_space` takes; raises what that raises."""
+        location = self.location
+        try:
+            if location.has(ids) and not self._recorded(touched):
+                return location.lease(ids, features, lengths)
+            return self.lease(location.in_space(ids, features, lengths), touched)
+        except INTERNAL as error:
+            raise internal_error(error) from error
+
     def lease_and_read(
-        self, ids: Tensor, features: Features, lengths: Sequence[int], field: str
+        self,
+        ids: Tensor,
+        features: Features,
+        lengths: Sequence[int],
+        field: str,
+        touched: frozenset[int],
     ) -> tuple[Lease, Any]:
         """Do so for the ids that `in_space` takes; return one field of the row of each, `(n, dim)`.
 
         Raises what `in_space` raises.
         """
         location = self.location
-        touched = features.touched(lengths)
         try:
             if location.has(ids) and not self._recorded(touched):
                 return location.lease_and_read(ids, features, lengths, field)
@@ -397,6 +435,8 @@ class JointTable:
 
     def _recorded(self, touched: Iterable[int]) -> list[int]:
         """Return the numbers of the tables whose ids are recorded."""
+        if not Table._any_recorded:
+            return []
         return [number for number in touched if self.tables[number]._recording is not None]
 
     # -- what is equal of all tables

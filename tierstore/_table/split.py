@@ -204,7 +204,7 @@ class SplitAccess(DeviceAccess):
         """Raise InvalidInputError: a column that is held whole is only read."""
         self._refuse()
 
-    def lease(self, ids: Ids) -> NoReturn:
+    def lease(self, ids: Ids, features: FeatureIds | None = None) -> NoReturn:
         """Raise InvalidInputError: leases are of whole records."""
         self._refuse()
 

@@ -6,7 +6,17 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, TypeAlias, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NoReturn,
+    Protocol,
+    Self,
+    TypeAlias,
+    overload,
+)
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +106,9 @@ class Table:
     integers of any width and shape; floats and booleans are a TypeError, ids outside the table an
     IndexError that names the first. Tables come from a store: `store["item"]`.
     """
+
+    _any_recorded: ClassVar[bool] = False
+    """Whether some table was ever recorded: a batch of many asks each of them otherwise."""
 
     def __init__(
         self, owner: Owner, name: str, generation: Generation, space: Space, extent: Extent
@@ -609,6 +622,7 @@ class Table:
             raise InvalidInputError(
                 f"table {self.name!r} is being recorded to {self._recording.path}; close that first"
             )
+        Table._any_recorded = True
         self._recording = Recording(path, self.rows)
         return self._recording
 

@@ -5,7 +5,8 @@ host tier.
 
 Threads may read, write and lease beside each other. One lock guards maps, records and counters, and
 is not held while the tier below works: a miss is planned under the lock (which rows come, which go
-down), carried without it, and bound under it again. Rows on their way have no slot; a thread
+down), carried without it, and bound under it again. Nor is it held while many rows are copied that
+are all here, unless others write: see `Changes`. Rows on their way have no slot; a thread
 that needs one waits until it has arrived, and has no rows on their way itself meanwhile.
 """
 
@@ -29,6 +30,7 @@ from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
 from tierstore._tiers import memory
 from tierstore._tiers.base import Bytes, DeviceView, Renewed, Rows, Tier
+from tierstore._tiers.changes import Changes
 from tierstore._tiers.memory import ALIGNMENT, Arrays
 from tierstore._tiers.slots import (
     CachedSlots,
@@ -67,6 +69,8 @@ _ACROSS = (
 """What is counted for batches that are in several ranges; evictions are the first range's."""
 _FEW_BYTES = 64 << 10
 """Bytes up to which copying items of a window takes less time than what is faster for many."""
+_APART_BYTES = 128 << 10
+"""Bytes from which copying rows takes longer than giving the lock up and taking it again."""
 _MANY_BYTES = 2 << 20
 """Bytes from which copying rows that repeat twice takes less time than copying them once."""
 _PART_BYTES = 512 << 10
@@ -210,6 +214,7 @@ class HostTier:
         self._lock = threading.RLock()
         self._arrived = Condition(self._lock)
         self._moves: list[_Move] = []
+        self._changes = Changes()
         self._windows = _Windows(self.records)
         self.before_change: Callable[[], None] = nothing_to_await
 
@@ -250,13 +255,19 @@ class HostTier:
         """
         with self._lock:
             slots, missing = self._find(rows)
+            copied = False
+            if out.nbytes >= _APART_BYTES and not missing.size and self._changes.rest():
+                copied = self._copy_apart(slots, out, lo)
+                if not copied:  # others may have made room of any meanwhile
+                    slots, missing = self._find(rows)
             self._count(rows, slots, missing.size, bytes_out=out.shape[1])
-            if not missing.size:
-                self._copy_items(slots, out, lo)
-                if admit:
-                    self.map.serve(rows, slots, done=True)
-            else:
+            if missing.size:
                 self._read_missing(rows, slots, missing, out, lo, admit=admit)
+                return
+            if not copied:
+                self._copy_items(slots, out, lo)
+            if admit:
+                self.map.serve(rows, slots, done=True)
 
     def read_resident(
         self, rows: Rows, span: tuple[int, int], stats: TierStats
@@ -394,6 +405,7 @@ class HostTier:
             slots = self.map.lookup(rows)
             if slots is not rows and slots.size and np.minimum.reduce(slots) < 0:
                 return False
+            self._changes.number += 1
             self.map.dirty[slots] = 1
             nbytes = slots.size * (hi - lo)
             if many is None or nbytes < 2 * _CHANGED_PER_THREAD or most_threads() == 1:
@@ -457,6 +469,21 @@ class HostTier:
         else:
             _rowcopy.gather(self.records, slots, out, lo)
 
+    def _copy_apart(self, slots: Slots, out: Bytes, lo: int) -> bool:
+        """Do so without the lock; return whether no record changed meanwhile."""
+        changes = self._changes
+        before = changes.number
+        changes.copies += 1
+        self._lock.release()
+        try:
+            _rowcopy.gather(self.records, slots, out, lo)
+        finally:
+            try:
+                self._lock_again()
+            finally:
+                changes.copies -= 1
+        return changes.number == before
+
     def _copy_held(
         self,
         batch: _rowcopy.Groups,
@@ -508,6 +535,7 @@ class HostTier:
         if absent.size:
             present = slots >= 0
             slots, records = slots[present], records[present]
+        self._changes.number += 1
         self.map.dirty[slots] = 1
         _rowcopy.scatter(self.records, slots, records, lo)
         return absent
@@ -631,6 +659,7 @@ class HostTier:
     def _make_room(self, rows: Rows, *, force: bool = False) -> _Room:
         """Take slots for a leading part of `rows`, distinct and absent, out of the maps."""
         self.before_change()
+        self._changes.number += 1
         slots = self.map.free(rows)
         if slots.size == rows.size:
             return _Room(slots, 0, slots[:0], _NO_ROWS, self._only or self._stats_of(rows))
@@ -651,13 +680,18 @@ class HostTier:
             yield
         finally:
             try:
-                self._lock.acquire()
-            except BaseException:  # a second Ctrl-C
-                self._lock.acquire()
-                raise
+                self._lock_again()
             finally:
                 self._moves.remove(move)  # takes no memory: a move that stays would stop others
             self._arrived.notify_all()
+
+    def _lock_again(self) -> None:
+        """Take the lock, also where a second Ctrl-C comes."""
+        try:
+            self._lock.acquire()
+        except BaseException:
+            self._lock.acquire()
+            raise
 
     def _are_moving(self, rows: Rows) -> bool:
         """Whether any of `rows` is on its way."""
@@ -816,6 +850,7 @@ class HostTier:
         with self._lock:
             slots, changed = self.map.lookup(rows), self._changed()
             slots = slots.compress(slots >= 0)
+            self._changes.number += 1
             self.map.release(_rowcopy.unique(np.concatenate([changed, slots])))
         if isinstance(self.map, CachedSlots):
             self.map.pins.clear()
@@ -841,6 +876,7 @@ class HostTier:
             slots = self.map.lookup(rows)
             new = slots[known]
             here = new >= 0
+            self._changes.number += 1
             _rowcopy.scatter(self.records, new[here], renewed.records[here])
             stale = slots >= 0
             stale[known] = False
@@ -868,8 +904,10 @@ class HostTier:
         return np.flatnonzero(self.map.dirty.view(np.bool_))  # ten times faster than as numbers
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Give the memory back, once no thread copies from it any more."""
         with self._lock:
+            while self._changes.copies:
+                self._arrived.wait(_PATIENCE)
             self.records = np.empty((0, self.record_bytes), np.uint8)
             self._windows, self._direct = _Windows(self.records), None
             self._arena.memory.close()

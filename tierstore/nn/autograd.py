@@ -19,6 +19,7 @@ from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.errors import ClosedError, InvalidInputError
 from tierstore.nn.parts import Apart, SideBySide
+from tierstore.nn.zeros import Zeros
 
 __all__ = [
     "Abandoned",
@@ -29,6 +30,8 @@ __all__ = [
     "accumulates",
     "add_as_it_comes",
     "cleared",
+    "is_deterministic",
+    "left_over",
     "merged",
     "placed",
     "sum_by_row",
@@ -76,13 +79,15 @@ def summed(
     lease: Lease,
     positions: Tensor | None,
     columns: SideBySide | None = None,
+    zeros: Zeros | None = None,
 ) -> Tensor:
     """Do the same for the distinct rows of a lease, `(lease.bound, dim)`.
 
     Where `positions` is None they are those of the lease's ids, and `columns` tells where in
     `values` the row of each is. On a GPU floats of up to 32 bits are added in float32 as they
     come, which is several times faster, in no particular order and leaving what is behind the
-    distinct rows undefined; `torch.use_deterministic_algorithms(True)` brings the order back.
+    distinct rows undefined; `torch.use_deterministic_algorithms(True)` brings the order back. Where
+    there are `zeros`, they are added to those.
     """
     if isinstance(values, Apart):
         if positions is None and lease.groups is not None:
@@ -96,7 +101,7 @@ def summed(
         total: Tensor = bags[0]
         return total  # as `sum_by_row` does, to the bit, in a fraction of the time
     on_host = lease.device is None or values.dtype not in _SUMMED
-    if on_host or torch.are_deterministic_algorithms_enabled():
+    if on_host or is_deterministic():
         if columns is not None:
             values = columns.in_order(values)
         if positions is None:
@@ -105,7 +110,7 @@ def summed(
     if columns is not None:
         own = torch.as_tensor(lease.positions).reshape(-1)
         positions = columns.spread(own, len(values))
-    total = cleared(lease, values.shape[1])
+    total = cleared(lease, values.shape[1], zeros)
     add_as_it_comes(values, total, lease, positions)
     return total if values.dtype == torch.float32 else _narrowed(total, lease, values.dtype)
 
@@ -120,23 +125,33 @@ def add_as_it_comes(values: Tensor, total: Tensor, lease: Lease, positions: Tens
     work = _Sum(values.data_ptr(), total.data_ptr(), dim)
     fits = dim % 4 == 0 and values.data_ptr() % (4 * values.element_size()) == 0
     add = _ADD[values.dtype, 4 if fits else 1]
-    given = None if positions is None else (positions.data_ptr(), len(values))
-    lease.launch(add, work, len(values), positions=given)
+    count = values.shape[0]
+    given = None if positions is None else (positions.data_ptr(), count)
+    lease.launch(add, work, count, positions=given)
 
 
-def cleared(lease: Lease, dim: int) -> Tensor:
+def cleared(lease: Lease, dim: int, zeros: Zeros | None = None) -> Tensor:
     """Return zeros for the distinct rows of a lease on a GPU, float32 `(lease.bound, dim)`.
 
     What is behind the distinct rows is undefined. A kernel leaves it out; few bytes torch clears in
-    less of the host's time than a launch takes.
+    less of the host's time than a launch takes, where an earlier step has left no `zeros`.
     """
-    device: Any = lease.device
-    if 4 * lease.bound * dim <= _LITTLE:
-        return torch.zeros(lease.bound, dim, device=device.torch_name)
-    total = torch.empty(lease.bound, dim, device=device.torch_name)
+    device, bound = lease.device, lease.bound
+    if device is None:
+        raise RuntimeError("sums are cleared so on a GPU")
+    if 4 * bound * dim <= _LITTLE:
+        found = None if zeros is None else zeros.take(bound)
+        return torch.zeros(bound, dim, device=device.torch_name) if found is None else found
+    total = torch.empty(bound, dim, device=device.torch_name)
     clear = _CLEAR[1 if dim % 4 else 4]
-    lease.launch(clear, _Sum(0, total.data_ptr(), dim), lease.bound)
+    lease.launch(clear, _Sum(0, total.data_ptr(), dim), bound)
     return total
+
+
+def left_over(total: Tensor, zeros: Zeros | None) -> Zeros | None:
+    """Return where a step may leave sums that `cleared` began, as zeros; None where it may not."""
+    fits = total.dtype == torch.float32 and total.nbytes <= _LITTLE
+    return zeros if fits else None
 
 
 def _narrowed(total: Tensor, lease: Lease, dtype: torch.dtype) -> Tensor:
@@ -149,6 +164,8 @@ def _narrowed(total: Tensor, lease: Lease, dtype: torch.dtype) -> Tensor:
     return narrow
 
 
+is_deterministic: Any = torch._C._get_deterministic_algorithms
+"""Tells whether an order is asked for; the public way is a call more."""
 _FIRST = frozenset({0})
 """The numbers of the tables of a batch that is of one table."""
 
@@ -200,14 +217,17 @@ class Batch:
         touched: frozenset[int] = _FIRST,
         *,
         lease: Lease | None = None,
+        zeros: Zeros | None = None,
     ) -> None:
         """Lease the rows; the lease of a batch that is dropped goes to `abandoned`.
 
         The ids are the caller's and may change afterwards: nothing refers to them. Those of a joint
         table are rows of its space, of the tables `touched`. A `lease` on their rows is taken over.
+        Sums of gradients may begin from `zeros`, and be left there.
         """
         self._table = table
         self._abandoned = abandoned
+        self.zeros: Zeros | None = zeros
         self.size: int = ids.numel()
         self._joint = table if isinstance(table, JointTable) else None
         if self._joint is not None:
@@ -285,9 +305,10 @@ class Batch:
         else:
             if self.lease.device is not None:
                 self.lease.trim(wait=False)
-            total = summed(of_each, self.lease, positions, columns)
+            total = summed(of_each, self.lease, positions, columns, self.zeros)
         if positions is None:
-            return Gradient(self, total, None, touched)
+            zeros = None if self.zeros is None else left_over(total, self.zeros)
+            return Gradient(self, total, None, touched, zeros)
         return self._marked(total, positions, touched)
 
     def gathered(
@@ -308,7 +329,9 @@ class Batch:
 
     def _marked(self, values: Tensor, positions: Tensor, touched: frozenset[int]) -> Gradient:
         """Return the gradient of the rows that `positions` names."""
-        trained = positions.new_zeros(self.lease.bound + 1, dtype=torch.bool)
+        bound = self.lease.bound
+        values = values if values.shape[0] == bound else values[:bound]  # of zeros for more rows
+        trained = positions.new_zeros(bound + 1, dtype=torch.bool)
         trained.index_fill_(0, positions.long(), True)  # the last entry is for -1
         return Gradient(self, values, trained[:-1, None], touched)
 
@@ -352,15 +375,21 @@ class Gradient:
         values: `(rows, dim)`, at least one row for each distinct row; undefined behind them.
         trained: bool `(rows, 1)`, the rows that a step may change; None means all.
         touched: the numbers of the tables that have ids in it; a table alone is number 0.
+        zeros: where a step may leave the values, as zeros; None once they may be another's.
     """
 
     batch: Batch
     values: Tensor
     trained: Tensor | None = None
     touched: frozenset[int] = _FIRST
+    zeros: Zeros | None = None
 
     def trim(self) -> None:
-        """Cut off what is behind the distinct rows; on a GPU this waits for their number."""
+        """Cut off what is behind the distinct rows; on a GPU this waits for their number.
+
+        So it is before values are shown: from then on they are not only the step's.
+        """
+        self.zeros = None
         self.batch.lease.trim(wait=True)
         bound = self.batch.lease.bound
         self.values = self.values[:bound]

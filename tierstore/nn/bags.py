@@ -180,9 +180,10 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
 
     def _pool(self, features: Any, *, apart: bool) -> tuple[_Plan, Sequence[Tensor]]:
         """Return how the columns lie, all of them, and if wanted `apart` those of each feature."""
-        self._layer(0).refuse_transforms()
+        layer = self._layer(0)
+        layer.refuse_transforms()
         features, first = self._numbered(features)
-        with self._layer(0)._together():
+        with layer._together():
             names, parts = self._parts(features, first)
             plan = self._arrange(names)
             if self._trains(parts):
@@ -192,10 +193,12 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
 
     def _trains(self, parts: Sequence[Part]) -> bool:
         """Tell whether rows or weights of a call may get a gradient."""
+        for group in range(len(self.groups._modules)):
+            if self._layer(group)._trains():
+                return True
         given = [part.bags.weights for part in parts]
         weighed = any(weights is not None and weights.requires_grad for weights in given)
-        layers = [self._layer(group) for group in range(len(self.groups))]
-        return any(layer._trains() for layer in layers) or (weighed and torch.is_grad_enabled())
+        return weighed and torch.is_grad_enabled()
 
     def prefetch(self, features: Any, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; takes what `forward` takes."""
@@ -303,7 +306,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         """Return the bags of a KeyedJaggedTensor by layer."""
         lengths, plan, parts = lengths_of(features, len(names)), self._arrange(names), []
         offsets = _offsets_of(features)
-        if (len(offsets) - 1) % len(names):
+        if (offsets.shape[0] - 1) % len(names):
             raise InvalidInputError(
                 f"{len(offsets) - 1} bags are not equally many for {len(names)} keys"
             )
@@ -312,12 +315,12 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         if weights is not None:
             self._check_weighted(names)
             pieces = weights.split(list(lengths))
-        befores = [0, *itertools.accumulate(lengths)]
-        starts = offsets[:-1].reshape(len(names), -1)
         found = self._parted(names, features.values(), lengths)
         for number, (part, ids, own) in enumerate(found):
             of, own_weights = offsets, weights
             if part.places is not None:
+                befores = [0, *itertools.accumulate(lengths)]
+                starts = offsets[:-1].reshape(len(names), -1)
                 begins = itertools.accumulate(own[:-1], initial=0)
                 moved = [to - befores[at] for to, at in zip(begins, part.places, strict=True)]
                 of = starts[list(part.places)] + torch.tensor(moved, device=starts.device)[:, None]
@@ -342,15 +345,22 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         layer: Any = part.layer
         if isinstance(layer, KeyedJointLayer) and not layer._trains():
             layer = Reading(layer)
-        without_row = FirstRows.joined(part.features.names, lengths, first)
+        without_row = FirstRows.joined(part.features.names, lengths, first) if first else None
         bags = Bags(ids, offsets, weights)
-        counted = self._counted(part.features.names, ids, lengths)
+        counted = None
+        if self.padding:
+            counted = self._counted(part.features.names, ids, lengths)
         if counted is not None:  # as if those of padding had not been given
             bags, lengths = bags.without(counted, lengths)
-        ids = part.layer.in_space(bags.ids, part.features, lengths)
-        rows = Bags(ids, bags.offsets, bags.weights)
         columns, places = plan.columns[number], plan.places[number]
-        return Part(layer, columns, rows, part.features.tables, lengths, places, without_row)
+        features = part.features
+        if layer is part.layer and layer.checks_late(bags.ids):
+            return Part(
+                layer, columns, bags, features.tables, lengths, places, without_row, features
+            )
+        ids = part.layer.in_space(bags.ids, features, lengths)
+        rows = Bags(ids, bags.offsets, bags.weights)
+        return Part(layer, columns, rows, features.tables, lengths, places, without_row)
 
     def _arrange(self, names: tuple[str, ...]) -> _Plan:
         """Return which columns the features of a call become."""

@@ -194,6 +194,10 @@ class TieredEmbeddingCollection(torch.nn.Module):
             return torch.cat([_flat(found[name]) for name in features.keys()])  # noqa: SIM118
         names = tuple(features.keys())
         parts = self._plan(names)
+        if len(parts) == 1 and not self._by_key:
+            ((part, ids, lengths),) = self._wanted(names, features)
+            counted = self._counted(names, ids, lengths) if self.padding else None
+            return part.layer.look_up(ids, part.features, lengths, counted, apart=False)[0]
         dims = {part.layer.embedding_dim for part in parts}
         if len(dims) != 1:
             raise InvalidInputError(
@@ -202,11 +206,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
                 if dims
                 else "a call needs the ids of at least one feature"
             )
-        if len(parts) > 1 or self._by_key:
-            return torch.cat([_flat(rows) for rows in self(features).values()])
-        ((part, ids, lengths),) = self._wanted(names, features)
-        counted = self._counted(names, ids, lengths)
-        return part.layer.look_up(ids, part.features, lengths, counted, apart=False)[0]
+        return torch.cat([_flat(rows) for rows in self(features).values()])
 
     def _in_graph(self, features: Any) -> dict[str, Tensor]:
         """Do what `forward` does within a graph; nested ids are not taken there."""
@@ -294,7 +294,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
     ) -> list[tuple[_Part, Tensor, Sequence[int]]]:
         """Return for each layer its features, and their part of the values of all of them."""
         values, found, pieces = _whole_numbers(values, "values"), [], None
-        if sum(lengths) != len(values):
+        if sum(lengths) != values.numel():
             raise InvalidInputError(
                 f"the keys have {sum(lengths)} ids by their lengths, and there are {len(values)}"
             )
@@ -335,7 +335,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
         return found
 
     def _layer(self, group: int) -> JointLayer:
-        layer = self.groups[group]
+        layer = self._modules["groups"]._modules[str(group)]  # `self.groups[group]` is ten calls
         if not isinstance(layer, JointLayer):
             raise InvalidTypeError(f"the groups of a collection are its own, not {layer!r}")
         return layer
@@ -493,11 +493,13 @@ def _source(store: Store, feature: str, given: Any) -> tuple[AnyTable, str]:
 
 def is_keyed(features: Any) -> bool:
     """Whether features come as torchrec's KeyedJaggedTensor has them."""
+    if isinstance(features, dict):  # most are, and asking for a Mapping takes several calls
+        return False
     return (
-        not isinstance(features, Mapping)
-        and hasattr(features, "keys")
+        hasattr(features, "keys")
         and hasattr(features, "values")
         and (hasattr(features, "offsets") or hasattr(features, "lengths"))
+        and not isinstance(features, Mapping)
     )
 
 

@@ -250,7 +250,9 @@ class TieredEmbedding(RowsLayer):
         own = self._own
         own.settle()
         lease, rows = self.table._lease_and_read(ids, self.field)
-        batch = Batch(self.table, ids, self.padding_idx, own.abandoned, lease=lease)
+        batch = Batch(
+            self.table, ids, self.padding_idx, own.abandoned, lease=lease, zeros=own.zeros
+        )
         return batch, rows if self._as_stored else rows.to(self._anchor)
 
     def _read_rows(self, ids: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from tierstore.errors import InvalidInputError, InvalidTypeError
 __all__ = ["Bags", "jagged", "no_padding"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Bags:
     """Ids in bags, one behind the other.
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -79,6 +78,7 @@ class Looked:
 
     Attributes:
         counted: bool `(n,)`, the ids that take part in training; None means all.
+        touched: the numbers of the tables that have ids, of this rank.
     """
 
     layer: JointLayer
@@ -86,25 +86,31 @@ class Looked:
     features: Features
     lengths: Sequence[int]
     counted: Tensor | None
+    touched: frozenset[int]
 
     def firsts(self) -> list[int] | None:
         """Return the first row of the table of each feature; None on several ranks."""
         batch = self.batch
         return batch.firsts(self.features.tables) if isinstance(batch, Batch) else None
 
+    def take(self, parts: Sequence[Tensor], given: Sequence[bool] | None) -> None:
+        """Do what `give` does for the gradients of the features `given`, a tensor of each."""
+        firsts = self.firsts if given is None else None
+        self.give(*as_one(parts, self.layer.memory, firsts), given)
+
     def give(
         self,
         gradient: Tensor | Apart,
-        given: Sequence[bool] | None = None,
         columns: SideBySide | None = None,
+        given: Sequence[bool] | None = None,
     ) -> None:
         """Give the layer the gradient of ids, summed by row, for the optimizer.
 
         Args:
             gradient: of the ids of the features `given`, `(n, dim)`.
+            columns: where in `gradient` that of each id is; None means in order.
             given: which features have one; the others are as if they had not been looked up. None
                 means all.
-            columns: where in `gradient` that of each id is; None means in order.
         """
         batch, positions = self.batch, None
         counts = batch.counts(self.lengths)
@@ -115,7 +121,9 @@ class Looked:
             every = batch.positions if positions is None else positions
             positions = torch.cat(tuple(compress(every.split(list(self.lengths)), given)))
             counts = [count if each else 0 for count, each in zip(counts, given, strict=True)]
-        touched, layer = self.features.touched(counts), self.layer
+        layer, touched = self.layer, self.touched
+        if given is not None or counts is not self.lengths:
+            touched = self.features.touched(counts)
         if not touched:
             return
         with layer._together():
@@ -207,7 +215,7 @@ class JointLayer(RowsLayer):
         self.refuse_transforms()
         with self._together():
             if self._trains():
-                return _apply(self._own, _Call(self, ids, features, lengths, counted, apart))
+                return _apply(self._own, (self, ids, features, lengths, counted, apart))
             rows = self.in_space(ids, features, lengths)
             read = self.read_rows(rows, features.touched(lengths))
         return _parts(read, lengths, apart=apart)
@@ -233,6 +241,20 @@ class JointLayer(RowsLayer):
         """Lease rows whose gradient may come, of the tables `touched`."""
         self._check_trained()
         return self._leased(rows, None, touched)
+
+    def checks_late(self, ids: Tensor) -> bool:
+        """Whether `lease_features` checks ids in the launches of the lease."""
+        return not self.is_shared and self.table.checks_late(ids)
+
+    def lease_features(
+        self, ids: Tensor, features: Features, lengths: Sequence[int], touched: frozenset[int]
+    ) -> Batch:
+        """Lease the rows of ids that `checks_late` is true of, whose gradient may come."""
+        self._check_trained()
+        own = self._own
+        own.settle()
+        lease = self.table.lease_features(ids, features, lengths, touched)
+        return Batch(self.table, ids, None, own.abandoned, lease=lease, zeros=own.zeros)
 
     def _check_trained(self) -> None:
         """Raise InvalidInputError for averages."""
@@ -269,28 +291,29 @@ class JointLayer(RowsLayer):
     def leased(
         self, ids: Tensor, features: Features, lengths: Sequence[int], counted: Tensor | None
     ) -> tuple[Looked, Tensor]:
-        """Lease the rows of ids whose gradient may come; return that of each, too."""
+        """Lease the rows of ids whose gradient may come, within `_together`; return each id's."""
         batch: Batch | RemoteBatch
-        with self._together():
-            if self.is_shared:
-                rows = self.in_space(ids, features, lengths)
-                batch = self.lease_rows(rows, features.touched(lengths))
-                found: Tensor = batch.lease.expand(self.field)
-            else:
-                self._check_trained()
-                own = self._own
-                own.settle()
-                lease, found = self.table.lease_and_read(ids, features, lengths, self.field)
-                batch = Batch(self.table, ids, None, own.abandoned, lease=lease)
-            found = found if self._as_stored else found.to(self._anchor)
-        return Looked(self, batch, features, lengths, counted), found
+        touched = features.touched(lengths)
+        if self.is_shared:
+            batch = self.lease_rows(self.in_space(ids, features, lengths), touched)
+            found: Tensor = batch.lease.expand(self.field)
+        else:
+            self._check_trained()
+            own = self._own
+            own.settle()
+            lease, found = self.table.lease_and_read(ids, features, lengths, self.field, touched)
+            batch = Batch(self.table, ids, None, own.abandoned, lease=lease, zeros=own.zeros)
+        found = found if self._as_stored else found.to(self._anchor)
+        return Looked(self, batch, features, lengths, counted, touched), found
 
     # -- what the operators call
 
     def _lease_features(self, ids: Tensor, asked: compiling.Asked) -> tuple[Looked, Tensor]:
         """Do what `leased` does for ids, of which those of padding are not trained."""
         features, lengths = asked.features, asked.lengths
-        return self.leased(ids, features, lengths, no_padding(ids, lengths, asked.padding))
+        counted = no_padding(ids, lengths, asked.padding)
+        with self._together():
+            return self.leased(ids, features, lengths, counted)
 
     def _read_features(self, ids: Tensor, asked: compiling.Asked) -> Tensor:
         """Return the row of each id, outside training."""
@@ -359,15 +382,8 @@ class KeyedJointLayer(JointLayer):
         raise InvalidInputError(f"table {self.table.name!r} is by key; averages go by row")
 
 
-class _Call(NamedTuple):
-    """A lookup of several features; see `JointLayer.look_up`."""
-
-    layer: JointLayer
-    ids: Tensor
-    features: Features
-    lengths: Sequence[int]
-    counted: Tensor | None
-    apart: bool
+_Call: TypeAlias = tuple[JointLayer, Tensor, Features, Sequence[int], Tensor | None, bool]
+"""A layer, and the arguments of its `look_up`."""
 
 
 def _parts(rows: Tensor, lengths: Sequence[int], *, apart: bool) -> tuple[Tensor, ...]:
@@ -394,10 +410,11 @@ class _Lookup(torch.autograd.Function):
             given = None
             if len(there) < len(gradients):
                 given = [each is not None for each in gradients]
-            with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
-                firsts = ctx.looked.firsts() if given is None else None
-                gradient, columns = as_one(there, ctx.looked.layer.memory, firsts)
-                ctx.looked.give(gradient, given, columns)
+            if torch.is_grad_enabled():
+                with torch.no_grad():
+                    ctx.looked.take(there, given)
+            else:
+                ctx.looked.take(there, given)
         return None, None
 
 

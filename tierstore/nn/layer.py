@@ -93,7 +93,7 @@ class RowsLayer(torch.nn.Module):
         own.settle()
         if self.is_shared:
             return RemoteBatch(self.table, ids, padding_idx, own.abandoned)
-        return Batch(self.table, ids, padding_idx, own.abandoned, *touched)
+        return Batch(self.table, ids, padding_idx, own.abandoned, *touched, zeros=own.zeros)
 
     def _lease_to_read(self, ids: Tensor, *touched: frozenset[int]) -> Lease | RemoteLease:
         """Lease the rows of ids that take no part in training, wherever they are."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,13 +145,13 @@ class SideBySide:
 def as_one(
     parts: Sequence[Tensor],
     memory: Recycled | None = None,
-    firsts: Sequence[int] | None = None,
+    firsts: Callable[[], Sequence[int] | None] | None = None,
 ) -> tuple[Tensor | Apart, SideBySide | None]:
     """Return gradients `(ids, dim)` as one tensor, and where they are in it; None: in order.
 
     Those of what a model concatenates are parts of one tensor, and not copied. Other large ones on
-    the host are copied to `memory` if that is given; given `firsts`, where in the space the table
-    of each feature begins, they stay `Apart` if no two are of one table.
+    the host are copied to `memory` if that is given; given `firsts`, which tells where in the space
+    the table of each feature begins, they stay `Apart` if no two are of one table.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -165,8 +165,9 @@ def as_one(
     if found is not None:
         return found
     memory = memory or Recycled()
-    if firsts is not None and len(set(firsts)) == len(parts) and _are_plain(parts) and _compiled():
-        return Apart(parts, firsts, memory), None
+    begins = firsts() if firsts is not None and _are_plain(parts) else None
+    if begins is not None and len(set(begins)) == len(parts) and _compiled():
+        return Apart(parts, begins, memory), None
     return _copied(parts, memory), None
 
 

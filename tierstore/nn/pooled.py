@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -14,7 +15,7 @@ from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._table.host import Lease
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
-from tierstore.nn.autograd import Batch, Gradient, cleared
+from tierstore.nn.autograd import Batch, Gradient, cleared, left_over
 from tierstore.spec import Field
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _TORCH_MODES = {"sum": 0, "mean": 1, "max": 2}
 _KERNEL_TYPES = {
     element.torch_dtype(): element.kernel for element in ELEMENT_TYPES.values() if element.kernel
 }
+_device_of = functools.cache(torch.device)
 _LARGE = 1 << 28
 """Bytes of a gradient above which the number of its rows is waited for, to take no more."""
 
@@ -240,14 +242,23 @@ class Launched:
         return item.element.kernel is not None and dtype in _KERNEL_TYPES
 
     def __init__(
-        self, part: Part, lease: Lease, dtype: torch.dtype, *, trained: bool, weighed: bool
+        self,
+        part: Part,
+        item: Field,
+        lease: Lease,
+        dtype: torch.dtype,
+        *,
+        trained: bool,
+        weighed: bool,
     ) -> None:
         self._part, columns, bags = part, part.columns, part.bags
         on: Any = lease.device
-        self._dtype, self._device = dtype, torch.device(on.torch_name)
+        self._dtype, self._device = dtype, _device_of(on.torch_name)
+        self._row_dtype: torch.dtype = item.element.torch_dtype()
         start = part.layer.table.spec.layout.span(part.layer.field)[0]
-        self._kernels = _kernels_for(part.item, start, columns, dtype)
-        work = self._work = _Pool(all=len(bags), batch=columns.batch(bags))
+        self._kernels = _kernels_for(item, start, columns, dtype)
+        count = len(bags)
+        work = self._work = _Pool(all=count, batch=count // len(columns.modes))
         work.dim, work.width, work.start = columns.dim, columns.width, start
         self._offsets = bags.offsets.to(self._device, torch.int64).contiguous()
         self._features = columns.described(self._device)
@@ -256,7 +267,7 @@ class Launched:
             self._weights = bags.weights.detach().to(self._device, torch.float32).contiguous()
             work.weights = self._weights.data_ptr()
         if trained or weighed:
-            self._share = torch.empty(len(bags), device=self._device)
+            self._share = torch.empty(count, device=self._device)
             work.share = self._share.data_ptr()
         if trained and "max" in columns.modes:
             shape = len(bags), columns.dim
@@ -304,12 +315,14 @@ class Launched:
             self._launch(kernels.weigh, batch.lease, len(of_weights), self._positions)
         if trained:
             batch.lease.trim(wait=4 * work.dim * batch.lease.bound > _LARGE)
-            total = cleared(batch.lease, work.dim)
+            total = cleared(batch.lease, work.dim, batch.zeros)
             work.total = total.data_ptr()
             positions = part.trained_positions(batch, given)
             self._launch(kernels.scatter, batch.lease, batch.size, positions)
-            of_rows = total.to(part.item.element.torch_dtype())
+            of_rows = total.to(self._row_dtype)
             whole = batch.gathered(of_rows, positions, part.touched(given))
+            if whole.trained is None:
+                whole.zeros = left_over(whole.values, batch.zeros)
         return whole, of_weights
 
     def _launch(self, kernel: Kernel, lease: Lease, items: int, positions: Tensor | None) -> None:

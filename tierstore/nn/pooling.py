@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import compress
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from tierstore._table.host import Lease
+from tierstore._table.joint import Features, touched_by
 from tierstore.errors import InvalidInputError
-from tierstore.nn.autograd import Batch, accumulates
+from tierstore.nn.autograd import Batch, accumulates, is_deterministic
 from tierstore.nn.jagged import Bags
 from tierstore.nn.keyed import FirstRows, Reading
 from tierstore.nn.pooled import MODES, Composed, Launched, Pooled, positions_of
@@ -119,7 +119,7 @@ class Layer(Protocol):
         """Return rows that take no part in training, `(n, dim)`."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Part:
     """The bags of a call that one layer pools.
 
@@ -136,6 +136,8 @@ class Part:
         lengths: how many ids each feature has.
         places: which of the call's features they are.
         first: the rows of keys that have none, in place of those of their ids and not trained.
+        features: those that the bags have ids of, on a device and not checked yet, where the layer
+            is a `JointLayer`; None where the bags have rows of the space.
     """
 
     layer: Layer
@@ -145,6 +147,22 @@ class Part:
     lengths: Sequence[int]
     places: tuple[int, ...]
     first: FirstRows | None = None
+    features: Features | None = None
+
+    @property
+    def rows(self) -> Tensor:
+        """The row of the space of each id."""
+        ids, features, layer = self.bags.ids, self.features, cast(Any, self.layer)
+        return ids if features is None else layer.in_space(ids, features, self.lengths)
+
+    def lease(self) -> Batch:
+        """Lease the rows of the ids, whose gradient may come."""
+        ids, features, touched = self.bags.ids, self.features, self.touched()
+        if features is None:
+            return self.layer.lease_rows(ids, touched)
+        layer: Any = self.layer
+        batch: Batch = layer.lease_features(ids, features, self.lengths, touched)
+        return batch
 
     @property
     def item(self) -> Field:
@@ -160,7 +178,7 @@ class Part:
         A batch tells of the ids of other ranks.
         """
         counts = self.lengths if batch is None else batch.counts(self.lengths)
-        return frozenset(compress(self.tables, self._of_given(counts, given)))
+        return touched_by(self.tables, counts if given is None else self._of_given(counts, given))
 
     def trained_positions(self, batch: Batch, given: Sequence[bool] | None) -> Tensor | None:
         """Return the position of each id's row, -1 for the ids of other features than `given`.
@@ -179,10 +197,10 @@ class Part:
             found[self.first.at.to(found.device)] = -1
         return found
 
-    def _of_given(self, counts: Sequence[int], given: Sequence[bool] | None) -> list[int]:
+    def _of_given(self, counts: Sequence[int], given: Sequence[bool] | None) -> Sequence[int]:
         """Return the count of each feature, 0 where it is not given."""
         if given is None:
-            return list(counts)
+            return counts
         pairs = zip(counts, self.places, strict=True)
         return [count if given[place] else 0 for count, place in pairs]
 
@@ -205,10 +223,10 @@ class Part:
             weighed: whether the weights need one.
         """
         pooled: Launched | Composed
-        ordered = torch.are_deterministic_algorithms_enabled()
-        can_launch = lease.device is not None and not ordered and self.first is None
-        if can_launch and Launched.knows(self.item, dtype):
-            pooled = Launched(self, lease, dtype, trained=trained, weighed=weighed)
+        can_launch = lease.device is not None and self.first is None and not is_deterministic()
+        item = self.item
+        if can_launch and Launched.knows(item, dtype):
+            pooled = Launched(self, item, lease, dtype, trained=trained, weighed=weighed)
             return pooled.forward(lease, out), pooled
         positions = positions_of(lease)
         expanded = lease.device is not None or self.first is not None
@@ -245,8 +263,7 @@ def pool(parts: Sequence[Part], split: Sequence[int] | None = None) -> tuple[Ten
     """
     parameters = [part.layer._own for part in parts]
     weights = [part.bags.weights for part in parts]
-    found: tuple[Tensor, ...] = _Lookup.apply(parts, split, *parameters, *weights)
-    return found
+    return _apply(parts, split, *parameters, *weights)
 
 
 def read_pooled(parts: Sequence[Part], dtype: torch.dtype | None = None) -> Tensor:
@@ -257,7 +274,7 @@ def read_pooled(parts: Sequence[Part], dtype: torch.dtype | None = None) -> Tens
     out: Any = None
     dtype = type_of(parts) if dtype is None else dtype
     for part in parts:
-        layer, ids = part.layer, part.bags.ids
+        layer, ids = part.layer, part.rows
         if layer.expands(part.item.nbytes * len(ids)):
             out = part.pool_rows(layer.read_rows(ids, part.touched()), dtype, out)
         else:
@@ -269,7 +286,8 @@ def read_pooled(parts: Sequence[Part], dtype: torch.dtype | None = None) -> Tens
 
 def type_of(parts: Sequence[Part]) -> torch.dtype:
     """Return the type that takes the rows of all layers."""
-    return functools.reduce(torch.promote_types, (part.layer._anchor.dtype for part in parts))
+    first, *others = [part.layer._anchor.dtype for part in parts]
+    return functools.reduce(torch.promote_types, others, first)
 
 
 @dataclass
@@ -299,11 +317,11 @@ class Pooling:
         with parts[0].layer._together() if parts else nullcontext():
             for part, rows_need, weights_need in zip(parts, trained, weighed, strict=True):
                 if isinstance(part.layer, Reading) and not weights_need:
-                    rows = part.layer.read_rows(part.bags.ids, part.touched())
+                    rows = part.layer.read_rows(part.rows, part.touched())
                     out = part.pool_rows(rows, dtype, out)
                     found.pooled.append(None)
                     continue
-                batch = part.layer.lease_rows(part.bags.ids, part.touched())
+                batch = part.lease()
                 out, pooled = part.pool(
                     batch.lease, dtype, out, trained=rows_need, weighed=weights_need
                 )
@@ -388,3 +406,7 @@ def _joined(
     if of_all is None:
         return columns, None if all(given) else given
     return columns + of_all, None
+
+
+_apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Lookup).apply
+"""Calls `_Lookup` without what `torch.func` needs; see `joint._apply`."""

@@ -18,6 +18,7 @@ from tierstore._table.table import Table
 from tierstore.distributed.store import DistributedStore
 from tierstore.errors import InvalidInputError, warn
 from tierstore.nn.autograd import Abandoned, Batch, Gradient, merged, placed
+from tierstore.nn.zeros import Zeros
 
 __all__ = ["RowsParameter", "TableRows", "tracing_refused"]
 
@@ -49,6 +50,7 @@ class RowsParameter(torch.nn.Parameter):
         optimizers: those that train it; a gradient is there until each of them took a step.
         layers: those over the field.
         abandoned: leases of lookups of it that were dropped.
+        zeros: what a step left of the sums of its batch.
         widened: whether the rows are trained in float32 though the table's are narrower.
     """
 
@@ -80,6 +82,7 @@ class RowsParameter(torch.nn.Parameter):
         self._hooks_before: dict[int, Callable[[Tensor], Tensor | None]] = OrderedDict()
         self._hooks_after: dict[int, Callable[[Tensor], None]] = OrderedDict()
         self.abandoned: Abandoned = Abandoned()
+        self.zeros: Zeros = Zeros()
         self._parts: dict[int, TableRows] = {}
         self.rest(empty)
 
@@ -318,6 +321,10 @@ class RowsParameter(torch.nn.Parameter):
             self.table.write(batch.distinct, rows, self.field)
         self._note()
         self._kept = True
+
+    def is_last(self, gradient: Gradient) -> bool:
+        """Whether a step by the only optimizer is the last that needs the lease of its gradient."""
+        return len(self.optimizers) == 1 and not self._shown and gradient is self._whole
 
     def used(self, by: Any) -> None:
         """Note that an optimizer took its step; after the last one, drop the gradient."""

@@ -25,6 +25,7 @@ from tierstore._table.values import Columns
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.nn.alone import work_alone
+from tierstore.nn.zeros import Zeros
 from tierstore.optim import row_wise
 from tierstore.optim.float8 import SIGNED, SIZES
 from tierstore.optim.program import Program, compiled
@@ -107,6 +108,9 @@ class InPlace:
         group: Group,
         step: int,
         ids: Callable[[], Tensor],
+        *,
+        ends: bool = False,
+        zeros: Zeros | None = None,
     ) -> bool:
         """Update the distinct rows of a lease, of those `trained` if given.
 
@@ -117,6 +121,8 @@ class InPlace:
             group: the options.
             step: the number of the step, counted from 1.
             ids: returns what decides how the rows round at random, int64 `(bound,)`.
+            ends: whether the lease may end with the step; on the host it goes on.
+            zeros: gets the gradient, once the step has cleared it; only where all rows are trained.
 
         Returns False, having done nothing, where this is left to torch's optimizer: for another
         class (on the host, all but Adam, AdamW and RowWiseAdagrad), for types that differ, rows
@@ -133,15 +139,21 @@ class InPlace:
         places = self._found(rule, group)
         if places is None:
             return False
-        gradient = places.readable(gradient)
+        given, gradient = gradient, places.readable(gradient)
         rows = ids() if self._rounding else None
         work = places.work(gradient, trained)
+        if given is not gradient or trained is not None:
+            zeros = None
+        work.clears = zeros is not None
         if rows is not None:
             work.rows, work.count = rows.data_ptr(), step
             work.seed = self._rounding.seed
         numbers = rule.numbers(group, step)
         work.number[: len(numbers)] = numbers
-        lease.launch(places.kernel(gradient), work, lease.bound, writes=places.names)
+        kernel = places.kernel(gradient)
+        lease.launch(kernel, work, lease.bound, writes=places.spans, ends=ends)
+        if zeros is not None:
+            zeros.put(gradient)
         return True
 
     def _step_on_host(
@@ -202,7 +214,7 @@ class _Places:
     """Where the fields of an optimizer lie in a record, and the kernel for them.
 
     Attributes:
-        names: the fields, the weight first.
+        spans: the bytes of the fields, from one to behind another, the weight's first.
     """
 
     def __init__(
@@ -214,11 +226,11 @@ class _Places:
         rounding: Rounding,
         columns: list[int],
     ) -> None:
-        self.names = names
+        self.spans: list[tuple[int, int]] = [layout.span(name) for name in names]
         self._columns = columns
         fields = [layout.field(name) for name in names]
         self._dim = fields[0].dim
-        self._starts = [layout.span(name)[0] for name in names]
+        self._starts = [start for start, _ in self.spans]
         sizes = [field.storage.itemsize for field in fields]
         apart = [start // size for start, size in zip(self._starts, sizes, strict=True)]
         self._packed = math.gcd(self._dim, *apart) % 4 == 0
@@ -442,9 +454,10 @@ _ON_HOST[RowWiseAdagrad] = _HostRule("row_wise", ("sum",), _row_wise_on_host, _u
 
 def _usual(group: Group) -> bool:
     """Tell whether options ask for the results of the usual way, and are known on the host."""
-    own = group.get("foreach") is False or group.get("capturable") or group.get("differentiable")
-    numbers = [group["lr"], *group.get("betas", ())]
-    return not own and not any(isinstance(number, Tensor) for number in numbers)
+    if group.get("foreach") is False or group.get("capturable") or group.get("differentiable"):
+        return False
+    numbers = (group["lr"], *group.get("betas", ()))
+    return not any([isinstance(number, Tensor) for number in numbers])  # noqa: C419 - fewer calls
 
 
 @functools.cache

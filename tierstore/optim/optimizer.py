@@ -33,7 +33,9 @@ from tierstore.optim.trained import Project, Share, TrainedField
 __all__ = ["TieredOptimizer"]
 
 _ROWS = (RowsParameter, TableRows)
+_CAN_DISTRIBUTE = torch.distributed.is_available()
 _NARROW = (None, "bfloat16", "float8")
+_set_grad_enabled: Any = torch._C._set_grad_enabled  # torch.no_grad() makes ten calls of it
 _hooks_before: Any = torch_optimizer._global_optimizer_pre_hooks
 _hooks_after: Any = torch_optimizer._global_optimizer_post_hooks
 
@@ -327,8 +329,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         returned. After an error while rows are written, `store.rollback()` is the way back.
         """
         distributed = torch.distributed
-        in_group = distributed.is_available() and distributed.is_initialized()
-        if in_group and not self._replicated:
+        if not self._replicated and _CAN_DISTRIBUTE and distributed.is_initialized():
             _check_alone(self._fields.values(), distributed.get_world_size())
         for field in self._fields.values():
             field.check_owner()
@@ -336,17 +337,22 @@ class TieredOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with interrupts_deferred(), torch.no_grad():
-            gradients = []
-            for rows, field in self._fields.items():
-                gradient = rows.gradient_for(self)
-                if gradient is not None:
-                    gradients.append((field, gradient))
+        with interrupts_deferred():
+            enabled = torch.is_grad_enabled()
+            _set_grad_enabled(False)
             try:
-                self._update(gradients)
-            except Exception as error:
-                error.add_note("this step may be written in part; store.rollback() drops it")
-                raise
+                gradients = []
+                for rows, field in self._fields.items():
+                    gradient = rows.gradient_for(self)
+                    if gradient is not None:
+                        gradients.append((field, gradient))
+                try:
+                    self._update(gradients)
+                except Exception as error:
+                    error.add_note("this step may be written in part; store.rollback() drops it")
+                    raise
+            finally:
+                _set_grad_enabled(enabled)
         return loss
 
     def _update(self, gradients: Sequence[tuple[TrainedField, Gradient]]) -> None:
@@ -358,14 +364,15 @@ class TieredOptimizer(torch.optim.Optimizer):
         left: list[tuple[TrainedField, Gradient, Share]] = []
         for field, gradient in gradients:
             with field.rows.table._together():
-                others = [
-                    (field, gradient, share)
-                    for share in field.shares(gradient)
-                    if not field.step_in_place(gradient, share, groups[share.of.group])
-                ]
-                if not others:
+                shares = field.shares(gradient)
+                last = len(shares) == 1 and field.rows.is_last(gradient)
+                done = True
+                for share in shares:
+                    if not field.step_in_place(gradient, share, groups[share.of.group], last=last):
+                        left.append((field, gradient, share))
+                        done = False
+                if done:
                     field.rows.used(self)
-            left += others
         if not (left or self._ordinary):
             return
         copied: list[tuple[TrainedField, Gradient, Share, torch.nn.Parameter]] = []

@@ -22,7 +22,7 @@
 #define RMSPROP 5
 
 struct Step {
-    const u8 *gradient;      // of each record, [count][dim]
+    u8 *gradient;            // of each record, [count][dim]
     const u8 *trained;       // [count], or null where all are
     const i64 *rows;         // [count]: row of each record; only where STOCHASTIC or NARROW
     u32 dim;
@@ -31,6 +31,7 @@ struct Step {
     u32 seed, column[3];     // for random bits: of all, and the first column of each state
     float number[8];         // what the host has worked out for all rows
     float share;             // 1 / dim
+    u32 clears;              // whether the gradient, of which all rows are trained, becomes zeros
 };
 
 // ------------------------------------------------------------------------------- types of a field
@@ -179,11 +180,12 @@ __device__ void update(const float *number, float &p, float g, float &a, float &
 extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
     const u32 lane = threadIdx.x & 31;
     for (u64 row = wide_thread() >> 5; row < *rows.count; row += wide_threads() >> 5) {
+        if (lane == 0) unpin(rows, row);
         if (step.trained && !step.trained[row]) continue;
         if (lane == 0) changed(rows, row);
         u8 *const record = (u8 *)rows.records[row];
         WEIGHT *const weight = (WEIGHT *)(record + step.weight);
-        const GIVEN *const gradient = (const GIVEN *)step.gradient + row * step.dim;
+        GIVEN *const gradient = (GIVEN *)step.gradient + row * step.dim;
         const u32 key = key_of(step, row);
         float squares = 0;
         for (u32 k = lane; k < step.dim; k += 32) {
@@ -200,6 +202,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
         for (u32 k = lane; k < step.dim; k += 32) {
             const float p = value(weight[k]);
             const float g = prepared(value(gradient[k]), p, step.number[0]);
+            if (step.clears) gradient[k] = GIVEN();
             set_weight(weight[k], addcdiv(p, mul(g, step.number[1]), deviation, 1), key, k);
         }
     }
@@ -254,6 +257,7 @@ __device__ float larger(float most, float y) {
 extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
     const u32 lane = threadIdx.x & 31, packs = step.dim / VECTOR;
     for (u64 row = wide_thread() >> 5; row < *rows.count; row += wide_threads() >> 5) {
+        if (lane == 0) unpin(rows, row);
         if (step.trained && !step.trained[row]) continue;
         if (lane == 0) changed(rows, row);
         u8 *const record = (u8 *)rows.records[row];
@@ -294,6 +298,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
                     set_scaled(c.at[k], y[2], after[2], key, step.column[2] + column);
                 }
                 if (!last) continue;
+                if (step.clears) store(Pack<GIVEN>(), step.gradient, row * packs + pack);
                 store(p, record + step.weight, pack);
                 store(a, state[0], pack);
                 store(b, state[1], pack);
@@ -321,6 +326,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
     for (u64 i = wide_thread(); i < all; i += wide_threads()) {
         const u64 row = all >> 32 ? i / packs : (u32)i / packs;
         const u32 pack = (u32)(i - row * packs);
+        if (pack == 0) unpin(rows, row);
         if (step.trained && !step.trained[row]) continue;
         if (pack == 0) changed(rows, row);
         u8 *const record = (u8 *)rows.records[row];
@@ -331,6 +337,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
         Pack<SECOND> b;
         Pack<THIRD> c;
         load(g, step.gradient, i);
+        if (step.clears) store(Pack<GIVEN>(), step.gradient, i);
         load(p, record + step.weight, pack);
         load(a, record + step.state[0], pack);
         load(b, record + step.state[1], pack);

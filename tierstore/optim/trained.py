@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +47,10 @@ class _Alike(NamedTuple):
     def agree(self, keys: Sequence[str]) -> bool:
         """Whether some scalars are still equal in all of the tables."""
         for key in keys:
-            found = [each.get(key) for each in self.scalars]
+            try:
+                found = list(map(itemgetter(key), self.scalars))
+            except KeyError:  # before the first step
+                found = [each.get(key) for each in self.scalars]
             if found.count(found[0]) < len(found):
                 return False
         return True
@@ -94,6 +98,8 @@ class TrainedField:
         self.groups: dict[int, int] = {}
         self._scalars = [state.table._scalars for state in states]
         self._parted: tuple[frozenset[int], list[_Alike]] | None = None
+        self._owned: list[Any] | None = None
+        """Whose the state of each table was when `check_owner` found no fault, if all tell."""
         self._plan = plan
         self._in_place = in_place
         self._project = project
@@ -124,19 +130,30 @@ class TrainedField:
 
     def check_owner(self) -> None:
         """Raise InvalidInputError if the state of a table is an optimizer's of another class."""
-        owned, owner = self.states[0].owned, self.states[0].owner
+        first = self.states[0]
+        if self._owned is not None and self._owners(first.owned) == self._owned:
+            return
         for state, scalars in zip(self.states, self._scalars, strict=True):
-            if owned in scalars and scalars[owned]["class"] != owner:
+            if first.owned in scalars and scalars[first.owned]["class"] != first.owner:
                 state.check_owner()
+        self._owned = self._owners(first.owned)
 
-    # Nothing below calls a function of this library for each table of a batch.
+    def _owners(self, name: str) -> list[Any] | None:
+        """Return what each table tells under a name, or None if one does not."""
+        try:
+            return list(map(itemgetter(name), self._scalars))
+        except KeyError:
+            return None
+
+    # Nothing below calls a function of this library for each table of a batch, and what is done for
+    # each is done by C: of a small step over many tables it would be a large part.
 
     def shares(self, gradient: Gradient) -> list[Share]:
         """Return the steps that are to be taken, usually one."""
         parted, names = self._parted, self._told_apart
         if (
             parted is None
-            or parted[0] != gradient.touched
+            or (parted[0] is not gradient.touched and parted[0] != gradient.touched)
             or not all([each.agree(names) for each in parted[1]])  # noqa: C419 - shorter
         ):
             parted = self._parted = gradient.touched, self._part(gradient.touched)
@@ -179,8 +196,13 @@ class TrainedField:
             made.append(Share(alike, trained))
         return made
 
-    def step_in_place(self, gradient: Gradient, share: Share, options: Mapping[str, Any]) -> bool:
-        """Take a step of the optimizer in the slots, if that can be done; see `InPlace.step`."""
+    def step_in_place(
+        self, gradient: Gradient, share: Share, options: Mapping[str, Any], *, last: bool
+    ) -> bool:
+        """Take a step of the optimizer in the slots, if that can be done; see `InPlace.step`.
+
+        `last`: nothing but this step needs the lease any more.
+        """
         lease = gradient.batch.lease
         if self._in_place is None:
             return False
@@ -188,7 +210,14 @@ class TrainedField:
         first, values = self.states[share.of.tables[0]], gradient.values
         step = int(share.of.scalars[0].get(first.step, 0)) + 1
         if not self._in_place.step(
-            lease, values, share.trained, options, step, lambda: self._own_ids(gradient)
+            lease,
+            values,
+            share.trained,
+            options,
+            step,
+            lambda: self._own_ids(gradient),
+            ends=last and before is None,
+            zeros=gradient.zeros if last else None,
         ):
             return False
         self._finish(gradient, share, before)
@@ -282,9 +311,9 @@ class TrainedField:
             averaged = first.update(gradient.batch.lease, before, self._ema, trained)
         alike, kept = share.of, self.states[share.of.tables[0]]
         earlier = alike.scalars[0]
-        numbers: dict[str, Any] = {
-            name: int(earlier.get(name, initial)) + 1 for name, initial in self._counts
-        }
+        numbers: dict[str, Any] = {}
+        for name, initial in self._counts:
+            numbers[name] = int(earlier.get(name, initial)) + 1
         if state is not None:
             for key in self._plan.shared.keys() - self._plan.counts:
                 value = state[key]
@@ -292,8 +321,9 @@ class TrainedField:
         numbers |= averaged
         for scalars in alike.scalars:
             scalars.update(numbers)
-        for number in [n for n in alike.tables if kept.owned not in self._scalars[n]]:
-            self.states[number].claim()
+        if self._owned is None:
+            for number in [n for n in alike.tables if kept.owned not in self._scalars[n]]:
+                self.states[number].claim()
         kept.table._owner.touched.scalars.update(alike.names)
 
     def _own_ids(self, gradient: Gradient) -> Tensor:

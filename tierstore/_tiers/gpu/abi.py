@@ -187,6 +187,9 @@ COUNTERS, COUNTERS_BYTES = _counters()
 """The scalars of `struct Counters`, which come first and which the host reads; bytes of it all."""
 
 
+_Pair: Any = ctypes.c_void_p * 2
+
+
 class Arguments:
     """The two structures of a launch, and the array of pointers to them that it takes.
 
@@ -201,7 +204,7 @@ class Arguments:
         """Point to the structures, which the caller may go on changing between launches."""
         self._given = first, second
         self.structs: tuple[str, str] = first.struct, second.struct
-        self._pointers = (ctypes.c_void_p * 2)(ctypes.addressof(first), ctypes.addressof(second))
+        self._pointers = _Pair(ctypes.addressof(first), ctypes.addressof(second))
         self.address: int = ctypes.addressof(self._pointers)
 
 

@@ -309,10 +309,10 @@ class CudaDevice(Device):
 
     def pointer(self, array: Any) -> int:
         """Return the address of a torch tensor, a CuPy array, or another array on the device."""
+        if isinstance(array, self._cupy.ndarray):  # first: to miss an attribute takes long
+            return int(array.data.ptr)
         if hasattr(array, "data_ptr"):
             return int(array.data_ptr())
-        if isinstance(array, self._cupy.ndarray):
-            return int(array.data.ptr)
         return int(array.__cuda_array_interface__["data"][0])
 
     def host_pointer(self, arena: memory.Arena, view: npt.NDArray[Any]) -> int:

@@ -22,12 +22,14 @@ _LINK_BLOCKS = TIER.constants["LINK_BLOCKS"]
 
 def strided(items: int, resident: int, processors: int) -> int:
     """Return a block for 32 items, as far as all run at a time; each takes several rounds."""
-    return max(1, min(resident, -(-items // 32)))
+    blocks = -(-items // 32)  # compared, not by `min` and `max`: every launch asks
+    return resident if blocks > resident else blocks or 1
 
 
 def as_large_as_the_work(items: int, resident: int, processors: int) -> int:
     """Return a thread for each item."""
-    return max(1, min(_MOST_BLOCKS, -(-items // BLOCK)))
+    blocks = -(-items // BLOCK)
+    return _MOST_BLOCKS if blocks > _MOST_BLOCKS else blocks or 1
 
 
 def _all_resident(items: int, resident: int, processors: int) -> int:
@@ -157,16 +159,16 @@ class Launcher:
 
     def launched(self) -> None:
         """Put the marker there, or leave that to who `waits`."""
-        if self.waits:
-            self._marked = False
-        else:
+        self._marked = False
+        if not self.waits:
             self.mark()
 
     def settle(self) -> None:
         """Put the marker there if that was left to the caller."""
         self.waits = False
         if not self._marked:
-            self.mark()
+            self._device.record(self.last, self.stream)
+            self._marked = True
 
     def launch(
         self, kernel: Kernel, arguments: Arguments, items: int, stream: int | None = None
@@ -175,7 +177,9 @@ class Launcher:
         if stream is None or stream != self.stream:
             stream = self.enter(stream)
         self.start(kernel, arguments, stream, items)
-        self.launched()
+        self._marked = False
+        if not self.waits:
+            self.mark()
 
     def start(self, kernel: Kernel, arguments: Arguments, stream: int, items: int = 1) -> None:
         """Launch a kernel in a stream, without order between streams: that is the caller's task.

@@ -35,7 +35,7 @@ class PinnedLeases:
     @property
     def bound(self) -> int:
         """Most slots that the open leases can hold."""
-        return sum(lease.bound for lease in self._open)
+        return sum([lease.bound for lease in self._open]) if self._open else 0
 
     @property
     def keeping(self) -> list[GpuLease]:
@@ -46,15 +46,16 @@ class PinnedLeases:
         """Add a new lease."""
         self._open.add(lease)
 
-    def end(self, lease: GpuLease, stream: int | None) -> None:
-        """Unpin the records of a lease.
+    def end(self, lease: GpuLease, stream: int | None, *, unpinned: bool = False) -> None:
+        """Unpin the records of a lease, unless a kernel that was launched does so.
 
         Rows that leases keep in direct host memory may be promoted again when the last one ends:
         until then another lease may hold the same.
         """
         if lease not in self._open:
             return
-        self._launch(OWN.RELEASE, lease.arguments, lease.bound, stream)
+        if not unpinned:
+            self._launch(OWN.RELEASE, lease.arguments, lease.bound, stream)
         self._open.remove(lease)
         if lease.kept_rows:
             self._ended.append(lease)
@@ -106,6 +107,12 @@ class GpuLease:
         self.spilled: npt.NDArray[np.int64] = NO_ROWS
         self._count_sent: AsyncScalar | None = None
         self.trimmed: bool = False
+        waited = tier.counts_are_waited_for
+        self.asks: bool = waited or self.bound * tier.record_bytes > _MUCH
+        """Whether the number of records is worth a copy to the host ahead of its use.
+
+        It is where that of an earlier lease was waited for, and where `bound` take much memory.
+        """
         self._seen = tier.changes
         self._epoch = tier.epoch
         self._released = False
@@ -182,9 +189,10 @@ class GpuLease:
         kernel: Kernel,
         work: Structure,
         items: int,
-        *,
         writes: Sequence[tuple[int, int]] = (),
         positions: tuple[int, int] | None = None,
+        *,
+        ends: bool = False,
         stream: int | None = None,
     ) -> None:
         """Launch a kernel of the caller's own, of two arguments: `Rows` and the structure `work`.
@@ -195,12 +203,17 @@ class GpuLease:
             items: how much there is to do, from which the kernel's grid follows.
             writes: the byte ranges of the records that it writes; it calls `changed` for each.
             positions: address and number of positions other than those of the lease's ids.
+            ends: whether the lease ends with it; it calls `unpin` for each record.
             stream: where to run it.
         """
         self._begin(stream)
-        rows = self._rows
+        rows, tier = self._rows, self._tier
         rows.positions, rows.n = positions or (self._batch.positions, self._batch.n)
-        self._tier.launcher.launch(kernel, Arguments(rows, work), items, stream)
+        if ends:
+            rows.stamp, rows.pins = tier.memory.argument.stamp, tier.memory.argument.pins
+        tier.launcher.launch(kernel, Arguments(rows, work), items, stream)
+        if ends:
+            self._end(stream, unpinned=True)
         if writes:
             self._wrote(writes, stream)
 
@@ -214,7 +227,7 @@ class GpuLease:
         if self.trimmed or not self._batch.n:
             return True
         self._tier.counts_are_waited_for |= wait
-        if not self.asks:
+        if not (wait or self.asks):
             return False
         device = self._tier.device
         stream = device.current_stream() if stream is None else stream
@@ -231,16 +244,6 @@ class GpuLease:
             return False
         self.trimmed = True
         return True
-
-    @property
-    def asks(self) -> bool:
-        """Whether the number of distinct records is worth a copy to the host ahead of its use.
-
-        It is where the number of an earlier lease was waited for, and where `bound` records take
-        much memory.
-        """
-        tier = self._tier
-        return tier.counts_are_waited_for or self.bound * tier.record_bytes > _MUCH
 
     def _copy(self, kernel: Kernel, data: Any, lo: int, hi: int | None, stream: int | None) -> None:
         self._begin(stream)
@@ -275,9 +278,11 @@ class GpuLease:
 
     def release(self, *, stream: int | None = None) -> None:
         """Unpin the records. Harmless when repeated, or when the epoch has ended."""
-        if self._released:
-            return
-        self._tier.leases.end(self, stream)
+        if not self._released:
+            self._end(stream)
+
+    def _end(self, stream: int | None, *, unpinned: bool = False) -> None:
+        self._tier.leases.end(self, stream, unpinned=unpinned)
         self._released = True
         if self._count_sent is not None and not self.trimmed:
             self._count_sent.drop()

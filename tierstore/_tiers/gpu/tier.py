@@ -353,7 +353,8 @@ class GpuTier:
             raise InvalidInputError(f"a batch holds at most {_MOST_IDS} ids, not {n}; split it")
         if not self._filled:
             self.fill()
-        self.launcher.enter(stream)
+        if stream is None or stream != self.launcher.stream:
+            self.launcher.enter(stream)
         if self._staging is not None:
             self._staging.pay()
         if self._now >= _LAST_BATCH:

@@ -10,6 +10,8 @@ typedef unsigned long long u64;
 typedef int i32;
 typedef long long i64;
 
+static const u32 HELD = 0x80000000u;  // of the stamp of a slot: while leases use it
+
 __device__ u32 lane() { return threadIdx.x & 31; }
 
 // The number of a thread, and how many there are, where all blocks of a grid run at a time: 32 bits, which

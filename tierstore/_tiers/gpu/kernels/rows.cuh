@@ -12,6 +12,8 @@ struct Rows {
     u32 *host_changed;       // a bit a row, for records without a slot, which are in the host tier; or null
     u64 host;                // address of row 0 there
     i64 record;              // bytes
+    // For `unpin`: of each slot; null where the lease goes on behind the kernel.
+    u32 *stamp, *pins;
 };
 
 // Note that record k was written. One thread of those that write it does.
@@ -23,4 +25,10 @@ __device__ void changed(const Rows &rows, u64 k) {
         const u64 row = (rows.records[k] - rows.host) / rows.record;
         atomicOr(rows.host_changed + (row >> 5), 1u << (row & 31));
     }
+}
+
+// Unpin record k, where the lease ends with the kernel. One thread does, of those that get here.
+__device__ void unpin(const Rows &rows, u64 k) {
+    const i32 slot = rows.pins ? rows.held[k] : -1;
+    if (slot >= 0 && --rows.pins[slot] == 0) rows.stamp[slot] &= ~HELD;
 }

@@ -23,7 +23,7 @@
 
 static const i32 ABSENT = -1, CLAIMED = -2, FIRST = -3, KEPT = -2147483647 - 1;
 static const i32 DEFERRED = -1, OUTSIDE = -2;  // Batch.entry
-static const u32 HELD = 0x80000000u, AHEAD = 0x40000000u, NUMBER = 0x3fffffffu;  // of a stamp
+static const u32 AHEAD = 0x40000000u, NUMBER = 0x3fffffffu;  // of a stamp, beside HELD
 static const u64 NO_POSITION = ~0ull;
 static const i64 FOREIGN = -(1ll << 62);  // FOREIGN - id: an id that is a row of another extent
 

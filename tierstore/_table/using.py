@@ -1,0 +1,182 @@
+"""Uses of a store on its device: one by itself, or several that a thread enters together."""
+
+from __future__ import annotations
+
+from threading import get_ident
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from tierstore._door import Use, undisturbed
+from tierstore._tiers.gpu.device import device_error
+
+if TYPE_CHECKING:
+    from tierstore._table.gpu import DeviceArrays
+
+__all__ = ["Part", "Together", "Using"]
+
+
+@undisturbed
+class Using(Use):
+    """A use of the store on its device, whichever was the current one.
+
+    It explains the driver's errors, and checks ids if every call does.
+    """
+
+    __slots__ = ("_access", "_before")
+    beside = True
+
+    def __init__(self, access: DeviceArrays, *, write: bool) -> None:
+        """Prepare to enter the store that an access is for."""
+        super().__init__(access.door, write=write)
+        self._access = access
+        self._before = -1
+
+    def __enter__(self) -> Self:
+        """Enter the store, then the device."""
+        super().__enter__()
+        try:
+            self._before = self._access.device.enter()
+        except BaseException as error:
+            self._end(None, error)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """Check ids if every call does, and leave both."""
+        found = error
+        if error is None and self._access.sync_checks:
+            try:
+                self._access.gpu.check()
+            except BaseException as failed:
+                found = failed
+        try:
+            self._access.device.leave(self._before)
+        except BaseException as failed:
+            found = found or failed
+        self._end(error, found)
+
+    def _end(self, error: BaseException | None, found: BaseException | None) -> None:
+        """Leave the store, and raise what was found where the body did not raise that."""
+        if found is None:
+            super().__exit__()
+            return
+        meaning = device_error(found, self._access.name) or found
+        super().__exit__(type(meaning), meaning)
+        if meaning is not error:
+            raise meaning from (found if meaning is not found else None)
+
+
+@undisturbed
+class Together(Using):
+    """Several uses of the store on its device, by one thread in one stream, entered once.
+
+    Errors between them, of work that is not the store's, leave it open. A step of training enters
+    three times, and on small batches every call of a function counts: what the classes above do in
+    several is done in one here.
+
+    Attributes:
+        thread: the thread.
+        stream: torch's current one.
+    """
+
+    __slots__ = ("stream", "thread")
+
+    def __init__(self, access: DeviceArrays) -> None:
+        """Prepare to enter, as `Using` and `Call` do."""
+        self._access = access
+        self._door = access.door
+        self._write = False
+        self._harmless = None
+        self._before = -1
+        self._thread = get_ident()
+        self.thread: int = self._thread
+        self.stream: int = 0
+
+    def __enter__(self) -> Self:
+        """Enter the store, the device and torch's current stream."""
+        Use.__enter__(self)
+        access = self._access
+        try:
+            self._before = access.device.enter()
+            self.stream = access.torch_stream()
+            if access.device.capturing(self.stream):
+                raise access.captured()
+        except BaseException as error:
+            self._end(None, error)
+        access.gpu.launcher.waits = True
+        access.together_in = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """Put the marker behind all of them, and leave."""
+        access = self._access
+        access.together_in = None
+        failed = None
+        try:
+            access.gpu.launcher.settle()
+        except BaseException as found:
+            failed = found
+        if error is None and (failed is not None or access.sync_checks):
+            super().__exit__(None if failed is None else type(failed), failed)
+            if failed is not None:
+                raise failed
+            return
+        try:
+            access.device.leave(self._before)
+        except BaseException as found:
+            failed = found
+        if failed is None or error is not None:
+            self._leave()
+        else:
+            self._end(None, failed)
+
+    def check(self, *, write: bool) -> None:
+        """Check that the store is usable still, within it."""
+        door = self._door
+        if door.reason or (write and not door.writable):
+            door.check_open(write=write)
+
+    def explain(self, error: BaseException) -> None:
+        """Close the store after an error in one of the uses that requires it, as its end does.
+
+        Raises what an error of the driver means; other errors are to be raised on.
+        """
+        meaning = device_error(error, self._access.name) or error
+        self._judge(meaning)
+        if meaning is not error:
+            raise meaning from error
+
+
+@undisturbed
+class Part:
+    """One of several uses that were entered together; see `Together`."""
+
+    __slots__ = ("_together", "_write")
+
+    def __init__(self, together: Together, *, write: bool) -> None:
+        """Be a use within those."""
+        self._together = together
+        self._write = write
+
+    def __enter__(self) -> None:
+        """Check that the store is usable still."""
+        self._together.check(write=self._write)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """Close the store after an error that requires it."""
+        if error is not None:
+            self._together.explain(error)
