@@ -26,9 +26,9 @@ are seconds since 1970, NaN and infinities the texts `nan`, `inf` and `-inf`. Ro
 they are read: where one cannot be, the object ends there, and the exit code is that of the failure.
 A byte of a file name that is not UTF-8 is a lone surrogate, `\\udc80` to `\\udcff`, of which
 `os.fsencode` makes the byte again. `doctor`, whose keys follow the machine, is not listed. In
-`bench`, `link_bytes` is a number where there is a GPU; `counts` are the rows of the batches that
-were measured, for `cold` the pages of 4 KiB, and `seconds` what each took. A command that fails
-prints an `error` and nothing else:
+`bench`, `link_bytes` is a number and `gpu_…` are times where there is a GPU; `counts` are the rows
+of the batches that were measured, for `cold` the pages of 4 KiB, and `seconds` what each took. A
+command that fails prints an `error` and nothing else:
 
 """
 
@@ -37,6 +37,7 @@ NAMED = {
     ("diff --ids", "rows"),
     ("diff --out", "tables"),
     ("patch", "tables"),
+    ("save", "backends"),
     ("save --incremental", "rows"),
 }
 """Objects whose keys are names of tables."""

@@ -1043,7 +1043,7 @@ MUTANTS = [
         "tests/formats/test_text.py",
     ),
     Mutant(
-        "_formats/_layout.py",
+        "_formats/_key_column.py",
         "if others and len(distinct) == 1 and distinct[0] in (0, self.columns - 1):",
         "if others and distinct[0] in (0, self.columns - 1):",
         "tests/formats/test_text.py",

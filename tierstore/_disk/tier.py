@@ -267,7 +267,7 @@ class DiskTier:
         return [partial(_spread, self._base.read, rows[in_base], in_base, out), *found]
 
     def let_go(self, rows: npt.NDArray[np.int64]) -> None:
-        """Drop the mapped pages of consecutive `rows` from memory, which a scan has passed."""
+        """Drop the mapped pages from the first to the last of ascending `rows` from memory."""
         for place in self._places(rows):
             place.let_go()
 
