@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
+import sys
 import tempfile
+import traceback
 import warnings
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,7 @@ import criteo
 from bench_gpu_ranks import IN_A_ROW, LR, SHARE, WARMING, Loop, draw, made, timed
 from common import Answer, arguments, workspace
 from gpu import needed_device
-from peers import have
+from peers import define_missing_operators, have
 
 QUESTION = "A training step over 26 tables that ranks share: forward, backward and row-wise Adagrad"
 OURS = f"tierstore, {SHARE:.0%} on the GPU"
@@ -43,6 +47,8 @@ def torchrec_step(kind: str, rows: dict[str, int], options: Namespace, device: A
     """Return a step of tables that TorchRec shards by row, updated in its backward pass."""
     import torch
     import torch.distributed as dist
+
+    define_missing_operators()
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -136,7 +142,22 @@ def our_step(rows: dict[str, int], options: Namespace, device: Any, path: str) -
 
 
 def work(rank: int, kind: str, path: str, meeting: str, options: Namespace, out: Any) -> None:
-    """Measure the steps of one rank; the first one tells what they took."""
+    """Measure the steps of one rank; the first one tells what they took, each what went wrong."""
+    code = 0
+    try:
+        line = steps_of(rank, kind, path, meeting, options)
+        if rank == 0:
+            out.put(line)
+    except BaseException:
+        out.put({"failed": f"rank {rank}: {traceback.format_exc()}"})
+        code = 1
+    out.close()
+    out.join_thread()
+    os._exit(code)  # what was trained is dropped
+
+
+def steps_of(rank: int, kind: str, path: str, meeting: str, options: Namespace) -> dict[str, Any]:
+    """Return what the steps of one rank take, by samples."""
     import torch
     import torch.distributed as dist
 
@@ -171,16 +192,12 @@ def work(rank: int, kind: str, path: str, meeting: str, options: Namespace, out:
         line[f"{samples} a rank, ms"] = timed(
             lambda some: [step(each) for each in some], batches, options
         )
-    if rank == 0:
-        out.put(line)
     dist.barrier()
-    out.close()
-    out.join_thread()
-    os._exit(0)  # what was trained is dropped
+    return line
 
 
-def measured(kind: str, path: Path, options: Namespace) -> dict[str, Any] | None:
-    """Run the ranks of a contestant, each a process; None where it fails."""
+def measured(kind: str, path: Path, options: Namespace) -> dict[str, Any]:
+    """Run the ranks of a contestant, each a process; raise what any of them raises."""
     context = multiprocessing.get_context("spawn")
     out: Any = context.Queue()
     with tempfile.TemporaryDirectory() as place:
@@ -191,12 +208,20 @@ def measured(kind: str, path: Path, options: Namespace) -> dict[str, Any] | None
         ]
         for process in started:
             process.start()
+        line: dict[str, Any] | None = None
+        while line is None and any(process.is_alive() for process in started):
+            with suppress(queue.Empty):
+                line = out.get(timeout=1)
+        if line is None or "failed" in line:
+            for process in started:
+                process.terminate()  # the others wait for the one that failed
         for process in started:
             process.join()
-    if any(process.exitcode for process in started):
-        print(f"{kind} failed: {[each.exitcode for each in started]}")
-        return None
-    line: dict[str, Any] = out.get()
+    if line is None:
+        codes = [process.exitcode for process in started]
+        raise RuntimeError(f"{kind} ended without a result, with {codes}")
+    if "failed" in line:
+        raise RuntimeError(f"{kind} failed on {line['failed']}")
     return line
 
 
@@ -216,15 +241,23 @@ def main() -> None:
         target=", ".join(f"at most {most} of {kind}" for kind, most in MOST.items()),
     )
     kinds = [OURS, *([DDP] if "ddp" in options.peers else [])]
-    if "torchrec" in options.peers and have("torchrec"):
+    has_torchrec = have("torchrec") and have("fbgemm_gpu")
+    if "torchrec" in options.peers and has_torchrec:
         kinds += [IN_MEMORY, *([CACHED] if options.device != "cpu" else [])]
+    lines: dict[str, dict[str, Any]] = {}
+    failures: list[str] = []
     with workspace(options) as place:
         made(place / "store", options)
-        lines = {kind: measured(kind, place / "store", options) for kind in kinds}
-    answer.rows = [line for line in lines.values() if line is not None]
-    ours = lines[OURS]
+        for kind in kinds:
+            try:
+                lines[kind] = measured(kind, place / "store", options)
+            except RuntimeError as error:
+                print(error)
+                failures.append(str(error).strip().splitlines()[-1])
+    answer.rows = list(lines.values())
+    ours = lines.get(OURS, {})
     for kind, line in lines.items():
-        if kind == OURS or line is None or ours is None:
+        if kind == OURS:
             continue
         for name in ours.keys() - {"contestant"}:
             answer.ratios[f"ours / {kind}, {name.removesuffix(', ms')}"] = ours[name] / line[name]
@@ -234,14 +267,18 @@ def main() -> None:
         for kind, most in MOST.items()
         if kind in name
     ]
-    if options.device != "cpu" and found:
-        answer.met = all(found)
+    if options.device != "cpu" and "torchrec" in options.peers:
+        answer.met = len(found) == len(MOST) * len(options.samples) and all(found)
     answer.notes = [
         f"{options.ranks} ranks, each with fresh batches of its own, {options.device}",
         f"{IN_A_ROW} steps in a row are timed on the slowest rank, one wait behind them",
         "DDP: every rank has a whole copy of the tables; its sparse gradients go to all",
+        *([] if has_torchrec else ["TorchRec was left out: torchrec or fbgemm_gpu is missing"]),
+        *(f"failed: {each}" for each in failures),
     ]
     answer.give(options)
+    if failures:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

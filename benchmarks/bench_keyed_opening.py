@@ -34,7 +34,12 @@ def make(path: Path, rows: int) -> float:
 
 
 def opened(path: Path, batch: int) -> dict[str, float]:
-    """Open a store; return the seconds until it answers, and the memory of a key in bytes."""
+    """Open a store; return the seconds until it answers, and the memory of a key in bytes.
+
+    Modules are imported before, by opening another one.
+    """
+    with tierstore.create(path.with_name("small"), {"user": tierstore.TableSpec(1, 1)}):
+        pass
     times = [time.perf_counter()]
     with tierstore.open(path) as store:
         table = store["user"]
@@ -124,7 +129,7 @@ def main() -> None:
         name="keyed_opening",
         question=QUESTION,
         must_move=f"{options.rows:,} keys of 8 bytes",
-        target="a read by key at most twice one by number; "
+        target="a read by key at most twice one by number, of 64 values; "
         "100 M keys: 100 ms to the first row by number, 20 s to the first by key; "
         "a fifth of 10 M expires in 2 s",
     )
@@ -140,12 +145,17 @@ def main() -> None:
                 | {f"{name}, ms": 1e3 * each for name, each in times.items()}
             )
             answer.ratios[f"read by row / by key, dim {dim}"] = times["by row"] / times["by key"]
-        answer.rows.append(
-            {"keys": options.expiry_rows} | in_child(expired, directory / "e", options.expiry_rows)
-        )
-        if options.rows >= 100_000_000:
-            first_row = figures["opened, ms"] + figures["first by row, ms"]
-            answer.met = bool(first_row <= 100 and figures["first by key, s"] <= 20)
+        gone = in_child(expired, directory / "e", options.expiry_rows)
+        answer.rows.append({"keys": options.expiry_rows} | gone)
+        ratio = answer.ratios[f"read by row / by key, dim {options.dim}"]
+        first_row = figures["opened, ms"] + figures["first by row, ms"]
+        if options.rows >= 100_000_000 and options.expiry_rows >= 10_000_000:
+            answer.met = bool(
+                first_row <= 100
+                and figures["first by key, s"] <= 20
+                and ratio >= 0.5
+                and gone["expire, s"] <= 2
+            )
     answer.give(options)
 
 

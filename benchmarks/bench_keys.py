@@ -111,7 +111,8 @@ def main() -> None:
         name="keys",
         question=QUESTION,
         must_move=f"{options.batch:,} keys of {options.rows:,}",
-        target="texts in 5 ms once opened, at most 60 bytes a key",
+        target="texts in 5 ms once opened, at most 60 bytes a key; "
+        "32,768 of 10 M found in 1.2 ms, new ones entered in 4 ms",
     )
     with workspace(options) as directory:
         path = directory / "s"
@@ -130,6 +131,9 @@ def main() -> None:
                 answer.met = times["tierstore"] <= 5e-3 and memory <= 60
     figures = grown(options.map_rows, options.map_batch, options.repeat)
     answer.rows.append({"keys": f"map, {options.map_batch:,} of {options.map_rows:,}"} | figures)
+    answer.met = bool(
+        answer.met and figures["all there, ms"] <= 1.2 and figures["new, median ms"] <= 4
+    )
     answer.give(options)
 
 

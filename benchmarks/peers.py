@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
 def have(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
+
+
+_defined: list[Any] = []
+
+
+def define_missing_operators() -> list[str]:
+    """Define the operators that a trimmed FBGEMM lacks; return their names.
+
+    TorchRec registers fakes for all of them when it is imported, and calls those that were left out
+    in no step of the benchmarks: called, they raise.
+    """
+    import fbgemm_gpu
+    import torch
+
+    place = Path(str(fbgemm_gpu.__file__)).parent
+    texts = [path.read_text(errors="replace") for path in place.rglob("*.py")]
+    named = sorted({name for text in texts for name in re.findall(r"fbgemm::(\w+)", text)})
+    missing = [name for name in named if not hasattr(torch.ops.fbgemm, name)]
+    if missing:
+        library = torch.library.Library("fbgemm", "FRAGMENT")
+        for name in missing:
+            library.define(f"{name}(Tensor a) -> Tensor")
+        _defined.append(library)  # with it the definitions would go
+    return missing
 
 
 def _fbgemm(

@@ -103,11 +103,7 @@ _FROM_FUNCTIONS = ("Store", "Table", "KeyedTable", "Attached")
 """Public classes whose objects functions make, as they do those of private modules."""
 _PLAINER = (
     (r"[~\w.]*TypeAliasForwardRef\('(\w+)'\)", r"\1"),
-    (
-        r"~numpy\.ndarray\[tuple\[~typing\.Any, \.\.\.\], "
-        r"~numpy\.dtype\[([^][]*(?:\[[^][]*\])?)\]\]",
-        r"NDArray[\1]",
-    ),
+    (r"[~\w.]*ndarray\[tuple\[[^][]*\], [~\w.]*dtype\[([^][]*(?:\[[^][]*\])?)\]\]", r"NDArray[\1]"),
     (r"\brows: int = None\b", "rows: int | None = None"),
     (r" ?= ?<factory>", " = …"),
     (r"~tierstore\.(?:\w+\.)*", ""),

@@ -550,8 +550,14 @@ MUTANTS = [
     ),
     # Deltas.
     Mutant(
+        "_disk/index.py",
+        "self._keep([part for part in parts if part.start < part.stop])",
+        "pass",
+        "tests/disk/test_tier.py tests/disk/test_compacting.py",
+    ),
+    Mutant(
         "_disk/delta.py",
-        "if found != expected or footer_checksum(found) != info.crc32c:",
+        "if found != expected or crc32c != info.crc32c:",
         "if found != expected:",
         "tests/durability/test_corruption.py tests/disk/test_tier.py",
     ),
@@ -777,8 +783,8 @@ MUTANTS = [
     ),
     Mutant(
         "optim/trained.py",
-        "            for scalars in alike.scalars:\n",
-        "            for scalars in alike.scalars[:1]:\n",
+        "        for scalars in alike.scalars:\n",
+        "        for scalars in alike.scalars[:1]:\n",
         "tests/training/test_collections.py",
     ),
     Mutant(
@@ -845,7 +851,7 @@ MUTANTS = [
     ),
     # Batches that are announced are known in any shape, and a rank may be asked for no row.
     Mutant(
-        "distributed/exchange.py",
+        "distributed/known.py",
         "layout = None if ids.is_contiguous() else (ids.shape, ids.stride())",
         "layout = ids.shape, ids.stride()",
         "tests/distributed/test_announcing.py",
@@ -1037,7 +1043,7 @@ MUTANTS = [
         "tests/formats/test_text.py",
     ),
     Mutant(
-        "_formats/_layout.py",
+        "_formats/_key_column.py",
         "if others and len(distinct) == 1 and distinct[0] in (0, self.columns - 1):",
         "if others and distinct[0] in (0, self.columns - 1):",
         "tests/formats/test_text.py",

@@ -53,6 +53,7 @@ TINY = {
     "bench_reading_threads": ["--rows", "3000", "--dim", "8"],
     "bench_following": ["--rows", "5000", "--seconds", "1"],
     "bench_import": [],
+    "bench_text": ["--rows", "300", "--dim", "4"],
     "bench_near": ["--rows", "3000", "--dim", "8"],
     "bench_diff": ["--rows", "3000", "--dim", "8", "--changed", "50"],
     "bench_many_tables": ["--rows", "5000", "--batch", "64"],

@@ -45,7 +45,7 @@ def test_a_report_says_what_the_store_holds(store, tmp_path):
     for expected in ("word", "thin", "zero", "best", "weight:6:float32", "version 3, step 4"):
         assert expected in text
     assert text.count("<svg") == 1 + 2 * 3
-    assert text.count('class="dot"') == 299 + 4 + 1  # the row with a NaN is left out
+    assert text.count("<circle class=") == 299 + 4 + 1  # the row with a NaN is left out
 
 
 def test_neighbours_are_listed_and_marked(store, tmp_path):
@@ -87,12 +87,36 @@ def test_marked_points_are_drawn_where_they_are_with_their_titles():
     far = [[0, -50], [1, -50], [1.05, -50]]
     places = np.concatenate([rng.normal(size=(500, 2)), far])
     titles = [f"row {number}" for number in range(len(places))]
-    picture = _svg.points(places, titles, [500, 501, 502], "rows")
+    picture, far = _svg.points(places, titles, [500, 501, 502], "rows")
+    assert picture.count('class="far"') == far > 0
+    assert picture.count('class="dot"') == 503 - far
     found = re.findall(r'class="mark" cx="([\d.]+)" cy="([\d.]+)"', picture)
     across, down = np.array(found, float).T
     assert across[0] < across[1] < across[2]
     assert len(set(down)) == 1
+    assert float(down[0]) > 200  # at the lower edge, to which others were brought
     texts = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>row (\d+)<', picture)
     assert [name for _, _, name in texts] == ["500", "501", "502"]
     assert all(0 < float(y) < 420 for _, y, _ in texts)
-    assert texts[1][1] != texts[2][1]  # beside each other they would overlap
+    boxes = [(float(x), float(y)) for x, y, _ in texts]
+    pairs = [(boxes[0], boxes[1]), (boxes[0], boxes[2]), (boxes[1], boxes[2])]
+    assert all(abs(a - c) > 45 or abs(b - d) > 13 for (a, b), (c, d) in pairs)
+
+
+def test_names_of_marks_cover_neither_each_other_nor_a_mark():
+    rng = np.random.default_rng(4)
+    places = rng.normal(size=(300, 2))
+    places[:11] = [0.1, 0.2] + rng.normal(size=(11, 2)) * 0.02  # all in one place
+    titles = [f"a name of some length {number}" for number in range(300)]
+    picture, _ = _svg.points(places, titles, range(11), "rows")
+    marks = re.findall(r'class="mark" cx="([\d.]+)" cy="([\d.]+)"', picture)
+    texts = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]+)<', picture)
+    assert len(texts) == 11
+    boxes = [(float(x), float(x) + 6.6 * len(name), float(y) - 11) for x, y, name in texts]
+    for number, (left, right, top) in enumerate(boxes):
+        assert left >= 0 and right <= 640 and 0 <= top <= 420 - 14
+        for other, up, high in boxes[:number]:
+            assert right <= other or up <= left or abs(top - high) >= 13.9
+        for x, y in marks:
+            assert not (left < float(x) < right and top < float(y) < top + 14)
+    assert picture.index('class="mark"') > picture.rindex('class="dot"')  # above the others

@@ -105,31 +105,70 @@ def lines(
     return _svg(parts, label)
 
 
-def points(places: Floats, titles: Sequence[str], marked: Sequence[int], label: str) -> str:
-    """Return points `(n, 2)`; those that are `marked` stand out and have their titles beside.
+def points(
+    places: Floats, titles: Sequence[str], marked: Sequence[int], label: str
+) -> tuple[str, int]:
+    """Return points `(n, 2)`, and how many lie on the edge, as rings, since they are farther out.
 
-    A hundredth of the others at each side is drawn on the edge, so that few do not shrink the rest.
+    A hundredth at each side is: few do not shrink the rest. Those that are `marked` are all within,
+    stand out and have their titles beside, which cover neither each other nor a mark.
     """
     size, edge = 420, 12
     whole = np.concatenate([np.percentile(places, [1, 99], axis=0), places[list(marked)]])
     low, high = whole.min(axis=0), whole.max(axis=0)
-    scaled = (places.clip(low, high) - low) / np.where(high > low, high - low, 1)
+    within = places.clip(low, high)
+    far = (within != places).any(axis=1)
+    scaled = (within - low) / np.where(high > low, high - low, 1)
     across = edge + scaled[:, 0] * (_WIDTH - 2 * edge)
     down = edge + (1 - scaled[:, 1]) * (size - 2 * edge)
     parts = [
-        f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="2.2"><title>{escape(title)}</title>'
-        "</circle>"
-        for x, y, title in zip(across, down, titles, strict=True)
+        f'<circle class="{"far" if out else "dot"}" cx="{x:.1f}" cy="{y:.1f}" r="2.2">'
+        f"<title>{escape(title)}</title></circle>"
+        for x, y, title, out in zip(across, down, titles, far, strict=True)
     ]
-    labels: list[tuple[float, float, float]] = []
-    for number in marked:
-        x, y = float(across[number]), float(down[number])
-        parts.append(f'<circle class="mark" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
-        width = 7.0 * len(titles[number])
-        left = x - 6 - width if x > _WIDTH * 0.8 else x + 6
-        while any(abs(y - v) < 12 and left < w and u < left + width for u, w, v in labels):
-            y += 12 if y < size / 2 else -12
-        labels.append((left, left + width, y))
-        anchor = "end" if left < x else "start"
-        parts.append(_text(left + width if left < x else left, y + 4, titles[number], anchor))
-    return _svg(parts, label, size)
+    marks = [(float(across[number]), float(down[number])) for number in marked]
+    parts += [f'<circle class="mark" cx="{x:.1f}" cy="{y:.1f}" r="4"/>' for x, y in marks]
+    names = [titles[number] for number in marked]
+    for name, (x, y), (left, middle) in zip(names, marks, _beside(marks, names, size), strict=True):
+        if abs(middle - y) > _LINE:
+            parts.append(f'<path class="axis" d="M{x:.1f} {y:.1f}L{left + 4:.1f} {middle:.1f}"/>')
+        parts.append(_text(left, middle + 4, name, "start"))
+    return _svg(parts, label, size), int(far.sum())
+
+
+_LINE = 14.0
+_CHARACTER = 6.6
+_MARK = 5.0
+
+
+def _beside(
+    marks: Sequence[tuple[float, float]], names: Sequence[str], height: float
+) -> list[tuple[float, float]]:
+    """Return the left end and the middle of the line of each name, near its mark."""
+    taken = [(x - _MARK, x + _MARK, y - _MARK, y + _MARK) for x, y in marks]
+    found = []
+    for (x, y), name in zip(marks, names, strict=True):
+        width = min(_CHARACTER * len(name), _WIDTH - 4.0)
+        boxes = []
+        for shift in sorted(np.arange(-height, height, _LINE / 2), key=abs):
+            for left in (x + _MARK + 2, x - _MARK - 2 - width, x - width / 2):
+                middle = y + float(shift)
+                if not (2 <= left <= _WIDTH - 2 - width and _LINE / 2 <= middle <= height - 7):
+                    continue
+                box = (left, left + width, middle - _LINE / 2, middle + _LINE / 2)
+                boxes.append((any(_overlap(box, each) for each in taken), box))
+                if not boxes[-1][0]:
+                    break
+            if boxes and not boxes[-1][0]:
+                break
+        _, box = boxes[-1] if boxes else (True, (2.0, 2.0 + width, y - 7, y + 7))
+        taken.append(box)
+        found.append((box[0], (box[2] + box[3]) / 2))
+    return found
+
+
+Box = tuple[float, float, float, float]
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]

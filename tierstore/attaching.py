@@ -31,7 +31,7 @@ from tierstore._io import File
 from tierstore._memory_table import Unversioned
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
-from tierstore._tiers.base import LowestTier, Tier
+from tierstore._tiers.base import LowestTier, MappedTier
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import Placement, check_names, find_device
 from tierstore._tiers.split import Selected, Selection
@@ -196,7 +196,7 @@ def _selected(
     bases: Mapping[str, ForeignBase],
     tier: LowestTier,
     selection: Selection,
-) -> Tier:
+) -> MappedTier:
     """Return a tier of some bytes of each record, which reads only their matrices if possible.
 
     What it opens is closed with `opened`.

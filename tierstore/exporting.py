@@ -84,8 +84,8 @@ def export_table(
     Args:
         table: the table to read; caches are neither filled nor emptied.
         out: the file: `.npy`, `.npz`, `.safetensors`, `.parquet`, `.zarr`, `.vec`, `.txt`, `.tsv`,
-            `.csv`, `.bin`, `.arrow`, `.feather`, `.fvecs`, `.fbin` or `.projector`. `.gz`, `.bz2`
-            or `.zst` after the suffix of a text packs it. A URL for
+            `.csv`, `.bin`, `.arrow`, `.feather`, `.fvecs`, `.fbin` or `.projector`. `.gz`, `.bz2`,
+            `.xz` or `.zst` after the suffix of a text packs it. A URL for
             fsspec, such as "s3://bucket/items.parquet", is accepted for all but `.projector`. A
             `.zarr` at a URL, and a zarr store, which are accepted too, have no rename, so readers
             see them grow, and `import_table` refuses them until they are complete.

@@ -172,9 +172,9 @@ def import_table(
         src: the file; its suffix selects the format: `.npy`, `.npz`, `.safetensors`, `.parquet`,
             `.zarr`, `.vec`, `.txt`, `.tsv`, `.bin`, `.csv` or `.pt`. `FILE:NAME` selects an array,
             tensor or column of a file that contains several. Text files may be packed: `.csv.gz`,
-            `.bz2` or `.zst`. A URL for fsspec, such as "s3://bucket/items.parquet", is copied to a
-            temporary file first, but for a `.zarr`. A zarr store is accepted too, as in
-            `export_table`.
+            `.bz2`, `.xz` or `.zst`, or alone in a `.zip`. A URL for
+            fsspec, such as "s3://bucket/items.parquet", is copied to a temporary file first, but
+            for a `.zarr`. A zarr store is accepted too, as in `export_table`.
         table: the table; None selects the only table, or creates `embeddings` in an empty store.
         field: the field; None selects the first field, or `weight` in a new table. If the file
             contains several arrays and `src` names none, the array of this name is read.

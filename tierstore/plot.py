@@ -30,6 +30,7 @@ _WAYS = {
     "disk_writes": "writing back",
     "host_gather": "gathering in memory",
     "link": "the link to the GPU",
+    "gpu": "in the GPU",
 }
 
 

@@ -44,13 +44,16 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); max-width: 60rem;
   margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.5rem; margin: 0; overflow-wrap: anywhere } h2 { font-size: 1.15rem }
-p, figcaption { color: var(--dim) } figure { margin: 1rem 0; max-width: 44rem }
+p, figcaption { color: var(--dim) } figure { margin: 1rem 0; max-width: 44rem; overflow-x: auto }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 td, th { padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--rule); text-align: left }
 .n { text-align: right; white-space: nowrap }
-svg { width: 100%; height: auto; font: 11px system-ui, sans-serif }
-svg text { fill: var(--dim) } svg rect, .dot { fill: var(--dot) } .dot { fill-opacity: .55 }
+svg { width: 100%; min-width: 32rem; height: auto; font: 11px system-ui, sans-serif }
+svg text { fill: var(--dim); paint-order: stroke; stroke: Canvas; stroke-width: 3px;
+  stroke-linejoin: round }
+svg rect, .dot { fill: var(--dot) } .dot { fill-opacity: .55 }
+.far { fill: none; stroke: var(--dot); stroke-opacity: .6 }
 .mark { fill: #c8553d } .axis { fill: none; stroke: var(--rule) }
 """
 
@@ -270,10 +273,12 @@ def _pictures(table: Table, chosen: Any, k: int) -> Iterator[str]:
     drawn = [*range(marked), *range(marked, len(sample.ids), stride)]
     places, share = _projected(sample.rows[drawn])
     names = [sample.names[number] for number in drawn]
+    picture, far = _svg.points(places, names, range(marked), f"rows of {table.name}")
+    rings = f"; the {far:,} rings on the edge lie farther out" if far else ""
     yield _figure(
-        _svg.points(places, names, range(marked), f"rows of {table.name}"),
-        f"a two-dimensional PCA plot of {len(names):,} rows ({share:.0%} of the variance); hover "
-        "over a point to see its name",
+        picture,
+        f"a two-dimensional PCA plot of {len(names):,} rows ({share:.0%} of the variance){rings}; "
+        "hover over a point to see its name",
     )
     yield neighbours
 

@@ -79,14 +79,18 @@ class Group(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Return the command that is named; an unknown name is refused with the nearest one."""
+        with failures_as_json(args):
+            return self._resolved(ctx, args)
+
+    def _resolved(self, ctx: click.Context, args: list[str]) -> Any:
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             meant = ELSEWHERE.get(args[0])
             near = [meant] if meant else difflib.get_close_matches(args[0], summaries(), 1)
-            if not near or "Did you mean" in error.message:
-                raise
-            raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from None
+            said = error.format_message()
+            hint = f" Did you mean {near[0]}?" if near and "Did you mean" not in said else ""
+            raise click.UsageError(f"{said}{hint}", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
@@ -120,7 +124,7 @@ class Group(click.Group):
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
         """Parse the arguments before the subcommand."""
-        with quiet_where_a_pipe_is_closed(), writing_output():
+        with quiet_where_a_pipe_is_closed(), writing_output(), failures_as_json(list(args)):
             return super().make_context(info_name, args, *rest, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -133,6 +137,20 @@ class Group(click.Group):
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Interrupted from None
+
+
+@contextmanager
+def failures_as_json(args: list[str]) -> Iterator[None]:
+    """Show what fails the body, before there is a subcommand, as an object where JSON is asked."""
+    as_json = "--json" in args
+    try:
+        yield
+    except click.ClickException as error:
+        if as_json:
+            from tierstore_cli.output import Output
+
+            Output(as_json=True).fail(type(error).__name__, error.format_message(), error.exit_code)
+        raise
 
 
 def hold_standard_streams() -> None:

@@ -84,6 +84,16 @@ class Bytes(ParamType):
             self.fail(str(error), param, ctx)
 
 
+class Rate(Bytes):
+    """A number of bytes a second, such as `25GB/s`."""
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Return the bytes a second; `/s` may be left out."""
+        return super().convert(re.sub(r"\s*/\s*s(ec)?$", "", str(value)), param, ctx)
+
+
 class FiniteRange(click.FloatRange):
     """A number in a range, neither NaN, which every range lets pass, nor infinite."""
 

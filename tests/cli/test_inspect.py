@@ -363,3 +363,7 @@ def spied(read, seen):
         return read(table, ids, *given, **options)
 
     return spy
+
+
+def test_what_delta_counts_is_said(run):
+    assert "DELTA counts row writes" in " ".join(run("inspect", "--help").stdout.split())

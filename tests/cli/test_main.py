@@ -143,6 +143,11 @@ def test_a_name_of_other_tools_is_answered_with_the_command(run):
         (["inspect", "nope.tier"], "NotAStoreError", 3),
         (["init", "x.tier", "--rows", "many", "--dim", "4"], "BadParameter", 2),
         (["load", "x.tier", "nope.npy"], "FormatError", 3),
+        (["insepct", "x.tier"], "UsageError", 2),
+        (["quantise", "x.tier"], "UsageError", 2),
+        (["inspect", "x.tier", "--nope"], "NoSuchOption", 2),
+        (["--nope"], "NoSuchOption", 2),
+        (["inspect"], "MissingParameter", 2),
     ],
 )
 def test_a_failure_is_one_object_with_json(run_json, tmp_path, monkeypatch, args, kind, code):

@@ -18,7 +18,8 @@ def url():
 def test_a_store_goes_there_and_comes_back(run, run_json, tmp_path, url):
     path, back = tmp_path / "emb.tier", tmp_path / "back.tier"
     run("init", path, "--table", "item", "--rows", 500, "--dim", 4, "--init", "normal(0,1)")
-    assert run_json("save", path, url) == {"store": str(path), "dest": url, "version": 1}
+    data = {"store": str(path), "dest": url, "version": 1, "backends": {"item": "zarr"}}
+    assert run_json("save", path, url) == data
     assert run_json("verify", url)["rows_checked"] == 500
     data = run_json("inspect", url)
     assert data["store"] == url and data["tables"][0]["backend"] == "zarr"
@@ -30,6 +31,48 @@ def test_a_store_goes_there_and_comes_back(run, run_json, tmp_path, url):
     assert np.array_equal(np.load(tmp_path / "item.npy"), expected)
     with tierstore.open(back) as two:
         assert np.array_equal(two["item"].read(np.arange(500)), expected)
+    assert "is not empty" in run("save", path, url, code=1).stderr
+
+
+def test_how_tables_are_stored_is_said_and_comes_back(run, run_json, tmp_path, url):
+    path = tmp_path / "emb.tier"
+    run("init", path, "--table", "item", "--rows", 50, "--dim", 4, "--init", "normal(0,1)")
+    said = run("save", path, url).stderr
+    assert "stored as zarr at a URL: item" in said and "--backend memmap makes" in said
+    assert "Note" not in run("save", url, tmp_path / "zarr.tier").stderr
+    data = run_json("save", url, tmp_path / "back.tier", "--backend", "memmap")
+    assert data["backends"] == {"item": "memmap"}
+    found = {}
+    for name in ("emb", "zarr", "back"):
+        with tierstore.open(tmp_path / f"{name}.tier") as store:
+            found[name] = store["item"].spec.backend, store["item"][:].tobytes()
+    assert [each for each, _ in found.values()] == ["memmap", "zarr", "memmap"]
+    assert len({rows for _, rows in found.values()}) == 1
+    assert run_json("verify", tmp_path / "back.tier")["rows_checked"] == 50
+    packed = tierstore.TableSpec(50, 4, backend="zarr", compression="zstd", chunk_rows=7)
+    with tierstore.create(tmp_path / "p.tier", {"item": packed}):
+        pass
+    run("save", tmp_path / "p.tier", tmp_path / "q.tier", "--backend", "memmap")
+    with tierstore.open(tmp_path / "q.tier") as store:
+        spec = store["item"].spec
+        assert (spec.backend, spec.compression) == ("memmap", None)
+    assert (
+        "stored as zarr there" in run("save", path, f"{url}2", "--backend", "memmap", code=1).stderr
+    )
+    run("save", path, tmp_path / "x.tier", "--backend", "zarr", "--incremental", code=2)
+
+
+def test_a_store_goes_to_a_file_url_and_comes_back(run, tmp_path):
+    """Whose directories are made as the names of objects need them."""
+    path, url = tmp_path / "emb.tier", f"file://{tmp_path}/not/there/emb.tier"
+    run("init", path, "--table", "item", "--rows", 50, "--dim", 4, "--init", "normal(0,1)")
+    run("save", path, url)
+    run("verify", url)
+    run("save", url, tmp_path / "back.tier")
+    with tierstore.open(path) as one, tierstore.open(tmp_path / "back.tier") as two:
+        assert one["item"][:].tobytes() == two["item"][:].tobytes()
+    run("export", path, f"file://{tmp_path}/not/yet/items.zarr")
+    assert (tmp_path / "not/yet/items.zarr/zarr.json").exists()
     assert "is not empty" in run("save", path, url, code=1).stderr
 
 

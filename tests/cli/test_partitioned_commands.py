@@ -25,6 +25,7 @@ READING = [
     "get s.tier --table who --key twice",
     "near s.tier --table item --id 1",
     "export s.tier out.npy --table item",
+    "export s.tier out.npy --table item --part 1/3 --version base",
     "diff s.tier 2 3",
     "diff s.tier 2 4 --table item --ids",
     "diff s.tier base --out other.patch",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tierstore_cli.progress import Progress
 
 
 def rows_of(path, name, version=None):
@@ -27,7 +28,8 @@ def base_of(path, table):
 def test_save(run, run_json, pair, tmp_path):
     copy = tmp_path / "copy.tier"
     data = run_json("save", pair, copy)
-    assert data == {"store": str(pair), "dest": str(copy), "version": 3}
+    backends = {"item": "memmap", "user": "zarr"}
+    assert data == {"store": str(pair), "dest": str(copy), "version": 3, "backends": backends}
     for table in ("item", "user"):
         assert np.array_equal(rows_of(copy, table), rows_of(pair, table))
     with tierstore.open(copy) as store, tierstore.open(pair) as origin:
@@ -306,3 +308,16 @@ def test_save_incremental_refuses(run, run_json, pair, single, tmp_path, files):
         store.commit()
     with tierstore.open(tmp_path / "second.tier", "r+"):
         run("save", single, tmp_path / "second.tier", "--incremental", code=5)
+
+
+def test_a_fold_says_how_far_it_is(run, pair, monkeypatch):
+    seen = []
+
+    class Told(Progress):
+        def __call__(self, done, total):
+            seen.append((self.label, done, total))
+
+    monkeypatch.setattr("tierstore_cli.commands.fold.Progress", Told)
+    run("fold", pair)
+    assert seen and {label for label, _, _ in seen} == {"folding"}
+    assert 0 < seen[-1][1] == seen[-1][2]

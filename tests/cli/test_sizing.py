@@ -41,6 +41,11 @@ def test_simulate_shows_every_policy_at_every_size(run, run_json, trace):
     assert "optimum" not in run("simulate", trace, "--no-optimum").stdout.lower()
 
 
+def test_a_single_size_makes_no_curve(run, trace):
+    text = run("simulate", trace, "--size", "5%").stdout
+    assert "missed by" not in text and "LRU" in text
+
+
 def test_simulate_reads_ids_from_files(run_json, tmp_path):
     ids = np.random.default_rng(1).integers(0, 300, 1000)
     np.savez(tmp_path / "a.npz", item=ids, user=ids)
@@ -90,7 +95,7 @@ def test_plan_with_a_trace_predicts_rates_and_with_speeds_times(run, run_json, t
     assert "ms" in text and "FIRST TOUCH" in text
     faster, slower = (
         run_json("plan", *options, "--gpu", "125KB", "--link", link)["seconds"]["link"]
-        for link in ("10GB", "1GB")
+        for link in ("10GB/s", "1 GB / s")
     )
     assert slower == pytest.approx(10 * faster)
 

@@ -226,8 +226,12 @@ def test_a_record_is_written_a_few_times(most, times):
 # Positions
 
 
-def test_positions_that_are_left_unused_are_used_again(tmp_path, rng, monkeypatch):
+@pytest.mark.parametrize("runs", [False, True])
+def test_positions_that_are_left_unused_are_used_again(tmp_path, rng, monkeypatch, runs):
     """The index has room for a number of positions, which many compactions must not use up."""
+    if runs:
+        monkeypatch.setattr("tierstore._disk.footer._RUN_ROWS", 2)
+        monkeypatch.setattr("tierstore._disk.index._LONG", 2)
     monkeypatch.setattr("tierstore._disk.index._MAX_POSITIONS", 1500)
     closed = []
     gaps = DeltaIndex._close_gaps

@@ -9,12 +9,12 @@ from tests.oracle import records
 from tests.tiers.stack import random_span, read
 from tierstore import _io
 from tierstore._disk import delta as live_delta
-from tierstore._disk import write_queue
+from tierstore._disk import footer, index, write_queue
 from tierstore._disk.generation import Generation, create
 from tierstore._disk.manifest import TableInfo
 from tierstore._disk.tier import DiskTier
 from tierstore._tiers.uncached import Uncached
-from tierstore.errors import StoreFullError
+from tierstore.errors import CorruptRowError, CorruptStoreError, StoreFullError
 from tierstore.spec import TableSpec
 
 ROWS, DIM, WIDTH = 60, 12, 48
@@ -122,12 +122,22 @@ def where(request, monkeypatch):
     return request.param
 
 
+@pytest.fixture(params=["rows", "runs"])
+def run_rows(request, monkeypatch):
+    """Whether a few consecutive rows are kept as a run."""
+    if request.param == "runs":
+        monkeypatch.setattr(footer, "_RUN_ROWS", 2)
+        monkeypatch.setattr(index, "_LONG", 3)
+        monkeypatch.setattr(index, "_MOST_RUNS", 2)
+    return request.param
+
+
 @pytest.mark.parametrize("kind", SPECS)
 @settings(
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32))
-def test_any_sequence_of_calls(tmp_path_factory, kind, where, seed):
+def test_any_sequence_of_calls(tmp_path_factory, kind, where, run_rows, seed):
     rng = np.random.default_rng(seed)
     committed = records(rng, ROWS, WIDTH)
     oracle = committed.copy()
@@ -145,6 +155,8 @@ def test_any_sequence_of_calls(tmp_path_factory, kind, where, seed):
             assert np.array_equal(read(tier, rows, lo, hi), oracle[rows, lo:hi])
         elif action == "write":
             rows, (lo, hi) = rng.permutation(ROWS)[: rng.integers(0, ROWS)], random_span(rng, WIDTH)
+            if rng.random() < 0.5:
+                rows = np.arange(*np.sort(rng.integers(0, ROWS, 2)))
             oracle[rows, lo:hi] = records(rng, rows.size, hi - lo)
             Uncached(tier).write(rows, oracle[rows, lo:hi], lo, hi)
         elif action == "commit":
@@ -211,6 +223,40 @@ def test_a_delta_finds_the_last_record_of_a_row(tmp_path):
     last = {int(row): position for position, row in enumerate(ids)}
     assert dict(zip(found.tolist(), positions.tolist(), strict=True)) == last
     live.remove()
+    writer.generation.close()
+
+
+def test_rows_that_arrive_in_order_are_opened_without_their_ids(tmp_path, run_rows):
+    rng = np.random.default_rng(12)
+    oracle = records(rng, ROWS, WIDTH)
+    writer = Writer(tmp_path, SPECS["memmap"], oracle)
+    for rows in (np.arange(5, 30), np.arange(30, 50), np.arange(9, 12)):
+        oracle[rows] = records(rng, rows.size, WIDTH)
+        writer.tier.write(rows, oracle[rows])
+        writer.commit()
+    info = writer.info.deltas[0]
+    (path,) = tmp_path.rglob(info.name)
+    data = bytearray(path.read_bytes())
+    data[info.rows * WIDTH + 8 * 20] ^= 1  # the id of row 25
+    path.write_bytes(data)
+    writer.generation.close()
+    if run_rows == "rows":
+        with pytest.raises(CorruptStoreError, match=r"ids, checksums or footer are damaged"):
+            writer.open()
+        return
+    writer.open()
+    first = writer.tier.deltas[0]
+    assert (first.first, first.span) == (5, (5, 29))
+    assert np.array_equal(read(writer.tier, np.arange(ROWS)), oracle)  # as no id is needed
+    for asked in (lambda: first.ids, lambda: first.sums, first.check, first.damaged):
+        with pytest.raises(CorruptStoreError, match=r"ids, checksums or footer are damaged"):
+            asked()
+    data[info.rows * WIDTH + 8 * 20] ^= 1
+    data[info.rows * (WIDTH + 8) + 4 * 20] ^= 1  # the checksum of row 25
+    path.write_bytes(data)
+    with pytest.raises(CorruptRowError, match="the first is row 25"):
+        read(writer.tier, np.arange(ROWS))
+    assert np.array_equal(read(writer.tier, np.arange(25)), oracle[:25])
     writer.generation.close()
 
 

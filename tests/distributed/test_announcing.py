@@ -15,7 +15,7 @@ from tests.distributed.ranks import run, values
 from tests.distributed.test_collections import FEATURES, batch, loss_of, specs
 from tests.distributed.test_ranks import assert_same, contents
 from tierstore import distributed
-from tierstore.distributed.exchange import Known
+from tierstore.distributed.known import Known
 from tierstore.errors import InvalidInputError, RanksError, RowIndexError
 from tierstore.nn import (
     TieredEmbedding,
@@ -28,15 +28,20 @@ from tierstore.optim import TieredOptimizer
 
 
 class Watched:
-    """Counts the exchanges of rows on this rank."""
+    """Counts what this rank sends of rows, and what hosts agree on besides."""
 
     def __init__(self) -> None:
-        self.calls, self._send = 0, dist.all_to_all_single
-        dist.all_to_all_single = self._counted
+        self.calls, self.votes = 0, 0
+        self._send, self._vote = dist.all_to_all_single, dist.all_reduce
+        dist.all_to_all_single, dist.all_reduce = self._counted, self._voted
 
     def _counted(self, *arguments: Any, **options: Any) -> Any:
         self.calls += 1
         return self._send(*arguments, **options)
+
+    def _voted(self, *arguments: Any, **options: Any) -> Any:
+        self.votes += 1
+        return self._vote(*arguments, **options)
 
 
 def layer_of(store: Any, kind: str) -> Any:
@@ -51,9 +56,10 @@ def layer_of(store: Any, kind: str) -> Any:
     return kinds[kind](store, {name: FEATURES[name] for name in ("user", "item", "bought")})
 
 
-def train(rank: int, path: Path, kind: str, depth: int | None) -> list[int]:
+def train(rank: int, path: Path, kind: str, depth: int | None) -> list[list[int]]:
+    """Return what each lookup sent, each step, and all of them had hosts agree on."""
     ranks = dist.get_world_size()
-    calls: list[int] = []
+    calls: list[list[int]] = [[], [], []]
     with distributed.open(path, average=False, budget=tierstore.Budget(host_rows=90)) as store:
         emb, watched = layer_of(store, kind), Watched()
         optimizer = TieredOptimizer(torch.optim.Adam, [emb], lr=0.05)
@@ -64,12 +70,16 @@ def train(rank: int, path: Path, kind: str, depth: int | None) -> list[int]:
         choose = (lambda each: each["item"]) if is_one else (lambda each: each)
         if depth is not None:
             batches = tierstore.lookahead(batches, {emb: choose}, depth=depth)
+        began = watched.calls
         for step, each in enumerate(batches):
             before = watched.calls
             found = emb(choose(each))
-            calls.append(watched.calls - before)
+            calls[0].append(watched.calls - before)
             loss_of({"item": found} if is_one else found, step).backward()
             optimizer.step()
+            calls[1].append(watched.calls - began)
+            began = watched.calls
+        calls[2].append(watched.votes)
         store.commit(5)
     return calls
 
@@ -80,11 +90,13 @@ def test_a_lookup_of_announced_ids_exchanges_rows_alone(tmp_path: Path, kind: st
     for depth in (None, 0, 2):
         path = tmp_path / str(depth)
         distributed.create(path, specs(), partitions=4).close()
-        for calls in values(run(2, train, path, kind, depth)):
+        for lookups, steps, votes in values(run(2, train, path, kind, depth)):
             # Counts, ids and rows; of announced batches the counts, and but for the last the ids,
-            # were exchanged before.
+            # were exchanged before. Gradients besides, and no host waits for another to agree.
             expected = {None: [3] * 5, 0: [1, 2, 2, 2, 2], 2: [1, 1, 1, 1, 2]}
-            assert calls == expected[depth], (depth, calls)
+            assert lookups == expected[depth], (depth, lookups)
+            assert sum(steps) == 5 * 4 and max(steps[1:]) == 4, (depth, steps)
+            assert votes == [0]
     for depth in (0, 2):
         assert_same(contents(tmp_path / str(depth)), contents(tmp_path / "None"), exact=True)
 
@@ -188,7 +200,7 @@ def test_what_is_wrong_with_an_announcement_raises_on_all_ranks(tmp_path: Path) 
 
 
 def test_ids_on_a_device_are_known_by_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tierstore.distributed.exchange.on_host", lambda ids: False)
+    monkeypatch.setattr("tierstore.distributed.known.on_host", lambda ids: False)
     monkeypatch.setattr("tierstore.nn.joint.on_host", lambda ids: False)
     whole = torch.randint(0, 99, (2, 8))
     known = Known(whole[0])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 import tierstore
@@ -12,6 +13,8 @@ from tests.distributed.test_collections import specs, train
 from tests.distributed.test_ranks import assert_same, contents
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import distributed
+from tierstore.nn import TieredEmbedding, TieredEmbeddingBagCollection, TieredEmbeddingCollection
+from tierstore.optim import TieredOptimizer
 
 
 def test_random_programs_equal_a_plain_store(tmp_path: Path) -> None:
@@ -72,3 +75,44 @@ def test_ranks_train_on_devices_what_one_process_trains_on_the_host(
     distributed.create(path, specs(), partitions=8).close()
     values(run(2, train_on_a_device, path, kind))
     assert_same(contents(path), contents(tmp_path / "plain"), exact=False)
+
+
+SMALL = {"wide": 50, "seen": 40, "bought": 30, "user": 40, "word": 2}
+
+
+def train_in_order(rank: int, path: Path, seed: int) -> None:
+    """Train rows of which many ids ask, with sums that depend on their order."""
+    torch.use_deterministic_algorithms(True)
+    budget = tierstore.Budget(host_rows=120, gpu_rows=60)
+    device = EmulatedDevice(seed=2 * seed + rank)
+    with distributed.open(path, device=device, budget=budget) as store:
+        layers = [
+            TieredEmbedding(store["wide"], padding_idx=3),
+            TieredEmbeddingCollection(store, {"seen": "item", "bought": "item"}),
+            TieredEmbeddingBagCollection(store, ["user", "word"], "mean"),
+        ]
+        optimizer = TieredOptimizer(torch.optim.Adam, layers, lr=0.05)
+        for step in range(3):
+            draw = torch.Generator().manual_seed(2 * step + rank)
+            ids = {
+                name: (torch.rand(64, 3, generator=draw) ** 3 * count).long()
+                for name, count in SMALL.items()
+            }
+            found = [
+                layers[0](ids["wide"]),
+                *layers[1]({name: ids[name] for name in ("seen", "bought")}).values(),
+                *layers[2]({name: ids[name] for name in ("user", "word")}).values(),
+            ]
+            sum((each * torch.randn(each.shape, generator=draw)).sum() for each in found).backward()
+            optimizer.step()
+        store.commit(3)
+
+
+@pytest.mark.slow
+def test_a_run_on_devices_repeats_to_the_bit_where_that_is_asked_for(tmp_path: Path) -> None:
+    """Threads of the emulated device run in another order each time."""
+    for seed in (1, 2):
+        path = tmp_path / str(seed)
+        distributed.create(path, specs(), partitions=4).close()
+        values(run(2, train_in_order, path, seed))
+    assert_same(contents(tmp_path / "1"), contents(tmp_path / "2"), exact=True)

@@ -113,7 +113,7 @@ def killed_as_it_grows(rank: int, path: Path, victim: int, moment: tuple[str, st
 
         def hook(what: str, when: str) -> None:
             if rank == victim and (what, when) == moment:
-                time.sleep(0.2)  # the others come as far as they can
+                time.sleep(0.05)  # the others come as far as they can
                 os.kill(os.getpid(), signal.SIGKILL)
 
         hooked(hook)

@@ -96,13 +96,18 @@ def test_distinct_ids_are_counted_and_placed_by_owner(access: Any, case: str) ->
             assert sorted(part.tolist()) == sorted(own)
         starts = np.cumsum(rows) - rows
         offsets = torch.from_numpy(starts[np.repeat(tables, lengths)].astype(np.int64))
-        assert torch.equal(distinct.long()[positions.long()], asked.ids + offsets)
         arrived = distinct.split([len(each) for each in expected])
+        assert torch.equal(with_words(arrived)[positions.long()], asked.ids + offsets)
         for rank, (owners, part) in enumerate(zip(every, arrived, strict=True)):
             mine = part.long().numpy()
             table = np.searchsorted(np.cumsum(rows), mine, side="right")
             own = places[rank].rows_of(mine - starts[table]) + np.array(first)[table]
             assert owners.rows_of(part.contiguous()).tolist() == own.tolist()
+
+
+def with_words(parts: Any) -> torch.Tensor:
+    """Return what comes of the owners, as rows do: behind those of each is a word."""
+    return torch.cat([each for part in parts for each in (part.long(), torch.tensor([-1]))])
 
 
 def test_ids_of_no_row_are_told(access: Any) -> None:
@@ -132,7 +137,8 @@ def test_rows_by_key_have_their_owner_in_their_number(access: Any) -> None:
     expected = oracle(asked, place, ranks, [place.rows])
     assert found.told[0][:, 0].tolist() == [len(each) for each in expected]
     numbers, positions = found.placed()
-    assert torch.equal(numbers[positions.long()], ids)
+    arrived = numbers[: sum(map(len, expected))].split([len(each) for each in expected])
+    assert torch.equal(with_words(arrived)[positions.long()], ids)
     first, own = (len(each) for each in expected[:2])
     own_numbers = numbers[first : first + own]
     assert owners.rows_of(own_numbers).tolist() == (own_numbers & (2**36 - 1)).tolist()

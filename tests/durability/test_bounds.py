@@ -19,7 +19,7 @@ import pytest
 import tierstore
 from tests.durability.crafting import newest_manifest, replaced, resealed
 from tests.durability.test_crafted import tree_file
-from tierstore._disk.delta import FOOTER_BYTES
+from tierstore._disk.footer import FOOTER_BYTES
 from tierstore.budget import Allowance, Budget
 from tierstore.errors import CorruptStoreError, FormatError, InvalidInputError, TierStoreError
 
@@ -142,12 +142,12 @@ def test_ids_of_a_delta_are_laid_in_windows(tmp_path: Path) -> None:
     ) as store:
         tier = store["t"]._generation.tier
         ids = np.random.default_rng(1).integers(0, 1000, 6_000_000)
-        delta = SimpleNamespace(ids=ids, info=SimpleNamespace(rows=ids.size))
+        delta = SimpleNamespace(ids=ids, first=None, info=SimpleNamespace(rows=ids.size))
         with frugal(32 << 20):
             tier._index._exchange(0, 0, [delta])
         last = ids.size - 1 - np.unique(ids[::-1], return_index=True)[1]
         # Of an id that repeats the last one counts.
-        assert np.array_equal(tier._index.entries, last + 1)
+        assert np.array_equal(tier._index.entries.take(np.arange(1000)), last + 1)
         tier._index._exchange(0, 1, [])
 
 

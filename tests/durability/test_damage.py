@@ -514,6 +514,28 @@ def test_repair_searches_damaged_deltas(two: Two, tmp_path: Path, cut: str) -> N
         assert counts.unknown == 1 and counts.older <= 1
 
 
+@pytest.mark.parametrize("cut", ["footer", "id", "sum"])
+def test_repair_searches_damaged_runs(
+    two: Two, tmp_path: Path, cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows that ascend by one, whose ids nothing but a check reads."""
+    monkeypatch.setattr("tierstore._disk.footer._RUN_ROWS", 2)
+    rows = np.arange(70, 90)
+    with tierstore.open(two.path, mode="r+", budget=_NONE) as store:
+        store["hurt"].write(rows, values(two.rng, (20, DIM)))
+        changed = store["hurt"].read(range(ROWS))
+        version = store.commit(step=7, payload={"model": b"m" * 50})
+    two.versions[version] = {**two.versions[version - 1], "hurt": changed}
+    delta, size, width = two.delta(), two.delta().stat().st_size, 4 * DIM
+    flip(delta, {"footer": size - 3, "id": 20 * width + 32, "sum": 20 * (width + 8) + 16}[cut])
+    report = tierstore.verify(two.path)
+    assert any(delta.name in each for each in report.bad_files)
+    fixed = tierstore.repair(two.path, tmp_path / "whole")
+    check_repaired(fixed, tmp_path / "whole", two.versions)
+    counts = fixed.tables["hurt"]
+    assert (counts.unknown, fixed.complete) == (0 if cut == "footer" else 1, cut == "footer")
+
+
 def test_repair_takes_the_newest_image_that_is_whole(two: Two, tmp_path: Path) -> None:
     """Row by row: whole, the same from a folded delta, older, filled."""
     row = folded_with_a_delta_left(two)

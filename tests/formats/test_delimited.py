@@ -100,7 +100,7 @@ def test_what_is_written(tmp_path):
     [
         ("", "empty"),
         ("\n\n", "empty"),
-        ("1.5,2\n3\n", "line 2 has 1 cells, but 2"),
+        ("1.5,2\n3\n", "line 2 has 1 cell, but 2"),
         ("1.5,2\n3,4,5\n", "line 2 has 3 cells, but 2"),
         ("1.5,2\n3,\n", "line 2, column 2: '' is no number; .* --null ''"),
         ("1.5,2\n3,x\n", "line 2, column 2: 'x' is no number"),

@@ -1,5 +1,9 @@
 """Keys take 40 bytes each at most while a file is loaded, however many there are."""
 
+import contextlib
+import gzip
+import importlib
+import json
 import tracemalloc
 
 import numpy as np
@@ -7,6 +11,12 @@ import pytest
 
 import tierstore
 from tests.formats.matrices import write_file
+
+h5py = torch = None
+with contextlib.suppress(ImportError):
+    h5py = importlib.import_module("h5py")
+with contextlib.suppress(ImportError):
+    torch = importlib.import_module("torch")
 
 COUNT = 100_000  # blocks take some MiB, whatever the count
 MATRIX = np.random.default_rng(0).standard_normal((COUNT, 2), np.float32)
@@ -23,10 +33,41 @@ def peak_while(work):
         tracemalloc.stop()
 
 
+def _write(path, keys):
+    """Write a file with the library, or as the tools do whose files it only reads."""
+    suffix = path.suffix
+    if ".jsonl" in path.suffixes:
+        with gzip.open(path, "wt") if suffix == ".gz" else path.open("w") as file:
+            for row, values in enumerate(MATRIX.tolist()):
+                key = {} if keys is None else {"id": _plain(keys[row])}
+                file.write(json.dumps({**key, "embedding": values}) + "\n")
+    elif suffix == ".h5":
+        with h5py.File(path, "w") as file:
+            file["weight"] = MATRIX
+            if keys is not None:
+                file["keys"] = keys
+    elif suffix == ".pt":
+        tensors = {"weight": MATRIX} | ({} if keys is None else {"keys": keys})
+        torch.save({name: torch.from_numpy(each) for name, each in tensors.items()}, path)
+    elif path.name.endswith("pgvector.csv"):
+        front = "" if keys is None else "{},"
+        with path.open("w") as file:
+            file.write(f"{'' if keys is None else 'id,'}embedding\n")
+            for row, values in enumerate(MATRIX.tolist()):
+                key = front.format(None if keys is None else keys[row])
+                file.write(f'{key}"{json.dumps(values, separators=(",", ":"))}"\n')
+    else:
+        write_file(path, MATRIX, "float32", block_rows=10_000, keys=keys)
+
+
+def _plain(key):
+    return key if isinstance(key, str) else int(key)
+
+
 def peak_of(tmp_path, name, keys=None):
     """Return the most that Python and NumPy had allocated at once while a file was imported."""
-    place = tmp_path / f"{name}.tier"
-    write_file(tmp_path / name, MATRIX, "float32", block_rows=10_000, keys=keys)
+    place = tmp_path / f"{name.replace(':', '-')}.tier"
+    _write(tmp_path / name, keys)
     found = peak_while(lambda: tierstore.import_table(place, tmp_path / name))
     if keys is not None:
         with tierstore.open(place) as store:
@@ -37,15 +78,22 @@ def peak_of(tmp_path, name, keys=None):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "suffix",
-    [".npz", ".safetensors", ".parquet", ".arrow", ".zarr", ".vec", ".bin", ".tsv", ".csv"],
+    [
+        *(".npz", ".safetensors", ".parquet", ".arrow", ".feather", ".zarr", ".vec", ".bin"),
+        *(".tsv", ".csv", ".csv.gz", ".csv.xz", "-pgvector.csv", ".jsonl", ".jsonl.gz", ".h5"),
+        ".pt",
+    ],
 )
 def test_keys_are_packed_while_they_are_loaded(tmp_path, suffix):
-    if suffix in (".parquet", ".arrow"):
+    if suffix in (".parquet", ".arrow", ".feather"):
         pytest.importorskip("pyarrow")
-    peak_of(tmp_path, f"first{suffix}", KEYS["words"])  # imports modules, which count as well
+    if (suffix == ".h5" and h5py is None) or (suffix == ".pt" and torch is None):
+        pytest.skip("the package that writes such files is not installed")
+    kinds = ["ids"] if suffix == ".pt" else list(KEYS)  # tensors hold numbers
+    peak_of(tmp_path, f"first{suffix}", KEYS[kinds[0]])  # imports modules, which count as well
     without = peak_of(tmp_path, f"without{suffix}")
-    for kind, keys in KEYS.items():
-        assert peak_of(tmp_path, f"{kind}{suffix}", keys) - without <= 40 * COUNT, kind
+    for kind in kinds:
+        assert peak_of(tmp_path, f"{kind}{suffix}", KEYS[kind]) - without <= 40 * COUNT, kind
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def test_an_unknown_suffix_lists_the_known_ones(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [("f.kv", "save_word2vec_format"), ("f.pkl", "numpy.save"), ("f.zip", "out of the archive"),
+    [("f.kv", "save_word2vec_format"), ("f.pkl", "numpy.save"), ("f.7z", "out of the archive"),
      ("f.xlsx", "CSV"), ("f.f32", "numpy.fromfile"), ("f.RAW", "reshape(rows, dim)")],
 )  # fmt: skip
 def test_files_that_others_write_say_the_way(tmp_path, name, way):

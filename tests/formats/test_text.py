@@ -4,9 +4,11 @@ import bz2
 import csv
 import gzip
 import io
+import lzma
 import re
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -27,9 +29,14 @@ def table(rows, *, header=None, index=None, sep=",", decimal=".", end="\n", quot
     if header is not None:
         writer.writerow(header)
     for number, row in enumerate(rows):
-        cells = [repr(value).replace(".", decimal) for value in row]
+        cells = [v if isinstance(v, str) else repr(v).replace(".", decimal) for v in row]
         writer.writerow(cells if index is None else [index[number], *cells])
     return text.getvalue()
+
+
+def indexed(rows, index=None):
+    """Rows behind an index that has become a column, as of a table saved before."""
+    return [[n if index is None else index[n], *row] for n, row in enumerate(rows)]
 
 
 def plain(rows, *, index=None, sep=" ", header=None) -> str:
@@ -60,6 +67,42 @@ READ = {
     "pandas, no header": ("f.csv", table(ROWS, index=TENS), TENS, "header no, keys from column 1"),
     "pandas, saved twice": (
         "f.csv", table(ROWS, header=["Unnamed: 0", *NAMES], index=TENS), TENS, '"Unnamed: 0"'
+    ),
+    "pandas, saved twice with its index": (
+        "f.csv", table(indexed(ROWS), header=["", "Unnamed: 0", *DIGITS], index=range(7)),
+        None, 'keys from "Unnamed: 0", 4 numbers',
+    ),
+    "pandas, saved twice with an index of ids": (
+        "f.csv", table(indexed(ROWS, TENS), header=["", "Unnamed: 0", *DIGITS], index=range(7)),
+        TENS, 'keys from "Unnamed: 0", 4 numbers',
+    ),
+    "pandas, saved three times with its index": (
+        "f.csv",
+        table(
+            indexed(indexed(ROWS, TENS)), header=["", "Unnamed: 0.1", "Unnamed: 0", *NAMES],
+            index=range(7),
+        ),
+        TENS, 'keys from "Unnamed: 0", 4 numbers',
+    ),
+    "pandas, saved three times, at last without": (
+        "f.csv",
+        table(indexed(ROWS), header=["Unnamed: 0.1", "Unnamed: 0", *NAMES], index=range(7)),
+        None, 'keys from "Unnamed: 0", 4 numbers',
+    ),
+    "pandas, saved twice with a column of ids": (
+        "f.csv",
+        table(
+            indexed(indexed(ROWS, TENS)), header=["", "Unnamed: 0", "id", *NAMES], index=range(7)
+        ),
+        TENS, 'keys from "id", 4 numbers',
+    ),
+    "pandas, words beside its index": (
+        "f.csv", table(indexed(ROWS, WORDS), header=["", "word", *NAMES], index=range(7)),
+        WORDS, 'keys from "word", 4 numbers',
+    ),
+    "pandas, index reset twice": (
+        "f.csv", table(indexed(ROWS), header=["level_0", "index", *NAMES], index=range(7)),
+        None, 'keys from "index", 4 numbers',
     ),
     "pandas, quoted": (
         "f.csv", table(ROWS, header=["", *NAMES], index=WORDS, quoting=csv.QUOTE_ALL), WORDS, "yes"
@@ -115,7 +158,14 @@ def test_what_tools_write(tmp_path, tool, encoding):
 
 
 @pytest.mark.parametrize(
-    ("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".zst", None)]
+    ("suffix", "pack"),
+    [
+        (".gz", gzip.compress),
+        (".bz2", bz2.compress),
+        (".xz", lzma.compress),
+        (".zip", lambda data: zipped(("some.vec", data))),
+        (".zst", None),
+    ],
 )
 def test_packed_text(tmp_path, suffix, pack):
     if pack is None:
@@ -128,11 +178,64 @@ def test_packed_text(tmp_path, suffix, pack):
     with pytest.raises(FormatError):
         read_file(path)
     path.write_bytes(b"noise" * 9)
-    with pytest.raises(FormatError, match="packed"):
+    with pytest.raises(FormatError, match=r"packed|zip file"):
         read_file(path)
 
 
-@pytest.mark.parametrize("packing", [".gz", ".bz2", ".zst"])
+def zipped(*members) -> bytes:
+    """A zip archive of files with these names and contents."""
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return held.getvalue()
+
+
+GLOVE = plain(ROWS, index=WORDS).encode()
+"""Text as GloVe is published: in a zip archive whose own name has no suffix of text."""
+
+
+def test_an_archive_of_one_file_is_read_by_the_name_of_that(tmp_path):
+    path = tmp_path / "glove.840B.300d.zip"
+    path.write_bytes(zipped(("glove.840B.300d.txt", GLOVE), ("__MACOSX/._glove", b"")))
+    with open_source(path) as source:
+        assert list(source.keys) == WORDS
+        assert np.concatenate(list(source.blocks())).tobytes() == MATRIX.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("members", "match"),
+    [
+        ([("a.txt", GLOVE), ("b.txt", GLOVE)], r"of 2 files \(a.txt, b.txt\), .* take that out"),
+        ([], "of 0 files, of which"),
+        ([("a.png", b"1")], "cannot be read; take the file out of the archive"),
+    ],
+)
+def test_other_archives_say_what_they_hold(tmp_path, members, match):
+    (tmp_path / "f.zip").write_bytes(zipped(*members))
+    with pytest.raises((FormatError, InvalidInputError), match=match):
+        open_source(tmp_path / "f.zip")
+
+
+def test_zip_files_are_not_written(tmp_path):
+    with pytest.raises(InvalidInputError, match="read, not written"):
+        write_file(tmp_path / "f.csv.zip", MATRIX, "float32")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_xz_in_several_streams_and_within_memory(tmp_path):
+    halves = [plain(ROWS[:3], index=WORDS[:3]), plain(ROWS[3:], index=WORDS[3:])]
+    packed = [lzma.compress(half.encode()) for half in halves]
+    (tmp_path / "f.txt.xz").write_bytes(packed[0] + bytes(8) + packed[1] + bytes(4))
+    assert read_file(tmp_path / "f.txt.xz").tobytes() == MATRIX.tobytes()
+    large = lzma.compress(GLOVE, preset=9)  # whose dictionary takes 64 MiB
+    (tmp_path / "f.txt.xz").write_bytes(large)
+    with pytest.raises(FormatError, match=r"(?i)memory"):
+        read_file(tmp_path / "f.txt.xz", memory=32 << 20)
+    assert read_file(tmp_path / "f.txt.xz").tobytes() == MATRIX.tobytes()
+
+
+@pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz", ".zst"])
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".vec", ".txt"])
 def test_text_is_packed_as_it_is_written(tmp_path, suffix, packing):
     if packing == ".zst":
@@ -143,7 +246,7 @@ def test_text_is_packed_as_it_is_written(tmp_path, suffix, packing):
     write_file(tmp_path / f"plain{suffix}", MATRIX, "float32", keys=words)
     packed = (tmp_path / f"a{suffix}{packing}").read_bytes()
     assert packed == (tmp_path / f"b{suffix}{packing}").read_bytes()
-    unpack = {".gz": gzip.decompress, ".bz2": bz2.decompress}.get(packing)
+    unpack = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}.get(packing)
     if unpack is not None:
         assert unpack(packed) == (tmp_path / f"plain{suffix}").read_bytes()
     assert read_file(tmp_path / f"a{suffix}{packing}").tobytes() == MATRIX.tobytes()
@@ -179,6 +282,13 @@ OPEN = {
     "numbers above whole numbers": ("f.csv", "0,1,2\n5,5,5\n5,5,5\n", {"header": True}),
     "two columns of texts": ("f.csv", "i,t,a\nx,y,0.5\nz,w,0.25\n", {"key_column": "i"}),
     "two ids": ("f.csv", "u,i,a\n1,7,0.5\n2,9,0.25\n", {"key_column": "u"}),
+    "an index of ids in front of ids": (
+        "f.csv",
+        ",Unnamed: 0,a\n4,7,0.5\n9,8,0.25\n",
+        {"key_column": "Unnamed: 0"},
+    ),
+    "ranks beside words": ("f.csv", "w,r,a\nx,0,0.5\ny,1,1.5\nz,2,2.5\n", {"key_column": "w"}),
+    "two indexes without names": ("f.csv", "0,0,0.5\n1,1,1.5\n2,2,2.5\n", {"key_column": 1}),
     "thousands": ("f.csv", "a;b\n1,234;0\n2,345;1\n", {"decimal": ",", "key_column": False}),
     "thousands as keys": ("f.csv", 'a,b\n"1,234",0.5\n"2,345",1.5\n', {"key_column": 1}),
     "an id with a letter": ("f.csv", "1,0.5\n2,0.25\n3x,0.125\n", {"key_column": 1}),
@@ -199,6 +309,62 @@ def test_what_can_be_read_in_two_ways_is_refused(tmp_path, case):
         open_source(tmp_path / name)
     with open_source(tmp_path / name, text=TextOptions(**decided)) as source:
         assert sum(map(len, source.blocks())) == source.rows > 0
+
+
+@pytest.mark.parametrize("chosen", [None, False, "Unnamed: 0", 1])
+def test_an_index_beside_the_keys_is_left_out_with_a_note(tmp_path, chosen):
+    text = table(indexed(ROWS), header=["", "Unnamed: 0", *NAMES], index=range(7))
+    (tmp_path / "f.csv").write_text(text)
+    with open_source(tmp_path / "f.csv", text=TextOptions(key_column=chosen)) as source:
+        assert source.keys is None
+        (note,) = [each for each in source.notes if each.startswith("columns not read")]
+        left_out = {None: "1", False: "1, Unnamed: 0", "Unnamed: 0": "1", 1: "Unnamed: 0"}
+        assert note == f"columns not read, as they number or name the rows: {left_out[chosen]}"
+        assert np.concatenate(list(source.blocks())).tobytes() == MATRIX.tobytes()
+
+
+@pytest.mark.parametrize("chosen", ["w", "r"])
+def test_ranks_beside_words_are_no_numbers(tmp_path, chosen):
+    (tmp_path / "f.csv").write_text("w,r,a\nx,1,0.5\ny,2,1.5\nz,3,2.5\n")
+    with open_source(tmp_path / "f.csv", text=TextOptions(key_column=chosen)) as source:
+        assert list(source.keys) == {"w": ["x", "y", "z"], "r": [1, 2, 3]}[chosen]
+        assert source.dim == 1 and "columns not read" in source.notes[0]
+
+
+def test_powers_too_large_for_ids_are_numbers(tmp_path):
+    (tmp_path / "f.csv").write_text("0.12,1e300\n0.25,2e300\n")
+    with open_source(tmp_path / "f.csv", text_dtype="float64") as source:
+        assert source.keys is None
+        assert np.concatenate(list(source.blocks())).tolist() == [[0.12, 1e300], [0.25, 2e300]]
+
+
+THOUSANDS = "its points divide thousands: write numbers without them, as 1234,5"
+
+
+def test_thousands_of_german_sheets_are_refused_with_a_sentence(tmp_path):
+    (tmp_path / "f.csv").write_text(";a;b\nx;1.234,5;2,5\ny;1,5;2,5\n")
+    for options in ({}, {"sep": ";", "decimal": ","}):
+        with pytest.raises(FormatError, match=f"line 2, column 2: '1.234,5' is no.*{THOUSANDS}"):
+            read_file(tmp_path / "f.csv", text=TextOptions(**options))
+    lines = "".join(f"w{n};1,5;{n},25\n" for n in range(2000))
+    (tmp_path / "f.csv").write_text(f";a;b\n{lines}x;1.234,5;2,5\n")
+    with pytest.raises(FormatError, match=f"line 2002, column 2.*1.234,5.*{THOUSANDS}"):
+        read_file(tmp_path / "f.csv")
+    (tmp_path / "f.csv").write_text(";a;b\nx;1234,5;2,5\ny;1,5;2,5\n")
+    for options in ({}, {"sep": ";", "decimal": ","}):
+        found = read_file(tmp_path / "f.csv", text=TextOptions(**options))
+        assert found.tolist() == [[1234.5, 2.5], [1.5, 2.5]]
+
+
+@pytest.mark.parametrize("cell", ["1_000", "0x10", "1,000"])
+def test_numbers_of_other_notations_are_not_read_as_numbers(tmp_path, cell):
+    for row in (0, 1):
+        rows = [["0.5", "1.5"], ["2.5", "3.5"], ["4.5", "5.5"]]
+        for column in (0, 1):
+            rows[row][column] = f'"{cell}"' if "," in cell else cell
+            (tmp_path / "f.csv").write_text("".join(",".join(each) + "\n" for each in rows))
+            with pytest.raises(FormatError):
+                read_file(tmp_path / "f.csv")
 
 
 def test_whole_keys_that_were_written_as_fractions(tmp_path):

@@ -12,7 +12,8 @@ from tests.formats.matrices import random_matrix, random_words, read_file, read_
 from tests.pairs import pairs
 from tierstore._formats import SINK_SUFFIXES, open_sink, open_source, read_keys
 from tierstore._formats.base import FORMATS
-from tierstore.errors import ExistsError, FormatError, InvalidInputError
+from tierstore._io import unreachable
+from tierstore.errors import ExistsError, FormatError, InvalidInputError, StoreIOError
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -113,3 +114,11 @@ def test_what_is_no_stream(place):
         open_source(f"{place}/items.npy")
     with pytest.raises(InvalidInputError, match="cannot be reached"):
         write_file("nothing://bucket/items.npy", np.ones((2, 2), "f4"), "float32")
+
+
+def test_a_package_that_is_too_old_says_so():
+    """An old s3fs fails with a TypeError, for an argument that it does not know."""
+    error = unreachable("s3://b/x", TypeError("got an unexpected keyword argument 'asynchronous'"))
+    assert isinstance(error, StoreIOError)
+    assert "s3://b/x cannot be reached: TypeError" in str(error)
+    assert "that the package of this kind of place is recent" in str(error)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tierstore
 from tests.formats.matrices import random_words, write_file
 from tierstore._formats import open_source
 from tierstore.errors import FormatError
@@ -185,6 +186,20 @@ def test_duckdb_reads_parquet_of_every_type(tmp_path, dtype):
         rows = base.execute(f"select key, weight from '{tmp_path / 'f.parquet'}'").fetchall()
     assert [row[0] for row in rows] == WORDS
     assert np.array_equal(np.array([row[1] for row in rows]).astype(dtype), MATRIX.astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int8"])
+def test_duckdb_reads_parquet_of_tables_of_narrow_types(tmp_path, dtype):
+    duckdb = pytest.importorskip("duckdb")
+    pytest.importorskip("pyarrow")
+    np.save(tmp_path / "f.npy", MATRIX)
+    tierstore.import_table(tmp_path / "s.tier", tmp_path / "f.npy", dtype=dtype)
+    with tierstore.open(tmp_path / "s.tier") as store:
+        tierstore.export_table(store["embeddings"], tmp_path / "f.parquet")
+        expected = store["embeddings"][:]
+    with duckdb.connect() as base:
+        rows = base.execute(f"select weight from '{tmp_path / 'f.parquet'}'").fetchall()
+    assert np.array_equal(np.array([row[0] for row in rows], expected.dtype), expected)
 
 
 @pytest.mark.parametrize("keys", [None, IDS, WORDS], ids=["none", "ids", "words"])

@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
 
 import tierstore
 from tests.gpu.conftest import Place
-from tests.keys.test_keyed import ExpiringMachine, KeyedMachine, run
+from tests.keys.test_keyed import ExpiringMachine, GrowingMachine, KeyedMachine, grow, run
 from tierstore import Budget, TableSpec
 from tierstore._table.address import Ids
 from tierstore._table.gpu import DeviceAccess
-from tierstore._tiers.gpu.keys import DeviceKeys
+from tierstore._tiers.gpu.keys import DeviceKeys, Guess
 from tierstore._tiers.gpu.launcher import Launcher
 from tierstore.errors import ClosedError, InvalidTypeError, UnknownNameError
 
@@ -249,7 +251,90 @@ def test_training_by_key_is_training_by_id(
         store.rollback()
 
 
-@pytest.mark.parametrize("machine", [KeyedMachine, ExpiringMachine])
+def test_rows_are_looked_up_before_the_device_has_told_which_keys_it_lacks(
+    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch whose guess was wrong is dropped, with its lease, and looked up again."""
+    import torch
+
+    from tierstore.nn import TieredEmbedding
+    from tierstore.optim import TieredOptimizer
+
+    right, is_right = [], Guess.is_right
+    monkeypatch.setattr(Guess, "is_right", lambda guess: right.append(is_right(guess)) or right[-1])
+    spec = TableSpec(200, DIM, keys="int64", init=tierstore.normal(seed=2))
+    budget = Budget(host_rows=60, gpu_rows=50)
+    where = torch.device(place.device.torch_name)
+    with tierstore.create(tmp_path / "s", {"t": spec}, budget=budget, device=place.device) as store:
+        table = store["t"]
+        plain = torch.nn.Embedding.from_pretrained(
+            torch.as_tensor(table.read(np.arange(60) - 5)).cpu().clone(), freeze=False
+        )
+        layer = TieredEmbedding(table)
+        optimizer = TieredOptimizer(torch.optim.SGD, [layer], lr=0.1)
+        expected = torch.optim.SGD(plain.parameters(), lr=0.1)
+        seen: set[int] = set()
+        for number, first in enumerate([0, 0, 0, 1, 1, 1, 2, 30, 30, 30, 0, 0, 0]):
+            numbers = torch.arange(first, first + 9).repeat(2)[:15].view(3, 5)
+            for model, step, ids in (
+                (layer, optimizer, (numbers - 5).to(where)),
+                (plain, expected, numbers),
+            ):
+                step.zero_grad()
+                out = model(ids)
+                assert out.shape == (3, 5, DIM)
+                out.square().sum().backward()
+                step.step()
+            seen.update(range(first, first + 9))
+            assert table.rows == len(seen), number
+        found = torch.as_tensor(table.read(np.arange(60) - 5)).cpu()
+        torch.testing.assert_close(found, plain.weight.detach())
+        store.commit()
+    assert right.count(True) >= 3 and right.count(False) >= 2
+
+
+class GrowsBetweenLeases(GrowingMachine):
+    """Growth makes the tiers of a device anew, which ends its leases."""
+
+    @rule(data=st.data())
+    def write_more(self, data: st.DataObject) -> None:
+        grow(self.table)
+        self.write(data)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 5])
+def test_training_ahead_by_key_sees_every_update(tmp_path: Path, place: Place, depth: int) -> None:
+    import torch
+
+    from tierstore.nn import TieredEmbedding
+    from tierstore.optim import TieredOptimizer
+
+    rng = np.random.default_rng(7)
+    numbers = [rng.integers(0, 4 * step + 5, 9) for step in range(20)]
+    found = []
+    for ahead in (None, depth):
+        spec = TableSpec(200, DIM, keys="int64", init=tierstore.normal(seed=2))
+        budget = Budget(host_rows=40, gpu_rows=25)
+        path = tmp_path / str(ahead)
+        with tierstore.create(path, {"t": spec}, budget=budget, device=place.device) as store:
+            layer = TieredEmbedding(store["t"])
+            optimizer = TieredOptimizer(torch.optim.Adagrad, [layer], lr=0.1)
+            to = place.device.torch_name
+            batches: Any = [torch.from_numpy(each * 0x9E3779B9).to(to) for each in numbers]
+            if ahead is not None:
+                batches = tierstore.lookahead(batches, {layer: lambda batch: batch}, depth=ahead)
+            seen: set[int] = set()
+            for number, batch in enumerate(batches):
+                layer(batch).square().sum().backward()
+                optimizer.step()
+                seen.update(numbers[number].tolist())
+                assert store["t"].rows == len(seen)
+            found.append(store["t"].read(np.arange(90) * 0x9E3779B9))
+            store.rollback()
+    assert np.array_equal(*found)
+
+
+@pytest.mark.parametrize("machine", [KeyedMachine, ExpiringMachine, GrowsBetweenLeases])
 @pytest.mark.filterwarnings("ignore")
 def test_a_table_by_key_on_a_device_is_a_dict(place: Place, machine: type[KeyedMachine]) -> None:
     """Keys come from the device, in places of few slots, so that its map is emptied at times."""

@@ -12,7 +12,7 @@ from hypothesis.stateful import (
 )
 
 from tests.keys.colliding import of_one_hash
-from tierstore._keys import hashmap
+from tierstore._keys import hashmap, memory
 from tierstore._keys.hashmap import HashMap, Same
 from tierstore.errors import CapacityError
 
@@ -76,7 +76,7 @@ def test_a_map_is_a_dict(monkeypatch, probes, bits):
     monkeypatch.setattr(hashmap, "_BITS", bits)
     monkeypatch.setattr(hashmap, "_MOST_PROBES", probes)
     monkeypatch.setattr(hashmap, "_BLOCK", 50)
-    monkeypatch.setattr(hashmap, "_LAZY_BYTES", 4096)
+    monkeypatch.setattr(memory, "_LAZY_BYTES", 4096)
     machine = settings(max_examples=20, stateful_step_count=15, deadline=None)
     run_state_machine_as_test(MapMachine, settings=machine)
 
@@ -129,16 +129,36 @@ def test_keys_that_are_kept_are_found_and_others_are_not(share):
 
 @pytest.mark.parametrize("lazy", [0, 1 << 40])
 def test_memory_grows_without_losing_what_is_in_it(monkeypatch, lazy):
-    monkeypatch.setattr(hashmap, "_LAZY_BYTES", lazy)
-    memory, truth = hashmap._Memory(), np.zeros(0, np.uint64)
+    monkeypatch.setattr(memory, "_LAZY_BYTES", lazy)
+    grown, truth = memory.Memory(), np.zeros(0, np.uint64)
     for size in (20, 5000, 100, 70_000):
-        memory.reserve(size)
-        assert memory.array.size >= size
-        assert np.array_equal(memory.array[: truth.size], truth)
-        assert not memory.array[truth.size :].any()
-        memory.array[:] = truth = np.arange(memory.array.size, dtype=np.uint64) + 1
-        held = memory.array[3:5] if size == 5000 else None  # keeps the memory where it is
+        grown.reserve(size)
+        assert grown.array.size >= size
+        assert np.array_equal(grown.array[: truth.size], truth)
+        assert not grown.array[truth.size :].any()
+        grown.reserve(grown.array.size)
+        grown.array[:] = truth = np.arange(grown.array.size, dtype=np.uint64) + 1
+        held = grown.array[3:5] if size == 5000 else None  # keeps the memory where it is
         assert held is None or held.tolist() == [4, 5]
+
+
+def test_pages_are_provided_ahead_and_nothing_in_use_is_touched(monkeypatch):
+    """What a thread reads zeros into is behind all that was asked for, however fast that comes."""
+    monkeypatch.setattr(memory, "_LAZY_BYTES", 1 << 16)
+    monkeypatch.setattr(memory, "_PAGE", 1 << 12)
+    monkeypatch.setattr(memory, "_AHEAD", (1 << 14, 1 << 16))
+    grown, truth, ahead = memory.Memory(), np.zeros(0, np.uint64), 0
+    for size in range(1000, 300_000, 700):
+        grown.reserve(size)
+        added = np.arange(truth.size, size, dtype=np.uint64) + 1
+        grown.array[truth.size : size] = added
+        truth = np.concatenate([truth, added])
+        if grown._provider is not None:
+            ahead += grown._provider.done > 8 * size
+    grown.reserve(grown.array.size)
+    assert np.array_equal(grown.array[: truth.size], truth)
+    assert not grown.array[truth.size :].any()
+    assert ahead > 100
 
 
 def test_too_many_keys():

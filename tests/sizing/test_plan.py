@@ -151,7 +151,8 @@ def test_times_are_those_measured_of_tierstore(stream):
     read = seconds(speeds=whole, page_cache=0)["disk_reads"]
     assert read == pytest.approx(far(MEASURED.cold, pages))
     assert cold["disk_reads"] == pytest.approx(2000 * 64 / 1e8)
-    assert cold["host_gather"] == pytest.approx(far(MEASURED.warm, 100, 0.5))
+    copied = stream.unique + 0.5 * (100 - stream.unique)
+    assert cold["host_gather"] == pytest.approx(far(MEASURED.warm, copied, NARROW))
     cached = seconds(speeds=MEASURED, page_cache=2**30)["disk_reads"]
     more = far(MEASURED.missed, host.misses_per_batch, NARROW)
     assert cached == pytest.approx(more - far(MEASURED.warm, host.misses_per_batch, NARROW))
@@ -179,13 +180,13 @@ def test_rows_in_the_caches_of_the_cpu_are_read_faster(stream, monkeypatch):
         found = plan(2000, 64, host=host, stream=stream, speeds=speeds, training=training)
         return found.seconds["host_gather"]
 
-    def mixed(count, one, other, rows=100):
-        part = count / rows
-        return part * far(one, rows, 0.5) + (1 - part) * far(other, rows, 0.5)
+    def mixed(count, one, other, rows=100, again=0.5):
+        part, copied = count / rows, stream.unique + again * (100 - stream.unique)
+        return part * far(one, copied, NARROW) + (1 - part) * far(other, copied, NARROW)
 
     first = planning._far_rows(stream, 64, 0.5)  # each row once, as the caches hold all
     assert gather() == pytest.approx(mixed(first, full.warm, full.hot))
-    leased = mixed(first, full.leased, full.hot_leased, stream.unique)
+    leased = mixed(first, full.leased, full.hot_leased, stream.unique, 0.15)
     assert gather(training=True) == pytest.approx(leased)
     assert stream.unique < 100  # of as many ids
     assert gather(host=0) == pytest.approx(far(full.hot, 100, NARROW))
@@ -248,3 +249,50 @@ def test_the_memory_for_a_hit_rate_is_enough_and_little_more(stream):
         host_for_hits(2000, 64, stream, 1.0)
     with pytest.raises(InvalidInputError, match="hits"):
         host_for_hits(2000, 64, stream, 0)
+
+
+ON_GPU = dataclasses.replace(
+    MEASURED,
+    gpu_warm=line(2e-5, 1e-9),
+    gpu_leased=line(6e-5, 2e-9),
+    gpu_missed=line(5e-5, 1e-8),
+    gpu_lease_missed=line(9e-5, 2e-8),
+)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_gpu_takes_time_for_rows_that_it_has_and_the_link_for_others(stream, training):
+    def planned(host=10**6, gpu=125_000, speeds=ON_GPU):
+        found = plan(2000, 64, host=host, gpu=gpu, stream=stream, speeds=speeds, training=training)
+        return found, found.seconds
+
+    hits, through = (
+        (ON_GPU.gpu_leased, ON_GPU.gpu_lease_missed)
+        if training
+        else (ON_GPU.gpu_warm, ON_GPU.gpu_missed)
+    )
+    found, seconds = planned()
+    moved = found.tiers[0].misses_per_batch
+    count = stream.unique if training else 100
+    assert seconds["gpu"] == pytest.approx(far(hits, count, 64 / 512)) and seconds["gpu"] > 0
+    more = far(through, moved, 64 / 512) - far(hits, moved, 64 / 512)
+    assert seconds["link"] == pytest.approx(more) and more > 0
+    assert seconds["host_gather"] == 0  # kernels fetch from a tier that holds every row
+    found, seconds = planned(host=68_000)
+    gathered = found.tiers[0].misses_per_batch * 64 / (ON_GPU.gather_rows * 512)
+    assert seconds["host_gather"] == pytest.approx(max(0, gathered - seconds["link"]))
+    _, seconds = planned(gpu=10**6)  # every row
+    assert seconds["gpu"] > 0 and seconds["link"] < more
+
+
+def test_a_link_that_is_given_works_both_ways_at_once(stream):
+    speeds = dataclasses.replace(SPEEDS, link_bytes=1e9, gather_rows=1e3)
+    found = plan(2000, 64, host=68_000, gpu=125_000, stream=stream, speeds=speeds)
+    gpu = found.tiers[0]
+    assert gpu.write_backs_per_batch > 0
+    most = max(gpu.misses_per_batch, gpu.write_backs_per_batch) * 64
+    assert found.seconds["link"] == pytest.approx(most / 1e9)
+    gathered = gpu.misses_per_batch * 64 / (1e3 * 512)
+    assert gathered > found.seconds["link"]  # of both, beside each other, the longer one counts
+    assert found.seconds["host_gather"] == pytest.approx(gathered - found.seconds["link"])
+    assert "what a GPU takes for rows that it has is left out" in " ".join(found.notes)

@@ -170,10 +170,10 @@ def test_a_damaged_row_that_changed_is_told_to_who_reads_it(root, monkeypatch):
         trainer.commit()
         with monkeypatch.context() as patch:
 
-            def read(name, records, ids, *others):
-                raise CorruptRowError(f"row {ids[0]} is damaged")
+            def verify(name, rows, *others):
+                raise CorruptRowError(f"row {rows[0]} is damaged")
 
-            patch.setattr(delta, "read_records", read)
+            patch.setattr(delta, "_verify", verify)
             assert reader.refresh()
             with pytest.raises(CorruptRowError):
                 reader["t0"].read(EVERY)
@@ -423,7 +423,7 @@ def test_one_that_breaks_off_in_the_middle_closes_the_reader(root):
     with tierstore.open(trainer.path, budget=NONE) as reader:
         trainer.commit()
         with (
-            mock.patch("tierstore._disk.index.DeltaIndex._point", side_effect=MemoryError),
+            mock.patch("tierstore._disk.index.Entries.point", side_effect=MemoryError),
             pytest.raises(MemoryError),
         ):
             reader.refresh()

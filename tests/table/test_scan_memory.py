@@ -8,6 +8,7 @@ import pytest
 
 import tierstore
 from tierstore import _io
+from tierstore.reporting import write_report
 
 ROWS, DIM = 1 << 18, 64  # 64 MiB
 LIMIT = 24 << 20
@@ -50,14 +51,73 @@ def verified(store):
     assert max(seen) - seen[0] < LIMIT
 
 
-@pytest.mark.parametrize("work", [scanned, verified])
-def test_pages_behind_a_scan_are_let_go(path, work):
+def sampled(store):
+    """Rows all over the table, in any order and in one piece, as a report and `get` read them."""
+    ids = np.random.default_rng(4).permutation(ROWS)[: ROWS // 8]
+    table = store["item"]
+    for field in (None, ["weight"]):
+        for order in (ids, np.sort(ids)):
+            table.read(order, field, cache=False)
+            yield
+
+
+def exported(store):
+    ids = np.random.default_rng(5).permutation(ROWS)[: ROWS // 8]
+    place = Path(store.path).parent / "some.npy"
+    tierstore.export_table(store["item"], place, rows=ids, force=True)
+    yield
+
+
+def verified_in_part(store):
+    seen = []
+    tierstore.verify(
+        store.path, sample=ROWS // 8, progress=lambda *_: seen.append(resident_file_bytes())
+    )
+    yield
+    assert max(seen) - seen[0] < LIMIT
+
+
+def reported(store):
+    write_report(store, Path(store.path).parent / "r.html", force=True)
+    yield
+
+
+@pytest.mark.parametrize("work", [scanned, verified, verified_in_part, sampled, exported, reported])
+def test_pages_behind_a_reader_are_let_go(path, work):
     assert grown_by(path, work) < LIMIT
+
+
+def test_pages_of_many_tables_are_let_go(tmp_path):
+    spec = tierstore.TableSpec(ROWS // 4, DIM, init=tierstore.initializers.normal(mean=0, std=1))
+    with tierstore.create(tmp_path / "s.tier", dict.fromkeys("abcd", spec)):
+        pass
+
+    def work(store):
+        for name in store:
+            yield store[name].read(np.arange(0, ROWS // 4, 7), cache=False)
+
+    assert grown_by(tmp_path / "s.tier", work) < LIMIT
 
 
 def test_without_that_they_stay(path, monkeypatch):
     monkeypatch.setattr(_io, "let_go", lambda array: None)
     assert grown_by(path, scanned) > ROWS * DIM * 4 / 2
+    assert grown_by(path, sampled) > ROWS * DIM * 4 / 2
+
+
+def test_rows_that_are_read_once_are_those_of_any_read(path):
+    rng = np.random.default_rng(6)
+    with tierstore.open(path, budget=tierstore.Budget(host=0, gpu=0)) as store:
+        table = store["item"]
+        whole = np.concatenate(list(table.scan()))
+        for ids in (
+            rng.integers(0, ROWS, 5000),
+            np.sort(rng.integers(0, ROWS, 5000)),
+            np.sort(rng.permutation(ROWS)[:5000]),
+            np.repeat(np.arange(0, ROWS, 997), 3),
+            np.arange(500),
+        ):
+            assert table.read(ids, cache=False).tobytes() == whole[ids].tobytes()
 
 
 def test_rows_read_the_same_afterwards(path):

@@ -8,6 +8,7 @@ import tierstore
 from tests.pairs import pairs
 from tierstore import Budget, TableSpec
 from tierstore._table.joint import JointTable
+from tierstore._table.keyed import RowsByNumber
 from tierstore.errors import InvalidInputError
 from tierstore.nn import (
     TieredEmbedding,
@@ -68,6 +69,44 @@ def test_training_by_key_is_training_by_row(store, kind, make):
             store.commit()
     found = torch.as_tensor(table.read(every))
     torch.testing.assert_close(found, plain.weight.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_training_ahead_by_key_sees_every_update(tmp_path, kind, monkeypatch):
+    """Batches share keys, and bring new ones, which a batch that is announced does not add."""
+    rng = np.random.default_rng(6)
+    batches = [keys_for(kind, rng.integers(0, 4 * step + 5, 9)) for step in range(25)]
+    announced = []
+    prefetch = RowsByNumber.prefetch
+    monkeypatch.setattr(
+        RowsByNumber,
+        "prefetch",
+        lambda table, ids, **options: announced.append(ids) or prefetch(table, ids, **options),
+    )
+    every, found = keys_for(kind, range(110)), []
+    for depth in (None, 0, 1, 6):
+        spec = TableSpec(dim=DIM, init=INIT, keys=kind)
+        budget = Budget(host_rows=20)
+        with tierstore.create(tmp_path / str(depth), {"t": spec}, budget=budget) as store:
+            table = store["t"]
+            layer = TieredEmbedding(table)
+            optimizer = TieredOptimizer(torch.optim.Adagrad, [layer], lr=0.1)
+            ahead = batches
+            if depth is not None:
+                ahead = tierstore.lookahead(batches, {layer: lambda batch: batch}, depth=depth)
+            announced.clear()
+            seen = set()
+            for batch in ahead:
+                layer(batch).square().sum().backward()
+                optimizer.step()
+                seen.update(batch if kind == "text" else batch.tolist())
+                assert table.rows == len(seen)
+            rows = sum(len(ids) for ids in announced)
+            assert (rows > 0) == (depth is not None)
+            found.append((table.read(every), table.keys[:].tolist()))
+            store.rollback()
+    for rows, keys in found[1:]:
+        assert np.array_equal(rows, found[0][0])
+        assert keys == found[0][1]
 
 
 def test_evaluation_adds_nothing(store, kind):

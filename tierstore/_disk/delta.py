@@ -5,7 +5,9 @@
     sums      n × uint32           crc32c(id ‖ record)
     footer    64 bytes             what the file is, and a checksum of ids, sums and itself
 
-If a row occurs more than once, its last record counts.
+If a row occurs more than once, its last record counts. Where many consecutive rows change, as those
+of keys that arrive, the footer says which is the first: such a run is opened without its ids, and
+these and the checksums are compared with the footer when they are asked for.
 
 A live delta collects the records of the version being written. Each evicted record gets a position.
 A row that is evicted again overwrites its old record if the positions of the batch are close
@@ -20,7 +22,6 @@ updated there.
 from __future__ import annotations
 
 import mmap
-import struct
 from collections.abc import Callable
 from functools import cached_property, partial
 from itertools import pairwise
@@ -30,6 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _checksum, _io
+from tierstore._disk import footer
+from tierstore._disk.footer import FOOTER_BYTES
 from tierstore._disk.manifest import DeltaInfo
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.write_queue import Piece, WriteQueue
@@ -43,30 +46,14 @@ from tierstore.errors import (
     counted,
 )
 
-__all__ = ["FOOTER_BYTES", "Delta", "LiveDelta", "footer_checksum", "make_footer", "read_records"]
+__all__ = ["Delta", "LiveDelta"]
 
-_MAGIC = b"TSDELTA1"
-_FOOTER = struct.Struct("<8s16sQQQI")
-FOOTER_BYTES = 64
 _CHECKED_BYTES = 4 << 20
+_IDS = 1 << 20
+_MOST_ROWS = 2**63
 
 
-def make_footer(store: bytes, version: int, count: int, record_bytes: int, body: int) -> bytes:
-    """Return the footer of a delta of `count` records; `body` is the checksum of ids and sums."""
-    head = _FOOTER.pack(_MAGIC, store, version, count, record_bytes, body)
-    head = head.ljust(FOOTER_BYTES - 4, b"\0")
-    return head + struct.pack("<I", _checksum.crc32c(head))
-
-
-def footer_checksum(footer: bytes) -> int:
-    """Return the checksum at the end of a footer, which identifies the delta.
-
-    A checksum of the whole footer would not: data followed by its own crc has a constant crc.
-    """
-    return int.from_bytes(footer[-4:], "little")
-
-
-def read_records(
+def _read_records(
     name: str,
     records: npt.NDArray[np.uint8],
     ids: npt.NDArray[np.int64],
@@ -80,8 +67,16 @@ def read_records(
     Raises CorruptRowError.
     """
     take(records, positions, out)
-    rows = ids[positions]
-    wrong = _checksum.mismatches(rows, out, sums[positions])
+    _verify(name, ids[positions], out, sums[positions])
+
+
+def _verify(
+    name: str,
+    rows: npt.NDArray[np.int64],
+    records: npt.NDArray[np.uint8],
+    sums: npt.NDArray[np.uint32],
+) -> None:
+    wrong = _checksum.mismatches(rows, records, sums)
     if wrong.size:
         bad = np.unique(rows[wrong]).tolist()
         raise CorruptRowError(
@@ -93,10 +88,14 @@ def read_records(
 
 
 class Delta:
-    """A sealed, immutable delta, mapped for reading by position."""
+    """A sealed, immutable delta, mapped for reading by position.
+
+    Attributes:
+        first: the first of its rows if they ascend by one and the footer says so; else None.
+    """
 
     def __init__(self, file: _io.File, info: DeltaInfo, *, store: bytes, record_bytes: int) -> None:
-        """Map a delta and check its exact size, footer, ids and checksums.
+        """Map a delta and check its exact size, its footer and, but of a run, what `check` does.
 
         The file may be closed afterwards. Raises CorruptStoreError if the file does not match the
         manifest.
@@ -111,19 +110,61 @@ class Delta:
                 f"{file.path} has {found_size} bytes instead of {expected_size}; restore it "
                 "from a copy, or open an older version"
             )
+        self._path = file.path
         data = _io.map_files([file], info.size, advice=mmap.MADV_RANDOM)
         self.records: npt.NDArray[np.uint8] = data[:body].reshape(info.rows, record_bytes)
-        self.ids: npt.NDArray[np.int64] = data[body:sums_at].view("<i8")
-        self.sums: npt.NDArray[np.uint32] = data[sums_at:-FOOTER_BYTES].view("<u4")
-        expected = make_footer(
-            store, info.version, info.rows, record_bytes, _checksum.crc32c(data[body:-FOOTER_BYTES])
-        )
+        self._beside = data[body:-FOOTER_BYTES]
+        self._ids: npt.NDArray[np.int64] = data[body:sums_at].view("<i8")
+        self._sums: npt.NDArray[np.uint32] = data[sums_at:-FOOTER_BYTES].view("<u4")
         found = data[-FOOTER_BYTES:].tobytes()
-        if found != expected or footer_checksum(found) != info.crc32c:
-            raise CorruptStoreError(
-                f"{file.path}: ids, checksums or footer are damaged, or the file is from another "
-                "store or version; restore it from a copy, or open an older version"
-            )
+        self._body_sum, first = footer.read(found)
+        self.first: int | None = first if first is None or first < _MOST_ROWS - info.rows else None
+        self._is_checked = self.first is None
+        if self._is_checked:
+            self._body_sum = _checksum.crc32c(self._beside)
+        expected, crc32c = footer.make(
+            store, info.version, info.rows, record_bytes, self._body_sum, self.first
+        )
+        if found != expected or crc32c != info.crc32c:
+            raise self._damage()
+
+    def _damage(self) -> CorruptStoreError:
+        return CorruptStoreError(
+            f"{self._path}: ids, checksums or footer are damaged, or the file is from another "
+            "store or version; restore it from a copy, or open an older version"
+        )
+
+    def check(self) -> None:
+        """Compare ids and checksums with the footer; raises CorruptStoreError if they differ.
+
+        Opening does so unless the rows ascend by one: then ids are not needed to find a row,
+        and a record is read only if it matches its checksum.
+        """
+        if self._is_checked:
+            return
+        whole = _checksum.crc32c(self._beside) == self._body_sum
+        for at in range(0, self.info.rows, _IDS):
+            ids = self._ids[at : at + _IDS]
+            whole = whole and np.array_equal(ids, self._rows(np.arange(at, at + ids.size)))
+        if not whole:
+            raise self._damage()
+        self._is_checked = True
+
+    def _rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the row ids of records, for those of a run without reading them."""
+        return self._ids[positions] if self.first is None else positions + self.first
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """Row ids by position; raises CorruptStoreError as `check` does."""
+        self.check()
+        return self._ids
+
+    @property
+    def sums(self) -> npt.NDArray[np.uint32]:
+        """The checksums of ids and records by position; raises CorruptStoreError likewise."""
+        self.check()
+        return self._sums
 
     @classmethod
     def open(
@@ -143,12 +184,17 @@ class Delta:
     @cached_property
     def span(self) -> tuple[int, int]:
         """The first of its rows and the last; (0, -1) if it has none."""
+        if self.first is not None:
+            return self.first, self.first + self.info.rows - 1
         return int(self.ids.min(initial=0)), int(self.ids.max(initial=-1))
 
     def find(
         self, rows: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
         """Return which of `rows` `(n,)` have a record here, and the positions of these."""
+        if self.first is not None:
+            which = np.flatnonzero((rows >= self.first) & (rows < self.first + self.info.rows))
+            return which, rows[which] - self.first
         order = np.argsort(self.ids, kind="stable")  # of a row that repeats, the last counts
         at = np.searchsorted(self.ids, rows, "right", sorter=order) - 1
         which = np.flatnonzero(at >= 0)
@@ -156,13 +202,22 @@ class Delta:
         here = self.ids[positions] == rows[which]
         return which[here], positions[here]
 
+    def blocks(self, rows: int) -> npt.NDArray[np.int64]:
+        """Return the numbers of blocks of so many `rows` that it has rows of; they may repeat."""
+        if self.first is not None:
+            return np.arange(self.first // rows, self.span[1] // rows + 1)
+        return np.asarray(self.ids) // rows
+
     def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and verify them."""
-        read_records(self.info.name, self.records, self.ids, self.sums, positions, out)
+        take(self.records, positions, out)
+        _verify(self.info.name, self._rows(positions), out, self._sums[positions])
 
     def places(self, positions: npt.NDArray[np.int64]) -> list[MappedRows]:
-        """Return the mapped records at `positions`, and their ids and checksums."""
-        beside = (self.ids.view(np.uint8).reshape(-1, 8), self.sums.view(np.uint8).reshape(-1, 4))
+        """Return the mapped records at `positions`, and what else `read` reads of them."""
+        beside = [self._sums.view(np.uint8).reshape(-1, 4)]
+        if self.first is None:
+            beside.append(self._ids.view(np.uint8).reshape(-1, 8))
         return [MappedRows(each, positions) for each in (self.records, *beside)]
 
     def damaged(self) -> list[int]:
@@ -351,7 +406,7 @@ class LiveDelta:
         if left.size and self._torn.size:
             self._refuse(np.intersect1d(positions[left], self._torn))
         records = self._records(self.count) if left.size else self._mapped
-        return left, partial(read_records, self.name, records, self._ids, self._sums)
+        return left, partial(_read_records, self.name, records, self._ids, self._sums)
 
     def places(self, positions: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped memory of those records at `positions` that were written."""
@@ -374,15 +429,17 @@ class LiveDelta:
         self.drain()
         if self._torn.size:
             self._refuse(self._torn)
-        tail = self.ids.astype("<i8").tobytes() + self._sums[: self.count].astype("<u4").tobytes()
-        footer = make_footer(store, version, self.count, self.record_bytes, _checksum.crc32c(tail))
+        ids, sums = self.ids, self._sums[: self.count]
+        tail = ids.astype("<i8").tobytes() + sums.astype("<u4").tobytes()
+        first, tail_sum = footer.run_of(ids), _checksum.crc32c(tail)
+        end, crc32c = footer.make(store, version, self.count, self.record_bytes, tail_sum, first)
         body = self.count * self.record_bytes
         size = body + len(tail) + FOOTER_BYTES
-        info = DeltaInfo(self.name, size, self.count, version, footer_checksum(footer))
+        info = DeltaInfo(self.name, size, self.count, version, crc32c)
         with self._file.use() as file:
             if size > self._allocated:
                 file.allocate(body, size - body)
-            file.write(tail + footer, body)
+            file.write(tail + end, body)
             file.truncate(size)
             self._allocated = body
             self._mapped = self._mapped[: self.count]
@@ -392,7 +449,9 @@ class LiveDelta:
                     f"{file.path} was removed before it was committed: another writer took over "
                     "the store, which the lock should prevent; open it again"
                 )
-            return Delta(file, info, store=store, record_bytes=self.record_bytes)
+            sealed = Delta(file, info, store=store, record_bytes=self.record_bytes)
+        sealed.check()
+        return sealed
 
     def sync(self) -> None:
         """Make the file durable; its name becomes durable when the directory is synced."""

@@ -699,7 +699,7 @@ def _continues(keys: KeysInfo | None, before: KeysInfo | None) -> bool:
 
 def remove_generation(table: _io.Directory, name: str) -> None:
     """Remove a generation and all its files; other files and their directories remain."""
-    files, inner = _entries()
+    files, inner, _ = _entries()
     with contextlib.suppress(FileNotFoundError), table.directory(name) as directory:
         for entry in directory.names():
             pattern = inner.get(entry)
@@ -712,24 +712,28 @@ def remove_generation(table: _io.Directory, name: str) -> None:
 
 
 @cache
-def _entries() -> tuple[set[str], dict[str, re.Pattern[str]]]:
-    """Return the file names of bases, and by directory the patterns of those within."""
+def _entries() -> tuple[set[str], dict[str, re.Pattern[str]], dict[str, re.Pattern[str]]]:
+    """Return the file names of bases, by directory the patterns of those within, and by entry those
+    of the temporary files of a fold.
+    """
     backends = BACKENDS.values()
     files = {CHECKSUMS, *(each.entry for each in backends if each.inner is None)}
-    return files, {each.entry: each.inner for each in backends if each.inner is not None}
+    inner = {each.entry: each.inner for each in backends if each.inner is not None}
+    partial = {each.entry: each.partial for each in backends if each.partial is not None}
+    return files, inner, partial
 
 
 def may_have_partial_files(names: Collection[str]) -> bool:
     """Whether a generation of these entries may have files that a fold did not finish."""
-    return any(each.partial is not None and each.entry in names for each in BACKENDS.values())
+    return not _entries()[2].keys().isdisjoint(names)
 
 
 def remove_partial_files(table: _io.Directory, name: str) -> None:
     """Remove the temporary files of an interrupted fold."""
     with table.directory(name) as directory:
-        for each in BACKENDS.values():
-            if each.partial is not None and directory.exists(each.entry):
-                _remove_files(directory, each.entry, each.partial)
+        for entry, pattern in _entries()[2].items():
+            if directory.exists(entry):
+                _remove_files(directory, entry, pattern)
 
 
 def _remove_files(generation: _io.Directory, name: str, pattern: re.Pattern[str]) -> None:

@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from tierstore import _checksum, _io
 from tierstore._disk import base as bases
+from tierstore._disk import footer
 from tierstore._disk.backends import Records as BaseRecords
 from tierstore._disk.base import CHECKSUMS
-from tierstore._disk.delta import FOOTER_BYTES, footer_checksum, make_footer
+from tierstore._disk.footer import FOOTER_BYTES
 from tierstore._disk.manifest import DeltaInfo, Manifest, TableInfo
 from tierstore.errors import TierStoreError
 from tierstore.spec import BACKENDS, TableSpec
@@ -231,17 +232,21 @@ class _Delta:
 
     def _is_another(self, info: DeltaInfo) -> bool:
         """Whether the file is intact, but is not the expected one."""
-        footer = self._file.read(FOOTER_BYTES, max(0, self._file.size - FOOTER_BYTES)).tobytes()
-        whole = _checksum.crc32c(footer[:-4]) == footer_checksum(footer)
-        return whole and footer_checksum(footer) != info.crc32c
+        end = self._file.read(FOOTER_BYTES, max(0, self._file.size - FOOTER_BYTES)).tobytes()
+        whole = _checksum.crc32c(end[:-4]) == footer.checksum(end)
+        return whole and footer.checksum(end) != info.crc32c
 
     def _proven(self, store: bytes, info: DeltaInfo) -> bool:
         """Whether ids and checksums match the manifest, even if the footer is damaged."""
         body, end = 0, self._sums_at + 4 * info.rows
         for start in range(self._ids_at, end, _BLOCK_BYTES):
             body = _checksum.crc32c(self._file.read(min(_BLOCK_BYTES, end - start), start), body)
-        footer = make_footer(store, info.version, info.rows, self._width, body)
-        return footer_checksum(footer) == info.crc32c
+        ids = self._ids(0, min(1, info.rows)).tolist()
+        sums = (
+            footer.make(store, info.version, info.rows, self._width, body, first)[1]
+            for first in [None, *(each for each in ids if 0 <= each < self._rows)]
+        )
+        return info.crc32c in sums
 
     def _count_unknown(self) -> int:
         """Return the number of records without a verified id."""

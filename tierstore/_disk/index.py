@@ -2,13 +2,17 @@
 
 Positions number the records of all deltas consecutively, the live delta last. An entry is one more
 than a position, or 0 if the newest image is in the base. Memory is taken as rows change, so the
-index takes four bytes per row of the table only if deltas are dense.
+index takes four bytes per row of the table only if deltas are dense. Where new rows arrive, many
+consecutive rows have consecutive positions: such a run is kept as its bounds, so that a table of
+any number of them is opened at once and takes no memory for them. The entry of a row is the larger
+one of what its runs and the array say, as later images have later positions.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,25 +20,161 @@ import numpy.typing as npt
 from tierstore import _rowmap
 from tierstore._disk.delta import Delta, LiveDelta
 from tierstore._rowcopy import unique
-from tierstore._rowmap import RowMap, SparseMap, resize, row_map
+from tierstore._rowmap import RowMap, SparseMap, numbers_of, resize, row_map
 from tierstore.errors import CapacityError, CorruptStoreError
 
-__all__ = ["DeltaIndex", "check_positions"]
+__all__ = ["FEW", "DeltaIndex", "Entries", "check_positions"]
 
 Rows = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int32]
 
 _MAX_POSITIONS = 2**31 - 2
-_INDEX_ROWS = 1 << 20
-"""Entries processed at a time."""
 _IDS = 1 << 20
 """Ids of a delta processed at a time."""
+FEW = 1024
+"""Rows up to which threads do not look them up in less time."""
+_LONG = 1 << 16
+"""Rows from which on a run is kept as such."""
+_MOST_RUNS = 8
+"""Runs that every look-up may ask; if there are more, the array takes all of them."""
+_RENUMBERED = 1 << 20
+"""Entries that get other positions at a time."""
 
 
 def check_positions(count: int) -> None:
     """Raise CapacityError if the deltas hold more records than an entry can number."""
     if count > _MAX_POSITIONS:
         raise CapacityError(f"the deltas hold {count} records, too many to index; fold the store")
+
+
+class _Run(NamedTuple):
+    """The entries of rows `start:stop`: the row plus `ahead`."""
+
+    start: int
+    stop: int
+    ahead: int
+
+    def within(self, first: int, last: int) -> _Run:
+        """Return the part whose entries are `first` to `last`; it may be empty."""
+        return _Run(
+            max(self.start, first - self.ahead), min(self.stop, last + 1 - self.ahead), self.ahead
+        )
+
+
+class Entries:
+    """The entry of each row, `(rows,)` int32.
+
+    Attributes:
+        take_few: does what `take` does, for up to FEW rows.
+    """
+
+    take_few: Callable[[Rows], Places]
+
+    def __init__(self, rows: int) -> None:
+        """Start with every row in the base."""
+        self._numbers: RowMap = row_map(rows)
+        self._keep([])
+
+    def _keep(self, runs: list[_Run]) -> None:
+        """Have these runs; without any, the array alone answers."""
+        self._runs = runs
+        self.take_few = self.take if runs else self._numbers.take
+
+    @property
+    def nbytes(self) -> int:
+        """The most bytes that the entries take."""
+        return self._numbers.nbytes
+
+    @staticmethod
+    def bytes_for(rows: int) -> int:
+        """Return `nbytes` of the entries of so many rows."""
+        return _rowmap.bytes_for(rows)
+
+    def grow(self, rows: int) -> None:
+        """Have more rows, in the base; no other thread may look rows up meanwhile."""
+        resize(self._numbers, rows)
+
+    def take(self, rows: Rows) -> Places:
+        """Return the entries of valid `rows` `(n,)` as a new array."""
+        numbers = self._numbers
+        found = numbers.take(rows) if rows.size <= FEW else numbers_of(rows, numbers)
+        for run in self._runs:
+            inside = (rows >= run.start) & (rows < run.stop)
+            if inside.any():
+                places = ((rows + run.ahead) * inside).astype(np.int32)
+                np.maximum(found, places, out=found)
+        return found
+
+    def __setitem__(self, rows: Rows, places: Places | int) -> None:
+        """Set the entries of distinct `rows` `(n,)`, which are in no run, or are the run's too."""
+        self._numbers[rows] = places
+
+    def point(self, ids: Rows, places: Places) -> None:
+        """Raise the entries of `ids` to `places`, where these are larger; ids may repeat."""
+        numbers = self._numbers
+        if ids.size and int(ids[-1] - ids[0]) == ids.size - 1 and (ids[1:] - ids[:-1] == 1).all():
+            self._point_run(int(ids[0]), places)
+        elif isinstance(numbers, SparseMap):
+            np.maximum.at(numbers.numbers, numbers.reserve(ids), places)
+        else:
+            np.maximum.at(numbers, ids, places)
+
+    def _point_run(self, start: int, places: Places) -> None:
+        """Raise the entries of rows from `start` on, as keys that arrive bring them."""
+        numbers, stop = self._numbers, start + places.size
+        if isinstance(numbers, SparseMap):
+            at = numbers.reserve_run(start, stop)
+            numbers.numbers[at] = np.maximum(numbers.numbers[at], places)
+        else:
+            np.maximum(numbers[start:stop], places, out=numbers[start:stop])
+
+    def point_run(self, start: int, stop: int, first: int) -> None:
+        """Raise the entries of rows `start:stop` to `first` and those after it."""
+        run = _Run(start, stop, first - start)
+        if stop - start < _LONG:
+            self._fill(run)
+            return
+        last = self._runs[-1] if self._runs else None
+        if last is not None and (last.stop, last.ahead) == (start, run.ahead):
+            self._runs[-1] = last._replace(stop=stop)
+            return
+        self._keep([*self._runs, run])
+        if len(self._runs) > _MOST_RUNS:
+            runs = self._runs
+            self._keep([])
+            for each in runs:
+                self._fill(each)
+
+    def _fill(self, run: _Run) -> None:
+        for at in range(run.start, run.stop, _RENUMBERED):
+            stop = min(at + _RENUMBERED, run.stop)
+            self._point_run(at, np.arange(at + run.ahead, stop + run.ahead, dtype=np.int32))
+
+    def clear(self, ids: Rows, first: int, last: int) -> None:
+        """Set to 0 what the array says of those `ids` of which it says `first` to `last`."""
+        places = numbers_of(ids, self._numbers)  # a later run may hide it
+        self._numbers[ids[(places >= first) & (places <= last)]] = 0
+
+    def cut(self, first: int, last: int) -> None:
+        """Have no run with the entries `first` to `last`."""
+        parts = [
+            part
+            for run in self._runs
+            for part in (run.within(0, first - 1), run.within(last + 1, run.stop + run.ahead))
+        ]
+        self._keep([part for part in parts if part.start < part.stop])
+
+    def renumber(self, starts: npt.NDArray[np.int64], shift: npt.NDArray[np.int64]) -> None:
+        """Reduce the entries of positions from each of the ascending `starts` on by a `shift`."""
+        numbers = self._numbers.numbers if isinstance(self._numbers, SparseMap) else self._numbers
+        for at in range(0, self._numbers.size, _RENUMBERED):
+            entries = numbers[at : at + _RENUMBERED]
+            held = np.flatnonzero(entries)
+            number = np.searchsorted(starts, entries[held] - 1, side="right") - 1
+            entries[held] -= shift[number].astype(np.int32)
+        for at, run in enumerate(self._runs):
+            delta = int(np.searchsorted(starts, run.start + run.ahead - 1, side="right")) - 1
+            self._runs[at] = run._replace(ahead=run.ahead - int(shift[delta]))
 
 
 class DeltaIndex:
@@ -50,18 +190,18 @@ class DeltaIndex:
         """Start with every row in the base."""
         self.rows = rows
         self.deltas: list[Delta] = []
-        self.entries: RowMap = row_map(rows)
+        self.entries: Entries = Entries(rows)
         self.replaced: Places = np.empty(0, np.int32)
         self.starts = np.zeros(1, np.int64)
 
     @staticmethod
     def bytes_for(rows: int) -> int:
         """Return the most bytes that the entries of so many rows take."""
-        return _rowmap.bytes_for(rows)
+        return Entries.bytes_for(rows)
 
     def grow(self, rows: int) -> None:
         """Have more rows, in the base; no other thread may look rows up meanwhile."""
-        resize(self.entries, rows)
+        self.entries.grow(rows)
         self.rows = rows
 
     @property
@@ -71,10 +211,8 @@ class DeltaIndex:
 
     def append(self, delta: Delta) -> None:
         """Append the live delta, now committed as `delta`, to the committed ones."""
-        stop = self.stop + delta.info.rows
-        check_positions(stop)
         self.deltas.append(delta)
-        self.starts = np.append(self.starts, stop)
+        self.starts = np.append(self.starts, self.starts[-1] + delta.info.rows)
 
     def follow(self, deltas: Sequence[Delta], live_ids: Rows) -> bool:
         """Replace the committed deltas by `deltas`, oldest first; those that stay are not moved.
@@ -146,19 +284,17 @@ class DeltaIndex:
             self._exchange(begin, len(self.deltas), [*coming, *self.deltas[end:]])
             return
         check_positions(last)
+        if gone:
+            self.entries.cut(first + 1, int(self.starts[end]))
         for delta in gone:
-            ids = np.asarray(delta.ids)
-            places = self.entries.take(ids)
-            self.entries[ids[(places > first) & (places <= self.starts[end])]] = 0
+            self.entries.clear(np.asarray(delta.ids), first + 1, int(self.starts[end]))
         for delta, start in zip(coming, starts.tolist(), strict=False):
+            if delta.first is not None:
+                self.entries.point_run(delta.first, delta.first + delta.info.rows, start + 1)
+                continue
             for at in range(0, delta.info.rows, _IDS):
                 ids = np.asarray(delta.ids[at : at + _IDS])
-                first = start + at + 1
-                places = np.arange(first, first + ids.size, dtype=np.int32)
-                if not is_last:
-                    older = self.entries.take(ids) <= last
-                    ids, places = ids[older], places[older]
-                self._point(ids, places)
+                self.entries.point(ids, _numbered(start + at, ids.size))
         self._uncover(gone, begin)
         self.starts = np.concatenate(
             [self.starts[:begin], starts[:-1], [last], self.starts[end + 1 :]]
@@ -179,24 +315,7 @@ class DeltaIndex:
         for number in range(begin if rows.size else 0):
             ids = np.asarray(self.deltas[number].ids)
             at = np.flatnonzero(np.isin(ids, rows))
-            self._point(ids[at], (self.starts[number] + 1 + at).astype(np.int32))
-
-    def _point(self, ids: Rows, places: npt.NDArray[np.int32]) -> None:
-        """Set the entries of `ids` to `places`, which ascend and exceed all previous ones.
-
-        If an id repeats, its last place counts, which plain assignment does not guarantee.
-        """
-        entries = self.entries
-        if ids.size and int(ids[-1] - ids[0]) == ids.size - 1 and (ids[1:] - ids[:-1] == 1).all():
-            start, stop = int(ids[0]), int(ids[-1]) + 1  # as keys that arrive bring them
-            if isinstance(entries, SparseMap):
-                entries.numbers[entries.reserve_run(start, stop)] = places
-            else:
-                entries[start:stop] = places
-        elif isinstance(entries, SparseMap):
-            np.maximum.at(entries.numbers, entries.reserve(ids), places)
-        else:
-            np.maximum.at(entries, ids, places)
+            self.entries.point(ids[at], (self.starts[number] + 1 + at).astype(np.int32))
 
     def lift(self, ids: Rows) -> Rows:
         """Point all entries to committed records; return `ids`, those of the live delta."""
@@ -206,22 +325,15 @@ class DeltaIndex:
     def _lay(self, ids: Rows) -> None:
         """Add the live delta with these ids on top of the committed ones again."""
         if ids.size:
-            start = self.stop + 1
-            check_positions(start + ids.size)
+            check_positions(self.stop + 1 + ids.size)
             self.replaced[: ids.size] = self.entries.take(ids)
-            self._point(ids, np.arange(start, start + ids.size, dtype=np.int32))
+            self.entries.point(ids, _numbered(self.stop, ids.size))
 
     def _close_gaps(self) -> None:
         """Renumber the positions of the committed deltas without gaps."""
         sizes = [delta.info.rows for delta in self.deltas]
         starts = np.cumsum([0, *sizes])
-        shift = (self.starts[:-1] - starts[:-1]).astype(np.int32)
-        numbers = self.entries.numbers if isinstance(self.entries, SparseMap) else self.entries
-        for at in range(0, self.entries.size, _INDEX_ROWS):
-            entries = numbers[at : at + _INDEX_ROWS]
-            held = np.flatnonzero(entries)
-            number = np.searchsorted(self.starts, entries[held] - 1, side="right") - 1
-            entries[held] -= shift[number]
+        self.entries.renumber(self.starts, self.starts[:-1] - starts[:-1])
         self.starts = starts
 
     def by_delta(
@@ -238,6 +350,11 @@ class DeltaIndex:
             which = np.flatnonzero((number == found) & held)
             parts.append((sources[found], int(self.starts[found]), which))
         return parts
+
+
+def _numbered(position: int, count: int) -> Places:
+    """Return the entries of so many records from a position on."""
+    return np.arange(position + 1, position + 1 + count, dtype=np.int32)
 
 
 def _check(deltas: Sequence[Delta], rows: int) -> None:

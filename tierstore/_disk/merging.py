@@ -23,8 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _checksum, _io
+from tierstore._disk import footer
 from tierstore._disk.base import Base
-from tierstore._disk.delta import FOOTER_BYTES, Delta, footer_checksum, make_footer
+from tierstore._disk.delta import Delta
+from tierstore._disk.footer import FOOTER_BYTES
 from tierstore._disk.manifest import DeltaInfo
 from tierstore._disk.readahead import USUAL_GAP
 from tierstore._disk.records import BLOCK_BYTES
@@ -229,6 +231,7 @@ class Compaction:
                 directory.sync()
                 yield from self._prove(file, info)
                 self.delta = Delta(file, info, store=self._store, record_bytes=self._record_bytes)
+                self.delta.check()
         except BaseException:
             self.remove()
             raise
@@ -242,8 +245,10 @@ class Compaction:
     def _write(self, file: _io.File) -> Generator[None, None, DeltaInfo]:
         """Write records, ids, checksums and footer; return the entry for manifests."""
         count, width = 0, self._record_bytes
+        bounds = list[int]()
         for rows, _ in self._newest.places():
             count += rows.size
+            bounds += rows[[0, -1]].tolist() if rows.size else []
             yield
         sums_at = count * (width + 8)
         size = sums_at + 4 * count + FOOTER_BYTES
@@ -260,9 +265,10 @@ class Compaction:
         for at in range(sums_at, size - FOOTER_BYTES, BLOCK_BYTES):
             body = _checksum.crc32c(file.read(min(BLOCK_BYTES, size - FOOTER_BYTES - at), at), body)
         version = self.deltas[-1].info.version
-        footer = make_footer(self._store, version, count, width, body)
-        file.write(footer, size - FOOTER_BYTES)
-        return DeltaInfo(self.name, size, count, version, footer_checksum(footer))
+        first = footer.run_between(bounds[0], bounds[-1], count) if count else None
+        end, crc32c = footer.make(self._store, version, count, width, body, first)
+        file.write(end, size - FOOTER_BYTES)
+        return DeltaInfo(self.name, size, count, version, crc32c)
 
     def _prove(self, file: _io.File, info: DeltaInfo) -> Iterator[None]:
         """Read the records back from the disk; raises StoreIOError if they differ."""

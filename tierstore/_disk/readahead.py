@@ -89,9 +89,9 @@ class MappedRows:
         prefetch(self.records, self.rows, gap)
 
     def let_go(self) -> None:
-        """Drop the pages from the first of these ascending rows to the last; see `_io.let_go`."""
+        """Drop the pages from the lowest of these rows to the highest; see `_io.let_go`."""
         if self.rows.size:
-            _io.let_go(self.records[int(self.rows[0]) : int(self.rows[-1]) + 1])
+            _io.let_go(self.records[int(self.rows.min()) : int(self.rows.max()) + 1])
 
 
 def prefetch(

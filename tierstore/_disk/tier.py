@@ -16,13 +16,12 @@ import numpy.typing as npt
 from tierstore._disk import readahead
 from tierstore._disk.base import Base
 from tierstore._disk.delta import Delta, LiveDelta
-from tierstore._disk.index import DeltaIndex, check_positions
+from tierstore._disk.index import FEW, DeltaIndex, check_positions
 from tierstore._disk.merging import Merge
 from tierstore._disk.readahead import MappedRows, paced
 from tierstore._disk.records import BLOCK_BYTES
 from tierstore._parts import most_threads
 from tierstore._rowcopy import scatter, unique
-from tierstore._rowmap import numbers_of
 from tierstore.errors import (
     CorruptRowError,
     StoreFullError,
@@ -217,7 +216,8 @@ class DiskTier:
     def _places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped memory of the newest images of `rows`, and of their checksums."""
         with self._lock:
-            entries = self._index.entries.take(rows)
+            index = self._index.entries
+            entries = index.take_few(rows) if rows.size <= FEW else index.take(rows)
             if not entries.any():
                 return self._base.places(rows)
             places = self._base.places(rows[entries == 0])
@@ -252,7 +252,7 @@ class DiskTier:
         """Copy queued records; return a function that copies the others from the files."""
         with self._lock:
             index = self._index.entries
-            entries = index.take(rows) if rows.size <= _SAMPLE else numbers_of(rows, index)
+            entries = index.take_few(rows) if rows.size <= FEW else index.take(rows)
             if not entries.any():
                 return [partial(self._base.read, rows, out)]
             found: list[Callable[[], None]] = []
@@ -267,7 +267,7 @@ class DiskTier:
         return [partial(_spread, self._base.read, rows[in_base], in_base, out), *found]
 
     def let_go(self, rows: npt.NDArray[np.int64]) -> None:
-        """Drop the mapped pages of consecutive `rows` from memory, which a scan has passed."""
+        """Drop the mapped pages from the first to the last of ascending `rows` from memory."""
         for place in self._places(rows):
             place.let_go()
 
@@ -399,7 +399,7 @@ class DiskTier:
             return np.empty(0, np.int64)
         blocks = np.zeros(-(-self.rows // rows), np.bool_)
         for delta in self._upto(version):
-            blocks[np.asarray(delta.ids) // rows] = True
+            blocks[delta.blocks(rows)] = True
         return np.flatnonzero(blocks)
 
     def computed_checksums(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, check_dtype, convert, held_dtype
-from tierstore._formats._encoding import PackedFile, is_packed
+from tierstore._formats._encoding import PackedFile, is_packed, packed_name
 from tierstore._formats._remote import fetch, publish_remote
 from tierstore._formats.base import (
     FORMATS,
@@ -40,6 +40,7 @@ from tierstore._formats.base import (
     Write,
     block_rows_for,
 )
+from tierstore._formats.files import open_input
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._formats.npy import write_keys
 from tierstore._io import publish, reach
@@ -80,7 +81,7 @@ _ARCHIVE = "take the file out of the archive; "
 _WAYS = {
     **dict.fromkeys((".pkl", ".pickle", ".joblib"), _PICKLE),
     **dict.fromkeys((".kv", ".model", ".d2v", ".wordvectors"), _GENSIM),
-    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".xz"), _ARCHIVE),
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar"), _ARCHIVE),
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as CSV; "),
     **dict.fromkeys((".f32", ".raw", ".dat"), f"{RAW_NUMBERS}; "),
 }
@@ -96,6 +97,11 @@ def format_of(path: Path, *, write: bool = False) -> Format:
     that lists the readable or writable formats, FormatError for a directory of other files.
     """
     suffix = format_suffix(path)
+    if suffix == ".zip" and not write and path.is_file():
+        with open_input(path) as file:
+            inner = Path(packed_name(file))
+        if format_suffix(inner) in FORMATS and FORMATS[format_suffix(inner)].is_text:
+            return FORMATS[format_suffix(inner)]
     if suffix not in FORMATS and not write and path.is_dir():
         claiming = {type(each): each for each in FORMATS.values() if each.claims(path)}
         if len(claiming) > 1:

@@ -35,6 +35,7 @@ __all__ = [
     "list_cell",
     "numbers_of",
     "split_blanks",
+    "thousands",
     "unquoted",
 ]
 
@@ -55,6 +56,7 @@ _CHARACTER_BYTES = 8
 """What a character of a line takes: in the line and in a cell, four bytes at most each."""
 _MOST_BYTES = _CELL_BYTES + _CHARACTER_BYTES
 # What Python takes for a number, and other tools do not: 1_000, digits of other alphabets.
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}((\.\d{3})+(,\d*)?|(,\d{3})+(\.\d*)?)", re.ASCII)
 _NO_NUMBER = re.compile(r"[^ \t!-^`-~]")
 
 Row = tuple[int, list[str]]
@@ -305,3 +307,13 @@ def is_number(cell: str, decimal: str = ".") -> bool:
     except ValueError:
         return False
     return True
+
+
+def thousands(cell: str) -> str:
+    """Return what to add to a message about a cell that is no number: marks that divide it."""
+    if not _THOUSANDS.fullmatch(cell.strip()):
+        return ""
+    mark = next(each for each in cell if each in ".,")
+    named = {".": "points", ",": "commas"}[mark]
+    plain = cell.strip().replace(mark, "")
+    return f"; its {named} divide thousands: write numbers without them, as {plain}"

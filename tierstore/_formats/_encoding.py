@@ -7,6 +7,8 @@ import codecs
 import gzip
 import importlib.util
 import io
+import lzma
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tierstore._formats.files import InputFile
-from tierstore.errors import FormatError, MissingExtraError
+from tierstore._formats.files import Archive, InputFile
+from tierstore.errors import FormatError, InvalidInputError, MissingExtraError
 
-__all__ = ["UNPACKING_ERRORS", "PackedFile", "is_packed", "text_stream"]
+__all__ = ["UNPACKING_ERRORS", "PackedFile", "is_packed", "packed_name", "text_stream"]
 
-UNPACKING_ERRORS = (OSError, EOFError, zlib.error)
+UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 """What unpackers raise about files that are damaged."""
 
 _BUFFER = 1 << 20
@@ -35,9 +37,71 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-def _unzstd(stream: IO[bytes]) -> Any:
+def _unzstd(file: InputFile) -> Any:
     pyarrow = _pyarrow()
-    return pyarrow.CompressedInputStream(pyarrow.PythonFile(stream, "r"), "zstd")
+    return pyarrow.CompressedInputStream(pyarrow.PythonFile(file.stream(), "r"), "zstd")
+
+
+class _Xz(io.RawIOBase):
+    """What an .xz file holds; its dictionary may take the memory that is left for the file."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._stream = file.stream()
+        self._memory = max(1, file.allowance.left)
+        self._decoder = self._new()
+
+    def _new(self) -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(memlimit=self._memory)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = b""
+        while not data:
+            given = b""
+            if self._decoder.eof:  # another stream, or zeros, may follow
+                given = (self._decoder.unused_data or self._stream.read(_BUFFER)).lstrip(b"\0")
+                if not given:
+                    return 0
+                self._decoder = self._new()
+            elif self._decoder.needs_input:
+                given = self._stream.read(_BUFFER)
+                if not given:
+                    raise EOFError("the file ends before the end of its stream")
+            data = self._decoder.decompress(given, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _xz(stream: IO[bytes]) -> Any:
+    return lzma.LZMAFile(stream, "w")
+
+
+def _unzip(file: InputFile) -> Any:
+    archive = Archive(file, "zip file")
+    return archive.open(_member(file.path, archive))
+
+
+def _member(path: Path, archive: Archive) -> str:
+    """Return the name of the only file in an archive, beside those that macOS adds."""
+    names = [
+        name
+        for name in archive.entries
+        if not name.endswith("/") and not name.startswith("__MACOSX/")
+    ]
+    if len(names) != 1:
+        shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+        raise FormatError(
+            f"{path}: an archive of {len(names)} files{f' ({shown})' if names else ''}, of which "
+            "one can be read: take that out of it"
+        )
+    return names[0]
+
+
+def packed_name(file: InputFile) -> str:
+    """Return the name of the only file in a zip archive; raises FormatError."""
+    return Path(_member(file.path, Archive(file, "zip file"))).name
 
 
 def _zstd(stream: IO[bytes]) -> Any:
@@ -47,19 +111,23 @@ def _zstd(stream: IO[bytes]) -> Any:
 
 @dataclass(frozen=True)
 class _Packing:
-    """What unpacks a stream, and what packs into one; closing the result leaves the stream open."""
+    """What unpacks a file, and what packs into a stream, which closing the result leaves open."""
 
-    unpack: Callable[[IO[bytes]], Any]
-    pack: Callable[[IO[bytes]], Any]
+    unpack: Callable[[InputFile], Any]
+    pack: Callable[[IO[bytes]], Any] | None = None
 
 
 _PACKINGS = {
-    ".bz2": _Packing(bz2.BZ2File, lambda stream: bz2.BZ2File(stream, "w")),
+    ".bz2": _Packing(
+        lambda file: bz2.BZ2File(file.stream()), lambda stream: bz2.BZ2File(stream, "w")
+    ),
     ".gz": _Packing(
-        lambda stream: gzip.GzipFile(fileobj=stream),
+        lambda file: gzip.GzipFile(fileobj=file.stream()),
         # The level of the program gzip. Without a time, equal rows make equal files.
         lambda stream: gzip.GzipFile("", "wb", 6, stream, mtime=0),
     ),
+    ".xz": _Packing(_Xz, _xz),
+    ".zip": _Packing(_unzip),
     ".zst": _Packing(_unzstd, _zstd),
 }
 """By the suffix after that of the format."""
@@ -77,8 +145,13 @@ class PackedFile:
     """
 
     def __init__(self, place: Any, name: Path) -> None:
-        self._place = place
-        self._pack = _PACKINGS[name.suffix.lower()].pack
+        pack = _PACKINGS[name.suffix.lower()].pack
+        if pack is None:
+            raise InvalidInputError(
+                f"{name}: {name.suffix} files are read, not written; pack text with .gz, .bz2, .xz "
+                "or .zst"
+            )
+        self._place, self._pack = place, pack
 
     @contextmanager
     def open(self, mode: str) -> Iterator[Any]:
@@ -133,7 +206,6 @@ def text_stream(file: InputFile) -> io.BufferedReader:
     UTF-16 has a byte order mark. What is unpacked is held in pieces of a MiB. The stream raises
     FormatError, or UNPACKING_ERRORS of a damaged packed file.
     """
-    stream: IO[bytes] = file.stream()
-    if is_packed(file.path):
-        stream = _PACKINGS[file.path.suffix.lower()].unpack(stream)
+    packed = is_packed(file.path)
+    stream = _PACKINGS[file.path.suffix.lower()].unpack(file) if packed else file.stream()
     return io.BufferedReader(_Text(file.path, stream), _BUFFER)

@@ -18,17 +18,16 @@ from pathlib import Path
 import numpy as np
 
 from tierstore._formats._cells import BLANKS, MISSING, Row, is_number
+from tierstore._formats._index_columns import note_of
+from tierstore._formats._key_column import IDENTITY, INTEGER, OTHER_NOTATION, KeyDecision
 from tierstore._formats.base import TextOptions
-from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
+from tierstore.errors import FormatError
 from tierstore.spec import MAX_RECORD_BYTES
 
 __all__ = ["Layout", "decide"]
 
 _NUMBERS = ("integer", "float")
 _COUNTS = re.compile(r"\d{1,15}")
-_INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
-_OTHER_NOTATION = re.compile(r"[+-]?(0x[\da-f]+|\d{1,3}(,\d{3})+|\d+(_\d+)+)", re.I | re.A)
-_IDENTITY = re.compile(r"key|id|index|word|.*_id|unnamed: 0|", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -111,24 +110,13 @@ def _kind(cells: Sequence[str], decimal: str, null: frozenset[str]) -> str:
     known = [cell for cell in cells if cell not in MISSING and cell not in null]
     if not known:
         return "missing" if cells else "text"
-    if all(_INTEGER.fullmatch(cell.strip()) for cell in known):
+    if all(INTEGER.fullmatch(cell.strip()) for cell in known):
         return "integer"
     return "float" if all(is_number(cell, decimal) for cell in known) else "text"
 
 
-class _Decision:
+class _Decision(KeyDecision):
     """The steps of one decision, each of which may end it."""
-
-    vector: tuple[int, int] | None = None
-
-    def __init__(
-        self, path: Path, rows: list[list[str]], lines: list[int], options: TextOptions
-    ) -> None:
-        self.path = path
-        self.rows = rows
-        self.lines = lines
-        self.options = options
-        self.null = frozenset(options.null)
 
     def layout(self, sep: str, whole: bool) -> Layout:
         """Go through the steps."""
@@ -147,6 +135,7 @@ class _Decision:
         ]
         names = self._names(first) if header else None
         key = self._key(names, below, counts, first if header else None)
+        self.indexes = [] if self.vector else self._indexes(key, names, below)
         values = self._values(key, names, below, header)
         notes = self._notes(key, names, values, below)
         quoted = sep == BLANKS and key is not None and bool(below)
@@ -164,12 +153,6 @@ class _Decision:
             quoted_words=quoted and all(_is_quoted(cells[key or 0]) for cells in below),
             notes=notes,
         )
-
-    def _ambiguous(self, what: str, one: str, other: str) -> FormatError:
-        return AmbiguousFileError(f"{self.path}: {what}: say {one} or {other}")
-
-    def _wrong(self, row: int, what: str) -> FormatError:
-        return FormatError(f"{self.path}: line {self.lines[row]}{what}")
 
     def _counts(self, whole: bool) -> tuple[int, int] | None:
         """Return the two counts that word2vec puts on the first line."""
@@ -223,13 +206,10 @@ class _Decision:
             header = at == 0 and self.options.header is not False
             if len(cells) == columns or words or (header and self.short_header):
                 continue
-            what = f" has {len(cells)} cells, but {columns} were expected"
             if at == 0 and len(body) == 1:
-                raise self._wrong(1, f" has {columns} cells, but {len(first)} were expected")
-            raise self._wrong(at, what)
+                raise self._wrong(1, f" has {_cells(columns)}, but {len(first)} were expected")
+            raise self._wrong(at, f" has {_cells(len(cells))}, but {columns} were expected")
         return columns
-
-    short_header = False
 
     def _fitted(self, cells: list[str]) -> list[str]:
         """Return a row with the surplus cells joined to the word in front."""
@@ -286,6 +266,8 @@ class _Decision:
                     "--header (header=True)",
                     "--no-header (header=False)",
                 )
+            if all(OTHER_NOTATION.fullmatch(first[at]) for at in texts):
+                raise self._either(f"{first[texts[0]]!r} is a number in another notation")
             return True
         if first[0] == "" and len(first) > 1:
             if all(kinds[at] != "float" for at in range(1, len(first))):
@@ -304,7 +286,7 @@ class _Decision:
             return False
         if len(labels) > 2 and all(below[at] == "float" for at in numeric):
             return True
-        if self.rows[0][0] and _IDENTITY.fullmatch(self.rows[0][0]):
+        if self.rows[0][0] and IDENTITY.fullmatch(self.rows[0][0]):
             return True
         raise self._either(f"it counts {', '.join(labels[:4])}{', …' if len(labels) > 4 else ''}")
 
@@ -329,157 +311,6 @@ class _Decision:
         names = ("", *first) if self.short_header else tuple(first)
         return tuple(name.strip().strip('"') if self.sep == BLANKS else name for name in names)
 
-    def _key(
-        self,
-        names: tuple[str, ...] | None,
-        below: list[list[str]],
-        counts: tuple[int, int] | None,
-        header: list[str] | None,
-    ) -> int | None:
-        """Return the position of the column of keys."""
-        wanted = self.options.key_column
-        if wanted is False:
-            return None
-        if wanted is not None:
-            return self._named(wanted, names)
-        return self._likely_key(names, below, counts, header)
-
-    def _likely_key(
-        self,
-        names: tuple[str, ...] | None,
-        below: list[list[str]],
-        counts: tuple[int, int] | None,
-        header: list[str] | None,
-    ) -> int | None:
-        """Return the position that the first rows give away."""
-        if counts is not None or self.short_header or (header and header[0] == "" and below):
-            return 0
-        if not below:
-            return 0 if names and len(names) > 1 else None
-        if names and names[0] == "key" and len(names) > 1:  # as it is written here
-            return 0
-        texts = self._texts(below)
-        if len(texts) > 1:
-            raise self._too_many_texts(texts, names, below)
-        if texts:
-            return self._text_key(texts[0], below, names)
-        return self._integer_key(names, below)
-
-    def _texts(self, below: list[list[str]]) -> list[int]:
-        """Return the columns of texts; a single cell in a column of numbers is damage."""
-        found = []
-        for at, kind in enumerate(self.kinds):
-            if kind != "text":
-                continue
-            bad = [n for n, cells in enumerate(below) if not self._spells(cells[at])]
-            if at and (len(bad) < 2 or len(bad) * 2 <= len(below)):
-                raise self._no_number(below, bad[0], at)
-            found.append(at)
-        return found
-
-    def _spells(self, cell: str) -> bool:
-        return cell in MISSING or cell in self.null or is_number(cell, self.decimal)
-
-    def _no_number(self, below: list[list[str]], row: int, at: int) -> FormatError:
-        skipped = len(self.rows) - len(below)
-        cell = below[row][at]
-        return self._wrong(row + skipped, f", column {at + 1}: {cell!r:.100} is no number")
-
-    def _too_many_texts(
-        self, texts: list[int], names: tuple[str, ...] | None, below: list[list[str]]
-    ) -> FormatError:
-        if len(texts) == self.columns:
-            cells = ", ".join(f"{cell!r:.40}" for cell in below[-1][:4])
-            line = self.lines[len(self.rows) - 1]
-            return FormatError(f"{self.path}: no column holds numbers; line {line} has {cells}")
-        shown = [names[at] if names else str(at + 1) for at in texts]
-        return self._ambiguous(
-            f"columns {', '.join(map(repr, shown[:4]))} hold texts, and one can be the keys",
-            *(f"--key-column {name} (key_column={name!r})" for name in shown[:2]),
-        )
-
-    def _text_key(self, at: int, below: list[list[str]], names: tuple[str, ...] | None) -> int:
-        if self.columns == 1:
-            raise self._no_number(below, 0, 0)
-        texts = [cells[at] for cells in below if not self._spells(cells[at])]
-        if all(_OTHER_NOTATION.fullmatch(cell) for cell in texts):
-            raise self._ambiguous(
-                f"{texts[0]!r} in column {at + 1} is a text, or a number in another notation",
-                f"--key-column {at + 1} (key_column={at + 1})",
-                "write it as a plain number",
-            )
-        if self.sep != BLANKS and len(texts) * 2 < len(below):
-            raise self._ambiguous(
-                f"column {at + 1} holds numbers and {texts[0]!r:.100}",
-                f"--key-column {at + 1} (key_column={at + 1})",
-                "mend the cell",
-            )
-        return at
-
-    def _integer_key(self, names: tuple[str, ...] | None, below: list[list[str]]) -> int | None:
-        """Return the column of whole numbers, each once, beside columns of other numbers."""
-        if self.columns == 1:
-            return None
-        distinct = [
-            at
-            for at, kind in enumerate(self.kinds)
-            if kind == "integer"
-            and len({cells[at] for cells in below if self._is_whole(cells[at])}) == len(below)
-        ]
-        others = [at for at, kind in enumerate(self.kinds) if kind not in ("integer", "missing")]
-        if not distinct:
-            self._refuse_rounded_keys(names, below)
-            return None
-        if others and len(distinct) == 1 and distinct[0] in (0, self.columns - 1):
-            return distinct[0]
-        named = [at for at in distinct if names and _IDENTITY.fullmatch(names[at])]
-        if len(named) == 1:
-            return named[0]
-        first = names[distinct[0]] if names and names[distinct[0]] else str(distinct[0] + 1)
-        raise self._ambiguous(
-            f"column {distinct[0] + 1} holds whole numbers, each once, which may be keys or values",
-            f"--key-column {first}",
-            "--key-column none (key_column=False)",
-        )
-
-    def _refuse_rounded_keys(self, names: tuple[str, ...] | None, below: list[list[str]]) -> None:
-        """Refuse an outer column of whole numbers that are written as fractions, as of ids."""
-        floats = [at for at, kind in enumerate(self.kinds) if kind == "float"]
-        whole = [at for at in floats if self._rounded(at, below)]
-        alone = len(whole) == 1 < len(floats) and whole[0] in (0, self.columns - 1)
-        if len(below) > 1 and alone:
-            named = names[whole[0]] if names and names[whole[0]] else str(whole[0] + 1)
-            raise self._ambiguous(
-                f"column {whole[0] + 1} holds whole numbers such as {below[0][whole[0]]!r}, each "
-                "once, which may be keys or values",
-                f"--key-column {named}",
-                "--key-column none (key_column=False)",
-            )
-
-    def _rounded(self, at: int, below: list[list[str]]) -> bool:
-        """Whether the numbers of a column are whole, and each is there once."""
-        if self.decimal != "." or not all(is_number(cells[at]) for cells in below):
-            return False
-        found = {float(cells[at]) for cells in below}
-        return len(found) == len(below) and all(map(float.is_integer, found))
-
-    def _is_whole(self, cell: str) -> bool:
-        return _INTEGER.fullmatch(cell.strip()) is not None
-
-    def _named(self, wanted: str | int, names: tuple[str, ...] | None) -> int:
-        """Return the position of the column that the caller names."""
-        if isinstance(wanted, str):
-            if names and wanted in names:
-                return names.index(wanted)
-            if not wanted.isdecimal():
-                shown = ", ".join(names or ()) or "no names"
-                raise InvalidInputError(f"{self.path}: no column {wanted!r}; there are {shown}")
-        if not 1 <= int(wanted) <= self.columns:
-            raise InvalidInputError(
-                f"{self.path}: no column {wanted}; they count from 1 to {self.columns}"
-            )
-        return int(wanted) - 1
-
     def _values(
         self,
         key: int | None,
@@ -491,7 +322,9 @@ class _Decision:
         others = [at for at in range(self.columns) if at != key]
         if not below:
             return tuple(others)
-        left_out = set() if self.options.key_column is None else set(self._texts(below))
+        left_out = {*self.indexes}
+        if self.options.key_column is not None:
+            left_out |= set(self._texts(below))
         values = tuple(at for at in others if at not in left_out)
         texts = [at for at in values if self.kinds[at] == "text"]
         if texts:
@@ -509,12 +342,16 @@ class _Decision:
         below: list[list[str]],
     ) -> tuple[str, ...]:
         notes = []
-        skipped = sorted({*range(self.columns)} - {key, *values})
+        skipped = sorted({*range(self.columns)} - {key, *values, *self.indexes})
+        if self.indexes:
+            notes.append(note_of(self._called(self.indexes, names)))
         if skipped:
-            shown = ", ".join(names[at] if names else str(at + 1) for at in skipped)
             why = "" if self.vector else ", as they hold texts"
-            notes.append(f"columns not read{why}: {shown}")
+            notes.append(f"columns not read{why}: {self._called(skipped, names)}")
         return tuple(notes)
+
+    def _called(self, positions: Sequence[int], names: tuple[str, ...] | None) -> str:
+        return ", ".join(names[at] if names and names[at] else str(at + 1) for at in positions)
 
 
 class _VectorDecision(_Decision):
@@ -533,7 +370,7 @@ class _VectorDecision(_Decision):
         header: list[str] | None,
     ) -> int | None:
         others = [at for at in range(self.columns) if at not in self._list]
-        named = [at for at in others if names and _IDENTITY.fullmatch(names[at])]
+        named = [at for at in others if names and IDENTITY.fullmatch(names[at])]
         if len(others) > 1 and len(named) != 1:
             shown = [names[at] if names else str(at + 1) for at in others]
             raise self._ambiguous(
@@ -576,6 +413,10 @@ def _is_rounded(cell: str) -> bool:
     value = float(cell)
     digits = len(re.sub(r"[-+.]|[eE].*", "", cell).lstrip("0"))
     return isfinite(value) and float(f"{np.float32(value):.{max(1, digits)}g}") != value
+
+
+def _cells(number: int) -> str:
+    return f"{number} cell" if number == 1 else f"{number} cells"
 
 
 def _is_quoted(cell: str) -> bool:

@@ -38,6 +38,7 @@ from tierstore._formats._cells import (
     line_edges,
     list_cell,
     numbers_of,
+    thousands,
     unquoted,
 )
 from tierstore._formats._encoding import UNPACKING_ERRORS, is_packed, text_stream
@@ -230,6 +231,7 @@ class _TextSource(Source):
         hint = ""
         if cell in MISSING:
             hint = f"; to read such cells as NaN, say --null {cell!r} (null=[{cell!r}])"
+        hint = hint or thousands(cell)
         return FormatError(
             f"{self.path}: line {line}, {self.layout.column(at)}: {cell!r:.100} is no number{hint} "
             f"(read as: {self.read_as})"
@@ -333,14 +335,27 @@ def _layout_of(sample: _Sample, own: str, options: TextOptions) -> Layout:
         except AmbiguousFileError as error:
             if not isinstance(found, Layout | AmbiguousFileError):
                 found = error
-        except FormatError:
-            continue
+        except FormatError as error:
+            # One that divides all lines alike, and has a cell that is no number.
+            if not isinstance(found, Layout | AmbiguousFileError) and _divides(sample, sep):
+                found = error
     others = [each for each in others if each.columns > 1]
     if len(others) == 1:
         return others[0]
     if isinstance(found, Layout):
         return found
     raise found
+
+
+def _divides(sample: _Sample, sep: str) -> bool:
+    """Whether a separator, not a blank, makes rows of as many cells each, and of more than one."""
+    if sep == BLANKS:
+        return False
+    try:
+        widths = {len(cells) for _, cells in sample.rows(sep)}
+    except FormatError:  # quotes within cells that another separator makes
+        return False
+    return len(widths) == 1 and widths != {1}
 
 
 def _in_every_key(rows: list[Row], layout: Layout, sep: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import struct
 import zipfile
@@ -96,7 +97,7 @@ class _Stream(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
         if base + offset < 0:
-            raise ValueError(f"cannot seek to {base + offset}")
+            raise OSError(errno.EINVAL, f"cannot seek to {base + offset}")
         self._position = base + offset
         return self._position
 

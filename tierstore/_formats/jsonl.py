@@ -8,6 +8,7 @@ one in the first object.
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import islice
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats._encoding import UNPACKING_ERRORS, text_stream
@@ -22,7 +24,7 @@ from tierstore._formats.base import Array, Format, Source, Wanted, choose
 from tierstore._formats.files import InputFile, open_input, parsing, unless_it_fails
 from tierstore._formats.keys import Keys
 from tierstore._keys.strings import Strings
-from tierstore.budget import JSON_COST, OBJECT_BYTES
+from tierstore.budget import JSON_COST
 from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
 
 __all__ = ["JsonLines"]
@@ -83,24 +85,31 @@ class _JsonSource(Source):
         self.overflowed = 0
         element = ELEMENT_TYPES[self.dtype]
         objects = self._objects()
-        while held := list(islice(objects, block_rows)):
-            numbers = np.empty((len(held), self.dim))
-            for row, (line, found) in enumerate(held):
-                vector: Any = found.get(self._vector)
-                if not _is_vector(vector) or len(vector) != self.dim:
-                    raise FormatError(
-                        f"{self.path}: line {line}, {self._vector!r} is {_described(vector)}; "
-                        f"need {self.dim} numbers"
-                    )
-                try:
-                    numbers[row] = vector
-                except OverflowError:
-                    raise FormatError(
-                        f"{self.path}: line {line}, {self._vector!r} has a whole number too large"
-                    ) from None
+        for start in range(0, self.rows, block_rows):
+            numbers = np.empty((min(block_rows, self.rows - start), self.dim))
+            row = -1
+            # One by one: objects take many times as much as their numbers.
+            for row, (line, found) in enumerate(islice(objects, len(numbers))):
+                self._take(found, line, numbers[row])
+            numbers = numbers[: row + 1]
             stored = element.encode(numbers)
             self.overflowed += element.overflowed(numbers, stored)
             yield stored
+
+    def _take(self, found: dict[str, Any], line: int, into: npt.NDArray[np.float64]) -> None:
+        """Copy the list of one object; raises FormatError for another."""
+        vector: Any = found.get(self._vector)
+        if not _is_vector(vector) or len(vector) != self.dim:
+            raise FormatError(
+                f"{self.path}: line {line}, {self._vector!r} is {_described(vector)}; need "
+                f"{self.dim} numbers"
+            )
+        try:
+            into[:] = vector
+        except OverflowError:
+            raise FormatError(
+                f"{self.path}: line {line}, {self._vector!r} has a whole number too large"
+            ) from None
 
     @cached_property
     def keys(self) -> Keys | None:
@@ -108,7 +117,7 @@ class _JsonSource(Source):
         if self._key is None:
             return None
         texts = Strings()
-        numbers: list[int] = []
+        numbers = array("q")
         allowance = self._file.allowance
         for line, each in self._objects():
             key = each.get(self._key)
@@ -118,8 +127,13 @@ class _JsonSource(Source):
                     f"{self.path}: line {line}, {self._key!r} is {_described(key)}, not of {others}"
                 )
             if isinstance(key, int):
-                allowance.take(OBJECT_BYTES, "its keys")
-                numbers.append(key)
+                allowance.take(2 * numbers.itemsize, "its keys")  # as it grows, it is copied
+                try:
+                    numbers.append(key)
+                except OverflowError:
+                    raise FormatError(
+                        f"{self.path}: a whole number in {self._key!r} is beyond int64"
+                    ) from None
             else:
                 allowance.take(4 * len(str(key)) + 8, "its keys")
                 try:
@@ -128,14 +142,7 @@ class _JsonSource(Source):
                     raise FormatError(
                         f"{self.path}: line {line}, {self._key!r} holds half a character"
                     ) from None
-        if texts:
-            return texts
-        try:
-            return np.array(numbers, np.int64)
-        except OverflowError:
-            raise FormatError(
-                f"{self.path}: a whole number in {self._key!r} is beyond int64"
-            ) from None
+        return texts or np.frombuffer(numbers, np.int64)
 
     def close(self) -> None:
         """Close the file."""

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import os
 import struct
+import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,6 +51,7 @@ from tierstore._formats.files import (
     write_sparsely,
 )
 from tierstore._formats.keys import KeyColumn, Keys, integers_of, strings_of
+from tierstore._io import explained
 from tierstore.budget import Size
 from tierstore.errors import FormatError, InvalidInputError
 
@@ -266,6 +269,7 @@ FREE_BYTES = 64 << 20
 MAX_KEY_LENGTH = 1024
 """NumPy pads every string to the longest one, so a long key costs its length in each row."""
 
+_COPIED_ITEMS = 1 << 17
 _KEYS = "keys"
 _KEY_BLOCK_BYTES = 1 << 18
 """Small, because every string of a block is a Python object until it is packed."""
@@ -329,6 +333,21 @@ class Arrays:
             if stream.read(1):
                 raise FormatError(f"{self.path}: extra bytes follow the array {name!r}")
 
+    @contextmanager
+    def unpacked(self, name: str) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
+        """Yield what reads bytes from an offset, and the offset of the elements of an array."""
+        header, entry = self.headers[name], self._archive.entries[f"{name}.npy"]
+        if entry.compress_type == zipfile.ZIP_STORED:
+            start = self._archive.start(f"{name}.npy") + header.nbytes
+            yield self._archive.file.read_at, start
+            return
+        with tempfile.TemporaryFile(prefix="tierstore-") as file:
+            with explained("write", f"a temporary copy of {self.path}"):
+                for block in self.read(name, _COPIED_ITEMS):
+                    file.write(block.astype(header.dtype, copy=False).data)
+                file.flush()
+            yield lambda at, nbytes: os.pread(file.fileno(), nbytes, at), 0
+
 
 class _NpzSource(Source):
     def __init__(self, file: InputFile, archive: Arrays, name: str) -> None:
@@ -360,6 +379,25 @@ class _NpzSource(Source):
 
     def close(self) -> None:
         self._file.close()
+
+
+class _NpzColumnsSource(_NpzSource):
+    """A Fortran-ordered array, whose rows need one read per column.
+
+    What is compressed is unpacked into a temporary file, which has no name.
+    """
+
+    def _blocks(self, block_rows: int) -> Iterator[Array]:
+        header = self._archive.headers[self._name]
+        size, stored = header.dtype.itemsize, ELEMENT_TYPES[self.dtype].stored
+        with self._archive.unpacked(self._name) as (read, first):
+            for start in range(0, self.rows, block_rows):
+                count = min(block_rows, self.rows - start)
+                block = np.empty((count, self.dim), stored)
+                for column in range(self.dim):
+                    at = first + size * (start + column * self.rows)
+                    block[:, column] = np.frombuffer(read(at, count * size), header.dtype)
+                yield block
 
 
 def write_keys(path: Path | RemoteFile, keys: KeyColumn) -> None:
@@ -402,11 +440,8 @@ class Npz(Format):
             able = {name: each for name, each in archive.headers.items() if each.is_matrix}
             floats = {name: each for name, each in able.items() if each.dtype.kind == "f"}
             name = choose(path, wanted, floats, archive.described, able)
-            if archive.headers[name].fortran_order and min(archive.headers[name].shape) > 1:
-                raise FormatError(
-                    f"{path}: {name!r} is stored by columns; save it after np.ascontiguousarray"
-                )
-            return _NpzSource(file, archive, name)
+            kind = _NpzColumnsSource if _is_column_major(archive.headers[name]) else _NpzSource
+            return kind(file, archive, name)
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:

@@ -1,26 +1,23 @@
 """.pt, .pth and .ckpt: files of `torch.save`, read without torch and without executing their code.
 
-The file contains a tensor or a dict of tensors, possibly nested, such as a state dict. It is a zip
-archive with a pickle, which describes the tensors, and their storages. A block of rows is read from
-its storage on demand.
-
-A pickle is a program. This module interprets it without any instruction that calls functions: it
-supports containers, strings and numbers, and records the location of a tensor instead of creating
-it. Other names of torch, such as a dtype, become placeholders; all other names are refused.
+The file contains a tensor or a dict of tensors, possibly nested, such as a state dict: a pickle,
+which describes the tensors (`_torch_pickle`), and their storages (`_torch_storages`). A block of
+rows is read from its storage on demand.
 """
 
 from __future__ import annotations
 
-import pickletools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from tierstore._dtypes import ELEMENT_TYPES
+from tierstore._formats._torch_pickle import StoredTensor, tensors_by_name
+from tierstore._formats._torch_storages import Storages, storages_of
 from tierstore._formats.base import (
     Array,
     Format,
@@ -31,289 +28,35 @@ from tierstore._formats.base import (
     note_unread,
     reject_name,
 )
-from tierstore._formats.files import ZIP_ERRORS, Archive, open_input, parsing, unless_it_fails
+from tierstore._formats.files import open_input, unless_it_fails
 from tierstore._formats.keys import Keys
-from tierstore.budget import OBJECT_BYTES, Allowance
 from tierstore.errors import FormatError
 
 __all__ = ["Torch"]
 
-_WHAT = ".pt file of tensors alone"
-_PICKLE = "data.pkl"
-_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""The first pickle of a file that is no zip archive: torch's number for such files."""
 _KEYS = "keys"
 _KEY_DTYPE = np.dtype("<i8")
-_PICKLE_COST = 8
-"""Memory per byte of the pickle in addition to objects: the byte itself, and as text."""
 _WASTE = 8
 """A span of a storage is read whole up to this multiple of the requested elements."""
-
-MAX_DEPTH = 16
-MAX_DIMENSIONS = 64
-
-_STORAGES = {
-    "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16", "LongStorage": "int64", "IntStorage": "int32",
-    "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8", "BoolStorage": "bool",
-    "ComplexFloatStorage": "complex64", "ComplexDoubleStorage": "complex128",
-}  # fmt: skip
-_HARMLESS = {("collections", "OrderedDict"), ("_codecs", "encode")}
-_BY_VALUE = {
-    "BINUNICODE", "BINUNICODE8", "SHORT_BINUNICODE", "UNICODE", "BININT", "BININT1", "BININT2",
-    "LONG1", "LONG4", "BINFLOAT",
-}  # fmt: skip
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_BYTES = {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINSTRING", "SHORT_BINSTRING"}
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """The location of a tensor: elements of `dtype` from `offset` on in the storage `key`.
-
-    `strides` are in elements, as given in the file; they may exceed the storage.
-    """
-
-    dtype: str
-    key: str
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.dtype} {self.shape}"
-
-
-@dataclass(frozen=True)
-class _Storage:
-    dtype: str
-    key: str
-
-
-@dataclass(frozen=True)
-class _Global:
-    """A name in the pickle, which is never resolved."""
-
-    module: str
-    name: str
-
-
-_OTHER = object()
-"""Placeholder for everything that neither is nor contains a tensor."""
-
-
-def tensors_by_name(content: object, allowance: Allowance) -> dict[str, StoredTensor]:
-    """Return the tensors in nested dicts, their names joined by dots."""
-    return dict(_walk(content, "", 0, allowance))
-
-
-def _walk(
-    content: object, prefix: str, depth: int, allowance: Allowance
-) -> Iterator[tuple[str, StoredTensor]]:
-    if not isinstance(content, dict) or depth > MAX_DEPTH:
-        return
-    for name, entry in content.items():
-        # A dict with several parents is traversed repeatedly, so steps are counted.
-        allowance.take(OBJECT_BYTES + 4 * len(prefix), "the names of its tensors")
-        if isinstance(entry, StoredTensor):
-            yield f"{prefix}{name}", entry
-        else:
-            yield from _walk(entry, f"{prefix}{name}.", depth + 1, allowance)
-
-
-def read_pickle(data: bytes, path: Path, allowance: Allowance) -> Any:
-    """Return the contents of a pickle: dicts, lists, tuples, strings, numbers and StoredTensors.
-
-    Raises FormatError for a pickle with any other instruction or name.
-    """
-    return _Machine(path, allowance).run(data)
-
-
-class _Machine:
-    """The state of the interpreter: a stack, marks on it, and the memo."""
-
-    def __init__(self, path: Path, allowance: Allowance) -> None:
-        self._path = path
-        self._allowance = allowance
-        self._stack: list[Any] = []
-        self._marks: list[int] = []
-        self._memo: dict[int, Any] = {}
-
-    def run(self, data: bytes) -> Any:
-        try:
-            for opcode, argument, _ in pickletools.genops(data):
-                self._allowance.take(OBJECT_BYTES, "its pickle")
-                self._step(opcode.name, argument)
-            (result,) = self._stack
-        except FormatError:
-            raise
-        except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
-            raise FormatError(f"{self._path}: its pickle is damaged: {error!s:.200}") from None
-        return result
-
-    def _step(self, opcode: str, argument: Any) -> None:
-        stack, memo = self._stack, self._memo
-        if opcode in _BY_VALUE:
-            stack.append(argument)
-        elif opcode in _CONSTANTS:
-            stack.append(_CONSTANTS[opcode])
-        elif opcode in _BYTES:
-            stack.append(_OTHER)
-        elif opcode == "MARK":
-            self._marks.append(len(stack))
-        elif opcode in ("BINPUT", "LONG_BINPUT"):
-            memo[argument] = stack[-1]
-        elif opcode == "MEMOIZE":
-            memo[len(memo)] = stack[-1]
-        elif opcode in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[argument])
-        elif opcode in _MAKERS:
-            stack.append(_MAKERS[opcode](self))
-        elif opcode in _CHANGERS:
-            _CHANGERS[opcode](self)
-        elif opcode == "GLOBAL":
-            stack.append(self._named(*argument.split(" ", 1)))
-        elif opcode not in ("PROTO", "FRAME", "STOP"):
-            raise FormatError(f"{self._path}: its pickle has the unsupported instruction {opcode}")
-
-    def _marked(self) -> list[Any]:
-        """Pop everything above the last mark."""
-        start = self._marks.pop()
-        items = self._stack[start:]
-        del self._stack[start:]
-        return items
-
-    def _popped(self, count: int) -> tuple[Any, ...]:
-        if len(self._stack) < count:
-            raise IndexError("nothing left on the stack")
-        items = tuple(self._stack[-count:])
-        del self._stack[-count:]
-        return items
-
-    def _named(self, module: str, name: str) -> _Global:
-        if (module, name) in _HARMLESS or module.partition(".")[0] == "torch":
-            return _Global(module, name)
-        raise FormatError(
-            f"{self._path}: holds {f'{module}.{name}'!r:.100}, which would run code; save tensors, "
-            "numbers and strings only, such as model.state_dict()"
-        )
-
-    def _named_by_stack(self) -> _Global:
-        module, name = self._popped(2)
-        if type(module) is not str or type(name) is not str:
-            raise TypeError("a name is not a string")
-        return self._named(module, name)
-
-    def _storage(self) -> _Storage:
-        """Return what a persistent id names: ("storage", type, key, location, elements)."""
-        kind, storage, key, _, _ = self._stack.pop()
-        if kind != "storage" or not isinstance(storage, _Global) or type(key) is not str:
-            raise TypeError("a persistent id is not a storage")
-        return _Storage(_STORAGES.get(storage.name, storage.name), key)
-
-    def _reduced(self) -> Any:
-        """Return the result of a known function without calling it; three are known."""
-        function, arguments = self._popped(2)
-        if not isinstance(function, _Global) or type(arguments) is not tuple:
-            raise TypeError("a call of something that is not a function")
-        if function.name == "OrderedDict" and not arguments:
-            return {}
-        if function.name == "_rebuild_tensor_v2":
-            return self._tensor(*arguments[:4])
-        if function.name in ("_rebuild_parameter", "_rebuild_parameter_with_state"):
-            return arguments[0]
-        return _OTHER
-
-    def _tensor(self, storage: Any, offset: Any, shape: Any, strides: Any) -> StoredTensor:
-        if not isinstance(storage, _Storage) or type(shape) is not tuple:
-            raise TypeError("a tensor without a storage or a shape")
-        if type(strides) is not tuple or not len(strides) == len(shape) <= MAX_DIMENSIONS:
-            raise TypeError("the strides of a tensor do not match its shape")
-        if any(type(n) is not int or not 0 <= n < 2**63 for n in (offset, *shape, *strides)):
-            raise ValueError("the shape, strides or offset of a tensor are not counts")
-        return StoredTensor(storage.dtype, storage.key, offset, shape, strides)
-
-    def _extend(self, items: list[Any]) -> None:
-        if isinstance(self._stack[-1], list):
-            self._stack[-1].extend(items)
-
-    def _update(self, items: list[Any]) -> None:
-        """Set items of a dict, ignoring keys that cannot be part of a tensor's name."""
-        if isinstance(self._stack[-1], dict):
-            for key, value in zip(items[::2], items[1::2], strict=True):
-                if type(key) in (str, int, float, bool):
-                    self._stack[-1][key] = value
-
-
-_MAKERS: dict[str, Any] = {
-    "EMPTY_DICT": lambda machine: {},
-    "EMPTY_LIST": lambda machine: [],
-    "EMPTY_TUPLE": lambda machine: (),
-    "EMPTY_SET": lambda machine: _OTHER,
-    "TUPLE": lambda machine: tuple(machine._marked()),
-    "TUPLE1": lambda machine: machine._popped(1),
-    "TUPLE2": lambda machine: machine._popped(2),
-    "TUPLE3": lambda machine: machine._popped(3),
-    "STACK_GLOBAL": _Machine._named_by_stack,
-    "BINPERSID": _Machine._storage,
-    "REDUCE": _Machine._reduced,
-    "NEWOBJ": lambda machine: machine._popped(2) and _OTHER,
-}
-"""Instructions that pop any number of items and push one."""
-
-_CHANGERS: dict[str, Any] = {
-    "APPEND": lambda machine: machine._extend([*machine._popped(1)]),
-    "APPENDS": lambda machine: machine._extend(machine._marked()),
-    "ADDITEMS": _Machine._marked,
-    "SETITEM": lambda machine: machine._update([*machine._popped(2)]),
-    "SETITEMS": lambda machine: machine._update(machine._marked()),
-    "BUILD": lambda machine: machine._popped(1),
-    "POP": lambda machine: machine._popped(1),
-    "POP_MARK": _Machine._marked,
-}
-"""Instructions that pop items and may add them to the item below."""
 
 
 class _Tensors:
     """The tensors of a file and their elements."""
 
-    def __init__(self, archive: Archive) -> None:
-        self.file, self.path = archive.file, archive.file.path
-        self._archive = archive
-        names = [name for name in archive.entries if name.rpartition("/")[2] == _PICKLE]
-        if len(names) != 1:
-            raise FormatError(f"{self.path}: not a {_WHAT}: {len(names)} entries are {_PICKLE}")
-        self._root = names[0].removesuffix(_PICKLE)
-        order = f"{self._root}byteorder"
-        little = order not in archive.entries or self._read(order, 16) == b"little"
-        self._byte_order: Literal["<", ">"] = "<" if little else ">"
-        size = archive.entries[names[0]].file_size
-        self.file.allowance.take(_PICKLE_COST * size, f"its pickle of {size} bytes")
-        self.content = read_pickle(self._read(names[0], size), self.path, self.file.allowance)
-
-    def _read(self, name: str, limit: int) -> bytes:
-        with self._archive.open(name) as stream, parsing(self.path, _WHAT, *ZIP_ERRORS):
-            data = stream.read(limit)
-            stream.read(1)  # the end, where the checksum is verified
-            return data
+    def __init__(self, storages: Storages) -> None:
+        self.file, self.path = storages.file, storages.file.path
+        self.content = storages.content
+        self._storages = storages
 
     def check(self, tensor: StoredTensor) -> None:
         """Raise FormatError unless a tensor's storage exists and contains all its elements."""
-        self._start(tensor)
+        self._storages.start(tensor.key)
         if 0 in tensor.shape:
             return
         last = tensor.offset + _reach(tensor.shape, tensor.strides)
-        stored = self._archive.entries[self._name(tensor)].file_size
+        stored = self._storages.size(tensor.key)
         if (last + 1) * _dtype(tensor).itemsize > stored:
             raise FormatError(f"{self.path}: {tensor} reaches beyond the {stored} bytes stored")
-
-    def _name(self, tensor: StoredTensor) -> str:
-        return f"{self._root}data/{tensor.key}"
-
-    def _start(self, tensor: StoredTensor) -> int:
-        if self._name(tensor) not in self._archive.entries:
-            raise FormatError(f"{self.path}: the storage {tensor.key!r:.100} is missing")
-        return self._archive.start(self._name(tensor))
 
     def read(self, tensor: StoredTensor, start: int, count: int) -> Array:
         """Return `count` rows of a matrix, read as one span, or by columns or rows."""
@@ -335,8 +78,8 @@ class _Tensors:
         dtype = _dtype(tensor)
         nbytes = dtype.itemsize * (_reach(shape, tensor.strides) + 1)
         self.file.allowance.check(nbytes, f"a block of {tensor}")
-        data = self.file.read_at(self._start(tensor) + first * dtype.itemsize, nbytes)
-        span = np.frombuffer(data, dtype.newbyteorder(self._byte_order))
+        data = self.file.read_at(self._storages.start(tensor.key) + first * dtype.itemsize, nbytes)
+        span = np.frombuffer(data, dtype.newbyteorder(self._storages.byte_order))
         down, across = (dtype.itemsize * stride for stride in tensor.strides)
         view = np.lib.stride_tricks.as_strided(span, shape, (down, across), writeable=False)
         return np.ascontiguousarray(view, dtype)
@@ -405,12 +148,7 @@ class Torch(Format):
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open a matrix among the tensors."""
         with unless_it_fails(open_input(path, wanted.memory)) as file:
-            if file.size > len(_LEGACY) and file.read_at(0, len(_LEGACY)) == _LEGACY:
-                raise FormatError(
-                    f"{path}: saved in the format of PyTorch before 1.6; load it with torch, and "
-                    "save it again"
-                )
-            tensors = _Tensors(Archive(file, _WHAT))
+            tensors = _Tensors(storages_of(file))
             found = tensors.content
             if isinstance(found, StoredTensor):
                 reject_name(path, wanted)

@@ -87,8 +87,11 @@ def reach(url: str, *, write: bool = False) -> Any:
     """
     from zarr.storage import FsspecStore
 
+    # Other places have no directories; those of a disk are made as objects need them.
+    on_disk = url.startswith(("file://", "local://"))
+    options = {"auto_mkdir": True} if on_disk and write else None
     try:
-        return FsspecStore.from_url(url, read_only=not write)
+        return FsspecStore.from_url(url, storage_options=options, read_only=not write)
     except Exception as error:  # every kind of place has its own errors
         raise unreachable(url, error) from error
 

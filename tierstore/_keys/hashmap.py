@@ -16,14 +16,13 @@ cost a bounded time each, not the time of all that came before.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._keys.memory import Memory
 from tierstore.errors import CapacityError
 
 __all__ = ["Codes", "HashMap", "Places", "Rows", "Same", "shape_for"]
@@ -68,8 +67,6 @@ _SHRUNK = 0.7
 """Share of the rows below which a map of those that are kept is built anew, in less memory."""
 _SPLIT = 16
 """Segments split at once, likewise."""
-_LAZY_BYTES = 1 << 22
-"""Memory from which on the system provides it as it is touched."""
 
 
 def shape_for(rows: int) -> tuple[int, int]:
@@ -95,13 +92,13 @@ class HashMap:
         if equal codes are equal keys.
         """
         self._same_rows = same_rows
-        self._codes = _Memory()
+        self._codes = Memory()
         self._rows = self._expected = 0
         self.numbering: object = object()
         self._clear()
 
     def _clear(self) -> None:
-        self._places = _Memory()
+        self._places = Memory()
         self._segments, self._bits = 1, _LEAST_BITS
         self._far: dict[Any, int] = {}
 
@@ -218,7 +215,7 @@ class HashMap:
     def keep(self, rows: Rows) -> None:
         """Keep the keys of these distinct rows alone, which are numbered in this order then."""
         if rows.size < _SHRUNK * self._rows:
-            codes, self._codes = self.codes_of(rows), _Memory()
+            codes, self._codes = self.codes_of(rows), Memory()
             self._codes.reserve(codes.size)
             self._codes.array[: codes.size] = codes
             self._rows = rows.size
@@ -511,42 +508,3 @@ def _entries(hashes: Hashes, start: int) -> Places:
     entries <<= _HALF
     entries |= np.arange(start + 1, start + 1 + hashes.size, dtype=np.uint64)
     return entries
-
-
-class _Memory:
-    """An array of zeros that grows without being copied, and takes memory as it is touched."""
-
-    def __init__(self) -> None:
-        self.array: npt.NDArray[np.uint64] = np.zeros(16, np.uint64)
-        self._map: mmap.mmap | None = None
-
-    def reserve(self, size: int) -> None:
-        """Have at least so many elements; raises MemoryError."""
-        if size <= self.array.size:
-            return
-        size = max(size, 2 * self.array.size)
-        if 8 * size >= _LAZY_BYTES:
-            self._map_more(8 * size)
-        else:
-            before, self.array = self.array, np.zeros(size, np.uint64)
-            self.array[: before.size] = before
-
-    def _map_more(self, nbytes: int) -> None:
-        before, mapped = self.array, self._map
-        if mapped is not None:
-            self.array = before = np.empty(0, np.uint64)  # a view keeps the memory where it is
-            with contextlib.suppress(BufferError, OSError, SystemError):
-                mapped.resize(nbytes)
-            self.array = before = np.frombuffer(mapped, np.uint64)
-            if before.nbytes >= nbytes:
-                return
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        try:
-            self._map = mmap.mmap(-1, nbytes, flags=flags)
-        except OSError as error:
-            raise MemoryError(f"no memory for {nbytes} bytes of a map of keys: {error}") from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # where the system has none
-                self._map.madvise(mmap.MADV_HUGEPAGE)
-        self.array = np.frombuffer(self._map, np.uint64)
-        self.array[: before.size] = before

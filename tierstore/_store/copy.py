@@ -28,8 +28,8 @@ from tierstore._store.ledger import write_skeleton
 from tierstore._store.payload import Payload, copy_payload
 from tierstore._table.table import Table
 from tierstore._tiers import memory
-from tierstore.errors import CorruptStoreError, ExistsError
-from tierstore.spec import BACKENDS
+from tierstore.errors import CorruptStoreError, ExistsError, InvalidInputError
+from tierstore.spec import BACKENDS, TableSpec
 
 __all__ = ["Overall", "Skipped", "save_store", "write_copy"]
 
@@ -61,20 +61,22 @@ def save_store(
     manifest: Manifest,
     where: Path | _io.Objects,
     progress: Progress | None = None,
+    backend: str | None = None,
     *,
     skipped: Skipped | None = None,
 ) -> Skipped:
-    """Write a version to a new, folded store.
+    """Write a version to a new, folded store, with another `backend` if one is given.
 
     Every record and payload is verified as it is read, so damage is never copied: it raises, or if
-    `skipped` is given, is recorded there and omitted. Returns `skipped`.
+    `skipped` is given, is recorded there and omitted. Returns `skipped`. Raises InvalidInputError
+    for a backend that no object store holds.
     """
+    specs = {name: _copied(table.spec, where, backend) for name, table in tables.items()}
     report = Overall(progress, sum(table.rows for table in tables.values()))
     with _new_directory(where) as directory:
         infos: dict[str, TableInfo] = {}
         for name, table in tables.items():
-            on_disk = isinstance(where, Path)
-            infos[name] = _copy_table(directory, table, report, skipped, on_disk=on_disk)
+            infos[name] = _copy_table(directory, table, specs[name], report, skipped)
             report.passed(table.rows)
         files: dict[str, PayloadInfo] = {}
         for name, value in payload.items():
@@ -163,18 +165,32 @@ def _new_directory(where: Path | _io.Objects) -> Iterator[_io.Directory]:
         raise
 
 
+def _copied(spec: TableSpec, where: Path | _io.Objects, backend: str | None) -> TableSpec:
+    """Return the spec of the copy of a table, on a disk or as objects."""
+    own = BACKENDS[spec.backend]
+    kind = own if backend is None else BACKENDS.find(backend)
+    if not isinstance(where, Path):
+        if backend is not None and kind.on_objects != backend:
+            raise InvalidInputError(
+                f"{where}: tables are stored as {kind.on_objects} there; leave backend= out "
+                "(--backend)"
+            )
+        return dataclasses.replace(spec, backend=kind.on_objects, grows=False)
+    if kind is own:
+        return spec
+    compression = spec.compression if spec.compression in kind.compressions else None
+    return dataclasses.replace(
+        spec, backend=backend or spec.backend, compression=compression, chunk_rows=None, grows=False
+    )
+
+
 def _copy_table(
     directory: _io.Directory,
     table: Table,
+    spec: TableSpec,
     report: Progress,
     skipped: Skipped | None,
-    *,
-    on_disk: bool,
 ) -> TableInfo:
-    spec = table.spec
-    if not on_disk:
-        backend = BACKENDS[spec.backend].on_objects
-        spec = dataclasses.replace(spec, backend=backend, grows=False)
     with directory.make_directory(table.name) as target:
         bad: list[int] | None = None if skipped is None else []
         info = generations.create(target, spec, 1, table._records(bad), report)

@@ -50,7 +50,7 @@ from tierstore.errors import (
     UnknownNameError,
     VersionError,
 )
-from tierstore.spec import check_name
+from tierstore.spec import BackendName, check_name
 from tierstore.stats import SpaceInformation, StoreInfo, TierStats, Version, tally
 
 __all__ = ["Store"]
@@ -463,6 +463,7 @@ class Store(SchemaChanges):
         path: Any,
         *,
         version: int | str | None = None,
+        backend: BackendName | None = None,
         damaged: Literal["raise", "skip"] = "raise",
         progress: Progress | None = None,
     ) -> Skipped:
@@ -476,8 +477,9 @@ class Store(SchemaChanges):
         `path` may also be an unused URL for fsspec, such as "s3://bucket/emb.tier", or an empty
         zarr store: the files become objects of the same names, and tables are stored as zarr. This
         takes memory for one chunk and four bytes per row of a table at a time. `tierstore.open`
-        reads such copies directly, and `save` copies them back to a disk. `progress(done, total)`
-        is called with numbers of rows.
+        reads such copies directly, and `save` copies them back to a disk, with `backend="memmap"`
+        as memory-mapped tables; None keeps the backend of each. `progress(done, total)` is called
+        with numbers of rows.
 
         Damage is never copied: it raises, or with `damaged="skip"` damaged rows are zeros in the
         copy, and tables that do not open, damaged keys and damaged payload values are omitted.
@@ -490,9 +492,9 @@ class Store(SchemaChanges):
             where, skip = _io.locate(path), damaged == "skip"
             wanted = self.version if version is None else version_or_name(version)
             if not self._door.writable and wanted == self.version:
-                return self._save(where, skip=skip, progress=progress)
+                return self._save(where, backend, skip=skip, progress=progress)
             with self._reader(wanted) as source:
-                return source._save(where, skip=skip, progress=progress)
+                return source._save(where, backend, skip=skip, progress=progress)
 
     def update_copy(
         self,
@@ -532,7 +534,7 @@ class Store(SchemaChanges):
             source = new._source()
             if not os.path.lexists(where):
                 if not dry_run:
-                    new._save(where, skip=False, progress=progress)
+                    new._save(where, None, skip=False, progress=progress)
                 return whole_copy(where, source)
             options = Options(path=where, budget=_NOTHING)
             with Store(options) as copy:  # a writer would tidy up what may be another store
@@ -566,11 +568,13 @@ class Store(SchemaChanges):
         )
         return Store(options)
 
-    def _save(self, where: Any, *, skip: bool, progress: Progress | None) -> Skipped:
+    def _save(
+        self, where: Any, backend: str | None, *, skip: bool, progress: Progress | None
+    ) -> Skipped:
         skipped = Skipped(tables=list(self.damaged)) if skip else None
         tables = dict(self._state.tables if skip else self)
         return save_store(
-            tables, self.payload, self._state.manifest, where, progress, skipped=skipped
+            tables, self.payload, self._state.manifest, where, progress, backend, skipped=skipped
         )
 
     def changed(

@@ -27,6 +27,7 @@ from tierstore._store.payload import Payload
 from tierstore._store.state import State
 from tierstore._store.versions import Survey, check_readable, open_directory, survey
 from tierstore._tiers import memory
+from tierstore._tiers.uncached import pieces_of
 from tierstore.errors import TierStoreError, counted
 
 __all__ = ["VerifyReport", "verify", "verify_open"]
@@ -469,7 +470,10 @@ class _Check:
         step = max(1, _BLOCK_BYTES // base.record_bytes)
         if self.sample is not None and self.sample < base.rows:
             rows = np.random.default_rng().choice(base.rows, self.sample, replace=False)
-            yield from np.array_split(np.sort(rows), max(1, -(-self.sample // step)))
+            rows.sort()
+            for part in pieces_of(rows, base.record_bytes):
+                some = rows[part]
+                yield from np.array_split(some, -(-some.size // step) or 1)
             return
         for start in range(0, base.rows, step):
             yield np.arange(start, min(start + step, base.rows), dtype=np.int64)
@@ -493,6 +497,8 @@ class _Check:
                         width = info.spec.layout.record_bytes
                         secret = bytes.fromhex(store)
                         delta = Delta.open(directory, each, store=secret, record_bytes=width)
+                    if delta is not None:
+                        delta.check()
                     if delta is not None and self.sample is None:
                         bad = np.array(delta.damaged(), np.int64)
                 except TierStoreError as error:

@@ -24,7 +24,7 @@ from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Lease
 from tierstore._table.table import Owner, Table
 from tierstore._table.values import from_bytes, raw_rows
-from tierstore._tiers.gpu.keys import DeviceKeys
+from tierstore._tiers.gpu.keys import DeviceKeys, Guess
 from tierstore._tiers.space import Extent, Space
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.spec import EXTENT_ROWS, USES, TableSpec
@@ -171,6 +171,9 @@ class KeyedTable(RowsByNumber):
     (2, 1000)
     """
 
+    _lacked = True
+    """Whether the device's map lacked keys of the last batch, or of none yet."""
+
     def _attach(self, generation: Generation, space: Space, extent: Extent) -> None:
         super()._attach(generation, space, extent)
         generation.fill_ahead()
@@ -238,6 +241,16 @@ class KeyedTable(RowsByNumber):
         if missing is not None:
             found[found < 0] = missing
         return found.reshape(asked.shape)
+
+    def get_or_add(self, keys: object) -> npt.NDArray[np.int64]:
+        """Return the row number of each of `keys`, in their shape; adds those that have none.
+
+        They get their first rows, as with `write`. Durable after `store.commit()`;
+        `store.rollback()` removes them.
+        """
+        asked, _ = self._asked(keys)
+        with self._still():
+            return self._add(asked).reshape(asked.shape)
 
     def keys_of(self, rows: object) -> npt.NDArray[Any]:
         """Return the keys of rows, int64 or str objects, in the shape of `rows`.
@@ -432,6 +445,7 @@ class KeyedTable(RowsByNumber):
             missing = known.find(given.keys, rows, stream)
         unknown = np.empty(0, np.intp)
         asked = Asked(np.empty(0, np.uint64), (0,))
+        self._lacked = missing is not None
         if missing is not None:
             at, codes = missing.on_host()
             asked = Asked(codes, codes.shape)
@@ -539,6 +553,22 @@ class KeyedTable(RowsByNumber):
         records = first_records(self.spec, asked.codes[at], [field])
         data = np.ascontiguousarray(records[:, lo:hi])
         return from_bytes(data, item, Ids(at, at.shape, "torch"))
+
+    def _guessed(self, keys: object) -> tuple[Any, Guess] | None:
+        """Return what `_rows_for` does of keys on a device, before it is known that all have a row.
+
+        The number of those that lack one is 0. None where too many did in the batch before, or
+        where other work goes by the answer.
+        """
+        if self._lacked or self.spec.track_uses or self.spec.admit_after is not None:
+            return None
+        given = self._given(keys)
+        if not isinstance(given, OnDevice) or not given.keys.numel():
+            return None
+        rows = given.keys.new_empty(given.keys.shape)
+        with self._keys_there() as (known, stream):
+            guess = known.guess(given.keys, rows, stream)
+        return rows.reshape(given.shape), guess
 
     def _rows_for(self, keys: object) -> Any:
         """Return row numbers for training, in the shape of keys, as a tensor; adds new keys.

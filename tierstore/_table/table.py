@@ -23,13 +23,13 @@ import numpy.typing as npt
 
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation, Later
-from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import INTERNAL, Door, internal_error, internal_errors
 from tierstore._dtypes import DTypeName, check_unmasked
 from tierstore._table.address import Ids, as_dense, as_written, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
+from tierstore._table.named import NamedRows
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.split import SplitAccess
 from tierstore._table.topk import Best, excluded_pairs
@@ -99,7 +99,7 @@ class Owner(Protocol):
         """Return the store."""
 
 
-class Table:
+class Table(NamedRows):
     """Rows of a store, read and written by id, wherever a row is at the moment.
 
     NumPy ids (or lists) give and take NumPy rows, torch ids torch rows, CuPy ids CuPy rows. Ids are
@@ -126,8 +126,7 @@ class Table:
         self._disk = generation.tier
         self._layout = generation.info.spec.layout
         self._spans = {name: (item, *self._layout.span(name)) for name, item in self._layout.fields}
-        self._keys: tuple[Generation, KeysInfo | None, Keys | None] | None = None
-        """Those that were opened, and of what: another thread may refresh the store meanwhile."""
+        self._forget_keys()
         self._reset_scalars()
         self._move(space, extent)
 
@@ -821,45 +820,6 @@ class Table:
                 damaged += [row - extent.start for row in bad]
             extent.tier.let_go(rows)
         return out
-
-    @property
-    def keys(self) -> Keys | None:
-        """The external keys of the rows, as `keys[5]` or `keys[array_of_ids]`, or None."""
-        generation = self._generation
-        info = self._owner.touched.keys.get(self.name, generation.info.keys)
-        held = self._keys
-        if held is None or held[0] is not generation or held[1] != info:
-            held = self._keys = generation, info, generation.keys(info)
-        return held[2]
-
-    def _forget_keys(self) -> None:
-        """Open the keys anew when they are next asked for: there are others."""
-        self._keys = None
-
-    def lookup(self, keys: object, *, missing: int | None = None) -> npt.NDArray[np.int64]:
-        """Return the ids of external keys, in their shape.
-
-        Keys that no row has get `missing`, such as -1; without it, UnknownNameError names the
-        first three and how many there are.
-        """
-        own = self.keys
-        if own is None:
-            raise InvalidInputError(f"table {self.name!r} has no keys; see Store.set_keys")
-        return own.lookup(keys, missing=missing)
-
-    def contains(self, keys: object) -> npt.NDArray[np.bool_]:
-        """Return for each external key whether a row has it: bool, of their shape."""
-        return self.lookup(keys, missing=-1) >= 0
-
-    @property
-    def store(self) -> Store:
-        """The store of the table; raises InvalidInputError for a table in memory alone."""
-        if self._owner.store is None:
-            raise InvalidInputError(
-                f"table {self.name!r} lives in memory alone and has no store; tierstore.create "
-                "makes a store, whose tables can be committed, grown and found again"
-            )
-        return self._owner.store
 
     @property
     def device(self) -> str:

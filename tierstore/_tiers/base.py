@@ -20,6 +20,7 @@ __all__ = [
     "DeviceView",
     "Epoch",
     "LowestTier",
+    "MappedTier",
     "Renewed",
     "Rows",
     "Tier",
@@ -82,7 +83,14 @@ class Changed(Protocol):
         """Their rows."""
 
 
-class LowestTier(Tier, Protocol):
+class MappedTier(Tier, Protocol):
+    """A tier that may map files to read from them."""
+
+    def let_go(self, rows: Rows) -> None:
+        """Drop from memory what was mapped to read ascending `rows`, from the first to the last."""
+
+
+class LowestTier(MappedTier, Protocol):
     """The lowest tier of a table: the disk, or what stands in for it. Its `flush` does nothing.
 
     Attributes:
@@ -94,9 +102,6 @@ class LowestTier(Tier, Protocol):
     @property
     def live(self) -> Changed | None:
         """What was handed down since the last commit."""
-
-    def let_go(self, rows: Rows) -> None:
-        """Drop from memory what a scan mapped to read consecutive `rows`."""
 
     def discard(self) -> Rows:
         """Drop what was handed down since the last commit; return its rows."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tierstore._tiers.base import LowestTier, Tier
+from tierstore._tiers.base import LowestTier, MappedTier, Tier
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.device import CudaDevice, Device
 from tierstore._tiers.gpu.memory import GpuMemory
@@ -302,7 +302,7 @@ class Placement:
         self,
         part: Part,
         tiers: Mapping[str, LowestTier],
-        select: Callable[[LowestTier, Selection], Tier] = Selected,
+        select: Callable[[LowestTier, Selection], MappedTier] = Selected,
     ) -> Space:
         """Return the space of the tables of a part, over their lowest tiers; raises CapacityError.
 

@@ -19,9 +19,9 @@ from tierstore._tiers.base import (
     Bytes,
     Epoch,
     LowestTier,
+    MappedTier,
     Renewed,
     Rows,
-    Tier,
 )
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.device import device_error
@@ -111,7 +111,7 @@ def laid_out(tiers: Sequence[tuple[str, LowestTier]]) -> tuple[Extent, ...]:
     return tuple(extents)
 
 
-def lowest_of(extents: Sequence[Extent]) -> Tier:
+def lowest_of(extents: Sequence[Extent]) -> MappedTier:
     """Return the lowest tier of a space: that of its table, or what routes to those of several."""
     return extents[0].tier if len(extents) == 1 else Router([extent.tier for extent in extents])
 
@@ -164,6 +164,11 @@ class Router:
 
         return advise if calls else None
 
+    def let_go(self, rows: Rows) -> None:
+        """Drop from memory what was mapped to read ascending `rows`."""
+        for tier, _, own in self._routed(rows):
+            tier.let_go(own)
+
     def flush(self) -> None:
         """Do nothing: a lowest tier hands nothing down."""
 
@@ -183,7 +188,7 @@ class Space:
     def __init__(
         self,
         extents: Sequence[Extent],
-        below: Tier,
+        below: MappedTier,
         host: HostTier | None = None,
         gpu: GpuTier | None = None,
         whole: WholeColumns | None = None,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tierstore._tiers.base import Bytes, Rows, Tier
+from tierstore._tiers.base import Bytes, MappedTier, Rows
 from tierstore.stats import TierStats
 
 __all__ = ["Piece", "Selected", "Selection", "Split"]
@@ -93,7 +93,7 @@ class Split:
 class Selected:
     """Some bytes of the records of a tier, to read alone."""
 
-    def __init__(self, below: Tier, selection: Selection) -> None:
+    def __init__(self, below: MappedTier, selection: Selection) -> None:
         """Refer to the tier that has whole records."""
         self.rows: int = below.rows
         self.record_bytes: int = selection.nbytes
@@ -122,6 +122,10 @@ class Selected:
     def stage(self, rows: Rows) -> Callable[[], None] | None:
         """Return what brings `rows` nearer to the tier below, if anything does."""
         return self._below.stage(rows)
+
+    def let_go(self, rows: Rows) -> None:
+        """Drop from memory what was mapped to read ascending `rows`."""
+        self._below.let_go(rows)
 
     def flush(self) -> None:
         """Do nothing: nothing is written."""

@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy
-from tierstore._tiers.base import Bytes, Rows, Tier
+from tierstore._tiers.base import Bytes, MappedTier, Rows, Tier
 from tierstore._tiers.slots import Slots
 
-__all__ = ["Uncached", "read_ranges", "write_ranges"]
+__all__ = ["Uncached", "pieces_of", "read_once", "read_ranges", "write_ranges"]
 
 Positions = npt.NDArray[np.intp]
 
@@ -70,12 +71,46 @@ def write_ranges(below: Tier, rows: Rows, records: Bytes, lo: int) -> None:
     below.write(rows, records)
 
 
+_FEW = 64
+"""Rows that may stay mapped: dropping them would take longer than reading them."""
+_KEPT_BYTES = 8 << 20
+"""Mapped memory that a read of scattered rows, which are not kept, may hold at once."""
+_AROUND_BYTES = 1 << 16
+"""What the kernel maps at most of a file around a place that is read."""
+
+
+def read_once(below: MappedTier, rows: Rows, out: Bytes, lo: int) -> None:
+    """Do what `read_ranges` does, and drop from memory what was mapped of files for it.
+
+    Rows that are far apart would map most of a file, however few they are.
+    """
+    order = np.argsort(rows, kind="stable") if (rows[1:] < rows[:-1]).any() else None
+    ascending = rows if order is None else rows.take(order)
+    for part in pieces_of(ascending, below.record_bytes):
+        some = ascending[part]
+        if order is None:
+            read_ranges(below, some, out[part], lo)
+        else:
+            read_ranges(below, some, out, lo, at=order[part])
+        below.let_go(some)
+
+
+def pieces_of(rows: Rows, record_bytes: int) -> list[slice]:
+    """Divide ascending rows so that each piece maps little; neighbours stay together."""
+    apart = np.diff(rows, prepend=rows[:1]) * record_bytes
+    if not rows.size or int(rows[-1] - rows[0]) <= 2 * rows.size:
+        return [slice(0, rows.size)]
+    mapped = np.minimum(apart, _AROUND_BYTES).cumsum() // _KEPT_BYTES
+    edges = [0, *(np.flatnonzero(np.diff(mapped)) + 1).tolist(), rows.size]
+    return [slice(*pair) for pair in pairwise(edges)]
+
+
 class Uncached:
     """Stands where a host tier would, and keeps nothing."""
 
     slots = 0
 
-    def __init__(self, below: Tier) -> None:
+    def __init__(self, below: MappedTier) -> None:
         """Refer to the tier that holds every row."""
         self.below = below
         self.rows: int = below.rows
@@ -91,9 +126,12 @@ class Uncached:
     ) -> None:
         """Copy bytes `lo:hi` of records `rows` `(n,)`, which may repeat, into `out` `(n, hi - lo)`.
 
-        `admit` is for tiers that keep what they read.
+        `admit` is for tiers that keep what they read; without it, not even files stay mapped.
         """
-        read_ranges(self.below, rows, out, lo)
+        if admit or rows.size <= _FEW:
+            read_ranges(self.below, rows, out, lo)
+        else:
+            read_once(self.below, rows, out, lo)
 
     def write(self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows` `(n,)`, distinct."""

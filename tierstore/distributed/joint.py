@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from tierstore._table.joint import Features, JointTable, Location
-from tierstore.distributed.exchange import Exchange, Request, Wanted
+from tierstore.distributed.exchange import Answer, Exchange, Serve
 from tierstore.distributed.owners import Owners, owners_over
+from tierstore.distributed.request import Request, Wanted
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import RowIndexError
 from tierstore.spec import TableSpec
@@ -66,7 +67,8 @@ class DistributedJointTable:
         The request for them, which must follow, raises for one that is not in its table.
         """
         self._owners_now()
-        known = self._exchange.known(ids, self._tag(features), lengths)
+        tag, tables = self._tag(features), features.tables
+        known = self._exchange.known(Wanted(ids, ids, tag, tables, list(lengths)))
         if known is not None:
             self._wanted = known.wanted
             return known.wanted.ids
@@ -84,7 +86,6 @@ class DistributedJointTable:
                         f"{rows - 1}"
                     )
 
-        tag, tables = self._tag(features), features.tables
         self._wanted = Wanted(own, ids, tag, tables, list(lengths), refuse)
         return own
 
@@ -97,12 +98,23 @@ class DistributedJointTable:
             tag = self._tags[features] = zlib.crc32(repr(named).encode())
         return tag
 
-    def request(self, numbers: Tensor) -> Request:
+    def look_up(
+        self,
+        numbers: Tensor,
+        like: Tensor,
+        serve: Serve,
+        before: Callable[[], object] = lambda: None,
+    ) -> tuple[Request, Tensor]:
         """Ask the ranks that own them for the rows that `in_space` returned. Collective.
 
-        Raises RowIndexError, and RanksError on the other ranks.
+        See `DistributedTable.look_up`.
         """
-        return self._exchange.request(self._last(numbers))
+        wanted = self._last(numbers)
+        try:
+            before()
+        except Exception as error:
+            wanted = wanted.failed(error)
+        return self._exchange.look_up(wanted, like, serve)
 
     def _last(self, numbers: Tensor) -> Wanted:
         wanted, self._wanted = self._wanted, None
@@ -113,17 +125,21 @@ class DistributedJointTable:
     def padding(self, padding_idx: int | None) -> None:
         """Return None: joint tables have no padding."""
 
-    def read(self, numbers: Tensor, field: str, touched: object = ()) -> Tensor:
-        """Return a field of rows, `(n, dim)`; see `JointTable.read`. Collective."""
-        return self.read_with(numbers, lambda rows, of: self.shard.read(rows, field, of))
-
     def read_with(
-        self, numbers: Tensor, read: Callable[[Tensor, frozenset[int]], Tensor]
+        self,
+        numbers: Tensor,
+        like: Tensor,
+        read: Callable[[Tensor, frozenset[int]], Tensor],
+        before: Callable[[], object] = lambda: None,
     ) -> Tensor:
         """Return what `read` makes of rows of a shard, of some tables, for each number."""
-        request = self.request(numbers)
-        rows = read(request.asked, request.touched)
-        return request.answer(rows).index_select(0, request.positions)
+        request, rows = self.look_up(
+            numbers,
+            like,
+            lambda request: Answer(read(request.asked, request.touched)),
+            before,
+        )
+        return rows.index_select(0, request.positions)
 
     def prefetch(self, numbers: Tensor, *, window: int = 16) -> None:
         """Announce a coming batch; see `DistributedTable.prefetch`. Collective."""

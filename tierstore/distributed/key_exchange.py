@@ -21,7 +21,7 @@ from tierstore._keys.growing import Asked
 from tierstore._keys.text import Texts
 from tierstore._table.keyed import KeyedTable
 from tierstore.distributed.ranks import Ranks
-from tierstore.errors import InvalidInputError, RanksError, TierStoreError
+from tierstore.errors import InvalidInputError
 
 __all__ = ["KeyExchange", "Numbers"]
 
@@ -90,25 +90,32 @@ class KeyExchange:
         the same. What is wrong with the keys of a rank, what `check` raises before they are sent
         and what its `serve` raises is raised there, and RanksError on the others.
         """
-        error: TierStoreError | None = None
+        error: Exception | None = self._ranks.fault_error()
         try:
             asked, _ = self._table._asked(keys)
             check()
-        except TierStoreError as found:
-            error, asked = found, Asked(_NONE, (0,), Texts.of([]))
+            first, inverse, owners = self._distinct(asked)
+        except Exception as found:
+            error = error or found
+            asked = Asked(_NONE, (0,), Texts.of([]))
+            first, inverse, owners = self._distinct(asked)
+        with self._ranks.midway(f"{what} keys of table {self._table.name!r}"):
+            order = np.argsort(owners, kind="stable")
+            given = np.bincount(owners, minlength=self._ranks.count)
+            coming, taken = self._send(asked.take(first[order]), given, what, error)
+            answers = self._answer(coming, taken, given, serve, what)
+            numbers = np.empty(len(first), np.int64)
+            numbers[order] = answers
+            return asked, numbers[inverse]
+
+    def _distinct(self, asked: Asked) -> tuple[Rows, Rows, Rows]:
+        """Return where distinct keys are, for each key which of them it is, and their owners."""
         _, first, inverse = np.unique(asked.codes, return_index=True, return_inverse=True)
         if asked.texts is not None and len(first) < len(inverse):
             alike = asked.texts.equal(np.arange(inverse.size), asked.texts, first[inverse])
             if not alike.all():  # two texts of one hash
                 first = inverse = np.arange(inverse.size)
-        owners = self._owners_of(asked.codes[first])
-        order = np.argsort(owners, kind="stable")
-        given = np.bincount(owners, minlength=self._ranks.count)
-        coming, taken = self._send(asked.take(first[order]), given, what, error)
-        answers = self._answer(coming, taken, given, serve, what)
-        numbers = np.empty(len(first), np.int64)
-        numbers[order] = answers
-        return asked, numbers[inverse]
+        return first, inverse, self._owners_of(asked.codes[first])
 
     def _owners_of(self, codes: npt.NDArray[np.uint64]) -> Rows:
         owners: Rows = (
@@ -117,7 +124,7 @@ class KeyExchange:
         return owners
 
     def _send(
-        self, asked: Asked, given: Rows, what: str, error: TierStoreError | None
+        self, asked: Asked, given: Rows, what: str, error: Exception | None
     ) -> tuple[Asked, Rows]:
         """Send keys, so many to each rank; return those that come, and how many from each.
 
@@ -138,20 +145,16 @@ class KeyExchange:
         arrived = Texts(blob, np.concatenate([[0], np.cumsum(lengths)]))
         return Asked(arrived.hashes(), lengths.shape, arrived), taken
 
-    def _check(self, told: Rows, tag: int, what: str, error: TierStoreError | None) -> None:
-        if error is not None:
-            raise error
-        for rank, (_, _, failed, other) in enumerate(told.tolist()):
-            if failed:
-                raise RanksError(
-                    f"rank {rank} of {len(told)} gave table {self._table.name!r} keys or rows that "
-                    "it does not take, and nothing was done; that rank says which"
-                )
+    def _check(self, told: Rows, tag: int, what: str, error: Exception | None) -> None:
+        if told[:, 2].any():
+            self._ranks.failed(f"{what} keys of table {self._table.name!r}", error)
+        for rank, (_, _, _, other) in enumerate(told.tolist()):
             if other != tag:
-                raise InvalidInputError(
+                text = (
                     f"rank {rank} of {len(told)} does something else than {what} keys of table "
                     f"{self._table.name!r}: every rank makes the same calls in the same order"
                 )
+                raise self._ranks.of_all(InvalidInputError(text))
 
     def _answer(
         self, coming: Asked, taken: Rows, given: Rows, serve: Callable[[Asked], Rows], what: str
@@ -168,15 +171,9 @@ class KeyExchange:
         starts = np.cumsum(taken) - taken
         status = np.full(len(taken), error is not None, np.int64)
         answers = self._swap(np.insert(numbers, starts, status), taken + 1, given + 1)
-        if error is not None:
-            raise error
         heads = np.cumsum(given + 1) - given - 1
         if answers[heads].any():
-            rank = int(np.flatnonzero(answers[heads])[0])
-            raise RanksError(
-                f"rank {rank} of {len(taken)} could not {what} keys of table "
-                f"{self._table.name!r}; that rank says why"
-            )
+            self._ranks.failed(f"{what} keys of table {self._table.name!r}", error)
         return np.delete(answers, heads)
 
     def _swap(

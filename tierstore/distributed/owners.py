@@ -74,9 +74,10 @@ class Found(Protocol):
         ...
 
     def placed(self) -> tuple[Tensor, Tensor]:
-        """Return the numbers by owner, and for each id the place of its number among them.
+        """Return the numbers by owner, and for each id the place of its row among those that come.
 
-        Behind the distinct numbers more may follow.
+        Behind the rows of each owner comes a word on them. Behind the distinct numbers more may
+        follow.
         """
 
 
@@ -154,7 +155,8 @@ class HostOwners(Owners):
         message = torch.empty(2, ranks, 2 + len(told), dtype=torch.int64, device=keys.device)
         message[0] = uploaded([0, failed, *told], keys.device)
         message[0, :, 0] = torch.searchsorted(distinct, edges).diff()
-        return _Sorted(message, (distinct & ((1 << bits) - 1)).to(self._kind), positions)
+        numbers = (distinct & ((1 << bits) - 1)).to(self._kind)
+        return _Sorted(message, numbers, positions + (keys >> bits))  # behind an owner's is a word
 
     def _bounds(self, looked: Looked) -> tuple[Tensor, Tensor, Tensor]:
         """Return the ids, and first number and rows of their tables, in shapes that agree."""

@@ -10,9 +10,9 @@ import contextlib
 import datetime
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 _REASON = 160
 """Characters of what a collective says of its failure, at most."""
+_START_AGAIN = "end all ranks and start them again: the last version that was committed is intact"
 
 
 class Ranks:
@@ -35,7 +36,9 @@ class Ranks:
         rank, count: which of how many this is.
         control_group: the group of messages on hosts, gloo.
         data_group: the group that rows go through, of the backend of the default group.
+        gradient_group: the group that gradients on hosts go through, gloo.
         broken: what went wrong between the ranks; empty while they can still talk.
+        fault: why what this rank wrote since the last commit is not whole; empty while it is.
     """
 
     def __init__(self, timeout: float | None = None) -> None:
@@ -44,14 +47,26 @@ class Ranks:
         self.rank: int = 0
         self.count: int = 1
         self.broken: str = ""
+        self.fault: str = ""
+        self._of_all: BaseException | None = None
         self.control_group: Any = None
         self.data_group: Any = None
+        self.gradient_group: Any = None
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self.rank, self.count = dist.get_rank(), dist.get_world_size()
             patience = None if timeout is None else datetime.timedelta(seconds=timeout)
             with self.explained("open the store"):
                 self.control_group = dist.new_group(backend="gloo", timeout=patience)
                 self.data_group = dist.new_group(timeout=patience)
+                self.gradient_group = dist.new_group(backend="gloo", timeout=patience)
+
+    def group_of_rows(self, *, on_host: bool, back: bool) -> Any:
+        """Return the group that rows go through, or gradients, which go `back`.
+
+        On hosts those are two: where one rank gives gradients while another looks rows up, they
+        wait for each other, and take nothing for what it is not.
+        """
+        return self.gradient_group if on_host and back else self.data_group
 
     @contextlib.contextmanager
     def explained(self, what: str) -> Any:
@@ -64,6 +79,8 @@ class Ranks:
                 f"rank {self.rank} opened the store before this process was forked; open it again "
                 "here, for reading: tierstore.open(path)"
             )
+        if self.broken:
+            raise RanksError(self.broken)
         try:
             yield
         except TierStoreError:
@@ -72,10 +89,63 @@ class Ranks:
             reason = (str(error).splitlines() or ["no reason given"])[0][:_REASON]
             self.broken = (
                 f"rank {self.rank} of {self.count} could not {what} with the others: one has "
-                f"ended, or did not come in time ({reason}); end all ranks and start them again: "
-                "the last version that was committed is intact"
+                f"ended, or did not come in time ({reason}); {_START_AGAIN}"
             )
             raise RanksError(self.broken) from error
+
+    @contextlib.contextmanager
+    def midway(self, what: str) -> Iterator[None]:
+        """Break off where this rank fails between messages that the others wait for.
+
+        They learn it by the end of the connection; nothing can follow that they would take for what
+        they wait for. Errors that all ranks raise pass.
+        """
+        try:
+            yield
+        except BaseException as error:
+            is_told = error is self._of_all or self.broken or self.count == 1
+            if not is_told and os.getpid() == self._pid:
+                self.broken = (
+                    f"rank {self.rank} of {self.count} could not {what} with the others "
+                    f"({_said(error)}); {_START_AGAIN}"
+                )
+                self._leave()
+            raise
+
+    def of_all(self, error: Exception) -> Exception:
+        """Return an error that all ranks raise at this place, for which nothing breaks off."""
+        self._of_all = error
+        return error
+
+    def failed(self, what: str, error: Exception | None) -> NoReturn:
+        """Raise what some ranks, which all know of, could not do. Collective.
+
+        `error` is raised on this rank; where it is None, RanksError with what another says.
+        """
+        try:
+            said = self.gather("say what went wrong", None if error is None else _said(error))
+        except RanksError:
+            if error is None:
+                raise
+            raise error from None
+        if error is not None:
+            error.add_note(f"on rank {self.rank} of {self.count}; the other ranks are told")
+            raise self.of_all(error)
+        rank = next(rank for rank, each in enumerate(said) if each is not None)
+        text = f"rank {rank} of {self.count} could not {what}: {said[rank]}"
+        raise self.of_all(RanksError(text))
+
+    def fail(self, what: str, error: BaseException) -> None:
+        """Refuse what all ranks do from now on until a rollback: this one wrote a part of it."""
+        if self.count > 1:
+            self.fault = self.fault or (
+                f"rank {self.rank} of {self.count} failed to {what}, which may be written in part "
+                f"({_said(error)}): roll back on every rank, or open the store again"
+            )
+
+    def fault_error(self) -> RanksError | None:
+        """Return the error for what all ranks would do after `fail`; None if there is none."""
+        return RanksError(self.fault) if self.fault else None
 
     def gather(self, what: str, value: T) -> list[T]:
         """Return the value of every rank; `what` all do names it in errors. Raises RanksError."""
@@ -95,9 +165,16 @@ class Ranks:
             dist.all_reduce(told, dist.ReduceOp.BAND, group=self.control_group)
         return int(told)
 
-    def agree(self, what: str, values: Mapping[str, object]) -> None:
-        """Raise InvalidInputError on every rank unless all give the same values."""
-        every = self.gather(what, {"call": what, **values})
+    def agree(self, what: str, values: Mapping[str, object], *, after_fault: bool = False) -> None:
+        """Raise InvalidInputError on every rank unless all give the same values.
+
+        RanksError for what a rank wrote in part, but `after_fault`.
+        """
+        told = self.gather(what, (self.fault, {"call": what, **values}))
+        every = [each for _, each in told]
+        for fault, _ in told:
+            if fault and not after_fault:
+                raise RanksError(fault)
         for name in every[0]:
             given = [each.get(name) for each in every]
             for rank, value in enumerate(given):
@@ -159,17 +236,27 @@ class Ranks:
 
     def close(self) -> None:
         """Leave the group of control messages; harmless when repeated."""
-        groups = self.control_group, self.data_group
-        self.control_group = self.data_group = None
         self.broken = self.broken or "the store was closed"
-        for group in groups:
+        self._leave()
+
+    def _leave(self) -> None:
+        """End the groups, which the ranks that wait in one are told."""
+        groups = [self.control_group, self.data_group, self.gradient_group]
+        self.control_group = self.data_group = self.gradient_group = None
+        while groups:
+            group = groups.pop()
             if group is not None and dist.is_initialized():
                 with contextlib.suppress(RuntimeError, ValueError):
                     dist.destroy_process_group(group)
+
+
+def _said(error: BaseException) -> str:
+    """Return what other ranks are told of an error."""
+    return f"{type(error).__name__}: {error}"
 
 
 def _described(error: Exception) -> tuple[type[TierStoreError], str]:
     """Return the class and text by which other ranks raise an error."""
     if isinstance(error, TierStoreError):
         return type(error), str(error)
-    return RanksError, f"{type(error).__name__}: {error}"
+    return RanksError, _said(error)

@@ -512,11 +512,12 @@ class DistributedStore(Closing, Mapping[str, Any]):
 
     def rollback(self) -> None:
         """Drop everything that any rank wrote since the last commit. Collective."""
-        self._agree("roll back", {})
+        self._agree("roll back", {}, after_fault=True)
         with self._door.use(write=True) as use, self._closed_when_broken():
             with use.interruptible():
                 self.prefetcher.wait_for_advice()
             self._count_keys(self._discard, "roll back")
+            self._ranks.fault = ""
 
     def _discard(self) -> None:
         self._spaces.discard()
@@ -741,11 +742,12 @@ class DistributedStore(Closing, Mapping[str, Any]):
 
     # -- between ranks
 
-    def _agree(self, what: str, values: Mapping[str, object]) -> None:
+    def _agree(self, what: str, values: Mapping[str, object], *, after_fault: bool = False) -> None:
         """Check that the store is open, and that all ranks are at the same version and call."""
         self._door.check(write=True)
         with self._closed_when_broken():
-            self._ranks.agree(what, {"version": self.version, **values})
+            told = {"version": self.version, **values}
+            self._ranks.agree(what, told, after_fault=after_fault)
 
     @contextlib.contextmanager
     def _closed_when_broken(self) -> Iterator[None]:

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from tierstore._disk.keys import Keys
 from tierstore._disk.partitioning import Shard
+from tierstore._door import interrupts_deferred
 from tierstore._table.address import host_ids
 from tierstore._table.table import Table
 from tierstore._tiers.base import GONE
-from tierstore.distributed.exchange import Exchange, Request, Wanted
+from tierstore.distributed.exchange import Answer, Exchange, Serve
 from tierstore.distributed.owners import Owners, Place, owners_over
 from tierstore.distributed.ranks import Ranks
-from tierstore.errors import ClosedError, InvalidInputError, InvalidTypeError, TierStoreError
+from tierstore.distributed.request import Request, Wanted
+from tierstore.errors import ClosedError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
 
 if TYPE_CHECKING:
@@ -132,12 +134,14 @@ class DistributedTable:
         """Have as many rows as a shard of the table says, which grew."""
         self.place = place
 
-    def request(self, ids: Any) -> Request:
-        """Ask the ranks that own them for the rows of ids of any shape. Collective.
+    def look_up(
+        self, ids: Any, like: Tensor, serve: Serve, before: Callable[[], object] = lambda: None
+    ) -> tuple[Request, Tensor]:
+        """Ask the ranks that own them for the rows of ids of any shape; see `Exchange.look_up`.
 
-        Raises RowIndexError and InvalidTypeError, and RanksError on the other ranks.
+        Collective. `before` is called first; what it raises is raised as what `serve` does.
         """
-        return self.exchange.request(self._wanted(ids))
+        return self.exchange.look_up(self._wanted(ids, check=before), like, serve)
 
     def end(self) -> None:
         """Refuse all calls from now on."""
@@ -165,11 +169,11 @@ class DistributedTable:
         self, ids: Any, call: str = "", check: Callable[[], object] = lambda: None
     ) -> Wanted:
         """Return what to ask for, by a call of this name; `check` raises what else is wrong."""
-        error: TierStoreError | None = None
+        error: Exception | None = None
         try:
             own = self._flat(ids)
             check()
-        except TierStoreError as found:
+        except Exception as found:
             error, own = found, torch.empty(0, dtype=torch.int64, device=self.device)
         return Wanted(
             own,
@@ -203,21 +207,38 @@ class DistributedTable:
     def read(self, ids: Any, field: str | None = None) -> Any:
         """Read the rows of `ids`, `ids.shape + (dim,)`, as `Table.read` does. Collective."""
         name = next(iter(self.fields)) if field is None else field
-        wanted = self._wanted(ids, f"read {name}", lambda: self.shard.spec.layout.field(name))
-        request = self.exchange.request(wanted)
-        found = self._answered(request, lambda rows: self.shard.read(rows, name, as_tensor=True))
+        like = torch.empty(0, 1)
+
+        def check() -> None:
+            nonlocal like
+            like = self.shard.read([], name, as_tensor=True)
+
+        with interrupts_deferred():
+            wanted = self._wanted(ids, f"read {name}", check)
+            found = self._expanded(
+                wanted, like, lambda rows: self.shard.read(rows, name, as_tensor=True)
+            )
         if isinstance(ids, Tensor):
             return found.reshape(*ids.shape, found.shape[1])
         own = found.cpu()
         values = (own.float() if own.dtype == torch.bfloat16 else own).numpy()
         return values.reshape(*np.shape(ids), values.shape[-1])
 
-    def read_with(self, ids: Any, read: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return what `read` makes of rows of a shard, `(rows, dim)`, for each id. Collective."""
-        return self._answered(self.request(ids), read)
+    def read_with(
+        self,
+        ids: Any,
+        like: Tensor,
+        read: Callable[[Tensor], Tensor],
+        before: Callable[[], object] = lambda: None,
+    ) -> Tensor:
+        """Return what `read` makes of rows of a shard, as `like`, for each id. Collective."""
+        return self._expanded(self._wanted(ids, check=before), like, read)
 
-    def _answered(self, request: Request, read: Callable[[Tensor], Tensor]) -> Tensor:
-        return request.answer(read(request.asked)).index_select(0, request.positions)
+    def _expanded(self, wanted: Wanted, like: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
+        request, rows = self.exchange.look_up(
+            wanted, like, lambda request: Answer(read(request.asked))
+        )
+        return rows.index_select(0, request.positions)
 
     def write(self, ids: Any, rows: Any, field: str | None = None) -> None:
         """Write rows `ids.shape + (dim,)` over those of `ids`. Collective.
@@ -230,12 +251,29 @@ class DistributedTable:
             nonlocal given
             given = self._check_rows(ids, rows, name)
 
-        request = self.exchange.request(self._wanted(ids, f"write {name}", check))
-        count = int(np.prod(np.shape(ids)))
-        last = np.zeros(request.size, np.int64)
-        last[request.positions.cpu().numpy()] = np.arange(count)
-        values = given.reshape(count, given.shape[-1])[torch.from_numpy(last)]
-        self.shard.write(request.asked, request.deliver(values.to(self.device)), name)
+        with interrupts_deferred():
+            request = self.exchange.ask(self._wanted(ids, f"write {name}", check))
+            with self._ranks.midway(f"write rows of table {self.name!r}"):
+                request.find()
+                count = int(np.prod(np.shape(ids)))
+                last = np.full(request.size, -1)
+                last[request.positions.cpu().numpy()] = np.arange(count)
+                own, flat = torch.from_numpy(last), given.reshape(count, given.shape[-1])
+                values = flat.new_zeros(len(own), flat.shape[1])
+                values[own >= 0] = flat[own[own >= 0]]
+                arrived = request.deliver(values.to(self.device))
+            self._ranks.together(
+                f"write rows of table {self.name!r}",
+                lambda: self._written(request, arrived, name),
+            )
+
+    def _written(self, request: Request, rows: Tensor, name: str) -> None:
+        """Write rows of this rank, of which others wrote theirs."""
+        try:
+            self.shard.write(request.asked, rows, name)
+        except Exception as error:
+            self._ranks.fail(f"write rows of table {self.name!r}", error)
+            raise
 
     def _check_rows(self, ids: Any, rows: Any, name: str) -> Tensor:
         """Return rows of a field to write as a tensor.
@@ -262,10 +300,10 @@ class DistributedTable:
         the same ids among the next `window` then does not wait for it; on a GPU those are the same
         tensor, not written since. Raises what a lookup does, of an earlier batch.
         """
-        wanted = self._wanted(ids)
-        self.exchange.announce(
-            wanted, window, lambda rows: self.shard.prefetch(rows, window=window)
-        )
+        with interrupts_deferred():
+            self.exchange.announce(
+                self._wanted(ids), window, lambda rows: self.shard.prefetch(rows, window=window)
+            )
 
     def ids_of(self, rows: Any) -> Any:
         """Return the ids of rows of the shard, an int64 array or tensor."""

@@ -6,13 +6,13 @@ import mmap
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -66,6 +66,8 @@ class Comparison:
 
 _SIZES = (64, 1024, 8192, 65_536)
 """Rows of batches that are measured, those of steps from an evaluation's to a large training's."""
+_LARGE = 1 << 20
+"""Rows of the largest batches on a GPU, where a step has that many."""
 _USUAL = 8192
 """Rows of the batches of which a rate is shown."""
 
@@ -97,7 +99,9 @@ def compare(
         cached = _batches(path, none, _read, seconds)
         missed = _batches(path, Budget(host_rows=rows // 4), _read, seconds, fresh=True)
         cold = _cold(path, seconds)
+        on_gpu = _on_gpu(path, rows, seconds)
         committed = _committed(path, seconds)  # leaves deltas, which slow down reads
+        gpu: Mapping[str, Any] = {name: _times(took) for name, took in on_gpu.items()}
         found = replace(
             speeds,
             warm=_times(warm),
@@ -108,6 +112,7 @@ def compare(
             missed=_times(missed),
             cold=_times(cold),
             committed_rows=median(committed),
+            **gpu,
         )
         save_speeds(directory, found)
         return [
@@ -156,6 +161,52 @@ def _batches(
             count = rows // size if fresh else 8
             batches = cycle([order[at : at + size] for at in range(0, count * size, size)])
             call = partial(_on_next, batches, partial(work, table))
+            took[size] = _calls(call, seconds / len(_SIZES))
+        if work is _lease:
+            store.rollback()
+    return took
+
+
+def _on_gpu(path: Path, rows: int, seconds: float) -> dict[str, Took]:
+    """Return what batches take in a GPU tier with all rows, or with none of a batch.
+
+    Without a GPU nothing is. As in training, ids are on the GPU; a call ends when its kernels have.
+    """
+    try:
+        import cupy
+
+        cupy.cuda.runtime.getDeviceCount()
+    except Exception:  # no CuPy, no device or no driver
+        return {}
+    found: dict[str, Took] = {}
+    whole, part = (Budget(host_rows=2**40, gpu_rows=count) for count in (rows, rows // 4))
+    found["gpu_warm"] = _gpu_batches(cupy, path, whole, _read, seconds)
+    found["gpu_leased"] = _gpu_batches(cupy, path, whole, _lease, seconds)
+    found["gpu_missed"] = _gpu_batches(cupy, path, part, _read, seconds)
+    found["gpu_lease_missed"] = _gpu_batches(cupy, path, part, _lease, seconds)
+    return found
+
+
+def _gpu_batches(
+    cupy: Any, path: Path, budget: Budget, work: Callable[[Table, Ids], object], seconds: float
+) -> Took:
+    """Return what batches of distinct rows take, each of which comes again after all others."""
+    took: Took = {}
+    mode: Literal["r", "r+"] = "r+" if work is _lease else "r"
+    with open_store(path, mode, budget=budget, device="cuda") as store:
+        table, wait = store["t"], cupy.cuda.get_current_stream().synchronize
+        order = cupy.asarray(np.random.default_rng(1).permutation(table.rows))
+        for size in sorted({min(size, table.rows // 8) for size in (*_SIZES, _LARGE)}):
+            parts = [order[at : at + size] for at in range(0, table.rows - size + 1, size)]
+            for each in parts:  # the rows that stay are there afterwards
+                work(table, each)
+            wait()
+            batches = cycle(parts)
+
+            def call(batches: Iterator[Any] = batches) -> None:
+                work(table, next(batches))
+                wait()
+
             took[size] = _calls(call, seconds / len(_SIZES))
         if work is _lease:
             store.rollback()

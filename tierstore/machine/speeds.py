@@ -177,6 +177,10 @@ class Speeds:
         missed: to read them through a host tier that has none of them, from those files.
         cold: to read them from the disk, by distinct pages.
         committed_rows: rows it commits once they changed, a hundredth of a table at a time.
+        gpu_warm, gpu_leased: what it takes to read rows of 512 bytes from its GPU tier, and to
+            lease, read and write them there; None without a GPU.
+        gpu_missed, gpu_lease_missed: the same through a GPU tier that has none of them, from a host
+            tier that has every row.
     """
 
     copy_bytes: float
@@ -194,6 +198,10 @@ class Speeds:
     missed: BatchTimes | None = None
     cold: BatchTimes | None = None
     committed_rows: float | None = None
+    gpu_warm: BatchTimes | None = None
+    gpu_leased: BatchTimes | None = None
+    gpu_missed: BatchTimes | None = None
+    gpu_lease_missed: BatchTimes | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures by name."""
@@ -220,7 +228,10 @@ class Speeds:
         return cls(**given)
 
 
-_BATCHES = frozenset({"warm", "hot", "leased", "hot_leased", "cached", "missed", "cold"})
+_BATCHES = frozenset(
+    {"warm", "hot", "leased", "hot_leased", "cached", "missed", "cold"}
+    | {"gpu_warm", "gpu_leased", "gpu_missed", "gpu_lease_missed"}
+)
 
 
 def measure(

@@ -227,7 +227,7 @@ class Batch:
         """
         self._table = table
         self._abandoned = abandoned
-        self.zeros: Zeros | None = zeros
+        self.zeros: Zeros | None = None
         self.size: int = ids.numel()
         self._joint = table if isinstance(table, JointTable) else None
         if self._joint is not None:
@@ -238,6 +238,7 @@ class Batch:
         )
         if self.lease.device is not None:
             self.lease.trim(wait=False)  # asks for the count, which the backward pass may find
+            self.zeros = zeros
 
     def __del__(self) -> None:
         """Leave a lease that goes on to the next call."""

@@ -107,6 +107,11 @@ class Average:
         values: Any = self._table.read(ids, self.names)
         return self.after(self.steps, values)
 
+    def like(self) -> Tensor:
+        """Return no averages, `(0, dim)`, of the type and where they are."""
+        item = self._table.spec.layout.field(self._mean)
+        return torch.empty(0, item.dim, dtype=item.element.torch_dtype(), device=self._table.device)
+
     @property
     def names(self) -> list[str]:
         """The fields that `after` needs."""

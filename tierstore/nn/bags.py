@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tierstore._store.store import Store
-from tierstore.distributed.exchange import on_host
+from tierstore.distributed.known import on_host
 from tierstore.distributed.owners import uploaded
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.nn import graphs

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tierstore import initializers
 from tierstore._store.store import Store
+from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table
 from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.table import DistributedTable
@@ -204,10 +205,25 @@ class TieredEmbedding(RowsLayer):
         if self._own.trains(self) and self.training:
             if table.spec.admit_after is not None:
                 return self._look_up_admitted(*numbered(table, self.field, keys, add=True))
-            return autograd.Lookup.apply(self._own, table._rows_for(keys), self)
+            return self._look_up_trained(keys, table)
         self._own.settle()
         rows: Tensor = table.read(keys, self.field, as_tensor=True)
         return rows.to(self._anchor)
+
+    def _look_up_trained(self, keys: Any, table: ByKey) -> Tensor:
+        """Look up keys that all get a row.
+
+        Where the device is likely to know all, rows are looked up before it has told, so that it
+        is not idle meanwhile; if it was wrong, the batch is dropped and looked up again.
+        """
+        guessed = table._guessed(keys) if isinstance(table, KeyedTable) else None
+        if guessed is not None:
+            rows, guess = guessed
+            found: Tensor = autograd.Lookup.apply(self._own, rows, self)
+            if guess.is_right():
+                return found
+            del found
+        return autograd.Lookup.apply(self._own, table._rows_for(keys), self)
 
     def _look_up_admitted(self, ids: Tensor, first: FirstRows | None) -> Tensor:
         """Return the row of each id; those of keys that are not admitted have no gradient."""
@@ -257,15 +273,23 @@ class TieredEmbedding(RowsLayer):
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
-        self._own.settle()
-        if self._average is not None:
-            if self.is_shared:
-                shared: Any = self.table
-                found: Tensor = shared.read_with(ids, self._average.read)
-                return found.view(*ids.shape, self.embedding_dim).to(self._anchor)
-            return self._average.read(ids).to(self._anchor)
+        average, settle = self._average, self._own.settle
+        if self.is_shared:
+            shared: Any = self.table
+            like = self._like if average is None else average.like()
+            read = self._read_shard if average is None else average.read
+            found: Tensor = shared.read_with(ids, like, read, settle)
+            return found.view(*ids.shape, self.embedding_dim).to(self._anchor)
+        settle()
+        if average is not None:
+            return average.read(ids).to(self._anchor)
         rows: Tensor = self.table.read(ids, self.field)
         return rows.to(self._anchor)
+
+    def _read_shard(self, rows: Tensor) -> Tensor:
+        """Return rows of this rank, `(n, dim)`."""
+        found: Tensor = self._shard.read(rows, self.field)
+        return found
 
     def _take_gradient(self, batch: Batch | RemoteBatch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""

@@ -23,8 +23,8 @@ from torch import Tensor
 from tierstore._table.host import Lease
 from tierstore._table.joint import Features, JointTable
 from tierstore._table.recycled import Recycled
-from tierstore.distributed.exchange import Known, on_host
 from tierstore.distributed.joint import DistributedJointTable
+from tierstore.distributed.known import Known, on_host
 from tierstore.errors import InvalidInputError
 from tierstore.nn import compiling
 from tierstore.nn.autograd import Batch, accumulates
@@ -271,14 +271,25 @@ class JointLayer(RowsLayer):
 
     def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
         """Return rows that take no part in training, `(n, dim)`."""
-        self._own.settle()
-        if self._averages and self.is_shared:
-            averages: Tensor = self.table.read_with(rows, self._averaged)
-            return averages.to(self._anchor)
+        settle = self._own.settle
+        if self.is_shared:
+            read = self._averaged if self._averages else self._read_shard
+            of_ranks: Tensor = self.table.read_with(rows, self._like_read(), read, settle)
+            return of_ranks.to(self._anchor)
+        settle()
         if self._averages:
             return self._averaged(rows, touched).to(self._anchor)
         found: Tensor = self.table.read(rows, self.field, touched)
         return found.to(self._anchor)
+
+    def _read_shard(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
+        """Return rows of this rank, `(n, dim)`."""
+        found: Tensor = self._shard.read(rows, self.field, touched)
+        return found
+
+    def _like_read(self) -> Tensor:
+        """Return no rows, `(0, dim)`, as `read_rows` reads them."""
+        return self._averages[0].like() if self._averages else self._like
 
     def _averaged(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
         """Return the averages of rows of this rank, `(n, dim)`."""

@@ -51,7 +51,7 @@ class RowsLayer(torch.nn.Module):
             )
         self._dtype = item.element.torch_dtype()
         self._device: str = table.device
-        empty = torch.empty(0, item.dim, dtype=self._dtype, device=self._device)
+        empty = self._like = torch.empty(0, item.dim, dtype=self._dtype, device=self._device)
         self.is_shared: bool = isinstance(table, Shared)
         shard = table.shard if isinstance(table, Shared) else table
         rows = _parameter_over(shard, field, empty)
@@ -90,18 +90,17 @@ class RowsLayer(torch.nn.Module):
     ) -> Batch | RemoteBatch:
         """Lease the rows of ids whose gradient may come, on every rank that has some of them."""
         own = self._own
-        own.settle()
         if self.is_shared:
-            return RemoteBatch(self.table, ids, padding_idx, own.abandoned)
+            return RemoteBatch(self.table, ids, self.field, self._like, padding_idx, own)
+        own.settle()
         return Batch(self.table, ids, padding_idx, own.abandoned, *touched, zeros=own.zeros)
 
     def _lease_to_read(self, ids: Tensor, *touched: frozenset[int]) -> Lease | RemoteLease:
         """Lease the rows of ids that take no part in training, wherever they are."""
-        self._own.settle()
+        settle = self._own.settle
         if self.is_shared:
-            request = self.table.request(ids)
-            of = [request.touched] if touched else []
-            return RemoteLease(request, self.table.shard.lease(request.asked, *of))
+            return RemoteLease.of(self.table, ids, self.field, self._like, settle)
+        settle()
         lease: Lease = self.table.lease(ids, *touched)
         return lease
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from tierstore._table.host import Lease
-from tierstore.distributed.exchange import Request
+from tierstore.distributed.exchange import Answer
 from tierstore.distributed.joint import DistributedJointTable
+from tierstore.distributed.request import Request
 from tierstore.distributed.table import DistributedTable
-from tierstore.nn.autograd import Abandoned, Batch, Gradient, add_as_it_comes, sum_by_row
+from tierstore.nn.autograd import Batch, Gradient, add_as_it_comes, sum_by_row
+
+if TYPE_CHECKING:
+    from tierstore.nn.rows import RowsParameter
 
 __all__ = ["RemoteBatch", "RemoteLease", "Shared"]
 
@@ -24,30 +28,46 @@ Shared: TypeAlias = DistributedTable | DistributedJointTable
 
 
 class RemoteLease:
-    """A lease on what this rank is asked for, and the rows that it asked others for.
-
-    Every rank reads the same fields at the same time.
-    """
+    """The rows that a rank asked others for, and its lease on what it was asked for itself."""
 
     device = None
     """No kernel reaches rows of other ranks."""
 
-    def __init__(self, request: Request, lease: Lease) -> None:
-        """Answer a request from a lease on what was asked."""
+    def __init__(self, request: Request, rows: Tensor, lease: Lease) -> None:
+        """Hold the rows of a request, `(size, dim)`."""
         self._request = request
+        self._rows: Tensor | None = rows
         self._lease = lease
+
+    @classmethod
+    def of(
+        cls, table: Shared, ids: Tensor, field: str, like: Tensor, before: Callable[[], object]
+    ) -> Self:
+        """Ask for a field of rows, and lease what is asked for; see `DistributedTable.look_up`."""
+        is_joint = isinstance(table, DistributedJointTable)
+        lease: Any = None
+
+        def serve(request: Request) -> Answer:
+            nonlocal lease
+            lease = table.shard.lease(request.asked, *([request.touched] if is_joint else []))
+            return _answered(lease, field)
+
+        return cls(*table.look_up(ids, like, serve, before), lease)
 
     @property
     def positions(self) -> Tensor:
-        """For each id, the index of its row among the distinct ones."""
+        """For each id, the index of its row among those that came."""
         return self._request.positions
 
     def read(self, field: str) -> Tensor:
-        """Return a field of the distinct rows, `(size, dim)`."""
-        return self._request.answer(self._lease.expand(field))
+        """Return the rows that came, `(size, dim)`, of the field that was asked for; once."""
+        rows, self._rows = self._rows, None
+        if rows is None:
+            raise RuntimeError("the rows of other ranks are read once")
+        return rows
 
     def expand(self, field: str) -> Tensor:
-        """Return a field of the row of each id, `(ids, dim)`."""
+        """Return the row of each id, `(ids, dim)`, of the field that was asked for; once."""
         return self.read(field).index_select(0, self._request.positions)
 
     def __enter__(self) -> Self:
@@ -57,6 +77,15 @@ class RemoteLease:
     def __exit__(self, *_: object) -> None:
         """Release it."""
         self._lease.release()
+
+
+def _answered(lease: Any, field: str) -> Answer:
+    """Return a field of the rows of a lease, which is released if they cannot be read."""
+    try:
+        return Answer(lease.expand(field), lease)
+    except BaseException:
+        lease.release()
+        raise
 
 
 class RemoteBatch:
@@ -71,21 +100,42 @@ class RemoteBatch:
     trained_positions = None
     """All ids take part in training; the owner of a row of padding leaves it out."""
 
+    local: Batch
+
     def __init__(
-        self, table: Shared, ids: Tensor, padding_idx: int | None, abandoned: Abandoned
+        self,
+        table: Shared,
+        ids: Tensor,
+        field: str,
+        like: Tensor,
+        padding_idx: int | None,
+        own: RowsParameter,
     ) -> None:
-        """Ask for rows, and lease what is asked for; every rank does so at the same time."""
+        """Ask for rows, and lease what is asked for; every rank does so at the same time.
+
+        Args:
+            table: whose.
+            ids: of this rank.
+            field: what is looked up.
+            like: `(0, dim)`, of its type.
+            padding_idx: see `DistributedTable.padding`.
+            own: the parameter, which settles before.
+        """
         self._scale = table.ranks if table.average else 1
-        request = self._request = table.request(ids)
+
+        def serve(request: Request) -> Answer:
+            padding = table.padding(padding_idx)
+            self.local = Batch(table.shard, request.asked, padding, own.abandoned, request.touched)
+            return _answered(self.local.lease, field)
+
+        request, rows = table.look_up(ids, like, serve, own.settle)
+        self._request = request
         self.size: int = request.total
-        self.local: Batch = Batch(
-            table.shard, request.asked, table.padding(padding_idx), abandoned, request.touched
-        )
-        self.lease: RemoteLease = RemoteLease(request, self.local.lease)
+        self.lease: RemoteLease = RemoteLease(request, rows, self.local.lease)
 
     @property
     def positions(self) -> Tensor:
-        """For each id, the index of its row among the distinct ones."""
+        """For each id, the index of its row among those that came."""
         return self._request.positions
 
     def counts(self, lengths: Sequence[int]) -> Sequence[int]:
@@ -104,7 +154,7 @@ class RemoteBatch:
         by row go to the owners, which add them in the order of ranks.
         """
         where = self.positions if positions is None else positions
-        return self.gathered(self._summed(of_each, where), positions, touched)
+        return self._given(of_each, lambda: self._summed(of_each, where), positions, touched)
 
     def _summed(self, values: Tensor, positions: Tensor) -> Tensor:
         """Add row i of `values` to row `positions[i]` of `(size, dim)`, unless negative.
@@ -132,23 +182,52 @@ class RemoteBatch:
         Rows that no rank's `positions` name take no part in training; None names all. Every rank
         gives some, or none does.
         """
-        touched = self._request.touched if touched is None else touched
+        return self._given(values, lambda: values, positions, touched)
+
+    def _given(
+        self,
+        like: Tensor,
+        sums: Callable[[], Tensor],
+        positions: Tensor | None,
+        touched: frozenset[int] | None,
+    ) -> Gradient:
+        """Give the owners what `sums` returns, and return what comes to this rank."""
+        error: Exception | None = None
+        try:
+            message = _marked(sums(), positions)
+        except Exception as found:
+            error, none = found, like.new_zeros(self._request.size, like.shape[1])
+            message = _marked(none, positions)
+        arrived = self._request.deliver(message, error)
         given: Any = None
-        if positions is None:
-            arrived = self._request.deliver(values)
-        else:  # whether a row is named goes with its sum
-            is_narrow = values.shape[1] * values.element_size() < _WIDE
-            kind = torch.uint8 if is_narrow else values.dtype
-            named = torch.zeros(len(values) + 1, 1, dtype=kind, device=values.device)
-            named[positions] = 1
-            sums = values.contiguous().view(kind)
-            both = self._request.deliver(torch.cat([sums, named[:-1]], 1))
-            arrived = both.new_empty(len(both), sums.shape[1]).copy_(both[:, :-1])
-            arrived, marks = arrived.view(values.dtype), both[:, -1] != 0
+        if positions is not None:
+            arrived, marks = _unmarked(arrived, like)
             own = self.local.trained_positions
             own = self.local.positions if own is None else own
             given = torch.where(marks, own, -1)
+        touched = self._request.touched if touched is None else touched
         gradient = self.local.gradient(arrived, given, touched)
         if self._scale != 1:
             gradient.values.div_(self._scale)  # a sum of its own
         return gradient
+
+
+def _marked(sums: Tensor, positions: Tensor | None) -> Tensor:
+    """Return sums with a column that tells which of them some positions name; None: without."""
+    if positions is None:
+        return sums
+    kind = _kind_of(sums)
+    named = torch.zeros(len(sums) + 1, 1, dtype=kind, device=sums.device)
+    named[positions] = 1
+    return torch.cat([sums.contiguous().view(kind), named[:-1]], 1)
+
+
+def _unmarked(arrived: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sums of some type, and bool `(n,)` which of them are named."""
+    sums = arrived.new_empty(len(arrived), arrived.shape[1] - 1).copy_(arrived[:, :-1])
+    return sums.view(like.dtype), arrived[:, -1] != 0
+
+
+def _kind_of(sums: Tensor) -> torch.dtype:
+    """Return the type of sums with a column more: bytes, where that makes a difference."""
+    return torch.uint8 if sums.shape[1] * sums.element_size() < _WIDE else sums.dtype

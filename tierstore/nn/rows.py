@@ -17,6 +17,7 @@ from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
 from tierstore.distributed.store import DistributedStore
 from tierstore.errors import InvalidInputError, warn
+from tierstore.nn.apart import check_not_apart, in_group
 from tierstore.nn.autograd import Abandoned, Batch, Gradient, merged, placed
 from tierstore.nn.zeros import Zeros
 
@@ -215,15 +216,17 @@ class RowsParameter(torch.nn.Parameter):
     def trains(self, layer: torch.nn.Module) -> bool:
         """Whether a lookup of a layer over the field keeps its rows for a gradient.
 
-        Raises InvalidInputError in `torch.jit.trace`, and if what replaced the parameter of the
-        layer wants a gradient.
+        Raises InvalidInputError in `torch.jit.trace`, where ranks that do not share the rows train
+        them, and if what replaced the parameter of the layer wants a gradient.
         """
         if _is_tracing():
             raise tracing_refused()
         registered = layer._parameters["rows"]
         if registered is self:
-            trained: bool = _requires_grad.__get__(self)
-            return trained and torch.is_grad_enabled()
+            trained: bool = _requires_grad.__get__(self) and torch.is_grad_enabled()
+            if trained and in_group() and self.optimizers:
+                check_not_apart(self.table, self.optimizers)
+            return trained
         if registered is not None and (
             (registered.requires_grad and torch.is_grad_enabled()) or _is_differentiated(registered)
         ):

@@ -14,11 +14,11 @@ from torch.optim import optimizer as torch_optimizer
 
 from tierstore._door import interrupts_deferred
 from tierstore._store.store import Store
-from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
 from tierstore.distributed import DistributedStore
-from tierstore.errors import FOR_RANKS, InvalidInputError, InvalidTypeError
+from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import RowsParameter, TieredEmbedding
+from tierstore.nn.apart import check_not_apart, in_group
 from tierstore.nn.autograd import Gradient
 from tierstore.nn.average import Average
 from tierstore.nn.pointers import checked
@@ -33,7 +33,6 @@ from tierstore.optim.trained import Project, Share, TrainedField
 __all__ = ["TieredOptimizer"]
 
 _ROWS = (RowsParameter, TableRows)
-_CAN_DISTRIBUTE = torch.distributed.is_available()
 _NARROW = (None, "bfloat16", "float8")
 _set_grad_enabled: Any = torch._C._set_grad_enabled  # torch.no_grad() makes ten calls of it
 _hooks_before: Any = torch_optimizer._global_optimizer_pre_hooks
@@ -164,7 +163,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._rounding = _rounding(stochastic_rounding, state_dtype, rounding_seed)
         self._project = project
         self._reset = reset
-        self._replicated = replicated
+        self.replicated: bool = replicated
         self._ema = ema
         self._sparse = issubclass(optimizer_class, torch.optim.SparseAdam)
         self._ordinary = False
@@ -329,10 +328,9 @@ class TieredOptimizer(torch.optim.Optimizer):
         `closure`, if given, runs the model and the backward pass before, and its result is
         returned. After an error while rows are written, `store.rollback()` is the way back.
         """
-        distributed = torch.distributed
-        if not self._replicated and _CAN_DISTRIBUTE and distributed.is_initialized():
-            _check_alone(self._fields.values(), distributed.get_world_size())
-        for field in self._fields.values():
+        for rows, field in self._fields.items():
+            if in_group():
+                check_not_apart(rows.table, [self])
             field.check_owner()
         loss = None
         if closure is not None:
@@ -347,11 +345,13 @@ class TieredOptimizer(torch.optim.Optimizer):
                     gradient = rows.gradient_for(self)
                     if gradient is not None:
                         gradients.append((field, gradient))
-                try:
-                    self._update(gradients)
-                except Exception as error:
-                    error.add_note("this step may be written in part; store.rollback() drops it")
-                    raise
+                self._update(gradients)
+            except Exception as error:
+                error.add_note("this step may be written in part; store.rollback() drops it")
+                for owner in {field.rows.table._owner for field in self._fields.values()}:
+                    if isinstance(owner, DistributedStore):
+                        owner._ranks.fail("take a step", error)
+                raise
             finally:
                 _set_grad_enabled(enabled)
         return loss
@@ -366,7 +366,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         for field, gradient in gradients:
             with field.rows.table._together():
                 shares = field.shares(gradient)
-                last = len(shares) == 1 and field.rows.is_last(gradient)
+                on_device = gradient.batch.lease.device is not None
+                last = on_device and len(shares) == 1 and field.rows.is_last(gradient)
                 done = True
                 for share in shares:
                     if not field.step_in_place(gradient, share, groups[share.of.group], last=last):
@@ -543,23 +544,6 @@ def _rounding(weights: bool, state_dtype: object, seed: object) -> Rounding:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:
         raise InvalidInputError(f"rounding_seed is a number from 0 to 2^32 - 1, not {seed!r}")
     return Rounding(weights=weights, states=state_dtype, seed=seed)
-
-
-def _check_alone(fields: Iterable[TrainedField], ranks: int) -> None:
-    """Raise InvalidInputError for rows that the ranks of a process group would train apart."""
-    if ranks > 1 and any(_ranks_of(field.rows.table) != ranks for field in fields):
-        raise InvalidInputError(
-            f"{ranks} ranks train, and nothing combines the gradients of rows between them: each "
-            f"rank would train rows of its own; {FOR_RANKS}. Or train on one rank, or give the "
-            "optimizer replicated=True if every rank applies the gradients of all to a copy of the "
-            "store"
-        )
-
-
-def _ranks_of(table: Table | JointTable) -> int:
-    """Return how many ranks share the rows of a table."""
-    owner = table._owner
-    return owner.ranks if isinstance(owner, DistributedStore) else 1
 
 
 def _check_apart(every: Iterable[RowsParameter], parts: Sequence[TableRows]) -> None:

@@ -67,8 +67,9 @@ class Plan:
         policy: the policy of the host tier.
         tiers: the tiers, nearest first.
         index_bytes: what the index of changed rows can take besides, of the budget of a host tier.
-        seconds: time per step for `disk_reads`, `disk_writes`, `host_gather` and `link`; empty
-            without a stream and speeds. Reads and writes overlap with computation if batches are
+        seconds: time per step for `disk_reads`, `disk_writes`, `host_gather`, `link` and `gpu`;
+            empty without a stream and speeds. Of what the host gathers for a GPU only what the link
+            does not hide counts. Reads and writes overlap with computation if batches are
             prefetched.
         notes: remarks for the user.
         commit_seconds: time for a commit of a hundredth of the rows; None without speeds that
@@ -256,7 +257,17 @@ def plan(
         far = _far_rows(stream, record_bytes, measured) if speeds.hot else 0.0
         resident = touched if host_slots >= rows and touched is not None else 0.0
         seconds = _seconds(
-            stream, rows, record_bytes, rates, pages, speeds, training, cached, far, resident
+            stream,
+            rows,
+            record_bytes,
+            rates,
+            pages,
+            speeds,
+            training,
+            cached,
+            far,
+            resident,
+            host_slots >= rows,
         )
         notes += _unmeasured(speeds, gpu_slots)
     return Plan(
@@ -363,7 +374,9 @@ def host_for_hits(
 
 _PAGE = 4096
 _ROW_PART = 0.4
-"""The part of the time of a measured row that is read from files which no row is too narrow for."""
+"""The part of the time of a measured row that no row is too narrow for."""
+_COPIED_AGAIN, _FOUND_AGAIN = 0.5, 0.15
+"""Of the time of a row, what one takes that is read once more in a batch, or leased once more."""
 
 
 def _notes(rows: int, host: int, gpu: int) -> tuple[str, ...]:
@@ -393,6 +406,11 @@ def _unmeasured(speeds: Speeds, gpu: int) -> tuple[str, ...]:
         notes.append("times are of the limits of the machine: run tierstore bench again")
     if gpu and speeds.link_bytes is None:
         notes.append("the link to the GPU is not measured, and its time is left out: give --link")
+    if gpu and speeds.gpu_warm is None:
+        notes.append(
+            "what a GPU takes for rows that it has is left out: run tierstore bench on a machine "
+            "with one"
+        )
     return tuple(notes)
 
 
@@ -487,12 +505,13 @@ def _seconds(
     cached: float,
     far: float,
     resident: float,
+    whole_host: bool,
 ) -> dict[str, float]:
     """Return the seconds per step for each kind of data movement, in a table of `rows`.
 
     `pages` hold the rows that no tier has, `cached` is the share of the table's files in the page
     cache, `far` the rows that come from memory rather than the caches of the CPU, `resident` the
-    misses that end with all rows there.
+    misses that end with all rows there, `whole_host` whether the host tier has every row.
     """
     ids = stream.ids / len(stream.batches)
     lowest = rates.get("host") or rates.get("gpu")
@@ -500,7 +519,7 @@ def _seconds(
     misses = max(0.0, missed - resident) if lowest is not None else missed
     pages *= misses / missed if missed else 0.0
     written = stream.unique if lowest is None else lowest.evictions_per_batch
-    wide = _ROW_PART + (1 - _ROW_PART) * record_bytes / ROW_BYTES
+    wide = _width(record_bytes)
     whole = rows * record_bytes / speeds.sequential_bytes  # neighbours are read together
     warm = _from_page_cache(misses * cached, wide, speeds, through=lowest is not None)
     uncached = pages * (1 - cached if speeds.cached else 1.0)
@@ -511,10 +530,10 @@ def _seconds(
     }
     if "gpu" in rates:
         moved = rates["gpu"].misses_per_batch
-        times["host_gather"] = moved * record_bytes / (speeds.gather_rows * ROW_BYTES)
         back = rates["gpu"].evictions_per_batch if training else 0.0
-        if speeds.link_bytes:
-            times["link"] = (moved + back) * record_bytes / speeds.link_bytes
+        # Kernels fetch rows by themselves from a host tier that has every row.
+        gathered = 0.0 if whole_host else moved * record_bytes / (speeds.gather_rows * ROW_BYTES)
+        times |= _on_gpu(ids, stream.unique, moved, back, record_bytes, speeds, training, gathered)
     elif lowest is None and speeds.hot:  # what is read from files is copied once more
         times["host_gather"] = speeds.hot.of(ids, wide)
     else:
@@ -534,17 +553,52 @@ def _gather(
 ) -> float:
     """Return the seconds in which a batch is read from the host tier, or trained there.
 
-    Reading copies a row for each id, training each of the `unique` rows once. A row takes as long
-    as half of a measured one, however narrow it is.
+    Reading copies a row for each id, training each of the `unique` rows once.
     """
     if speeds.warm is None:
         limit = record_bytes / (speeds.gather_rows * ROW_BYTES)
         return ids * limit * (2 if training else 1)
-    wide = max(0.5, record_bytes / ROW_BYTES)
+    wide, again = _width(record_bytes), ids - unique
     if training and speeds.leased and speeds.hot_leased:
-        return _mixed(speeds.leased, speeds.hot_leased, far / unique, unique, wide)
-    seconds = _mixed(speeds.warm, speeds.hot or speeds.warm, far / ids, ids, wide)
+        count = unique + _FOUND_AGAIN * again
+        return _mixed(speeds.leased, speeds.hot_leased, far / unique, count, wide)
+    count = unique + _COPIED_AGAIN * again
+    seconds = _mixed(speeds.warm, speeds.hot or speeds.warm, far / ids, count, wide)
     return seconds * (2 if training else 1)
+
+
+def _width(record_bytes: int) -> float:
+    """Return how many times as long a row takes as one that was measured."""
+    return _ROW_PART + (1 - _ROW_PART) * record_bytes / ROW_BYTES
+
+
+def _on_gpu(
+    ids: float,
+    unique: float,
+    moved: float,
+    back: float,
+    record_bytes: int,
+    speeds: Speeds,
+    training: bool,
+    gathered: float,
+) -> dict[str, float]:
+    """Return the seconds in which a GPU tier answers a batch, and those of the link beside it.
+
+    The link works both ways at once. What the host gathers goes over it meanwhile, so that of both
+    the longer one counts.
+    """
+    hits = speeds.gpu_leased if training else speeds.gpu_warm
+    through = speeds.gpu_lease_missed if training else speeds.gpu_missed
+    wide = record_bytes / ROW_BYTES
+    times: dict[str, float] = {}
+    if hits:
+        times["gpu"] = hits.of(unique if training else ids, wide)
+    if hits and through:
+        times["link"] = max(0.0, through.of(moved, wide) - hits.of(moved, wide))
+    elif speeds.link_bytes:
+        times["link"] = max(moved, back) * record_bytes / speeds.link_bytes
+    times["host_gather"] = max(0.0, gathered - times.get("link", 0.0))
+    return times
 
 
 def _mixed(far: BatchTimes, near: BatchTimes, part: float, ids: float, wide: float) -> float:

@@ -99,7 +99,7 @@ def export(
 ) -> None:
     """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr .tsv .csv
     .arrow .feather .fvecs .fbin, or .projector, a directory for the embedding projector. Text is
-    packed with .gz, .bz2 or .zst after its suffix.
+    packed with .gz, .bz2, .xz or .zst after its suffix.
 
     Rows are streamed, so memory does not grow with the table. The table's keys are written into OUT
     or, where the format has no place for them, beside it: items.keys.npy for items.npy. .vec, .txt,

@@ -82,9 +82,9 @@ def load(
     With --upsert, only rows of the keys in SRC are written; for a table without keys, the keys are
     row ids. New keys get a row in a table by key, and are appended to another.
 
-    Files in text may be packed: .csv.gz, .vec.bz2, .tsv.zst. Their header, keys, separator and
-    decimal mark are found by the types of their cells; what was found is said on stderr. What can
-    be read in two ways is refused, with the options that decide it.
+    Files in text may be packed: .csv.gz, .vec.bz2, .csv.xz, .tsv.zst, or alone in a .zip. Their
+    header, keys, separator and decimal mark are found by the types of their cells; what was found
+    is said on stderr. What can be read in two ways is refused, with the options that decide it.
 
     \b
     Examples:

@@ -19,7 +19,17 @@ from tierstore.stats import label
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import DTYPE, Bytes, Count, HitRate, Place, PlaceType, State, StateField
+from tierstore_cli.params import (
+    DTYPE,
+    Bytes,
+    Count,
+    HitRate,
+    Place,
+    PlaceType,
+    Rate,
+    State,
+    StateField,
+)
 from tierstore_cli.progress import Progress
 from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, TRACE, stream_options
 from tierstore_cli.text import percent
@@ -29,6 +39,7 @@ WAYS = {
     "disk_writes": "writing back",
     "host_gather": "gathering in memory",
     "link": "the link to the GPU",
+    "gpu": "in the GPU",
 }
 
 
@@ -70,9 +81,9 @@ WAYS = {
 )
 @click.option(
     "--link",
-    type=Bytes(),
-    metavar=Bytes.name,
-    help="Bytes a second to the GPU; default: as measured here.",
+    type=Rate(),
+    metavar="RATE",
+    help="Bytes a second to the GPU, such as 25GB/s; default: as measured here.",
 )
 @click.option(
     "--policy",
@@ -159,7 +170,9 @@ def plan(
     spec = TableSpec(rows=rows, fields=fields)
     found_speeds = speeds.known_speeds(directory)
     if found_speeds is not None and link is not None:
-        found_speeds = replace(found_speeds, link_bytes=float(link))
+        found_speeds = replace(
+            found_speeds, link_bytes=float(link), gpu_missed=None, gpu_lease_missed=None
+        )
     with Progress("replaying") as progress:
         stream = None
         if trace is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tierstore.budget import format_bytes
 from tierstore.errors import counted
+from tierstore.spec import BACKENDS
 from tierstore_cli.command import Command
 from tierstore_cli.opening import awaited, open_store
 from tierstore_cli.output import Grid, Output
@@ -42,6 +44,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="With --incremental: show what would be copied, and copy nothing.",
 )
+@click.option(
+    "--backend",
+    type=click.Choice(["memmap", "zarr"]),
+    help="How DEST stores tables; default: as STORE does, and at a URL zarr.",
+)
 @UNTESTED
 def save(
     out: Output,
@@ -52,12 +59,14 @@ def save(
     partitions: int | None,
     incremental: bool,
     dry_run: bool,
+    backend: str | None,
     allow_untested: bool,
 ) -> None:
     """Copy one version of STORE to DEST, which must not exist.
 
     DEST appears complete and durable, or not at all. STORE may be written meanwhile. DEST may be a
-    URL for fsspec: inspect, export, verify, save and tierstore.open read stores there.
+    URL for fsspec: inspect, export, verify, save and tierstore.open read stores there. At a URL
+    tables are stored as zarr, and a copy of it keeps that, but with --backend memmap.
 
     Damage is never copied: it ends the copy, or with --skip-damaged is listed on stderr and as
     "skipped" in --json. `tierstore repair` recovers more of a damaged store.
@@ -77,8 +86,11 @@ def save(
       tierstore save emb.tier epoch3.tier --version 812
       tierstore save emb.tier intact.tier --skip-damaged
       tierstore save emb.tier s3://bucket/emb.tier
+      tierstore save s3://bucket/emb.tier emb.tier --backend memmap
       tierstore save emb.tier ranks.tier --partitions 64
     """
+    if backend is not None and (incremental or partitions is not None):
+        raise click.UsageError("--backend is for new copies without partitions")
     if incremental:
         if partitions is not None or skip_damaged:
             raise click.UsageError(
@@ -96,8 +108,15 @@ def save(
         return
     with open_store(store, version=version) as opened, Progress("copying") as progress:
         version = opened.version
-        skipped = opened.save(dest, damaged="skip" if skip_damaged else "raise", progress=progress)
+        before = {name: opened[name].spec.backend for name in opened if name not in opened.damaged}
+        skipped = opened.save(
+            dest,
+            backend=backend,
+            damaged="skip" if skip_damaged else "raise",
+            progress=progress,
+        )
     data: dict[str, Any] = {"store": full_name(store), "dest": full_name(dest), "version": version}
+    data["backends"] = _backends(out, before, dest, backend)
     if skip_damaged:
         data["skipped"] = dataclasses.asdict(skipped)
     for name, rows in skipped.rows.items():
@@ -106,6 +125,24 @@ def save(
         for name in getattr(skipped, kind):
             out.note(f"Warning: {kind} damaged and omitted: {name}")
     out.show(data, f"saved version {version} of {store} to {dest}")
+
+
+def _backends(
+    out: Output, before: dict[str, str], dest: Place, backend: str | None
+) -> dict[str, str]:
+    """Return how the copy stores each table, and note where that is not as before."""
+    on_disk = isinstance(dest, Path)
+    after = {
+        name: (backend or own) if on_disk else BACKENDS[own].on_objects
+        for name, own in before.items()
+    }
+    changed = [name for name, own in before.items() if own != after[name]]
+    if changed and not on_disk:
+        out.note(
+            f"Note: stored as {after[changed[0]]} at a URL: {', '.join(changed)}; "
+            f"tierstore save {dest} COPY --backend {before[changed[0]]} makes of a copy what it was"
+        )
+    return after
 
 
 def _update(

@@ -125,9 +125,9 @@ def simulate(
         _head(found),
         _grid(found, None if of is None else of["record_bytes"]),
         _FLOOR.format(percent(found.first_touch_rate)),
-        "",
-        *_curves(found),
     ]
+    curves = _curves(found)
+    lines += ["", *curves] if curves else []
     out.show(found.to_dict() | ({} if of is None else {"of": of}), *lines)
 
 
@@ -171,7 +171,9 @@ def _grid(found: Simulation, record_bytes: int | None) -> Grid:
 
 
 def _curves(found: Simulation) -> list[str]:
-    """Return the misses of each policy, by size, as block characters."""
+    """Return the misses of each policy, by size, as block characters; none of a single size."""
+    if len(found.curve(found.policies[0])) < 2:
+        return []
     width = max(map(len, found.policies))
     return [
         f"missed by {name.ljust(width)}  "

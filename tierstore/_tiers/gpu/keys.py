@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from typing import Any
 
@@ -12,7 +13,7 @@ from tierstore._tiers.gpu.abi import Arguments, Source
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel, Launcher, as_large_as_the_work
 
-__all__ = ["KEYS", "DeviceKeys"]
+__all__ = ["KEYS", "DeviceKeys", "Guess"]
 
 KEYS = Source(
     ("tierstore._tiers.gpu", "kernels/prelude.cuh"), ("tierstore._tiers.gpu", "kernels/keys.cu")
@@ -25,6 +26,8 @@ _FIND = Kernel(KEYS, "find_keys", as_large_as_the_work)
 _ENTER = Kernel(KEYS, "enter_keys", as_large_as_the_work)
 _MOST_SLOTS = (1 << 32) - 1
 _SLOT_BYTES = 16
+_GUESSES = 64
+"""Guesses of threads that may be open at once."""
 
 
 class DeviceKeys:
@@ -46,7 +49,8 @@ class DeviceKeys:
         self._count = device.allocate(1, "u4")
         device.fill(device.pointer(self._count), 0, 4, launcher.stream)
         launcher.mark()
-        self._mailbox = device.stage(4)
+        self._mailbox = device.stage(4 * (1 + _GUESSES))
+        self._told = itertools.cycle([(at, device.event()) for at in range(1, 1 + _GUESSES)])
         seed = secrets.randbits(64)
         self._map = _KeyMap(slots=device.pointer(self._slots), capacity=slots, seed=seed)
         self._most = slots // 2
@@ -103,6 +107,27 @@ class DeviceKeys:
         count = int(number[0])
         return Missing(rows, missing[:count], missing_codes[:count], device)
 
+    def guess(self, codes: Any, rows: Any, stream: int | None = None) -> Guess:
+        """Put the row of each code into `rows` as `find` does, 0 for those that it lacks.
+
+        Waits for nothing. The guess tells later whether it lacks none, so that what goes by these
+        rows may be launched meanwhile, to be done again if it was wrong.
+        """
+        n = codes.shape[0]
+        device, stream = self._device, self._launcher.enter(stream)
+        at, event = next(self._told)
+        mailbox = self._mailbox.array[4 * at : 4 * at + 4]
+        mailbox[:] = 0
+        keys = _Keys(
+            codes=device.pointer(codes),
+            rows=device.pointer(rows),
+            lacks=device.host_pointer(self._mailbox, mailbox),
+            n=n,
+        )
+        self._launcher.launch(_FIND, Arguments(self._map, keys), n, stream)
+        device.record(event, stream)
+        return Guess(device, event, mailbox)
+
     def enter(
         self, codes: Any, rows: Any, stream: int | None = None, missing: Missing | None = None
     ) -> None:
@@ -134,6 +159,21 @@ class DeviceKeys:
     def close(self) -> None:
         """Free the memory."""
         self._mailbox.close()
+
+
+class Guess:
+    """The rows of a batch of keys, if a device's map has all of them."""
+
+    def __init__(self, device: Device, event: Any, mailbox: npt.NDArray[np.uint8]) -> None:
+        """Refer to what the search tells, and to the event behind it."""
+        self._device = device
+        self._event = event
+        self._mailbox = mailbox
+
+    def is_right(self) -> bool:
+        """Whether no key was lacking; waits for the search, not for what was launched behind it."""
+        self._device.await_event(self._event)
+        return not self._mailbox.any()
 
 
 class Missing:

@@ -13,7 +13,8 @@ struct KeyMap {
 struct Keys {
     const u64 *codes;     // [n]
     i64 *rows;            // [n], of `find` -1 where the map lacks a key
-    u32 *missing;         // `find`: positions that it lacks, in any order; `enter`: those of the keys
+    u32 *missing;         // `find`: positions that it lacks, in any order, or null: then rows are 0
+                          // where it lacks a key; `enter`: positions of the keys
     u64 *missing_codes;   // and their codes
     u32 *count;           // how many they are, from 0 on
     u32 *lacks;           // in host memory: set to 1 if there are any
@@ -46,6 +47,10 @@ extern "C" __global__ void tierstore_find_keys(const KeyMap map, const Keys keys
                 row = (i64)held - 1;
                 break;
             }
+        }
+        if (row < 0 && !keys.missing) {
+            *(volatile u32 *)keys.lacks = 1;
+            row = 0;
         }
         keys.rows[i] = row;
         if (row < 0) {

@@ -1,0 +1,68 @@
+"""The footer of a delta: what the file is, and a checksum of its ids, its sums and itself.
+
+It has 64 bytes: a magic word (8), the uuid of the store (16), version, number of records and bytes
+of a record (8 each), the crc32c of ids and sums (4), one more than the first row if all rows ascend
+by one and are many, else 0 (8), and the crc32c of the bytes before (4).
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import _checksum
+from tierstore._rowcopy import ascends
+
+__all__ = ["FOOTER_BYTES", "checksum", "make", "read", "run_between", "run_of"]
+
+FOOTER_BYTES = 64
+
+_MAGIC = b"TSDELTA1"
+_FOOTER = struct.Struct("<8s16sQQQIQ")
+_RUN_ROWS = 1 << 16
+"""Rows from which on a footer says that they ascend by one; fewer ids are read in no time."""
+
+
+def make(
+    store: bytes, version: int, count: int, record_bytes: int, body: int, first: int | None
+) -> tuple[bytes, int]:
+    """Return the footer of a delta of `count` records, and `checksum` of it.
+
+    `body` is the checksum of ids and sums, `first` what `run_of` says of the ids.
+    """
+    run = 0 if first is None else first + 1
+    head = _FOOTER.pack(_MAGIC, store, version, count, record_bytes, body, run)
+    found = _checksum.crc32c(head)
+    return head + struct.pack("<I", found), found
+
+
+def checksum(footer: bytes) -> int:
+    """Return the checksum at the end of a footer, which identifies the delta.
+
+    A checksum of the whole footer would not: data followed by its own crc has a constant crc.
+    """
+    return int.from_bytes(footer[-4:], "little")
+
+
+def read(footer: bytes) -> tuple[int, int | None]:
+    """Return the checksum of ids and sums that a footer states, and the first row of a run.
+
+    The latter is None for a delta whose rows do not ascend by one, or are few.
+    """
+    *_, body, run = _FOOTER.unpack_from(footer)
+    return body, run - 1 if run else None
+
+
+def run_of(ids: npt.NDArray[np.int64]) -> int | None:
+    """Return the first of many `ids` that ascend by one, as those of keys that arrive; or None."""
+    if ids.size < _RUN_ROWS:
+        return None
+    first = run_between(int(ids[0]), int(ids[-1]), ids.size)
+    return first if first is None or ascends(ids, strictly=True) else None
+
+
+def run_between(first: int, last: int, count: int) -> int | None:
+    """Return the first of many ascending rows if no row between it and the last is missing."""
+    return first if count >= _RUN_ROWS and last - first == count - 1 else None

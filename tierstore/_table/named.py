@@ -1,0 +1,96 @@
+"""Rows with names: the external keys of a table by id, which lead to row ids."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._disk.generation import Generation
+from tierstore._disk.keys import Keys
+from tierstore._disk.manifest import KeysInfo
+from tierstore._table.address import on_host
+from tierstore.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from tierstore._store.store import Store
+    from tierstore._table.table import Owner
+
+__all__ = ["NamedRows"]
+
+
+class NamedRows:
+    """What a table by id does with the keys that `Store.set_keys` gave its rows."""
+
+    name: str
+    _owner: Owner
+    _generation: Generation
+    _keys: tuple[Generation, KeysInfo | None, Keys | None] | None
+    """Those that were opened, and of what: another thread may refresh the store meanwhile."""
+
+    @property
+    def store(self) -> Store:
+        """The store of the table; raises InvalidInputError for a table in memory alone."""
+        if self._owner.store is None:
+            raise InvalidInputError(
+                f"table {self.name!r} lives in memory alone and has no store; tierstore.create "
+                "makes a store, whose tables can be committed, grown and found again"
+            )
+        return self._owner.store
+
+    @property
+    def keys(self) -> Keys | None:
+        """The external keys of the rows, as `keys[5]` or `keys[array_of_ids]`, or None."""
+        generation = self._generation
+        info = self._owner.touched.keys.get(self.name, generation.info.keys)
+        held = self._keys
+        if held is None or held[0] is not generation or held[1] != info:
+            held = self._keys = generation, info, generation.keys(info)
+        return held[2]
+
+    def _forget_keys(self) -> None:
+        """Open the keys anew when they are next asked for: there are others."""
+        self._keys = None
+
+    def _own_keys(self) -> Keys:
+        own = self.keys  # once: another thread may refresh the store meanwhile
+        if own is None:
+            raise InvalidInputError(f"table {self.name!r} has no keys; see Store.set_keys")
+        return own
+
+    def lookup(self, keys: object, *, missing: int | None = None) -> npt.NDArray[np.int64]:
+        """Return the ids of external keys, in their shape.
+
+        Keys that no row has get `missing`, such as -1; without it, UnknownNameError names the
+        first three and how many there are.
+        """
+        return self._own_keys().lookup(keys, missing=missing)
+
+    def contains(self, keys: object) -> npt.NDArray[np.bool_]:
+        """Return for each external key whether a row has it: bool, of their shape."""
+        return self.lookup(keys, missing=-1) >= 0
+
+    def get_or_add(self, keys: object) -> npt.NDArray[np.int64]:
+        """Return the ids of external keys, in their shape; those that no row has get a new row.
+
+        New rows are behind the others, in the order of their keys, with the values that
+        `Store.grow` gives them. If there are any, it writes a complete new copy of the table and
+        commits separately, as `Store.grow` does; call it for many keys at once, or use a table by
+        key where keys arrive all the time.
+
+        >>> item = store.create_table("named", tierstore.TableSpec(2, 16))
+        >>> store.set_keys("named", ["a", "b"])
+        >>> item.get_or_add(["b", "c", "a", "c"])
+        array([1, 2, 0, 2])
+        >>> item.rows
+        3
+        """
+        found = self.lookup(keys, missing=-1)
+        if (found >= 0).all():
+            return found
+        given = np.asarray(on_host(keys), object).ravel()[found.ravel() < 0].tolist()
+        new = list(dict.fromkeys(given))
+        rows = len(self._own_keys())
+        self.store.grow(self.name, rows + len(new), keys=new)
+        return self.lookup(keys)

@@ -1,0 +1,245 @@
+"""What a batch asks the owners of its rows for, and what they answer.
+
+A request has two halves. The first sends how many rows each owner is asked for, the second waits
+for these numbers and sends which. Between them nothing waits, so the first half of a batch that is
+announced runs beside the batches before it.
+
+Behind the rows that an owner answers with stands a word on how it went. So an owner that fails
+answers all the same, and every rank knows.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tierstore.distributed.known import Known, on_host
+from tierstore.distributed.owners import Owners
+from tierstore.distributed.wire import (
+    FAILED,
+    FINE,
+    Wire,
+    fetched,
+    with_words,
+    without_words,
+    words_of,
+)
+from tierstore.errors import InvalidInputError
+
+__all__ = ["WORD_BITS", "Request", "Wanted"]
+
+WORD_BITS = 62
+"""Features, or batches that are announced, that one number of a message tells of."""
+_ANNOUNCED = 1 << 32
+"""Added to the tag of a request that is announced, and not made by a lookup."""
+_CALL = 1 << 33
+"""What the number of a call is multiplied by beside the tag."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The ids that one rank asks for.
+
+    Attributes:
+        ids: int64 `(n,)`, on the device of the table, those of each feature behind another's.
+        given: these ids as the caller has them.
+        tag: a number that is equal on ranks that look up the same.
+        tables: the number of the table of each feature.
+        lengths: how many of the ids each feature has.
+        refuse: raises the error for an id of no row.
+        error: what is wrong with the ids, or with what is to be done, already.
+        call: a number below 2 ** 29 that is equal on ranks that do the same with the rows.
+    """
+
+    ids: Tensor
+    given: Tensor
+    tag: int
+    tables: Sequence[int] = (0,)
+    lengths: Sequence[int] = (1,)
+    refuse: Callable[[], object] | None = None
+    error: Exception | None = None
+    call: int = 0
+
+    def used(self) -> list[int]:
+        """Return which features have ids, as the bits of some numbers."""
+        words = [0] * -(-len(self.lengths) // WORD_BITS)
+        for number, length in enumerate(self.lengths):
+            if length:
+                words[number // WORD_BITS] |= 1 << number % WORD_BITS
+        return words
+
+    def failed(self, error: Exception) -> Wanted:
+        """Return the same without ids, which failed."""
+        none = torch.empty(0, dtype=torch.int64, device=self.ids.device)
+        return replace(self, ids=none, lengths=[0] * len(self.lengths), error=error)
+
+
+class Request:
+    """The distinct rows that a batch asks for, and those that are asked of this rank.
+
+    All but `positions` are there when it is settled.
+
+    Attributes:
+        wanted: what this rank asks for.
+        settled: whether the ranks know what they are asked for.
+        positions: for each id the index of its row among those that come back.
+        size: how many rows come back: the distinct ones, and behind those of each rank a word.
+        total: the number of ids of all ranks.
+        asked: the rows of this rank that each rank asks for, in the order of ranks; distinct for
+            each rank, and perhaps not among them.
+        counts: for each feature 1 if any rank has ids of it, else 0.
+        touched: the numbers of the tables of these features.
+        failure: what went wrong since, on this rank; the others are told with the answer.
+    """
+
+    positions: Tensor
+    size: int
+    total: int
+    asked: Tensor
+    counts: list[int]
+    touched: frozenset[int]
+
+    def __init__(
+        self, wire: Wire, owners: Callable[[], Owners], wanted: Wanted, *, announced: bool = False
+    ) -> None:
+        """Send how many rows are asked for. Every rank does so at the same time."""
+        self._wire, self._owners_now = wire, owners
+        self.settled: bool = False
+        self.failure: Exception | None = None
+        self._tag = wanted.tag + announced * _ANNOUNCED + wanted.call * _CALL
+        self._known = Known(wanted.given) if announced else None
+        self._owners = owners()
+        with wire.ranks.midway(self._what):
+            found, self.wanted = self._found(wanted)
+            self._told, on_device = found.told, not on_host(found.told)
+            self._sending: Any = wire.begin(self._told[0], self._told[1])
+            if on_device:  # where all goes on in order, and the host with it
+                self._told = fetched(self._told)
+                self._sending = torch.cuda.current_stream(wanted.ids.device).record_event()
+            self._numbers, self.positions = found.placed()
+
+    def _found(self, wanted: Wanted) -> tuple[Any, Wanted]:
+        """Return the distinct ids by owner, and what is wanted then: nothing if that fails."""
+        try:
+            told = [self._tag, len(wanted.ids), *wanted.used()]
+            return self._owners.find(wanted, told, failed=wanted.error is not None), wanted
+        except Exception as error:
+            wanted = wanted.failed(error)
+            told = [self._tag, 0, *wanted.used()]
+            return self._owners.find(wanted, told, failed=True), wanted
+
+    @property
+    def _what(self) -> str:
+        return f"look up rows of table {self._wire.name!r}"
+
+    def is_for(self, wanted: Wanted) -> bool:
+        """Tell whether this request, which was announced, is for the same ids."""
+        own = self.wanted
+        alike = own.tag == wanted.tag and list(own.lengths) == list(wanted.lengths)
+        return alike and self._known is not None and self._known.is_as(wanted.given)
+
+    def settle(self) -> None:
+        """Wait for what all ranks ask for, and send which rows this one asks for. Collective.
+
+        What is wrong with the ids of a rank is raised there, and RanksError on the others.
+        """
+        self.settled, wanted = True, self.wanted
+        with self._wire.ranks.explained(self._what):
+            self._wait()
+        given, taken = self._told.tolist()
+        self._check(taken)
+        self._given: list[int] = [each[0] for each in given]
+        self._taken: list[int] = [each[0] for each in taken]
+        count = sum(self._given)
+        self.size = count + len(given)
+        self.total = sum(each[3] for each in taken)
+        used = [functools.reduce(operator.or_, words) for words in zip(*taken, strict=True)][4:]
+        self.counts = [
+            used[number // WORD_BITS] >> number % WORD_BITS & 1
+            for number in range(len(wanted.lengths))
+        ]
+        self.touched = frozenset(compress(wanted.tables, self.counts))
+        with self._wire.ranks.midway(self._what):
+            self._arrived = self._wire.swap(self._numbers[:count], self._given, self._taken)
+        del self._numbers, self._told, self._sending
+
+    def _wait(self) -> None:
+        if hasattr(self._sending, "wait") and on_host(self.positions):
+            self._sending.wait()
+        else:
+            self._sending.synchronize()
+
+    def find(self) -> None:
+        """Find which rows of this rank are asked for, again where its tables have moved since."""
+        owners = self._owners_now()
+        if owners is not self._owners or not hasattr(self, "asked"):
+            self._owners = owners
+            self.asked = owners.rows_of(self._arrived)
+
+    def _check(self, told: list[list[int]]) -> None:
+        """Raise what is wrong with the ids of this rank, or of another."""
+        ranks, error = self._wire.ranks, self.wanted.error
+        if any(failed for _, failed, *_ in told):
+            if error is None and told[ranks.rank][1]:
+                error = self._refused()
+            ranks.failed(self._what, error)
+        for rank, (_, _, tag, *_) in enumerate(told):
+            if tag != self._tag:
+                raise InvalidInputError(
+                    f"rank {rank} of {len(told)} looks up something else than {self._wire.name!r} "
+                    f"on rank {ranks.rank}: every rank calls the same layers and tables in the "
+                    "same order, with the same features and fields, and announces the same batches "
+                    "(lookahead, prefetch)"
+                )
+
+    def _refused(self) -> Exception:
+        """Return what is wrong with an id that a device found in no table."""
+        try:
+            if self.wanted.refuse is not None:
+                self.wanted.refuse()
+        except Exception as error:
+            return error
+        return InvalidInputError(f"an id is of no row of table {self._wire.name!r}")
+
+    @property
+    def taken(self) -> int:
+        """How many rows this rank is asked for."""
+        return sum(self._taken)
+
+    def answer(self, rows: Tensor, word: int) -> tuple[Tensor, list[int]]:
+        """Give the rows `(asked, dim)` to those who asked, and a word to all. Collective.
+
+        Return this rank's, `(size, dim)`, and the word of each rank.
+        """
+        wire = self._wire
+        with wire.ranks.midway(self._what):
+            taken, given = ([count + 1 for count in each] for each in (self._taken, self._given))
+            rows = wire.swap(with_words(rows, self._taken, word), taken, given)
+            return rows, words_of(rows, self._given)
+
+    def deliver(self, values: Tensor, error: Exception | None = None) -> Tensor:
+        """Give values `(size, dim)` of the rows to their owners; return `(asked, dim)`. Collective.
+
+        The words among them are zeros. On hosts an `error` of a rank is raised there, and
+        RanksError on the others; a device would wait for that, so there it ends the exchange.
+        """
+        wire, what = self._wire, f"give the gradients of table {self._wire.name!r}"
+        host = on_host(values)
+        with wire.ranks.midway(what):
+            if error is not None and not host:
+                raise error
+            if error is not None:
+                values.view(torch.uint8).fill_(FAILED)
+            taken, given = ([count + 1 for count in each] for each in (self._taken, self._given))
+            arrived, words = without_words(wire.swap(values, given, taken, back=True), self._taken)
+            failed = host and bool((words.view(torch.uint8) != FINE).any())
+        if failed:
+            wire.ranks.failed(what, error)
+        return arrived
