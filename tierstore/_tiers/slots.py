@@ -385,10 +385,16 @@ class Pins:
         self._floor = 0
         self._leased = 0
 
-    @property
-    def ahead(self) -> int:
-        """Slots that batches within the window were fetched ahead into, used ones included."""
-        return sum(self._tickets)
+    def room(self, wanted: int, most: int) -> int:
+        """Return how many of `wanted` more slots may be fetched ahead into, of `most` in all.
+
+        Slots that were used since count no more, nor does one twice that several batches share:
+        the slots are looked through where that matters.
+        """
+        if wanted + sum(self._tickets) > most:
+            kept = self._ahead[self._ahead > self._floor] - self._floor - 1
+            self._tickets = deque(np.bincount(kept, minlength=len(self._tickets)).tolist())
+        return max(0, min(wanted, most - sum(self._tickets)))
 
     @property
     def full(self) -> bool:
