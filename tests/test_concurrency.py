@@ -551,7 +551,7 @@ def test_what_does_not_match_is_read_again_under_the_lock(
     tier = store["t"]._disk
     out, rows = np.empty((1, SPEC.layout.record_bytes), np.uint8), np.array([3])
     tier.write(rows, np.full_like(out, 7))
-    newest, read_now = tier._index.entries[3], []
+    newest, read_now = int(tier._index.entries.take(rows)[0]), []
 
     def superseded(self: Base, rows: Any, out: Any) -> None:
         tier._index.entries[3] = newest

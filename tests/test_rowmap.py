@@ -93,6 +93,6 @@ def test_an_index_of_runs_and_of_scattered_rows(dense_rows: None) -> None:
             ids = rng.integers(0, rows, count)
         places = np.arange(place, place + ids.size, dtype=np.int32)
         place += ids.size
-        index._point(ids, places)
+        index.entries.point(ids, places)
         np.maximum.at(oracle, ids, places)
         assert np.array_equal(index.entries.take(np.arange(rows)), oracle)

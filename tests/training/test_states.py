@@ -508,10 +508,16 @@ def test_a_step_in_a_group_of_ranks_says_what_to_do(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.train()
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(InvalidInputError, match=r"2 ranks train.*replicated=True"):
-        run.train(1)
+    found = r"2 ranks train.*replicated=True"
+    with monkeypatch.context() as patch:
+        patch.setattr("tierstore.nn.rows.in_group", lambda: True)
+        with pytest.raises(InvalidInputError, match=found):
+            run.train(1)  # at the lookup
+    run.train(1)
+    monkeypatch.setattr("tierstore.optim.optimizer.in_group", lambda: True)
+    with pytest.raises(InvalidInputError, match=found):
+        run.train(1)  # at the step, where a compiled graph looked up
     run.opt = TieredOptimizer(torch.optim.Adam, run.model.head.parameters(), lr=0.1)
     run.opt.step()
 
