@@ -22,7 +22,7 @@ MOST_RESIDENT = 0.001
 
 
 def write_sparse(path: Path, rows: int) -> str:
-    """Make a file of `rows` x DIM float32, all holes behind the header; return what to attach."""
+    """Make a file of `rows` x DIM float32, all holes after the header; return what to attach."""
     nbytes = rows * DIM * 4
     with path.open("wb") as file:
         if path.suffix == ".npy":

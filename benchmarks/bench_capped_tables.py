@@ -28,7 +28,7 @@ QUESTION = "Training 26 tables of which an eighth is in memory, ids given ahead"
 MIB = 1 << 20
 AHEAD = 3
 LEAST = 0.7
-"""Of the rows a second that the misses and the disk's random reads allow."""
+"""Minimum relative to the rows a second that the misses and the disk's random reads allow."""
 
 
 def fields(dim: int) -> dict[str, tierstore.Field]:

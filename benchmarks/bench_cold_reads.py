@@ -121,7 +121,7 @@ class Round:
 def measure(
     contestants: dict[str, Contestant], file: Path, options: argparse.Namespace, size: int
 ) -> Round:
-    """Let everyone gather the same rows in turn, the disk's limit measured before each."""
+    """Gather the same rows with each contestant in turn, after measuring the disk's limit."""
     done = Round(size, [], {name: [] for name in contestants}, dict.fromkeys(contestants, 0.0))
     rng = np.random.default_rng(size)
     for _ in range(options.repeat):

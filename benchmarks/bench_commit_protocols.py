@@ -76,7 +76,7 @@ class Chunks:
 
 
 class Tierstore:
-    """A store whose host tier holds a quarter of the rows; what a fold costs is shown apart."""
+    """A store whose host tier holds a quarter of the rows; the cost of a fold is separate."""
 
     def __init__(self, directory: Path, first: np.ndarray) -> None:
         spec = tierstore.TableSpec(len(first), first.shape[1], init=tierstore.from_array(first))

@@ -28,7 +28,7 @@ IN_MEMORY, CACHED = "TorchRec row-wise, in device memory", "TorchRec row-wise, c
 DDP = "torch DDP over nn.Embedding(sparse=True), Adagrad"
 PEERS = ("ddp", "torchrec")
 MOST = {CACHED: 0.7, IN_MEMORY: 0.85}
-"""At most what a step of ours is of theirs."""
+"""Maximum of our step relative to theirs."""
 
 Step = Callable[[Any], None]
 
@@ -142,7 +142,7 @@ def our_step(rows: dict[str, int], options: Namespace, device: Any, path: str) -
 
 
 def work(rank: int, kind: str, path: str, meeting: str, options: Namespace, out: Any) -> None:
-    """Measure the steps of one rank; the first one tells what they took, each what went wrong."""
+    """Measure the steps of one rank; the first rank reports times, each rank its errors."""
     code = 0
     try:
         line = steps_of(rank, kind, path, meeting, options)

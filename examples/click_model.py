@@ -6,7 +6,7 @@
     torchrun --nproc-per-node=2 examples/click_model.py --store ads.tier    # a GPU each, or none
 
 Trains, in one pass by default, and ends with the AUC on impressions it has not trained on;
-`--compare` trains the same model in plain torch beside it. Naumov et al., "Deep learning
+`--compare` also trains the same model in plain torch. Naumov et al., "Deep learning
 recommendation model for personalization and recommendation systems", 2019.
 """
 

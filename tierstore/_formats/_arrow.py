@@ -1,7 +1,7 @@
 """The numbers of a block of text, parsed by pyarrow where it is installed.
 
-It parses the same numbers as Python, to the last bit, and many times faster. What it might read in
-another way is left to the plain reader: quotes, texts for numbers, infinities, rows of other
+It parses the same numbers as Python, to the last bit, and many times faster. The plain reader
+parses what pyarrow might read in another way: quotes, texts for numbers, infinities, rows of other
 lengths.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["BlockParser"]
 MIN_BYTES = 1 << 18
 """Blocks that are smaller are parsed before pyarrow is imported."""
 _MAX_COLUMNS = 4096
-"""A column costs pyarrow some kilobytes, whatever it holds."""
+"""A column costs pyarrow some kilobytes, even an empty one."""
 _TRIES = 4
 
 

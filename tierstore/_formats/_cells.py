@@ -46,16 +46,16 @@ MISSING = frozenset(
     {"", "NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None", "NaT"}
     | {"#DIV/0!", "#NUM!", "#REF!", "#VALUE!"}
 )
-"""What tools write where there is no number, sheets too; read as NaN only where it is asked for."""
+"""What tools write where there is no number, sheets too; read as NaN only on request."""
 
 BLOCK_BYTES = 4 << 20
 MAX_LINE_BYTES = 64 << 20
 _CELL_BYTES = 128
-"""What a number in a line takes until it is in a block: twice as text, and as a float."""
+"""Bytes of a number in a line until it is in a block: twice as text, and as a float."""
 _CHARACTER_BYTES = 8
-"""What a character of a line takes: in the line and in a cell, four bytes at most each."""
+"""Bytes of a character of a line: in the line and in a cell, four bytes at most each."""
 _MOST_BYTES = _CELL_BYTES + _CHARACTER_BYTES
-# What Python takes for a number, and other tools do not: 1_000, digits of other alphabets.
+# Python accepts these as numbers, and other tools do not: 1_000, digits of other alphabets.
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}((\.\d{3})+(,\d*)?|(,\d{3})+(\.\d*)?)", re.ASCII)
 _NO_NUMBER = re.compile(r"[^ \t!-^`-~]")
 
@@ -67,7 +67,7 @@ class Lines(Iterator[bytes]):
     """Whole lines of a stream, some MiB at a time, each ended by a line feed; none is too long.
 
     Attributes:
-        line: the number of the first line of the next block, counted by those who take blocks.
+        line: the number of the first line of the next block, counted by the code that takes blocks.
     """
 
     def __init__(self, path: Path, stream: IO[bytes], allowance: Allowance) -> None:
@@ -261,7 +261,7 @@ def _split_tabs(text: str, width: int = 0) -> list[str]:
 
 
 def unquoted(cell: str) -> str:
-    """Return what stands between quotes that are the ends of a cell; other cells as they are."""
+    """Return the text between quotes at the ends of a cell; return other cells unchanged."""
     if len(cell) > 1 and cell[0] == cell[-1] == '"':
         inner = cell[1:-1].replace('""', "\0")
         if '"' not in inner:

@@ -318,7 +318,7 @@ class Server:
 
     def _open(self) -> Any:
         _, (descriptor,), _, _ = socket.recv_fds(self._files, 1, 1)
-        try:  # opened once more, each pass has a position of its own
+        try:  # opened again, so that each pass has its own position
             return self._kind(open(f"/proc/self/fd/{descriptor}", "rb"))
         finally:
             os.close(descriptor)

@@ -84,7 +84,7 @@ def _unzip(file: InputFile) -> Any:
 
 
 def _member(path: Path, archive: Archive) -> str:
-    """Return the name of the only file in an archive, beside those that macOS adds."""
+    """Return the name of the only file in an archive, without those that macOS adds."""
     names = [
         name
         for name in archive.entries
@@ -111,7 +111,7 @@ def _zstd(stream: IO[bytes]) -> Any:
 
 @dataclass(frozen=True)
 class _Packing:
-    """What unpacks a file, and what packs into a stream, which closing the result leaves open."""
+    """Functions that unpack a file, and pack into a stream that stays open at the end."""
 
     unpack: Callable[[InputFile], Any]
     pack: Callable[[IO[bytes]], Any] | None = None

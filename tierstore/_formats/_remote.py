@@ -42,7 +42,7 @@ class RemoteFile:
     def discard(self) -> None:
         """Remove what was written."""
         if self._file is not None:
-            with suppress(Exception):  # the error before it says more
+            with suppress(Exception):  # the earlier error is more precise
                 self._file.discard()
                 if not self._replaces and self._system.exists(self._path):  # as in memory
                     self._system.rm(self._path)

@@ -68,7 +68,7 @@ class _Global:
 
 
 _OTHER = object()
-"""Placeholder for everything that neither is nor contains a tensor."""
+"""Placeholder for objects that neither are nor contain a tensor."""
 
 
 def tensors_by_name(content: object, allowance: Allowance) -> dict[str, StoredTensor]:

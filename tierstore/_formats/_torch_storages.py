@@ -139,7 +139,7 @@ class _Legacy(Storages):
 
 
 def _itemsize(dtype: str, file: InputFile) -> int:
-    """Return the bytes of an element of a storage, which the next one begins after."""
+    """Return the bytes of an element of a storage: the distance to the next one."""
     if dtype in ELEMENT_TYPES:
         return ELEMENT_TYPES[dtype].stored.itemsize
     try:

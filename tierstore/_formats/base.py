@@ -204,7 +204,7 @@ class SelectedSource(Source):
 def note_unread(rows: int, shapes: Mapping[str, tuple[int, ...]], how: str) -> tuple[str, ...]:
     """Return a note on arrays, by name, that have one value a row and are not read as keys.
 
-    `how` says what makes them the keys.
+    `how` describes how to make them the keys.
     """
     found = [name for name, shape in shapes.items() if tuple(shape) == (rows,)]
     listed = ", ".join(found[:_LISTED]) + (", …" if len(found) > _LISTED else "")
@@ -213,14 +213,14 @@ def note_unread(rows: int, shapes: Mapping[str, tuple[int, ...]], how: str) -> t
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What the caller knows about a file in text; None where the file is to be asked.
+    """What the caller knows about a text file; None leaves the decision to the file.
 
     Attributes:
         header: whether the first line names the columns.
         key_column: the column of keys, its name or its number from 1; False if there is none.
         sep: what is between cells, one character; a blank is any run of blanks and tabs.
         decimal: what is before the decimals of a number.
-        null: texts that stand for NaN.
+        null: texts that mean NaN.
     """
 
     header: bool | None = None
@@ -230,7 +230,7 @@ class TextOptions:
     null: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what no file can be read with."""
+        """Refuse options with which no file can be read."""
         if self.header not in (None, True, False):
             raise InvalidInputError(f"header is True, False or None, not {self.header!r}")
         if self.key_column is True or not isinstance(self.key_column, str | int | None):

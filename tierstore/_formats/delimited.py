@@ -1,11 +1,11 @@
 """Text files with a line for each row, of numbers and optionally a key.
 
 .csv and .tsv separate cells by commas and tabs, .vec and .txt by blanks; other separators are
-found. A cell may hold a list of numbers, as pgvector writes them. A sample decides what the first
-line and the columns are (`_layout`), unless the caller says it. .vec and .txt are the text format
-of word2vec, fastText and GloVe: a word and its numbers, after a first line with two counts or none.
-A .txt file may also contain only keys, one per line. Numbers are read as float64 and rounded to the
-wanted type. Each file may be packed (`_encoding`).
+detected. A cell may hold a list of numbers, as pgvector writes them. A sample decides what the
+first line and the columns are (`_layout`), unless the caller does. .vec and .txt are the text
+format of word2vec, fastText and GloVe: a word and its numbers, after a first line with two counts
+or none. A .txt file may also contain only keys, one per line. Numbers are read as float64 and
+rounded to the requested type. Each file may be packed (`_encoding`).
 
 The writer names the columns (.csv, .tsv) or begins with counts (.vec, .txt), and puts a key into
 each row: the number of the row if there are no others.
@@ -259,7 +259,7 @@ class _TextSource(Source):
             try:
                 word.encode()
             except UnicodeEncodeError as error:
-                byte = ord(error.object[error.start]) & 0xFF  # which stands for itself
+                byte = ord(error.object[error.start]) & 0xFF  # a surrogate for the byte
                 raise _no_utf8(self.path, number, byte) from None
             if self.layout.rounded_keys:
                 word = _POINT_ZERO.sub(r"\1", word)
@@ -312,7 +312,7 @@ def _has_lone_returns(block: bytes) -> bool:
 def _layout_of(sample: _Sample, own: str, options: TextOptions) -> Layout:
     """Return the layout of a file, with the separator of its suffix or the one that it has.
 
-    Another separator is taken where the own one makes no table, or is part of every key.
+    Another separator is used if this one makes no table, or is part of every key.
     """
 
     def layout(sep: str) -> Layout:
@@ -336,7 +336,7 @@ def _layout_of(sample: _Sample, own: str, options: TextOptions) -> Layout:
             if not isinstance(found, Layout | AmbiguousFileError):
                 found = error
         except FormatError as error:
-            # One that divides all lines alike, and has a cell that is no number.
+            # A separator that divides all lines equally, with a cell that is no number.
             if not isinstance(found, Layout | AmbiguousFileError) and _divides(sample, sep):
                 found = error
     others = [each for each in others if each.columns > 1]
@@ -418,7 +418,7 @@ class Csv(Format):
             def write(start: int, block: Array) -> None:
                 words = content.words(start, start + len(block))
                 quoted = [_quoted(word, sep) for word in words]
-                # Data frames know NaN in this spelling, and not all of them in others.
+                # All data frames read this spelling of NaN, and only some read others.
                 file.write(format_rows(quoted, block, sep, nan=b"NaN"))
 
             yield write

@@ -1,6 +1,6 @@
 """.jsonl: an object a line, with a list of numbers and perhaps a key; read only.
 
-So the interfaces of embedding models and vector databases give them. The vector is the list of
+Interfaces of embedding models and vector databases produce such files. The vector is the list of
 numbers that is named or the only one. The key is the text or whole number called `key`, or the only
 one in the first object.
 """

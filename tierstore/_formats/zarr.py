@@ -216,9 +216,9 @@ def _check_files(path: Path, array: Any) -> None:
 
 
 def _may_leave_out(array: Any) -> bool:
-    """Whether a chunk that is missing stands for fill values, as zarr and xarray mean it.
+    """Whether a missing chunk means fill values, as for zarr and xarray.
 
-    What is written here has all chunks, so that an interrupted copy of it is found out.
+    Written arrays have all chunks here, so that an interrupted copy is detected.
     """
     return "dtype" not in array.attrs and array.fill_value is not None
 
@@ -293,8 +293,8 @@ def _filled(group: Any, content: Content) -> Iterator[Write]:
 def _new_array(group: Any, name: str, **described: Any) -> Write:
     """Return what writes to a new array of a group.
 
-    Threads of zarr write the files. An interrupt waits for them, or they would go on where the
-    caller removes what was written.
+    Threads of zarr write the files. An interrupt waits for them, or they would continue while
+    the caller removes the written files.
     """
     with interrupts_deferred():
         array = group.create_array(name, config={"write_empty_chunks": True}, **described)

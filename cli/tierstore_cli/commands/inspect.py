@@ -134,7 +134,7 @@ def _show(
     name: str | None,
     field: str | None,
 ) -> None:
-    """Show what was found, and then rows of a table if there is a span of them."""
+    """Show the findings, then rows of a table if a span is given."""
     if span is None:
         out.show(data, *parts)
         return
@@ -186,7 +186,7 @@ def _headline(store: Place, data: dict[str, Any]) -> str:
 
 
 def _around(info: StoreInfo) -> Iterator[str]:
-    """Yield what else there is about a version: its payload, kept versions, who writes."""
+    """Yield other facts about a version: its payload, kept versions, the writer."""
     if info.payload:
         yield f"payload: {', '.join(info.payload)}"
     if info.names:
