@@ -1,4 +1,4 @@
-"""How fast is a file of another program open, and how fast do its rows come off the disk?"""
+"""How fast does a file of another program open, and how fast are its rows read from the disk?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do 26 tables train as fast as the disk lets them, with an eighth of them in memory?
+"""Do 26 tables train at the speed of the disk, with an eighth of them in memory?
 
 The process runs in a memory cgroup. The tables have the cardinalities and the skew of Criteo's
 click log, and Adam keeps its state beside the rows. Batches are announced ahead, as

@@ -1,4 +1,4 @@
-"""How fast do scattered rows come off the disk when no page of them is in memory?"""
+"""How fast are scattered rows read from the disk when none of their pages is in memory?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a commit cost beside writing its bytes once, and beside a memory-mapped file?"""
+"""What does a commit cost, compared with writing its bytes once and a memory-mapped file?"""
 
 from __future__ import annotations
 

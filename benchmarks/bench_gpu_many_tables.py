@@ -1,4 +1,4 @@
-"""What does a training step over 26 tables cost on a GPU, beside FBGEMM's table-batched one?
+"""What does a training step over 26 tables cost on a GPU, compared with FBGEMM's?
 
 FBGEMM takes the ids of all tables as one tensor, and gives one tensor of rows, which has one
 gradient. `keyed` is a step of tierstore on just that: the ids as one tensor in, the rows, or bags

@@ -1,4 +1,4 @@
-"""What does a training step over 26 tables cost on several GPUs, beside the same step on one?"""
+"""What does a training step over 26 tables cost on several GPUs, compared with one?"""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def timed(step: Callable[[list[Any]], object], batches: list[Any], options: Name
 def issued(loop: Loop, batches: list[Any]) -> float:
     """Return the milliseconds for which the host is busy with a step that was announced.
 
-    The device is busy before, so that the host waits only for what it needs.
+    The device has earlier work, so that the host waits only for data that it needs.
     """
     import time
 

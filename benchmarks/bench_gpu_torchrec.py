@@ -1,4 +1,4 @@
-"""What does a training step over 26 tables cost on several GPUs, beside TorchRec?"""
+"""What does a training step over 26 tables cost on several GPUs, compared with TorchRec?"""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def torchrec_step(kind: str, rows: dict[str, int], options: Namespace, device: A
 
 
 def ddp_step(rows: dict[str, int], options: Namespace, device: Any) -> Step:
-    """Return a step of tables that every rank has whole, whose sparse gradients are reduced."""
+    """Return a step of tables that every rank has whole, with reduced sparse gradients."""
     import torch
 
     tables = torch.nn.ModuleList(

@@ -1,4 +1,4 @@
-"""How long does a table by key take to open, to answer, and to drop keys that nobody uses?"""
+"""How long does a table by key take to open, to answer, and to drop unused keys?"""
 
 from __future__ import annotations
 

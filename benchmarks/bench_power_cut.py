@@ -1,4 +1,4 @@
-"""What can be read after a power cut that came right after a write had returned?
+"""What can be read after a power cut immediately after a write has returned?
 
 The file systems are on loop devices and are shut down by the ioctl of file system tests, so this
 needs root; without root, the benchmark reports this and measures nothing.

@@ -1,4 +1,4 @@
-"""SpeedTorch's own table of memory, measured again with tierstore beside it.
+"""SpeedTorch's own table of memory, measured again, and with tierstore.
 
 SpeedTorch published, for a Tesla K80, what holding 10,000,000 rows of 128 float32 takes.
 """

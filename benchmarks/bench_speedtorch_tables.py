@@ -1,4 +1,4 @@
-"""SpeedTorch's own tables of transfer times, measured again with tierstore beside it.
+"""SpeedTorch's own tables of transfer times, measured again, and with tierstore.
 
 SpeedTorch published them for a Tesla K80 and two cores: what a batch of an embedding, and of an
 optimizer's state, takes to and from a variable on the GPU.

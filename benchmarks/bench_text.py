@@ -1,4 +1,4 @@
-"""How long does it take to load a table of text, beside the readers of data frames?
+"""How long does it take to load a table of text, compared with readers of data frames?
 
 Keys and numbers of the same CSV file go into a store, committed, and into the columns of pandas,
 polars and pyarrow, which decide the types of all columns as well and write nothing. gensim's form

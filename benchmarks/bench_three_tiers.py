@@ -1,4 +1,4 @@
-"""What does a step cost whose rows lie on the disk, in host memory and, if there is one, a GPU?"""
+"""What does a step with rows on disk, in host memory and, if there is one, on a GPU cost?"""
 
 from __future__ import annotations
 

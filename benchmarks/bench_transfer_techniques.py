@@ -1,4 +1,4 @@
-"""Ways to bring rows of a table in host memory to the GPU, alone and beside work.
+"""Ways to bring rows of a table in host memory to the GPU, alone and during work.
 
 Each way is a generator of batches that are on the GPU; the work is a product of matrices on what it
 yields. docs/transfer.md describes which to use when.
@@ -188,7 +188,7 @@ def ways(task: Task, cache: int, workers: int) -> dict[str, Callable[[Task], Bat
 
 
 def step_seconds(task: Task, way: Callable[[Task], Batches], work: int) -> float:
-    """Return the median time of a step: the next batch comes, and is worked on."""
+    """Return the median time of a step: get the next batch, and work on it."""
     size = 4096 if task.on_gpu else 64
     left = torch.rand(size, size, device=task.device)
     times = []

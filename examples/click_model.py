@@ -140,7 +140,7 @@ def parsed(number, line):
 
 
 def made_up():
-    """Yield batches with Criteo's skew, whose labels come from a hidden model."""
+    """Yield batches with Criteo's skew, with labels of a hidden model."""
     waves = np.linspace(13, 2000, 26)
     for number in range(given.samples // given.batch):
         rng = np.random.default_rng([7, number])

@@ -98,7 +98,7 @@ def export_table(
             float32 for a field with scales. If the format cannot hold a half-precision type,
             float32 is written, which is exact.
         keys: one key for each row of the table or of `rows`, or a file of keys: .txt, .npy or
-            FILE.parquet:COLUMN. None uses the table's keys. They are written beside a file that
+            FILE.parquet:COLUMN. None uses the table's keys. They are written next to a file that
             cannot hold them: `items.keys.npy` for `items.npy`. Without keys, `.vec`, `.bin` and
             `.tsv` number the rows; of a list of ids, the ids are the keys.
         memory: limit in bytes for reading a file of keys.

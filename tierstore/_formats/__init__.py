@@ -93,7 +93,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def format_of(path: Path, *, write: bool = False) -> Format:
     """Return the format of a file by its suffix, ignoring case.
 
-    A directory to read may have any name: the files in it decide then. Raises InvalidInputError
+    A directory to read may have any name: the files in it decide. Raises InvalidInputError
     that lists the readable or writable formats, FormatError for a directory of other files.
     """
     suffix = format_suffix(path)
@@ -126,7 +126,7 @@ def format_of(path: Path, *, write: bool = False) -> Format:
 def format_suffix(path: Path) -> str:
     """Return the suffix that names the format of a file, in lower case.
 
-    A packed text file has the last suffix but one: `.csv` of `items.csv.gz`.
+    Of a packed text file this is the last suffix but one: `.csv` of `items.csv.gz`.
     """
     inner = Path(path.stem).suffix.lower()
     packed = is_packed(path) and inner in FORMATS and FORMATS[inner].is_text
@@ -229,10 +229,10 @@ def open_source(
         text_dtype: the element type for text formats, which do not specify one.
         memory: limit in bytes for reading, in addition to a block of rows, such as 536870912 or
             "512MiB". Sizes that the file claims are checked against it before memory is allocated.
-        text: what the caller knows about a text file.
+        text: options for a text file.
 
     Raises:
-        AmbiguousFileError: a text file can be read in two ways, and `text` does not say which.
+        AmbiguousFileError: a text file can be read in two ways, and `text` does not decide.
         FormatError: the file is missing or damaged, lacks the matrix, or needs more than `memory`.
         InvalidInputError: the suffix is unknown; the message lists the known ones. Or `text` is
             given for a file of another kind.
@@ -346,7 +346,7 @@ class Sink:
 
 
 def keys_beside(path: Path) -> Path:
-    """Return the file of keys beside one that cannot hold them: `items.keys.npy`."""
+    """Return the file for the keys of a file that cannot hold them: `items.keys.npy`."""
     return path.with_name(f"{path.stem}.keys.npy")
 
 
@@ -377,7 +377,7 @@ def open_sink(
         field: name of the matrix, if the format has names; or the names of several, side by side in
             the blocks, and how many of the `dim` columns each has.
         keys: one integer or string per row, in a sequence that is only sliced, or None. They are
-            written to a file of their own beside a file that has no place for them (`keys_beside`).
+            written to a separate file if the format has no place for them (`keys_beside`).
         first_row: number of the first row; without keys, formats that need a word in each row count
             from it.
         header: whether a file in text begins with a line of names, or of counts.

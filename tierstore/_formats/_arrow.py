@@ -33,10 +33,10 @@ def _installed() -> bool:
 
 
 class BlockParser:
-    """Parses blocks of rows of one layout, or says that it does not."""
+    """Parses blocks of rows of one layout, or returns None."""
 
     def __init__(self, layout: Layout, *, blank_null: bool) -> None:
-        """Parse rows of `layout`; `blank_null` says that some texts stand for NaN."""
+        """Parse rows of `layout`; `blank_null` is true if some texts mean NaN."""
         self._layout = layout
         self._able = layout.columns <= _MAX_COLUMNS and not blank_null and layout.vector is None
         self._tried = 0

@@ -1,8 +1,8 @@
 """Lines of text and their cells, in blocks of whole lines, and the numbers in them.
 
-Cells are divided by a separator. A blank stands for runs of blanks and tabs, between which a word
-in front may hold single ones. Between tabs a cell that begins and ends with a quote is unquoted,
-others are taken as they are. Every other separator is that of CSV, whose quotes may also hold the
+Cells are divided by a separator. A blank means runs of blanks and tabs, and a word
+in front may contain single ones. Between tabs a cell that begins and ends with a quote is unquoted,
+others are unchanged. Every other separator is that of CSV, whose quotes may also hold the
 ends of lines. A cell may hold a list of numbers, as pgvector writes them: [0.1,0.2]; it is taken
 apart into a cell for each.
 """
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 BLANKS = " "
-"""The separator that stands for runs of blanks and tabs."""
+"""The separator that means runs of blanks and tabs."""
 
 MISSING = frozenset(
     {"", "NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None", "NaT"}
@@ -272,7 +272,7 @@ def unquoted(cell: str) -> str:
 def numbers_of(cells: Sequence[str], decimal: str, null: frozenset[str], into: array[float]) -> int:
     """Add the numbers that cells spell to `into`; return how many were too large for float64.
 
-    `null` are cells that stand for NaN. Raises ValueError, whose argument is the position of the
+    `null` are cells that mean NaN. Raises ValueError, whose argument is the position of the
     first cell that is no number.
     """
     before = len(into)

@@ -88,7 +88,7 @@ class Columns:
     """
 
     def __init__(self, kind: str, path: Path, memory: Size, parts: Sequence[Path] = ()) -> None:
-        """Open files of a `kind` that the child knows: `path`, or else its `parts`."""
+        """Open files of a `kind` that the child supports: `path`, or else its `parts`."""
         need(kind)
         self.path = path
         self.allowance = Allowance(path, memory)

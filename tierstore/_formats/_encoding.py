@@ -201,7 +201,7 @@ class _Text(io.RawIOBase):
 
 
 def text_stream(file: InputFile) -> io.BufferedReader:
-    """Return a file as a stream of UTF-8 from its start, unpacked as its last suffix says.
+    """Return a file as a stream of UTF-8 from its start, unpacked according to its last suffix.
 
     UTF-16 has a byte order mark. What is unpacked is held in pieces of a MiB. The stream raises
     FormatError, or UNPACKING_ERRORS of a damaged packed file.

@@ -213,7 +213,7 @@ def note_unread(rows: int, shapes: Mapping[str, tuple[int, ...]], how: str) -> t
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What the caller knows about a text file; None leaves the decision to the file.
+    """Options for a text file; None leaves the decision to its contents.
 
     Attributes:
         header: whether the first line names the columns.
@@ -254,7 +254,7 @@ class Wanted:
         field: the preferred array if no name is given and the file contains several.
         text_dtype: element type for formats that do not specify one.
         memory: limit in bytes for keys, headers and directories, in addition to blocks.
-        text: what the caller knows about a text file.
+        text: options for a text file.
     """
 
     name: str | None = None
@@ -316,7 +316,7 @@ class Content:
 Write = Callable[[int, Array], object]
 """Called with the number of a block's first row, from 0, and the block.
 
-Blocks come in order, `(n, dim)` with n >= 1, C-contiguous and of the stored NumPy dtype.
+Blocks are in order, `(n, dim)` with n >= 1, C-contiguous and of the stored NumPy dtype.
 """
 
 

@@ -227,7 +227,7 @@ class Npy(Format):
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write the header, then blocks as they come."""
+        """Write the header, then the blocks."""
         with path.open("xb") as file:
             file.write(format_header(content.storage, (content.rows, content.dim)))
             yield lambda _, block: write_sparsely(file, block)

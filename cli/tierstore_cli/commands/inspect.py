@@ -225,14 +225,14 @@ def _rows(table: dict[str, Any]) -> str:
 
 
 def _size(table: dict[str, Any]) -> str:
-    """Return the size of a table, and what it takes on the disk where that is much less."""
+    """Return the size of a table, and the space on disk if that is much less."""
     size, real = table["disk_bytes"], table["allocated_bytes"]
     text = format_bytes(size)
     return text if real > 0.9 * size else f"{text}, real {format_bytes(real)}"
 
 
 def _sharing(spaces: list[SpaceInformation]) -> Iterator[str]:
-    """Yield lines that say which of a few tables share tiers."""
+    """Yield lines that name the tables that share tiers."""
     for each in spaces:
         if len(each.tables) > 1:
             text = f"tiers are shared by {', '.join(each.tables)}"
