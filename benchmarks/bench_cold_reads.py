@@ -26,7 +26,7 @@ MOST_RESIDENT = 0.001
 
 
 def prepare(directory: Path, options: argparse.Namespace) -> dict[str, Contestant]:
-    """Write the same rows in every contestant's way."""
+    """Write the same rows for every contestant."""
     spec = {"rows": options.rows, "dim": options.dim, "init": tierstore.uniform(-1, 1, seed=3)}
     for backend in ("memmap", "zarr"):
         table = tierstore.TableSpec(**spec, backend=backend)
@@ -102,7 +102,7 @@ def main() -> None:
 
 @dataclass
 class Round:
-    """Gathers of one size: the rows a second of each, and of its pages in memory the most."""
+    """Gathers of one size: the rows a second of each, and its largest share of cached pages."""
 
     size: int
     limits: list[float]

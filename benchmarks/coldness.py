@@ -1,4 +1,4 @@
-"""Making files cold, proving it, and what the disk under them gives at most."""
+"""Makes files cold, proves it, and measures the limit of the disk under them."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Cells are divided by a separator. A blank means runs of blanks and tabs, and a word
 in front may contain single ones. Between tabs a cell that begins and ends with a quote is unquoted,
 others are unchanged. Every other separator is that of CSV, whose quotes may also hold the
-ends of lines. A cell may hold a list of numbers, as pgvector writes them: [0.1,0.2]; it is taken
-apart into a cell for each.
+ends of lines. A cell may hold a list of numbers, as pgvector writes them: [0.1,0.2]; it is divided
+into a cell for each.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ class Cells:
         return self.sep in (BLANKS, "\t")
 
     def rows(self, block: bytes, lines: Lines) -> Iterator[Row]:
-        """Yield the rows of a block that `lines` gave, leaving out empty ones.
+        """Yield the rows of a block that `lines` gave, without empty ones.
 
-        A row that does not end within its block takes the next one, which is then yielded too.
+        A row that does not end within its block continues in the next one, which is yielded too.
         """
         found = self._rows(block, lines)
         if self.vector is None:
@@ -133,7 +133,7 @@ class Cells:
     def apart(cells: list[str], at: int, dim: int) -> list[str]:
         """Return a row in which each number of the list in cell `at` has a cell.
 
-        Another cell in its place, such as the name of the column, is followed by empty ones.
+        Any other cell there, such as the name of the column, is followed by empty ones.
         """
         if at >= len(cells):
             return cells
@@ -173,14 +173,14 @@ class Cells:
         lines.line = first + reader.line_num
 
     def cost(self, text: str) -> int:
-        """Return what a line takes in memory with its cells."""
+        """Return the memory of a line with its cells."""
         blanks = text.count(" ") + text.count("\t") if self.sep == BLANKS else 0
         cells = 1 + (blanks or text.count(self.sep)) + (text.count(",") if self.vector else 0)
         return _CELL_BYTES * cells + _CHARACTER_BYTES * len(text)
 
 
 class _CsvLines:
-    """The lines of a block for csv.reader, and those after it that its last row takes."""
+    """The lines of a block for csv.reader, and later ones that its last row needs."""
 
     def __init__(self, cells: Cells, block: bytes, more: Lines) -> None:
         self._cells = cells
@@ -190,7 +190,7 @@ class _CsvLines:
         self._fresh = True
 
     def begin_row(self) -> None:
-        """The next line is the first of a row."""
+        """Begin a row with the next line."""
         self._fresh, self._held = True, 0
 
     def __iter__(self) -> Iterator[str]:
@@ -310,7 +310,7 @@ def is_number(cell: str, decimal: str = ".") -> bool:
 
 
 def thousands(cell: str) -> str:
-    """Return what to add to a message about a cell that is no number: marks that divide it."""
+    """Return a hint for the message on a cell that is no number: marks that divide it."""
     if not _THOUSANDS.fullmatch(cell.strip()):
         return ""
     mark = next(each for each in cell if each in ".,")

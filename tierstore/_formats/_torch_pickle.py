@@ -184,7 +184,7 @@ class _Machine:
         return self._named(module, name)
 
     def _storage(self) -> _Storage:
-        """Return what a persistent id names: ("storage", type, key, location, elements).
+        """Return the storage of a persistent id: ("storage", type, key, location, elements).
 
         Before PyTorch 1.6 a view follows, which is None in all but the oldest files.
         """

@@ -47,7 +47,7 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 RAW_NUMBERS = "for numbers alone, numpy.save(numpy.fromfile(FILE, dtype).reshape(rows, dim))"
-"""What to do with a file that holds the bytes of a matrix and nothing else."""
+"""Advice for a file that holds the bytes of a matrix and nothing else."""
 
 
 BLOCK_BYTES = 4 << 20
@@ -60,9 +60,9 @@ def block_rows_for(row_bytes: int, block_bytes: int = BLOCK_BYTES) -> int:
 
 
 def element_of(number: object) -> str | None:
-    """Return the element type as which numbers of a NumPy type, by name, are read, or None.
+    """Return the element type in which a NumPy type, by name, is read, or None.
 
-    Bytes, as quantised vectors have, are read as the default type, which holds them exactly.
+    Bytes, such as of quantised vectors, are read as the default type, which holds them exactly.
     """
     element = ELEMENT_TYPES.get(str(number))
     if element is None or element.as_bits:

@@ -94,7 +94,7 @@ class _ZarrSource(Source):
     def stored(self) -> StoredRows | StoredChunks | None:
         """Return plain chunks that can be mapped end to end, or else chunks to decode.
 
-        None for what is in no directory.
+        None for an array that is not in a directory.
         """
         if not self.path.is_dir() or not self.rows:
             return None
@@ -230,7 +230,7 @@ def _left_out(path: Path, array: Any) -> int:
     outer = _outer_chunks(array)
     needed = math.prod(-(-n // size) for n, size in zip(array.shape, outer, strict=True))
     files = sum(len(set(names) - _METADATA) for _, _, names in os.walk(path / array.path))
-    if files >= needed:  # zarr's own count takes as long as the shape is large
+    if files >= needed:  # zarr's own count takes time in proportion to the shape
         inner = math.prod(o // size for o, size in zip(outer, array.chunks, strict=True))
         with parsing(path, "zarr array", Exception):
             files = array.nchunks_initialized // inner
