@@ -220,13 +220,6 @@ class DistributedKeyedTable:
             self.shard._first_values(asked, unknown, field),
         )
 
-    def _asked(self, keys: object) -> tuple[Asked, str]:
-        return self.shard._asked(keys)
-
-    def _first_values(self, asked: Asked, at: npt.NDArray[np.intp], field: str) -> Any:
-        """Return the first values of keys at some positions of a batch, a tensor `(n, dim)`."""
-        return self.shard._first_values(asked, at, field)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return the table itself."""
         return self
