@@ -105,6 +105,19 @@ def test_distinct_ids_are_counted_and_placed_by_owner(access: Any, case: str) ->
             assert owners.rows_of(part.contiguous()).tolist() == own.tolist()
 
 
+def test_the_last_features_are_remembered() -> None:
+    device, budget = EmulatedDevice(seed=5), tierstore.Budget(host_rows=8, gpu_rows=4)
+    spec, place = tierstore.TableSpec(8, 4), Shard(8, 4, 0, 1)
+    with MemoryTable(spec, budget=budget, device=device) as made:
+        owners: Any = owned(made.table._access, place, 1, [8], [0])
+        for count in range(1, 100):
+            ids = torch.arange(count) % 8
+            found = owners.find(Asked(ids, [0] * count, [1] * count), [1], failed=False)
+            numbers, positions = found.placed()
+            assert torch.equal(numbers[positions.long()].long(), ids)
+        assert len(owners._features) <= 64
+
+
 def with_words(parts: Any) -> torch.Tensor:
     """Return what comes of the owners, as rows do: behind those of each is a word."""
     return torch.cat([each for part in parts for each in (part.long(), torch.tensor([-1]))])

@@ -230,10 +230,13 @@ class DeviceOwners(Owners):
         return found
 
     def _places(self, tables: tuple[int, ...]) -> Any:
-        """Describe features by their tables to kernels."""
-        found = self._features.get(tables)
+        """Describe features by their tables to kernels; the last ones are remembered."""
+        known = self._features
+        found = known.get(tables)
         if found is not None:
             return found[0]
+        while len(known) >= _REMEMBERED:
+            del known[next(iter(known))]
         numbers, place = np.array(tables, np.intp), self._place
         starts = (self._ends - self._rows)[numbers]
         parts = starts, self._rows[numbers], self._ends, self._first_rows
@@ -253,7 +256,7 @@ class DeviceOwners(Owners):
             shift=place.row_bits if isinstance(place, Numbers) else 0,
             narrow=self._kind == _NARROW,
         )
-        self._features[tables] = described, held
+        known[tables] = described, held
         return described
 
     def find(self, looked: Looked, told: Sequence[int], *, failed: bool) -> Found:
