@@ -224,3 +224,15 @@ def test_ids_on_a_device_are_known_by_where_they_are(monkeypatch: pytest.MonkeyP
     assert not Known(own).is_as(own)
     coming.keep([own], (own, [3]), 2)
     assert coming.find([own]) is None
+    coming.keep([own], (own, [3]), 0)
+    nested, others = (
+        torch.nested.nested_tensor([own[:2].clone(), own[2:].clone()], layout=torch.jagged)
+        for _ in range(2)
+    )
+    coming.keep([nested], (own, [3]), 2)
+    assert coming.find([others]) is None  # of as many ids, elsewhere
+    assert coming.find([nested]) == (own, [3])
+    known = Known(nested)
+    assert known.is_as(nested)
+    nested.values()[1] = 5
+    assert not known.is_as(nested)

@@ -19,7 +19,7 @@ from torch import Tensor
 from tierstore.distributed.owners import Owners
 from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.request import WORD_BITS, Request, Wanted
-from tierstore.distributed.wire import FAILED, FINE, OTHER, Wire
+from tierstore.distributed.wire import FAILED, OTHER, Wire, fine_for
 
 __all__ = ["Answer", "Exchange", "Serve"]
 
@@ -61,7 +61,7 @@ class Exchange:
         """Return the request for some ids with its rows, `(size, dim)`. Collective.
 
         This is the announced request of these ids, if there is one. It is the oldest one as a rule,
-        whose rows are sent at once; each rank adds a word on whether it looks that up.
+        whose rows are sent at once; each rank adds a word on whether it looks that up, and how.
 
         Args:
             wanted: the ids.
@@ -69,17 +69,17 @@ class Exchange:
             serve: what this rank has for a request; not called on ranks that look up other ids.
 
         An error in the ids of a rank, or of its `serve`, is raised there, and RanksError on the
-        others. Raises InvalidInputError on all ranks where they look up different tables.
+        others. Raises InvalidInputError on all ranks where they look up different tables or fields.
         """
         found: tuple[Request, Tensor] | None = None
         if self.announced and self._in_order:
             request = self.announced.popleft()
-            found = self._answered(request, wanted, like, serve)
+            found = self._answered(request, wanted, like, serve, chosen=False)
             if found is None:
                 self.announced.appendleft(request)
                 self._in_order = False
         if found is None:
-            found = self._answered(self._chosen(wanted), None, like, serve)
+            found = self._answered(self._chosen(wanted), wanted, like, serve, chosen=True)
         if found is None:
             raise RuntimeError("a request that all ranks made is not that of some")
         return found
@@ -108,20 +108,22 @@ class Exchange:
         return self.ask(wanted)
 
     def _answered(
-        self, request: Request, wanted: Wanted | None, like: Tensor, serve: Serve
+        self, request: Request, wanted: Wanted, like: Tensor, serve: Serve, *, chosen: bool
     ) -> tuple[Request, Tensor] | None:
-        """Return a request with its rows; None if it is not for what some rank wants."""
+        """Return a request with its rows; None if it is not for what some rank wants.
+
+        All ranks want one that they have `chosen`.
+        """
         if not request.settled:
             request.settle()
-        answer, word, error = None, FINE, request.failure
+        answer, error = None, request.failure
+        word = fine = fine_for(wanted.call)
         with self.ranks.midway(f"look up rows of table {self._wire.name!r}"):
             try:
-                error = error or self.ranks.fault_error()
-                if error is None and wanted is not None:
-                    error = wanted.error
+                error = error or self.ranks.fault_error() or wanted.error
                 if error is not None:
                     raise error
-                if wanted is None or request.is_for(wanted):
+                if chosen or request.is_for(wanted):
                     request.find()
                     answer = serve(request)
                 else:
@@ -130,12 +132,15 @@ class Exchange:
                 word, error = FAILED, failure
             rows = like.new_zeros(request.taken, like.shape[1]) if answer is None else answer.rows
         arrived, words = request.answer(rows, word)
-        if not any(words):
+        if all(each == fine for each in words):
             return request, arrived
         if answer is not None and answer.lease is not None:
             answer.lease.release()
         if FAILED in words:
             self.ranks.failed(f"look up rows of table {self._wire.name!r}", error)
+        if OTHER not in words:
+            own = words[self.ranks.rank]
+            raise request.differs(next(rank for rank, each in enumerate(words) if each != own))
         return None
 
     def known(self, wanted: Wanted) -> Request | None:
@@ -146,11 +151,11 @@ class Exchange:
         """Request the rows of a coming batch without waiting. Collective.
 
         This completes the request of the batch announced before; `fetch` is called with the rows
-        that it requests from this rank. The last `window` batches are remembered. Raises what
-        `look_up` does, for the batch before.
+        that it requests from this rank. The last `window` batches, at least one, are
+        remembered. Raises what `look_up` does, for the batch before.
         """
         self._settle(fetch)
-        while len(self.announced) >= min(window, WORD_BITS):
+        while len(self.announced) >= min(max(window, 1), WORD_BITS):
             self.announced.popleft()
         self.announced.append(self._asked(wanted, announced=True))
         if not self._announces:  # so that ranks that do not announce raise at once

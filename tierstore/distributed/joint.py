@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from tierstore._table.joint import Features, JointTable, Location
 from tierstore.distributed.exchange import Answer, Exchange, Serve
 from tierstore.distributed.owners import Owners, owners_over
-from tierstore.distributed.request import Request, Wanted
+from tierstore.distributed.request import Call, Request, Wanted
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import RowIndexError
 from tierstore.spec import TableSpec
@@ -101,6 +102,7 @@ class DistributedJointTable:
     def look_up(
         self,
         numbers: Tensor,
+        call: Call,
         like: Tensor,
         serve: Serve,
         before: Callable[[], object] = lambda: None,
@@ -109,7 +111,7 @@ class DistributedJointTable:
 
         See `DistributedTable.look_up`.
         """
-        wanted = self._last(numbers)
+        wanted = replace(self._last(numbers), call=call.number(self.shard.fields))
         try:
             before()
         except Exception as error:
@@ -128,6 +130,7 @@ class DistributedJointTable:
     def read_with(
         self,
         numbers: Tensor,
+        call: Call,
         like: Tensor,
         read: Callable[[Tensor, frozenset[int]], Tensor],
         before: Callable[[], object] = lambda: None,
@@ -135,6 +138,7 @@ class DistributedJointTable:
         """Return what `read` makes of rows of a shard, of some tables, for each number."""
         request, rows = self.look_up(
             numbers,
+            call,
             like,
             lambda request: Answer(read(request.asked, request.touched)),
             before,

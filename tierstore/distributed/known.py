@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -17,14 +19,16 @@ class Known:
 
     def __init__(self, *ids: Tensor) -> None:
         """Remember ids, which may be in several tensors."""
-        self._ids = [each.clone() if on_host(each) else each.detach() for each in ids]
-        self._where = [_where(each) for each in ids]
+        parts = _parts(ids)
+        self._ids = [each.clone() if on_host(each) else each.detach() for each in parts]
+        self._where = [_where(each) for each in parts]
 
     def is_as(self, *ids: Tensor) -> bool:
         """Tell whether ids are these, and not known to be written since."""
-        if len(ids) != len(self._ids):
+        parts = _parts(ids)
+        if len(parts) != len(self._ids):
             return False
-        return all(map(self._is_same, self._ids, self._where, ids))
+        return all(map(self._is_same, self._ids, self._where, parts))
 
     @staticmethod
     def _is_same(own: Tensor, where: object, ids: Tensor) -> bool:
@@ -42,12 +46,25 @@ def on_host(ids: Tensor) -> bool:
     return kind == "cpu"
 
 
+def _parts(ids: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors that hold ids; a nested one has no memory of its own."""
+    parts: list[Tensor] = []
+    for each in ids:
+        if each.layout == torch.jagged:
+            lengths = each.lengths()
+            parts += [each.values(), each.offsets()]
+            parts += [] if lengths is None else [lengths]
+        else:
+            parts.append(each)
+    return parts
+
+
 def _where(ids: Tensor) -> object:
     """Return where ids are in memory, in whatever shape, and how often that was written.
 
     For tensors whose writes torch does not count, return an object that equals no other.
     """
-    if ids.is_inference():
+    if ids.is_inference() or ids.is_nested:
         return object()
     layout = None if ids.is_contiguous() else (ids.shape, ids.stride())
     return ids.data_ptr(), ids._version, layout

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from tierstore.distributed.wire import (
 )
 from tierstore.errors import InvalidInputError
 
-__all__ = ["WORD_BITS", "Request", "Wanted"]
+__all__ = ["WORD_BITS", "Call", "Request", "Wanted"]
 
 WORD_BITS = 62
 """Features, or announced batches, that one number of a message describes."""
@@ -41,6 +41,26 @@ _ANNOUNCED = 1 << 32
 """Added to the tag of a request that is announced, and not made by a lookup."""
 _CALL = 1 << 33
 """The factor of the number of a call, which is added to the tag."""
+_CALLS = ("look up", "average", "read", "write")
+
+
+class Call(NamedTuple):
+    """What a rank does with the rows that it requests.
+
+    Attributes:
+        what: which call; a layer looks up, or reads averages.
+        field: of which field.
+    """
+
+    what: Literal["look up", "average", "read", "write"]
+    field: str
+
+    def number(self, fields: Iterable[str]) -> int:
+        """Return a number from 1 on, another for each call; 0 for a name that no field has."""
+        names = list(fields)
+        if self.field not in names:
+            return 0
+        return 1 + _CALLS.index(self.what) + len(_CALLS) * names.index(self.field)
 
 
 @dataclass(frozen=True)
@@ -55,7 +75,8 @@ class Wanted:
         lengths: how many of the ids each feature has.
         refuse: raises the error for an id of no row.
         error: the error of the ids, or of what is to be done, that is known already.
-        call: a number below 2 ** 29 that is equal on ranks that do the same with the rows.
+        call: the number of a `Call`, equal on ranks that do the same with the rows; 0 where they
+            are only announced.
     """
 
     ids: Tensor
@@ -192,12 +213,17 @@ class Request:
             ranks.failed(self._what, error)
         for rank, (_, _, tag, *_) in enumerate(told):
             if tag != self._tag:
-                raise InvalidInputError(
-                    f"rank {rank} of {len(told)} looks up something else than {self._wire.name!r} "
-                    f"on rank {ranks.rank}: every rank calls the same layers and tables in the "
-                    "same order, with the same features and fields, and announces the same batches "
-                    "(lookahead, prefetch)"
-                )
+                raise self.differs(rank)
+
+    def differs(self, rank: int) -> InvalidInputError:
+        """Return the error for a rank that does something else than this one."""
+        ranks = self._wire.ranks
+        return InvalidInputError(
+            f"rank {rank} of {ranks.count} looks up something else than {self._wire.name!r} "
+            f"on rank {ranks.rank}: every rank calls the same layers and tables in the "
+            "same order, with the same features and fields, and announces the same batches "
+            "(lookahead, prefetch)"
+        )
 
     def _refused(self) -> Exception:
         """Return the error of an id that a device found in no table."""

@@ -20,7 +20,7 @@ from tierstore._tiers.base import GONE
 from tierstore.distributed.exchange import Answer, Exchange, Serve
 from tierstore.distributed.owners import Owners, Place, owners_over
 from tierstore.distributed.ranks import Ranks
-from tierstore.distributed.request import Request, Wanted
+from tierstore.distributed.request import Call, Request, Wanted
 from tierstore.errors import ClosedError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
 
@@ -135,13 +135,18 @@ class DistributedTable:
         self.place = place
 
     def look_up(
-        self, ids: Any, like: Tensor, serve: Serve, before: Callable[[], object] = lambda: None
+        self,
+        ids: Any,
+        call: Call,
+        like: Tensor,
+        serve: Serve,
+        before: Callable[[], object] = lambda: None,
     ) -> tuple[Request, Tensor]:
         """Request the rows of ids of any shape from their owners; see `Exchange.look_up`.
 
         Collective. `before` is called first; its errors are raised as those of `serve` are.
         """
-        return self.exchange.look_up(self._wanted(ids, check=before), like, serve)
+        return self.exchange.look_up(self._wanted(ids, call, before), like, serve)
 
     def end(self) -> None:
         """Refuse all calls from now on."""
@@ -166,9 +171,9 @@ class DistributedTable:
         return known[1]
 
     def _wanted(
-        self, ids: Any, call: str = "", check: Callable[[], object] = lambda: None
+        self, ids: Any, call: Call | None = None, check: Callable[[], object] = lambda: None
     ) -> Wanted:
-        """Return what to request, by a call of this name; `check` raises other errors."""
+        """Return what to request, by a call or ahead of it; `check` raises other errors."""
         error: Exception | None = None
         try:
             own = self._flat(ids)
@@ -182,7 +187,7 @@ class DistributedTable:
             lengths=[len(own)],
             refuse=lambda: host_ids(ids, self.rows),
             error=error,
-            call=zlib.crc32(call.encode()) >> 3,
+            call=0 if call is None else call.number(self.fields),
         )
 
     def _flat(self, ids: Any) -> Tensor:
@@ -207,32 +212,39 @@ class DistributedTable:
     def read(self, ids: Any, field: str | None = None) -> Any:
         """Read the rows of `ids`, `ids.shape + (dim,)`, as `Table.read` does. Collective."""
         name = next(iter(self.fields)) if field is None else field
-        like = torch.empty(0, 1)
 
-        def check() -> None:
-            nonlocal like
-            like = self.shard.read([], name, as_tensor=True)
+        def read(rows: Any) -> Tensor:
+            return self.shard.read(rows, name, as_tensor=True)
 
         with interrupts_deferred():
-            wanted = self._wanted(ids, f"read {name}", check)
-            found = self._expanded(
-                wanted, like, lambda rows: self.shard.read(rows, name, as_tensor=True)
-            )
+            wanted = self._wanted(ids, Call("read", name), lambda: read([]))
+            found = self._expanded(wanted, self._like(name), read)
         if isinstance(ids, Tensor):
             return found.reshape(*ids.shape, found.shape[1])
         own = found.cpu()
         values = (own.float() if own.dtype == torch.bfloat16 else own).numpy()
         return values.reshape(*np.shape(ids), values.shape[-1])
 
+    def _like(self, field: str) -> Tensor:
+        """Return no rows of a field, `(0, dim)`, as the shard reads them.
+
+        Of the first field for a name that no field has: in its place a rank sends rows, too, which
+        others may have been announced.
+        """
+        every = self.spec.layout.fields
+        item = next((each for name, each in every if name == field), every[0][1])
+        return torch.empty(0, item.dim, dtype=item.element.torch_dtype(), device=self.device)
+
     def read_with(
         self,
         ids: Any,
+        call: Call,
         like: Tensor,
         read: Callable[[Tensor], Tensor],
         before: Callable[[], object] = lambda: None,
     ) -> Tensor:
         """Return what `read` makes of rows of a shard, as `like`, for each id. Collective."""
-        return self._expanded(self._wanted(ids, check=before), like, read)
+        return self._expanded(self._wanted(ids, call, before), like, read)
 
     def _expanded(self, wanted: Wanted, like: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
         request, rows = self.exchange.look_up(
@@ -252,7 +264,7 @@ class DistributedTable:
             given = self._check_rows(ids, rows, name)
 
         with interrupts_deferred():
-            request = self.exchange.ask(self._wanted(ids, f"write {name}", check))
+            request = self.exchange.ask(self._wanted(ids, Call("write", name), check))
             with self._ranks.midway(f"write rows of table {self.name!r}"):
                 request.find()
                 count = int(np.prod(np.shape(ids)))

@@ -12,10 +12,26 @@ from torch import Tensor
 from tierstore.distributed.known import on_host
 from tierstore.distributed.ranks import Ranks
 
-__all__ = ["FAILED", "FINE", "OTHER", "Wire", "fetched", "with_words", "without_words", "words_of"]
+__all__ = [
+    "FAILED",
+    "FINE",
+    "OTHER",
+    "Wire",
+    "fetched",
+    "fine_for",
+    "with_words",
+    "without_words",
+    "words_of",
+]
 
 FINE, FAILED, OTHER = range(3)
 """Words: the rows are as they should be, they failed, or others are wanted."""
+
+
+def fine_for(call: int) -> int:
+    """Return the word that rows are as they should be for a call: one byte, as all words."""
+    first = OTHER + 1
+    return first + call % (256 - first)
 
 
 class Wire:

@@ -16,6 +16,7 @@ from tierstore._store.store import Store
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table
 from tierstore.distributed.keyed import DistributedKeyedTable
+from tierstore.distributed.request import Call
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import (
     InvalidInputError,
@@ -276,9 +277,10 @@ class TieredEmbedding(RowsLayer):
         average, settle = self._average, self._own.settle
         if self.is_shared:
             shared: Any = self.table
+            call = Call("look up" if average is None else "average", self.field)
             like = self._like if average is None else average.like()
             read = self._read_shard if average is None else average.read
-            found: Tensor = shared.read_with(ids, like, read, settle)
+            found: Tensor = shared.read_with(ids, call, like, read, settle)
             return found.view(*ids.shape, self.embedding_dim).to(self._anchor)
         settle()
         if average is not None:

@@ -25,6 +25,7 @@ from tierstore._table.joint import Features, JointTable
 from tierstore._table.recycled import Recycled
 from tierstore.distributed.joint import DistributedJointTable
 from tierstore.distributed.known import Known, on_host
+from tierstore.distributed.request import Call
 from tierstore.errors import InvalidInputError
 from tierstore.nn import compiling
 from tierstore.nn.autograd import Batch, accumulates
@@ -57,7 +58,7 @@ class Coming:
         """Keep the ids of features, as given and as one tensor with their lengths."""
         if on_host(joined[0]):
             return  # those are known by their values
-        while len(self._kept) >= window:
+        while len(self._kept) >= max(window, 1):
             self._kept.popleft()
         self._kept.append((Known(*given), joined))
 
@@ -273,8 +274,9 @@ class JointLayer(RowsLayer):
         """Return rows that take no part in training, `(n, dim)`."""
         settle = self._own.settle
         if self.is_shared:
+            call = Call("average" if self._averages else "look up", self.field)
             read = self._averaged if self._averages else self._read_shard
-            of_ranks: Tensor = self.table.read_with(rows, self._like_read(), read, settle)
+            of_ranks: Tensor = self.table.read_with(rows, call, self._like_read(), read, settle)
             return of_ranks.to(self._anchor)
         settle()
         if self._averages:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tierstore._table.host import Lease
 from tierstore.distributed.exchange import Answer
 from tierstore.distributed.joint import DistributedJointTable
-from tierstore.distributed.request import Request
+from tierstore.distributed.request import Call, Request
 from tierstore.distributed.table import DistributedTable
 from tierstore.nn.autograd import Batch, Gradient, add_as_it_comes, sum_by_row
 
@@ -52,7 +52,7 @@ class RemoteLease:
             lease = table.shard.lease(request.asked, *([request.touched] if is_joint else []))
             return _answered(lease, field)
 
-        return cls(*table.look_up(ids, like, serve, before), lease)
+        return cls(*table.look_up(ids, Call("look up", field), like, serve, before), lease)
 
     @property
     def positions(self) -> Tensor:
@@ -128,7 +128,7 @@ class RemoteBatch:
             self.local = Batch(table.shard, request.asked, padding, own.abandoned, request.touched)
             return _answered(self.local.lease, field)
 
-        request, rows = table.look_up(ids, like, serve, own.settle)
+        request, rows = table.look_up(ids, Call("look up", field), like, serve, own.settle)
         self._request = request
         self.size: int = request.total
         self.lease: RemoteLease = RemoteLease(request, rows, self.local.lease)

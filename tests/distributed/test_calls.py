@@ -1,0 +1,106 @@
+"""Ranks that do something else with a batch than others: all are told, and no rows are mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tierstore
+from tests.distributed.ranks import run, values
+from tierstore import distributed
+from tierstore.errors import (
+    InvalidInputError,
+    RanksError,
+    RowIndexError,
+    TierStoreError,
+    UnknownNameError,
+)
+from tierstore.nn import TieredEmbedding, TieredEmbeddingCollection
+
+ROWS, DIM = 40, 4
+IDS = torch.arange(ROWS)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store whose tables have two fields of one width, 0 and 7."""
+    fields = {
+        name: tierstore.Field(DIM, "float32", tierstore.constant(value))
+        for name, value in (("weight", 0.0), ("other", 7.0))
+    }
+    specs = {name: tierstore.TableSpec(ROWS, fields=fields) for name in ("item", "user")}
+    distributed.create(tmp_path / "parts", specs, partitions=4).close()
+    return tmp_path / "parts"
+
+
+def error_of(call: Callable[[], Any]) -> TierStoreError | None:
+    try:
+        call()
+    except TierStoreError as error:
+        return error
+    return None
+
+
+def other_fields(rank: int, path: Path) -> list[Any]:
+    """Return what is raised where each rank calls for another field, or calls another way."""
+    errors = []
+    with distributed.open(path) as store:
+        item, name = store["item"], ("weight", "other")[rank]
+        sources = {"item": ("item", name), "user": ("user", name)}
+        coming = {"item": IDS, "user": IDS[:3]}
+        own: list[Any] = [
+            (TieredEmbedding(item, name), IDS),
+            (TieredEmbedding(item, name).requires_grad_(False), IDS),
+            (TieredEmbeddingCollection(store, sources), coming),
+            (TieredEmbeddingCollection(store, sources).requires_grad_(False), coming),
+            (lambda ids: item.read(ids, name), IDS),
+            ((TieredEmbedding(item, "other"), lambda ids: item.read(ids, "other"))[rank], IDS),
+        ]
+        for ahead in (False, True):
+            for layer, ids in own:
+                if ahead:
+                    (layer if hasattr(layer, "prefetch") else item).prefetch(ids)
+                errors.append(error_of(lambda layer=layer, ids=ids: layer(ids)))
+                assert (item.read(IDS, "other") == 7).all()  # and the ranks go on
+    return errors
+
+
+def test_ranks_that_call_for_different_fields_are_told(path: Path) -> None:
+    for errors in values(run(2, other_fields, path)):
+        assert len(errors) == 12
+        for error in errors:
+            assert isinstance(error, InvalidInputError), error
+            assert "with the same features and fields" in str(error)
+
+
+def one_alone(rank: int, path: Path) -> list[Any]:
+    """Return what is raised where rank 1 cannot read what was announced."""
+    with distributed.open(path) as store:
+        item, errors = store["item"], []
+        for ids, name in ((torch.tensor([1000]), None), (IDS, "unknown")):
+            item.prefetch(IDS)
+            given = (ids, name) if rank else (IDS, None)
+            errors.append(error_of(lambda given=given: item.read(*given)))
+            assert (item.read(IDS) == 0).all()
+        return errors
+
+
+def test_one_rank_cannot_read_what_was_announced(path: Path) -> None:
+    others, own = values(run(2, one_alone, path))
+    assert [type(each) for each in others] == [RanksError] * 2
+    assert [type(each) for each in own] == [RowIndexError, UnknownNameError]
+
+
+def without_window(rank: int, path: Path) -> None:
+    with distributed.open(path) as store:
+        for _ in range(2):
+            store["item"].prefetch(IDS, window=0)
+        assert (store["item"].read(IDS) == 0).all()
+
+
+def test_a_batch_is_announced_with_a_window_of_none(path: Path) -> None:
+    values(run(2, without_window, path))
