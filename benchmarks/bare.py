@@ -1,4 +1,4 @@
-"""A kernel that copies rows and does nothing else: what a machine's link gives for random rows."""
+"""A kernel that copies rows and does nothing else: the limit of a link for random rows."""
 
 from __future__ import annotations
 

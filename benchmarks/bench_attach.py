@@ -1,4 +1,4 @@
-"""How fast is a file of another program open, and how fast do its rows come off the disk?"""
+"""How fast does a file of another program open, and how fast are its rows read from the disk?"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_RESIDENT = 0.001
 
 
 def write_sparse(path: Path, rows: int) -> str:
-    """Make a file of `rows` x DIM float32, all holes behind the header; return what to attach."""
+    """Make a file of `rows` x DIM float32, all holes after the header; return what to attach."""
     nbytes = rows * DIM * 4
     with path.open("wb") as file:
         if path.suffix == ".npy":

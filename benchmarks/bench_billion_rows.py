@@ -15,7 +15,7 @@ import tierstore
 QUESTION = "Opening a sparse table, and the first commit of 32,768 of its rows, against later ones"
 IDS, DIM, COMMITS = 32_768, 16, 5
 MOST_SECONDS, MOST_TIMES, MOST_BYTES = 0.2, 1.5, 200 << 20
-"""To open; of later commits, what the first may take; of private memory above the budget."""
+"""Maxima: of opening, of the first commit relative to later ones, of private memory."""
 
 
 def used(path: Path, rows: int, budget: int, is_new: bool) -> dict[str, Any]:

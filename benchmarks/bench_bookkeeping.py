@@ -58,7 +58,7 @@ class Nowhere:
 
 
 def scattered(ranks: Rows, rows: int) -> Rows:
-    """Return the row of each rank of popularity: popular rows lie all over a table of 2**n rows."""
+    """Return the row of each rank of popularity, scattered over a table of 2**n rows."""
     return ranks * 0x9E3779B1 % rows
 
 
@@ -142,7 +142,7 @@ def measure(slots: int, options: argparse.Namespace) -> tuple[dict[str, float], 
 
 
 def choose_victims(slots: int, options: argparse.Namespace) -> float:
-    """Return median milliseconds of choosing a slot to give up for each of a batch of misses."""
+    """Return median milliseconds of choosing a slot to evict for each of a batch of misses."""
     rng = np.random.default_rng(7)
     policy = lru().make(slots, slots, np.empty(0, np.int32), np.empty(0, np.int64))
     for part in np.array_split(np.arange(slots, dtype=np.int32), max(1, slots // options.batch)):
@@ -151,7 +151,7 @@ def choose_victims(slots: int, options: argparse.Namespace) -> float:
     misses = np.arange(options.batch)
 
     def use(_: str) -> None:
-        """Let batches pass, whose slots are mostly those that others have used."""
+        """Touch batches of slots, most of which other batches have touched."""
         for _ in range(STRETCH):
             policy.touch(rng.integers(0, slots, options.batch).astype(np.int32))
             policy.next_batch()

@@ -1,4 +1,4 @@
-"""Does training go as fast as the disk lets it, on a table four times the memory it may use?
+"""Does training reach the speed of the disk, on a table four times the memory it may use?
 
 The process runs in a memory cgroup. Ids follow a power law; a step takes the distinct rows of its
 batch, adds a random gradient to them and puts them back, so every row it evicts must be written.

@@ -1,4 +1,4 @@
-"""Do 26 tables train as fast as the disk lets them, with an eighth of them in memory?
+"""Do 26 tables train at the speed of the disk, with an eighth of them in memory?
 
 The process runs in a memory cgroup. The tables have the cardinalities and the skew of Criteo's
 click log, and Adam keeps its state beside the rows. Batches are announced ahead, as
@@ -28,7 +28,7 @@ QUESTION = "Training 26 tables of which an eighth is in memory, ids given ahead"
 MIB = 1 << 20
 AHEAD = 3
 LEAST = 0.7
-"""Of the rows a second that the misses and the disk's random reads allow."""
+"""Minimum relative to the rows a second that the misses and the disk's random reads allow."""
 
 
 def fields(dim: int) -> dict[str, tierstore.Field]:

@@ -1,4 +1,4 @@
-"""How fast do scattered rows come off the disk when no page of them is in memory?"""
+"""How fast are scattered rows read from the disk when none of their pages is in memory?"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_RESIDENT = 0.001
 
 
 def prepare(directory: Path, options: argparse.Namespace) -> dict[str, Contestant]:
-    """Write the same rows in every contestant's way."""
+    """Write the same rows for every contestant."""
     spec = {"rows": options.rows, "dim": options.dim, "init": tierstore.uniform(-1, 1, seed=3)}
     for backend in ("memmap", "zarr"):
         table = tierstore.TableSpec(**spec, backend=backend)
@@ -102,7 +102,7 @@ def main() -> None:
 
 @dataclass
 class Round:
-    """Gathers of one size: the rows a second of each, and of its pages in memory the most."""
+    """Gathers of one size: the rows a second of each, and its largest share of cached pages."""
 
     size: int
     limits: list[float]
@@ -121,7 +121,7 @@ class Round:
 def measure(
     contestants: dict[str, Contestant], file: Path, options: argparse.Namespace, size: int
 ) -> Round:
-    """Let everyone gather the same rows in turn, the disk's limit measured before each."""
+    """Gather the same rows with each contestant in turn, after measuring the disk's limit."""
     done = Round(size, [], {name: [] for name in contestants}, dict.fromkeys(contestants, 0.0))
     rng = np.random.default_rng(size)
     for _ in range(options.repeat):

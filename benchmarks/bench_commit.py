@@ -1,4 +1,4 @@
-"""What does a commit cost beside writing its bytes once, and beside a memory-mapped file?"""
+"""What does a commit cost, compared with writing its bytes once and a memory-mapped file?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tierstore
 QUESTION = "A durable commit with one row in a hundred changed, at random"
 COLD = "memmap scatter + flush, cold"
 MOST = 1.5
-"""Of writing the bytes once, what a commit may take."""
+"""Maximum of a commit relative to writing the bytes once."""
 
 
 def write_once(path: Path, data: memoryview) -> None:
@@ -63,7 +63,7 @@ def measure(directory: Path, rows: int, dim: int, count: int, repeat: int) -> di
         mapped[0].flush()
 
     def drop_pages() -> None:
-        """Have no page of the mapped file in memory, as where a table is larger than that."""
+        """Drop the pages of the mapped file from memory, as for a table larger than memory."""
         mapped.clear()
         fd = os.open(directory / "rows.npy", os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

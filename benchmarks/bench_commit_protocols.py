@@ -1,4 +1,4 @@
-"""What does a durable commit cost beside an undo journal and beside rewriting whole chunks?"""
+"""What does a durable commit cost, compared with an undo journal and rewriting whole chunks?"""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Chunks:
 
 
 class Tierstore:
-    """A store whose host tier holds a quarter of the rows; what a fold costs is shown apart."""
+    """A store whose host tier holds a quarter of the rows; a fold is measured separately."""
 
     def __init__(self, directory: Path, first: np.ndarray) -> None:
         spec = tierstore.TableSpec(len(first), first.shape[1], init=tierstore.from_array(first))

@@ -1,4 +1,4 @@
-"""Does an export take little memory, whatever the size of the table?"""
+"""Does an export take little memory, for a table of any size?"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ QUESTION = "Reads of a server that refreshes five times a second, beside a train
 IDS, SKEW, BATCHES = 64, 1.05, 4096
 CHANGED, EVERY = 4096, 0.2
 MOST, MOST_REFRESH_MS = 1.3, 1.5
-"""Of the time beside an idle writer, what reads may take; what a refresh may take."""
+"""Maximum of reads relative to those next to an idle writer, and of a refresh."""
 
 
 def skewed(rows: int, ids: int, batches: int, seed: int) -> list[Any]:
@@ -65,7 +65,7 @@ def served(path: Path, rows: int, dim: int, seconds: float) -> dict[str, float]:
 
 
 def beside(path: Path, options: Any, is_committing: bool) -> dict[str, float]:
-    """Return what reads take beside a writer in another process."""
+    """Return the time of reads next to a writer in another process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*SLOW_IMPORTS])
     ready, over = context.Event(), context.Event()

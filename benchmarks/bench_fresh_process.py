@@ -15,7 +15,7 @@ import tierstore
 QUESTION = "A new process, from its start to the end of its first step of Adam, against plain torch"
 PLAIN = "nn.Embedding"
 MOST = 0.3
-"""Seconds above plain torch that it may take."""
+"""Maximum of additional seconds compared with plain torch."""
 STEP = """
 layer(torch.arange(256)).sum().backward()
 optimizer.step()
@@ -40,7 +40,7 @@ store = tierstore.create(sys.argv[1] + "/new", {{"item": spec}}, budget=budget, 
 """
 OPENED = 'store = tierstore.open(sys.argv[1] + "/trained", "r+", budget=budget, device="cpu")'
 LEFT = "\nstore.rollback()\nstore.close()\n"
-"""What a process does behind its step, to end without a warning."""
+"""The code of a process after its step, to end without a warning."""
 
 
 def run(program: str, directory: Path) -> None:

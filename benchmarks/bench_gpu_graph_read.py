@@ -19,7 +19,7 @@ GRAPHS = 100
 
 
 def replayed(read: Callable[[], object]) -> Callable[[], None]:
-    """Capture a read, behind a call outside of the capture."""
+    """Capture a read, after a call outside of the capture."""
     import torch
 
     read()
@@ -31,7 +31,7 @@ def replayed(read: Callable[[], object]) -> Callable[[], None]:
 
 
 def seconds(run: Callable[[], object], before: Callable[[], object]) -> float:
-    """Time one call on the device, behind `before`."""
+    """Time one call on the device, after `before`."""
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

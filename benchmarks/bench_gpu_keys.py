@@ -1,4 +1,4 @@
-"""How fast does a GPU find and enter keys, and what does a step by key cost beside one by id?"""
+"""How fast does a GPU find and enter keys, and does a step by key cost more than one by id?"""
 
 from __future__ import annotations
 

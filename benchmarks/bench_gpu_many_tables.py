@@ -1,11 +1,11 @@
-"""What does a training step over 26 tables cost on a GPU, beside FBGEMM's table-batched one?
+"""What does a training step over 26 tables cost on a GPU, compared with FBGEMM's?
 
 FBGEMM takes the ids of all tables as one tensor, and gives one tensor of rows, which has one
 gradient. `keyed` is a step of tierstore on just that: the ids as one tensor in, the rows, or bags
 side by side, as one tensor out. The headline ratio is that of this form, the same input and output.
 `a dict` is the form that most models use, a tensor of ids and one of rows for each table; it joins
 26 tensors of ids, splits rows, and joins 26 gradients, none of which FBGEMM's figure contains. Its
-own ratio stands beside the other.
+own ratio is shown next to the other.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from peers import FbgemmTables, have
 QUESTION = "A training step over 26 tables of Criteo's cardinalities: forward, backward and update"
 PARTS = ("hits", "misses", "bags", "issue")
 OPTIMIZERS = {"RowWiseAdagrad": "EXACT_ROWWISE_ADAGRAD", "Adam": "ADAM"}
-"""Optimizers, and what FBGEMM calls them."""
+"""Optimizers, and their names in FBGEMM."""
 SHARE = 0.1
-"""Of the rows, what a cache on the GPU holds."""
+"""The share of the rows that a cache on the GPU holds."""
 IN_A_ROW = 10
 WARMING = 30
 LR = 1e-3
@@ -133,7 +133,7 @@ class Tiered:
 
 @functools.cache
 def _model() -> Any:
-    """Return a function in place of a model: rows get gradients that are there already."""
+    """Return a function in place of a model: rows get gradients that exist already."""
     import torch
 
     class Model(torch.autograd.Function):
@@ -195,7 +195,7 @@ class Bench:
         self.issued: dict[tuple[str, int], float] = {}
 
     def run(self) -> None:
-        """Measure the parts that were asked for, one set of tables after another."""
+        """Measure the requested parts, one set of tables after another."""
         options = self.options
         large = {"hits", "misses", "bags"} & set(options.parts)
         for optimizer in options.optimizers if large else ():
@@ -340,7 +340,7 @@ class Bench:
             torch.cuda.empty_cache()
 
     def judge(self, answer: Answer) -> None:
-        """Write down what was found, and whether it is what was promised."""
+        """Record the figures, and whether they reach the target."""
         answer.rows = [*self.lines]
         met = []
         for line in self.lines:
@@ -375,7 +375,7 @@ def train(step: Step, batches: Sequence[Batch]) -> None:
 
 
 def parsed() -> Namespace:
-    """Return what was asked for on the command line."""
+    """Return the options of the command line."""
     parser = arguments(QUESTION, rows=criteo.ROWS, host_gib=25)
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--samples", nargs="+", type=int, default=[256, 2048, 16_384, 65_536])

@@ -52,7 +52,7 @@ class Run:
         self._optimizer.zero_grad()
 
     def promoted(self) -> int:
-        """Return the bytes of rows that came to the GPU so far."""
+        """Return the bytes of rows copied to the GPU so far."""
         return int(self.scratch.table.stats()["gpu"].bytes_promoted)
 
     def loop(self, batches: list[Any], depth: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What does a training step over 26 tables cost on several GPUs, beside the same step on one?"""
+"""What does a training step over 26 tables cost on several GPUs, compared with one?"""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gpu import needed_device, seconds, wait
 
 QUESTION = "A training step over 26 tables that several ranks share, beside one rank's"
 SHARE = 0.1
-"""Of the rows of a rank, what its GPU tier holds."""
+"""The share of the rows of a rank that its GPU tier holds."""
 IN_A_ROW = 10
 WARMING = 20
 LR = 1e-3
 BESIDE = 1.08
-"""At most the step of several ranks is of one rank's, beside a dense model."""
+"""Maximum of the step of several ranks relative to one rank's, next to a dense model."""
 
 
 class Loop:
@@ -64,7 +64,7 @@ class Loop:
         self.optimizer.step()
 
     def ahead(self, batches: list[Any], products: int = 0) -> None:
-        """Take steps beside a dense model, with the ids of each given one step ahead."""
+        """Take steps next to a dense model, with the ids of each given one step ahead."""
         for number, batch in enumerate(batches):
             for coming in batches[number + 1 : number + 2]:
                 self.layer.prefetch(dict(zip(self.names, coming, strict=True)), window=2)
@@ -72,7 +72,7 @@ class Loop:
 
 
 def exchanges(batch: Any, rows: dict[str, int], dim: int, ranks: int) -> Callable[[], None]:
-    """Return what sends what a step sends, and nothing else: ids, rows and gradients."""
+    """Return a function that sends what a step sends, nothing else: ids, rows and gradients."""
     import torch
     import torch.distributed as dist
 
@@ -92,7 +92,7 @@ def exchanges(batch: Any, rows: dict[str, int], dim: int, ranks: int) -> Callabl
 
 
 def work(rank: int, ranks: int, path: str, meeting: str, options: Namespace, out: Any) -> None:
-    """Measure the steps of one rank; the first one tells what they took."""
+    """Measure the steps of one rank; the first rank reports the times."""
     import torch
     import torch.distributed as dist
 
@@ -176,7 +176,7 @@ def timed(step: Callable[[list[Any]], object], batches: list[Any], options: Name
 def issued(loop: Loop, batches: list[Any]) -> float:
     """Return the milliseconds for which the host is busy with a step that was announced.
 
-    The device has much to do before, so that none of them is waited for but what the host needs.
+    The device has earlier work, so that the host waits only for data that it needs.
     """
     import time
 

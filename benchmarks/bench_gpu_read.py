@@ -111,7 +111,7 @@ class Bench:
             self.met &= ratio <= most
 
     def notes(self) -> list[str]:
-        """Say what else one would want to know."""
+        """Return notes: rates of the link, time to issue, memory and hit rate."""
         table, gpu = self.scratch.table, self.scratch.table.stats()["gpu"]
         batch = power_law(self._rows, self.columns[0][0], 1.05, 1)[0]
         table.read(batch)

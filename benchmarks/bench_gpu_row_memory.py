@@ -1,4 +1,4 @@
-"""How fast do rows of 8-bit elements with scales come from host memory to the GPU?"""
+"""How fast does the GPU read rows of 8-bit elements with scales from host memory?"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ QUESTION = "Waits of the host for the GPU in a batch, as the driver is asked for
 BATCHES = 20
 AHEAD = 4
 MODEL_SECONDS = 0.03
-"""What a model takes for a step, at least: meanwhile the disk is read for a batch to come."""
+"""Minimum time of a model for a step: the disk is read for a later batch meanwhile."""
 WAITS = ("Synchronize", "cudaMemcpy", "cuMemcpy")
 
 
@@ -98,7 +98,7 @@ def main() -> None:
     opened = tierstore.open(directory / "small.tier", "r+", budget=budget, device=device)
     small = stack.enter_context(opened)["small"]
     batches = power_law(rows, options.batch, 1.05, BATCHES)
-    on_host = [ids.cpu() for ids in batches]  # as they come from a loader
+    on_host = [ids.cpu() for ids in batches]  # as a loader returns them
     same = [batches[0]] * BATCHES
 
     def ahead(number: int) -> None:

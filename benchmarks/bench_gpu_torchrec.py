@@ -1,4 +1,4 @@
-"""What does a training step over 26 tables cost on several GPUs, beside TorchRec?"""
+"""What does a training step over 26 tables cost on several GPUs, compared with TorchRec?"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IN_MEMORY, CACHED = "TorchRec row-wise, in device memory", "TorchRec row-wise, c
 DDP = "torch DDP over nn.Embedding(sparse=True), Adagrad"
 PEERS = ("ddp", "torchrec")
 MOST = {CACHED: 0.7, IN_MEMORY: 0.85}
-"""At most what a step of ours is of theirs."""
+"""Maximum of our step relative to theirs."""
 
 Step = Callable[[Any], None]
 
@@ -99,7 +99,7 @@ def torchrec_step(kind: str, rows: dict[str, int], options: Namespace, device: A
 
 
 def ddp_step(rows: dict[str, int], options: Namespace, device: Any) -> Step:
-    """Return a step of tables that every rank has whole, whose sparse gradients are reduced."""
+    """Return a step of tables that every rank has whole, with reduced sparse gradients."""
     import torch
 
     tables = torch.nn.ModuleList(
@@ -142,7 +142,7 @@ def our_step(rows: dict[str, int], options: Namespace, device: Any, path: str) -
 
 
 def work(rank: int, kind: str, path: str, meeting: str, options: Namespace, out: Any) -> None:
-    """Measure the steps of one rank; the first one tells what they took, each what went wrong."""
+    """Measure the steps of one rank; the first rank reports times, each rank its errors."""
     code = 0
     try:
         line = steps_of(rank, kind, path, meeting, options)

@@ -21,7 +21,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "fused by torch": {"in_place": False, "fused": True},
 }
 FEW = 1024
-"""Ids of a batch whose step is the host's work and little else."""
+"""Ids of a batch whose step is mostly work of the host."""
 STATES = {"Adam": ("exp_avg", "exp_avg_sq"), "Adagrad": ("sum",)}
 WARMING = 40
 IN_A_ROW = 12
@@ -32,13 +32,13 @@ NARROW = {
     "state in float8": 0.5,
     "rows and state in bfloat16": 0.42,
 }
-"""At most of the time of FBGEMM's cache, whose rows and state are float32."""
+"""Maximum relative to FBGEMM's cache, whose rows and state are float32."""
 ALONE = "torch, Adam foreach on those rows alone"
 AROUND = 1.25
-"""At most of a step in the slots: lookup, gradient, and copying rows and state out and back."""
+"""Maximum relative to a step in the slots: lookup, gradient, copies of rows and state."""
 PARTS = ("missing", "narrow", "ahead", "hits", "others")
 UNTIMED, TIMED = 4, 8
-"""Steps of a turn beside a model: the first let prefetches get as far ahead as they do."""
+"""Steps of a turn next to a model: during the first, prefetches get as far ahead as possible."""
 
 Step = Callable[[Any], object]
 
@@ -59,7 +59,7 @@ class Tiered:
         # torch has no fused Adagrad for CUDA
         ways = [way for way in WAYS if optimizer == "Adam" or "fused" not in way]
         first = TieredEmbedding(self.scratch.table)
-        # copies have a parameter of their own, which gives its gradient up after one optimizer
+        # copies have their own parameter, which drops its gradient after one optimizer
         self.layers = {way: copy.deepcopy(first) for way in ways}
         self._optimizers = {
             way: TieredOptimizer(self._kind, [layer], lr=1e-3, **WAYS[way])
@@ -175,7 +175,7 @@ class Bench:
         self.seconds |= {name: statistics.median(each) for name, each in times.items()}
 
     def run(self) -> None:
-        """Measure the parts that are asked for, a few tables at a time."""
+        """Measure the requested parts, a few tables at a time."""
         warming, fresh = self.batches[:WARMING], self.batches[WARMING:]
         same = [warming[-1]] * len(fresh)
         cached: dict[str, Step] = {}
@@ -206,14 +206,14 @@ class Bench:
             step(ids)
 
     def miss(self, adam: Tiered, cached: dict[str, Step], fresh: list[Any]) -> None:
-        """Measure batches of which rows are missing, and what they move."""
+        """Measure batches with missing rows, and the bytes they move."""
         before = adam.moved()
         steps = {"tierstore, Adam": adam.step("in the slots", self.gradient), **cached}
         self.time({f"{name}, missing rows": step for name, step in steps.items()}, fresh)
         self.moved["tierstore, Adam, missing rows"] = (adam.moved() - before) / len(fresh)
 
     def hit(self, adam: Tiered, cached: dict[str, Step], same: list[Any]) -> None:
-        """Measure batches whose rows are all there, and the host's part of a small one."""
+        """Measure batches without missing rows, and the host's part of a small one."""
         steps = {f"tierstore, Adam {way}": adam.step(way, self.gradient) for way in adam.layers}
         steps |= cached
         for step in steps.values():
@@ -257,7 +257,7 @@ class Bench:
         self.time(steps, ids)
 
     def look_ahead(self, adam: Tiered, fresh: list[Any]) -> None:
-        """Measure beside a model that computes for longer than the link takes, in turn."""
+        """Measure next to a model that computes for longer than the link takes, in turn."""
         import tierstore
 
         model, self.model_seconds = dense_work()
@@ -265,7 +265,7 @@ class Bench:
         layer = adam.layers["in the slots"]
         length = UNTIMED + TIMED
         rounds = len(fresh) // length
-        more = [*fresh, *fresh]  # so that there is always something to look ahead at
+        more = [*fresh, *fresh]  # so that there always is a batch to look ahead at
         parts = [more[length * turn :][: length + 4] for turn in range(rounds)]
         ways: dict[str, tuple[Step, Callable[[list[Any]], Any]]] = {
             "tierstore beside a model, all rows there": (tiered, lambda part: part[:1] * length),
@@ -285,7 +285,7 @@ class Bench:
         self.seconds |= {name: statistics.median(each) for name, each in times.items()}
 
     def limits(self) -> dict[str, tuple[float, float]]:
-        """Return each ratio that was promised and measured, and the most that it may be."""
+        """Return each measured ratio with a target, and its maximum."""
         found = self.seconds
         hit, ahead = "tierstore, Adam in the slots", "tierstore beside a model, looked ahead"
         peer = "FBGEMM cached, Adam, missing rows"
@@ -328,7 +328,7 @@ class Bench:
         return limits
 
     def judge(self, answer: Answer) -> None:
-        """Write down what was found, and whether it is what was promised."""
+        """Record the figures, and whether they reach the target."""
         found, limits = self.seconds, self.limits()
         answer.rows = [
             {"step": name, "ms": 1e3 * taken}
@@ -349,7 +349,7 @@ class Bench:
             )
         answer.met = all(ratio <= most for ratio, most in limits.values())
         if not have("fbgemm_gpu") and answer.met:
-            answer.met = None  # the peer of most of them was not there
+            answer.met = None  # the peer of most of them was missing
             answer.notes.append("fbgemm_gpu is not installed: nothing was measured beside it")
         answer.target = "; ".join(f"{name} at most {most}" for name, (_, most) in limits.items())
         answer.notes += [

@@ -13,14 +13,14 @@ from peers import have, speedtorch
 
 QUESTION = "Moving random rows between a table in host memory and the GPU, each way"
 ENOUGH = 0.85
-"""Of the link."""
+"""The minimum share of the link."""
 LIMITS = {"as the ids come": False, "ids sorted before": True}
-"""Copies that do nothing else, of the same rows: what the machine gives where rows are random."""
+"""Copies of the same rows and nothing else: the limit of the machine for random rows."""
 PEERS = {
     "SpeedTorch": (2.5, 2.2),
     "torch, pinned[ids].cuda()": (10.0, 25.0),
 }
-"""How much longer a peer is to take at least, to and from the GPU."""
+"""Minimum of a peer's time relative to ours, to and from the GPU."""
 
 Way = Callable[[int], object]
 
@@ -121,7 +121,7 @@ def main() -> None:
     )
     to = in_turn({name: way[0] for name, way in ways.items()}, options.repeat)
     back = in_turn({name: way[1] for name, way in ways.items()}, options.repeat)
-    managed.table.write(ids[0], data)  # bare copies gave the rows another order
+    managed.table.write(ids[0], data)  # bare copies wrote the rows in another order
     if not torch.equal(managed.table.read(ids[0]), data):
         raise RuntimeError("tierstore read other rows than those that were written")
     medians = {n: (statistics.median(to[n]), statistics.median(back[n])) for n in ways}

@@ -1,4 +1,4 @@
-"""What do the policies hit on real streams, beside the published figures and the optimum?
+"""What do the policies hit on real streams, compared with published figures and the optimum?
 
 Recipe. The ids of a stream are cut into batches of B; interactions and triples are shuffled anew
 for each of four epochs, text stays in reading order. A batch is its distinct rows, in random

@@ -13,7 +13,7 @@ QUESTION = "Keys that arrive in a power law: the cost of a batch, and memory of 
 
 
 def arrivals(keys: int, batch: int, rng: np.random.Generator) -> np.ndarray:
-    """Return a batch in which low numbers are frequent, as the hashes that stand for them."""
+    """Return a batch in which low numbers are frequent, as hashes of the numbers."""
     numbers = keys ** rng.random(batch)
     return numbers.astype(np.int64) * np.int64(0x1E3779B97F4A7C15)
 
@@ -39,7 +39,7 @@ def main() -> None:
         if len(keys) > 1 << 16:
             largest = max(largest, keys.nbytes / len(keys))
     median, longest = float(np.median(seconds)), max(seconds)
-    own = max(processor) / float(np.median(processor))  # without the time that others have the CPU
+    own = max(processor) / float(np.median(processor))  # without the time of other processes
     answer = Answer(
         name="keyed_arrival",
         question=QUESTION,

@@ -1,4 +1,4 @@
-"""How long does a table by key take to open, to answer, and to drop keys that nobody uses?"""
+"""How long does a table by key take to open, to answer, and to drop unused keys?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCK = 1 << 20
 
 
 def keys_of(numbers: Any) -> Any:
-    """Return the hashes that stand for numbers."""
+    """Return hashes of numbers."""
     return np.asarray(numbers, np.int64) * np.int64(0x1E3779B97F4A7C15)
 
 
@@ -92,7 +92,7 @@ def expired(path: Path, rows: int) -> dict[str, float]:
             numbers = np.arange(start, min(start + BLOCK, rows))
             table.write(keys_of(numbers), rng.random((len(numbers), 1), np.float32))
             store.commit()
-        for _ in range(4):  # whichever are used again: those that are not lie anywhere
+        for _ in range(4):  # any of them are used again, so that the unused ones are scattered
             again = np.unique(rng.integers(0, rows, rows // 2))
             for start in range(0, len(again), BLOCK):
                 numbers = again[start : start + BLOCK]

@@ -21,7 +21,7 @@ DIM = 64
 LR = 0.02
 BATCHES = 8
 MOST = 0.4
-"""Of the loop's time, what the collection may take."""
+"""Maximum of the collection's time relative to the loop."""
 
 Step = Callable[[Any], None]
 

@@ -26,7 +26,7 @@ ABOVE_CGROUP = 512 * MIB
 def epoch(path: Path, budget: int, batch: int) -> None:
     """Read and write as many rows as the table has, popular ones more often, and print the peak.
 
-    Every eighth batch is committed. The values that come back are checked on the way.
+    Every eighth batch is committed. The values that are read are checked.
     """
     peak = 0
     done = threading.Event()

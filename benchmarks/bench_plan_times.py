@@ -63,7 +63,7 @@ ON_GPU = {
 
 
 def stream(rows: int, batch: int, case: Case, seed: int) -> Stream:
-    """Return the ids of a run: of a power law, or all rows alike."""
+    """Return the ids of a run: by a power law, or uniform."""
     rng = np.random.default_rng(seed)
     drawn = rng.random((case.batches, batch))
     ids = drawn * rows if case.even else np.exp(drawn * np.log(rows)) - 1

@@ -1,7 +1,7 @@
-"""What can be read after a power cut that came right after a write had returned?
+"""What can be read after a power cut immediately after a write has returned?
 
-The file systems lie on loop devices and are shut down by the ioctl that file systems test
-themselves with, so this needs root; elsewhere it says so and measures nothing.
+The file systems are on loop devices and are shut down by the ioctl of file system tests, so this
+needs root; without root, the benchmark reports this and measures nothing.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def write_tierstore(path: Path, data: np.ndarray) -> None:
     store = tierstore.open(path / "t.tier", "r+")
     store["t"].write(np.arange(len(data)), data)
     store.commit()
-    _OPEN.append(store)  # neither is a trainer's store closed when the power goes
+    _OPEN.append(store)  # a trainer's store is not closed either when the power fails
 
 
 def read_tierstore(path: Path) -> np.ndarray:
@@ -156,7 +156,7 @@ def mounted(image: Path, place: Path) -> Iterator[None]:
 
 
 def cut(writer: str, image: Path, place: Path, how: int, rows: int) -> str:
-    """Write, sync all, overwrite in another process, cut as soon as it says so; what is there."""
+    """Write, sync all, overwrite in another process, cut when it reports; return what is left."""
     command = [sys.executable, __file__, "--rows", str(rows), "--at", str(place), "--write", writer]
     with mounted(image, place):
         subprocess.run([*command, "1"], check=True, stdin=subprocess.DEVNULL, capture_output=True)
@@ -190,7 +190,7 @@ def what_is_there(writer: str, place: Path, rows: int) -> str:
 def measure(
     directory: Path, rows: int, repeat: int, writers: list[str], systems: list[str]
 ) -> dict[str, dict[str, Counter[str]]]:
-    """Return by writer and by file system and cut what was there how often."""
+    """Return how often each content was found, by writer and by file system and cut."""
     found: dict[str, dict[str, Counter[str]]] = {}
     place = directory / "place"
     place.mkdir()
@@ -208,7 +208,7 @@ def measure(
 
 
 def missing() -> str | None:
-    """Say why power cannot be cut here, if it cannot."""
+    """Return why power cannot be cut here; None if it can."""
     programs = [command[0] for command in FILE_SYSTEMS.values() if shutil.which(command[0]) is None]
     if os.geteuid() != 0 or programs or not os.path.exists("/dev/loop0"):
         return f"needs root, loop devices {' '.join(programs)}"

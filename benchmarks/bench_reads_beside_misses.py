@@ -17,7 +17,7 @@ import tierstore
 QUESTION = "Reading 8 rows that are in the host tier, alone and beside a thread that always misses"
 FEW = 8
 SLOTS = 8
-"""A host tier of one row in so many: nearly all that the other thread reads is missing."""
+"""A host tier of one row in this many: nearly all reads of the other thread miss."""
 PYTHON = "runs Python"
 TAKES = "copies rows"
 MISSES = "misses"
@@ -65,7 +65,7 @@ def measure(path: Path, batch: int, count: int) -> dict[str, list[float]]:
     with tierstore.open(path, budget=tierstore.Budget(host_rows=rows // SLOTS)) as store:
         table = store["item"]
         resident = np.arange(FEW)
-        with table.lease(resident):  # nothing can take their slots
+        with table.lease(resident):  # their slots cannot be evicted
             ways: dict[str, Callable[[], object] | None] = {
                 "nothing": None,
                 TAKES: lambda: plain.take(rng.integers(FEW, rows, batch), axis=0),

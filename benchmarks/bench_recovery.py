@@ -34,7 +34,7 @@ def train_and_die(path: Path, rows: int, dim: int) -> None:
 
 
 def open_and_die(path: Path) -> None:
-    """Say how long it takes until the first rows are read, imports apart."""
+    """Print the seconds until the store is open and of the first read, without imports."""
     with tierstore.open(path, "r"):
         pass
     forget(path)
@@ -47,7 +47,7 @@ def open_and_die(path: Path) -> None:
 
 
 def forget(path: Path) -> None:
-    """Have no page of the store in memory, as after a start of the machine."""
+    """Drop the pages of the store from memory, as after a start of the machine."""
     os.sync()
     for file in path.rglob("*"):
         if file.is_file():

@@ -2,7 +2,7 @@
 
 Each job runs in a process of its own. First it does its work with few ids, which loads torch, the
 kernels and the GPU's context. What it holds then is its base. From there on it may take its budget
-and ABOVE, by two accounts: what the process says that it has, and the cap of a memory cgroup.
+and ABOVE, by two accounts: the memory that the process reports, and the cap of a memory cgroup.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def set_cap(group: Path, nbytes: int) -> None:
 
 
 class Memory:
-    """What this process holds: its private memory, and managed memory, which that leaves out."""
+    """The memory of this process: private, and managed, which the former leaves out."""
 
     def __init__(self, device: str, group: Path | None) -> None:
-        """Find out what each account says of an arena such as the host tier's."""
+        """Measure what each account counts of an arena such as the host tier's."""
         from tierstore._tiers import memory
 
         self._managed, self._group = memory.ManagedArena, group

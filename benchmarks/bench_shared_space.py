@@ -80,7 +80,7 @@ def divided(rows: Sequence[int], ids: Sequence[Ids], slots: int, policy: str) ->
 
 
 def measure(answer: Answer, name: str, rows: Sequence[int], ids: Sequence[Ids]) -> list[float]:
-    """Add the rows of a stream; return by how many points sharing hits more at each size."""
+    """Add the rows of a stream; return the additional hits of sharing in points, by size."""
     gains = []
     for policy in ("lru", "lfu"):
         percent = {

@@ -18,7 +18,7 @@ from tierstore.optim import TieredOptimizer
 
 QUESTION = "A step of Adagrad over 26 tables that share a small host tier, against one without any"
 SHARES = (0.1, 0.25, 0.5, 1.0)
-"""Of the bytes of the tables, what the host tier may take."""
+"""Shares of the bytes of the tables that the host tier may take."""
 TABLES, DIM, SKEW, BATCHES = 26, 16, 1.05, 8
 RECORD_BYTES = 4 * 2 * DIM
 
@@ -42,7 +42,7 @@ def drawn(rows: list[int], ids: int) -> list[list[torch.Tensor]]:
 
 
 class Training:
-    """A store whose tables are trained in turn, a step of all of them a call."""
+    """A store whose tables are trained in turn; each call is a step of all tables."""
 
     def __init__(self, path: Path, host: int, batches: list[list[torch.Tensor]]) -> None:
         """Open a copy of its own."""

@@ -1,4 +1,4 @@
-"""SpeedTorch's own table of memory, measured again with tierstore beside it.
+"""SpeedTorch's own table of memory, measured again, and with tierstore.
 
 SpeedTorch published, for a Tesla K80, what holding 10,000,000 rows of 128 float32 takes.
 """
@@ -27,7 +27,7 @@ PUBLISHED = {
 """Gigabytes on the host and on the GPU."""
 GB = 10**9
 MAP = 4
-"""Bytes a row that the GPU may hold besides its budget."""
+"""Bytes a row that the GPU may hold in addition to its budget."""
 STEPS = 24
 
 
@@ -68,7 +68,7 @@ def make(kind: str, rows: int, dim: int, cache: int, path: str) -> Any:
 
 
 def use(held: Any, rows: int, batch: int) -> None:
-    """Read and write batches of random rows, so that caches are as full as they get."""
+    """Read and write batches of random rows to fill the caches."""
     rng = np.random.default_rng(7)
     for _ in range(STEPS):
         ids = rng.choice(rows, batch, replace=False, shuffle=False)
@@ -95,7 +95,7 @@ def measure(kind: str, rows: int, dim: int, batch: int, cache: int, path: str) -
 
 
 def kinds() -> list[str]:
-    """Return who can take part on this machine."""
+    """Return the contestants that can run on this machine."""
     if not (torch.cuda.is_available() and have("cupy")):
         return ["PyTorch(CPU)", "tierstore(CPU)", "tierstore(disk)"]
     libraries = (

@@ -71,7 +71,7 @@ class Shape:
 
 
 class Scores(torch.nn.Module):
-    """Two embeddings, trained to tell positives from negatives."""
+    """Two embeddings, trained to distinguish positives from negatives."""
 
     def __init__(self, u: torch.nn.Module, v: torch.nn.Module) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ def measure(shape: Shape, way: str, steps: int, gpu: int) -> dict[str, Any]:
 
 
 def misses(run: Run, on_gpu: bool) -> dict[str, int]:
-    """Return how many ids each table did not find in the tier nearest to the trainer."""
+    """Return how many ids of each table were not in the tier nearest to the trainer."""
     nearest = "gpu" if on_gpu else "host"
     return {key: table.stats()[nearest].misses for key, table in run.tables.items()}
 

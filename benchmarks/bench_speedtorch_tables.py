@@ -1,4 +1,4 @@
-"""SpeedTorch's own tables of transfer times, measured again with tierstore beside it.
+"""SpeedTorch's own tables of transfer times, measured again, and with tierstore.
 
 SpeedTorch published them for a Tesla K80 and two cores: what a batch of an embedding, and of an
 optimizer's state, takes to and from a variable on the GPU.
@@ -34,7 +34,7 @@ OURS = "tierstore(PinnedCPU)"
 IDS_THERE = "tierstore(PinnedCPU), ids on the GPU"
 CACHED = "tierstore(PinnedCPU), a cache of a batch"
 FACTORS = {"SpeedTorch(PinnedCPU)": (2.5, 2.2), "PyTorch(PinnedCPU)": (10.0, 25.0)}
-"""How much longer a peer is to take at least."""
+"""Minimum of a peer's time relative to ours."""
 IN_HOST_MEMORY = ("PinnedCPU", "index_select")
 BLOCK = 1 << 18
 
@@ -110,7 +110,7 @@ class Subject:
         return made
 
     def contestants(self) -> dict[str, Any]:
-        """Return everyone who can take part on this machine, over the same rows."""
+        """Return the contestants that can run on this machine, over the same rows."""
         alone, batch = Budget(gpu_rows=1), Budget(gpu_rows=self._batch)
         if self._device.type == "cpu":
             return {
@@ -131,7 +131,7 @@ class Subject:
         return made
 
     def forget(self) -> None:
-        """Give memory back that libraries keep for themselves."""
+        """Free the memory that libraries keep for reuse."""
         if self._device.type == "cuda":
             import cupy
 
@@ -149,7 +149,7 @@ class Subject:
         import SpeedTorch
 
         made = self.factory(SpeedTorch, **options)
-        # SpeedTorch leaves CuPy without its memory pool; with it, it is faster.
+        # SpeedTorch disables the memory pool of CuPy; it is faster with the pool.
         cupy.cuda.set_allocator(cupy.get_default_memory_pool().malloc)
         corpus = made.CUPYcorpus if self.kind == "variable" else made.CUPYcorpi[0]
         for start in range(0, self.rows, BLOCK):
@@ -200,7 +200,7 @@ def measure(
 
 
 def run_on(cores: list[int]) -> None:
-    """Let every thread of the process run on these cores alone, and torch use as many threads."""
+    """Restrict every thread of the process to these cores, and torch to as many threads."""
     for task in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(task.name), cores)
     torch.set_num_threads(len(cores))
@@ -231,7 +231,7 @@ def times(
         wait()
 
     def warm(name: str) -> None:
-        # Nobody starts with caches and address translations that another one filled.
+        # No contestant starts with caches and address translations that another one filled.
         draw()
         run(name)
         draw()

@@ -1,8 +1,8 @@
-"""How long does it take to load a table of text, beside the readers of data frames?
+"""How long does it take to load a table of text, compared with readers of data frames?
 
 Keys and numbers of the same CSV file go into a store, committed, and into the columns of pandas,
 polars and pyarrow, which decide the types of all columns as well and write nothing. gensim's form
-of the same rows, word2vec text, has no reader among them and stands beside for comparison.
+of the same rows, word2vec text, has no reader among them and is shown for comparison.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tierstore
 QUESTION = "Seconds to load rows with keys from text"
 OURS = "tierstore, committed"
 MOST = 2.0
-"""Times as long as pandas, which writes nothing, that loading may take."""
+"""Maximum of loading relative to pandas, which writes nothing."""
 
 
 def written(directory: Path, rows: int, dim: int) -> tuple[Path, Path]:

@@ -16,9 +16,9 @@ import tierstore
 QUESTION = "A commit of one row, opening, a refresh and inspection of a store of a thousand tables"
 DIM, ROWS = 16, 100
 MOST = {"commit of one row": 1.5}
-"""Of the time of a store of one table."""
+"""Maximum relative to a store of one table."""
 SECONDS = 0.2
-"""Of opening, refreshing and inspecting."""
+"""Maximum time of opening, refreshing and inspecting."""
 DESCRIPTORS, LIMIT = 64, 256
 
 
@@ -43,7 +43,7 @@ class Stored:
         self.writer[name].write([3], self.values.random((1, DIM), np.float32))
 
     def ways(self) -> dict[str, Callable[[], Any]]:
-        """Return what is measured, each behind what it needs."""
+        """Return the calls to measure."""
         return {
             "commit of one row": self.writer.commit,
             "opening": lambda: tierstore.open(self.path).close(),
@@ -58,7 +58,7 @@ class Stored:
             self.writer.commit()
 
     def descriptors(self) -> int:
-        """Return how many descriptors a reader has that read every table."""
+        """Return the number of descriptors of a reader that has read every table."""
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, before[1]))
         try:

@@ -1,4 +1,4 @@
-"""What does a step cost whose rows lie on the disk, in host memory and, if there is one, a GPU?"""
+"""What does a step with rows on disk, in host memory and, if there is one, on a GPU cost?"""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ QUESTION = "A step of Adam whose rows lie in three tiers, and with all in memory
 SKEW, BATCHES = 1.05, 24
 THREADS = (1, 2, 4)
 STATES = 3
-"""A row of Adam has two states beside the weight, all float32."""
+"""A row of Adam has the weight and two states, all float32."""
 FASTER = 2.2
 """How many times as fast four cores take a step as one, at least."""
 MOST_MS = {"cuda": 9.0}
-"""What a step in three tiers may take on a GPU machine."""
+"""Maximum time of a step in three tiers on a GPU machine."""
 MOST_AHEAD = 1.15
-"""Of the time of the model alone, what a step beside it may take with ids given ahead."""
+"""Maximum of a step with ids given ahead, relative to the model alone."""
 
 
 class Run(NamedTuple):
@@ -38,7 +38,7 @@ class Run(NamedTuple):
         host, gpu: bytes of the tiers; None for all rows in host memory.
         threads: cores, or None for all.
         ahead: whether ids are given a step ahead.
-        model_ms: how long the model takes beside.
+        model_ms: the time of the model during a step.
     """
 
     name: str
@@ -72,7 +72,7 @@ def measure(path: Path, run: Run, device: str, ids: int, repeat: int) -> dict[st
         if run.host is None:
             for start in range(0, layer.num_embeddings, 1 << 16):
                 layer.table.read(np.arange(start, min(start + (1 << 16), layer.num_embeddings)))
-        count = BATCHES + repeat + 1  # each another one: else all rows would soon be nearest
+        count = BATCHES + repeat + 1  # all different: otherwise all rows soon are nearest
         batches = iter(power_law(layer.num_embeddings, ids, SKEW, count, device=place))
         gradient = torch.randn(ids, layer.embedding_dim, device=place)
         seconds, used = zip(*steps(layer, optimizer, batches, gradient, run, repeat), strict=True)
@@ -82,7 +82,7 @@ def measure(path: Path, run: Run, device: str, ids: int, repeat: int) -> dict[st
 
 
 def alone(device: str, seconds: float) -> list[float]:
-    """Return what the model takes without a step beside it."""
+    """Return the time of the model without a step."""
     found = []
     for _ in range(5):
         begin = time.perf_counter()
@@ -163,7 +163,7 @@ def main() -> None:
 
 
 def judge(answer: Answer, found: dict[str, Any], options: argparse.Namespace) -> None:
-    """Compare the figures with what they must be."""
+    """Compare the figures with the targets."""
     first, last = (f"in memory, {k} cores" for k in (options.threads[0], options.threads[-1]))
     faster = found[first]["wall"] / found[last]["wall"]
     answer.ratios[f"{options.threads[0]} to {options.threads[-1]} cores, times as fast"] = faster

@@ -21,7 +21,7 @@ Loss = Callable[[Any, Any, Any], Any]
 
 
 class Task:
-    """Pairs of a user and an item, by a power law, and whether he likes it: by planted vectors."""
+    """Pairs of a user and an item, by a power law, and likes, by planted vectors."""
 
     def __init__(self, rows: int, batch: int, steps: int) -> None:
         import torch
@@ -128,7 +128,7 @@ def train(task: Task, model: Any, depth: int | None, device: str) -> tuple[float
 
 
 def wait(device: str) -> None:
-    """Let the device finish what it was given."""
+    """Wait until the device has finished its work."""
     if device != "cpu":
         import torch
 

@@ -1,7 +1,7 @@
-"""Ways to bring rows of a table in host memory to the GPU, alone and beside work.
+"""Ways to bring rows of a table in host memory to the GPU, alone and during work.
 
 Each way is a generator of batches that are on the GPU; the work is a product of matrices on what it
-yields. docs/transfer.md says which to use when.
+yields. docs/transfer.md describes which to use when.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def copied_once(task: Task) -> Iterator[torch.Tensor]:
 
 
 def without_waiting(task: Task) -> Batches:
-    """Pin what was gathered, and let the copy run behind the work."""
+    """Pin the gathered rows, and copy them while the work runs."""
     for ids in task.ids:
         rows = task.values[ids]
         yield (rows.pin_memory() if task.on_gpu else rows).to(task.device, non_blocking=True)
@@ -76,7 +76,7 @@ def buffers_made_before(task: Task) -> Batches:
 
 
 def stream_of_its_own(task: Task) -> Batches:
-    """Two buffers and a stream beside: the next batch is gathered and copied during the work."""
+    """Two buffers and a second stream: the next batch is gathered and copied during the work."""
     if not task.on_gpu:
         yield from buffers_made_before(task)
         return
@@ -188,7 +188,7 @@ def ways(task: Task, cache: int, workers: int) -> dict[str, Callable[[Task], Bat
 
 
 def step_seconds(task: Task, way: Callable[[Task], Batches], work: int) -> float:
-    """Return the median time of a step: the next batch comes, and is worked on."""
+    """Return the median time of a step: get the next batch, and work on it."""
     size = 4096 if task.on_gpu else 64
     left = torch.rand(size, size, device=task.device)
     times = []
@@ -198,7 +198,7 @@ def step_seconds(task: Task, way: Callable[[Task], Batches], work: int) -> float
         used = rows[:1].sum()
         for _ in range(work):
             used = used + (left @ left)[0, 0]
-        # A step ends when the host goes on; the device may be one step behind, as in training.
+        # A step ends when the host continues; the device may be one step late, as in training.
         if task.on_gpu and number % 8 == 7:
             torch.cuda.synchronize()
         if number % 8 == 7:
@@ -208,7 +208,7 @@ def step_seconds(task: Task, way: Callable[[Task], Batches], work: int) -> float
 
 
 def check(task: Task, found: dict[str, Callable[[Task], Batches]]) -> None:
-    """Raise RuntimeError unless every way brings the rows that were asked for."""
+    """Raise RuntimeError unless every way returns the requested rows."""
     short = Task(task.values, task.ids[:3], task.device)
     for name, way in found.items():
         for ids, rows in zip(short.ids, way(short), strict=True):
@@ -217,7 +217,7 @@ def check(task: Task, found: dict[str, Callable[[Task], Batches]]) -> None:
 
 
 def draw(rows: int, batch: int, count: int) -> list[torch.Tensor]:
-    """Draw batches, log-uniformly by popularity; popular rows lie anywhere."""
+    """Draw batches, log-uniformly by popularity; popular rows are scattered."""
     rng = np.random.default_rng(7)
     order = rng.permutation(rows)
     made = []

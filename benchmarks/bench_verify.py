@@ -57,7 +57,7 @@ def steps_a_second(
 
 
 def beside(path: Path, turns: int, seconds: float) -> tuple[float, float]:
-    """Return median steps a second of a trainer alone and with a verification beside it.
+    """Return median steps a second of a trainer alone and during a verification.
 
     They take turns of so many seconds.
     """

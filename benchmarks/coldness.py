@@ -1,4 +1,4 @@
-"""Making files cold, proving it, and what the disk under them gives at most."""
+"""Makes files cold, proves it, and measures the limit of the disk under them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def forget(path: Path) -> None:
-    """Have the system drop the pages of files that nothing has mapped."""
+    """Drop the pages of files that no process has mapped."""
     for file in files_of(path):
         fd = os.open(file, os.O_RDONLY)
         os.fdatasync(fd)
@@ -32,7 +32,7 @@ def forget(path: Path) -> None:
 
 
 def resident_bytes(path: Path) -> int:
-    """Return how much of the files is in memory, as mincore(2) says."""
+    """Return how much of the files is in memory, according to mincore(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     found = 0

@@ -27,7 +27,7 @@ README = {
     "gpu_read": "all hits / F.embedding, 131072 ids, alpha 1.05",
     "gpu_train_step": "missing / FBGEMM cached",
 }
-"""The benchmarks behind the six figures of the README, and the ratio each shows."""
+"""The benchmarks of the six figures of the README, and the ratio each shows."""
 
 
 def published(name: str) -> dict[str, Any]:

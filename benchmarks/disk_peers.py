@@ -1,6 +1,6 @@
 """Other ways to keep a table of rows on disk and gather some of them, where installed.
 
-Each is built once from the rows and opened anew for every measurement, as its manual advises.
+Each is built once from the rows and opened again for every measurement, as its manual advises.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class TorchMapping(Memmap):
 
 
 class Safetensors(Contestant):
-    """safe_open, whose torch tensors lie over a mapping, and index_select."""
+    """safe_open, whose torch tensors use a mapping, and index_select."""
 
     needs = "safetensors"
 

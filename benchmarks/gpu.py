@@ -32,12 +32,12 @@ _LINK_BYTES = 256 << 20
 
 
 def needed_device() -> CudaDevice:
-    """Return the first CUDA device; without one, say so and end the benchmark."""
+    """Return the first CUDA device; without one, print this and end the benchmark."""
     try:
         return CudaDevice(0)
     except (DeviceError, MissingExtraError) as error:
         print(f"left out: this benchmark needs a GPU ({error})")
-        sys.exit(0)  # `make bench` goes on with those that need none
+        sys.exit(0)  # `make bench` continues with those that need none
 
 
 class PinnedDevice(CudaDevice):
@@ -146,7 +146,7 @@ def power_law(
 
 
 def wait() -> None:
-    """Let the device, if there is one, finish what it was given."""
+    """Wait until the device, if there is one, has finished its work."""
     import torch
 
     if torch.cuda.is_available():
@@ -154,7 +154,7 @@ def wait() -> None:
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """Time a call until the device has done all it asked for."""
+    """Time a call until the device has done all its work."""
     wait()
     begin = time.perf_counter()
     run()
@@ -167,7 +167,7 @@ def in_turn(
 ) -> dict[str, list[float]]:
     """Time every contestant `repeat` times, one after another in each round.
 
-    Each is called twice in a row with numbers that count up, and the second call is timed: so
+    Each is called twice in a row with numbers that count up, and the second call is timed, so that
     none starts with caches and address translations that another one filled.
     """
     times: dict[str, list[float]] = {name: [] for name in contestants}
@@ -195,7 +195,7 @@ def link() -> dict[str, float]:
 
 
 def issue_seconds(run: Callable[[], object], calls: int = 100) -> float:
-    """Return the host's time to issue a call, when the device is not waited for."""
+    """Return the host's time to issue a call without waiting for the device."""
     wait()
     begin = time.perf_counter()
     for _ in range(calls):

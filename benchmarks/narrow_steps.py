@@ -17,7 +17,7 @@ WAYS: Mapping[str, tuple[str, str]] = {
     "state in float8": ("float32", "float8"),
     "rows and state in bfloat16": ("bfloat16", "bfloat16"),
 }
-"""Of the rows and of their state, by what the table of figures says."""
+"""Types of the rows and of their state, by their names in the table of figures."""
 
 
 def fields_of(rows: str, state: str) -> dict[str, Field]:

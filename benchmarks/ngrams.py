@@ -39,7 +39,7 @@ def rows_of(tokens: Any, rows: int) -> Any:
 
 
 class Model(torch.nn.Module):
-    """The dense part: a GPT over words, and what takes the memory's rows in."""
+    """The dense part: a GPT over words, and the layers that read the memory's rows."""
 
     def __init__(self, width: int = WIDTH, layers: int = LAYERS, words: int = WORDS) -> None:
         super().__init__()

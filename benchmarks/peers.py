@@ -33,7 +33,7 @@ def define_missing_operators() -> list[str]:
         library = torch.library.Library("fbgemm", "FRAGMENT")
         for name in missing:
             library.define(f"{name}(Tensor a) -> Tensor")
-        _defined.append(library)  # with it the definitions would go
+        _defined.append(library)  # the definitions end with it
     return missing
 
 

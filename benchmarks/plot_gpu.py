@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 
 RESULTS = Path(__file__).with_name("results")
 _LONGEST = 6
-"""Of bars, in lengths of our own."""
+"""The longest bar, in lengths of our bar."""
 OURS, PEER, LIMIT = "#2a6fdb", "#9aa4b2", "#d0d5dd"
 
 

@@ -31,11 +31,11 @@ class Job:
     """One figure.
 
     Attributes:
-        figure: what it says.
+        figure: what it shows.
         make: writes its files into a directory.
         run: does the work within a budget of host memory, in bytes.
-        batch: ids of a step, unless they are given.
-        steps: as many, unless they are given.
+        batch: ids of a step, unless given.
+        steps: number of steps, unless given.
         host: whether it has a host tier; one without it opens files that are larger than any.
         on_gpu: whether it needs a GPU.
     """
@@ -50,7 +50,7 @@ class Job:
 
 
 def drawn(rows: int, options: argparse.Namespace) -> Iterator[Any]:
-    """Yield batches of ids by a power law, each as it is asked for."""
+    """Yield batches of ids by a power law, each made on demand."""
     import torch
 
     rng = np.random.default_rng(7)
@@ -79,7 +79,7 @@ def make_sparse(place: Path, _: argparse.Namespace) -> None:
 
 
 def make_matrix(name: str, dtype: str, dim: int, place: Path, options: argparse.Namespace) -> None:
-    """Write random bits as a matrix, and have the system forget its pages."""
+    """Write random bits as a matrix, and drop its pages from memory."""
     rows = options.mib * MIB // (dim * np.dtype(dtype).itemsize)
     values = np.lib.format.open_memmap(place / name, "w+", dtype, (rows, dim))
     rng = np.random.default_rng(3)

@@ -6,7 +6,7 @@
     torchrun --nproc-per-node=2 examples/click_model.py --store ads.tier    # a GPU each, or none
 
 Trains, in one pass by default, and ends with the AUC on impressions it has not trained on;
-`--compare` trains the same model in plain torch beside it. Naumov et al., "Deep learning
+`--compare` also trains the same model in plain torch. Naumov et al., "Deep learning
 recommendation model for personalization and recommendation systems", 2019.
 """
 
@@ -140,7 +140,7 @@ def parsed(number, line):
 
 
 def made_up():
-    """Yield batches with Criteo's skew, whose labels come from a hidden model."""
+    """Yield batches with Criteo's skew, with labels of a hidden model."""
     waves = np.linspace(13, 2000, 26)
     for number in range(given.samples // given.batch):
         rng = np.random.default_rng([7, number])

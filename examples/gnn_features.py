@@ -26,7 +26,7 @@ with tierstore.open_or_create("nodes.tier", {"node": spec}, budget="512KiB") as 
     sampled = [(batch, neighbors[batch][:, torch.randperm(10)[:5]]) for batch in batches]
     for here, (batch, around) in enumerate(sampled):
         if here + 1 < len(sampled):
-            nodes.prefetch(sampled[here + 1][1])  # comes from disk during this step
+            nodes.prefetch(sampled[here + 1][1])  # read from disk during this step
         x = torch.cat([nodes.read(batch), nodes.read(around).mean(1)], 1)
         loss = torch.nn.functional.cross_entropy(model(x), label[batch])
         opt.zero_grad()

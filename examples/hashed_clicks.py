@@ -39,7 +39,7 @@ with tierstore.open_or_create("clicks.tier", {"user": spec, "item": spec}) as st
     loss = torch.nn.BCEWithLogitsLoss()
     for day in range(DAYS):
         keys, clicked = impressions(day)
-        emb.eval()  # a day is first guessed: keys that are new read as their first rows
+        emb.eval()  # a day is guessed first: new keys read as their first rows
         with torch.no_grad():
             ahead = loss(scores(emb, keys), clicked.float())
         emb.train()

@@ -84,7 +84,7 @@ class Interactions:
 
 
 def _among(ascending, numbers):
-    """Tell which numbers are among some that ascend."""
+    """Return which numbers are among some that ascend."""
     at = torch.searchsorted(ascending, numbers).clamp_(max=len(ascending) - 1)
     return ascending[at] == numbers
 

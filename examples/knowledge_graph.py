@@ -39,7 +39,7 @@ torch.manual_seed(given.seed)
 
 
 def made_up(families=200, generations=4):
-    """Who is what to whom in families where everybody has two children."""
+    """Relations between people in families where each couple has two children."""
     people = 2**generations - 1
     facts = []
     for first in range(0, families * people, people):
@@ -59,7 +59,7 @@ def read(path):
 
     A folder has `train.txt`, `valid.txt` and `test.txt` of lines `head relation tail`, as FB15k-237
     is published. An `.npz` has them as `triples_htr`, `valid_htr` and `test_htr`, in the order that
-    the name says. Any other file has such lines, and one of 20 each is for `valid` and `test`.
+    the name gives. Any other file has such lines, and one of 20 each is for `valid` and `test`.
     """
     if path is not None and path.is_dir():
         return [

@@ -12,7 +12,7 @@ DAYS, TOPICS, PAIRS, BATCH, DIM = 3, 8, 30_000, 500, 16
 
 
 def pairs_of(day):
-    """Words that stand side by side, of one topic; each day brings 40 new words to every topic."""
+    """Pairs of adjacent words, of one topic; each day adds 40 new words to every topic."""
     rng = np.random.default_rng(day)
     topic = rng.integers(0, TOPICS, PAIRS)
     word, context = rng.integers(0, 40 * (day + 1), (2, PAIRS))

@@ -121,7 +121,7 @@ class Model(torch.nn.Module):
         )
         self.blocks = torch.nn.TransformerEncoder(layer, given.layers, enable_nested_tensor=False)
         self.head = torch.nn.Linear(given.width, TOKENS)
-        if memory is not None:  # the last, so that all else starts alike without it
+        if memory is not None:  # the last, so that everything else starts equal without it
             self.recall = torch.nn.Linear(
                 len(ORDERS) * given.heads * given.dim, given.width, bias=False
             )

@@ -78,7 +78,7 @@ elif given.data.suffix == ".npz":
 else:
     text = re.findall(r"\w+", given.data.read_text(errors="ignore").lower())
 
-# A store knows its words: they are the keys of its rows.
+# A store has its words as the keys of its rows.
 path = given.store
 tell(f"counting {len(text):,} words", last=True)
 if not path.exists():

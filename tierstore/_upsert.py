@@ -44,8 +44,8 @@ def upsert_rows(
 ) -> int:
     """Write the rows of `source` over those of their keys, and commit; return how many are new.
 
-    A table by key gives new keys rows as far as it has room. In another table they are appended,
-    for which it is written anew. The keys of a table without keys are row ids. `keys` are distinct.
+    A table by key gives new keys rows as far as it has room. Another table is rewritten with them
+    appended. The keys of a table without keys are row ids. `keys` are distinct.
     """
     if store.uncommitted_rows():
         raise InvalidInputError("the store has uncommitted rows; commit or roll back first")
@@ -141,7 +141,7 @@ def _append(
     memory: Size,
     progress: Progress | None,
 ) -> None:
-    """Write the table anew with the rows replaced, which are held in memory, and the new ones."""
+    """Rewrite the table with the replaced rows, which are held in memory, and the new ones."""
     new = ids < 0
     nbytes = int((~new).sum()) * table.fields[field].nbytes
     Allowance(source.path, memory).check(nbytes, "the rows to replace")
@@ -206,6 +206,6 @@ def _joined(table: Table, keys: KeyColumn, chosen: npt.NDArray[np.intp]) -> Any:
                 every.append(block[at - start])
         return every
     more = keys.integer_block(0, len(keys))[chosen]
-    if own.kind == "uint64":  # with which NumPy would make floats
+    if own.kind == "uint64":  # NumPy would convert both to floats
         return [*own[:].tolist(), *more.tolist()]
     return np.concatenate([own[:], more])

@@ -95,15 +95,15 @@ def export_table(
         rows: the range of rows as a tuple (start, stop), or a list or array of row ids in any
             order; all rows if None.
         dtype: element type to convert to, rounding to nearest; that of the field if None, and
-            float32 for a field with scales. If the
-            format cannot hold a half-precision type, float32 is written, which is exact.
+            float32 for a field with scales. If the format cannot hold a half-precision type,
+            float32 is written, which is exact.
         keys: one key for each row of the table or of `rows`, or a file of keys: .txt, .npy or
-            FILE.parquet:COLUMN. None uses the table's keys. They are written beside a file that
+            FILE.parquet:COLUMN. None uses the table's keys. They are written next to a file that
             cannot hold them: `items.keys.npy` for `items.npy`. Without keys, `.vec`, `.bin` and
             `.tsv` number the rows; of a list of ids, the ids are the keys.
         memory: limit in bytes for reading a file of keys.
         header: whether a text begins with a line of names (`.csv`, `.tsv`) or of counts (`.vec`,
-            `.txt`); files of GloVe have none.
+            `.txt`); GloVe files have none.
         force: replace an existing file.
         damaged: "raise" CorruptRowError for damaged rows, or "skip" them: they are written as NaN,
             so the other rows keep their positions. A list of ids cannot be skipped.

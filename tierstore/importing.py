@@ -84,7 +84,7 @@ class Preview:
     Attributes:
         rows: rows of the file.
         dim: elements of each.
-        dtype: element type they are read as.
+        dtype: element type in which they are read.
         read_as: what was decided about a file in text; None for other files.
         notes: what is left out or narrowed, a sentence each.
         keys: the keys of the first rows; None where the file has none.
@@ -185,7 +185,7 @@ def import_table(
         dtype: element type of the field in a new table; that of the file if None,
             and float32 for text. "int8" and "uint8" quantise floats, with a scale for each row.
         header: whether the first line of a file in text names its columns. What None leaves open
-            here and below is decided from the types of the cells, and `read_as` says how.
+            here and below is decided from the types of the cells, and `read_as` describes how.
         key_column: the column of keys, its name or its number from 1; False if there is none.
         sep: what is between the cells of a text, one character; " " is any run of blanks and tabs.
         decimal: what is before the decimals of a number in text, "." or ",".
@@ -193,8 +193,8 @@ def import_table(
         duplicates: which row stays of those with equal keys, "first" or "last"; or "error".
         upsert: write the rows over those of their keys and append the others, whose other fields
             get initial values. A table without keys takes row ids for keys. To append, the table is
-            written anew, with the rows to replace in memory. What is loaded into a table by key
-            always is, and nothing is written anew.
+            rewritten, with the rows to replace in memory. A load into a table by key always is an
+            upsert, and rewrites nothing.
         memory: limit in bytes for keys, headers and directories of the file, on top of a block of
             rows. Sizes that the file claims are checked against it before memory is allocated.
         allow_untested: as in `tierstore.open`, if `store` is a path.
@@ -205,7 +205,7 @@ def import_table(
         become infinite; they are counted, and a warning gives the number.
 
     Raises:
-        AmbiguousFileError: a text can be read in two ways; the message says how to choose one.
+        AmbiguousFileError: a text can be read in two ways; the message describes how to choose one.
         FormatError: a file is missing or damaged, lacks the matrix or needs more than `memory`.
         InvalidInputError: shapes, dtypes or keys do not match, the suffix is unknown, or the store
             has uncommitted rows.
@@ -321,7 +321,7 @@ def _load(
 
 
 def _notes(source: Source, table: Table | None, keys: Keys | None, dtype: str) -> list[str]:
-    """Return what is left out, kept or narrowed, a sentence each."""
+    """Return what is left out, kept or narrowed, one sentence each."""
     notes = list(source.notes)
     if keys is None and source.called_keys is not None:
         notes.append(
@@ -398,7 +398,7 @@ def _kept_rows(path: Path, keys: Keys, duplicates: str) -> npt.NDArray[np.bool_]
 
 
 def _repeated(keys: Sequence[Any], most: int = 3) -> list[tuple[Any, int, int]]:
-    """Return the first keys that come twice, each with its first two rows."""
+    """Return the first keys that occur twice, each with its first two rows."""
     rows: dict[Any, int] = {}
     found: dict[Any, tuple[Any, int, int]] = {}
     for row, key in enumerate(keys):

@@ -1,4 +1,4 @@
-"""Work at low priority, beside a training process."""
+"""Work at low priority, next to a training process."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tierstore_cli.output import Output
 from tierstore_cli.params import FiniteRange
 
 WAITING = "tierstore.wait"
-"""Where the context keeps the seconds of --wait."""
+"""The key of the seconds of --wait in the context."""
 
 
 def _keep_wait(ctx: click.Context, _: click.Parameter, seconds: float) -> None:
@@ -64,7 +64,7 @@ class Command(click.Command):
 
 @contextmanager
 def failures_shown(out: Output) -> Iterator[None]:
-    """Show what fails the body as an object too, where the output is JSON."""
+    """Show an error of the body as an object too, if the output is JSON."""
     try:
         yield
     except click.ClickException as error:

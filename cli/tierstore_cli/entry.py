@@ -1,4 +1,4 @@
-"""Where the program begins: what it imports takes long enough to be interrupted."""
+"""The entry of the program: its imports take long enough to be interrupted."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def run(prog_name: str | None = None) -> None:
         if end.code == INTERRUPTED:
             import logging
 
-            logging.disable()  # libraries tell of the work that they leave undone
+            logging.disable()  # libraries warn about unfinished work
         raise

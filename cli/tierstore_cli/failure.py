@@ -35,7 +35,7 @@ class Failure(click.ClickException):
 
 
 class Unchanged(Failure):
-    """There was nothing to do, which a script can tell from success."""
+    """There was nothing to do, which a script can distinguish from success."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, 10)
@@ -78,7 +78,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def described(error: TierStoreError | OSError) -> str:
-    """Return what an error says, without the number of the operating system's errors."""
+    """Return the message of an error, without the number of an operating system error."""
     if not isinstance(error, OSError) or error.strerror is None or error.args[:1] != (error.errno,):
         return str(error)
     named = [os.fsdecode(name) for name in (error.filename, error.filename2) if name is not None]
@@ -97,7 +97,7 @@ def _has_directory() -> bool:
 
 @contextmanager
 def stream_errors(action: str) -> Iterator[None]:
-    """Raise Failure for an error of a stream, which has no name to say; a closed pipe passes.
+    """Raise Failure for an error of a stream without a name; a closed pipe passes.
 
     `action` is what the body does: "read standard input" or "write to standard output".
     """
@@ -111,7 +111,7 @@ def stream_errors(action: str) -> Iterator[None]:
 
 @contextmanager
 def writing_output() -> Iterator[None]:
-    """Raise Failure where standard output cannot be written, and write nothing more to it."""
+    """Raise Failure if standard output cannot be written, and write nothing more to it."""
     with stream_errors("write to standard output"):
         try:
             yield

@@ -55,7 +55,7 @@ ELSEWHERE = {
     "watch": "top",
     "write": "put",
 }
-"""What commands of other tools are called, and the command here that does it."""
+"""Names of commands in other tools, and the command here that does the same."""
 
 
 class Group(click.Group):
@@ -70,7 +70,7 @@ class Group(click.Group):
         return load_command(cmd_name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; `help [COMMAND]` and `version` are what the options are."""
+        """Parse the arguments; `help [COMMAND]` and `version` mean the options of these names."""
         if args[:1] == ["help"]:
             args = [*args[1:2], "--help"]
         elif args[:1] == ["version"]:
@@ -141,7 +141,7 @@ class Group(click.Group):
 
 @contextmanager
 def failures_as_json(args: list[str]) -> Iterator[None]:
-    """Show what fails the body, before there is a subcommand, as an object where JSON is asked."""
+    """Show an error of the body, before a subcommand, as an object if JSON is requested."""
     as_json = "--json" in args
     try:
         yield
@@ -154,9 +154,9 @@ def failures_as_json(args: list[str]) -> Iterator[None]:
 
 
 def hold_standard_streams() -> None:
-    """Take the descriptors of standard streams that are closed, which files would get otherwise.
+    """Occupy the descriptors of closed standard streams, which files would get otherwise.
 
-    Reading and writing these fails, as it does for programs in C; messages go nowhere.
+    Reading and writing these fails, as it does for programs in C; messages are dropped.
     """
     for number, flags in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDWR)):
         try:
@@ -170,7 +170,7 @@ def hold_standard_streams() -> None:
 
 @contextmanager
 def quiet_where_a_pipe_is_closed() -> Iterator[None]:
-    """Exit without a message where whoever reads the output has gone."""
+    """Exit without a message if the reader of the output has ended."""
     try:
         yield
     except OSError as error:
@@ -194,7 +194,7 @@ def raising_interrupt(*signals: signal.Signals) -> Iterator[None]:
 
 
 def _interrupt(_: int, frame: FrameType | None) -> None:
-    """Call what handles Ctrl-C at the moment, which a change that is not to be halved defers."""
+    """Call the current handler of Ctrl-C, which an indivisible change defers."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler):  # it is ignored, as in background jobs of a shell
         handler = signal.default_int_handler

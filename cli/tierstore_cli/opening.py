@@ -35,7 +35,7 @@ _POLL_SECONDS = 0.1
 NO_CACHE = tierstore.Budget(host=0, gpu=0)
 """A command reads each row once and needs no caches."""
 _ON_GPU = tierstore.Budget(host_rows=1, gpu_rows=1)
-"""The least with which a table is on a GPU, to which the rows are then streamed."""
+"""The smallest budget with which a table is on a GPU, to which rows are then streamed."""
 
 
 def open_store(
@@ -48,7 +48,7 @@ def open_store(
 ) -> Store:
     """Open a store without caches; a writer waits for its lock for the seconds of --wait.
 
-    With `partitions`, a writer takes a store that has them too, all of them.
+    With `partitions`, a writer also opens a store with partitions, all of them.
     """
 
     def work() -> Store:

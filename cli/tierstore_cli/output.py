@@ -58,10 +58,10 @@ class Output:
     def show(self, data: Mapping[str, Any], *parts: str | Grid) -> None:
         """Write `data` as one JSON object, or `parts`, lines and grids, for people.
 
-        An iterator in `data` is an array whose items are written as they come.
+        An iterator in `data` is an array whose items are written one by one.
         """
         if self.as_json:
-            self.shown = True  # before: what fails while rows are read is no object of its own
+            self.shown = True  # before: a failure while rows are read is not a separate object
             for text in _json(data):
                 _write(text, "")
             _write("")
@@ -73,7 +73,7 @@ class Output:
                 self._line(part)
 
     def blocks(self, grids: Iterator[Grid]) -> None:
-        """Write grids with the same columns as one table, each as it comes.
+        """Write grids with the same columns as one table, one by one.
 
         The first one sets the widths of the columns, and on a terminal which of them fit.
         """
@@ -104,11 +104,11 @@ class Output:
         """Write a failure as the one JSON object, unless a result was written before it."""
         if not self.as_json or self.shown:
             return
-        with contextlib.suppress(OSError, Failure):  # what failed may be stdout itself
+        with contextlib.suppress(OSError, Failure):  # stdout itself may have failed
             self.show({"error": {"type": kind, "message": message, "exit_code": exit_code}})
 
     def cells(self, cells: Iterable[object]) -> None:
-        """Write one line of a result, its cells divided by tabs, none of which is in a cell."""
+        """Write one line of a result, its cells divided by tabs; no cell contains one."""
         _write("\t".join(map(printable, cells)))
 
     def _line(self, text: str) -> None:

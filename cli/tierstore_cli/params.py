@@ -95,7 +95,7 @@ class Rate(Bytes):
 
 
 class FiniteRange(click.FloatRange):
-    """A number in a range, neither NaN, which every range lets pass, nor infinite."""
+    """A number in a range, neither infinite nor NaN, which every range accepts."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -242,7 +242,7 @@ class StateField:
 
 
 def _near_preset(name: str) -> str | None:
-    """Return the preset that a word is a misspelling or the beginning of."""
+    """Return the preset that a word misspells or begins."""
     longer = [preset for preset in PRESETS if preset.startswith(f"{name}-")]
     near = [*longer, *difflib.get_close_matches(name, PRESETS, 1, 0.75)]
     return next(iter(near), None)
@@ -299,7 +299,7 @@ class PlaceType(click.Path):
     """A path, or a URL unless `on_disk`."""
 
     def __init__(self, *, on_disk: bool = False) -> None:
-        super().__init__(path_type=Path, readable=False)  # what reads it says what is wrong
+        super().__init__(path_type=Path, readable=False)  # its reader reports errors
         self._on_disk = on_disk
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -388,7 +388,7 @@ MEMORY = click.option(
 
 
 def text_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say what a file in text is."""
+    """Add the options that describe a text file."""
     for option in (
         click.option("--null", multiple=True, metavar="TEXT", help="Read such cells as NaN."),
         click.option("--decimal", type=click.Choice([".", ","]), help="The decimal mark."),

@@ -35,7 +35,7 @@ def chosen_ids(
 
 
 def add_key(table: Table, key: str, field: str) -> None:
-    """Give a key of a table by key a row, its first one, where it has none; commit it later."""
+    """Give a key of a table by key its first row if it has none; commit it later."""
     if isinstance(table, KeyedTable):
         keys = typed_keys(table, [key])
         if not table.contains(keys).all():

@@ -11,13 +11,13 @@ from tierstore_cli.text import tell
 PATIENCE_SECONDS = 1.0
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 30.0
-"""From one line to the next, and to the first, in a log file."""
+"""Seconds between lines, and to the first, in a log file."""
 
 WIDTH = 24
 
 
 class Progress:
-    """A callable `progress(done, total)` that says how much is done and how long the rest takes.
+    """A callable `progress(done, total)` that shows how much is done and how long the rest takes.
 
     A bar is erased at the end of its block. The time that is left follows from what was done since
     the first call, before which files may have been counted.

@@ -42,7 +42,7 @@ FORMAT = click.option(
 
 
 def is_standard_output(place: object) -> bool:
-    """Whether a place is `-`, or what Linux calls it, which may be a file then."""
+    """Whether a place is `-`, or its name in Linux, which may be a file then."""
     return str(place) in (STREAM, "/dev/stdout", "/dev/fd/1")
 
 
@@ -58,7 +58,7 @@ def is_stream(place: object) -> bool:
 
 
 def _name(what: str, suffix: str | None) -> str:
-    """Return the name of the file that stands for a stream, with the suffix of its format."""
+    """Return the name of the file in place of a stream, with the suffix of its format."""
     if suffix is None and what != STREAM:
         suffix = Path(what).name.partition(".")[2] or None
     if suffix is None:
@@ -72,8 +72,8 @@ def _name(what: str, suffix: str | None) -> str:
 def as_file(source: str, suffix: str | None) -> Iterator[str]:
     """Yield a path that can be read again and again, with the suffix of its format.
 
-    That is `source` itself, but for standard input, pipes, and files with another suffix. Errors of
-    the body name the source.
+    This is `source` itself, except for standard input, pipes, and files with another suffix.
+    Errors of the body name the source.
     """
     if source != STREAM and suffix is None:
         yield source
@@ -128,7 +128,7 @@ def _blocks(file: IO[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def _temporary(stream: str, suffix: str | None, what: str) -> Iterator[Path]:
-    """Yield the path of the file that stands for a stream; errors name the stream instead."""
+    """Yield the path of the file in place of a stream; errors name the stream instead."""
     with tempfile.TemporaryDirectory(prefix="tierstore-") as directory:
         path = Path(directory, _name(stream, suffix))
         try:

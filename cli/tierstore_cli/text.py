@@ -48,7 +48,7 @@ def fitted(text: str, stream: IO[Any]) -> str:
 
 
 def tell(message: str, stream: IO[Any] | None = None, *, end: str = "\n") -> None:
-    """Write a message, to stderr; that it cannot be written, as to a full disk, ends no command."""
+    """Write a message to stderr; a failure to write it, as to a full disk, ends no command."""
     stream = stream or sys.stderr
     try:
         click.echo(fitted(message + end, stream), file=stream, nl=False)
@@ -57,7 +57,7 @@ def tell(message: str, stream: IO[Any] | None = None, *, end: str = "\n") -> Non
 
 
 def discard(stream: IO[Any]) -> None:
-    """Let what is left in the buffer of a stream go nowhere, so that Python ends without a word."""
+    """Drop the rest of a stream's buffer, so that Python ends without a message."""
     with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 

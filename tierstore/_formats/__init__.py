@@ -1,6 +1,6 @@
 """Reads and writes files of vectors of other tools, as blocks of rows.
 
-Everything is streamed in blocks of a few MiB. Sizes that a file claims are charged to an allowance
+Rows are streamed in blocks of a few MiB. Sizes that a file claims are charged to an allowance
 before memory is allocated, and code in a file is never executed. A written file appears complete or
 not at all. Callers may pass blocks of any size; the writer of a format gets blocks of equal size
 with the element type of the file.
@@ -85,7 +85,7 @@ _WAYS = {
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as CSV; "),
     **dict.fromkeys((".f32", ".raw", ".dat"), f"{RAW_NUMBERS}; "),
 }
-"""What leads from files of other tools to those that are read, by suffix."""
+"""How to convert files of other tools into readable ones, by suffix."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -93,7 +93,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def format_of(path: Path, *, write: bool = False) -> Format:
     """Return the format of a file by its suffix, ignoring case.
 
-    A directory to read may have any name: then the files in it decide. Raises InvalidInputError
+    A directory to read may have any name: the files in it decide. Raises InvalidInputError
     that lists the readable or writable formats, FormatError for a directory of other files.
     """
     suffix = format_suffix(path)
@@ -126,7 +126,7 @@ def format_of(path: Path, *, write: bool = False) -> Format:
 def format_suffix(path: Path) -> str:
     """Return the suffix that names the format of a file, in lower case.
 
-    That of a packed file in text is the last but one: `.csv` of `items.csv.gz`.
+    Of a packed text file this is the last suffix but one: `.csv` of `items.csv.gz`.
     """
     inner = Path(path.stem).suffix.lower()
     packed = is_packed(path) and inner in FORMATS and FORMATS[inner].is_text
@@ -187,7 +187,7 @@ class Location:
         path: the file, with `:NAME` if given; for a zarr store its name, whose suffix selects the
             format.
         store: the zarr store, or None for a file.
-        url: where a file is that is not on a disk, or None.
+        url: the URL of a file that is not on a disk, or None.
     """
 
     path: Path
@@ -229,10 +229,10 @@ def open_source(
         text_dtype: the element type for text formats, which do not specify one.
         memory: limit in bytes for reading, in addition to a block of rows, such as 536870912 or
             "512MiB". Sizes that the file claims are checked against it before memory is allocated.
-        text: what the caller knows about a text file.
+        text: options for a text file.
 
     Raises:
-        AmbiguousFileError: a text file can be read in two ways, and `text` does not say which.
+        AmbiguousFileError: a text file can be read in two ways, and `text` does not decide.
         FormatError: the file is missing or damaged, lacks the matrix, or needs more than `memory`.
         InvalidInputError: the suffix is unknown; the message lists the known ones. Or `text` is
             given for a file of another kind.
@@ -346,7 +346,7 @@ class Sink:
 
 
 def keys_beside(path: Path) -> Path:
-    """Return the file of keys beside one that cannot hold them: `items.keys.npy`."""
+    """Return the file for the keys of a file that cannot hold them: `items.keys.npy`."""
     return path.with_name(f"{path.stem}.keys.npy")
 
 
@@ -373,11 +373,11 @@ def open_sink(
         rows: number of rows of the matrix, may be 0.
         dim: number of elements per row.
         dtype: element type of the blocks. If the format does not support it, the narrowest type
-            that represents its values exactly is written; if there is none, it is refused.
+            that represents its values exactly is written; if there is none, the dtype is refused.
         field: name of the matrix, if the format has names; or the names of several, side by side in
             the blocks, and how many of the `dim` columns each has.
         keys: one integer or string per row, in a sequence that is only sliced, or None. They are
-            written to a file of their own beside a file that has no place for them (`keys_beside`).
+            written to a separate file if the format has no place for them (`keys_beside`).
         first_row: number of the first row; without keys, formats that need a word in each row count
             from it.
         header: whether a file in text begins with a line of names, or of counts.

@@ -1,7 +1,7 @@
 """The numbers of a block of text, parsed by pyarrow where it is installed.
 
-It parses the same numbers as Python, to the last bit, and many times faster. What it might read in
-another way is left to the plain reader: quotes, texts for numbers, infinities, rows of other
+It parses the same numbers as Python, to the last bit, and many times faster. The plain reader
+parses what pyarrow might read in another way: quotes, texts for numbers, infinities, rows of other
 lengths.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["BlockParser"]
 MIN_BYTES = 1 << 18
 """Blocks that are smaller are parsed before pyarrow is imported."""
 _MAX_COLUMNS = 4096
-"""A column costs pyarrow some kilobytes, whatever it holds."""
+"""A column costs pyarrow some kilobytes, even an empty one."""
 _TRIES = 4
 
 
@@ -33,10 +33,10 @@ def _installed() -> bool:
 
 
 class BlockParser:
-    """Parses blocks of rows of one layout, or says that it does not."""
+    """Parses blocks of rows of one layout, or returns None."""
 
     def __init__(self, layout: Layout, *, blank_null: bool) -> None:
-        """Parse rows of `layout`; `blank_null` says that some texts stand for NaN."""
+        """Parse rows of `layout`; `blank_null` is true if some texts mean NaN."""
         self._layout = layout
         self._able = layout.columns <= _MAX_COLUMNS and not blank_null and layout.vector is None
         self._tried = 0

@@ -1,10 +1,10 @@
 """Lines of text and their cells, in blocks of whole lines, and the numbers in them.
 
-Cells are divided by a separator. A blank stands for runs of blanks and tabs, between which a word
-in front may hold single ones. Between tabs a cell that begins and ends with a quote is unquoted,
-others are taken as they are. Every other separator is that of CSV, whose quotes may also hold the
-ends of lines. A cell may hold a list of numbers, as pgvector writes them: [0.1,0.2]; it is taken
-apart into a cell for each.
+Cells are divided by a separator. A blank means runs of blanks and tabs, and a word
+in front may contain single ones. Between tabs a cell that begins and ends with a quote is unquoted,
+others are unchanged. Every other separator is that of CSV, whose quotes may also hold the
+ends of lines. A cell may hold a list of numbers, as pgvector writes them: [0.1,0.2]; it is divided
+into a cell for each.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ __all__ = [
 ]
 
 BLANKS = " "
-"""The separator that stands for runs of blanks and tabs."""
+"""The separator that means runs of blanks and tabs."""
 
 MISSING = frozenset(
     {"", "NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None", "NaT"}
     | {"#DIV/0!", "#NUM!", "#REF!", "#VALUE!"}
 )
-"""What tools write where there is no number, sheets too; read as NaN only where it is asked for."""
+"""What tools write where there is no number, sheets too; read as NaN only on request."""
 
 BLOCK_BYTES = 4 << 20
 MAX_LINE_BYTES = 64 << 20
 _CELL_BYTES = 128
-"""What a number in a line takes until it is in a block: twice as text, and as a float."""
+"""Bytes of a number in a line until it is in a block: twice as text, and as a float."""
 _CHARACTER_BYTES = 8
-"""What a character of a line takes: in the line and in a cell, four bytes at most each."""
+"""Bytes of a character of a line: in the line and in a cell, four bytes at most each."""
 _MOST_BYTES = _CELL_BYTES + _CHARACTER_BYTES
-# What Python takes for a number, and other tools do not: 1_000, digits of other alphabets.
+# Python accepts these as numbers, and other tools do not: 1_000, digits of other alphabets.
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}((\.\d{3})+(,\d*)?|(,\d{3})+(\.\d*)?)", re.ASCII)
 _NO_NUMBER = re.compile(r"[^ \t!-^`-~]")
 
@@ -67,7 +67,7 @@ class Lines(Iterator[bytes]):
     """Whole lines of a stream, some MiB at a time, each ended by a line feed; none is too long.
 
     Attributes:
-        line: the number of the first line of the next block, counted by those who take blocks.
+        line: the number of the first line of the next block, counted by the code that takes blocks.
     """
 
     def __init__(self, path: Path, stream: IO[bytes], allowance: Allowance) -> None:
@@ -120,9 +120,9 @@ class Cells:
         return self.sep in (BLANKS, "\t")
 
     def rows(self, block: bytes, lines: Lines) -> Iterator[Row]:
-        """Yield the rows of a block that `lines` gave, leaving out empty ones.
+        """Yield the rows of a block that `lines` gave, without empty ones.
 
-        A row that does not end within its block takes the next one, which is then yielded too.
+        A row that does not end within its block continues in the next one, which is yielded too.
         """
         found = self._rows(block, lines)
         if self.vector is None:
@@ -133,7 +133,7 @@ class Cells:
     def apart(cells: list[str], at: int, dim: int) -> list[str]:
         """Return a row in which each number of the list in cell `at` has a cell.
 
-        Another cell in its place, such as the name of the column, is followed by empty ones.
+        Any other cell there, such as the name of the column, is followed by empty ones.
         """
         if at >= len(cells):
             return cells
@@ -173,14 +173,14 @@ class Cells:
         lines.line = first + reader.line_num
 
     def cost(self, text: str) -> int:
-        """Return what a line takes in memory with its cells."""
+        """Return the memory of a line with its cells."""
         blanks = text.count(" ") + text.count("\t") if self.sep == BLANKS else 0
         cells = 1 + (blanks or text.count(self.sep)) + (text.count(",") if self.vector else 0)
         return _CELL_BYTES * cells + _CHARACTER_BYTES * len(text)
 
 
 class _CsvLines:
-    """The lines of a block for csv.reader, and those after it that its last row takes."""
+    """The lines of a block for csv.reader, and later ones that its last row needs."""
 
     def __init__(self, cells: Cells, block: bytes, more: Lines) -> None:
         self._cells = cells
@@ -190,7 +190,7 @@ class _CsvLines:
         self._fresh = True
 
     def begin_row(self) -> None:
-        """The next line is the first of a row."""
+        """Begin a row with the next line."""
         self._fresh, self._held = True, 0
 
     def __iter__(self) -> Iterator[str]:
@@ -261,7 +261,7 @@ def _split_tabs(text: str, width: int = 0) -> list[str]:
 
 
 def unquoted(cell: str) -> str:
-    """Return what stands between quotes that are the ends of a cell; other cells as they are."""
+    """Return the text between quotes at the ends of a cell; return other cells unchanged."""
     if len(cell) > 1 and cell[0] == cell[-1] == '"':
         inner = cell[1:-1].replace('""', "\0")
         if '"' not in inner:
@@ -272,7 +272,7 @@ def unquoted(cell: str) -> str:
 def numbers_of(cells: Sequence[str], decimal: str, null: frozenset[str], into: array[float]) -> int:
     """Add the numbers that cells spell to `into`; return how many were too large for float64.
 
-    `null` are cells that stand for NaN. Raises ValueError, whose argument is the position of the
+    `null` are cells that mean NaN. Raises ValueError, whose argument is the position of the
     first cell that is no number.
     """
     before = len(into)
@@ -310,7 +310,7 @@ def is_number(cell: str, decimal: str = ".") -> bool:
 
 
 def thousands(cell: str) -> str:
-    """Return what to add to a message about a cell that is no number: marks that divide it."""
+    """Return a hint for the message on a cell that is no number: marks that divide it."""
     if not _THOUSANDS.fullmatch(cell.strip()):
         return ""
     mark = next(each for each in cell if each in ".,")

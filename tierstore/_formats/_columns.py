@@ -88,7 +88,7 @@ class Columns:
     """
 
     def __init__(self, kind: str, path: Path, memory: Size, parts: Sequence[Path] = ()) -> None:
-        """Open files of a `kind` that the child knows: `path`, or else its `parts`."""
+        """Open files of a `kind` that the child supports: `path`, or else its `parts`."""
         need(kind)
         self.path = path
         self.allowance = Allowance(path, memory)
@@ -347,7 +347,7 @@ def column_keys(columns: Columns, column: str) -> Keys:
 def in_order(paths: Iterator[Path]) -> list[Path]:
     """Return files sorted by name, with numbers in names by value: part-2 before part-10.
 
-    Hidden files and those that begin with "_", as markers of Spark do, are left out.
+    Hidden files and those that begin with "_", such as markers of Spark, are left out.
     """
     named = [path for path in paths if path.name[0] not in "._"]
     return sorted(named, key=lambda path: _by_numbers(path.name))
@@ -358,7 +358,7 @@ def _by_numbers(name: str) -> list[Any]:
 
 
 def arrow_schema(content: Content, key: str) -> Any:
-    """Return Arrow's schema of what is written: the column `key`, if any, and the fields."""
+    """Return Arrow's schema of the written file: the column `key`, if any, and the fields."""
     import pyarrow
 
     element = pyarrow.field("element", pyarrow.from_numpy_dtype(content.storage), nullable=False)

@@ -158,7 +158,7 @@ class IpcTable(ArrowTable):
 
 
 class Hdf5File:
-    """An HDF5 file, of which datasets in the file itself are read: matrices and vectors."""
+    """An HDF5 file; only datasets in the file itself are read: matrices and vectors."""
 
     def __init__(self, source: BinaryIO) -> None:
         import h5py
@@ -239,7 +239,7 @@ def blob(texts: list[Any], column: str) -> list[Any]:
 
 
 def kind_of(kind: Any) -> dict[str, Any]:
-    """Return the kind as which an Arrow column of this type can be read."""
+    """Return the kind in which an Arrow column of this type can be read."""
     from pyarrow import types
 
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
@@ -318,7 +318,7 @@ class Server:
 
     def _open(self) -> Any:
         _, (descriptor,), _, _ = socket.recv_fds(self._files, 1, 1)
-        try:  # opened once more, each pass has a position of its own
+        try:  # opened again, so that each pass has its own position
             return self._kind(open(f"/proc/self/fd/{descriptor}", "rb"))
         finally:
             os.close(descriptor)

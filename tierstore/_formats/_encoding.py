@@ -22,7 +22,7 @@ from tierstore.errors import FormatError, InvalidInputError, MissingExtraError
 __all__ = ["UNPACKING_ERRORS", "PackedFile", "is_packed", "packed_name", "text_stream"]
 
 UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
-"""What unpackers raise about files that are damaged."""
+"""Errors that unpackers raise for damaged files."""
 
 _BUFFER = 1 << 20
 _WIDE = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
@@ -43,7 +43,7 @@ def _unzstd(file: InputFile) -> Any:
 
 
 class _Xz(io.RawIOBase):
-    """What an .xz file holds; its dictionary may take the memory that is left for the file."""
+    """The content of an .xz file; its dictionary may use the memory left for the file."""
 
     def __init__(self, file: InputFile) -> None:
         self._stream = file.stream()
@@ -84,7 +84,7 @@ def _unzip(file: InputFile) -> Any:
 
 
 def _member(path: Path, archive: Archive) -> str:
-    """Return the name of the only file in an archive, beside those that macOS adds."""
+    """Return the name of the only file in an archive, without those that macOS adds."""
     names = [
         name
         for name in archive.entries
@@ -111,7 +111,7 @@ def _zstd(stream: IO[bytes]) -> Any:
 
 @dataclass(frozen=True)
 class _Packing:
-    """What unpacks a file, and what packs into a stream, which closing the result leaves open."""
+    """Functions that unpack a file, and pack into a stream that stays open at the end."""
 
     unpack: Callable[[InputFile], Any]
     pack: Callable[[IO[bytes]], Any] | None = None
@@ -139,7 +139,7 @@ def is_packed(path: Path) -> bool:
 
 
 class PackedFile:
-    """A place that a format writes to as to a path: it opens it once, and what it writes is packed.
+    """A place that a format writes to as to a path: it opens it once, and writes are packed.
 
     `place` is a path or another such place, `name` ends in the suffix of the packing.
     """
@@ -201,9 +201,9 @@ class _Text(io.RawIOBase):
 
 
 def text_stream(file: InputFile) -> io.BufferedReader:
-    """Return a file as a stream of UTF-8 from its start, unpacked as its last suffix says.
+    """Return a file as a stream of UTF-8 from its start, unpacked according to its last suffix.
 
-    UTF-16 has a byte order mark. What is unpacked is held in pieces of a MiB. The stream raises
+    UTF-16 has a byte order mark. Unpacked text is held in pieces of a MiB. The stream raises
     FormatError, or UNPACKING_ERRORS of a damaged packed file.
     """
     packed = is_packed(file.path)

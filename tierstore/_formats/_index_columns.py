@@ -1,7 +1,7 @@
-"""Columns of a text file that other tools added to number its rows, beside the column of keys.
+"""Columns of a text file that other tools added to number its rows, in addition to the keys.
 
-A data frame that is saved with its index, read back and saved again has two of them in front:
-without a name, and as `Unnamed: 0`. No such column is an element of a row.
+A data frame that is saved with its index, read back and saved again has two of them in front: one
+without a name, and `Unnamed: 0`. Such a column is never an element of a row.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ __all__ = ["counts_rows", "names_an_index", "note_of"]
 
 _INDEX = re.compile(r"|unnamed: \d+(_level_\d+)?(\.\d+)?|level_\d+", re.IGNORECASE)
 _FEWEST = 3
-"""Rows that a column without a telling name must number before it is taken to count them."""
+"""Minimum of rows that a column must number to be an index without the name of one."""
 
 
 def names_an_index(name: str) -> bool:
-    """Whether a header calls a column as pandas does an index without a name of its own."""
+    """Whether a column has a name that pandas gives to an index without a name."""
     return _INDEX.fullmatch(name) is not None
 
 
@@ -31,5 +31,5 @@ def counts_rows(cells: Sequence[str], fewest: int = _FEWEST) -> bool:
 
 
 def note_of(columns: str) -> str:
-    """Return what to say of columns that are left out."""
+    """Return the note on columns that are not read."""
     return f"columns not read, as they number or name the rows: {columns}"

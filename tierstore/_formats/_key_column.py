@@ -1,8 +1,8 @@
 """Which column of a text file holds the keys, decided from the types of a sample of its cells.
 
-Keys are a column of texts, or of distinct whole numbers beside columns of other numbers. Names of
-columns decide only where types leave it open. An index that other tools added is neither keys nor a
-number of its row, unless it is the only one.
+Keys are a column of texts, or of distinct whole numbers next to columns of other numbers. Names of
+columns decide only if types do not. An index that other tools added is neither keys nor an
+element of its row, unless it is the only index.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OTHER_NOTATION = re.compile(r"[+-]?(0x[\da-f]+|\d{1,3}(,\d{3})+|\d+(_\d+)+)", re
 
 
 class KeyDecision:
-    """The steps that find the column of keys; those before them set what the columns are.
+    """The steps that find the column of keys; earlier steps set the attributes.
 
     Attributes:
         sep: what is between cells.
@@ -83,14 +83,14 @@ class KeyDecision:
         counts: tuple[int, int] | None,
         header: list[str] | None,
     ) -> int | None:
-        """Return the position that the first rows give away."""
+        """Return the position of the keys that follows from the first rows."""
         if counts is not None or self.short_header:
             return 0
         if header and header[0] == "" and below:
             return self._innermost(names or (), below)
         if not below:
             return 0 if names and len(names) > 1 else None
-        if names and names[0] == "key" and len(names) > 1:  # as it is written here
+        if names and names[0] == "key" and len(names) > 1:  # as the writer names it
             return 0
         texts = self._texts(below)
         if len(texts) > 1:
@@ -102,8 +102,8 @@ class KeyDecision:
     def _innermost(self, names: tuple[str, ...], below: list[list[str]]) -> int:
         """Return the keys of a table that was saved with its index, maybe more than once.
 
-        An index that only numbers the rows gives way to one column of texts, or to the index
-        that was there before it.
+        If an index only numbers the rows, one column of texts has the keys instead, or the index
+        that was saved before it.
         """
         if not self._numbers_rows(0, below):
             return 0
@@ -120,12 +120,12 @@ class KeyDecision:
         return at
 
     def _is_index(self, at: int, names: Sequence[str], below: list[list[str]]) -> bool:
-        """Whether a column of whole numbers, each once, is called as an index or an identity."""
+        """Whether a column of distinct whole numbers has the name of an index or an identity."""
         named = names_an_index(names[at]) or IDENTITY.fullmatch(names[at]) is not None
         return named and at in self._distinct(below)
 
     def _distinct(self, below: list[list[str]]) -> list[int]:
-        """Return the columns of whole numbers of which each is there once."""
+        """Return the columns of distinct whole numbers."""
         return [
             at
             for at, kind in enumerate(self.kinds)
@@ -139,9 +139,9 @@ class KeyDecision:
     def _indexes(
         self, key: int | None, names: tuple[str, ...] | None, below: list[list[str]]
     ) -> list[int]:
-        """Return the columns that number the rows or identify them beside the keys.
+        """Return the columns that number or identify the rows in addition to the keys.
 
-        Raises AmbiguousFileError where one may be a number of each row as well.
+        Raises AmbiguousFileError if one may also be an element of each row.
         """
         others = [at for at, kind in enumerate(self.kinds) if kind == "integer" and at != key]
         if self.sep == BLANKS or not below or "float" not in self.kinds:
@@ -175,7 +175,7 @@ class KeyDecision:
         return found
 
     def _is_leading(self, at: int) -> bool:
-        """Whether a column stands before all fractions, where tools write an index."""
+        """Whether a column precedes all fractions, where tools write an index."""
         return "float" not in self.kinds[:at]
 
     def _texts(self, below: list[list[str]]) -> list[int]:
@@ -231,7 +231,7 @@ class KeyDecision:
         return at
 
     def _integer_key(self, names: tuple[str, ...] | None, below: list[list[str]]) -> int | None:
-        """Return the column of whole numbers, each once, beside columns of other numbers."""
+        """Return the column of distinct whole numbers next to columns of other numbers."""
         if self.columns == 1:
             return None
         distinct = self._distinct(below)
@@ -256,7 +256,7 @@ class KeyDecision:
         )
 
     def _refuse_rounded_keys(self, names: tuple[str, ...] | None, below: list[list[str]]) -> None:
-        """Refuse an outer column of whole numbers that are written as fractions, as of ids."""
+        """Refuse an outer column of whole numbers that are written as fractions: maybe ids."""
         floats = [at for at, kind in enumerate(self.kinds) if kind == "float"]
         whole = [at for at in floats if self._rounded(at, below)]
         alone = len(whole) == 1 < len(floats) and whole[0] in (0, self.columns - 1)
@@ -270,7 +270,7 @@ class KeyDecision:
             )
 
     def _rounded(self, at: int, below: list[list[str]]) -> bool:
-        """Whether the numbers of a column are whole, and each is there once."""
+        """Whether the numbers of a column are whole and distinct."""
         if self.decimal != "." or not all(is_number(cells[at]) for cells in below):
             return False
         found = {float(cells[at]) for cells in below}

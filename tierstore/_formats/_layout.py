@@ -1,8 +1,8 @@
 """What the lines and columns of a text file are, decided from the types of a sample of its cells.
 
 A header is a first line of texts, or of whole numbers that count columns, above columns of numbers.
-Keys are a column of texts, or of distinct whole numbers beside columns of other numbers. Names of
-columns decide only where types leave it open. What stays open is refused: `AmbiguousFileError` says
+Keys are a column of texts, or of distinct whole numbers next to columns of other numbers. Names of
+columns decide only if types do not. Anything else is refused: `AmbiguousFileError` names
 both ways to decide it.
 """
 
@@ -38,7 +38,7 @@ class Layout:
         sep: what is between cells.
         decimal: what is before the decimals of a number.
         skipped: rows before the first one of numbers: a header, or counts.
-        names: of the columns, by the header; or None.
+        names: the names of the columns in the header; or None.
         counts: rows and elements that the first line announces, as word2vec does; or None.
         columns: cells of each row.
         key: the position of the column of keys, or None.
@@ -69,7 +69,7 @@ class Layout:
         return f"column {position + 1}" + (f' ("{name:.40}")' if name else "")
 
     def described(self, suffix_sep: str) -> str:
-        """Return what was decided, for people; separators of the suffix go without saying."""
+        """Return the decisions, for people, without a separator that the suffix implies."""
         head = "counts" if self.counts else "yes" if self.names is not None else "no"
         keys = "no keys"
         if self.key is not None:
@@ -95,7 +95,7 @@ def decide(
 ) -> Layout:
     """Return the layout of a file whose first rows are given.
 
-    `whole` says that the sample is the whole file; `vector` is as in `Layout`. Raises
+    `whole` means that the sample is the whole file; `vector` is as in `Layout`. Raises
     AmbiguousFileError where the sample can be read in two ways, and FormatError where it is no
     table of numbers.
     """
@@ -119,7 +119,7 @@ class _Decision(KeyDecision):
     """The steps of one decision, each of which may end it."""
 
     def layout(self, sep: str, whole: bool) -> Layout:
-        """Go through the steps."""
+        """Run the steps."""
         self.sep = sep
         counts = self._counts(whole)
         first, body = self.rows[0], self.rows[1:]
@@ -179,7 +179,7 @@ class _Decision(KeyDecision):
         )
 
     def _is_count_of(self, rows: int, body: list[list[str]], whole: bool) -> bool:
-        """Whether `R 1` above rows of two cells counts them, and is no row of numbers itself."""
+        """Whether `R 1` above rows of two cells counts them, and is not a row of numbers."""
         if _kind([cells[0] for cells in body], ".", self.null) == "text":
             return True
         if whole:
@@ -291,7 +291,7 @@ class _Decision(KeyDecision):
         raise self._either(f"it counts {', '.join(labels[:4])}{', …' if len(labels) > 4 else ''}")
 
     def _header_alone(self, first: list[str], kinds: list[str]) -> bool:
-        """Whether the only line is the header of a file without rows, as it is written here."""
+        """Whether the only line is the header of a file without rows, as the writer writes it."""
         if all(kind == "integer" for kind in kinds):
             raise self._either("it holds whole numbers alone")
         texts = all(kind == "text" for kind in kinds)
@@ -307,7 +307,7 @@ class _Decision(KeyDecision):
         )
 
     def _names(self, first: list[str]) -> tuple[str, ...]:
-        """Return the names of all columns; a header that is one short leaves out the first."""
+        """Return the names of all columns; a header with one name less lacks the first."""
         names = ("", *first) if self.short_header else tuple(first)
         return tuple(name.strip().strip('"') if self.sep == BLANKS else name for name in names)
 
@@ -318,7 +318,7 @@ class _Decision(KeyDecision):
         below: list[list[str]],
         header: bool,
     ) -> tuple[int, ...]:
-        """Return the columns of numbers. Beside keys that the caller names, texts are left out."""
+        """Return the columns of numbers; if the caller names the keys, texts are left out."""
         others = [at for at in range(self.columns) if at != key]
         if not below:
             return tuple(others)
@@ -355,7 +355,7 @@ class _Decision(KeyDecision):
 
 
 class _VectorDecision(_Decision):
-    """That of rows with a list: its numbers are the values, and no other column is."""
+    """The decision for rows with a list: only the numbers of the list are values."""
 
     @property
     def _list(self) -> range:

@@ -1,4 +1,4 @@
-"""Files at URLs of fsspec: copied to be read; written as a stream, to appear complete."""
+"""Files at URLs of fsspec: copied before a read; written as a stream, and appear complete."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class RemoteFile:
             self._file.commit()
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove the written data."""
         if self._file is not None:
-            with suppress(Exception):  # the error before it says more
+            with suppress(Exception):  # the earlier error is more precise
                 self._file.discard()
                 if not self._replaces and self._system.exists(self._path):  # as in memory
                     self._system.rm(self._path)

@@ -68,7 +68,7 @@ class _Global:
 
 
 _OTHER = object()
-"""Placeholder for everything that neither is nor contains a tensor."""
+"""Placeholder for objects that neither are nor contain a tensor."""
 
 
 def tensors_by_name(content: object, allowance: Allowance) -> dict[str, StoredTensor]:
@@ -184,7 +184,7 @@ class _Machine:
         return self._named(module, name)
 
     def _storage(self) -> _Storage:
-        """Return what a persistent id names: ("storage", type, key, location, elements).
+        """Return the storage of a persistent id: ("storage", type, key, location, elements).
 
         Before PyTorch 1.6 a view follows, which is None in all but the oldest files.
         """

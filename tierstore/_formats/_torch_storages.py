@@ -1,4 +1,4 @@
-"""Where the storages of tensors are in a file of `torch.save`: zip archives, and those before them.
+"""Finds the storages of tensors in a file of `torch.save`: a zip archive, or an older file.
 
 Since PyTorch 1.6 a file is a zip archive with a pickle and an entry for each storage. Before, it is
 five pickles one after another: torch's number for such files, a version, facts on the machine, what
@@ -31,7 +31,7 @@ _PICKLE_COST = 8
 
 
 class Storages(ABC):
-    """What a file holds: its content, and the bytes of the storages that tensors refer to.
+    """The content of a file, and the bytes of the storages that tensors refer to.
 
     Attributes:
         file: the file.
@@ -56,7 +56,7 @@ class Storages(ABC):
 
 
 def storages_of(file: InputFile) -> Storages:
-    """Return what a file holds; raises FormatError for a file of another kind or with code."""
+    """Return the content of a file; raises FormatError for another kind of file or for code."""
     legacy = file.size > len(_LEGACY) and file.read_at(0, len(_LEGACY)) == _LEGACY
     return _Legacy(file) if legacy else _Zip(Archive(file, WHAT))
 
@@ -139,7 +139,7 @@ class _Legacy(Storages):
 
 
 def _itemsize(dtype: str, file: InputFile) -> int:
-    """Return the bytes of an element of a storage, which the next one begins after."""
+    """Return the bytes of an element of a storage: the distance to the next one."""
     if dtype in ELEMENT_TYPES:
         return ELEMENT_TYPES[dtype].stored.itemsize
     try:

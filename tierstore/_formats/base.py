@@ -47,7 +47,7 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 RAW_NUMBERS = "for numbers alone, numpy.save(numpy.fromfile(FILE, dtype).reshape(rows, dim))"
-"""What to do with a file that holds the bytes of a matrix and nothing else."""
+"""Advice for a file that holds the bytes of a matrix and nothing else."""
 
 
 BLOCK_BYTES = 4 << 20
@@ -60,9 +60,9 @@ def block_rows_for(row_bytes: int, block_bytes: int = BLOCK_BYTES) -> int:
 
 
 def element_of(number: object) -> str | None:
-    """Return the element type as which numbers of a NumPy type, by name, are read, or None.
+    """Return the element type in which a NumPy type, by name, is read, or None.
 
-    Bytes, as quantised vectors have, are read as the default type, which holds them exactly.
+    Bytes, such as of quantised vectors, are read as the default type, which holds them exactly.
     """
     element = ELEMENT_TYPES.get(str(number))
     if element is None or element.as_bits:
@@ -204,7 +204,7 @@ class SelectedSource(Source):
 def note_unread(rows: int, shapes: Mapping[str, tuple[int, ...]], how: str) -> tuple[str, ...]:
     """Return a note on arrays, by name, that have one value a row and are not read as keys.
 
-    `how` says what makes them the keys.
+    `how` describes how to make them the keys.
     """
     found = [name for name, shape in shapes.items() if tuple(shape) == (rows,)]
     listed = ", ".join(found[:_LISTED]) + (", …" if len(found) > _LISTED else "")
@@ -213,14 +213,14 @@ def note_unread(rows: int, shapes: Mapping[str, tuple[int, ...]], how: str) -> t
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What the caller knows about a file in text; None where the file is to be asked.
+    """Options for a text file; None leaves the decision to its contents.
 
     Attributes:
         header: whether the first line names the columns.
         key_column: the column of keys, its name or its number from 1; False if there is none.
         sep: what is between cells, one character; a blank is any run of blanks and tabs.
         decimal: what is before the decimals of a number.
-        null: texts that stand for NaN.
+        null: texts that mean NaN.
     """
 
     header: bool | None = None
@@ -230,7 +230,7 @@ class TextOptions:
     null: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what no file can be read with."""
+        """Refuse options with which no file can be read."""
         if self.header not in (None, True, False):
             raise InvalidInputError(f"header is True, False or None, not {self.header!r}")
         if self.key_column is True or not isinstance(self.key_column, str | int | None):
@@ -254,7 +254,7 @@ class Wanted:
         field: the preferred array if no name is given and the file contains several.
         text_dtype: element type for formats that do not specify one.
         memory: limit in bytes for keys, headers and directories, in addition to blocks.
-        text: what the caller knows about a text file.
+        text: options for a text file.
     """
 
     name: str | None = None
@@ -316,7 +316,7 @@ class Content:
 Write = Callable[[int, Array], object]
 """Called with the number of a block's first row, from 0, and the block.
 
-Blocks come in order, `(n, dim)` with n >= 1, C-contiguous and of the stored NumPy dtype.
+Blocks are in order, `(n, dim)` with n >= 1, C-contiguous and of the stored NumPy dtype.
 """
 
 

@@ -1,11 +1,11 @@
 """Text files with a line for each row, of numbers and optionally a key.
 
 .csv and .tsv separate cells by commas and tabs, .vec and .txt by blanks; other separators are
-found. A cell may hold a list of numbers, as pgvector writes them. A sample decides what the first
-line and the columns are (`_layout`), unless the caller says it. .vec and .txt are the text format
-of word2vec, fastText and GloVe: a word and its numbers, after a first line with two counts or none.
-A .txt file may also contain only keys, one per line. Numbers are read as float64 and rounded to the
-wanted type. Each file may be packed (`_encoding`).
+detected. A cell may hold a list of numbers, as pgvector writes them. A sample decides what the
+first line and the columns are (`_layout`), unless the caller does. .vec and .txt are the text
+format of word2vec, fastText and GloVe: a word and its numbers, after a first line with two counts
+or none. A .txt file may also contain only keys, one per line. Numbers are read as float64 and
+rounded to the requested type. Each file may be packed (`_encoding`).
 
 The writer names the columns (.csv, .tsv) or begins with counts (.vec, .txt), and puts a key into
 each row: the number of the row if there are no others.
@@ -105,7 +105,7 @@ class _Sample:
             raise _no_utf8(file.path, number, self.text[error.start]) from None
 
     def rows(self, sep: str) -> list[Row]:
-        """Return the rows that a separator makes of the lines; raises FormatError."""
+        """Return the rows of the lines with a separator; raises FormatError."""
         lines = Lines(self._file.path, io.BytesIO(self.text), self._file.allowance)
         cells = Cells(sep)
         rows = [row for block in lines for row in cells.rows(block, lines)]
@@ -114,7 +114,7 @@ class _Sample:
         return rows
 
     def layout(self, sep: str, options: TextOptions) -> tuple[Layout, list[Row]]:
-        """Return the layout that a separator makes, and the rows; raises FormatError."""
+        """Return the layout and the rows with a separator; raises FormatError."""
         rows = self.rows(sep)
         if not rows:
             raise FormatError(f"{self._file.path}: empty, or its first row does not end")
@@ -158,11 +158,11 @@ class _TextSource(Source):
                     yield block, lines
 
     def _without_row(self, block: bytes, lines: Lines, skipped: int) -> tuple[int, bytes]:
-        """Take the first line that is not empty off a block."""
+        """Remove the first line that is not empty from a block."""
         end = block.index(b"\n") + 1
         line = block[:end]
         if not self._cells.lines_are_rows:
-            while line.count(b'"') % 2 and end < len(block):  # a header may hold ends of lines
+            while line.count(b'"') % 2 and end < len(block):  # a header may contain line ends
                 end = block.index(b"\n", end) + 1
                 line = block[:end]
         lines.line += line.count(b"\n")
@@ -259,14 +259,14 @@ class _TextSource(Source):
             try:
                 word.encode()
             except UnicodeEncodeError as error:
-                byte = ord(error.object[error.start]) & 0xFF  # which stands for itself
+                byte = ord(error.object[error.start]) & 0xFF  # a surrogate for the byte
                 raise _no_utf8(self.path, number, byte) from None
             if self.layout.rounded_keys:
                 word = _POINT_ZERO.sub(r"\1", word)
             yield unquoted(word) if self.layout.quoted_words else word
 
     def _key_rows(self, block: bytes, lines: Lines, at: int) -> Iterator[Row]:
-        """Yield rows, of which only the cell of the key counts where it is the first."""
+        """Yield rows; if the key is the first cell, a row may have this cell only."""
         sep = self.layout.sep.encode()
         plain = at == 0 and self.layout.columns > 1 and (sep == b" " or b'"' not in block)
         if sep == b" " and b"\t" in block:
@@ -300,7 +300,7 @@ def _no_utf8(path: Path, line: int, byte: int) -> FormatError:
 
 
 def _ends_in_number(word: str) -> bool:
-    """Whether a word with blanks in it ends in a number, and so is one number too many."""
+    """Whether a word with blanks ends in a number, so that the row has one too many."""
     _, blank, last = word.replace("\t", " ").rpartition(" ")
     return bool(blank) and is_number(last)
 
@@ -310,9 +310,9 @@ def _has_lone_returns(block: bytes) -> bool:
 
 
 def _layout_of(sample: _Sample, own: str, options: TextOptions) -> Layout:
-    """Return the layout of a file, with the separator of its suffix or the one that it has.
+    """Return the layout of a file, with the separator of its suffix or a detected one.
 
-    Another separator is taken where the own one makes no table, or is part of every key.
+    Another separator is used if this one makes no table, or is part of every key.
     """
 
     def layout(sep: str) -> Layout:
@@ -336,7 +336,7 @@ def _layout_of(sample: _Sample, own: str, options: TextOptions) -> Layout:
             if not isinstance(found, Layout | AmbiguousFileError):
                 found = error
         except FormatError as error:
-            # One that divides all lines alike, and has a cell that is no number.
+            # A separator that divides all lines equally, with a cell that is no number.
             if not isinstance(found, Layout | AmbiguousFileError) and _divides(sample, sep):
                 found = error
     others = [each for each in others if each.columns > 1]
@@ -378,7 +378,7 @@ class Csv(Format):
     """Characters that no key may have."""
 
     def holds(self, element: ElementType) -> bool:
-        """Whether the type is one as which text can be read."""
+        """Whether text can be read as the type."""
         return element.accepts(DEFAULT_DTYPE)
 
     def open(self, path: Path, wanted: Wanted) -> Source:
@@ -418,7 +418,7 @@ class Csv(Format):
             def write(start: int, block: Array) -> None:
                 words = content.words(start, start + len(block))
                 quoted = [_quoted(word, sep) for word in words]
-                # Data frames know NaN in this spelling, and not all of them in others.
+                # All data frames read this spelling of NaN, and only some read others.
                 file.write(format_rows(quoted, block, sep, nan=b"NaN"))
 
             yield write
@@ -484,7 +484,7 @@ def _key_lines(file: InputFile) -> Iterator[str]:
 
 
 def _check_size(file: InputFile, sample: _Sample, rows: int, dim: int) -> None:
-    """Raise FormatError for counts that the file is too short for."""
+    """Raise FormatError if the file is too short for its counts."""
     shortest = rows * (len("w 0\n") + (dim - 1) * len(" 0")) - 1
     if file.size - len(sample.text.lstrip().partition(b"\n")[0]) - 1 < shortest:
         raise FormatError(
@@ -493,7 +493,7 @@ def _check_size(file: InputFile, sample: _Sample, rows: int, dim: int) -> None:
 
 
 def _quoted(word: bytes, sep: bytes) -> bytes:
-    """Return a key as a cell of a table, between quotes where it needs them."""
+    """Return a key as a cell of a table, in quotes if it needs them."""
     if any(each in word for each in (b'"', b"\r", b"\n", sep)):
         return b'"' + word.replace(b'"', b'""') + b'"'
     return word

@@ -138,7 +138,7 @@ def write_sparsely(file: IO[bytes], block: npt.NDArray[Any]) -> None:
     A last hole becomes part of a file only in `end_sparsely`.
     """
     data = block.reshape(-1).view(np.uint8)
-    if not isinstance(file, io.BufferedWriter):  # a stream to elsewhere
+    if not isinstance(file, io.BufferedWriter):  # a stream to another place
         file.write(data.data)
         return
     for start in range(0, data.size, _PIECE_BYTES):
@@ -150,7 +150,7 @@ def write_sparsely(file: IO[bytes], block: npt.NDArray[Any]) -> None:
 
 
 def end_sparsely(file: IO[bytes]) -> None:
-    """Let a file that `write_sparsely` wrote end at its position."""
+    """End a file that `write_sparsely` wrote at its position."""
     if isinstance(file, io.BufferedWriter):
         file.truncate(file.tell())
 

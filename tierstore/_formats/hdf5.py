@@ -36,7 +36,7 @@ class Hdf5(Format):
 
 
 def _is_signed(file: InputFile) -> bool:
-    """Whether a superblock is where HDF5 looks for one: at 0, 512, 1024, 2048, …."""
+    """Whether there is a superblock where HDF5 expects one: at 0, 512, 1024, 2048, …."""
     at = 0
     while at + len(_SIGNATURE) <= file.size:
         if file.read_at(at, len(_SIGNATURE)) == _SIGNATURE:

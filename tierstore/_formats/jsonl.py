@@ -1,6 +1,6 @@
 """.jsonl: an object a line, with a list of numbers and perhaps a key; read only.
 
-So the interfaces of embedding models and vector databases give them. The vector is the list of
+Interfaces of embedding models and vector databases produce such files. The vector is the list of
 numbers that is named or the only one. The key is the text or whole number called `key`, or the only
 one in the first object.
 """
@@ -88,7 +88,7 @@ class _JsonSource(Source):
         for start in range(0, self.rows, block_rows):
             numbers = np.empty((min(block_rows, self.rows - start), self.dim))
             row = -1
-            # One by one: objects take many times as much as their numbers.
+            # One by one: objects need many times the memory of their numbers.
             for row, (line, found) in enumerate(islice(objects, len(numbers))):
                 self._take(found, line, numbers[row])
             numbers = numbers[: row + 1]
@@ -127,7 +127,7 @@ class _JsonSource(Source):
                     f"{self.path}: line {line}, {self._key!r} is {_described(key)}, not of {others}"
                 )
             if isinstance(key, int):
-                allowance.take(2 * numbers.itemsize, "its keys")  # as it grows, it is copied
+                allowance.take(2 * numbers.itemsize, "its keys")  # a growing array is copied
                 try:
                     numbers.append(key)
                 except OverflowError:

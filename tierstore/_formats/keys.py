@@ -206,7 +206,7 @@ def blob_to_strings(
     allowance: Allowance,
     strings: Strings | None = None,
 ) -> Strings:
-    """Add to `strings`, or to new ones, those that `offsets` `(rows + 1,)` make of UTF-8.
+    """Append the strings between `offsets` `(rows + 1,)` of UTF-8 to `strings` or new ones.
 
     Raises FormatError.
     """

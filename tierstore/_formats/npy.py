@@ -1,6 +1,6 @@
 """NumPy's files: .npy, a matrix, or only keys; .npz, a zip archive of .npy arrays.
 
-The keys of a matrix in .npy are written to a file of their own beside it, `items.keys.npy`.
+The keys of a matrix in .npy are written to a separate file next to it, `items.keys.npy`.
 
 In .npz the matrix has the name of its field and the keys the name `keys`. Entries are streamed in
 both directions. They are written uncompressed, as by `np.savez`; files of `np.savez_compressed` can
@@ -124,10 +124,10 @@ def read_header(stream: _Readable, path: Path) -> NpyHeader:
 
 
 def _literal(text: str) -> object:
-    """Evaluate a literal, again where another thread of Python 3.11 that did so got in the way.
+    """Evaluate a literal, again if another thread of Python 3.11 interfered.
 
-    All threads count the depth of what they parse in one place there, and SystemError says that
-    the count is wrong, whatever the text is: https://github.com/python/cpython/issues/106905.
+    All threads share a counter of the depth there, and SystemError reports that the counter is
+    wrong, for any text: https://github.com/python/cpython/issues/106905.
     """
     for _ in range(100):
         with contextlib.suppress(SystemError):
@@ -227,7 +227,7 @@ class Npy(Format):
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write the header, then blocks as they come."""
+        """Write the header, then the blocks."""
         with path.open("xb") as file:
             file.write(format_header(content.storage, (content.rows, content.dim)))
             yield lambda _, block: write_sparsely(file, block)
@@ -384,7 +384,7 @@ class _NpzSource(Source):
 class _NpzColumnsSource(_NpzSource):
     """A Fortran-ordered array, whose rows need one read per column.
 
-    What is compressed is unpacked into a temporary file, which has no name.
+    A compressed array is unpacked into a temporary file without a name.
     """
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:

@@ -1,7 +1,7 @@
 """.projector: a directory that TensorBoard and projector.tensorflow.org show.
 
 `vectors.tsv` has the numbers of a row on each line, `metadata.tsv` its key, both without a header.
-`projector_config.pbtxt` names them for TensorBoard, whose log directory it can be.
+`projector_config.pbtxt` names them for TensorBoard, which accepts it as a log directory.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class Projector(Format):
     block_bytes = 1 << 20
 
     def holds(self, element: ElementType) -> bool:
-        """Whether the type is one as which text can be read."""
+        """Whether text can be read as the type."""
         return element.accepts(DEFAULT_DTYPE)
 
     def wrote(self, directory: Path) -> bool:
-        """Whether it holds nothing but these files."""
+        """Whether it holds only these files."""
         return {each.name for each in directory.iterdir()} <= {_VECTORS, _METADATA, _CONFIG}
 
     def open(self, path: Path, wanted: Wanted) -> Source:

@@ -1,4 +1,4 @@
-""".safetensors: named tensors behind a JSON header, as the Hugging Face tools read and write it.
+""".safetensors: named tensors after a JSON header, as the Hugging Face tools read and write it.
 
 The first eight bytes are the length of the header. The header maps each name to dtype, shape and
 span, and the spans fill the rest of the file without gaps. Integer keys are a tensor `keys`;

@@ -1,6 +1,6 @@
 """.json: the index of a model in several .safetensors files, as Hugging Face writes large ones.
 
-It maps the name of each tensor to the file beside it that holds the tensor; read only.
+It maps the name of each tensor to the file in its directory that holds the tensor; read only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SafetensorsIndex(Format):
     suffixes = (".json",)
 
     def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open the file that holds the tensor; which one must be said, or be the field's name."""
+        """Open the file of a tensor, which the path names, or else the field."""
         shards = _weight_map(path, wanted)
         places = {each: f"in {shard}" for each, shard in shards.items()}
         if wanted.name is None and len(shards) > 1:
@@ -43,7 +43,7 @@ class SafetensorsIndex(Format):
 def _parted(
     path: Path, shards: dict[str, str], places: dict[str, str], wanted: Wanted
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Part the tensors into matrices and others, which only the headers of the files tell."""
+    """Divide the tensors into matrices and others, by the headers of the files."""
     found = {
         shard: matrices_in(path.with_name(shard), wanted.memory) for shard in set(shards.values())
     }

@@ -76,7 +76,7 @@ class Fvecs(Format):
         return element.stored == _ELEMENT
 
     def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a file, whose size must be that of whole rows as long as the first."""
+        """Open a file, whose size must be a multiple of the size of the first row."""
         reject_name(path, wanted)
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             dim = int.from_bytes(file.read_at(0, 4), "little", signed=True)
@@ -89,7 +89,7 @@ class Fvecs(Format):
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write rows; raises InvalidInputError where there are none to say how long they are."""
+        """Write rows; raises InvalidInputError without rows, whose length would be unknown."""
         if content.rows == 0:
             raise InvalidInputError(".fvecs holds at least one row; write .fbin or .npy instead")
         with path.open("xb") as file:
@@ -112,7 +112,7 @@ class Fbin(Format):
         return element.stored == _ELEMENT
 
     def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a file, whose counts must make its size."""
+        """Open a file, whose size must match its counts."""
         reject_name(path, wanted)
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             rows, dim = _COUNTS.unpack(file.read_at(0, _COUNTS.size))

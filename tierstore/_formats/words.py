@@ -145,7 +145,7 @@ class Word2VecBinary(Format):
             return _BinSource(file, rows, dim, offset=len(first))
 
     def _torch_file(self, path: Path, wanted: Wanted) -> Source:
-        """Open what bears the suffix as Hugging Face names models, pytorch_model.bin."""
+        """Open a file that Hugging Face names with the same suffix, pytorch_model.bin."""
         return FORMATS[_TORCH].open(path, wanted)
 
     @contextmanager

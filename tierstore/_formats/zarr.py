@@ -94,7 +94,7 @@ class _ZarrSource(Source):
     def stored(self) -> StoredRows | StoredChunks | None:
         """Return plain chunks that can be mapped end to end, or else chunks to decode.
 
-        None for what is in no directory.
+        None for an array that is not in a directory.
         """
         if not self.path.is_dir() or not self.rows:
             return None
@@ -216,9 +216,9 @@ def _check_files(path: Path, array: Any) -> None:
 
 
 def _may_leave_out(array: Any) -> bool:
-    """Whether a chunk that is missing stands for fill values, as zarr and xarray mean it.
+    """Whether a missing chunk means fill values, as for zarr and xarray.
 
-    What is written here has all chunks, so that an interrupted copy of it is found out.
+    Written arrays have all chunks here, so that an interrupted copy is detected.
     """
     return "dtype" not in array.attrs and array.fill_value is not None
 
@@ -230,7 +230,7 @@ def _left_out(path: Path, array: Any) -> int:
     outer = _outer_chunks(array)
     needed = math.prod(-(-n // size) for n, size in zip(array.shape, outer, strict=True))
     files = sum(len(set(names) - _METADATA) for _, _, names in os.walk(path / array.path))
-    if files >= needed:  # zarr's own count takes as long as the shape is large
+    if files >= needed:  # zarr's own count takes time in proportion to the shape
         inner = math.prod(o // size for o, size in zip(outer, array.chunks, strict=True))
         with parsing(path, "zarr array", Exception):
             files = array.nchunks_initialized // inner
@@ -293,8 +293,8 @@ def _filled(group: Any, content: Content) -> Iterator[Write]:
 def _new_array(group: Any, name: str, **described: Any) -> Write:
     """Return what writes to a new array of a group.
 
-    Threads of zarr write the files. An interrupt waits for them, or they would go on where the
-    caller removes what was written.
+    Threads of zarr write the files. An interrupt waits for them, or they would continue while
+    the caller removes the written files.
     """
     with interrupts_deferred():
         array = group.create_array(name, config={"write_empty_chunks": True}, **described)

@@ -173,7 +173,7 @@ class Machine:
 
     Attributes:
         packages: versions by package; None if not installed.
-        threads: among how many threads the work of a large batch is divided at most.
+        threads: maximum number of threads that share the work of a large batch.
         memory_bytes, available_bytes: total and available RAM within the memory cgroup.
         lock_limit_bytes: limit of locked memory (`ulimit -l`); None if unlimited.
         page_reads: the system call that prefetches pages of scattered rows.
@@ -261,7 +261,7 @@ class Leftover:
 
 
 def leftovers(path: str | os.PathLike[str] = ".") -> list[Leftover]:
-    """Return unfinished files and stores beside `path`, then those in it."""
+    """Return unfinished files and stores next to `path`, then those in it."""
     path = Path(os.path.abspath(path))
     found: list[Path] = []
     for directory in (path.parent, path):

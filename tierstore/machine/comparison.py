@@ -1,4 +1,4 @@
-"""Measures what tierstore achieves on a machine, beside the speed of the machine itself."""
+"""Measures what tierstore achieves on a machine, compared with the speed of the machine."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class Comparison:
 
 
 _SIZES = (64, 1024, 8192, 65_536)
-"""Rows of batches that are measured, those of steps from an evaluation's to a large training's."""
+"""Rows of the measured batches, from a small evaluation to a large training step."""
 _LARGE = 1 << 20
 """Rows of the largest batches on a GPU, where a step has that many."""
 _USUAL = 8192
-"""Rows of the batches of which a rate is shown."""
+"""Rows of the batches whose rate is shown."""
 
 
 def compare(
@@ -89,7 +89,7 @@ def compare(
         path = Path(temporary) / "bench.tier"
         spec = TableSpec(rows=rows, dim=ROW_BYTES // 4, init=uniform(-1, 1, seed=0))
         create(path, {"t": spec}, budget=Budget(host=0), progress=progress).close()
-        _forget(path)  # a file that was read is cached in smaller pieces than one that was written
+        _forget(path)  # files are cached in smaller pieces after a read than after a write
         few, none = HOT_BYTES // ROW_BYTES, Budget(host=0)
         every = Budget(host_rows=2**40)
         warm = _batches(path, every, _read, seconds)
@@ -145,9 +145,9 @@ def _batches(
     among: int | None = None,
     fresh: bool = False,
 ) -> Took:
-    """Time batches of distinct rows, of all rows or `among` a few, once each is in its tier.
+    """Time batches of distinct rows, of all rows or `among` a few, after each is in its tier.
 
-    With `fresh`, no row comes again before all others, so that a smaller tier has none of a batch.
+    With `fresh`, no row repeats before all others, so that a smaller tier has none of a batch.
     Sizes share the `seconds`.
     """
     took: Took = {}
@@ -168,9 +168,9 @@ def _batches(
 
 
 def _on_gpu(path: Path, rows: int, seconds: float) -> dict[str, Took]:
-    """Return what batches take in a GPU tier with all rows, or with none of a batch.
+    """Return the times of batches in a GPU tier with all rows, or with none of a batch.
 
-    Without a GPU nothing is. As in training, ids are on the GPU; a call ends when its kernels have.
+    Empty without a GPU. As in training, ids are on the GPU; a call ends when its kernels end.
     """
     try:
         import cupy
@@ -190,7 +190,7 @@ def _on_gpu(path: Path, rows: int, seconds: float) -> dict[str, Took]:
 def _gpu_batches(
     cupy: Any, path: Path, budget: Budget, work: Callable[[Table, Ids], object], seconds: float
 ) -> Took:
-    """Return what batches of distinct rows take, each of which comes again after all others."""
+    """Return the times of batches of distinct rows, each repeated after all others."""
     took: Took = {}
     mode: Literal["r", "r+"] = "r+" if work is _lease else "r"
     with open_store(path, mode, budget=budget, device="cuda") as store:
@@ -198,7 +198,7 @@ def _gpu_batches(
         order = cupy.asarray(np.random.default_rng(1).permutation(table.rows))
         for size in sorted({min(size, table.rows // 8) for size in (*_SIZES, _LARGE)}):
             parts = [order[at : at + size] for at in range(0, table.rows - size + 1, size)]
-            for each in parts:  # the rows that stay are there afterwards
+            for each in parts:  # afterwards the tier holds the rows that stay
                 work(table, each)
             wait()
             batches = cycle(parts)

@@ -82,7 +82,7 @@ def read(fd: int, offsets: Ids, nbytes: int) -> None:
     """
     context = ctypes.c_ulong(0)
     _call(_SETUP, ctypes.c_uint(DEPTH), ctypes.byref(context))
-    # Reads share their memory.
+    # All reads share one buffer.
     buffer = np.frombuffer(mmap.mmap(-1, DEPTH * nbytes), np.uint8)
     requests = np.zeros(offsets.size, _REQUEST)
     requests["fd"] = fd
@@ -109,7 +109,7 @@ def read(fd: int, offsets: Ids, nbytes: int) -> None:
 
 MIB = 1 << 20
 HOT_BYTES = 16 << 20
-"""Bytes of rows that the caches of a CPU are taken to hold."""
+"""Assumed bytes of rows that the caches of a CPU hold."""
 ROW_BYTES = 512
 """Bytes of a gathered row: 128 float32 elements."""
 
@@ -122,8 +122,8 @@ class BatchTimes:
     """How long batches of several sizes take.
 
     A batch has a fixed cost; a large one is copied by several threads, and leaves the caches of the
-    CPU. So the time of a size between two measured ones is interpolated, and that of a larger one
-    goes on as between the last two.
+    CPU. The time of a size between two measured ones is therefore interpolated, and that of a
+    larger one extrapolated from the last two.
 
     Attributes:
         counts: rows of a batch, ascending; for reads from the disk, distinct pages of 4 KiB.
@@ -141,10 +141,10 @@ class BatchTimes:
             raise InvalidInputError(f"no times of batches: {self.counts} took {self.seconds}")
 
     def of(self, count: float, wide: float = 1.0) -> float:
-        """Return the seconds of a batch of `count`, whose rows take `wide` times those measured.
+        """Return the seconds of a batch of `count`, whose rows take `wide` times as long.
 
-        The smallest batch that was measured is taken to be all fixed cost; a mean of less than one
-        row is a share of the batches that have one.
+        The smallest measured batch counts as fixed cost alone; a `count` below 1 is the share of
+        batches that have a row.
         """
         fixed, last = self.seconds[0], self.counts[-1]
         took = float(np.interp(count, self.counts, self.seconds))
@@ -169,16 +169,16 @@ class Speeds:
         append_bytes: bytes appended to a file and synced, 8 MiB at a time.
         syncs: appends of 4 KiB, each synced.
         link_bytes: bytes copied from pinned memory to the GPU.
-        warm: what tierstore takes to read rows of 512 bytes from its host tier; see `compare`.
+        warm: the time in which tierstore reads rows of 512 bytes from its host tier; see `compare`.
         hot: the same for rows that are few enough for the caches of the CPU.
         leased: to lease, read and write them in its host tier, as a training step does.
         hot_leased: the same, few enough for the caches of the CPU.
         cached: to read them from its files while those are in the page cache.
         missed: to read them through a host tier that has none of them, from those files.
         cold: to read them from the disk, by distinct pages.
-        committed_rows: rows it commits once they changed, a hundredth of a table at a time.
-        gpu_warm, gpu_leased: what it takes to read rows of 512 bytes from its GPU tier, and to
-            lease, read and write them there; None without a GPU.
+        committed_rows: changed rows it commits, a hundredth of a table at a time.
+        gpu_warm, gpu_leased: the time in which it reads rows of 512 bytes from its GPU tier, and
+            leases, reads and writes them there; None without a GPU.
         gpu_missed, gpu_lease_missed: the same through a GPU tier that has none of them, from a host
             tier that has every row.
     """

@@ -43,7 +43,7 @@ class TierPlan:
         hit_rate, unique_hit_rate: over requested ids and over distinct rows; None without a stream.
         misses_per_batch: distinct rows per batch that are read from the tier below.
         write_backs_per_batch: rows per batch that are written to the tier below if all change.
-        first_touches_per_batch: distinct rows per batch that no earlier batch asked for, so that no
+        first_touches_per_batch: distinct rows per batch that no earlier batch requested, so that no
             tier of any size can have them.
     """
 
@@ -66,15 +66,15 @@ class Plan:
         rows, record_bytes, disk_bytes: the table.
         policy: the policy of the host tier.
         tiers: the tiers, nearest first.
-        index_bytes: what the index of changed rows can take besides, of the budget of a host tier.
+        index_bytes: the limit of the index of changed rows, also part of the host tier's budget.
         seconds: time per step for `disk_reads`, `disk_writes`, `host_gather`, `link` and `gpu`;
-            empty without a stream and speeds. Of what the host gathers for a GPU only what the link
+            empty without a stream and speeds. Only what the host gathers for a GPU and the link
             does not hide counts. Reads and writes overlap with computation if batches are
             prefetched.
         notes: remarks for the user.
         commit_seconds: time for a commit of a hundredth of the rows; None without speeds that
-            `tierstore bench` measured of tierstore, or without training. A fold writes them once
-            more, in a thread of its own.
+            `tierstore bench` measured of tierstore, or without training. A fold writes them again,
+            in a separate thread.
     """
 
     rows: int
@@ -113,10 +113,10 @@ class SpacePlan:
 
     Attributes:
         tables: their names.
-        rows, record_bytes, disk_bytes: of all of them together.
+        rows, record_bytes, disk_bytes: the rows of all, the length of a record, the size on disk.
         policy: of the host tier.
         tiers: nearest first.
-        index_bytes: what the indexes of changed rows can take besides, of the host budget.
+        index_bytes: the limit of the indexes of changed rows, also part of the host budget.
     """
 
     tables: tuple[str, ...]
@@ -134,7 +134,7 @@ class SpacePlan:
 
 
 def _placement(budget: Budget, policy: Policies | None) -> Placement:
-    """Return what places tables of stores as `open` does, as if without a GPU."""
+    """Return a placement of tables as `open` makes it, without a GPU."""
     return Placement(budget, policy, None, index_bytes=DeltaIndex.bytes_for)
 
 
@@ -213,8 +213,8 @@ def plan(
             of the available memory of this machine.
         progress: called with the number of batches replayed and the total.
 
-    Times are those of tierstore where `speeds` has them, which `tierstore bench` measures, and else
-    of the limits of the machine. Rows that are missed come from the page cache as far as it can
+    Times are those of tierstore if `speeds` has them, which `tierstore bench` measures, otherwise
+    those of the limits of the machine. Missed rows are read from the page cache as far as it can
     hold the table.
 
     Raises CapacityError if a budget is too small for the maps, InvalidInputError for a stream with
@@ -346,7 +346,7 @@ def host_for_hits(
 
     It is found by replaying the stream through tiers of several sizes, to one percent of the rows.
     The other arguments are those of `plan`. Raises InvalidInputError if a tier that holds every row
-    hits less, since the stream asks for too many rows for the first time.
+    hits less, since the stream requests too many rows for the first time.
     """
     policy = policy or lru()
     if not 0 < hits <= 1:
@@ -374,9 +374,9 @@ def host_for_hits(
 
 _PAGE = 4096
 _ROW_PART = 0.4
-"""The part of the time of a measured row that no row is too narrow for."""
+"""The part of a measured row's time that even the narrowest row takes."""
 _COPIED_AGAIN, _FOUND_AGAIN = 0.5, 0.15
-"""Of the time of a row, what one takes that is read once more in a batch, or leased once more."""
+"""The part of a row's time that a repeated read of it in a batch takes, or a repeated lease."""
 
 
 def _notes(rows: int, host: int, gpu: int) -> tuple[str, ...]:
@@ -391,7 +391,7 @@ def _notes(rows: int, host: int, gpu: int) -> tuple[str, ...]:
 
 
 def _maps(records: int, nbytes: int) -> tuple[str, ...]:
-    """Return a sentence on the memory of a budget that holds no records, where it is much."""
+    """Return a sentence on the budget's memory that holds no records, if it is large."""
     maps = nbytes - records
     if maps * 4 < nbytes:
         return ()
@@ -510,7 +510,7 @@ def _seconds(
     """Return the seconds per step for each kind of data movement, in a table of `rows`.
 
     `pages` hold the rows that no tier has, `cached` is the share of the table's files in the page
-    cache, `far` the rows that come from memory rather than the caches of the CPU, `resident` the
+    cache, `far` the rows that are read from memory rather than the CPU's caches, `resident` the
     misses that end with all rows there, `whole_host` whether the host tier has every row.
     """
     ids = stream.ids / len(stream.batches)
@@ -534,7 +534,7 @@ def _seconds(
         # Kernels fetch rows by themselves from a host tier that has every row.
         gathered = 0.0 if whole_host else moved * record_bytes / (speeds.gather_rows * ROW_BYTES)
         times |= _on_gpu(ids, stream.unique, moved, back, record_bytes, speeds, training, gathered)
-    elif lowest is None and speeds.hot:  # what is read from files is copied once more
+    elif lowest is None and speeds.hot:  # rows from files are copied again
         times["host_gather"] = speeds.hot.of(ids, wide)
     else:
         times["host_gather"] = _gather(ids, stream.unique, far, record_bytes, speeds, training)
@@ -542,7 +542,7 @@ def _seconds(
 
 
 def _from_page_cache(misses: float, wide: float, speeds: Speeds, *, through: bool) -> float:
-    """Return what these rows take more than others; `through` a tier, which keeps them."""
+    """Return the additional seconds of these rows; `through` a tier, which keeps them."""
     if through and speeds.missed and speeds.warm:
         return max(0.0, speeds.missed.of(misses, wide) - speeds.warm.of(misses, wide))
     return speeds.cached.of(misses, wide) if speeds.cached else 0.0
@@ -568,7 +568,7 @@ def _gather(
 
 
 def _width(record_bytes: int) -> float:
-    """Return how many times as long a row takes as one that was measured."""
+    """Return the time of a row relative to that of a measured row."""
     return _ROW_PART + (1 - _ROW_PART) * record_bytes / ROW_BYTES
 
 
@@ -582,10 +582,10 @@ def _on_gpu(
     training: bool,
     gathered: float,
 ) -> dict[str, float]:
-    """Return the seconds in which a GPU tier answers a batch, and those of the link beside it.
+    """Return the seconds in which a GPU tier answers a batch, and those of the link.
 
-    The link works both ways at once. What the host gathers goes over it meanwhile, so that of both
-    the longer one counts.
+    The link works both ways at once. The host gathers rows while it transfers others, so
+    that only the longer of the two counts.
     """
     hits = speeds.gpu_leased if training else speeds.gpu_warm
     through = speeds.gpu_lease_missed if training else speeds.gpu_missed

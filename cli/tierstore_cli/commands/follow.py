@@ -102,7 +102,7 @@ def _run(program: str, data: dict[str, Any]) -> None:
     with subprocess.Popen(program, shell=True, env={**os.environ, **names}) as process:
         try:
             code = process.wait()
-        except KeyboardInterrupt:  # it may have files to remove, for which it gets the time
+        except KeyboardInterrupt:  # it gets time to remove its files
             process.terminate()
             process.wait()
             raise

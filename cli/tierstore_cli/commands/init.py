@@ -262,7 +262,7 @@ def _is_empty(path: Path) -> bool:
 
 @contextmanager
 def _making_way(path: Path) -> Iterator[None]:
-    """Remove an empty directory, in whose place a store is made with the same mode."""
+    """Remove an empty directory; a store with the same mode replaces it."""
     mode = path.stat().st_mode if path.exists() else None
     if mode is not None:
         path.rmdir()

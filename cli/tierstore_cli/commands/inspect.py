@@ -134,7 +134,7 @@ def _show(
     name: str | None,
     field: str | None,
 ) -> None:
-    """Show what was found, and then rows of a table if there is a span of them."""
+    """Show the findings, then rows of a table if a span is given."""
     if span is None:
         out.show(data, *parts)
         return
@@ -186,7 +186,7 @@ def _headline(store: Place, data: dict[str, Any]) -> str:
 
 
 def _around(info: StoreInfo) -> Iterator[str]:
-    """Yield what else there is about a version: its payload, kept versions, who writes."""
+    """Yield other facts about a version: its payload, kept versions, the writer."""
     if info.payload:
         yield f"payload: {', '.join(info.payload)}"
     if info.names:
@@ -225,14 +225,14 @@ def _rows(table: dict[str, Any]) -> str:
 
 
 def _size(table: dict[str, Any]) -> str:
-    """Return the size of a table, and what it takes on the disk where that is much less."""
+    """Return the size of a table, and the space on disk if that is much less."""
     size, real = table["disk_bytes"], table["allocated_bytes"]
     text = format_bytes(size)
     return text if real > 0.9 * size else f"{text}, real {format_bytes(real)}"
 
 
 def _sharing(spaces: list[SpaceInformation]) -> Iterator[str]:
-    """Yield lines that say which of a few tables share tiers."""
+    """Yield lines that name the tables that share tiers."""
     for each in spaces:
         if len(each.tables) > 1:
             text = f"tiers are shared by {', '.join(each.tables)}"

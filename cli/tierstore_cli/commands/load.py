@@ -151,7 +151,7 @@ SHOWN = 6
 
 
 def say_reading(out: Output, done: ImportResult | Preview) -> None:
-    """Say on stderr how a text was read, and what was left out, kept or narrowed."""
+    """Report on stderr how a text was read, and what was left out, kept or narrowed."""
     if done.read_as is not None:
         out.note(f"read as: {done.read_as}")
     for note in done.notes:

@@ -82,7 +82,7 @@ def put(
 
 
 def _given() -> str:
-    """Return the text on standard input; bytes that are none become signs that are no number."""
+    """Return the text on standard input; other bytes become signs that are no number."""
     return b"".join(standard_input()).decode(errors="replace")
 
 

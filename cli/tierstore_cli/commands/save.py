@@ -130,7 +130,7 @@ def save(
 def _backends(
     out: Output, before: dict[str, str], dest: Place, backend: str | None
 ) -> dict[str, str]:
-    """Return how the copy stores each table, and note where that is not as before."""
+    """Return how the copy stores each table, and note where this differs."""
     on_disk = isinstance(dest, Path)
     after = {
         name: (backend or own) if on_disk else BACKENDS[own].on_objects

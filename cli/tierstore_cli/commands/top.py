@@ -96,7 +96,7 @@ def _of_store(store: Store) -> dict[str, Any]:
 
 
 def _of_tiers(before: Figures, now: Figures, seconds: float) -> list[dict[str, Any]]:
-    """Return the figures of each tier: rates since `before`, where the counters went on."""
+    """Return the figures of each tier: rates since `before`, if the counters continued."""
     tiers = []
     for name, table, tier in now:
         if name != "requested_total":
