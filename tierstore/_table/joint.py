@@ -428,10 +428,7 @@ class JointTable:
             return
         location, every = self.location, on_host(rows) if is_torch(rows) else rows
         for number in recorded:
-            recording = self.tables[number]._recording
-            own = every - location.starts[number]
-            if recording is not None:
-                recording.add(own)
+            self.tables[number]._record(every - location.starts[number])
 
     def _recorded(self, touched: Iterable[int]) -> list[int]:
         """Return the numbers of the tables whose ids are recorded."""

@@ -580,7 +580,7 @@ class Table(NamedRows):
             access = self._access
             batch = access.ids(ids)
             if self._recording is not None:
-                self._recording.add(on_host(batch.rows))
+                self._record(on_host(batch.rows))
             return access.lease(batch)
         except INTERNAL as error:
             raise internal_error(error) from error
@@ -591,7 +591,7 @@ class Table(NamedRows):
             access = self._access
             batch = access.ids(ids)
             if self._recording is not None:
-                self._recording.add(on_host(batch.rows))
+                self._record(on_host(batch.rows))
             return access.lease_and_read(batch, field)
         except INTERNAL as error:
             raise internal_error(error) from error
@@ -600,8 +600,14 @@ class Table(NamedRows):
         """Check the ids of a batch, and add them to an open recording."""
         batch = self._access.ids(ids)
         if record and self._recording is not None:
-            self._recording.add(on_host(batch.rows))
+            self._record(on_host(batch.rows))
         return batch
+
+    def _record(self, rows: npt.NDArray[np.int64]) -> None:
+        """Add a batch to the recording, or forget one that was closed: it costs waits on a GPU."""
+        recording = self._recording
+        if recording is not None and not recording.add(rows):
+            self._recording = None
 
     def _placed(self, batch: Ids) -> Ids:
         """Return a batch for a write; a table by key gives new keys rows."""
@@ -622,7 +628,7 @@ class Table(NamedRows):
                 f"table {self.name!r} is being recorded to {self._recording.path}; close that first"
             )
         Table._any_recorded = True
-        self._recording = Recording(path, self.rows)
+        self._recording = Recording(path, self.spec.rows)  # a table by key has its capacity here
         return self._recording
 
     def warm(

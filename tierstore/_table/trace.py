@@ -72,18 +72,22 @@ class Recording:
         """Whether the recording has ended."""
         return self._file.closed
 
-    def add(self, rows: npt.NDArray[np.int64]) -> None:
-        """Record a batch of ids in their order; ids outside the table are left out."""
+    def add(self, rows: npt.NDArray[np.int64]) -> bool:
+        """Record a batch of ids in their order, without those outside the table.
+
+        Returns False if the recording is closed.
+        """
         rows = rows[(rows >= 0) & (rows < self._rows)]
         with self._lock:
             if self._file.closed:
-                return
+                return False
             self._waiting += _COUNT.pack(rows.size)
             self._waiting += np.ascontiguousarray(rows, self._type).data
             self.batches += 1
             self.ids += rows.size
             if len(self._waiting) >= _BUFFER_BYTES:
                 self._write()
+        return True
 
     def _write(self) -> None:
         """Write waiting bytes; if that fails, end the file after a whole batch, and close it."""

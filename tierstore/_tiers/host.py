@@ -642,15 +642,16 @@ class HostTier:
             if order is not None:
                 missing = missing[order]
             room = self._make_room(rows[missing])
-            coming, sent = missing[: room.slots.size], False
+            coming, come, sent = missing[: room.slots.size], _NO_ROWS, False
             try:
                 if room.down.size:
                     with self._apart(rows[coming], room.down_rows):
                         self._write_back(room.down, room.down_rows)
+                sent = True  # from here on the slots may hold other records
                 _rowcopy.scatter(self.records, room.slots, records[coming])
-                sent = True
+                come = rows[coming]
             finally:
-                self._bind(room, rows[coming] if sent else _NO_ROWS, sent=sent, dirty=True)
+                self._bind(room, come, sent=sent, dirty=True)
             missing = np.sort(missing[room.slots.size :])
         self.map.next_batch()
         return missing
@@ -783,7 +784,7 @@ class HostTier:
                 slots = self._locate(rows, ahead=True, force=True)
                 self.map.pins.fetched(slots[slots >= 0], window)
             else:
-                self._locate(rows)
+                self._locate(rows, ahead=True)
 
     def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Load every missing row if each row has its own slot; otherwise do nothing.
