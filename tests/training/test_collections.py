@@ -750,6 +750,23 @@ def test_a_copy_shares_the_tables(place: Place) -> None:
         sum(rows.sum() for rows in found.values()).backward()
 
 
+def test_what_a_copy_gets_is_its_own(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    first, calls = twins.collection, list[torch.nn.Module]()
+    first.head = torch.nn.Linear(2, 2)
+    other = copy.deepcopy(first)
+    other.register_forward_hook(lambda layer, *_: calls.append(layer))
+    other.groups[0].register_buffer("scale", torch.ones(1))
+    first(twins.ids())
+    assert not calls
+    other(twins.ids())
+    assert calls == [other]
+    assert not [*first.buffers()]
+    assert not {*first.head.parameters()} & {*other.head.parameters()}
+    assert len({*other.parameters()}) == len({*first.parameters()})
+    assert other.groups[0].coming is not first.groups[0].coming
+
+
 def test_state_of_rows(place: Place) -> None:
     twins = Twins(place, [30, 12])
     optimizers = twins.optimizers(torch.optim.Adagrad, lr=0.1)

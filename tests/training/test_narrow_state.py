@@ -389,3 +389,18 @@ def test_bad_seeds_are_refused(place: Place, seed: Any) -> None:
     emb = TieredEmbedding(place.table(torch.randn(ROWS, DIM)))
     with pytest.raises(InvalidInputError, match="rounding_seed"):
         TieredOptimizer(ADAM, [emb], state_dtype="float8", rounding_seed=seed)
+
+
+@pytest.mark.parametrize(("kept", "asked"), [(None, "bfloat16"), ("bfloat16", None)])
+def test_an_earlier_optimizer_of_other_state_does_not_go_on(
+    place: Place, kept: Any, asked: Any
+) -> None:
+    batches = drawn(place, 1)
+    table = place.table(torch.randn(ROWS, DIM))
+    first = trained(table, ADAM, batches, kept)
+    table.store.commit()
+    trained(table, ADAM, batches, asked, reset=True)
+    rows = values_of(table)
+    with pytest.raises(InvalidInputError, match=f"dtype={asked!r}, which state_dtype={kept!r}"):
+        first.step()
+    assert same(values_of(table), rows)

@@ -21,6 +21,7 @@ from tests.training.conftest import DIM, ROWS, Place, randomly, rows_of
 from tierstore.errors import InvalidInputError, InvalidTypeError, ReadOnlyError
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
+from tierstore.optim.trained import TrainedField
 
 FIRST = torch.arange(10)
 
@@ -472,6 +473,49 @@ def test_an_error_in_the_middle_of_a_step_says_how_to_go_back(
     assert any("rollback" in note for note in caught.value.__notes__)
     monkeypatch.undo()
     place.close()
+
+
+def test_an_error_before_anything_is_written_asks_for_no_rollback(
+    place: Place, weights: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emb, opt, table, plain, plain_opt = pair(place, weights, torch.optim.Adam, lr=0.1)
+    backward(emb, plain)
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("no more")
+
+    with monkeypatch.context() as patched, pytest.raises(MemoryError) as caught:
+        patched.setattr("tierstore.nn.RowsParameter.gradient_for", fail)
+        opt.step()
+    assert not hasattr(caught.value, "__notes__")
+    assert torch.is_grad_enabled()
+    for each in (opt, plain_opt):
+        each.step()
+    check(table, plain, weights)
+
+
+def test_rows_that_cannot_be_loaded_leave_nothing_in_the_optimizer(
+    place: Place, weights: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [place.table(weights), place.table(weights)]
+    layers = [TieredEmbedding(table) for table in tables]
+    opt = TieredOptimizer(torch.optim.NAdam, layers, lr=0.1)
+    backward(*layers)
+    load = TrainedField.load
+
+    def fails_for_the_second(field: TrainedField, *given: Any) -> Any:
+        if field.rows is layers[1].rows:
+            raise MemoryError("no more")
+        return load(field, *given)
+
+    with monkeypatch.context() as patched, pytest.raises(MemoryError) as caught:
+        patched.setattr(TrainedField, "load", fails_for_the_second)
+        opt.step()
+    assert any("rollback" in note for note in caught.value.__notes__)
+    assert opt.state_dict()["state"].keys() == {0, 1}
+    opt.step()
+    assert [table.scalars["step"] for table in tables] == [1, 1]
+    assert torch.equal(rows_of(tables[0]), rows_of(tables[1]))
 
 
 @pytest.mark.parametrize("flags", [{"foreach": True}, {"fused": True}])

@@ -475,6 +475,25 @@ def test_a_copy_between_backward_and_step_has_no_gradient(place: Place, weights:
     assert twins.emb(torch.tensor([1]).to(place.torch)).requires_grad
 
 
+def test_what_a_copy_gets_is_its_own(place: Place, weights: Tensor) -> None:
+    emb, calls = TieredEmbedding(place.table(weights)), list[torch.nn.Module]()
+    emb.register_buffer("scale", torch.ones(1))
+    emb.head = torch.nn.Linear(2, 2)
+    emb.register_forward_hook(lambda layer, *_: calls.append(layer))
+    other, ids = copy.deepcopy(emb), torch.tensor([1, 2]).to(place.torch)
+    other.register_forward_hook(lambda layer, *_: calls.append(layer))
+    other.scale.zero_()
+    other.register_buffer("shift", torch.zeros(1))
+    emb(ids)
+    assert calls == [emb]
+    other(ids)
+    assert calls == [emb, other, other]
+    assert dict(emb.named_buffers()) == {"scale": torch.ones(1)}
+    assert not {*emb.head.parameters()} & {*other.head.parameters()}
+    emb.compile(backend="eager")
+    assert copy.deepcopy(emb)._compiled_call_impl is None  # it would call the first one
+
+
 def test_layers_over_a_field_are_tied_in_a_copy_too(place: Place, weights: Tensor) -> None:
     table = place.table(weights)
     model = torch.nn.ModuleList([TieredEmbedding(table), TieredEmbedding(table)])

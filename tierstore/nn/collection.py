@@ -23,6 +23,7 @@ from tierstore.nn.graphs import Given
 from tierstore.nn.jagged import jagged, no_padding
 from tierstore.nn.joint import JointLayer, KeyedJointLayer
 from tierstore.nn.keyed import ByKey, FirstRows, numbered
+from tierstore.nn.layer import copied
 from tierstore.nn.rows import TableRows
 
 __all__ = ["Source", "TieredEmbeddingCollection", "concatenated", "is_keyed", "lengths_of", "plain"]
@@ -382,13 +383,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return another collection over the same tables, not trained yet; rows are not copied."""
-        other = self.__class__.__new__(self.__class__)
-        memo[id(self)] = other
-        other.__dict__.update(self.__dict__)
-        other._modules = {}
-        other.groups = torch.nn.ModuleList(
-            self._layer(group).__deepcopy__(memo) for group in range(len(self.groups))
-        )
+        other = copied(self, memo)
         other._plans = {}
         return other
 

@@ -186,13 +186,13 @@ class JointLayer(RowsLayer):
         """Put a layer over a field of a joint table."""
         super().__init__(table, field)
         self._averages: list[Average] = []
-        self.coming: Coming = Coming()
         self.memory: Recycled = Recycled()
         self.is_single: bool = self._dtype == torch.float32 and self._device == "cpu"
 
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
-        """Take a parameter, and a name for the operators."""
+        """Take a parameter, and a name for the operators; no ids are announced to it yet."""
         super()._begin(empty, rows)
+        self.coming: Coming = Coming()
         self.number: str = compiling.register(self, rows.table, self.field)
 
     def look_up(

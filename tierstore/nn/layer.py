@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,9 +20,12 @@ from tierstore.nn.autograd import Batch
 from tierstore.nn.remote import RemoteBatch, RemoteLease, Shared
 from tierstore.nn.rows import RowsParameter
 
-__all__ = ["RowsLayer"]
+__all__ = ["RowsLayer", "copied"]
 
 _MUCH = 64 << 20
+_OF_MODULES = tuple(vars(torch.nn.Module()))
+"""The attributes of every module: hooks, buffers, other modules, and whether it trains."""
+Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 class RowsLayer(torch.nn.Module):
@@ -129,16 +133,26 @@ class RowsLayer(torch.nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return another layer over the same table, not trained yet; rows are not copied."""
-        other = self.__class__.__new__(self.__class__)
-        memo[id(self)] = other
-        other.__dict__.update(self.__dict__)
-        other._parameters = {}
         rows = memo.get(id(self._own))  # that of another layer over the field, copied with this one
         if type(rows) is not RowsParameter:
             rows = memo[id(self._own)] = RowsParameter(self._shard, self.field, self._anchor)
             rows.requires_grad = self._own.requires_grad
+        other = copied(self, memo)
         other._begin(self._anchor, rows)
         return other
+
+
+def copied(module: Module, memo: dict[int, Any]) -> Module:
+    """Return a module that shares attributes with another, but has copies of its hooks and buffers.
+
+    So it is with modules and parameters in it, as where torch copies one.
+    """
+    other: Module = module.__class__.__new__(module.__class__)
+    memo[id(module)] = other
+    other.__dict__.update(module.__getstate__())
+    for name in _OF_MODULES:
+        other.__dict__[name] = copy.deepcopy(module.__dict__[name], memo)
+    return other
 
 
 def _first_of(table: Table | JointTable) -> Table:

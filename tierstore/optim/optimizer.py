@@ -345,13 +345,14 @@ class TieredOptimizer(torch.optim.Optimizer):
                     gradient = rows.gradient_for(self)
                     if gradient is not None:
                         gradients.append((field, gradient))
-                self._update(gradients)
-            except Exception as error:
-                error.add_note("this step may be written in part; store.rollback() drops it")
-                for owner in {field.rows.table._owner for field in self._fields.values()}:
-                    if isinstance(owner, DistributedStore):
-                        owner._ranks.fail("take a step", error)
-                raise
+                try:
+                    self._update(gradients)
+                except Exception as error:
+                    error.add_note("this step may be written in part; store.rollback() drops it")
+                    for owner in {field.rows.table._owner for field in self._fields.values()}:
+                        if isinstance(owner, DistributedStore):
+                            owner._ranks.fail("take a step", error)
+                    raise
             finally:
                 _set_grad_enabled(enabled)
         return loss
@@ -380,14 +381,14 @@ class TieredOptimizer(torch.optim.Optimizer):
         copied: list[tuple[TrainedField, Gradient, Share, torch.nn.Parameter]] = []
         every = [group["params"] for group in groups]
         given = [[each for each in listed if type(each) not in _ROWS] for listed in every]
-        for field, gradient, share in left:
-            copy, state = field.load(gradient, share)
-            if self._sparse and copy.grad is not None:
-                copy.grad = as_gradient(self._inner, copy.grad)
-            states[copy] = state
-            copied.append((field, gradient, share, copy))
-            given[share.of.group].append(copy)
         try:
+            for field, gradient, share in left:
+                copy, state = field.load(gradient, share)
+                if self._sparse and copy.grad is not None:
+                    copy.grad = as_gradient(self._inner, copy.grad)
+                states[copy] = state
+                copied.append((field, gradient, share, copy))
+                given[share.of.group].append(copy)
             for group, listed in zip(groups, given, strict=True):
                 group["params"] = listed
             self._inner_step(self._inner)

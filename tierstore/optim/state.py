@@ -69,7 +69,7 @@ class StoredState:
         }
 
     def check_owner(self) -> None:
-        """Raise InvalidInputError if the state there is an optimizer's of another class."""
+        """Raise InvalidInputError if the state there is of another class or another type."""
         found = self.table._scalars.get(self.owned)
         if found is not None and found["class"] != self.owner:
             raise InvalidInputError(

@@ -129,12 +129,14 @@ class TrainedField:
         self._parted = None
 
     def check_owner(self) -> None:
-        """Raise InvalidInputError if the state of a table is an optimizer's of another class."""
+        """Raise InvalidInputError if the state of a table is of another class or another type."""
         first = self.states[0]
         if self._owned is not None and self._owners(first.owned) == self._owned:
             return
+        own = first.owner, first.rounding.states
         for state, scalars in zip(self.states, self._scalars, strict=True):
-            if first.owned in scalars and scalars[first.owned]["class"] != first.owner:
+            found = scalars.get(first.owned)
+            if found is not None and (found["class"], found.get("state_dtype")) != own:
                 state.check_owner()
         self._owned = self._owners(first.owned)
 
