@@ -170,3 +170,25 @@ def test_a_full_disk_ends_a_recording_after_a_whole_batch(tmp_path, monkeypatch)
     assert 0 < len(found) < 50
     assert (tmp_path / "t.trace").stat().st_size == 16 + 408 * len(found)
     assert all(np.array_equal(one, other) for one, other in zip(found, ids, strict=False))
+
+
+def test_a_closed_recording_is_forgotten_by_its_table(tmp_path):
+    with tierstore.create(tmp_path / "s.tier", {"t": tierstore.TableSpec(50, 2)}) as store:
+        table = store["t"]
+        with table.record(tmp_path / "a.trace"):
+            table.read([1, 2])
+        table.lease([1]).release()
+        assert table._recording is None
+
+
+def test_a_table_by_key_that_grows_is_recorded(tmp_path):
+    spec = tierstore.TableSpec(dim=2, keys="int64")
+    with tierstore.create(tmp_path / "k.tier", {"t": spec}) as store:
+        table = store["t"]
+        with table.record(tmp_path / "a.trace") as recording:
+            for start in (0, 10, 20):
+                keys = np.arange(start, start + 10)
+                table.write(keys, np.ones((10, 2), np.float32))
+                table.read(keys)
+        store.commit()
+        assert recording.ids >= 30

@@ -232,6 +232,38 @@ def test_a_write_back_that_fails_loses_nothing():
     assert np.array_equal(below.records, oracle)
 
 
+def test_a_copy_into_slots_that_fails_loses_nothing_of_evicted_rows(monkeypatch):
+    """The slots hold other records by then: what was evicted is read from below."""
+    (tier,), below, oracle = stacked(8, 5)
+    oracle[:5] = records(np.random.default_rng(8), 5, WIDTH)
+    tier.write(np.arange(5), oracle[:5])
+    scatter, done = _rowcopy.scatter, []
+
+    def breaks(target, slots, source, *given):
+        scatter(target, slots, source, *given)
+        if slots.size == 5:
+            done.append(slots)
+            raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_rowcopy, "scatter", breaks)
+        with pytest.raises(MemoryError):
+            tier.write(np.arange(10, 15), records(np.random.default_rng(9), 5, WIDTH))
+    assert done
+    check(tier)
+    assert np.array_equal(read(tier, np.arange(5)), oracle[:5])
+    assert np.array_equal(below.records[:5], oracle[:5])
+
+
+@pytest.mark.parametrize("slots", [10, ROWS])
+def test_rows_fetched_ahead_are_not_counted_as_requests(slots):
+    (tier,), _, _ = stacked(3, slots)
+    tier.fetch(np.arange(4), 16)
+    assert tier.stats.requested == 0
+    read(tier, np.arange(4))
+    assert (tier.stats.requested, tier.stats.hits) == (4, 4)
+
+
 def test_what_was_not_handed_down_can_be_dropped():
     for slots in (7, ROWS):
         (tier,), _, oracle = stacked(9, slots)

@@ -3,11 +3,11 @@
     records   n × record_bytes     at position p: a row that changed
     ids       n × uint64
     sums      n × uint32           crc32c(id ‖ record)
-    footer    64 bytes             what the file is, and a checksum of ids, sums and itself
+    footer    64 bytes             the identity of the file; a checksum of ids, sums and footer
 
-If a row occurs more than once, its last record counts. Where many consecutive rows change, as those
-of keys that arrive, the footer says which is the first: such a run is opened without its ids, and
-these and the checksums are compared with the footer when they are asked for.
+If a row occurs more than once, its last record counts. If many consecutive rows change, such as
+those of arriving keys, the footer states the first one: such a run is opened without its ids, and
+these and the checksums are compared with the footer at their first use.
 
 A live delta collects the records of the version being written. Each evicted record gets a position.
 A row that is evicted again overwrites its old record if the positions of the batch are close
@@ -91,11 +91,11 @@ class Delta:
     """A sealed, immutable delta, mapped for reading by position.
 
     Attributes:
-        first: the first of its rows if they ascend by one and the footer says so; else None.
+        first: the first of its rows if they ascend by one and the footer states it; else None.
     """
 
     def __init__(self, file: _io.File, info: DeltaInfo, *, store: bytes, record_bytes: int) -> None:
-        """Map a delta and check its exact size, its footer and, but of a run, what `check` does.
+        """Map a delta; check its exact size, its footer and, except for a run, ids and checksums.
 
         The file may be closed afterwards. Raises CorruptStoreError if the file does not match the
         manifest.
@@ -151,7 +151,7 @@ class Delta:
         self._is_checked = True
 
     def _rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the row ids of records, for those of a run without reading them."""
+        """Return the row ids of records; those of a run are computed, not read."""
         return self._ids[positions] if self.first is None else positions + self.first
 
     @property
@@ -162,7 +162,7 @@ class Delta:
 
     @property
     def sums(self) -> npt.NDArray[np.uint32]:
-        """The checksums of ids and records by position; raises CorruptStoreError likewise."""
+        """The checksums of ids and records by position; raises as `check` does."""
         self.check()
         return self._sums
 
@@ -203,7 +203,7 @@ class Delta:
         return which[here], positions[here]
 
     def blocks(self, rows: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of blocks of so many `rows` that it has rows of; they may repeat."""
+        """Return the numbers of the blocks of `rows` rows in which it has rows; they may repeat."""
         if self.first is not None:
             return np.arange(self.first // rows, self.span[1] // rows + 1)
         return np.asarray(self.ids) // rows
@@ -214,7 +214,7 @@ class Delta:
         _verify(self.info.name, self._rows(positions), out, self._sums[positions])
 
     def places(self, positions: npt.NDArray[np.int64]) -> list[MappedRows]:
-        """Return the mapped records at `positions`, and what else `read` reads of them."""
+        """Return the mapped records at `positions`, and the other memory that `read` uses."""
         beside = [self._sums.view(np.uint8).reshape(-1, 4)]
         if self.first is None:
             beside.append(self._ids.view(np.uint8).reshape(-1, 8))
@@ -259,7 +259,7 @@ class LiveDelta:
 
     Attributes:
         count: positions in use, including those of superseded records.
-        full: whether the disk has no space beyond what is needed.
+        full: whether the disk has no space beyond the needed bytes.
     """
 
     def __init__(
@@ -395,8 +395,8 @@ class LiveDelta:
     ) -> tuple[npt.NDArray[np.intp], Callable[..., None]]:
         """Copy those records at `positions` `(n,)` that are queued to `places` `(n,)` in `out`.
 
-        Returns which of them are in the file, and what reads and verifies these. That may be called
-        while another thread writes: a record that is superseded then does not match.
+        Returns which of them are in the file, and a function that reads and verifies these. It may
+        be called while another thread writes: a record that is superseded then does not match.
         """
         written = np.ones(positions.size, np.bool_)
         for which, records, at in self._queue.find(positions):

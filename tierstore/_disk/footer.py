@@ -1,4 +1,4 @@
-"""The footer of a delta: what the file is, and a checksum of its ids, its sums and itself.
+"""The footer of a delta: the identity of the file, and a checksum of its ids, sums and footer.
 
 It has 64 bytes: a magic word (8), the uuid of the store (16), version, number of records and bytes
 of a record (8 each), the crc32c of ids and sums (4), one more than the first row if all rows ascend
@@ -22,7 +22,7 @@ FOOTER_BYTES = 64
 _MAGIC = b"TSDELTA1"
 _FOOTER = struct.Struct("<8s16sQQQIQ")
 _RUN_ROWS = 1 << 16
-"""Rows from which on a footer says that they ascend by one; fewer ids are read in no time."""
+"""Rows from which on a footer states that they ascend by one; fewer ids are read fast enough."""
 
 
 def make(
@@ -30,7 +30,7 @@ def make(
 ) -> tuple[bytes, int]:
     """Return the footer of a delta of `count` records, and `checksum` of it.
 
-    `body` is the checksum of ids and sums, `first` what `run_of` says of the ids.
+    `body` is the checksum of ids and sums, `first` the result of `run_of` for the ids.
     """
     run = 0 if first is None else first + 1
     head = _FOOTER.pack(_MAGIC, store, version, count, record_bytes, body, run)
@@ -56,7 +56,7 @@ def read(footer: bytes) -> tuple[int, int | None]:
 
 
 def run_of(ids: npt.NDArray[np.int64]) -> int | None:
-    """Return the first of many `ids` that ascend by one, as those of keys that arrive; or None."""
+    """Return the first of many `ids` that ascend by one, as those of arriving keys; or None."""
     if ids.size < _RUN_ROWS:
         return None
     first = run_between(int(ids[0]), int(ids[-1]), ids.size)

@@ -73,7 +73,7 @@ _BLOCK_BYTES = 512
 _CHECKED_BYTES = 256 << 20
 """Maximum number of row checksums compared when a table is opened."""
 _FILLED_AHEAD = 1 << 22
-"""Keys from which on their map is filled before it is asked for; fewer take no time to notice."""
+"""Keys from which on their map is filled before its first use; fewer take negligible time."""
 _FILLED_BYTES = 64 << 20
 """Records that are distributed to partitions at a time."""
 _FORMS = (DELTA_NAME, KEYS_NAME, DIGEST_NAME)
@@ -160,9 +160,9 @@ def create_partitions(
     """Create the generation of a table in each partition of a shard, one directory each.
 
     `spec` is that of the whole table, and `blocks` are all its records in order; without them the
-    fields' initializers, which have seeds, give them. Rows that stand for no id are zero. All
-    partitions are filled together, so that records are made once. Returns what the manifest of each
-    partition says.
+    fields' seeded initializers provide them. Rows that stand for no id are zero. All partitions are
+    filled together, so that records are made once. Returns the entry in the manifest of each
+    partition.
     """
     part = BACKENDS[spec.backend].completed(of_partition(spec, shard))
     name = unique_name("g", 1)
@@ -183,10 +183,10 @@ def create_partitions(
 
 
 def of_partition(spec: TableSpec, shard: Shard) -> TableSpec:
-    """Return what a table is made of in each partition, where it starts from given records.
+    """Return the spec of a table in each partition, which starts from given records.
 
-    Of a table by key, that is what each begins with. Raises InvalidInputError for one that does not
-    grow: how many keys there are in all is known to no partition.
+    For a table by key, it is the initial spec. Raises InvalidInputError for a table by key that
+    does not grow: no partition knows the total number of keys.
     """
     if spec.keys is not None and not spec.grows:
         raise InvalidInputError(
@@ -235,7 +235,7 @@ def _fill(
 
 
 def as_kept(spec: TableSpec) -> TableSpec:
-    """Return a spec as a manifest keeps it: complete, and without what no manifest can keep."""
+    """Return a spec as a manifest keeps it: complete, and without parts that it cannot keep."""
     return _with_kept_initializers(BACKENDS[spec.backend].completed(spec))
 
 
@@ -249,7 +249,7 @@ def _with_kept_initializers(spec: TableSpec) -> TableSpec:
 
 
 class Later(NamedTuple):
-    """What a reader switches to: a later manifest's entry of an open generation, and its files.
+    """A later manifest's entry of an open generation, for a reader, and its files.
 
     Attributes:
         info: the entry.
@@ -270,7 +270,7 @@ class Generation:
     """An open generation: its disk tier, and its entry in the newest manifest."""
 
     moves_rows = True
-    """Whether who removes keys moves the rows of others to where they go."""
+    """Whether code that removes keys also moves the rows of others into their places."""
 
     def __init__(
         self,
@@ -283,10 +283,10 @@ class Generation:
     ) -> None:
         """Open a generation from its table's directory.
 
-        `store` is the uuid that deltas bear. `next_seq` returns the number of the next manifest,
-        which files that it will name get in theirs; None opens read-only, and holds every file that
-        a writer may remove meanwhile. `on_write` is called when a row is written for the first
-        time since a commit. Raises CorruptStoreError.
+        `store` is the uuid in deltas. `next_seq` returns the number of the next manifest, which the
+        names of its files contain; None opens read-only, and holds every file that a writer may
+        remove meanwhile. `on_write` is called when a row is written for the first time since a
+        commit. Raises CorruptStoreError.
         """
         try:
             self.directory: _io.Held[_io.Directory] = _io.hold_directory(
@@ -304,7 +304,7 @@ class Generation:
         self._held: dict[str, KeyFile] = {}
         self._map: KeyMap | None = None
         self._map_lock = threading.RLock()
-        self._switch = threading.Lock()  # for what keys are loaded from, and those that are loaded
+        self._switch = threading.Lock()  # guards the source of keys, and the loaded keys
         self._filler: Worker | None = None
         self._filled: KeyMap | None = None
         self._grown: TableSpec | None = None
@@ -408,10 +408,10 @@ class Generation:
             return directory.filesystem != "overlay"
 
     def later(self, info: TableInfo, folded: int) -> Later:
-        """Open what a later manifest names that is not open yet; `is_of` tells whether it may be.
+        """Open files that a later manifest names and that are not open yet; check `is_of` first.
 
-        Nothing changes, so rows are read meanwhile. Deltas of versions up to `folded` were merged
-        into the base. Raises CorruptStoreError.
+        No state changes, so rows may be read meanwhile. Deltas of versions up to `folded` were
+        merged into the base. Raises CorruptStoreError.
         """
         deltas, digest, keys = self.open_deltas(info), self._digest, self._held
         if info.digest != self.info.digest:
@@ -444,7 +444,7 @@ class Generation:
         return {delta.info.name: np.asarray(delta.ids) for delta in self.tier.deltas}
 
     def committed(self, info: TableInfo) -> None:
-        """Adopt a published manifest: the sealed delta is committed, others may be gone."""
+        """Adopt a published manifest: the sealed delta is committed, others may be removed."""
         if info.deltas is not self.info.deltas:
             live = self.tier.live
             for delta in self._coming:
@@ -466,16 +466,16 @@ class Generation:
 
     @property
     def key_map(self) -> KeyMap:
-        """The map of a table by key, filled from its files when it is asked for."""
+        """The map of a table by key, filled from its files at its first use."""
         if not self._lacks_keys and self._map is not None:
             return self._map
         with self._map_lock:
-            while (found := self._loaded()) is None:  # it was followed to another version
+            while (found := self._loaded()) is None:  # `follow` changed the version meanwhile
                 pass
             return found
 
     def _loaded(self) -> KeyMap | None:
-        """Return the map with the keys of the version that is open; None if that is another now."""
+        """Return the map with the keys of the open version; None if that changed meanwhile."""
         with self._switch:
             info, found, held = self.info, self._map, self._held
         keys = info.keys
@@ -488,10 +488,10 @@ class Generation:
             except BaseException as error:
                 with self._switch:
                     if self._map is found:
-                        self._map = None  # where it stopped, it may lack keys that it had before
+                        self._map = None  # after the failure it may lack keys that it had before
                     is_other = self.info is not info
                 if is_other and isinstance(error, CorruptStoreError):
-                    return None  # of files that a writer has removed meanwhile
+                    return None  # a writer has removed the files meanwhile
                 raise
         with self._switch:
             if self.info.keys != keys:
@@ -501,13 +501,13 @@ class Generation:
 
     @property
     def _lacks_keys(self) -> bool:
-        """Whether keys of the version that is open are still to be loaded."""
+        """Whether keys of the open version remain to be loaded."""
         known = 0 if self._map is None else len(self._map)
         return known < self.key_count and not self._has_moved_keys
 
     @property
     def keys_in_use(self) -> int:
-        """The number of keys, for which those of the version need not be loaded."""
+        """The number of keys, known without loading those of the version."""
         if self._lacks_keys or self._map is None:
             return self.key_count
         return len(self._map)
@@ -515,16 +515,16 @@ class Generation:
     def fill_ahead(self) -> None:
         """Begin to fill the map of many keys; rows are read by number meanwhile."""
         if self._filler is None and self._map is None and self.key_count >= _FILLED_AHEAD:
-            with contextlib.suppress(TierStoreError):  # the first who asks for a key fills it
+            with contextlib.suppress(TierStoreError):  # then the first use of a key fills it
                 self._filler = Worker(self._fill, "load keys")
 
     def _fill(self) -> None:
-        with contextlib.suppress(TierStoreError, OSError, MemoryError):  # who asks finds it again
+        with contextlib.suppress(TierStoreError, OSError, MemoryError):  # a later use fails again
             _ = self.key_map
 
     @property
     def key_count(self) -> int:
-        """The number of keys that the version that is open has."""
+        """The number of keys in the open version."""
         return 0 if self.info.keys is None else self.info.keys.count
 
     @property
@@ -535,13 +535,13 @@ class Generation:
 
     @property
     def removed_keys(self) -> int:
-        """How many keys fewer there are than in the version that is open."""
+        """The difference by which there are fewer keys than in the open version."""
         if self._map is None or not self._has_moved_keys:
             return 0
         return max(0, self.key_count - len(self._map))
 
     def seal_keys(self) -> KeysInfo | None:
-        """Make keys that were added durable; return what the next version names."""
+        """Make added keys durable; return their entry for the next version."""
         keys, info = self._map, self.info.keys
         if keys is None or not self.has_new_keys:
             return info
@@ -550,16 +550,16 @@ class Generation:
             return append_keys(directory, self.info.spec.keys or "int64", continued, keys)
 
     def share_keys(self, keys: KeyMap) -> None:
-        """Take keys from a map that has those of other partitions too, from now on."""
+        """Use a map that also has the keys of other partitions, from now on."""
         self._map = keys
 
     def keep_keys(self, rows: Rows) -> None:
-        """Keep the keys of these rows alone, in this order; the next commit writes them all."""
+        """Keep only the keys of these rows, in this order; the next commit writes them all."""
         self.key_map.keep(rows)
         self.note_moved_keys()
 
     def note_moved_keys(self) -> None:
-        """Note that keys have other rows than before: the next commit writes all of them."""
+        """Note that keys have new rows: the next commit writes all of them."""
         self._has_moved_keys = True
 
     def drop_new_keys(self) -> None:

@@ -2,10 +2,10 @@
 
 Positions number the records of all deltas consecutively, the live delta last. An entry is one more
 than a position, or 0 if the newest image is in the base. Memory is taken as rows change, so the
-index takes four bytes per row of the table only if deltas are dense. Where new rows arrive, many
-consecutive rows have consecutive positions: such a run is kept as its bounds, so that a table of
-any number of them is opened at once and takes no memory for them. The entry of a row is the larger
-one of what its runs and the array say, as later images have later positions.
+index takes four bytes per row of the table only if deltas are dense. If new rows arrive, many
+consecutive rows have consecutive positions: such a run is stored as its bounds, so that a table
+with any number of them opens at once and takes no memory for them. The entry of a row is the
+largest one in its runs and the array, because later images have later positions.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _MAX_POSITIONS = 2**31 - 2
 _IDS = 1 << 20
 """Ids of a delta processed at a time."""
 FEW = 1024
-"""Rows up to which threads do not look them up in less time."""
+"""Rows up to which threads do not make a look-up faster."""
 _LONG = 1 << 16
-"""Rows from which on a run is kept as such."""
+"""Rows from which on a run is stored as its bounds."""
 _MOST_RUNS = 8
-"""Runs that every look-up may ask; if there are more, the array takes all of them."""
+"""Most runs that a look-up searches; if there are more, the array takes all of them."""
 _RENUMBERED = 1 << 20
-"""Entries that get other positions at a time."""
+"""Entries that are renumbered at a time."""
 
 
 def check_positions(count: int) -> None:
@@ -76,7 +76,7 @@ class Entries:
         self._keep([])
 
     def _keep(self, runs: list[_Run]) -> None:
-        """Have these runs; without any, the array alone answers."""
+        """Use these runs; without any, look up only the array."""
         self._runs = runs
         self.take_few = self.take if runs else self._numbers.take
 
@@ -91,7 +91,7 @@ class Entries:
         return _rowmap.bytes_for(rows)
 
     def grow(self, rows: int) -> None:
-        """Have more rows, in the base; no other thread may look rows up meanwhile."""
+        """Add rows, in the base; no other thread may look rows up meanwhile."""
         resize(self._numbers, rows)
 
     def take(self, rows: Rows) -> Places:
@@ -106,7 +106,7 @@ class Entries:
         return found
 
     def __setitem__(self, rows: Rows, places: Places | int) -> None:
-        """Set the entries of distinct `rows` `(n,)`, which are in no run, or are the run's too."""
+        """Set the entries of distinct `rows` `(n,)`, which are in no run or agree with it."""
         self._numbers[rows] = places
 
     def point(self, ids: Rows, places: Places) -> None:
@@ -120,7 +120,7 @@ class Entries:
             np.maximum.at(numbers, ids, places)
 
     def _point_run(self, start: int, places: Places) -> None:
-        """Raise the entries of rows from `start` on, as keys that arrive bring them."""
+        """Raise the entries of consecutive rows from `start` on, such as those of arriving keys."""
         numbers, stop = self._numbers, start + places.size
         if isinstance(numbers, SparseMap):
             at = numbers.reserve_run(start, stop)
@@ -151,12 +151,12 @@ class Entries:
             self._point_run(at, np.arange(at + run.ahead, stop + run.ahead, dtype=np.int32))
 
     def clear(self, ids: Rows, first: int, last: int) -> None:
-        """Set to 0 what the array says of those `ids` of which it says `first` to `last`."""
+        """Set array entries of `ids` to 0 if they are from `first` to `last`."""
         places = numbers_of(ids, self._numbers)  # a later run may hide it
         self._numbers[ids[(places >= first) & (places <= last)]] = 0
 
     def cut(self, first: int, last: int) -> None:
-        """Have no run with the entries `first` to `last`."""
+        """Remove the entries `first` to `last` from the runs."""
         parts = [
             part
             for run in self._runs
@@ -200,7 +200,7 @@ class DeltaIndex:
         return Entries.bytes_for(rows)
 
     def grow(self, rows: int) -> None:
-        """Have more rows, in the base; no other thread may look rows up meanwhile."""
+        """Add rows, in the base; no other thread may look rows up meanwhile."""
         self.entries.grow(rows)
         self.rows = rows
 
@@ -215,7 +215,7 @@ class DeltaIndex:
         self.starts = np.append(self.starts, self.starts[-1] + delta.info.rows)
 
     def follow(self, deltas: Sequence[Delta], live_ids: Rows) -> bool:
-        """Replace the committed deltas by `deltas`, oldest first; those that stay are not moved.
+        """Replace the committed deltas by `deltas`, oldest first; remaining ones do not move.
 
         `live_ids` are the ids in the live delta. Returns whether any delta was removed, so that
         rows may now be in the base. Raises CorruptStoreError without changing anything.
@@ -239,7 +239,7 @@ class DeltaIndex:
 
         Rows of removed deltas of versions up to `folded` have the same image in the base or in
         another delta; so do rows of deltas that were compacted into one of the same newest version.
-        Raises CorruptStoreError if deltas that come do not fit a table of so many `rows`.
+        Raises CorruptStoreError if new deltas do not fit a table of so many `rows`.
         """
         parts = [np.empty(0, np.int64)]
         for begin, end, coming in self._segments(deltas):

@@ -1,4 +1,4 @@
-"""Keys that are used but have no row yet, and how often they were."""
+"""Keys that are used but have no row yet, and the numbers of their uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tierstore._keys.hashmap import Codes, HashMap
 __all__ = ["Candidates"]
 
 _MOST = 1 << 22
-"""Keys that are counted at a time, some 100 MB; beyond, those that were used once are forgotten."""
+"""Keys that are counted at a time, some 100 MB; beyond that, keys that were used once are
+forgotten."""
 
 
 class Candidates:

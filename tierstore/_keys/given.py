@@ -1,4 +1,4 @@
-"""Keys as users give them, to store and to ask for, checked in this one place."""
+"""Keys as users pass them, to store or to look up, checked only here."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _UINT64 = range(1 << 64)
 
 
 def given(keys: Any) -> npt.NDArray[Any] | Texts:
-    """Return keys of rows, int64, uint64 where one of them needs that, or texts.
+    """Return keys of rows: int64, uint64 if one of them needs that, or texts.
 
-    `keys` is an array or another sequence. Raises InvalidTypeError and InvalidInputError for those
+    `keys` is an array or another sequence. Raises InvalidTypeError and InvalidInputError for values
     that cannot be keys.
     """
     if isinstance(keys, Strings):
@@ -41,7 +41,7 @@ def given(keys: Any) -> npt.NDArray[Any] | Texts:
 
 
 def unknown_keys(keys: npt.NDArray[Any]) -> str:
-    """Return the message about keys `(n,)`, objects, that no row has."""
+    """Return the message about keys `(n,)`, objects, without a row."""
     first = [each.item() if isinstance(each, np.generic) else each for each in keys[:3]]
     named = ", ".join(map(repr, first))
     if keys.size == 1:
@@ -74,7 +74,7 @@ def _integers(listed: list[Any]) -> npt.NDArray[Any]:
 def bits_asked(keys: object) -> tuple[Codes, tuple[int, ...]]:
     """Return the 64 bits of keys, int64 or uint64, and their shape.
 
-    Raises InvalidTypeError for what is no integer, InvalidInputError for one of more bits.
+    Raises InvalidTypeError for a non-integer, InvalidInputError for an integer of more bits.
     """
     array = _as_array(keys)
     if array.dtype.kind == "O":
@@ -86,7 +86,7 @@ def bits_asked(keys: object) -> tuple[Codes, tuple[int, ...]]:
 
 
 def _as_array(keys: object) -> npt.NDArray[Any]:
-    """Return integers as an array, of objects where they fit no other."""
+    """Return integers as an array, of objects if they fit no other."""
     check_unmasked(keys, "keys")
     try:
         array = np.asarray(keys)
@@ -98,9 +98,9 @@ def _as_array(keys: object) -> npt.NDArray[Any]:
 
 
 def integers_asked(keys: object, kind: str) -> tuple[Codes, npt.NDArray[np.bool_], tuple[int, ...]]:
-    """Return the codes of keys that are asked for, which of them `kind` can hold, and their shape.
+    """Return the codes of keys to look up, which of them `kind` can hold, and their shape.
 
-    Raises InvalidTypeError for what is no integer.
+    Raises InvalidTypeError for a non-integer.
     """
     array = _as_array(keys)
     if array.dtype.kind == "O" or not array.size:
@@ -131,7 +131,7 @@ def _listed(
 
 
 def texts_asked(keys: object) -> tuple[Texts, tuple[int, ...]]:
-    """Return keys that are asked for, and their shape; raises InvalidTypeError if one is no text.
+    """Return keys to look up, and their shape; raises InvalidTypeError if one is no text.
 
     Lists do not become arrays of text, which drop NUL at the end.
     """

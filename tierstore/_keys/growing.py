@@ -1,7 +1,7 @@
-"""The keys of a table by key: which row each has, and what is to be stored of new ones.
+"""The keys of a table by key: the row of each, and the bytes to store for new ones.
 
-Rows are numbered in the order in which keys arrive, so the keys of a version are the first ones of
-those of every later version that continues it.
+Rows are numbered in the order in which keys arrive, so the keys of a version are a prefix of the
+keys of every later version that continues it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOADED = 1 << 18
 
 
 class Asked:
-    """A batch of keys: their codes, flat, their shape, and the texts if they are that."""
+    """A batch of keys: their flat codes, their shape, and the texts of text keys."""
 
     def __init__(self, codes: Codes, shape: tuple[int, ...], texts: Texts | None = None) -> None:
         """Hold a batch that was checked."""
@@ -52,8 +52,8 @@ class KeyMap(ABC):
     """A growing map from keys to rows; several threads may use it.
 
     Attributes:
-        lock: held while the map changes; hold it to keep others from finding keys meanwhile.
-        abandoned: set to have stored keys that are being loaded left out: ClosedError says so.
+        lock: held while the map changes; hold it to prevent others from finding keys meanwhile.
+        abandoned: set to stop the loading of stored keys, which then raises ClosedError.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class KeyMap(ABC):
 
     @property
     def numbering(self) -> object:
-        """An object that is another one once keys have lost their rows or got others."""
+        """An object that is replaced when keys lose their rows or get others."""
         return self._map.numbering
 
     @property
@@ -94,7 +94,7 @@ class KeyMap(ABC):
 
     @abstractmethod
     def keep(self, rows: Rows) -> None:
-        """Keep the keys of these distinct rows alone, which are numbered in this order then."""
+        """Keep only the keys of these distinct rows, and number them in this order."""
 
     @abstractmethod
     def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
@@ -106,7 +106,7 @@ class KeyMap(ABC):
 
     @abstractmethod
     def parts(self, start: int) -> dict[str, npt.NDArray[np.uint8]]:
-        """Return what is to be stored of the keys of rows from `start` on, by ending."""
+        """Return the bytes to store for the keys of rows from `start` on, by ending."""
 
     @abstractmethod
     def load(self, parts: Parts) -> None:
@@ -117,9 +117,9 @@ class KeyMap(ABC):
 
     @abstractmethod
     def parts_of(self, rows: Rows, behind: int = 0) -> dict[str, npt.NDArray[np.uint8]]:
-        """Return what is to be stored of the keys of some rows, in their order, by ending.
+        """Return the bytes to store for the keys of some rows, in their order, by ending.
 
-        Texts are to be stored behind others of so many bytes.
+        Texts are stored after others of `behind` bytes.
         """
 
     @abstractmethod
@@ -246,7 +246,7 @@ class _Texts(KeyMap):
             return found
 
     def _extend(self, blob: bytes, lengths: npt.NDArray[np.int64]) -> None:
-        """Put texts behind the others; memory grows ahead, and is used up to the last offset."""
+        """Append texts to the others; memory grows ahead, and is used up to the last offset."""
         rows, used = len(self), int(self._offsets[len(self)])
         if used + len(blob) > self._blob.size:
             ahead = min((used + len(blob)) // 4, _AHEAD)

@@ -1,17 +1,17 @@
-"""A map from keys to rows by open addressing, in which a whole batch takes each probe at once.
+"""A map from keys to rows by open addressing, in which a whole batch makes each probe at once.
 
 The key of a row is not in the map: its 64-bit *code* is in an array by row. The code of an integer
-is the integer itself, that of a text a hash, so that rows with equal codes may have different keys
-and the caller compares those. A place of the map contains a row + 1 and the 32 bits that the code
-is hashed to, or 0 if it is empty. All probes of a key follow from these bits.
+is the integer itself, that of a text a hash, so rows with equal codes may have different keys,
+which the caller compares. A place of the map contains a row + 1 and the 32 bits that the code is
+hashed to, or 0 if it is empty. All probes of a key follow from these bits.
 
-Places are in segments, and the probes of a key stay in one. The map grows by linear hashing
-(Litwin 1980): one segment after another is split into itself and a new one behind the last, by one
-more bit of the hash. So a batch of new keys moves about as many old ones, however large the map,
-which is never copied and has no second one beside it.
+Places are in segments, and the probes of a key stay in one. The map grows by linear hashing (Litwin
+1980): one segment after another is split into itself and a new one after the last, by one more bit
+of the hash. So a batch of new keys moves about as many old ones in a map of any size, which is
+never copied and never exists twice.
 
-Keys whose first probes are all taken, because somebody chose them so, are in a dict instead: they
-cost a bounded time each, not the time of all that came before.
+Keys whose first probes are all taken, because an attacker chose them, are in a dict instead: each
+takes a bounded time, not the time of all earlier keys.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Same(NamedTuple):
 
     Attributes:
         equal: compares the keys at positions with those of as many rows.
-        names: returns the keys at positions as what a dict finds them by.
+        names: returns the keys at positions as keys of a dict.
     """
 
     equal: Callable[[Any, Rows], npt.NDArray[np.bool_]]
@@ -60,11 +60,11 @@ _HALF = np.uint64(32)
 _ONE = np.uint64(1)
 _ROW = np.uint64((1 << 32) - 1)
 _BLOCK = 1 << 15
-"""Keys worked on at once: what they take meanwhile stays in the caches of a core."""
+"""Keys worked on at once: their temporary memory stays in the caches of a core."""
 _BATCH, _CACHED = 1 << 17, 1 << 15
-"""Keys that are found at once, and of these as many as take their first probe at once."""
+"""Keys that are found at once, and as many of these as make their first probe at once."""
 _SHRUNK = 0.7
-"""Share of the rows below which a map of those that are kept is built anew, in less memory."""
+"""Share of the rows below which a map of the kept rows is built again, in less memory."""
 _SPLIT = 16
 """Segments split at once, likewise."""
 
@@ -82,7 +82,7 @@ class HashMap:
     Not for several threads at once.
 
     Attributes:
-        numbering: another object each time that keys lost their rows or got others.
+        numbering: an object that is replaced when keys lose their rows or get others.
     """
 
     def __init__(self, same_rows: Same | None = None) -> None:
@@ -118,7 +118,7 @@ class HashMap:
     def restored(
         cls, places: Places, far: Rows, codes: Codes, same_rows: Same | None = None
     ) -> HashMap:
-        """Return a map of what `places` and `far` of another one were; it is only read."""
+        """Return a map from `places` and `far` of another one; it is only read."""
         made = cls(same_rows)
         made._codes.array, made._rows = codes, codes.size
         made._places.array = places
@@ -151,7 +151,7 @@ class HashMap:
         return self._codes.array[: self._rows]
 
     def codes_of(self, rows: Rows) -> Codes:
-        """Return the keys of rows, which are in the map."""
+        """Return the keys of rows that are in the map."""
         return self._codes.array[: self._rows][rows]
 
     def find(self, codes: Codes, same: Same | None = None) -> Rows:
@@ -164,7 +164,8 @@ class HashMap:
     def add(self, codes: Codes) -> Rows:
         """Return the row of each key; keys that are new get the next rows, in their order.
 
-        For codes that are keys; where codes may be equal and keys not, `append` what `find` misses.
+        For codes that are keys; if different keys may have equal codes, `append` the keys that
+        `find` misses.
         """
         self.reserve(self._rows + min(self._expected, self._rows // _SPLIT))
         hashes, ends = _hashed(codes), np.empty(codes.size, np.int64)
@@ -179,7 +180,7 @@ class HashMap:
     def append(self, codes: Codes, *, known: bool = True) -> Rows:
         """Give the next rows to keys, of which one may repeat and gets one row.
 
-        They are not in the map: if that is not `known`, one that is gets its row there.
+        With `known`, none of them is in the map; otherwise a key in the map keeps its row.
         """
         return self._enter(codes, _hashed(codes), self._rows if known else 0)
 
@@ -201,7 +202,7 @@ class HashMap:
             self._put(entries)
         while self._segments < segments:
             half = 1 << (self._segments.bit_length() - 1)
-            first = self._segments - half  # splits into itself and the one behind the last
+            first = self._segments - half  # splits into itself and the one after the last
             count = min(segments - self._segments, half - first, _SPLIT)
             entries = self._taken_out(first, count)
             self._segments += count
@@ -213,7 +214,7 @@ class HashMap:
         self._built()
 
     def keep(self, rows: Rows) -> None:
-        """Keep the keys of these distinct rows alone, which are numbered in this order then."""
+        """Keep only the keys of these distinct rows, and number them in this order."""
         if rows.size < _SHRUNK * self._rows:
             codes, self._codes = self.codes_of(rows), Memory()
             self._codes.reserve(codes.size)
@@ -270,7 +271,7 @@ class HashMap:
     ) -> None:
         """Probe for keys, of which the first is at `start` of the batch.
 
-        All take their first probe in small blocks, and the few that go on then one after another.
+        All keys make their first probe in small blocks; the few others then probe again together.
         """
         places, going = np.empty(codes.size, np.int64) if ends is None else ends, []
         for first in range(0, codes.size, _CACHED):
@@ -348,7 +349,7 @@ class HashMap:
         return holders
 
     def _built(self) -> Rows:
-        """Enter all rows anew; return for each the first with its key."""
+        """Enter all rows again; return for each the first row with its key."""
         self.numbering = object()
         rows, self._rows = self._rows, 0
         self._clear()
@@ -374,7 +375,7 @@ class HashMap:
         return holders, taken
 
     def _claimed_at(self, ends: Rows, entries: Places, known: int) -> tuple[Rows, Rows]:
-        """Do as `_claimed`, given the place where probing for each ended, in most cases free."""
+        """Enter rows like `_claimed`, given the place where probing ended, usually free."""
         places, rows = self._places.array, (entries & _ROW).view(np.int64) - 1
         free = np.flatnonzero(places.take(ends, mode="clip") == 0)[::-1]
         to = ends.take(free)
@@ -423,7 +424,7 @@ class HashMap:
         holders: Rows,
         known: int,
     ) -> Positions:
-        """Return which of those that go on have keys of their own; note the holders of others."""
+        """Return which of the remaining keys are distinct; note the holders of the others."""
         others = held.take(on)
         alike = np.flatnonzero((others ^ entries.take(on)) <= _ROW)
         if not alike.size:
@@ -440,7 +441,7 @@ class HashMap:
         return left_over
 
     def _taken_out(self, first: int, count: int) -> Places:
-        """Empty some segments, and return what was in them."""
+        """Empty some segments, and return their entries."""
         block = self._places.array[first << self._bits : (first + count) << self._bits]
         entries: Places = block[block != 0]
         block[:] = 0
@@ -464,7 +465,7 @@ class HashMap:
         self._far.update(zip(self._names(rows), rows.tolist(), strict=True))
 
     def _names(self, rows: Rows) -> list[Any]:
-        """Return the keys of rows as what the dict finds them by."""
+        """Return the keys of rows as keys of the dict."""
         if self._same_rows is not None:
             return self._same_rows.names(rows)
         names: list[int] = self._codes.array[rows].tolist()
@@ -503,7 +504,7 @@ def _hashed(codes: Codes) -> Hashes:
 
 
 def _entries(hashes: Hashes, start: int) -> Places:
-    """Return what the places of consecutive rows contain."""
+    """Return the contents of the places of consecutive rows."""
     entries = hashes.astype(np.uint64)
     entries <<= _HALF
     entries |= np.arange(start + 1, start + 1 + hashes.size, dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Memory of a map that grows: nothing is copied, and no batch waits for the system's pages.
+"""Memory of a growing map, without copies, and without waits for the system's pages.
 
 The system provides a page when it is first touched, zeroed, which takes milliseconds for one of
 2 MiB where it has none. A map uses its array from the first element to the last, so a thread
@@ -20,14 +20,14 @@ from tierstore.errors import StoreIOError
 __all__ = ["Memory"]
 
 _LAZY_BYTES = 1 << 22
-"""Memory from which on the system provides it as it is touched."""
+"""Bytes from which on the system provides memory as it is touched."""
 _ROOM = 2
-"""Times that much of addresses, which are free, so that the memory seldom moves."""
+"""Multiple of the memory that is reserved as addresses, which are free, so that it seldom moves."""
 _PAGE = 1 << 21
 """Bytes of a huge page."""
 _AHEAD = 2 * _PAGE, 32 * _PAGE
-"""The least and the most bytes for which pages are provided before they are used: of what is used,
-an eighth."""
+"""The least and the most bytes provided before they are used; between these, an eighth of the used
+bytes."""
 
 
 class Memory:
@@ -41,7 +41,7 @@ class Memory:
         self._provided = 0
 
     def reserve(self, size: int) -> None:
-        """Have at least so many elements, before more of them are written than so far.
+        """Provide at least so many elements, before they are written.
 
         Raises MemoryError.
         """
@@ -81,13 +81,13 @@ class Memory:
         self._provided = 0
 
     def _provide(self, used: int) -> None:
-        """Have pages provided behind the first `used` bytes, before few are left."""
+        """Provide pages after the first `used` bytes, before few are left."""
         least, most = _AHEAD
         ahead = max(least, min(used // 8, most))
         provider = self._provider
         if provider is not None and provider.done >= used and not provider.ended:
             return
-        self._end_provider()  # one that is late has nothing to touch that a batch uses
+        self._end_provider()  # a late one has no pages left to touch before a batch uses them
         begin = max(self._provided, -(-used // _PAGE) * _PAGE)
         stop = min(begin + ahead, self.array.nbytes)
         if self._map is not None and begin - used < ahead // 2 and begin < stop:
@@ -104,7 +104,7 @@ class _Provider:
     """A thread that touches pages of a mapping.
 
     Attributes:
-        done: the bytes up to which it has.
+        done: the bytes up to which pages are touched.
     """
 
     def __init__(self, mapped: mmap.mmap, begin: int, stop: int) -> None:
@@ -117,18 +117,18 @@ class _Provider:
 
     @property
     def ended(self) -> bool:
-        """Whether it has no more to do."""
+        """Whether it has finished."""
         return self._worker.ended
 
     def end(self) -> int:
-        """Have it stop with the page that it is at, and wait for that; return what is `done`."""
+        """Stop it after its present page, and wait for that; return `done`."""
         self._is_over = True
         self._worker.join()
         return self.done
 
     def _run(self) -> None:
         with (
-            contextlib.suppress(OSError),  # else a batch has pages provided as it touches them
+            contextlib.suppress(OSError),  # otherwise pages come as a batch touches them
             io.FileIO("/dev/zero") as zeros,
             memoryview(self._mapped) as memory,
         ):

@@ -1,6 +1,6 @@
 """Many strings in little memory: the UTF-8 of all in one piece, and where each begins.
 
-A list takes some 60 bytes for each beside its characters, this 8.
+A list takes about 60 bytes for each string besides its characters, this class 8.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Strings(Sequence[str]):
 
 
 def may_repeat(keys: npt.NDArray[Any] | Sequence[str]) -> bool:
-    """Whether a key, or in rare cases only its hash, comes more than once; takes 8 bytes a key."""
+    """Whether a key, or in rare cases only its hash, occurs more than once; takes 8 bytes a key."""
     values = (
         keys.copy()
         if isinstance(keys, np.ndarray) and keys.dtype != object

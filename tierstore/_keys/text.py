@@ -1,6 +1,6 @@
 """Texts in bulk: UTF-8 in one array of bytes, hashed and compared many at once.
 
-Loops are over the words of a text, not over texts. Long texts are few, and taken one by one.
+Loops are over the words of a text, not over texts. Long texts are few, and are handled one by one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_TEXT_BYTES = 1 << 16
 
 _LONG = 256
 _BLOCK = 1 << 13
-"""Texts worked on at once: what they take meanwhile stays in the caches of a core."""
+"""Texts worked on at once: their temporary memory stays in the caches of a core."""
 _WORD = 8
 _MASKS = np.array([(1 << 8 * count) - 1 for count in range(_WORD + 1)], np.uint64)
 
@@ -105,7 +105,7 @@ class Texts:
         return out
 
     def same_as(self, others: Texts) -> Same:
-        """Return what tells texts from others that have the same hash."""
+        """Return a comparison of texts with others that have the same hash."""
         return Same(
             lambda at, rows: self.equal(at, others, rows),
             lambda at: [self.encoded(number) for number in at.tolist()],

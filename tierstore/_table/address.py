@@ -1,4 +1,4 @@
-"""Row ids as users give them, checked in this one place, and what kind of array answers them."""
+"""Row ids as users pass them, checked only here, and the kind of array to return for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Ids(NamedTuple):
-    """Flat int64 `rows`, the `shape` they came in, and the `kind` to answer with."""
+    """Flat int64 `rows`, their original `shape`, and the `kind` of array to return."""
 
     rows: npt.NDArray[np.int64]
     shape: tuple[int, ...]
@@ -35,11 +35,11 @@ class Ids(NamedTuple):
 
     @property
     def moved(self) -> bool:
-        """Whether the rows may be others' by now; of a batch of ids they never are."""
+        """Whether the rows may now belong to other keys; never true for a batch of ids."""
         return False
 
     def for_tensors(self) -> Ids:
-        """Return the same, to be answered with torch tensors; raises InvalidInputError for CuPy."""
+        """Return the same ids, for torch tensors as results; raises InvalidInputError for CuPy."""
         if self.kind == "torch":
             return self
         if self.kind == "cupy":
@@ -48,19 +48,19 @@ class Ids(NamedTuple):
 
 
 def is_torch(value: object) -> bool:
-    """Whether a value is a torch tensor; torch is not imported to find out."""
+    """Whether a value is a torch tensor; does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_cupy(value: object) -> bool:
-    """Whether a value is a CuPy array; CuPy is not imported to find out."""
+    """Whether a value is a CuPy array; does not import CuPy."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(value, cupy.ndarray)
 
 
 def on_host(rows: Any) -> Any:
-    """Return checked rows, of whatever library, as a NumPy array; waits for those on a device."""
+    """Return checked rows of any library as a NumPy array; waits for those on a device."""
     if is_torch(rows):
         return rows.cpu().numpy()
     return rows.get() if is_cupy(rows) else rows
@@ -71,7 +71,7 @@ def host_ids(ids: object, rows: int) -> Ids:
 
     Takes integer NumPy arrays, torch tensors, CuPy arrays, ints and nested lists of any shape,
     strides and width, and copies no contiguous int64. Raises InvalidTypeError for floats and
-    booleans, and RowIndexError, naming the first bad id and its position, before anything is read.
+    booleans, and RowIndexError, naming the first bad id and its position, before any read.
     """
     if type(ids) is np.ndarray:  # the common case skips the look-ups of torch and CuPy
         kind, array = "numpy", ids
@@ -88,13 +88,13 @@ def host_ids(ids: object, rows: int) -> Ids:
         )
     flat = array.ravel()
     if flat.dtype == np.int64 and flat.size and np.maximum.reduce(flat.view(np.uint64)) < rows:
-        return Ids(flat, array.shape, kind)  # without its sign a negative id is a huge one
+        return Ids(flat, array.shape, kind)  # as unsigned, a negative id is huge
     _check_range(flat, rows)
     return Ids(np.ascontiguousarray(flat, np.int64), array.shape, kind)
 
 
 def is_transformed(values: Any) -> bool:
-    """Whether a torch tensor stands for others within `torch.vmap` or a transform like `grad`."""
+    """Whether a torch tensor is a wrapper within `torch.vmap` or a transform like `grad`."""
     torch = sys.modules["torch"]
     if not torch._C._are_functorch_transforms_active():
         return False
@@ -103,7 +103,7 @@ def is_transformed(values: Any) -> bool:
 
 
 def as_dense(values: Any, what: str) -> Any:
-    """Return a torch tensor whose numbers lie in memory one by one, or raise InvalidTypeError."""
+    """Return a torch tensor whose numbers are stored one by one, or raise InvalidTypeError."""
     if values.is_meta:
         raise InvalidTypeError(f"{what} are on meta, where there are none; give them on a device")
     if values.is_nested:
@@ -144,7 +144,7 @@ def _check_range(flat: npt.NDArray[Any], rows: int) -> None:
 
 
 def _cure(kind: str) -> str:
-    """Return what to do about ids of this kind of element, as the end of a message."""
+    """Return advice about ids of this kind of element, as the end of a message."""
     if kind == "b":
         return "; give the rows that a mask chooses: np.flatnonzero(mask)"
     if kind in "UT":
@@ -156,7 +156,7 @@ def _cure(kind: str) -> str:
 
 
 def as_written(index: object) -> str:
-    """Return an index as it stands between brackets: `":10, 0"` for `[:10, 0]`."""
+    """Return an index as written between brackets: `":10, 0"` for `[:10, 0]`."""
     if isinstance(index, tuple):
         return ", ".join(map(as_written, index))
     if index is ...:
@@ -176,7 +176,7 @@ def rows_to_warm(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32] | None]:
     """Return the rows to load, by id, or the most used by `counts`, or the first; see `Table.warm`.
 
-    With `counts` also these, for the policy.
+    With `counts`, also return these for the policy.
     """
     if ids is not None and counts is not None:
         raise InvalidInputError("give ids or counts=, not both")

@@ -1,4 +1,4 @@
-// Some fields of the records of a batch, copied to arrays of their own in one pass, or back.
+// Copy some fields of the records of a batch to arrays of their own in one pass, or back.
 //
 // Macros:
 //   UNITS    how many units each field takes, in a list: 32,32,32

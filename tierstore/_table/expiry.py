@@ -1,4 +1,4 @@
-"""Which rows of a table by key expire, by the uses that it keeps of them."""
+"""Which rows of a table by key expire, by its record of their uses."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def expired(
     Args:
         uses: how often each row was used, and the version that used it last, `(rows, 2)`.
         version: the present one.
-        unused_for: versions since the last use from which on a row expires.
-        fewer_than: uses below which it does.
+        unused_for: versions since the last use after which a row expires.
+        fewer_than: uses below which a row expires.
         keep_at_most: rows that stay, those with the most uses, and of these the latest.
     """
     goes = np.zeros(len(uses), np.bool_)
@@ -49,7 +49,7 @@ def expired(
 def _least(uses: npt.NDArray[np.float64], count: int) -> Rows:
     """Return so many rows, more than none, of least uses, by the first column, then the second.
 
-    Of equal ones the first. All are not put in order: that takes ten times as long.
+    Of equal ones the first. Rows are not sorted: that takes ten times as long.
     """
     values = uses[:, 0]
     edge = np.partition(values, count - 1)[count - 1]
@@ -64,14 +64,14 @@ def _least(uses: npt.NDArray[np.float64], count: int) -> Rows:
 def tally(uses: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], Rows]:
     """Return the distinct uses of rows `(n, 2)`, those that expire last first, and how many each.
 
-    A few of them stand for all rows: numbers of uses and versions repeat.
+    They are few, because numbers of uses and versions repeat.
     """
     distinct, counts = np.unique(uses, axis=0, return_counts=True)
     return distinct[::-1], counts[::-1]
 
 
 def shares(tallies: Sequence[tuple[npt.NDArray[np.float64], Rows]], keep_at_most: int) -> list[int]:
-    """Return how many rows stay of each tally, so that together `keep_at_most` do, or all.
+    """Return how many rows of each tally stay, together `keep_at_most` or all.
 
     Of rows with equal uses, those of the first tallies stay.
     """
@@ -98,7 +98,7 @@ def check(**conditions: int | None) -> None:
 
 
 def moves(rows: int, gone: Rows) -> tuple[Rows, Rows]:
-    """Return which rows move to close the gaps of those that are gone, and where each goes."""
+    """Return which rows move to close the gaps of removed ones, and where each goes."""
     left = rows - gone.size
     tail = np.arange(left, rows)
     return tail[~np.isin(tail, gone, assume_unique=True)], gone[gone < left]

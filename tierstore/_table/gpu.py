@@ -1,4 +1,4 @@
-"""A table's way to its tiers from a GPU: torch and CuPy arrays, streams, leases."""
+"""A table's access to its tiers from a GPU: torch and CuPy arrays, streams, leases."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ __all__ = ["DeviceAccess", "DeviceArrays", "DeviceLease"]
 _NOWHERE = np.empty(0, np.int64)
 _INSIDE = contextlib.nullcontext()
 _Column: TypeAlias = tuple[Field, int, int, Any]
-"""A field, the bytes of it in a record, and its type in torch; None for a scaled one."""
+"""A field, its bytes in a record, and its type in torch; None for a scaled one."""
 
 
 class DeviceArrays:
-    """What every access to a GPU tier needs.
+    """The common part of every access to a GPU tier.
 
     Attributes:
         gpu: the tier.
@@ -70,7 +70,7 @@ class DeviceArrays:
         layout: of its records.
         door: who may use the store.
         name: of the table, for messages.
-        sync_checks: every use ends by looking for bad ids, which waits.
+        sync_checks: every use ends with a check for bad ids, which waits.
         together_in: several uses that a thread has entered.
     """
 
@@ -97,21 +97,21 @@ class DeviceArrays:
 
     @functools.cached_property
     def torch_device(self) -> Any:
-        """The device as torch has it."""
+        """The device as a torch.device."""
         import torch
 
         return torch.device(self.device.torch_name)
 
     @functools.cached_property
     def _torch(self) -> Any:
-        """The module, for where an import at every call would count."""
+        """The module; an import at every call would take too long."""
         import torch
 
         return torch
 
     @functools.cached_property
     def torch_stream(self) -> Callable[[], int]:
-        """Asks torch for its current stream; the public way makes an object and costs 4 us."""
+        """Returns torch's current stream; the public way makes an object and takes 4 us."""
         import torch
 
         if self.torch_device.type != "cuda":
@@ -148,7 +148,7 @@ class DeviceArrays:
         return self.torch_stream() if kind == "torch" else self.device.current_stream()
 
     def empty(self, kind: str, count: int, nbytes: int) -> Any:
-        """Return uninitialised bytes `(count, nbytes)` on the device, of the library asked for."""
+        """Return uninitialised bytes `(count, nbytes)` on the device, of the requested library."""
         if kind == "torch":
             import torch
 
@@ -163,13 +163,13 @@ class DeviceArrays:
         return torch.empty((*shape, item.dim), dtype=dtype, device=self.torch_device)
 
     def room(self, item: Field, ids: Ids) -> Any:
-        """Return room on the device for a field of some rows, of a scaled field for its bytes."""
+        """Return room on the device for a field of some rows; for a scaled field, for bytes."""
         if ids.kind == "torch" and item.scaled is None:
             return self.tensor(item, ids.shape)
         return self.empty(ids.kind, math.prod(ids.shape), item.nbytes)
 
     def answer(self, out: Any, item: Field, ids: Ids) -> Any:
-        """Return what was copied to such room as the array that answers these ids."""
+        """Return such room, once filled, as the array for these ids."""
         if ids.kind == "torch" and item.scaled is None:
             return out
         if ids.kind == "numpy":
@@ -200,9 +200,9 @@ class DeviceArrays:
         apart: Any = None,
         out: Any = None,
     ) -> Any:
-        """Return the bytes of a field as the array that answers these ids, of `dtype` if given.
+        """Return the bytes of a field as the array for these ids, of `dtype` if given.
 
-        `apart`: the `Scales` that are not within these bytes. Floats may be put into `out`.
+        `apart`: the `Scales`, if they are not within these bytes. Floats may be written to `out`.
         """
         if item.scaled is not None and ids.kind != "numpy":
             rows = self._unscaled(data, item.scaled, ids.kind, dtype, apart=apart, out=out)
@@ -275,7 +275,7 @@ class DeviceArrays:
         return typed.reshape(*ids.shape, item.dim)
 
     def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
-        """Return values for these ids as bytes of a field, checked, where they were."""
+        """Return values for these ids as checked bytes of a field, in the same place."""
         here = is_torch(values) and values.device.type == self.torch_device.type
         if not here or item.scaled is not None:
             return to_bytes(values, item, ids.shape, name)
@@ -304,7 +304,7 @@ class DeviceLease:
     """A lease on the device; see `Lease`. `bound` is at least the number of distinct rows.
 
     Attributes:
-        gpu: the tier's own lease, for kernels that work on records where they are.
+        gpu: the tier's own lease, for kernels that work on records in place.
         device: where it is.
     """
 
@@ -332,9 +332,9 @@ class DeviceLease:
 
     @property
     def rows(self) -> Any:
-        """The id of each distinct row, int64 `(bound,)`; undefined behind the distinct rows.
+        """The id of each distinct row, int64 `(bound,)`; undefined after the distinct rows.
 
-        The lease's own: the ids it was asked for may change.
+        The array is the lease's own: the given ids may change.
         """
         return self._rows[: self.bound]
 
@@ -355,7 +355,7 @@ class DeviceLease:
 
     @property
     def dropped(self) -> bool:
-        """Whether a rollback dropped what was written into these rows."""
+        """Whether a rollback dropped writes to these rows."""
         return self.gpu.dropped
 
     def trim(self, *, wait: bool) -> bool:
@@ -385,7 +385,7 @@ class DeviceLease:
                 stream = access.stream(self._kind)
                 launch(kernel, work, items, writes, positions, ends=ends, stream=stream)
             return
-        try:  # what a `Part` of them does, without its calls: a small step makes three launches
+        try:  # like a `Part` of them, without its calls: a small step makes three launches
             together.check(write=bool(writes))
             launch(kernel, work, items, writes, positions, ends=ends, stream=together.stream)
         except BaseException as error:
@@ -402,7 +402,7 @@ class DeviceLease:
 
     @property
     def _distinct(self) -> Ids:
-        """What stands for the ids of the distinct rows where only their number and kind count."""
+        """Ids in place of the distinct rows, for their number and kind only."""
         return Ids(_NOWHERE, (self.bound,), self._kind)
 
     def _copied(self, copy: Callable[..., None], field: str, ids: Ids) -> Any:
@@ -480,11 +480,11 @@ class DeviceAccess(DeviceArrays):
     """Access to a GPU tier; see `Access`.
 
     Ids that are on the device are checked there, without waiting: rows of bad ids read NaN, writes
-    to them are dropped, and the next call that waits raises. With `sync_checks` every call does.
+    to them are dropped, and the next call that waits raises. With `sync_checks` every call waits.
     """
 
     def ids(self, ids: object) -> Ids:
-        """Return ids as flat int64, where they are; those on the host are checked."""
+        """Return ids as flat int64, in place; those on the host are checked."""
         if type(ids) is not np.ndarray:
             if is_torch(ids):
                 return self.torch_ids(ids)
@@ -493,13 +493,13 @@ class DeviceAccess(DeviceArrays):
         return self._host_ids(ids)
 
     def _host_ids(self, ids: object) -> Ids:
-        """Take ids that are on the host; where a prefetch has them on the device, return those."""
+        """Check ids on the host; return the copy that a prefetch has on the device, if any."""
         found = host_ids(ids, len(self.within))
         rows = self.gpu.prefetched_for(found.rows, self.within)
         return found if rows is None else Ids(rows, found.shape, found.kind)
 
     def torch_ids(self, ids: Any) -> Ids:
-        """Do what `ids` does for a tensor."""
+        """Check a tensor as `ids` does."""
         import torch
 
         here = self.torch_device
@@ -546,7 +546,7 @@ class DeviceAccess(DeviceArrays):
     def _read_parts(
         self, rows: Any, out: Any, lo: int, hi: int, *, admit: bool, stream: int
     ) -> None:
-        """Copy bytes `lo:hi` of what the tier has of each row into `out`."""
+        """Copy bytes `lo:hi` of the tier's record of each row into `out`."""
         for part, first in self.gpu.parts(rows):
             self.gpu.read(
                 part, out, lo, hi, first=first, admit=admit, within=self.within, stream=stream
@@ -563,7 +563,7 @@ class DeviceAccess(DeviceArrays):
         dtype: DTypeName | None = None,
         out: Any = None,
     ) -> Any:
-        """Return a field, bytes `lo:hi` of records, as the array that answers these ids.
+        """Return a field, bytes `lo:hi` of records, as the array for these ids.
 
         It may be in `out`, which is of that shape and `dtype`.
         """
@@ -586,9 +586,10 @@ class DeviceAccess(DeviceArrays):
         return True
 
     def capture(self, ids: Any, out: Any, name: str) -> bool:
-        """Have the graph that is captured read a field into `out`; False where there is none.
+        """Make the graph under capture read a field into `out`; False if there is none.
 
-        Raises DeviceError for what a graph cannot read, and before the first read outside of one.
+        Raises DeviceError for ids that a graph cannot read, and before the first read outside of
+        one.
         """
         here = is_torch(ids) and ids.device == self.torch_device
         stream = self.any_stream("torch" if here else "numpy")
@@ -627,39 +628,39 @@ class DeviceAccess(DeviceArrays):
         data, apart = self._capture_scaled(batch.rows, scaled, lo, hi, stream)
         rows, to = self.device.pointer(data), self.device.pointer(out)
         kernel, arguments = unscaling(scaled, rows, to, count, kind, apart)
-        # Not `launch`, whose markers of what lies outside a graph cannot be in one.
+        # Not `launch`: its markers of work outside a graph cannot be in one.
         self.gpu.launcher.start(kernel, arguments, stream, count * scaled.dim)
         return True
 
     def _capture_bytes(self, rows: Any, out: Any, lo: int, hi: int, stream: int) -> None:
-        """Have a graph read bytes `lo:hi` of the records of `rows` into `out`."""
+        """Make a graph read bytes `lo:hi` of the records of `rows` into `out`."""
         self.gpu.capture(rows, out, lo, hi, within=self.within, stream=stream)
 
     def _capture_scaled(
         self, rows: Any, scaled: ScaledElements, lo: int, hi: int, stream: int
     ) -> tuple[Any, Any]:
-        """Have a graph read a scaled field to memory of its own; return that.
+        """Make a graph read a scaled field to memory of its own; return that memory.
 
-        And the `Scales` that are apart, if so.
+        Also return the `Scales`, if they are separate.
         """
         data = self.empty("torch", len(rows), hi - lo)
         self._capture_bytes(rows, data, lo, hi, stream)
         return data, None
 
     def adapt(self) -> None:
-        """Admit what replays of graphs have read; see `GpuTier.adapt`."""
+        """Admit the rows that replays of graphs have read; see `GpuTier.adapt`."""
         with self.using():
             self.extent.epoch.check_open()
             self.gpu.adapt(self.stream("torch"))
 
     def zeros(self, like: Any, nbytes: int) -> Any:
-        """Return zero bytes, `nbytes` for each row of `like`, of its library and place."""
+        """Return zero bytes, `nbytes` for each row of `like`, of the same library and device."""
         if is_torch(like):
             return like.new_zeros((len(like), nbytes))
         return np.zeros((len(like), nbytes), np.uint8)
 
     def lease(self, ids: Ids, features: FeatureIds | None = None) -> DeviceLease:
-        """Pin the distinct rows of a batch, on the device maybe by ids of `features`."""
+        """Pin the distinct rows of a batch; on the device, ids may be those of `features`."""
         with self.using():
             return DeviceLease(self, ids, features=features)
 
@@ -684,7 +685,7 @@ class DeviceAccess(DeviceArrays):
         return lease, self.answer(out, item, ids)
 
     def _column(self, field: str) -> _Column:
-        """Return what `lease_and_read` needs of a field, and keep it."""
+        """Return and cache the values that `lease_and_read` needs of a field."""
         item, (lo, hi) = self.layout.field(field), self.layout.span(field)
         dtype = None if item.scaled is not None else item.element.torch_dtype()
         found = self._columns[field] = item, lo, hi, dtype
@@ -712,7 +713,7 @@ class DeviceAccess(DeviceArrays):
         on_device = is_cupy(ids) or here
         if on_device:
             rows = on_host(self.ids(ids).rows)
-            # Without its sign a negative id is a huge one.
+            # As unsigned, a negative id is huge.
             if rows.size and np.maximum.reduce(rows.view(np.uint64)) >= len(self.within):
                 rows = rows[(rows >= 0) & (rows < len(self.within))]
         else:
@@ -723,7 +724,7 @@ class DeviceAccess(DeviceArrays):
             with self.using():
                 epoch.check_open()
                 gpu.host.fetch(held, window)
-                if (gpu.host.map.lookup(held) < 0).any():  # what earlier ones keep makes room
+                if (gpu.host.map.lookup(held) < 0).any():  # pins of earlier ones make room
                     gpu.host.fetch(held[:0], 1)
                     gpu.host.fetch(held, window)
                 gpu.check()
@@ -737,7 +738,7 @@ class DeviceAccess(DeviceArrays):
             def advise() -> None:
                 if advice is not None:
                     advice()
-                gpu.await_fetches()  # nor does the host tier wait for them under its lock
+                gpu.await_fetches()  # so the host tier does not wait for them under its lock
 
             return advise
 

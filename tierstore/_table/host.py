@@ -1,7 +1,7 @@
 """How a table reaches its tiers from the host: NumPy arrays, and torch tensors on the CPU.
 
-An access turns what users give into rows and bytes, hands them to the nearest tier, and turns bytes
-into what users get. `DeviceAccess` does the same on a GPU; a table has one of the two.
+An access converts arguments into rows and bytes, passes them to the nearest tier, and converts
+bytes into results. `DeviceAccess` does the same on a GPU; a table has one of the two.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Access", "HostAccess", "HostLease", "Lease", "Piece", "assembled"]
 
 
 _FEW = 1024
-"""Rows of a read that is over before it would pay to note that it is under way."""
+"""Rows of a read that is shorter than registering it as under way."""
 
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 _largest = np.maximum.reduce
@@ -46,12 +46,12 @@ Piece = tuple[int, int, Any]
 
 
 class Lease(Protocol):
-    """The distinct records of a batch, kept in place while something computes on them.
+    """The distinct records of a batch, kept in place during a computation.
 
-    Everything that computes on rows goes through a lease: `read` the fields it needs as compact
-    arrays, `write` what changed, `release`. Rows that find no room in the nearest tier are read and
-    written in the tier below, with the same results: what a lease wrote is in every later read and
-    commit, and a lease reads what others wrote meanwhile.
+    Every computation on rows uses a lease: `read` the fields it needs as compact arrays, `write`
+    the changed ones, `release`. Rows that find no room in the nearest tier are read and written in
+    the tier below, with the same results: every later read and commit contains the writes of a
+    lease, and a lease reads what others wrote meanwhile.
 
     A lease ends at `release`, at `store.rollback()`, and when its table gets other fields or rows,
     or another version. From then on `trim`, reads and writes raise ClosedError; `release` does
@@ -62,7 +62,7 @@ class Lease(Protocol):
     def bound(self) -> int:
         """The rows of a compact array; on a GPU more than the distinct rows before `trim`.
 
-        Those behind the distinct rows are undefined, and are not written.
+        Rows after the distinct ones are undefined, and are not written.
         """
 
     @property
@@ -79,7 +79,7 @@ class Lease(Protocol):
 
     @property
     def device(self) -> Device | None:
-        """Where the records are for kernels to work on; None on the host."""
+        """The device with the records, for kernels; None on the host."""
 
     @property
     def ended(self) -> bool:
@@ -87,12 +87,12 @@ class Lease(Protocol):
 
     @property
     def dropped(self) -> bool:
-        """Whether a rollback dropped what was written into these rows, which ended the lease."""
+        """Whether a rollback dropped writes to these rows, which ended the lease."""
 
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it.
 
-        The first call asks a GPU to tell. Returns whether `bound` is the number.
+        The first call requests the number from a GPU. Returns whether `bound` is the number.
         """
 
     def read(self, field: str) -> Any:
@@ -120,13 +120,13 @@ class Lease(Protocol):
         positions: tuple[int, int] | None = None,
         ends: bool = False,
     ) -> None:
-        """Launch a kernel on the records where they are, if there is a `device`.
+        """Launch a kernel on the records in place, if there is a `device`.
 
         Args:
             kernel: of a source that extends `abi.RECORDS`.
             work: its second structure, copied by the launch.
-            items: how much there is to do, from which the kernel's grid follows.
-            writes: the bytes of records that it writes, from one to behind another.
+            items: the amount of work, which determines the kernel's grid.
+            writes: the byte ranges of records that it writes.
             positions: address and number of positions other than those of the lease's ids.
             ends: whether the lease ends with it; it calls `unpin` for each record.
         """
@@ -142,7 +142,7 @@ class Lease(Protocol):
 
 
 class Access(Protocol):
-    """The seam between a table and the side its nearest tier is on.
+    """The seam between a table and the side of its nearest tier.
 
     A call that had to wait until its table got other tiers raises ClosedError.
     """
@@ -173,7 +173,7 @@ class Access(Protocol):
         dtype: DTypeName | None = None,
         out: Any = None,
     ) -> Any:
-        """Return a field, bytes `lo:hi` of records, as the array that answers these ids.
+        """Return a field, bytes `lo:hi` of records, as the array for these ids.
 
         It may be in `out`, which is of that shape and `dtype`.
         """
@@ -185,31 +185,31 @@ class Access(Protocol):
         """
 
     def to_array(self, data: Any, item: Field, ids: Ids, dtype: DTypeName | None = None) -> Any:
-        """Return the bytes of a field as the array that answers these ids, of `dtype` if given."""
+        """Return the bytes of a field as the array for these ids, of `dtype` if given."""
 
     def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
         """Return values for these ids as bytes of a field, on this side, checked."""
 
     def capture(self, ids: Any, out: Any, name: str) -> bool:
-        """Have a CUDA graph that is captured read a field into `out`; False where there is none."""
+        """Make the CUDA graph under capture read a field into `out`; False if there is none."""
 
     def adapt(self) -> None:
-        """Admit what replays of CUDA graphs have read to the GPU tier."""
+        """Admit the rows that replays of CUDA graphs have read to the GPU tier."""
 
     def zeros(self, like: Any, nbytes: int) -> Any:
-        """Return zero bytes, `nbytes` for each row of `like`, of its library and place."""
+        """Return zero bytes, `nbytes` for each row of `like`, of the same library and device."""
 
     def lease(self, ids: Ids) -> Lease:
         """Pin the distinct rows of a batch."""
 
     def lease_and_read(self, ids: Ids, field: str) -> tuple[Lease, Any]:
-        """Do so, and return what `expand` of the lease returns."""
+        """Pin the distinct rows, and return the result of the lease's `expand`."""
 
     def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
         """Check ids, and start bringing their rows nearer.
 
-        They stay until they are used, or `window` newer batches came. A prefetch that the end of
-        the epoch overtakes is dropped.
+        They stay until they are used, or `window` newer batches came. A prefetch is dropped if the
+        epoch ends first.
         """
 
 
@@ -227,8 +227,8 @@ class HostAccess:
     """Access from the host to the tiers of a space.
 
     Attributes:
-        few: most rows that may be read in one look, where each row has its slot; else 0.
-        still: what keeps such a look out of a write of several pieces: it waits for no use to end.
+        few: most rows of a read by one look-up, if each row has its own slot; else 0.
+        still: a lock that separates such a look-up from a write of several pieces.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class HostAccess:
             self._plain[None] = self._plain[first]
 
     def place_of(self, field: str) -> tuple[Field, int, int]:
-        """Return a field and its byte range; raises UnknownNameError for one that is not there."""
+        """Return a field and its byte range; raises UnknownNameError for an unknown one."""
         found = self.fields.get(field)
         if found is None:
             self.layout.field(field)
@@ -271,14 +271,14 @@ class HostAccess:
         return host_ids(ids, self.rows)
 
     def using(self, *, write: bool = False) -> Call:
-        """Enter the store beside the calls of other threads."""
+        """Enter the store concurrently with the calls of other threads."""
         return Call(self.door, write=write)
 
     def read_few(self, ids: npt.NDArray[Any], name: str | None) -> Any:
-        """Return a field of a few valid rows, `ids.shape + (dim,)`, if that takes one look.
+        """Return a field of a few valid rows, `ids.shape + (dim,)`, if one look-up suffices.
 
-        None stands for the first field. Returns None for ids and fields for which more is to be
-        done, or said.
+        A `name` of None means the first field. Returns None for ids and fields that need more work,
+        or an error.
         """
         place = self._plain.get(name)
         if place is None or ids.dtype != _INT64 or not (ids.ndim and 0 < ids.size <= self.few):
@@ -286,7 +286,7 @@ class HostAccess:
         if ids.size == 1:
             if not 0 <= ids.item() < self.rows:
                 return None
-        elif _largest(ids.view(_UINT64), None) >= self.rows:  # negative ids are huge
+        elif _largest(ids.view(_UINT64), None) >= self.rows:  # as unsigned, negative ids are huge
             return None
         if os.getpid() != self.door.pid:
             return None
@@ -350,7 +350,7 @@ class HostAccess:
         dtype: DTypeName | None = None,
         out: Any = None,
     ) -> Any:
-        """Return a field, bytes `lo:hi` of records, as the array that answers these ids.
+        """Return a field, bytes `lo:hi` of records, as the array for these ids.
 
         It may be in `out`, which is of that shape and `dtype`.
         """
@@ -387,7 +387,7 @@ class HostAccess:
         return lease, from_bytes(out, item, ids)
 
     def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
-        """Announce rows to the disk, then take them into the host tier, on another thread."""
+        """Announce rows to the disk, then load them into the host tier, on another thread."""
         nearest, epoch = self.nearest, self.extent.epoch
         rows = self.ids(ids).rows + self.start  # a copy: the ids are the caller's
 
@@ -447,7 +447,7 @@ class HostLease:
 
     @property
     def dropped(self) -> bool:
-        """Whether a rollback dropped what was written into these rows."""
+        """Whether a rollback dropped writes to these rows."""
         return self._epoch.ended == ROLLED_BACK
 
     def trim(self, *, wait: bool) -> bool:
@@ -491,8 +491,8 @@ class HostLease:
     def update(self, columns: Columns, change: Change, many: ChangeMany | None) -> bool:
         """Change the bytes of several fields of the distinct rows in place, part by part.
 
-        They reach from the first of the fields to the last. Returns False, having done nothing,
-        where rows are in a lower tier; see `HostTier.update_held`.
+        The bytes reach from the first of the fields to the last. Returns False and changes nothing
+        if rows are in a lower tier; see `HostTier.update_held`.
         """
         with Call(self._door, write=True):
             if self._released or self._epoch.ended:

@@ -1,12 +1,12 @@
-"""Tables of one space and one layout as one: a call over all of them is one lookup.
+"""Tables of one space and one layout as one: a call on all of them is one lookup.
 
     joint = JointTable([store["user"], store["item"]])
     features = Features(("user", "item", "bought"), (0, 1, 1))
-    rows = joint.in_space(ids, features, lengths)        # ids of all features, one behind the other
+    rows = joint.in_space(ids, features, lengths)        # ids of all features in sequence
     with joint.lease(rows, ...) as lease: ...
 
-Its rows are those of the space. `in_space` is where ids of tables become such rows, and the one
-place where they are checked; everything else of a joint table takes rows that it returned.
+Its rows are those of the space. `in_space` turns ids of tables into such rows, and only it checks
+them; all other methods of a joint table take rows that it returned.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Features", "JointTable", "Location", "alike", "touched_by"]
 
 _SHOWN = 3
-"""Tables that a message names."""
+"""Most tables that a message names."""
 _REMEMBERED = 64
 """Numbers of ids by feature that are kept on a device; training has a few."""
 
@@ -62,7 +62,7 @@ class Features(NamedTuple):
 
 
 def touched_by(tables: tuple[int, ...], lengths: Sequence[int]) -> frozenset[int]:
-    """Return the tables of features of which some are ids, given how many each feature has."""
+    """Return the tables of features that have ids, given how many each feature has."""
     return _all_of(tables) if all(lengths) else frozenset(compress(tables, lengths))
 
 
@@ -72,7 +72,7 @@ def _all_of(tables: tuple[int, ...]) -> frozenset[int]:
 
 
 def alike(table: Table, field: str) -> tuple[object, ...]:
-    """Return what is equal of tables that one lookup and one step can be for.
+    """Return a key that is equal for tables that one lookup and one step can serve.
 
     They share tiers, and their records have the same fields in the same places.
     """
@@ -84,7 +84,7 @@ def _shape(layout: RecordLayout) -> tuple[object, ...]:
 
 
 class Location:
-    """Where the tables of a joint table are now: they are moved when others come, grow or change.
+    """Where the tables of a joint table are now: they move when other tables come, grow or change.
 
     Attributes:
         space: the space that they share.
@@ -95,7 +95,7 @@ class Location:
     """
 
     def __init__(self, tables: Sequence[Table]) -> None:
-        """Look the tables up. Raises InvalidInputError where they no longer share a space."""
+        """Look the tables up. Raises InvalidInputError if they no longer share a space."""
         first = tables[0]
         self.space: Space = first._space
         self.space_rows: int = self.space.nearest.rows
@@ -149,7 +149,7 @@ class Location:
         if ids.size:
             ends = counts.cumsum()
             filled = counts.nonzero()[0]
-            # Without its sign a negative id is a huge one.
+            # As unsigned, a negative id is huge.
             most = np.maximum.reduceat(ids.view(np.uint64), (ends - counts)[filled])
             if (most >= self.rows[numbers[filled]].view(np.uint64)).any():
                 self._refuse(ids, features, ends.tolist())
@@ -191,7 +191,7 @@ class Location:
     def _checked_on_device(
         self, ids: Tensor, features: Features, lengths: tuple[int, ...]
     ) -> Tensor:
-        """Do the same without waiting: a bad id becomes a number that tells of feature and id."""
+        """Check without waiting: a bad id becomes a number that encodes feature and id."""
         import torch
 
         access = self._device_access
@@ -260,7 +260,7 @@ class Location:
         return first, second, third
 
     def tables_of(self, rows: Tensor) -> Tensor:
-        """Return the number of the table of each row, int64 `(n,)`; anything for no row."""
+        """Return the number of the table of each row, int64 `(n,)`; undefined for non-rows."""
         import torch
 
         ascending, numbers, _ = self._sorted
@@ -276,12 +276,12 @@ class Location:
 class JointTable:
     """Tables of one space and one layout as one, by rows of the space.
 
-    It has what layers and optimizers need of a table. Rows are good for one location: `renumbered`
-    brings those of an older one to the present.
+    It has the interface of a table that layers and optimizers need. Rows are valid for one
+    location: `renumbered` converts those of an older one to the present one.
 
     Attributes:
         tables: in the order of their numbers.
-        name: what messages call them.
+        name: their name in messages.
     """
 
     def __init__(self, tables: Sequence[Table]) -> None:
@@ -298,7 +298,7 @@ class JointTable:
 
     @property
     def location(self) -> Location:
-        """Where the tables are now; raises InvalidInputError where they were parted."""
+        """Where the tables are now; raises InvalidInputError if they were separated."""
         space = self.tables[0]._space
         if space is not self._location.space or space.nearest.rows != self._location.space_rows:
             self._location = Location(self.tables)
@@ -308,13 +308,13 @@ class JointTable:
         """Return the rows of the ids of some features, int64 `(n,)`.
 
         Args:
-            ids: int64 `(n,)`, contiguous, those of all features one behind the other.
-            features: which.
+            ids: int64 `(n,)`, contiguous, those of all features in sequence.
+            features: the features.
             lengths: how many ids each has.
 
         On the host raises RowIndexError for an id that is not in the table of its feature. On a GPU
-        it becomes a row that no space has: it reads NaN, is not written, and the next call that
-        waits raises.
+        such an id becomes a row that no space has: it reads NaN, is not written, and the next call
+        that waits raises.
         """
         return self.location.in_space(ids, features, lengths)
 
@@ -350,7 +350,7 @@ class JointTable:
     def lease_features(
         self, ids: Tensor, features: Features, lengths: Sequence[int], touched: frozenset[int]
     ) -> Lease:
-        """Do what `lease` does for the ids that `in_space` takes; raises what that raises."""
+        """Lease ids instead of rows; raises as `in_space` does."""
         location = self.location
         try:
             if location.has(ids) and not self._recorded(touched):
@@ -367,9 +367,9 @@ class JointTable:
         field: str,
         touched: frozenset[int],
     ) -> tuple[Lease, Any]:
-        """Do so for the ids that `in_space` takes; return one field of the row of each, `(n, dim)`.
+        """Lease ids; return the lease and one field of the row of each id, `(n, dim)`.
 
-        Raises what `in_space` raises.
+        Raises as `in_space` does.
         """
         location = self.location
         try:
@@ -428,10 +428,7 @@ class JointTable:
             return
         location, every = self.location, on_host(rows) if is_torch(rows) else rows
         for number in recorded:
-            recording = self.tables[number]._recording
-            own = every - location.starts[number]
-            if recording is not None:
-                recording.add(own)
+            self.tables[number]._record(every - location.starts[number])
 
     def _recorded(self, touched: Iterable[int]) -> list[int]:
         """Return the numbers of the tables whose ids are recorded."""
@@ -439,11 +436,11 @@ class JointTable:
             return []
         return [number for number in touched if self.tables[number]._recording is not None]
 
-    # -- what is equal of all tables
+    # -- common to all tables
 
     @property
     def spec(self) -> TableSpec:
-        """What the tables are made of, but for the number of their rows: that of the first."""
+        """The spec of the tables; the number of rows is that of the first."""
         return self.tables[0].spec
 
     @property

@@ -38,16 +38,16 @@ _GROWTH = 8
 
 
 class Grower(Owner, Protocol):
-    """What tables that grow share besides."""
+    """What growing tables share in addition."""
 
     def grow_rows(self, name: str, rows: int) -> None:
-        """Have more rows in a table, while no other thread is in a call."""
+        """Grow a table to `rows` rows, while no other thread is in a call."""
 
     def end_leases(self, name: str) -> None:
-        """End the leases of a table whose rows are about to move, likewise."""
+        """End the leases of a table whose rows are about to move; no other thread is in a call."""
 
     def keys_before(self, name: str) -> int | None:
-        """Return how many keys a table has in the version before; None where that is not known."""
+        """Return how many keys a table has in the previous version; None if unknown."""
 
 
 Rows = npt.NDArray[np.int64]
@@ -70,20 +70,20 @@ class Resolved(NamedTuple):
     asked: Asked
 
     def known_or_first(self) -> Any:
-        """Return the rows in the shape of the keys, with the first for those without one."""
+        """Return the rows in the shape of the keys, row 0 for keys without one."""
         if self.unknown.size:
             self.rows[self.rows < 0] = 0
         return self.rows.reshape(self.shape)
 
 
 class KeyBatch(Ids):
-    """A batch of keys, which stand in place of rows until `_placed` gives them some."""
+    """A batch of keys in place of rows, until `_placed` gives them rows."""
 
     keys: Any
 
 
 class PlacedKeys(Ids):
-    """The rows of a batch of keys, as long as keys keep theirs.
+    """The rows of a batch of keys, valid as long as keys keep their rows.
 
     Attributes:
         table: of the keys.
@@ -95,14 +95,14 @@ class PlacedKeys(Ids):
 
     @property
     def moved(self) -> bool:
-        """Whether the rows may be those of other keys, as after a rollback."""
+        """Whether the rows may now belong to other keys, as after a rollback."""
         return self.table._map.numbering is not self.numbering
 
 
 class OnDevice(NamedTuple):
     """A batch of integer keys on the device: their bits, a flat int64 tensor, and their shape.
 
-    `kind` is the kind of array that answers them, "torch" or "cupy".
+    `kind` is the kind of the resulting array, "torch" or "cupy".
     """
 
     keys: Any
@@ -111,14 +111,14 @@ class OnDevice(NamedTuple):
 
 
 Batch: TypeAlias = OnDevice | tuple[Asked, str]
-"""Checked keys: on the device, or on the host with what kind of array answers them."""
+"""Checked keys: on the device, or on the host with the kind of the resulting array."""
 
 
 class RowKeys(Sequence[Any]):
     """The keys of a table by key, in the order of its rows."""
 
     def __init__(self, table: KeyedTable) -> None:
-        """Show the keys of a table, those that are added later too."""
+        """Show the keys of a table, including later ones."""
         self._table = table
         self.kind: str = "str" if table.spec.keys == "text" else "int64"
 
@@ -148,11 +148,11 @@ class RowKeys(Sequence[Any]):
 
 
 class RowsByNumber(Table):
-    """The rows of a table by key by their numbers."""
+    """The rows of a table by key, by their numbers."""
 
     @property
     def spec(self) -> TableSpec:
-        """What the table is made of, with the rows that it has grown to."""
+        """The spec of the table, with the rows that it has grown to."""
         return self._generation.spec
 
 
@@ -161,9 +161,9 @@ class KeyedTable(RowsByNumber):
 
     Keys are integers of 64 bits (uint64 by their bits) or texts, in arrays, tensors or lists of any
     shape. A key that was never written or trained reads as its first row, which is drawn from the
-    seed and the key, and takes no place. Keys that are added are committed, rolled back and kept in
-    versions with the rows. Rows are numbered in the order in which keys arrive, from 0 on; `scan`,
-    `topk` and `by_row` go by these numbers.
+    seed and the key, and takes no row. Keys that are added are committed, rolled back and kept
+    in versions with the rows. Rows are numbered in the order in which keys arrive, from 0 on;
+    `scan`, `topk` and `by_row` go by these numbers.
 
     >>> user = store.create_table("hashes", tierstore.TableSpec(1000, 16, keys="int64"))
     >>> user.write([7, -5], np.ones((2, 16), np.float32))
@@ -172,7 +172,7 @@ class KeyedTable(RowsByNumber):
     """
 
     _lacked = True
-    """Whether the device's map lacked keys of the last batch, or of none yet."""
+    """Whether the device's map lacked keys of the last batch; true before the first."""
 
     def _attach(self, generation: Generation, space: Space, extent: Extent) -> None:
         super()._attach(generation, space, extent)
@@ -270,7 +270,7 @@ class KeyedTable(RowsByNumber):
             begin += len(block)
 
     def _asked(self, keys: object) -> tuple[Asked, str]:
-        """Check a batch of keys; also return what kind of array answers it."""
+        """Check a batch of keys; also return the kind of the resulting array."""
         kind = "numpy"
         if is_torch(keys):
             kind, keys = "torch", as_dense(keys, "the keys").numpy(force=True)
@@ -290,13 +290,13 @@ class KeyedTable(RowsByNumber):
         Args:
             other: a table with keys of the same kind and the same fields, of this or another store;
                 it is only read.
-            on_conflict: what becomes of a key that both have: "newest" takes the row of `other`,
-                "keep" keeps the own one, "mean" the mean of both, of every field.
+            on_conflict: how to treat a key that both tables have: "newest" takes the row of
+                `other`, "keep" keeps the own one, "mean" the mean of both, of every field.
             progress: called with rows done and in all.
 
-        What is merged is durable after `store.commit()`. Raises InvalidInputError for tables that
-        do not fit, before anything has changed, and where there is no place for all keys; then
-        some blocks of rows are merged and uncommitted.
+        Merged rows are durable after `store.commit()`. Raises InvalidInputError for tables that do
+        not fit, before any change, and if there is no room for all keys; then some blocks of rows
+        are merged and uncommitted.
         """
         self._check_mergeable(other, on_conflict)
         before = self.rows
@@ -353,11 +353,11 @@ class KeyedTable(RowsByNumber):
     ) -> Any:
         """Read the rows of `keys`, `keys.shape + (dim,)`; see `Table.read`.
 
-        A key without a row reads as its first row, and nothing is added. Keys of another kind
-        than those of the table are an InvalidTypeError.
+        A key without a row reads as its first row, and no key is added. Raises InvalidTypeError for
+        keys of another kind than the table's.
         """
         epoch, given = None, self._given(keys)
-        while epoch is not self._extent.epoch:  # else keys have got other rows meanwhile
+        while epoch is not self._extent.epoch:  # otherwise keys have got other rows meanwhile
             epoch = self._extent.epoch
             found_in = self._resolved(given, self._map.find)
             ids = self._like(found_in.known_or_first(), found_in.kind)
@@ -380,7 +380,7 @@ class KeyedTable(RowsByNumber):
         *,
         raw: bool,
     ) -> None:
-        """Put a field of first records at positions of an answer."""
+        """Put a field of first records at positions of a result."""
         item, lo, hi = self._spans[name]
         kind = "torch" if is_torch(values) else "cupy" if is_cupy(values) else "numpy"
         ids = Ids(at, at.shape, kind)
@@ -392,7 +392,7 @@ class KeyedTable(RowsByNumber):
         flat[self._like(at, "cupy") if kind == "cupy" else at] = first
 
     def _like(self, rows: Any, kind: str) -> Any:
-        """Return row numbers as an array that is answered like the keys."""
+        """Return row numbers as an array of the library of the keys."""
         if kind == "cupy":
             import cupy
 
@@ -410,7 +410,7 @@ class KeyedTable(RowsByNumber):
         return torch.from_numpy(rows).to(self.device)
 
     def _given(self, keys: Any) -> Batch:
-        """Check a batch of keys, which stay on the device where this has a map of them."""
+        """Check a batch of keys; they stay on the device if it has a map of them."""
         if self.spec.keys != "int64" or not isinstance(self._access, DeviceAccess):
             return self._asked(keys)
         if is_cupy(keys) and keys.dtype.kind in "iu" and "torch" in sys.modules:
@@ -431,7 +431,7 @@ class KeyedTable(RowsByNumber):
         return self._asked(keys)
 
     def _resolved(self, given: Batch, ask: Callable[[Asked], Rows]) -> Resolved:
-        """Return the rows of keys; `ask` has those that the device does not know."""
+        """Return the rows of keys; `ask` returns those that the device does not know."""
         if isinstance(given, OnDevice):
             return self._resolved_there(given, ask)
         asked, kind = given
@@ -458,9 +458,9 @@ class KeyedTable(RowsByNumber):
 
     @contextmanager
     def _keys_there(self) -> Iterator[tuple[DeviceKeys, int]]:
-        """Use the device's map of keys, in a stream; one whose rows are others now is emptied."""
+        """Use the device's map of keys, in a stream; clear it first if its rows have changed."""
         access = cast(DeviceAccess, self._access)
-        numbering = self._map.numbering  # before: the keys may still be on their way
+        numbering = self._map.numbering  # before: the keys may still be in transit
         with access.using():
             stream = access.stream("torch")
             known = access.gpu.keys(self.name, self.capacity)
@@ -470,7 +470,7 @@ class KeyedTable(RowsByNumber):
             yield known, stream
 
     def _batch(self, ids: object, *, record: bool = True) -> Ids:
-        """Check keys that are to be written; `_placed` finds their rows."""
+        """Check keys for a write; `_placed` finds their rows."""
         given = self._given(ids)
         if isinstance(given, OnDevice):
             batch = KeyBatch(given.keys, given.shape, given.kind)
@@ -481,7 +481,7 @@ class KeyedTable(RowsByNumber):
         return batch
 
     def _placed(self, batch: Ids) -> Ids:
-        """Give rows to keys that have none, before what was checked is written."""
+        """Give rows to keys that have none, before the write."""
         if not isinstance(batch, KeyBatch):
             return batch
         numbering = self._map.numbering
@@ -520,13 +520,13 @@ class KeyedTable(RowsByNumber):
             self.by_row.write(block, values)
 
     def _grow(self, keys: int) -> None:
-        """Have places for so many keys, by an eighth more rows or as many as are needed."""
+        """Provide room for so many keys, by an eighth more rows or as many as needed."""
         if not self.spec.grows:
             raise InvalidInputError(
                 f"table {self.name!r} holds {self.capacity} keys, and these would be {keys}: "
                 f"commit, then store.grow({self.name!r}, rows)"
             )
-        parts = _GROWTH if self._space.can_grow else 1  # else its tiers are made anew
+        parts = _GROWTH if self._space.can_grow else 1  # else its tiers are rebuilt
         more = max(self.capacity // parts, EXTENT_ROWS)
         spec = self.spec.with_rows(max(keys, self.capacity + more))
         cast(Grower, self._owner).grow_rows(self.name, spec.rows)
@@ -534,10 +534,10 @@ class KeyedTable(RowsByNumber):
     def _known_or_first(
         self, keys: object, field: str, *, train: bool
     ) -> tuple[Any, npt.NDArray[np.intp], Any]:
-        """Return row numbers in the shape of keys, which have none, and first values of those.
+        """Return row numbers in the shape of keys, which keys have none, and their first values.
 
-        Those have the number 0; their values are `(n, dim)`, a tensor. With `train`, keys that are
-        admitted get a row before.
+        Keys without a row have the number 0; their first values are a tensor `(n, dim)`. With
+        `train`, admitted keys get a row first.
         """
         given = self._given(keys)
         if train:
@@ -555,10 +555,10 @@ class KeyedTable(RowsByNumber):
         return from_bytes(data, item, Ids(at, at.shape, "torch"))
 
     def _guessed(self, keys: object) -> tuple[Any, Guess] | None:
-        """Return what `_rows_for` does of keys on a device, before it is known that all have a row.
+        """Return rows of keys on a device as `_rows_for` does, before all are known to have one.
 
-        The number of those that lack one is 0. None where too many did in the batch before, or
-        where other work goes by the answer.
+        The number of a key without a row is 0. Returns None if the previous batch lacked keys, or
+        if other work depends on the result.
         """
         if self._lacked or self.spec.track_uses or self.spec.admit_after is not None:
             return None
@@ -571,7 +571,7 @@ class KeyedTable(RowsByNumber):
         return rows.reshape(given.shape), guess
 
     def _rows_for(self, keys: object) -> Any:
-        """Return row numbers for training, in the shape of keys, as a tensor; adds new keys.
+        """Return row numbers for training, in the shape of keys, as a tensor; add new keys.
 
         For tables that admit every key; see `_known_or_first`.
         """
@@ -585,7 +585,7 @@ class KeyedTable(RowsByNumber):
         return rows
 
     def _admitted(self, asked: Asked) -> Rows:
-        """Return the rows of keys; those that were used often enough get one, others have -1."""
+        """Return the rows of keys; keys that were used often enough get one, others have -1."""
         if self.spec.admit_after is None:
             return self._add(asked)
         rows = self._map.find(asked)
@@ -599,19 +599,19 @@ class KeyedTable(RowsByNumber):
         return rows
 
     def _used(self, asked: Asked) -> Rows:
-        """Return the rows of keys that are used; those that have none get one."""
+        """Return the rows of used keys; keys without a row get one."""
         rows = self._add(asked)
         self._note_uses(rows)
         return rows
 
     def _used_by(self, given: Batch, ask: Callable[[Asked], Rows]) -> Resolved:
-        """Return the rows of keys that are used; `ask` decides which keys get one."""
+        """Return the rows of used keys; `ask` decides which keys get one."""
         found = self._resolved(given, ask)
         self._note_uses(found.rows)
         return found
 
     def _note_uses(self, rows: Any) -> None:
-        """Count a use of each row, where the table tracks that; -1 stands for none."""
+        """Count a use of each row if the table tracks uses; -1 means no row."""
         if not (self.spec.track_uses and self._owner.door.writable):
             return
         used = rows.unique() if is_torch(rows) else np.unique(rows)
@@ -638,10 +638,10 @@ class KeyedTable(RowsByNumber):
                 until no more are left than this.
 
         Call it between steps: no other thread may train the table meanwhile. Keys are removed when
-        the last block has been taken, and not at all if the loop ends before.
-        Then every lease of the table ends, and other rows take the numbers of the removed ones, so
-        that new keys use their places before the table grows. Final after `store.commit()`;
-        `store.rollback()` brings them back, also after an error.
+        the last block has been taken, and not at all if the loop ends earlier. Then every lease of
+        the table ends, and other rows take the numbers of the removed ones, so that new keys use
+        their places before the table grows. Final after `store.commit()`; `store.rollback()` brings
+        them back, also after an error.
 
         >>> spec = tierstore.TableSpec(dim=16, keys="int64", track_uses=True)
         >>> store.rollback()
@@ -670,7 +670,7 @@ class KeyedTable(RowsByNumber):
             )
 
     def _uses(self, **conditions: int | None) -> npt.NDArray[np.float64]:
-        """Return the uses `(rows, 2)` of rows that do not expire by some conditions."""
+        """Return the uses `(rows, 2)` of rows that do not expire by the conditions."""
         self._check_tracked()
         uses = self._all_uses()
         gone = expiry.expired(uses, self.store.version, keep_at_most=None, **conditions)
@@ -695,11 +695,11 @@ class KeyedTable(RowsByNumber):
             yield self.keys_of(part), self.by_row.read(part, list(self.fields), cache=False)
         if rows.size:
             with self._owner.door.use(write=True), self._map.lock:
-                epoch.check_open()  # a rollback or another expiry has other rows
+                epoch.check_open()  # after a rollback or another expiry the rows differ
                 self._remove(rows)
 
     def _remove(self, rows: npt.NDArray[np.int64]) -> None:
-        """Remove keys by their rows, ascending, whose places the last rows take."""
+        """Remove keys by their ascending rows; the last rows take their places."""
         cast(Grower, self._owner).end_leases(self.name)
         self._owner.touched.rows.setdefault(self.name)
         count = len(self._map)
@@ -720,7 +720,7 @@ class KeyedTable(RowsByNumber):
         return self._counted
 
     def read_into(self, ids: Any, out: Any, field: str | None = None) -> None:
-        """Read the rows of keys into `out`; keys are looked up on the host, so in no CUDA graph."""
+        """Read the rows of keys into `out`; not in a CUDA graph: the host looks keys up."""
         self.read(ids, field, out=out)
 
     def lease(self, ids: object) -> Lease:
@@ -738,13 +738,13 @@ class KeyedTable(RowsByNumber):
     def write(self, ids: object, rows: Any, field: str | None = None) -> None:
         """Write `ids.shape + (dim,)` rows over those of keys, `ids`; see `Table.write`.
 
-        Keys that are new are added; more than `rows=` of the table are an InvalidInputError.
+        Keys that are new are added; raises InvalidInputError for more than `rows=` of the table.
         """
         with self._still():
             super().write(ids, rows, field)
 
     def _still(self) -> AbstractContextManager[object]:
-        """Keep other threads from removing keys, where that can be."""
+        """Prevent other threads from removing keys, if that is possible."""
         if not (self.spec.track_uses and self._owner.door.writable):
             return nullcontext()
         return self._owner.door.use(write=True)

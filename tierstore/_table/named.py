@@ -1,4 +1,4 @@
-"""Rows with names: the external keys of a table by id, which lead to row ids."""
+"""Rows with names: the external keys of a table by id, which map to row ids."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["NamedRows"]
 
 
 class NamedRows:
-    """What a table by id does with the keys that `Store.set_keys` gave its rows."""
+    """The part of a table by id for the keys that `Store.set_keys` gave its rows."""
 
     name: str
     _owner: Owner
     _generation: Generation
     _keys: tuple[Generation, KeysInfo | None, Keys | None] | None
-    """Those that were opened, and of what: another thread may refresh the store meanwhile."""
+    """The opened keys, and their source: another thread may refresh the store meanwhile."""
 
     @property
     def store(self) -> Store:
@@ -50,7 +50,7 @@ class NamedRows:
         return held[2]
 
     def _forget_keys(self) -> None:
-        """Open the keys anew when they are next asked for: there are others."""
+        """Open the keys again at their next use: they have changed."""
         self._keys = None
 
     def _own_keys(self) -> Keys:
@@ -74,10 +74,10 @@ class NamedRows:
     def get_or_add(self, keys: object) -> npt.NDArray[np.int64]:
         """Return the ids of external keys, in their shape; those that no row has get a new row.
 
-        New rows are behind the others, in the order of their keys, with the values that
-        `Store.grow` gives them. If there are any, it writes a complete new copy of the table and
-        commits separately, as `Store.grow` does; call it for many keys at once, or use a table by
-        key where keys arrive all the time.
+        New rows are after the others, in the order of their keys, with the values that `Store.grow`
+        gives them. If there are any, it writes a complete new copy of the table and commits
+        separately, as `Store.grow` does; call it for many keys at once, or use a table by key where
+        keys arrive all the time.
 
         >>> item = store.create_table("named", tierstore.TableSpec(2, 16))
         >>> store.set_keys("named", ["a", "b"])

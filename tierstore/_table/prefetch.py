@@ -1,4 +1,4 @@
-"""Bringing rows nearer before they are asked for, off the caller's thread."""
+"""Bring rows nearer before they are used, off the caller's thread."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _LOG = logging.getLogger("tierstore")
 
 _MOST_PENDING = 64
 _PATIENCE = 0.05
-"""Seconds after which what waits for the thread looks whether it is alive."""
+"""Seconds after which a waiter checks whether the thread is alive."""
 _LINGER = 1.0
 """Seconds for which the thread waits for another request before it ends."""
 
 Advice = Callable[[], object]
-"""Tells a disk of pages; may wait for it, and must not be called when their files are closed."""
+"""Announces pages to a disk; may wait for it; must not be called after their files are closed."""
 
 Rows = npt.NDArray[np.int64]
 Request = tuple[Rows, Callable[[Rows], Advice | None], Callable[[Rows], object]]
 
 
 class Prefetcher:
-    """One thread that works through requests in order; those it cannot keep up with are dropped.
+    """One thread that works through requests in order; excess requests are dropped.
 
     A dropped request costs speed, never correctness: the rows are read when they are used. For the
     same reason an error is dropped too; the read that needs the row meets it again.
@@ -56,11 +56,12 @@ class Prefetcher:
         look: Callable[[Rows], Advice | None],
         fetch: Callable[[Rows], object],
     ) -> None:
-        """Have `look` and then `fetch` called soon with the distinct `rows`; returns at once.
+        """Call `look` and then `fetch` soon with the distinct `rows`; return at once.
 
         `look` is called inside the store, `fetch` enters it itself. The rows are sorted before, and
-        the advice that `look` returns is taken in between, outside: other threads go on meanwhile.
-        Where too many requests wait, or no thread can be had, this one is dropped.
+        the advice that `look` returns is called in between, outside the store: other threads
+        continue meanwhile. If too many requests wait, or no thread can be started, this request is
+        dropped.
         """
         with self._changed:
             if self._closed:
@@ -82,21 +83,22 @@ class Prefetcher:
             self._waiting.clear()
 
     def wait_for_advice(self) -> None:
-        """Wait for advice that is being taken; from within a use of the store no other begins.
+        """Wait for advice under way; within a use of the store no other begins.
 
-        What closes files calls this first. It needs nothing that the thread could be waiting for.
+        Code that closes files calls this first. It needs nothing that the thread could be waiting
+        for.
         """
         self._advising.acquire()
         self._advising.release()
 
     def wait(self) -> None:
-        """Return when every request so far is done; not from within a use of the store."""
+        """Wait until every request so far is done; not from within a use of the store."""
         with self._changed:
             while (self._waiting or self._busy) and self._worker is not None and self._worker.alive:
                 self._changed.wait(_PATIENCE)
 
     def close(self) -> None:
-        """Drop what is waiting and take no more; the thread ends by itself."""
+        """Drop waiting requests and take no more; the thread ends by itself."""
         with self._changed:
             self._closed = True
             self._waiting.clear()

@@ -1,9 +1,9 @@
-"""Memory for large results, taken again once nobody refers to it.
+"""Memory for large results, used again once nothing refers to it.
 
-The C library takes 32 MiB and more from the system anew each time, and gives them back; blocks of
-some MiB too, where they happen to lie at the end of what it holds. To touch their pages for the
-first time takes about as long as to copy rows there: of 131,072 rows of 256 bytes 3.6 of 9.9 ms,
-and more where several threads do it.
+The C library takes blocks of 32 MiB and more from the system each time, and returns them; also
+blocks of some MiB, if they are at the end of its heap. Touching their pages for the first time
+takes about as long as copying rows there: of 131,072 rows of 256 bytes 3.6 of 9.9 ms, and more
+where several threads do it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy.typing as npt
 __all__ = ["LARGE", "Recycled"]
 
 LARGE = 4 << 20
-"""Bytes from which the C library may give memory back, in effect; it keeps smaller blocks."""
+"""Bytes from which the C library may return memory, in effect; it keeps smaller blocks."""
 _MOST = 128 << 20
-"""Most bytes to hold when nobody else does: more than that, a batch is not."""
+"""Most bytes to hold while nothing else refers to them: no batch needs more."""
 
 
 class Recycled:
@@ -34,7 +34,7 @@ class Recycled:
     def take(self, rows: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return memory `(rows, nbytes)` that nothing else refers to, of undefined contents.
 
-        Arrays and tensors that share it keep it, as they do any other array.
+        Arrays and tensors that share it keep it, as with any other array.
         """
         size = rows * nbytes
         if size > _MOST:

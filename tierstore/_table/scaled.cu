@@ -17,7 +17,7 @@ struct Scaled {
     u64 count;
 };
 
-// Scales that are apart from the elements of their rows.
+// Scales stored separately from the elements of their rows.
 struct Scales {
     u8 *scales;     // [bound][pitch], from the first scale
     i64 *ids;       // [count]: the row of each; NaN for one that is not 0 to bound - 1

@@ -1,4 +1,4 @@
-// Bytes of rows, copied to where they belong in wider rows.
+// Copy bytes of rows to their places in wider rows.
 
 struct Move {
     u8 *source;      // [rows][pitch], from the first byte that is copied
@@ -11,8 +11,8 @@ struct Move {
 struct Choice {
     i64 *ids;        // [count]: the row of each; null for all of them in order
     i64 bound;       // rows are 0 to bound - 1; others read as bytes 0xff
-    u32 *fault;      // where the first other row is noted as `stray`, and its id, `start` and position;
-    i64 *faulty;     // null where another read of these ids does so
+    u32 *fault;      // note the first other row here as `stray`, and its id, `start` and position;
+    i64 *faulty;     // null if another read of these ids does so
     i64 start;
     u32 stray;
 };

@@ -1,4 +1,4 @@
-"""A table's way to tiers of which a GPU holds some columns whole, beside the cache of the rest."""
+"""A table's access to tiers with some columns whole on a GPU, beside a cache of the rest."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SplitAccess(DeviceAccess):
         self._split = whole.split
 
     def _cached(self, lo: int, hi: int) -> Piece | None:
-        """Return where the tier has all of bytes `lo:hi`, if it does."""
+        """Return where the tier has all of bytes `lo:hi`, or None."""
         pieces = self._split.cached.within(lo, hi)
         one = len(pieces) == 1 and pieces[0].hi - pieces[0].lo == hi - lo
         return pieces[0] if one else None
@@ -63,7 +63,7 @@ class SplitAccess(DeviceAccess):
     def _apart(self, scaled: ScaledElements, lo: int, hi: int) -> tuple[Piece, int] | None:
         """Return where the elements of a scaled field are, and the place of its scales.
 
-        None where both are together.
+        None if both are together.
         """
         elements = self._cached(lo, lo + scaled.dim)
         scales = self._split.whole.within(lo + scaled.scales_at, hi)
@@ -112,16 +112,16 @@ class SplitAccess(DeviceAccess):
     def _moved(
         self, piece: Piece, found: Any, out: Any, wide: int, count: int
     ) -> tuple[Kernel, Arguments, int]:
-        """Return what copies a piece of each row, read to memory of its own, to its place."""
+        """Return the launch that copies a separately read piece of each row to its place."""
         nbytes = piece.hi - piece.lo
         return self._spread(self.device.pointer(found), nbytes, piece, out, wide, count, _Choice())
 
     def _taken(
         self, piece: Piece, rows: Any, out: Any, wide: int, *, reports: bool
     ) -> tuple[Kernel, Arguments, int]:
-        """Return what copies a piece of the columns held whole, for each of `rows`, to its place.
+        """Return the launch that copies a piece of the whole columns to its place, for `rows`.
 
-        `reports`: note rows outside the table, which nothing else does.
+        `reports`: note rows outside the table, because no other read does.
         """
         choice = _Choice(ids=self.device.pointer(rows), bound=len(self.within))
         if reports:
@@ -159,7 +159,7 @@ class SplitAccess(DeviceAccess):
         dtype: DTypeName | None = None,
         out: Any = None,
     ) -> Any:
-        """Return a field, bytes `lo:hi` of records, as the array that answers these ids.
+        """Return a field, bytes `lo:hi` of records, as the array for these ids.
 
         It may be in `out`, which is of that shape and `dtype`.
         """

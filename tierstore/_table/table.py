@@ -71,11 +71,11 @@ _NAME = (type(None), str)
 
 
 class Touched:
-    """Which tables may hold what the version that is open does not, so that a commit asks no other.
+    """Tables that may differ from the open version, so that a commit visits no other.
 
     Attributes:
-        rows: those that were written to, in order.
-        scalars: those whose scalars a caller was given, who may change them at any time.
+        rows: the tables that were written to, in order.
+        scalars: the tables whose scalars a caller got and may change at any time.
         keys: the files of the keys that the next commit gives to tables, None to remove keys.
     """
 
@@ -87,7 +87,7 @@ class Touched:
 
 
 class Owner(Protocol):
-    """What the tables of a store share; `store` is None for a table in memory alone."""
+    """The part that the tables of a store share; `store` is None for a table in memory alone."""
 
     door: Door
     prefetcher: Prefetcher
@@ -100,7 +100,7 @@ class Owner(Protocol):
 
 
 class Table(NamedRows):
-    """Rows of a store, read and written by id, wherever a row is at the moment.
+    """Rows of a store, read and written by id, in any tier.
 
     NumPy ids (or lists) give and take NumPy rows, torch ids torch rows, CuPy ids CuPy rows. Ids are
     integers of any width and shape; floats and booleans are a TypeError, ids outside the table an
@@ -108,7 +108,7 @@ class Table(NamedRows):
     """
 
     _any_recorded: ClassVar[bool] = False
-    """Whether some table was ever recorded: a batch of many asks each of them otherwise."""
+    """Whether any table was ever recorded; else a batch on many tables need not check each."""
 
     def __init__(
         self, owner: Owner, name: str, generation: Generation, space: Space, extent: Extent
@@ -121,7 +121,7 @@ class Table(NamedRows):
         self._attach(generation, space, extent)
 
     def _attach(self, generation: Generation, space: Space, extent: Extent) -> None:
-        """Use these files from now on: the table grew, has other fields or another version."""
+        """Use these files from now on: the table grew, or has other fields or another version."""
         self._generation = generation
         self._disk = generation.tier
         self._layout = generation.info.spec.layout
@@ -136,10 +136,10 @@ class Table(NamedRows):
         self._extent = extent
         access = self._make_access()
         self._few = access if isinstance(access, HostAccess) and access.few else None
-        self._access = access  # last: a call of another thread takes it before fields
+        self._access = access  # last: a call of another thread reads it before fields
 
     def _moved_to(self, other: Table) -> Table:
-        """Use what another table has opened, in its place; return this one."""
+        """Use the files and tiers that another table has opened; return this table."""
         self._owner = other._owner
         self._attach(other._generation, other._space, other._extent)
         return self
@@ -165,7 +165,7 @@ class Table(NamedRows):
 
     @property
     def spec(self) -> TableSpec:
-        """What the table is made of."""
+        """The spec of the table."""
         return self._generation.info.spec
 
     @property
@@ -180,7 +180,7 @@ class Table(NamedRows):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """The fields of a record, in order; the first is the one meant when none is named."""
+        """The fields of a record, in order; the first is the default."""
         return dict(self._layout.fields)
 
     @property
@@ -346,7 +346,7 @@ class Table(NamedRows):
             field: the field to read, the first if None; or a list of fields, for a dict from name
                 to array.
             cache: False reads rows without keeping them in memory: for rows that are read once.
-            as_tensor: return torch tensors on the table's device for NumPy ids too, which spares
+            as_tensor: return torch tensors on the table's device for NumPy ids too, which avoids
                 the wait for a GPU.
             dtype: the floats to convert to, such as torch.bfloat16 or "float32"; rows of a field
                 with scales are multiplied in float32 and rounded once.
@@ -356,10 +356,10 @@ class Table(NamedRows):
                 result, contiguous; of a field with scales of any type of floats; for a list of
                 fields a dict of them. After an error its contents are undefined.
 
-        bfloat16 fields come as float32 where ids are NumPy, as bfloat16 otherwise. Raises
+        bfloat16 fields are returned as float32 for NumPy ids, as bfloat16 otherwise. Raises
         RowIndexError, InvalidTypeError, UnknownNameError, and CorruptRowError rather than return
-        damaged rows. On a GPU, ids that are there are checked there: rows of bad ids come out NaN,
-        and the next call that waits raises.
+        damaged rows. Ids on a GPU are checked there: rows of bad ids read NaN, and the next call
+        that waits raises.
         """
         try:
             if dtype is not None or raw:
@@ -372,7 +372,7 @@ class Table(NamedRows):
                     found = few.read_few(ids, field)  # type: ignore[arg-type]
                     if found is not None:
                         return found
-            if isinstance(field, (list, tuple)):  # a union would be made each time
+            if isinstance(field, (list, tuple)):  # a union type would be created each time
                 return self._read_fields(ids, field, out, cache=cache, as_tensor=as_tensor)
             access = self._access  # before its fields; see `_attach`
             item, lo, hi = self._spans[self._named(field)]
@@ -419,12 +419,12 @@ class Table(NamedRows):
 
         Outside of a capture this is `read(ids, field, out=out)`; call it so once before a capture,
         which reserves what a graph needs. A replay runs no host code and allocates nothing: it
-        reads the ids that are in `ids` then, from the GPU's slots or over the link from host
-        memory, so that nothing comes from the disk. Rows in neither and ids outside the table read
-        as bytes 0xff, which is NaN, -1 in int8 and 255 in uint8; the next call that waits, such as
-        `adapt()`, raises NotPrefetchedError or RowIndexError, once. `prefetch` before the replay
-        brings its rows. Replay in the stream of the table's other calls, and capture anew when the
-        table was closed or has other rows or fields.
+        reads the present contents of `ids`, from the GPU's slots or over the link from host memory,
+        never from the disk. Rows in neither and ids outside the table read as bytes 0xff, which is
+        NaN, -1 in int8 and 255 in uint8; the next call that waits, such as `adapt()`, raises
+        NotPrefetchedError or RowIndexError, once. `prefetch` before the replay brings its rows.
+        Replay in the stream of the table's other calls, and capture again after the table was
+        closed or has other rows or fields.
         """
         if out is None:
             raise InvalidTypeError("read_into writes to out, which is None; read() returns rows")
@@ -437,16 +437,16 @@ class Table(NamedRows):
     def adapt(self) -> None:
         """Admit rows that CUDA graphs have read to the GPU's slots, as the policy ranks them.
 
-        For between replays, which admit nothing themselves: of the rows read since the last call
-        the latest count, up to 65,536. Waits for the device, and raises what replays could not
-        read; see `read_into`. Without a GPU it does nothing.
+        Call it between replays, which admit no rows themselves: the latest rows read since the last
+        call count, up to 65,536. Waits for the device, and raises the errors of replays; see
+        `read_into`. Does nothing without a GPU.
         """
         with internal_errors():
             self._owner.door.check()
             self._access.adapt()
 
     def _read_into(self, out: Any, batch: Ids, name: str, *, cache: bool) -> Any:
-        """Read a field into `out`: straight to its memory where that holds what is stored."""
+        """Read a field into `out`: directly to its memory if that has the stored type."""
         access, (item, lo, hi) = self._access, self._spans[name]
         kind = check_out(out, item, batch, self.device, name)
         if item.scaled is not None:
@@ -536,8 +536,8 @@ class Table(NamedRows):
                 fields of the records are kept.
             field: the field that an array is for; the first if None.
 
-        What is written is seen by every read at once and is durable after `store.commit()`. Raises
-        RowIndexError, InvalidTypeError or InvalidInputError before anything has changed.
+        Every read sees written rows at once; they are durable after `store.commit()`. Raises
+        RowIndexError, InvalidTypeError or InvalidInputError before any change.
         """
         self._owner.door.check(write=True)
         if isinstance(rows, Mapping) and field is not None:
@@ -550,7 +550,7 @@ class Table(NamedRows):
                 (*layout.span(name), access.to_bytes(values, layout.field(name), batch, name))
                 for name, values in given.items()
             ]
-            alike = len({type(data) for _, _, data in pieces}) == 1  # on one side
+            alike = len({type(data) for _, _, data in pieces}) == 1  # all on one device
             if alike and len(pieces) == len(layout.fields):
                 pieces = [assembled(access, pieces, layout.record_bytes)]
             written = False
@@ -580,7 +580,7 @@ class Table(NamedRows):
             access = self._access
             batch = access.ids(ids)
             if self._recording is not None:
-                self._recording.add(on_host(batch.rows))
+                self._record(on_host(batch.rows))
             return access.lease(batch)
         except INTERNAL as error:
             raise internal_error(error) from error
@@ -591,7 +591,7 @@ class Table(NamedRows):
             access = self._access
             batch = access.ids(ids)
             if self._recording is not None:
-                self._recording.add(on_host(batch.rows))
+                self._record(on_host(batch.rows))
             return access.lease_and_read(batch, field)
         except INTERNAL as error:
             raise internal_error(error) from error
@@ -600,18 +600,24 @@ class Table(NamedRows):
         """Check the ids of a batch, and add them to an open recording."""
         batch = self._access.ids(ids)
         if record and self._recording is not None:
-            self._recording.add(on_host(batch.rows))
+            self._record(on_host(batch.rows))
         return batch
 
+    def _record(self, rows: npt.NDArray[np.int64]) -> None:
+        """Add a batch to the recording, or forget one that was closed: it costs waits on a GPU."""
+        recording = self._recording
+        if recording is not None and not recording.add(rows):
+            self._recording = None
+
     def _placed(self, batch: Ids) -> Ids:
-        """Return a batch that is about to be written; a table by key gives new keys rows."""
+        """Return a batch for a write; a table by key gives new keys rows."""
         return batch
 
     def record(self, path: str | os.PathLike[str]) -> Recording:
         """Record the ids of every batch to a new file, until the recording is closed.
 
-        For `tierstore simulate` and `plan`. A batch is what one call of `read`, `write` or `lease`
-        is given; reads with `cache=False` are left out. On a GPU this waits for the ids of each
+        For `tierstore simulate` and `plan`. A batch is the ids of one call of `read`, `write` or
+        `lease`; reads with `cache=False` are left out. On a GPU this waits for the ids of each
         batch. Raises ExistsError, and InvalidInputError while another recording is open.
 
         >>> with table.record("run.trace"):
@@ -622,21 +628,22 @@ class Table(NamedRows):
                 f"table {self.name!r} is being recorded to {self._recording.path}; close that first"
             )
         Table._any_recorded = True
-        self._recording = Recording(path, self.rows)
+        self._recording = Recording(path, self.spec.rows)  # a table by key has its capacity here
         return self._recording
 
     def warm(
         self, ids: object = None, *, counts: Any = None, progress: Progress | None = None
     ) -> int:
-        """Load rows into the host tier before they are asked for; return how many are there.
+        """Load rows into the host tier before their use; return how many are there.
 
         Args:
             ids: the rows to load, as many distinct ones as fit, the first of them.
-            counts: or else how often each row of the table was used before, one number a row: the
-                most used are loaded, and a policy that goes by frequency starts from there.
+            counts: instead, earlier uses of each row of the table, one number a row: the most used
+                rows are loaded, and a policy by frequency starts from these counts.
             progress: called with rows done and in all.
 
-        With neither, the first rows of the table. Only speed changes; without a host tier, nothing.
+        Without either, loads the first rows of the table. Only speed changes; without a host tier,
+        the call does nothing.
         """
         host, extent = self._space.host, self._extent
         if host is None:
@@ -649,7 +656,7 @@ class Table(NamedRows):
                 if progress is not None:
                     with use.interruptible():
                         progress(done, total)
-                    extent.epoch.check_open()  # which the callback may have ended
+                    extent.epoch.check_open()  # the callback may have ended it
 
             if keys is not None:
                 host.map.prime(keys, extent.start)
@@ -659,7 +666,7 @@ class Table(NamedRows):
         """Start bringing the rows of a coming batch into memory; returns at once.
 
         They stay until they are used, or until `window` newer batches were prefetched; on a GPU at
-        most 62. Never changes a result, and may be dropped where too many are waiting.
+        most 62. Never changes a result, and may be dropped if too many are waiting.
         """
         with internal_errors():
             self._owner.door.check()
@@ -675,19 +682,19 @@ class Table(NamedRows):
         raw: bool = False,
         damaged: list[int] | None = None,
     ) -> Iterator[npt.NDArray[Any]]:
-        """Yield rows `start:stop` of a field in order, in blocks `(n, dim)` of what `read` gives.
+        """Yield rows `start:stop` of a field in order, in blocks `(n, dim)` as `read` returns them.
 
         Args:
             field: the field; the first if None.
             start: the first row.
-            stop: the row after the last; the last row is in if None.
+            stop: the row after the last; None includes the last row.
             block_rows: rows of a block; None chooses.
             raw: yield values as they are stored: bfloat16 as its bits, uint16.
             damaged: a list to which damaged rows are added; they are zeros in the blocks. Without
-                it they raise CorruptRowError.
+                the list they raise CorruptRowError.
 
-        Uncommitted rows are seen; the caches keep what they hold. Arguments are checked at once.
-        Where the table gets other fields or rows meanwhile, the next block raises ClosedError.
+        Uncommitted rows are included; the caches keep their contents. Arguments are checked at
+        once. If the table gets other fields or rows meanwhile, the next block raises ClosedError.
         """
         name = self._named(field)
         start, stop = _whole(start, "start"), _whole(self.rows if stop is None else stop, "stop")
@@ -730,14 +737,14 @@ class Table(NamedRows):
             queries: `(n, dim)`, an array or a tensor.
             k: how many rows for each.
             field: the field they are multiplied with; the first if None.
-            exclude: for each query the rows that it is not to get, such as those it is known to
-                like: arrays or lists of row ids, negative ones standing for nothing.
+            exclude: for each query the rows to leave out of its result, such as known likes: arrays
+                or lists of row ids; negative ids are ignored.
             metric: "dot", or "cosine", which is 0 for a vector of zeros.
 
         Returns scores `(n, k)`, float32, and row ids `(n, k)`, int64, the best first and of equal
-        ones the lowest row first: tensors for tensors. Where fewer rows are left than `k`, the rest
-        is -inf and -1. Uncommitted rows count. Products are float32, and computed on the GPU of a
-        store that was opened with one.
+        ones the lowest row first: tensors for tensors. If fewer rows than `k` are left, the rest is
+        -inf and -1. Uncommitted rows count. Products are float32, computed on the GPU if the store
+        was opened with one.
         """
         name, k = self._named(field), _whole(k, "k")
         dim = self._layout.field(name).dim
@@ -781,7 +788,7 @@ class Table(NamedRows):
         )
 
     def _records(self, damaged: list[int] | None = None) -> Iterator[npt.NDArray[np.uint8]]:
-        """Yield all records in order, in blocks `(n, record_bytes)`; `scan` says of `damaged`."""
+        """Yield all records in order, in blocks `(n, record_bytes)`; `damaged` as in `scan`."""
         extent, width = self._extent, self._layout.record_bytes
         step = max(1, _SCAN_BYTES // width)
         for begin in range(0, self.rows, step):
@@ -823,7 +830,7 @@ class Table(NamedRows):
 
     @property
     def device(self) -> str:
-        """Where the nearest tier is, and torch rows come to, such as "cpu" or "cuda:0"."""
+        """The device of the nearest tier and of torch rows, such as "cpu" or "cuda:0"."""
         gpu = self._space.gpu
         return "cpu" if gpu is None else gpu.device.torch_name
 
@@ -879,14 +886,14 @@ class Table(NamedRows):
         )
 
     def _can_follow(self, info: TableInfo) -> bool:
-        """Whether a reader's table need not be opened anew for what a later manifest says of it.
+        """Whether a reader's table can follow a later manifest without being opened again.
 
-        A GPU tier always is.
+        A table with a GPU tier is always opened again.
         """
         return self._space.gpu is None and self._generation.is_of(info)
 
     def _follow(self, later: Later) -> None:
-        """Show, for a reader, what a later manifest says; its tiers are to forget what changed."""
+        """Switch a reader to a later manifest; the caller makes its tiers forget changed rows."""
         self._generation.follow(later)
         if self._disk.rows > self._space.nearest.rows and self.spec.grows:
             self._space.grow(self._disk.rows)
@@ -894,14 +901,14 @@ class Table(NamedRows):
         self._reset_scalars()
 
     def _reset_scalars(self) -> None:
-        """Take the scalars of the version that is open, into the dict that others may hold."""
+        """Take the scalars of the open version, into the dict that callers may hold."""
         committed = dict(self._generation.info.scalars)
         self._scalars.update(committed)
         for name in self._scalars.keys() - committed.keys():
             del self._scalars[name]
 
     def _close(self) -> None:
-        """Close the files; the next writer sweeps up what is uncommitted."""
+        """Close the files; the next writer removes uncommitted files."""
         self._generation.close()
 
 
@@ -912,7 +919,7 @@ def _read_sound(
     lo: int,
     hi: int,
 ) -> list[int]:
-    """Read the rows of a space that are whole, zero the others in `out` and return them."""
+    """Read the undamaged rows of a space, zero the others in `out` and return those."""
     try:
         tier.read(rows, out, lo, hi, admit=False)
     except CorruptStoreError:
@@ -934,7 +941,7 @@ def _whole(number: object, what: str) -> int:
 
 
 def _instead(index: tuple[Any, ...]) -> str:
-    """Return what to write in place of several indices."""
+    """Return the replacement for several indices."""
     ways = []
     if index and all(isinstance(each, int | np.integer) for each in index):
         ways.append(f"give rows as a list, table[{list(map(int, index))}]")

@@ -22,13 +22,13 @@ _MOST_SCORES = 4 << 20
 
 
 _BYTES_PER_THREAD = 4 << 20
-"""Bytes of rows for which a thread of their own is worth while."""
+"""Bytes of rows that are worth a thread of their own."""
 
 
 class Best:
     """The best rows of each query so far: scores descending, of equal ones the lowest row first.
 
-    `arrays` is NumPy, or CuPy to multiply on a GPU, where then queries, scores and ids are.
+    `arrays` is NumPy, or CuPy to multiply on a GPU; then queries, scores and ids are there.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Best:
         if len(self._queries) != 1 or self._arrays is not np:
             scores = self._queries @ rows.T
             return self._divided(scores, lengths(rows, self._arrays)) if self._cosine else scores
-        # Memory is the limit here, and threads of BLAS, which wait for each other, would only wait.
-        # Threads do few calls, each of which waits for the interpreter's lock.
+        # Memory is the limit here, and threads of BLAS would only wait for each other. Our threads
+        # make few calls, each of which waits for the interpreter's lock.
         scores = np.empty((1, len(rows)), np.float32)
         squares = np.empty(len(rows) if self._cosine else 0, np.float32)
 
@@ -97,7 +97,7 @@ class Best:
         return scores
 
     def _keep(self, scores: Floats, ids: Ints) -> None:
-        """Keep `k` of more scores, in which lower rows come first."""
+        """Keep the best `k` of more scores, ordered with lower rows first."""
         arrays, count = self._arrays, scores.shape[1]
         least = arrays.partition(scores, count - self._k, axis=1)[:, count - self._k, None]
         better, equal = scores > least, scores == least
@@ -131,10 +131,10 @@ def _roots(squares: Floats, vectors: Floats, arrays: Any) -> Floats:
 
 
 def excluded_pairs(exclude: Any, queries: int, rows: int) -> tuple[Ints, Ints]:
-    """Return pairs (query, row), ascending by row, of rows that queries are not to get.
+    """Return pairs (query, row), ascending by row, of rows to leave out.
 
-    `exclude` is None, or has for each query an array or list of rows, in which negative ones stand
-    for nothing. Raises InvalidInputError.
+    `exclude` is None, or has for each query an array or list of rows; negative ones are ignored.
+    Raises InvalidInputError.
     """
     each: Sequence[Any] = [] if exclude is None else _lists(exclude)
     if exclude is not None and len(each) != queries:

@@ -1,4 +1,4 @@
-"""Traces: which rows each batch used, written while a table is used, read to plan for it.
+"""Traces: the rows that each batch used, written while a table is used, read to plan for it.
 
 A file is the magic `TSTRACE1`, the rows of the table as u64, and for each batch the number of ids
 as u64 and the ids as u32, or as u64 where the table has 2**32 rows or more; all little-endian.
@@ -37,12 +37,12 @@ class Recording:
     """A trace that is being written; `Table.record` starts one. A context manager.
 
     Batches go through a buffer of 1 MiB. A recording that is not closed, because the process died,
-    can be read up to its last whole batch. A full disk raises StoreFullError in the call that is
-    recorded, and ends the recording, with the batches that are in the file.
+    can be read up to its last whole batch. A full disk raises StoreFullError in the recorded call,
+    and ends the recording with the batches in the file.
 
     Attributes:
         path: the file.
-        batches, ids: how many were recorded.
+        batches, ids: numbers of recorded ones.
     """
 
     def __init__(self, path: str | os.PathLike[str], rows: int) -> None:
@@ -69,24 +69,28 @@ class Recording:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is recorded any more."""
+        """Whether the recording has ended."""
         return self._file.closed
 
-    def add(self, rows: npt.NDArray[np.int64]) -> None:
-        """Record a batch of ids, as they were asked for; those outside the table are left out."""
+    def add(self, rows: npt.NDArray[np.int64]) -> bool:
+        """Record a batch of ids in their order, without those outside the table.
+
+        Returns False if the recording is closed.
+        """
         rows = rows[(rows >= 0) & (rows < self._rows)]
         with self._lock:
             if self._file.closed:
-                return
+                return False
             self._waiting += _COUNT.pack(rows.size)
             self._waiting += np.ascontiguousarray(rows, self._type).data
             self.batches += 1
             self.ids += rows.size
             if len(self._waiting) >= _BUFFER_BYTES:
                 self._write()
+        return True
 
     def _write(self) -> None:
-        """Write what waits; where that fails, end the file after a whole batch, and close it."""
+        """Write waiting bytes; if that fails, end the file after a whole batch, and close it."""
         try:
             with explained("record to", str(self.path)):
                 left = memoryview(self._waiting)
@@ -101,14 +105,14 @@ class Recording:
         self._waiting = bytearray()
 
     def close(self) -> None:
-        """Write what is buffered and close the file; harmless when repeated."""
+        """Write buffered batches and close the file; harmless when repeated."""
         with self._lock:
             if not self._file.closed:
                 self._write()
                 self._file.close()
 
     def __del__(self) -> None:
-        """Close what is dropped."""
+        """Close a dropped recording."""
         with contextlib.suppress(Exception):
             self.close()
 

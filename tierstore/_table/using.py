@@ -1,4 +1,4 @@
-"""Uses of a store on its device: one by itself, or several that a thread enters together."""
+"""Uses of a store on its device: single ones, or several that a thread enters together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Part", "Together", "Using"]
 
 @undisturbed
 class Using(Use):
-    """A use of the store on its device, whichever was the current one.
+    """A use of the store on its device, which becomes the current one.
 
     It explains the driver's errors, and checks ids if every call does.
     """
@@ -60,7 +60,7 @@ class Using(Use):
         self._end(error, found)
 
     def _end(self, error: BaseException | None, found: BaseException | None) -> None:
-        """Leave the store, and raise what was found where the body did not raise that."""
+        """Leave the store, and raise the found error unless the body raised it."""
         if found is None:
             super().__exit__()
             return
@@ -74,9 +74,9 @@ class Using(Use):
 class Together(Using):
     """Several uses of the store on its device, by one thread in one stream, entered once.
 
-    Errors between them, of work that is not the store's, leave it open. A step of training enters
-    three times, and on small batches every call of a function counts: what the classes above do in
-    several is done in one here.
+    Errors of other work between them leave the store open. A step of training enters three times,
+    and on small batches every call of a function counts: one call here does the work of several in
+    the classes above.
 
     Attributes:
         thread: the thread.
@@ -117,7 +117,7 @@ class Together(Using):
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """Put the marker behind all of them, and leave."""
+        """Record the marker after all of them, and leave."""
         access = self._access
         access.together_in = None
         failed = None
@@ -140,7 +140,7 @@ class Together(Using):
             self._end(None, failed)
 
     def check(self, *, write: bool) -> None:
-        """Check that the store is usable still, within it."""
+        """Check, within the store, that it is still usable."""
         door = self._door
         if door.reason or (write and not door.writable):
             door.check_open(write=write)
@@ -148,7 +148,7 @@ class Together(Using):
     def explain(self, error: BaseException) -> None:
         """Close the store after an error in one of the uses that requires it, as its end does.
 
-        Raises what an error of the driver means; other errors are to be raised on.
+        Raises an error of the driver in a user's terms; the caller raises other errors again.
         """
         meaning = device_error(error, self._access.name) or error
         self._judge(meaning)
@@ -168,7 +168,7 @@ class Part:
         self._write = write
 
     def __enter__(self) -> None:
-        """Check that the store is usable still."""
+        """Check that the store is still usable."""
         self._together.check(write=self._write)
 
     def __exit__(

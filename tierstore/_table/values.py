@@ -1,4 +1,4 @@
-"""Between the bytes of fields and the arrays users read and write."""
+"""Conversions between the bytes of fields and the arrays that users read and write."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SOURCE = RECORDS.extended("tierstore._table", "columns.cu")
 _SCALED = RECORDS.extended("tierstore._table", "scaled.cu")
 _Scaled: Any = _SCALED.structure("Scaled")
 Scales: Any = _SCALED.structure("Scales")
-"""Scales that are apart from the elements of their rows, for kernels."""
+"""Scales stored separately from the elements of their rows, for kernels."""
 
 
 def read_dtype(item: Field) -> np.dtype[Any]:
@@ -79,7 +79,7 @@ def check_out(out: Any, item: Field, ids: Ids, device: str, name: str) -> Elemen
 
 
 def _out_types(item: Field) -> list[ElementType]:
-    """Return the types in which a field is read into memory of the caller."""
+    """Return the types in which a field can be read into memory of the caller."""
     if item.scaled is None:
         return [item.element]
     return [kind for kind in ELEMENT_TYPES.values() if kind.trainable]
@@ -101,10 +101,10 @@ def writable_bytes(out: Any, item: Field) -> Any:
 def from_bytes(
     data: npt.NDArray[np.uint8], item: Field, ids: Ids, dtype: DTypeName | None = None
 ) -> Any:
-    """Return field bytes `(n, nbytes)` as the array `ids.shape + (dim,)` that answers these ids.
+    """Return field bytes `(n, nbytes)` as the array `ids.shape + (dim,)` for these ids.
 
-    It is of the field's own type unless a `dtype` is given. Copies bytes that are not contiguous,
-    bfloat16 for NumPy, which becomes float32, and for CuPy.
+    The array has the field's own type unless a `dtype` is given. Copies bytes that are not
+    contiguous, bfloat16 for NumPy, which becomes float32, and for CuPy.
     """
     flat = np.ascontiguousarray(data).reshape(-1)  # of a single row, strides may be anything
     stored = flat.view(item.storage).reshape(*ids.shape, item.width)
@@ -169,12 +169,12 @@ def unscaling(
 
     Args:
         scaled: the elements and scales.
-        rows: address of `(count, nbytes)` bytes, a multiple of 16; of `(count, dim)` elements
-            where the scales are `apart`.
+        rows: address of `(count, nbytes)` bytes, a multiple of 16; of `(count, dim)` elements if
+            the scales are `apart`.
         out: address of `(count, dim)` elements of `kind`, likewise.
         count: number of rows.
-        kind: a type that has a name in kernels.
-        apart: the `Scales` that are not within the rows, if so.
+        kind: a type with a name in kernels.
+        apart: the `Scales`, if they are not within the rows.
     """
     kernel = _unscale(scaled, kind.kernel, apart=apart is not None)
     return kernel, Arguments(_Scaled(rows=rows, out=out, count=count), apart or Scales())
@@ -239,7 +239,7 @@ def _stored(values: Any, item: Field, name: str) -> npt.NDArray[Any]:
 
 
 def _array(values: Any, element: ElementType, name: str) -> npt.NDArray[Any]:
-    """Return anything NumPy takes as an array; Python numbers in the type that the field reads."""
+    """Return anything NumPy accepts as an array; Python numbers in the field's read type."""
     check_unmasked(values, f"values of {name}")
     try:
         array = np.asarray(values)
@@ -258,11 +258,11 @@ class Columns:
 
     Attributes:
         layout: of the records.
-        names: their names, at least one.
+        names: names of the fields, at least one.
         items, spans: their fields and byte ranges.
         lo, hi: the byte range from the first of them to the last.
-        gapless: whether no byte of it belongs to anything else.
-        raw: whether fields with scales come and go as the bytes that they store.
+        gapless: whether every byte of that range belongs to the fields.
+        raw: whether fields with scales are read and written as stored bytes.
     """
 
     def __init__(self, layout: RecordLayout, names: Sequence[str], *, raw: bool = False) -> None:
@@ -282,7 +282,7 @@ class Columns:
             and not any(item.scaled for item in self.items)
             and all(lo == end for (lo, _), end in zip(self.spans, ends, strict=False))
         )
-        """Whether the fields lie one behind the other, in elements of one type."""
+        """Whether the fields are consecutive, with elements of one type."""
         self._odd = functools.reduce(int.__or__, (lo | hi for lo, hi in self.spans), 16)
         self._argument = _argument(len(self.names))
         self._kernels: dict[tuple[str, int], Kernel] = {}
@@ -310,13 +310,13 @@ class Columns:
         return found
 
     def is_raw(self, item: Field) -> bool:
-        """Whether a field comes and goes as bytes `(n, nbytes)`."""
+        """Whether a field is read and written as bytes `(n, nbytes)`."""
         return self.raw and item.scaled is not None
 
     def joined(self, values: Mapping[str, Any], ids: Ids) -> list[tuple[int, int, Any]]:
         """Return `(rows, dim)` values of the fields as pieces of records, `(lo, hi, bytes)`.
 
-        It is one piece where the fields leave no gap. Raises as `to_bytes` does.
+        The result is one piece if the fields leave no gap. Raises as `to_bytes` does.
         """
         given = list(map(values.__getitem__, self.names))
         if ids.kind == "torch" and self._alike and self._are_stored_so(given, ids.shape[0]):
@@ -339,7 +339,7 @@ class Columns:
         return [(self.lo, self.hi, whole)]
 
     def _are_stored_so(self, given: Sequence[Any], rows: int) -> bool:
-        """Whether values for so many rows are tensors that `to_bytes` would take as they are."""
+        """Whether values for so many rows are tensors that `to_bytes` would take unchanged."""
         import torch
 
         for each, dim in zip(given, self._dims, strict=True):
@@ -367,7 +367,7 @@ class Columns:
         if key not in self._kernels:
             width = key[1]
             units = ",".join(str((hi - lo) // width) for lo, hi in self.spans)
-            # As many blocks as there is work for: a twentieth faster than as many as run at a time.
+            # One thread for each item: 5% faster than only as many blocks as run at once.
             macros = {"WIDTH": width, "UNITS": units}
             self._kernels[key] = Kernel(_SOURCE, way, as_large_as_the_work, macros)
         starts = [lo for lo, _ in self.spans]

@@ -32,11 +32,11 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Tier(Protocol):
-    """What a tier asks of the tier below: whole records of distinct, valid rows.
+    """What a tier needs from the tier below: whole records of distinct, valid rows.
 
-    Rows to `read` and `stream` ascend as well: a disk is faster in order, and so is finding which
-    table a row belongs to. `read`, `stream`, `write` and `stage` may be called by several threads
-    at a time, each of which sees and leaves whole records; everything else expects no other call.
+    Rows to `read` and `stream` ascend as well: a disk reads faster in order, and the table of a row
+    is found faster. `read`, `stream`, `write` and `stage` may be called by several threads at a
+    time, and each sees and leaves whole records; all other calls must run alone.
     """
 
     rows: int
@@ -53,18 +53,18 @@ class Tier(Protocol):
         """Write `records` `(n, record_bytes)` over those of `rows` `(n,)`, in any order.
 
         `resident`: the tier above keeps the records, so that they are not read from here soon, and
-        a caller waits for them to be in a file.
+        a caller waits until they are in a file.
         """
 
     def stage(self, rows: Rows) -> Callable[[], None] | None:
-        """Return what brings `rows` nearer, if anything does, to be called without any lock."""
+        """Return a call that brings `rows` nearer, or None; make it without holding a lock."""
 
     def flush(self) -> None:
-        """Hand every changed record to the tier below."""
+        """Write every changed record to the tier below."""
 
 
 class Renewed(NamedTuple):
-    """What records become once the tier below has others.
+    """The new records of rows that have changed in the tier below.
 
     Attributes:
         rows: ascending rows.
@@ -87,11 +87,11 @@ class MappedTier(Tier, Protocol):
     """A tier that may map files to read from them."""
 
     def let_go(self, rows: Rows) -> None:
-        """Drop from memory what was mapped to read ascending `rows`, from the first to the last."""
+        """Unmap the memory that was mapped to read ascending `rows`, from the first to the last."""
 
 
 class LowestTier(MappedTier, Protocol):
-    """The lowest tier of a table: the disk, or what stands in for it. Its `flush` does nothing.
+    """The lowest tier of a table: the disk or its substitute. Its `flush` does nothing.
 
     Attributes:
         queue_bytes: bytes of records that may wait in memory to be written.
@@ -101,14 +101,14 @@ class LowestTier(MappedTier, Protocol):
 
     @property
     def live(self) -> Changed | None:
-        """What was handed down since the last commit."""
+        """The records written here since the last commit."""
 
     def discard(self) -> Rows:
-        """Drop what was handed down since the last commit; return its rows."""
+        """Drop the records written here since the last commit; return their rows."""
 
 
 class DeviceView(NamedTuple):
-    """The memory of a host tier that kernels read and write by themselves.
+    """The memory of a host tier that kernels read and write directly.
 
     Attributes:
         records: uint8 `(slots, record_bytes)`.
@@ -130,13 +130,13 @@ GONE = "the table was renamed or dropped"
 
 
 class Epoch:
-    """A time within which records keep their places for those who lease them.
+    """A period in which leased records keep their places.
 
-    A lease refers to the epoch it was taken in. When tiers drop what they hold they end the epoch,
-    and with it every lease, without looking for them; the next epoch is another object.
+    A lease refers to the epoch in which it began. Tiers that drop their records end the epoch,
+    which ends every lease without a search; the next epoch is a new object.
 
     Attributes:
-        ended: what ended it; empty while it lasts.
+        ended: the reason why it ended; empty while it lasts.
     """
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class Epoch:
         self.ended = self.ended or reason
 
     def check_open(self) -> None:
-        """Raise ClosedError for a call that comes too late for its tiers."""
+        """Raise ClosedError for a call whose tiers have changed meanwhile."""
         if self.ended == GONE:
             raise ClosedError(f"{GONE}; take a table that the store has, such as store['name']")
         if self.ended:

@@ -1,4 +1,4 @@
-"""Copies of records without the lock of their tier, and how to tell that one is whole."""
+"""Copy records without the lock of their tier, and tell whether a copy is whole."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ class Changes:
     """How often records of a tier changed, or lost the slots they were in.
 
     A thread finds slots with the lock held, copies their records without it, and takes it again: if
-    `number` is the same, every record it copied is whole, and is the one it looked for. For that,
-    threads that change bytes of a slot which could have been found before count `number` up: in the
-    hold of the lock in which they do so, or in the earlier one that took the slot from its row.
+    `number` is the same, every record it copied is whole, and is the one it looked for. A thread
+    that changes bytes of a slot that others may have found increments `number`: while it holds the
+    lock for the change, or earlier, while it holds the lock to take the slot from its row.
 
-    All of it is for threads that hold the lock.
+    Use this class only while holding the lock.
 
     Attributes:
         number: of changes so far.
-        copies: how many are made without the lock right now.
+        copies: number of copies under way without the lock.
     """
 
     __slots__ = ("_looked", "copies", "number")
@@ -29,9 +29,9 @@ class Changes:
         self._looked = 0
 
     def rest(self) -> bool:
-        """Whether there was none since this was last asked, so that none is likely to come.
+        """Whether no record changed since the last call, so that a change is unlikely.
 
-        Where one comes, a copy has to be made twice.
+        If a record changes during a copy, the copy must be repeated.
         """
         same = self.number == self._looked
         self._looked = self.number

@@ -1,13 +1,14 @@
 """The host tier: a cache of whole records in memory over any other tier.
 
-Where it has a slot for every row, slot = row and nothing is ever evicted. It may stand over another
-host tier.
+With a slot for every row, slot = row and no row is ever evicted. The tier below may be another host
+tier.
 
-Threads may read, write and lease beside each other. One lock guards maps, records and counters, and
-is not held while the tier below works: a miss is planned under the lock (which rows come, which go
-down), carried without it, and bound under it again. Nor is it held while many rows are copied that
-are all here, unless others write: see `Changes`. Rows on their way have no slot; a thread
-that needs one waits until it has arrived, and has no rows on their way itself meanwhile.
+Threads may read, write and lease concurrently. One lock guards maps, records and counters, and is
+not held while the tier below works: a thread plans a miss under the lock (which rows come, which go
+down), copies the records without it, and enters them under it again. The lock is not held either
+while many resident rows are copied, unless other threads write: see `Changes`. Rows in transit have
+no slot; a thread that needs one waits until it has arrived, and has no rows of its own in transit
+meanwhile.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _FILL_BYTES = 8 << 20
 _MOST_DENSE = 1 << 31
 """Rows up to which a GPU looks rows up in the map itself, of 8 GiB then."""
 _SAMPLE = 64
-"""One batch in so many has its distinct ids counted, which takes longer than all the rest."""
+"""Distinct ids are counted in one batch of so many: counting takes longer than all the rest."""
 _ACROSS = (
     "requested",
     "hits",
@@ -66,17 +67,17 @@ _ACROSS = (
     "bytes_out",
     "bytes_promoted",
 )
-"""What is counted for batches that are in several ranges; evictions are the first range's."""
+"""Counters of batches that span several ranges; evictions count for the first range."""
 _FEW_BYTES = 64 << 10
-"""Bytes up to which copying items of a window takes less time than what is faster for many."""
+"""Bytes up to which copying items of a window takes less time than `_rowcopy.gather`."""
 _APART_BYTES = 128 << 10
-"""Bytes from which copying rows takes longer than giving the lock up and taking it again."""
+"""Bytes from which copying rows takes longer than releasing the lock and taking it again."""
 _MANY_BYTES = 2 << 20
 """Bytes from which copying rows that repeat twice takes less time than copying them once."""
 _PART_BYTES = 512 << 10
 """Bytes that one thread changes at a time, which stay in a processor's own cache meanwhile."""
 _CHANGED_PER_THREAD = 512 << 10
-"""Bytes of records to change for which a thread of their own is worth while."""
+"""Bytes of records to change that are worth a thread of their own."""
 _RENEWED_BYTES = 4 << 20
 """Most bytes of changed rows that are read again, in two or three milliseconds."""
 _PATIENCE = 0.05
@@ -89,7 +90,7 @@ _NO_SLOTS = np.empty(0, np.int32)
 
 
 def nothing_to_await() -> None:
-    """Return at once: where no tier above copies beside."""
+    """Return at once: no tier above copies concurrently."""
 
 
 class _Windows(dict[tuple[int, int], npt.NDArray[np.void]]):
@@ -117,7 +118,7 @@ class _Room(NamedTuple):
 
 
 class _Move:
-    """Rows on their way, ascending; they have no slot."""
+    """Rows in transit, ascending; they have no slot."""
 
     __slots__ = ("rows",)
 
@@ -134,19 +135,18 @@ class _Move:
 class HostTier:
     """Records of the rows that the policy keeps, at most `slots` of them, in one arena.
 
-    Reads and writes admit the rows they miss; those that score least by the policy make room, and
-    those of them that changed go to the tier below. Rows of a batch that find no room, because all
-    others score more, or the batch itself or open leases fill the tier, are served by the tier
-    below.
+    Reads and writes admit the rows they miss; rows with the lowest scores make room, and changed
+    ones go to the tier below. The tier below serves rows of a batch that find no room, because all
+    others score more, or because the batch or open leases fill the tier.
 
-    What stands outside `read`, `read_resident`, `write`, `lease`, `read_held`, `write_held`,
-    `give_back`, `fetch` and `stage` expects that no other thread is in a call; only
-    `read_resident` may be called meanwhile.
+    Methods other than `read`, `read_resident`, `write`, `lease`, `read_held`, `write_held`,
+    `give_back`, `fetch` and `stage` require that no other thread is in a call; only `read_resident`
+    may be called meanwhile.
 
     Attributes:
-        before_change: called before rows change their places, and before changed records are handed
-            down or dropped. A tier above that reads and writes records here on its own waits there
-            until it no longer does.
+        before_change: called before rows change their places, and before changed records are
+            written down or dropped. A tier above that accesses records here directly waits in it
+            until that access ends.
     """
 
     def __init__(
@@ -164,9 +164,9 @@ class HostTier:
         Args:
             below: the tier that holds every row.
             slots: most records to hold; a number of at least `below.rows` holds them all.
-            kind: kind of memory, as `memory.allocate` knows them.
+            kind: kind of memory; see `memory.allocate`.
             policy: which rows to keep; least recently used go first if None.
-            starts: the rows at which ranges begin whose batches are counted apart, ascending.
+            starts: the first rows of the ranges that are counted separately, ascending.
             grows: whether `grow` may be called; then slots may be more than rows, and rows are
                 never held in place.
         """
@@ -219,7 +219,7 @@ class HostTier:
         self.before_change: Callable[[], None] = nothing_to_await
 
     def grow(self, rows: int) -> None:
-        """Have `rows` rows instead of fewer, of which the tier below has the new ones by now."""
+        """Grow to `rows` rows; the tier below already has the new ones."""
         with self._lock:
             if not (self.grows and isinstance(self.map, CachedSlots)):
                 raise RuntimeError("a host tier whose maps are in its arena cannot grow")
@@ -228,7 +228,7 @@ class HostTier:
             self._edges[-1] = rows
 
     def view(self) -> DeviceView:
-        """Return the memory that a tier above may reach on its own; see `before_change`."""
+        """Return the memory that a tier above may access directly; see `before_change`."""
         slot_of = self.map.slot_of if isinstance(self.map, CachedSlots) else None
         if isinstance(slot_of, SparseMap):
             slot_of = None
@@ -236,7 +236,7 @@ class HostTier:
 
     @property
     def still(self) -> AbstractContextManager[object]:
-        """What a tier above holds while a device looks up places here: no row changes its own."""
+        """The lock for a tier above while a device looks up places here: rows keep their places."""
         return self._lock
 
     @property
@@ -244,7 +244,7 @@ class HostTier:
         """The memory that holds records and maps."""
         return self._arena.memory
 
-    # -- what a read, a write and a lease do
+    # -- reads, writes and leases
 
     def read(
         self, rows: Rows, out: Bytes, lo: int = 0, hi: int | None = None, *, admit: bool = True
@@ -272,13 +272,13 @@ class HostTier:
     def read_resident(
         self, rows: Rows, span: tuple[int, int], stats: TierStats
     ) -> npt.NDArray[np.void] | None:
-        """Return some bytes of a few rows as `read` does, where each has its slot and all are here.
+        """Return bytes of a few rows as `read` does, if each has its own slot and all are resident.
 
-        Then nothing is to be looked up, admitted or waited for, and no use of the store needs to
-        be kept out. Returns None otherwise.
+        Such a read looks up, admits and awaits nothing, and excludes no other use of the store.
+        Returns None otherwise.
 
         Args:
-            rows: of any shape but `()`, at least one; the bytes come as an item for each.
+            rows: at least one, of any shape but `()`; the result has one item for each.
             span: the first byte and the one after the last.
             stats: the counters of the range that all of them are in.
         """
@@ -337,8 +337,8 @@ class HostTier:
     ) -> Slots:
         """Promote the rows of a batch and pin them; return the slots to give back, if any.
 
-        They are admitted whatever they score: a step reads and writes them field by field. Given
-        `out` `(n, width)` it also does what `read_held` does for each of the `ids` `(n,)`.
+        They are admitted regardless of their scores, because a step reads and writes them field by
+        field. With `out` `(n, width)`, also read each of the `ids` `(n,)` as `read_held` does.
         """
         rows = batch.rows
         pinned: Slots = _NO_SLOTS
@@ -360,7 +360,7 @@ class HostTier:
     def read_held(self, batch: _rowcopy.Groups, out: Bytes, lo: int, *, each: bool = False) -> None:
         """Copy bytes `lo …` of leased rows into `out`; the lease has counted and admitted them.
 
-        `out` has one for each distinct row, or with `each` for each id.
+        `out` has one item for each distinct row, or with `each` one for each id.
         """
         rows = batch.rows
         with self._lock:
@@ -390,16 +390,15 @@ class HostTier:
         """Change bytes `lo:hi` of leased rows, distinct, part by part, if all of them are here.
 
         Args:
-            rows: which.
+            rows: the leased rows.
             lo: the first byte.
             hi: the byte after the last.
-            change: called with the bytes of a part, `(n, hi - lo)`, and which of `rows` they are
-                of.
+            change: called with the bytes of a part, `(n, hi - lo)`, and the slice of `rows`.
             many: if any, called for many rows instead, by several threads at a time, with all
-                records here, the slots of a part, and which of `rows` they are of.
+                records of the tier, the slots of a part, and the slice of `rows`.
 
-        No other call sees part of that, or changes the part meanwhile. Returns False, having done
-        nothing, where the rows are not all here.
+        No other call sees a part of the change, or changes the rows meanwhile. Returns False and
+        changes nothing if some of the rows are not here.
         """
         with self._lock:
             slots = self.map.lookup(rows)
@@ -421,7 +420,7 @@ class HostTier:
             return True
 
     def _change(self, slots: Slots, window: npt.NDArray[np.void], change: Change) -> None:
-        """Do what `update_held` does for `slots`, as many at a time as stay in a cache."""
+        """Change the records in `slots` for `update_held`, as many at a time as fit a cache."""
         width = window.itemsize
         step = max(1, _PART_BYTES // width)
         block = self._scratch[: step * width].view(window.dtype)
@@ -437,13 +436,13 @@ class HostTier:
             window[here] = items
 
     def give_back(self, slots: Slots) -> None:
-        """End a lease, of which `lease` returned the slots."""
+        """End a lease, given the slots that `lease` returned."""
         if isinstance(self.map, CachedSlots):
             with self._lock:
                 self.map.pins.give_back(slots)
 
     def unpin(self) -> None:
-        """End every lease, of which none is given back then."""
+        """End every lease; none of them is given back afterwards."""
         if isinstance(self.map, CachedSlots):
             with self._lock:
                 self.map.pins.clear()
@@ -451,7 +450,7 @@ class HostTier:
     # -- rows that have a slot; the lock is held
 
     def _find(self, rows: Rows) -> tuple[Slots, Positions]:
-        """Return the slot of each row, and which have none; waits for those on their way."""
+        """Return the slot of each row, and which rows have none; wait for rows in transit."""
         while True:
             slots = self.map.lookup(rows)
             if slots is rows:
@@ -470,7 +469,7 @@ class HostTier:
             _rowcopy.gather(self.records, slots, out, lo)
 
     def _copy_apart(self, slots: Slots, out: Bytes, lo: int) -> bool:
-        """Do so without the lock; return whether no record changed meanwhile."""
+        """Copy like `_copy_items`, without the lock; return whether no record changed meanwhile."""
         changes = self._changes
         before = changes.number
         changes.copies += 1
@@ -492,10 +491,10 @@ class HostTier:
         lo: int,
         slot_of_each: Slots | None = None,
     ) -> None:
-        """Copy byte ranges of leased rows, whose distinct ones have `slots`, for each id.
+        """Copy byte ranges of leased rows for each id; `slots` are those of the distinct rows.
 
-        Of a large batch that repeats its rows, these are put side by side first: it takes less time
-        to copy them to each id from there.
+        For a large batch that repeats its rows, gather the distinct rows first: copying them to
+        each id from there takes less time.
         """
         absent, width = np.flatnonzero(slots < 0), out.shape[1]
         if absent.size:
@@ -511,9 +510,9 @@ class HostTier:
         _rowcopy.gather(block, batch.positions, out)
 
     def _copy_found(self, slots: Slots, missing: int, out: Bytes, lo: int) -> None:
-        """Copy byte ranges of the records in `slots` to `out`, except for so many that have none.
+        """Copy byte ranges of the records in `slots` to `out`; `missing` of them have no slot.
 
-        Those get bytes of any record, which takes less time than leaving them out.
+        Those get bytes of an arbitrary record, which takes less time than leaving them out.
         """
         if missing < slots.size:
             _rowcopy.gather(self.records, np.maximum(slots, 0) if missing else slots, out, lo)
@@ -540,12 +539,12 @@ class HostTier:
         _rowcopy.scatter(self.records, slots, records, lo)
         return absent
 
-    # -- rows that come; the lock is held, and given up while the tier below works
+    # -- rows that arrive; the lock is held, and released while the tier below works
 
     def _read_missing(
         self, rows: Rows, slots: Slots, missing: Positions, out: Bytes, lo: int, *, admit: bool
     ) -> None:
-        """Do what `read` does where rows at the positions `missing` have no slot."""
+        """Finish a `read` in which rows at the positions `missing` have no slot."""
         if not admit:
             self._copy_found(slots, missing.size, out, lo)
             self._read_below(rows, missing, out, lo)
@@ -576,8 +575,8 @@ class HostTier:
     ) -> Slots:
         """Return the slot of each row, admitting those that are missing; -1: there was no room.
 
-        `ahead`: this is not the use of the rows yet. `force`: admit whatever the rows score.
-        `batch`: whose distinct rows they are.
+        `ahead`: this is not the use of the rows yet. `force`: admit the rows regardless of their
+        scores. `batch`: the batch whose distinct rows these are.
         """
         slots, missing = self._find(rows)
         if batch is not None:
@@ -600,9 +599,9 @@ class HostTier:
         return slots
 
     def _promote(self, rows: Rows, *, force: bool = False) -> None:
-        """Load the best of `rows`, absent and at rest, into the slots that can be had.
+        """Load the best of `rows`, absent and at rest, into the available slots.
 
-        They are distinct, and ascend unless they are more than there are slots.
+        They are distinct, and ascend unless they outnumber the slots.
         """
         order = self.map.order(rows)
         ascend = order is None and rows.size <= self.slots
@@ -643,15 +642,16 @@ class HostTier:
             if order is not None:
                 missing = missing[order]
             room = self._make_room(rows[missing])
-            coming, sent = missing[: room.slots.size], False
+            coming, come, sent = missing[: room.slots.size], _NO_ROWS, False
             try:
                 if room.down.size:
                     with self._apart(rows[coming], room.down_rows):
                         self._write_back(room.down, room.down_rows)
+                sent = True  # from here on the slots may hold other records
                 _rowcopy.scatter(self.records, room.slots, records[coming])
-                sent = True
+                come = rows[coming]
             finally:
-                self._bind(room, rows[coming] if sent else _NO_ROWS, sent=sent, dirty=True)
+                self._bind(room, come, sent=sent, dirty=True)
             missing = np.sort(missing[room.slots.size :])
         self.map.next_batch()
         return missing
@@ -672,7 +672,7 @@ class HostTier:
 
     @contextlib.contextmanager
     def _apart(self, *rows: Rows) -> Iterator[None]:
-        """Release the lock while `rows`, which have no slot, are on their way."""
+        """Release the lock while `rows`, which have no slot, are in transit."""
         move = _Move(np.sort(np.concatenate(rows)) if rows else _NO_ROWS)
         self._moves.append(move)
         self._lock.release()
@@ -686,7 +686,7 @@ class HostTier:
             self._arrived.notify_all()
 
     def _lock_again(self) -> None:
-        """Take the lock, also where a second Ctrl-C comes."""
+        """Take the lock, even if a second Ctrl-C comes."""
         try:
             self._lock.acquire()
         except BaseException:
@@ -694,13 +694,13 @@ class HostTier:
             raise
 
     def _are_moving(self, rows: Rows) -> bool:
-        """Whether any of `rows` is on its way."""
+        """Whether any of `rows` is in transit."""
         return any(move.has_any(rows) for move in self._moves)
 
     def _bind(self, room: _Room, rows: Rows, *, sent: bool, dirty: bool = False) -> None:
-        """Enter rows that have come in the slots taken for them; free the other slots.
+        """Enter rows that have arrived in the slots taken for them; free the other slots.
 
-        What could not be sent down stays where it is, unless it was sent and is clean.
+        If writing down failed, the changed records stay in their slots.
         """
         if sent:
             self.map.bind(rows, room.slots[: rows.size])
@@ -716,10 +716,10 @@ class HostTier:
     # -- the tier below, without the lock
 
     def _write_back(self, slots: Slots, rows: Rows, *, resident: bool = False) -> None:
-        """Hand the records in `slots`, those of `rows`, to the tier below, which makes them clean.
+        """Write the records in `slots`, those of `rows`, to the tier below and mark them clean.
 
-        Each part is copied while the one before is handed down, which takes computing. Nothing else
-        refers to the slots, or no other thread is in a call.
+        Copy each part while the previous one is written, which takes computation. Either nothing
+        else refers to the slots, or no other thread is in a call.
         """
         parts, most = self._parts(slots.size), min(self._part, slots.size)
         blocks = np.empty((min(len(parts), 2), most, self.record_bytes), np.uint8)
@@ -740,7 +740,7 @@ class HostTier:
     def _read_below(self, rows: Rows, which: Positions, out: Bytes, lo: int) -> None:
         """Copy byte ranges of records that find no room here to the places `which` in `out`.
 
-        They may come and go meanwhile: what is below is what they were when this began, or newer.
+        Rows may come and go meanwhile: the tier below has their state at the start, or a newer one.
         """
         self._find(rows[which])
         which = self._copy(rows, which, out, lo)
@@ -751,7 +751,7 @@ class HostTier:
     def _write_below(self, rows: Rows, records: Bytes, lo: int) -> None:
         """Write byte ranges of records that find no room here.
 
-        They are on their way meanwhile: a thread that brought one here would bring the old one.
+        They count as in transit meanwhile: otherwise a thread could bring an old record here.
         """
         slots, _ = self._find(rows)
         absent = self._overwrite(slots, records, lo)
@@ -766,7 +766,7 @@ class HostTier:
     # -- rows that are not used yet
 
     def stage(self, rows: Rows) -> Callable[[], None] | None:
-        """Return what brings missing rows nearer to the tier below, if anything does."""
+        """Return a call that brings missing rows nearer to the tier below, or None."""
         with self._lock:
             rows = rows[self.map.lookup(rows) < 0]
         return self.below.stage(_rowcopy.unique(rows))
@@ -774,7 +774,7 @@ class HostTier:
     def fetch(self, rows: Rows, window: int) -> None:
         """Promote rows and keep them until they are used or `window` newer batches were fetched.
 
-        At most half the slots are kept so; what does not fit is left to be read when it is used.
+        At most half the slots are kept this way; other rows are read when they are used.
         """
         with self._lock:
             if isinstance(self.map, CachedSlots):
@@ -784,10 +784,10 @@ class HostTier:
                 slots = self._locate(rows, ahead=True, force=True)
                 self.map.pins.fetched(slots[slots >= 0], window)
             else:
-                self._locate(rows)
+                self._locate(rows, ahead=True)
 
     def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Load every row that is missing, where each has its slot; else do nothing.
+        """Load every missing row if each row has its own slot; otherwise do nothing.
 
         Blocks are read in place, in order. `progress` is called with rows done and in all.
         """
@@ -808,7 +808,7 @@ class HostTier:
                 progress(int(rows[-1]) + 1, self.rows)
 
     def warm(self, rows: Rows, progress: Callable[[int, int], None] | None = None) -> int:
-        """Load `rows`, the first as many distinct ones as there are slots; return their number.
+        """Load the first distinct `rows`, as many as there are slots; return their number.
 
         They are not counted as requests. `progress` is called with rows done and in all.
         """
@@ -829,7 +829,7 @@ class HostTier:
     # -- what changed
 
     def flush(self) -> None:
-        """Hand every changed record to the tier below, by ascending row, and flush that."""
+        """Write every changed record to the tier below, by ascending row, and flush that tier."""
         self.before_change()
         dirty = self._changed()
         rows = self.map.rows(dirty)
@@ -857,19 +857,19 @@ class HostTier:
             self.map.pins.clear()
 
     def renewable(self, rows: Rows) -> Rows:
-        """Return those of `rows` that are here, the first 4 MiB of them: what to `renew`.
+        """Return the resident ones of `rows`, the first 4 MiB of them, for `renew`.
 
-        A reader would miss them one by one once they were dropped.
+        If they were dropped, a reader would miss them one by one.
         """
         with self._lock:
             here = rows.compress(self.map.lookup(rows) >= 0)
         return here[: max(1, _RENEWED_BYTES // self.record_bytes)]
 
     def renew(self, rows: Rows, renewed: Renewed) -> None:
-        """Replace records of ascending `rows` that are here, as their bytes below are others now.
+        """Replace resident records of ascending `rows`, whose bytes below have changed.
 
-        Those of `rows` that are not among the `renewed` are dropped, so that whoever asks for one
-        reads it. Leases end without being given back.
+        Drop those of `rows` that are not among the `renewed`: their next use reads them. Leases end
+        without being given back.
         """
         self.before_change()
         known = np.searchsorted(rows, renewed.rows)
@@ -890,14 +890,14 @@ class HostTier:
             return Occupancy(self.slots, self.map.used, self._changed().size)
 
     def mark_changed(self, rows: Rows) -> Rows:
-        """Hand `rows` down with the next flush, changed or not; return those that are here."""
+        """Write `rows` down with the next flush, changed or not; return those that are here."""
         slots = self.map.lookup(rows)
         here = slots >= 0
         self.map.dirty[slots[here]] = 1
         return rows[here]
 
     def dirty(self) -> Rows:
-        """Return the rows whose records have changed and were not handed down."""
+        """Return the rows whose records have changed and were not written down."""
         return self.map.rows(self._changed())
 
     def _changed(self) -> Slots:
@@ -905,7 +905,7 @@ class HostTier:
         return np.flatnonzero(self.map.dirty.view(np.bool_))  # ten times faster than as numbers
 
     def close(self) -> None:
-        """Give the memory back, once no thread copies from it any more."""
+        """Free the memory once no thread copies from it any more."""
         with self._lock:
             while self._changes.copies:
                 self._arrived.wait(_PATIENCE)
@@ -917,14 +917,14 @@ class HostTier:
 
     @property
     def stats(self) -> TierStats:
-        """What all batches were counted to, together."""
+        """The counters of all batches together."""
         total = TierStats()
         for start in self._starts:
             tally(total, **vars(self.stats_from(start)))
         return total
 
     def counters_from(self, start: int) -> TierStats:
-        """Return what `read_resident` counts to, for rows of the range that begins at `start`."""
+        """Return the counters that `read_resident` uses for the range that begins at `start`."""
         return self._counted[self._starts.index(start)]
 
     def stats_from(self, start: int) -> TierStats:
@@ -941,7 +941,7 @@ class HostTier:
         return self._counted[bisect.bisect_right(self._starts, rows[0]) - 1]
 
     def _add(self, rows: Rows, **each: int) -> None:
-        """Count so much for each row of a batch, in the range that it is in."""
+        """Add amounts for each row of a batch to the counters of the range of the row."""
         if self._only is None and self._is_across(rows):
             if (rows[1:] < rows[:-1]).any():
                 ranges = np.searchsorted(self._edges, rows, "right") - 1
@@ -956,7 +956,7 @@ class HostTier:
             setattr(stats, name, getattr(stats, name) + amount * rows.size)
 
     def _is_across(self, rows: Rows) -> bool:
-        """Whether a batch is in several ranges."""
+        """Whether a batch spans several ranges."""
         if not rows.size:
             return False
         behind = bisect.bisect_right(self._starts, rows[0])
@@ -965,7 +965,7 @@ class HostTier:
         return bool(least < self._starts[behind - 1] or most >= end)
 
     def _count(self, rows: Rows, slots: Slots, missing: int, **each: int) -> None:
-        """Count a batch of ids, whose slots are negative where they are missing; see `_add`."""
+        """Count a batch of ids; a negative slot means a missing row; see `_add`."""
         found = rows[slots >= 0] if missing else rows
         if not missing:
             self._add(rows, requested=1, hits=1, **each)

@@ -30,14 +30,14 @@ _CONCURRENT_MANAGED_ACCESS = "ConcurrentManagedAccess"
 
 
 class Arena(Protocol):
-    """A block of zeroed memory with one owner, who closes it."""
+    """A block of zeroed memory, which its one owner closes."""
 
     kind: str
     array: npt.NDArray[np.uint8]
     device_pointer: int | None
 
     def close(self) -> None:
-        """Give the memory back; views of `array` must not be used any more. May be repeated."""
+        """Free the memory; views of `array` must not be used any more. May be repeated."""
 
 
 class PageableArena:
@@ -58,7 +58,7 @@ class PageableArena:
         self.array: npt.NDArray[np.uint8] = np.frombuffer(region, np.uint8, nbytes)
 
     def close(self) -> None:
-        """Give the pages back at once; a view of the block that is left reads zeros."""
+        """Return the pages at once; a remaining view of the block reads zeros."""
         if self._region is not None:
             self._region.madvise(mmap.MADV_DONTNEED)
         self.array, self._region = np.empty(0, np.uint8), None
@@ -89,7 +89,7 @@ class PinnedArena(PageableArena):
                 "give a smaller host budget, or raise the limit that `ulimit -l` shows"
             ) from None
         self.device_pointer = pointer
-        # A block that is dropped unclosed must not give its pages back while they are registered:
+        # A block that is dropped unclosed must not return its pages while they are registered:
         # their next owner could not register them.
         self._unpin = weakref.finalize(self, _unpin, runtime, self.array, os.getpid())
         self._unpin.atexit = False
@@ -151,7 +151,7 @@ def _unpin(runtime: Any, block: npt.NDArray[np.uint8], pid: int) -> None:
 
 
 def _room(runtime: Any) -> int:
-    """Bytes of managed memory that may still be asked for: never more than the GPU has free.
+    """Bytes of managed memory that may still be allocated: never more than the GPU has free.
 
     A program whose managed memory exceeds that can hang the GPU, even where all of it stays on the
     host.
@@ -199,7 +199,7 @@ def allocate(nbytes: int, kind: str = "pageable") -> Arena:
 
 
 def give_back() -> None:
-    """Return to the system what a burst of work took and freed, where the C library can.
+    """Return memory that a burst of work took and freed to the system, if the C library can.
 
     Small objects that stay keep the heap from shrinking by itself.
     """
@@ -229,7 +229,7 @@ ALIGNMENT = 256
 
 
 class Arrays:
-    """A block of memory of one kind, handed out from its start."""
+    """A block of memory of one kind, allocated from its start."""
 
     def __init__(self, kind: str, nbytes: int) -> None:
         """Reserve the block; see `memory.allocate` for the kinds."""
@@ -237,7 +237,7 @@ class Arrays:
         self._used = 0
 
     def take(self, name: str, size: int, dtype: Any) -> npt.NDArray[Any]:
-        """Hand out the next array."""
+        """Return the next array."""
         nbytes = size * np.dtype(dtype).itemsize
         start = self._used
         self._used = -(-(start + nbytes) // ALIGNMENT) * ALIGNMENT

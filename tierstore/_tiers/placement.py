@@ -44,8 +44,8 @@ def find_device(name: str | torch.device | Device) -> Device | None:
 
     A torch.device stands for its name.
 
-    Raises DeviceError, or MissingExtraError, if a GPU is asked for and cannot be had. CuPy is
-    imported for nothing but a GPU.
+    Raises DeviceError, or MissingExtraError, if a requested GPU is unavailable. CuPy is imported
+    only for a GPU.
     """
     torch_module = sys.modules.get("torch")
     if torch_module is not None and isinstance(name, torch_module.device):
@@ -81,7 +81,7 @@ def check_names(tables: Iterable[str], budget: Budget, policy: Policies | None) 
 
 
 class Part(NamedTuple):
-    """The tables that share a space, and what it gets of a budget.
+    """The tables that share a space, and its share of a budget.
 
     Attributes:
         tables: their names, in the order of the store.
@@ -89,12 +89,11 @@ class Part(NamedTuple):
         record_bytes: of each.
         policy: of the tiers.
         host_slots, gpu_slots: records that the tiers hold.
-        growing: of a table that grows without being placed anew, the rows that it has; `rows` are
-            those that it is expected to have.
-        split: of a table of which a GPU holds columns whole, what those are; the rest of a record
-            is what has `record_bytes`.
-        index_bytes: what the indexes of changed rows, below the tiers, can take of memory.
-        keyed: whether a GPU tier has a map of int64 keys too, of as many as it has slots.
+        growing: the present rows of a table that grows in place; `rows` are its expected rows.
+        split: how records are split, if a GPU holds columns of the table whole; `record_bytes` is
+            the size of the rest of a record.
+        index_bytes: most memory that the indexes of changed rows, below the tiers, can take.
+        keyed: whether a GPU tier also has a map of int64 keys, as many as it has slots.
     """
 
     tables: tuple[str, ...]
@@ -110,7 +109,7 @@ class Part(NamedTuple):
 
     @property
     def grows(self) -> bool:
-        """Whether it is of a table that grows without being placed anew."""
+        """Whether its table grows in place."""
         return self.growing is not None
 
     @property
@@ -148,12 +147,12 @@ class Part(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What bytes and slots of a tier come to, for a part of a budget.
+    """How bytes and slots of a tier convert, for a part of a budget.
 
     Attributes:
         bytes_for: the bytes of so many slots, maps included.
         slots_for: the slots that bytes hold; raises CapacityError if they hold none.
-        free: bytes that all tables may take where the budget does not say.
+        free: bytes that all tables may take if the budget states none.
     """
 
     bytes_for: Callable[[Part, int], int]
@@ -192,7 +191,7 @@ _ON_HOST = Sizes(_host_bytes, _host_slots, lambda: available_bytes() / 4)
 
 
 def _no_index(rows: int) -> int:
-    """Return 0: below are tables that never change, or memory."""
+    """Return 0: the tables below never change, or are in memory."""
     return 0
 
 
@@ -211,7 +210,7 @@ class Placement:
         """Take the budget of all tables together, their policies, and the device or None.
 
         `index_bytes` returns the most memory that the index of a table of so many rows takes;
-        `writable` says whether rows are ever changed.
+        `writable` states whether rows are ever changed.
         """
         self._budget = budget
         self._policy = policy
@@ -222,8 +221,8 @@ class Placement:
     def parts(self, specs: Mapping[str, TableSpec], *, on_gpu: bool) -> list[Part]:
         """Return the tables that are to share a space, without slots yet, in the order of `specs`.
 
-        Their records are equally long, their policy is the same and no table's own, the budget
-        names none of them, none grows, and of none does a GPU hold columns whole.
+        Their records are equally long, they share a policy that is no table's own, the budget names
+        none of them, none grows, and a GPU holds no columns of them whole.
         """
         splits = _splits(specs, self._budget.gpu_whole)
         splits = splits if on_gpu else dict.fromkeys(specs)
@@ -269,10 +268,10 @@ class Placement:
     def plan(self, specs: Mapping[str, TableSpec], *, any_gpu: bool = False) -> list[Part]:
         """Return the spaces of tables of these specs, with the slots that each gets.
 
-        A GPU tier needs a host tier under it, and a device that was asked for a GPU tier, so there
-        each has one slot at least. With `any_gpu` the budget's bytes count as those of a GPU that
-        need not be here. Raises CapacityError for a budget that is too small, naming the tables,
-        and what a wrong policy raises. Memory that is not there shows only in `place`.
+        A GPU tier needs a host tier below it, and a requested device needs a GPU tier, so there
+        each has at least one slot. With `any_gpu` the budget's bytes count for a GPU that this
+        machine need not have. Raises CapacityError for a budget that is too small, naming the
+        tables, and the errors of a wrong policy. Only `place` detects that memory is missing.
         """
         least = 0 if self._device is None and not any_gpu else 1
         parts = self.parts(specs, on_gpu=bool(least))
@@ -306,7 +305,7 @@ class Placement:
     ) -> Space:
         """Return the space of the tables of a part, over their lowest tiers; raises CapacityError.
 
-        What it takes of memory it takes here. `select` returns a tier of some bytes of each record.
+        This call allocates its memory. `select` returns a tier of some bytes of each record.
         """
         extents = laid_out([(name, tiers[name]) for name in part.tables])
         split = part.split
@@ -346,7 +345,7 @@ class Placement:
     def _slots(
         self, tier: str, parts: Sequence[Part], specs: Mapping[str, TableSpec], sizes: Sizes
     ) -> list[int]:
-        """Return the slots of each part in a tier: those asked for, or what its bytes hold."""
+        """Return the slots of each part in a tier: as requested, or as many as its bytes hold."""
         slots = [self._asked(tier, part, specs) for part in parts]
         sharing = [part for part, count in zip(parts, slots, strict=True) if count is None]
         own = {part: self._budget._nbytes(tier, part.tables[0]) for part in sharing}
@@ -370,13 +369,13 @@ class Placement:
                     ) from None
                 if nbytes is not None or not may_do_without:
                     raise
-                held[part] = 0  # nobody asked for a host tier that is too large for this machine
+                held[part] = 0  # drop a default host tier that is too large for this machine
         return [
             held[part] if count is None else count for part, count in zip(parts, slots, strict=True)
         ]
 
     def _asked(self, tier: str, part: Part, specs: Mapping[str, TableSpec]) -> int | None:
-        """Return the slots that the budget asks for by number, or None where bytes decide."""
+        """Return the slots that the budget requests by number, or None if bytes decide."""
         asked = [(name, self._budget._slots(tier, name)) for name in part.tables]
         most = {name: part.rows if part.grows else specs[name].rows for name in part.tables}
         counts = [min(count, most[name]) for name, count in asked if count is not None]
@@ -386,9 +385,9 @@ class Placement:
 def divided(total: int, parts: Sequence[Part], sizes: Sizes) -> dict[Part, int]:
     """Return how many of `total` bytes each part of a budget gets.
 
-    What fits whole in an equal part of the bytes gets that, the smallest first: a table of ten rows
-    takes nothing worth a division. The others divide the rest in proportion to their own bytes, but
-    none gets less than its maps and one record take where that can be had at all.
+    Parts that fit whole in an equal share get their full size, the smallest first: a table of ten
+    rows is not worth a division. The others divide the rest in proportion to their own bytes, but
+    each gets at least its maps and one record if `total` allows that.
     """
     shares: dict[Part, int] = {}
     whole = {part: sizes.bytes_for(part, part.rows) for part in parts}
@@ -436,8 +435,8 @@ def _held(part: Part, nbytes: int, sizes: Sizes) -> int:
 def _splits(specs: Mapping[str, TableSpec], columns: Sequence[str]) -> dict[str, Split | None]:
     """Return for each table how its records are split, where it has some of these columns.
 
-    Raises UnknownNameError for a column that no table has, and InvalidInputError for a table of
-    which nothing else would be left, or whose rows are found by key.
+    Raises UnknownNameError for a column that no table has, and InvalidInputError for a table that
+    would have no other column, or whose rows are found by key.
     """
     for column in columns:
         if all(spec.layout.column(column) is None for spec in specs.values()):

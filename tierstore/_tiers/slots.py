@@ -1,7 +1,7 @@
 """Which slot of a tier holds which row, and how many slots fit a number of bytes.
 
 `CachedSlots` maps rows to fewer slots and asks a policy which to evict; `DirectSlots` serves a tier
-that holds every row: slot = row, and nothing is to be looked up once all are there.
+that holds every row: slot = row, and no look-up is needed once all rows are loaded.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ STAGING_BYTES = 2 << 20
 """Records that go to or come from the tier below are moved this many bytes at a time."""
 
 _SMALL_BATCH = 500
-"""Most rows that NumPy indexes without giving up the interpreter's lock. `take` always gives it up,
-and a thread that computes may keep it for 5 ms then (`NPY_BEGIN_THREADS_THRESHOLDED`)."""
+"""Most rows that NumPy indexes without releasing the interpreter's lock. `take` always releases it,
+and a thread that computes may then keep it for 5 ms (`NPY_BEGIN_THREADS_THRESHOLDED`)."""
 
 _QUEUE_BYTES = 8 << 20
 _QUEUE_SHARE = 16
@@ -77,10 +77,10 @@ class SlotMap(Protocol):
         """Note that a batch to come, after those announced before, will use `rows`."""
 
     def prime(self, counts: npt.NDArray[np.float32], start: int = 0) -> None:
-        """Take `counts`, how often rows from `start` were used before, for what was seen so far."""
+        """Take `counts`, the earlier uses of rows from `start` on, as the uses seen so far."""
 
     def distinct(self, rows: Rows) -> Rows:
-        """Return each of `rows`, none of which has a slot, once."""
+        """Return the distinct ones of `rows`; none of them has a slot."""
 
     def order(self, rows: Rows) -> npt.NDArray[np.intp] | None:
         """Return the positions of `rows`, distinct, the most valuable first; None: as they are."""
@@ -91,7 +91,7 @@ class SlotMap(Protocol):
     def victims(self, rows: Rows, *, force: bool = False) -> Slots:
         """Take slots to evict for a leading part of `rows`, which are in `order` and have none.
 
-        Unless `force`, only as far as their rows score less. They keep them until `evict`.
+        Without `force`, take only slots whose rows score less. Slots keep their rows until `evict`.
         """
 
     def evict(self, victims: Slots) -> None:
@@ -104,11 +104,11 @@ class SlotMap(Protocol):
         """Enter each row, loaded or written, in its slot, in the current batch."""
 
     def release(self, slots: Slots) -> None:
-        """Make slots free, whatever was in them."""
+        """Free slots, whether or not they hold rows."""
 
 
 class DirectSlots:
-    """Every row has its own slot; only whether it has been loaded is to be known.
+    """Every row has its own slot; the map records only whether a row has been loaded.
 
     Attributes:
         missing: rows that have not been loaded.
@@ -227,7 +227,7 @@ class CachedSlots:
         self._released: list[Slots] = []
 
     def grow(self, rows: int) -> None:
-        """Have `rows` rows instead of fewer, the new ones without slots."""
+        """Grow to `rows` rows, the new ones without slots."""
         _rowmap.resize(self.slot_of, rows)
         self.policy.grow(rows)
 
@@ -286,14 +286,14 @@ class CachedSlots:
         self.policy.announce(rows)
 
     def prime(self, counts: npt.NDArray[np.float32], start: int = 0) -> None:
-        """Take `counts`, how often rows from `start` were used before, for what was seen so far."""
+        """Take `counts`, the earlier uses of rows from `start` on, as the uses seen so far."""
         self.policy.prime(counts, start)
 
     def distinct(self, rows: Rows) -> Rows:
-        """Return each of `rows`, none of which has a slot, once.
+        """Return the distinct ones of `rows`; none of them has a slot.
 
-        Where they are more than there are slots, those come first that repeat most: they are most
-        likely to come again. Else they ascend.
+        If they outnumber the slots, the most repeated rows come first: they are most likely to come
+        again. Otherwise they ascend.
         """
         first = unique(rows)
         if first.size <= self.row_of.size:
@@ -345,7 +345,7 @@ class CachedSlots:
         self.touch(slots)
 
     def release(self, slots: Slots) -> None:
-        """Make slots free, whatever was in them."""
+        """Free slots, whether or not they hold rows."""
         if not slots.size:
             return
         numbers: npt.NDArray[np.int32] = slots.astype(np.int32, copy=False)
@@ -361,7 +361,8 @@ class CachedSlots:
 def _store(array: RowMap, at: Rows, values: npt.NDArray[np.int32] | int) -> None:
     """Set entries that are unlikely to be in a cache of the processor.
 
-    It has more reads than writes under way at a time, so reading them first saves a third.
+    The processor has more reads than writes under way at a time, so reading them first saves a
+    third.
     """
     array.take(at, mode="clip")
     array[at] = values
@@ -371,7 +372,7 @@ class Pins:
     """Slots that must not be evicted: those of open leases, and of rows fetched ahead.
 
     A row fetched ahead stays until it is used or `window` newer batches were fetched ahead, so a
-    batch that never comes costs its slots for a while, and no more.
+    batch that never comes costs its slots only for a while.
     """
 
     BYTES = 8
@@ -386,10 +387,10 @@ class Pins:
         self._leased = 0
 
     def room(self, wanted: int, most: int) -> int:
-        """Return how many of `wanted` more slots may be fetched ahead into, of `most` in all.
+        """Return how many of `wanted` more slots may take rows fetched ahead, of `most` in all.
 
-        Slots that were used since count no more, nor does one twice that several batches share:
-        the slots are looked through where that matters.
+        Slots that were used since do not count, and a slot that several batches share counts once:
+        the slots are searched if that matters.
         """
         if wanted + sum(self._tickets) > most:
             kept = self._ahead[self._ahead > self._floor] - self._floor - 1
@@ -434,7 +435,7 @@ class Pins:
         self._floor = self._ticket
 
     def barred(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Tell which of `slots` must stay."""
+        """Return which of `slots` must stay."""
         barred = np.zeros(slots.size, np.bool_)
         if self._leased:
             barred |= self.leases[slots] > 0
@@ -449,18 +450,17 @@ def staging_rows(record_bytes: int) -> int:
 
 
 def queue_bytes(record_bytes: int, slots: int) -> int:
-    """Bytes of records, handed down, that may wait to be written to a disk."""
+    """Bytes of records, written down, that may wait for a disk."""
     return min(_QUEUE_BYTES, slots * record_bytes // _QUEUE_SHARE)
 
 
 def bytes_for(
     rows: int, record_bytes: int, slots: int, policy: PolicySpec | None = None, *, index: int = 0
 ) -> int:
-    """Bytes of a tier: its arena, staging, and what it handed down that waits to be written.
+    """Bytes of a tier: its arena, staging, and records written down that wait for a disk.
 
-    A thread that misses while another does takes as much staging again, and so does a flush of more
-    than that. `index` are the bytes that
-    the maps of the tier below can take.
+    A thread that misses during another miss takes as much staging again, and so does a larger
+    flush. `index`: the bytes that the maps of the tier below can take.
     """
     slots = min(slots, rows)
     staging = min(staging_rows(record_bytes), slots) * record_bytes

@@ -1,7 +1,7 @@
 """A space: tables whose records are equally long, under one host tier and one GPU tier.
 
-A space is a list of extents placed end to end, one for each table. The tiers above the lowest
-know rows of the space alone: row = start of the extent + row of the table.
+A space is a list of extents placed end to end, one for each table. The tiers above the lowest know
+only rows of the space: row = start of the extent + row of the table.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Extent:
         table: its name.
         start: its first row in the space.
         tier: its lowest tier, which knows the table's own rows.
-        epoch: what leases of its rows live in; another one after each `Space.discard`.
+        epoch: the epoch of leases of its rows; a new one after each `Space.discard`.
     """
 
     table: str
@@ -74,10 +74,10 @@ class Extent:
 
 
 class WholeSpace:
-    """All rows of a space as one extent, for calls that are for several of its tables at a time.
+    """All rows of a space as one extent, for calls on several of its tables at once.
 
     Attributes:
-        table: what to call them where no table is known.
+        table: their name in messages that know no single table.
         start: 0.
         rows: number of rows.
         range: the rows in the space.
@@ -94,7 +94,7 @@ class WholeSpace:
 
     @property
     def epoch(self) -> Epoch:
-        """What leases of the rows live in: the epochs of all extents end together."""
+        """The epoch of leases of the rows: the epochs of all extents end together."""
         return self._first.epoch
 
     def in_space(self, rows: Rows) -> Rows:
@@ -112,7 +112,7 @@ def laid_out(tiers: Sequence[tuple[str, LowestTier]]) -> tuple[Extent, ...]:
 
 
 def lowest_of(extents: Sequence[Extent]) -> MappedTier:
-    """Return the lowest tier of a space: that of its table, or what routes to those of several."""
+    """Return the lowest tier of a space: that of its table, or a router to those of several."""
     return extents[0].tier if len(extents) == 1 else Router([extent.tier for extent in extents])
 
 
@@ -154,7 +154,7 @@ class Router:
             tier.write(own, records[part], resident=resident)
 
     def stage(self, rows: Rows) -> Callable[[], None] | None:
-        """Return what brings `rows`, ascending, nearer in all the tiers, if anything does."""
+        """Return a call that brings `rows`, ascending, nearer in all the tiers, or None."""
         advice = [tier.stage(own) for tier, _, own in self._routed(rows)]
         calls = [call for call in advice if call is not None]
 
@@ -165,12 +165,12 @@ class Router:
         return advise if calls else None
 
     def let_go(self, rows: Rows) -> None:
-        """Drop from memory what was mapped to read ascending `rows`."""
+        """Unmap the memory that was mapped to read ascending `rows`."""
         for tier, _, own in self._routed(rows):
             tier.let_go(own)
 
     def flush(self) -> None:
-        """Do nothing: a lowest tier hands nothing down."""
+        """Do nothing: a lowest tier writes nothing further down."""
 
 
 class Space:
@@ -181,8 +181,8 @@ class Space:
         nearest: the nearest tier that is not on a GPU, for byte ranges of any rows.
         host: the same where it is a host tier, else None.
         gpu: the GPU tier, or None; there is none without a host tier.
-        whole: the columns of its only table that the GPU holds whole, of which the tiers know
-            nothing, or None. Such a table is only read.
+        whole: the columns of its only table that the GPU holds whole, unknown to the tiers, or
+            None. Such a table is only read.
     """
 
     def __init__(
@@ -221,26 +221,26 @@ class Space:
             raise meaning from error
 
     def records(self, extent: Extent) -> Nearest:
-        """Return what has whole records of a table, to be read in order, where it is not a GPU."""
+        """Return the tier off the GPU that has whole records of a table, to be read in order."""
         return self.nearest if self.whole is None else Uncached(extent.tier)
 
     @property
     def can_grow(self) -> bool:
-        """Whether its table may grow where it is, with its leases and cached rows."""
+        """Whether its table may grow in place, with its leases and cached rows."""
         return self.gpu is None and (self.host is None or self.host.grows)
 
     def grow(self, rows: int) -> None:
-        """Have more rows of its only table, whose lowest tier has them by now."""
+        """Grow to `rows` rows of its only table, whose lowest tier already has them."""
         self.nearest.grow(rows)
 
     def flush_gpu(self) -> None:
-        """Have the tiers below the GPU know every record that changed there; waits for it."""
+        """Write every record that changed on the GPU to the tiers below it, and wait."""
         if self.gpu is not None:
             with self.on_device():
                 self.gpu.flush()
 
     def flush(self) -> None:
-        """Hand every changed record down to the lowest tiers."""
+        """Write every changed record to the lowest tiers."""
         self.flush_gpu()
         self.nearest.flush()
 
@@ -272,26 +272,26 @@ class Space:
         self.begin_epochs()
 
     def end_leases(self, reason: str) -> None:
-        """End every lease, where there is no GPU tier."""
+        """End every lease of a space without a GPU tier."""
         self.end_epochs(reason)
         if self.host is not None:
             self.host.unpin()
         self.begin_epochs()
 
     def end_epochs(self, reason: str) -> None:
-        """End every lease, and keep reads from going on beside a use, until others begin."""
+        """End every lease, and prevent reads during a use, until new epochs begin."""
         for extent in self.extents:
             extent.epoch.end(reason)
 
     def begin_epochs(self) -> None:
-        """Begin epochs after those that have ended: rows and keys are as they are to be."""
+        """Begin new epochs after the ended ones: rows and keys have their final state."""
         for extent in self.extents:
             extent.epoch = Epoch()
 
     def forget(self, rows: Rows, renewed: Renewed | None) -> None:
-        """Keep no old bytes of ascending `rows`, for a reader: the lowest tiers have others now.
+        """Drop old bytes of ascending `rows`, for a reader: the lowest tiers have new ones.
 
-        In a host tier, what some of them have become takes their places. Ends every lease.
+        In a host tier, `renewed` records replace them. Ends every lease.
         """
         self.end_epochs(REFRESHED)
         if self.host is not None and renewed is not None:
@@ -313,7 +313,7 @@ class Space:
         return {} if self.host is None else {"host": self.host.occupancy()}
 
     def information(self) -> tuple[TierInformation, ...]:
-        """Return what each tier above the lowest takes, the nearest first."""
+        """Return the size of each tier above the lowest, the nearest first."""
         tables, found = tuple(extent.table for extent in self.extents), []
         if self.gpu is not None:
             place = self.gpu.device.torch_name
@@ -329,7 +329,7 @@ class Space:
         return tuple(found)
 
     def close(self, reason: str = OPENED_ANEW) -> None:
-        """End every lease and give the memory back, even where the GPU has failed."""
+        """End every lease and free the memory, even if the GPU has failed."""
         self.end_epochs(reason)
         if self.gpu is not None:
             self.gpu.epoch.end(reason)

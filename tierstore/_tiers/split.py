@@ -1,7 +1,7 @@
 """Records in two parts: the bytes that a cache holds, and those that are held whole beside it.
 
-Each part is records of its own for the tiers that hold it, which know nothing of the other. Where a
-file has both in one piece, they are parted in host memory as rows are promoted.
+Each part forms records of its own for the tiers that hold it, which do not know the other. If a
+file has both in one piece, host memory separates them as rows are promoted.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Selection:
         return cls(tuple(pieces), -(-end // unit) * unit)
 
     def within(self, lo: int, hi: int) -> list[Piece]:
-        """Return what it has of bytes `lo:hi` of a record: its own bytes, and where they belong.
+        """Return its pieces of bytes `lo:hi` of a record: its own bytes, and where they belong.
 
-        A piece `(begin, end, at)` says that bytes `begin:end` here are bytes `at …` of the range.
+        A piece `(begin, end, at)` states that bytes `begin:end` here are bytes `at …` of the range.
         """
         found = []
         for piece in self.pieces:
@@ -68,7 +68,7 @@ class Selection:
         return found
 
     def copy(self, records: Bytes, out: Bytes) -> None:
-        """Copy what is selected of `records` `(n, record_bytes)` into `out` `(n, nbytes)`."""
+        """Copy the selected bytes of `records` `(n, record_bytes)` into `out` `(n, nbytes)`."""
         if sum(hi - lo for lo, hi, _ in self.pieces) < self.nbytes:
             out[:] = 0
         for lo, hi, at in self.pieces:
@@ -80,8 +80,8 @@ class Split:
     """The two parts of records.
 
     Attributes:
-        cached: what the tiers cache by row.
-        whole: what is on the GPU for every row.
+        cached: the bytes that the tiers cache by row.
+        whole: the bytes that are on the GPU for every row.
         record_bytes: of a record in one piece.
     """
 
@@ -91,7 +91,7 @@ class Split:
 
 
 class Selected:
-    """Some bytes of the records of a tier, to read alone."""
+    """Some bytes of the records of a tier, for reading only."""
 
     def __init__(self, below: MappedTier, selection: Selection) -> None:
         """Refer to the tier that has whole records."""
@@ -116,15 +116,15 @@ class Selected:
                 yield part, out
 
     def write(self, rows: Rows, records: Bytes, *, resident: bool = False) -> None:
-        """Refuse: who may write has whole records."""
+        """Refuse: writers have whole records."""
         raise RuntimeError("records that are split are only read")
 
     def stage(self, rows: Rows) -> Callable[[], None] | None:
-        """Return what brings `rows` nearer to the tier below, if anything does."""
+        """Return a call that brings `rows` nearer to the tier below, or None."""
         return self._below.stage(rows)
 
     def let_go(self, rows: Rows) -> None:
-        """Drop from memory what was mapped to read ascending `rows`."""
+        """Unmap the memory that was mapped to read ascending `rows`."""
         self._below.let_go(rows)
 
     def flush(self) -> None:

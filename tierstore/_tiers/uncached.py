@@ -1,6 +1,6 @@
 """Byte ranges of any rows, in any order, over a tier that moves whole records of ascending rows.
 
-What a table without a host tier does, and a host tier with the rows that find no room in it.
+Used by a table without a host tier, and by a host tier for rows that find no room in it.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ _FEW = 64
 _KEPT_BYTES = 8 << 20
 """Mapped memory that a read of scattered rows, which are not kept, may hold at once."""
 _AROUND_BYTES = 1 << 16
-"""What the kernel maps at most of a file around a place that is read."""
+"""Most bytes of a file that the kernel maps around a place that is read."""
 
 
 def read_once(below: MappedTier, rows: Rows, out: Bytes, lo: int) -> None:
-    """Do what `read_ranges` does, and drop from memory what was mapped of files for it.
+    """Read like `read_ranges`, then unmap the file pages that were mapped for it.
 
     Rows that are far apart would map most of a file, however few they are.
     """
@@ -106,7 +106,7 @@ def pieces_of(rows: Rows, record_bytes: int) -> list[slice]:
 
 
 class Uncached:
-    """Stands where a host tier would, and keeps nothing."""
+    """Stands in for a host tier, and keeps nothing."""
 
     slots = 0
 
@@ -118,7 +118,7 @@ class Uncached:
         self._lock = threading.Lock()
 
     def grow(self, rows: int) -> None:
-        """Have `rows` rows instead of fewer, of which the tier below has the new ones by now."""
+        """Grow to `rows` rows; the tier below already has the new ones."""
         self.rows = rows
 
     def read(
@@ -141,7 +141,7 @@ class Uncached:
     def lease(
         self, batch: _rowcopy.Groups, ids: Rows | None = None, out: Bytes | None = None, lo: int = 0
     ) -> Rows:
-        """Return no slots: nothing has to stay. Fill `out` with bytes `lo …` of each of `ids`."""
+        """Return no slots: no row has to stay. Fill `out` with bytes `lo …` of each of `ids`."""
         if out is not None:
             self.read_held(batch, out, lo, each=True)
         return batch.rows[:0]
@@ -163,11 +163,11 @@ class Uncached:
         """End a lease."""
 
     def stage(self, rows: Rows) -> Callable[[], None] | None:
-        """Return what brings rows nearer to the tier below, if anything does."""
+        """Return a call that brings rows nearer to the tier below, or None."""
         return self.below.stage(_rowcopy.unique(rows))
 
     def fetch(self, rows: Rows, window: int) -> None:
-        """Do nothing: there is no place to bring rows to."""
+        """Do nothing: no tier here can take rows."""
 
     def flush(self) -> None:
         """Flush the tier below."""

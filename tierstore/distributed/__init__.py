@@ -4,7 +4,7 @@
     store = tierstore.distributed.open("emb.tier", "r+", device="cuda")
     emb = tierstore.nn.TieredEmbedding(store["item"])
 
-Rows lie in partitions, each an ordinary store, and each rank has some of them. Reading needs none
+Rows are in partitions, each an ordinary store, and each rank has some of them. Reading needs none
 of this: `tierstore.open` takes such a store as one.
 """
 

@@ -60,7 +60,7 @@ def check_partitions(partitions: object, ranks: int) -> int:
 
 
 def new_identities(partitions: int) -> list[tuple[str, str]]:
-    """Return a uuid and a first mark for the root, and for each partition behind it."""
+    """Return a uuid and a first mark for the root, and after it for each partition."""
     return [(uuid.uuid4().hex, new_mark()) for _ in range(partitions + 1)]
 
 
@@ -70,7 +70,7 @@ def shape_of(spec: TableSpec) -> list[object]:
 
 
 def same_seeds(ranks: Ranks, specs: Mapping[str, TableSpec]) -> dict[str, TableSpec]:
-    """Return specs with the initializers of rank 0, but for arrays, which every rank has."""
+    """Return specs with the initializers of rank 0, except arrays, which every rank has."""
     texts = {
         name: {
             field: each.init for field, each in spec.fields.items() if each.init and each.init.text

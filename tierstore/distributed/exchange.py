@@ -1,10 +1,10 @@
 """Rows and gradients between the ranks that use them and the ranks that own them.
 
-A batch asks the owner of each of its distinct ids for the row; what the owners are asked for comes
-to them in the order of ranks, and so do the gradients later: their sum repeats to the bit.
+A batch requests the row of each distinct id from its owner. Requests reach an owner in the order of
+ranks, and so do the gradients later: their sum repeats to the bit.
 
 All collectives are in the order of the program, which is the same on every rank. A rank that cannot
-do its part takes part all the same, and says so: what is raised is raised on all ranks.
+do its part still takes part, and reports that: an error is raised on all ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
 
     Attributes:
         rows: `(asked, dim)`.
-        lease: on them, to be released where nothing comes of the answer.
+        lease: on them, to be released where the answer is not used.
     """
 
     rows: Tensor
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 
 Serve = Callable[[Request], Answer]
-"""Has the rows that this rank is asked for."""
+"""Returns the rows that are requested from this rank."""
 
 
 class Exchange:
@@ -60,17 +60,16 @@ class Exchange:
     def look_up(self, wanted: Wanted, like: Tensor, serve: Serve) -> tuple[Request, Tensor]:
         """Return the request for some ids with its rows, `(size, dim)`. Collective.
 
-        The request of these ids that was announced, if one was. Of those it is the oldest as a
-        rule, and its rows are sent at once, each rank with a word on whether it looks that up.
+        This is the announced request of these ids, if there is one. It is the oldest one as a rule,
+        whose rows are sent at once; each rank adds a word on whether it looks that up.
 
         Args:
             wanted: the ids.
             like: `(0, dim)`, of the type of the rows.
             serve: what this rank has for a request; not called on ranks that look up other ids.
 
-        What is wrong with the ids of a rank, and what its `serve` raises, is raised there, and
-        RanksError on the others. Raises InvalidInputError on all ranks where they look up different
-        tables.
+        An error in the ids of a rank, or of its `serve`, is raised there, and RanksError on the
+        others. Raises InvalidInputError on all ranks where they look up different tables.
         """
         found: tuple[Request, Tensor] | None = None
         if self.announced and self._in_order:
@@ -86,7 +85,7 @@ class Exchange:
         return found
 
     def ask(self, wanted: Wanted) -> Request:
-        """Ask for rows, with no regard to what was announced; raises as `look_up`. Collective."""
+        """Request rows, whatever was announced; raises what `look_up` does. Collective."""
         request = self._asked(wanted)
         request.settle()
         return request
@@ -144,17 +143,17 @@ class Exchange:
         return next((each for each in self.announced if each.is_for(wanted)), None)
 
     def announce(self, wanted: Wanted, window: int, fetch: Callable[[Tensor], object]) -> None:
-        """Ask for the rows of a coming batch without waiting. Collective.
+        """Request the rows of a coming batch without waiting. Collective.
 
-        Those of the batch announced before are asked for in full by now; `fetch` is called with the
-        rows of this rank among them. The last `window` batches are remembered. Raises what
-        `look_up` does, of the batch before.
+        This completes the request of the batch announced before; `fetch` is called with the rows
+        that it requests from this rank. The last `window` batches are remembered. Raises what
+        `look_up` does, for the batch before.
         """
         self._settle(fetch)
         while len(self.announced) >= min(window, WORD_BITS):
             self.announced.popleft()
         self.announced.append(self._asked(wanted, announced=True))
-        if not self._announces:  # ranks that do not announce are told at once
+        if not self._announces:  # so that ranks that do not announce raise at once
             self._announces = True
             self._settle(fetch)
 
@@ -173,4 +172,4 @@ class Exchange:
                 if len(each.asked):
                     fetch(each.asked)
             except Exception as error:
-                each.failure = error  # told with the answer
+                each.failure = error  # the answer reports it

@@ -25,7 +25,7 @@ __all__ = ["DistributedJointTable"]
 class DistributedJointTable:
     """Tables of several ranks as one, by ids of features.
 
-    What `in_space` was last given is what a request is for.
+    A request is for the ids that `in_space` got last.
 
     Attributes:
         tables: in the order of their numbers.
@@ -48,7 +48,7 @@ class DistributedJointTable:
         self._wanted: Wanted | None = None
 
     def _owners_now(self) -> Owners:
-        """Return which rank has which rows; others where tables were moved or grew."""
+        """Return which rank has which rows; new owners where tables were moved or grew."""
         location = self.shard.location
         if location is not self._seen:
             for table in self.tables:
@@ -57,7 +57,7 @@ class DistributedJointTable:
             starts, place = location.starts.tolist(), self._place
             self._owners = owners_over(place, self.ranks, rows, starts, location.access)
             if rows != self._rows:  # on all ranks alike; some may have moved tables on one alone
-                self._exchange.announced.clear()  # they ask by other numbers
+                self._exchange.announced.clear()  # they request other numbers
             self._seen, self._rows = location, rows
         return self._owners
 
@@ -105,7 +105,7 @@ class DistributedJointTable:
         serve: Serve,
         before: Callable[[], object] = lambda: None,
     ) -> tuple[Request, Tensor]:
-        """Ask the ranks that own them for the rows that `in_space` returned. Collective.
+        """Request the rows that `in_space` returned from the ranks that own them. Collective.
 
         See `DistributedTable.look_up`.
         """
@@ -152,7 +152,7 @@ class DistributedJointTable:
 
     @property
     def name(self) -> str:
-        """What messages call them."""
+        """The name of the tables in messages."""
         return self.shard.name
 
     @property
@@ -162,7 +162,7 @@ class DistributedJointTable:
 
     @property
     def spec(self) -> TableSpec:
-        """What the shards are made of, but for the number of their rows."""
+        """What the shards are made of, except the number of their rows."""
         return self.shard.spec
 
     @property

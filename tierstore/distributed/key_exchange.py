@@ -1,8 +1,8 @@
 """Keys between the ranks that use them and the ranks that own them.
 
-An owner answers each key with a number: the rank that owns it, and its row there. By such numbers
-rows and gradients go as by ids. Keys are looked up on the host, and go through the group of control
-messages, beside what GPUs are at.
+An owner answers each key with a number: the rank that owns it, and its row there. Rows and
+gradients are exchanged by such numbers as they are by ids. Keys are looked up on the host, and
+go through the group of control messages, in parallel with GPUs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = ["KeyExchange", "Numbers"]
 Rows = npt.NDArray[np.int64]
 
 _ROW_BITS = 36
-"""Bits of the row in a number; above them stands the rank."""
+"""Bits of the row in a number; the bits above them are the rank."""
 _NONE = np.empty(0, np.uint64)
 
 
 class Numbers:
-    """Where rows are by their numbers, in the words of a `Shard` with a partition a rank.
+    """Where rows are by their numbers, in the terms of a `Shard` with one partition per rank.
 
     Attributes:
         rows: more than any number of a row.
@@ -41,7 +41,7 @@ class Numbers:
         first: this rank.
         count: 1.
         ids: the rows of this rank, as many as there may be.
-        row_bits: bits of a row in its number; above them stands the rank.
+        row_bits: bits of a row in its number; the bits above them are the rank.
     """
 
     count = 1
@@ -68,7 +68,7 @@ class Numbers:
 
 
 class KeyExchange:
-    """Asks the owners of keys for their rows, for one table."""
+    """Requests the rows of keys of one table from the owners of the keys."""
 
     def __init__(self, table: KeyedTable, partitions: int, ranks: Ranks) -> None:
         """Serve the keys of the shard of this rank."""
@@ -85,10 +85,10 @@ class KeyExchange:
     ) -> tuple[Asked, Rows]:
         """Return a batch of keys with the number of each, flat; -1 for those without. Collective.
 
-        Each rank calls `serve` with the keys that it is asked for, those of one rank behind those
-        of another, and answers with the rows that it returns. `what` names the call: all ranks make
-        the same. What is wrong with the keys of a rank, what `check` raises before they are sent
-        and what its `serve` raises is raised there, and RanksError on the others.
+        Each rank calls `serve` with the keys that are requested from it, one rank after another,
+        and answers with the rows that it returns. `what` names the call: all ranks make the same.
+        An error in the keys of a rank, of `check` before they are sent, or of its `serve` is raised
+        there, and RanksError on the others.
         """
         error: Exception | None = self._ranks.fault_error()
         try:

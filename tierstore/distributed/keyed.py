@@ -30,10 +30,10 @@ Rows = npt.NDArray[np.int64]
 class DistributedKeyedTable:
     """Rows of a table by key, wherever they are among the ranks; see `KeyedTable`.
 
-    The owner of a key is found from its hash, and draws the first row from the key: what a key
-    reads as depends on no number of ranks. `read`, `write`, `lookup`, `contains` and `prefetch` are
-    collective: every rank calls them, with keys of its own or none. `expire` removes keys of the
-    rank that calls it, and is collective with `keep_at_most` alone.
+    The owner of a key is found from its hash, and draws the first row from the key: the row of a
+    key does not depend on the number of ranks. `read`, `write`, `lookup`, `contains` and `prefetch`
+    are collective: every rank calls them, with keys of its own or none. `expire` removes keys of
+    the rank that calls it, and is collective with `keep_at_most` alone.
 
     Attributes:
         shard: the keys and rows of this rank, a KeyedTable.
@@ -183,8 +183,8 @@ class DistributedKeyedTable:
         """Yield keys of this rank that expire with their rows, then remove them.
 
         As `KeyedTable.expire` does, on each rank for its own keys; a commit of all ranks makes it
-        final. With `keep_at_most`, which counts the keys of all ranks, the call is collective. Of
-        keys with equal uses there, those of the lower ranks stay.
+        final. With `keep_at_most`, which counts the keys of all ranks, the call is collective.
+        Among keys with equal uses, those of the lower ranks stay.
         """
         if keep_at_most is None:
             return self.shard.expire(unused_for=unused_for, fewer_than=fewer_than)

@@ -1,4 +1,4 @@
-"""Ids that are known again: what tells a batch that was announced from others."""
+"""Ids that are recognized: they distinguish a batch that was announced from others."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["Known", "on_host"]
 
 
 class Known:
-    """Ids that are known again, flat: on a host by their values, on a device by where they are.
+    """Flat ids that are recognized: on a host by their values, on a device by where they are.
 
-    There a comparison of values would wait. Their memory is kept, so that no others come to it, and
-    torch counts what it writes to it.
+    On a device, a comparison of values would wait. Their memory is kept, so that no other
+    ids get it, and torch counts the writes to it.
     """
 
     def __init__(self, *ids: Tensor) -> None:
@@ -45,7 +45,7 @@ def on_host(ids: Tensor) -> bool:
 def _where(ids: Tensor) -> object:
     """Return where ids are in memory, in whatever shape, and how often that was written.
 
-    Of tensors whose writes torch does not count, something that is equal to nothing.
+    For tensors whose writes torch does not count, return an object that equals no other.
     """
     if ids.is_inference():
         return object()

@@ -61,8 +61,9 @@ def create(
     Args:
         path: the directory to make.
         tables: by name, what each is made of.
-        partitions: how many stores the rows are spread over, fixed from now on: the most ranks that
-            can open the store, and evenest where it is a multiple of their number.
+        partitions: how many stores the rows are spread over, fixed from now on. No more ranks can
+            open the store; rows are spread most evenly where it is a multiple of the number of
+            ranks.
         progress: called with rows done and in all, on the rank that makes the store.
         budget: see `open`, as for all that follow.
         policy: which rows the tiers keep.

@@ -2,14 +2,14 @@
 //
 // An id of a table has a number, unlike those of all other tables. A table of hashes finds the
 // distinct ones: `ask` counts those of each owner, `tell` makes a message of that for each rank, and
-// `place` puts every number behind the others of its owner. Counts and keys are zero before. What
-// comes from the ranks, `arrive` turns into rows.
+// `place` puts every number after the others of its owner. Counts and keys are zero before.
+// `arrive` turns the numbers that come from the ranks into rows.
 
-// Where rows lie; see partitioning.py.
+// Where rows are; see partitioning.py.
 struct Places {
     const i64 *start;        // of each feature: the first number of its table
     const i64 *rows;         // of each feature: how many rows the table has
-    const i64 *end;          // of each table: the number behind its last
+    const i64 *end;          // of each table: the number after its last
     const i64 *first_row;    // of each table: where its rows start on this rank
     i64 partitions;          // of a table
     i64 ranks;
@@ -19,10 +19,10 @@ struct Places {
     u32 narrow;              // whether numbers are sent as i32, else as i64
 };
 
-// The ids of all features, one behind the other, or numbers that came.
+// The ids of all features, one feature after another, or numbers that came.
 struct Asked {
     const i64 *ids;          // [n]
-    const i64 *end;          // of each feature: the position behind its last id
+    const i64 *end;          // of each feature: the position after its last id
     i64 n;
     u64 *keys;               // [mask + 1]: a number + 1, or 0
     u64 *found;              // [mask + 1]: the owner of the number << 32 | which of the owner's it is
@@ -43,7 +43,7 @@ __device__ u64 mixed(u64 block) {
     return x >> 33;
 }
 
-// The first of some whose end is behind.
+// The first of some whose end is after `at`.
 __device__ u32 holder(const i64 *end, u32 count, i64 at) {
     u32 low = 0, last = count - 1;
     while (low < last) {

@@ -1,7 +1,7 @@
 """The distinct ids of a batch by the ranks that own them, and the rows that they have there.
 
 An id of a table has a number, unlike those of all other tables that are looked up with it: the ids
-of one table stand behind another's. Numbers are what ranks ask each other for.
+of one table follow another's. Ranks request rows from each other by number.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Looked(Protocol):
 
     @property
     def ids(self) -> Tensor:
-        """Int64 `(n,)`, contiguous, on the device: those of all features, each behind another."""
+        """Int64 `(n,)`, contiguous, on the device: one feature after another."""
 
     @property
     def tables(self) -> Sequence[int]:
@@ -69,20 +69,19 @@ class Found(Protocol):
     def told(self) -> Tensor:
         """The message for each rank, and room for theirs, int64 `(2, ranks, words)`.
 
-        A message begins with how many ids the rank is asked for, and whether any id failed.
+        A message begins with how many ids are requested from the rank, and whether any failed.
         """
         ...
 
     def placed(self) -> tuple[Tensor, Tensor]:
         """Return the numbers by owner, and for each id the place of its row among those that come.
 
-        Behind the rows of each owner comes a word on them. Behind the distinct numbers more may
-        follow.
+        A word follows the rows of each owner. More numbers may follow the distinct ones.
         """
 
 
 class Owners:
-    """Tables of several ranks, whose rows all lie alike."""
+    """Tables of several ranks, whose rows are all distributed alike."""
 
     def __init__(
         self,
@@ -101,9 +100,9 @@ class Owners:
         self._kind: torch.dtype = _NARROW if is_narrow else torch.int64
 
     def find(self, looked: Looked, told: Sequence[int], *, failed: bool) -> Found:
-        """Return the distinct ids of a batch, of which every rank is `told` besides.
+        """Return the distinct ids of a batch; every rank is sent `told` besides.
 
-        `failed` says that something is wrong with them already.
+        `failed` states whether an error of them is known already.
         """
         raise NotImplementedError
 
@@ -147,7 +146,7 @@ class HostOwners(Owners):
         if bool(is_bad.any()):
             ids, failed = ids.where(~is_bad, 0), True
         owners = self._place.partition_of(ids) * ranks // self._place.partitions
-        bits = int(self._ends[-1]).bit_length()  # of a number, above which stands its owner
+        bits = int(self._ends[-1]).bit_length()  # of a number; its owner is above them
         kind = _NARROW if ranks << bits < torch.iinfo(_NARROW).max else torch.int64
         keys = ((owners << bits) + (ids + starts)).view(-1).to(kind)
         distinct, positions = torch.unique(keys, return_inverse=True)
@@ -156,7 +155,7 @@ class HostOwners(Owners):
         message[0] = uploaded([0, failed, *told], keys.device)
         message[0, :, 0] = torch.searchsorted(distinct, edges).diff()
         numbers = (distinct & ((1 << bits) - 1)).to(self._kind)
-        return _Sorted(message, numbers, positions + (keys >> bits))  # behind an owner's is a word
+        return _Sorted(message, numbers, positions + (keys >> bits))  # a word follows each owner's
 
     def _bounds(self, looked: Looked) -> tuple[Tensor, Tensor, Tensor]:
         """Return the ids, and first number and rows of their tables, in shapes that agree."""
@@ -295,7 +294,7 @@ class DeviceOwners(Owners):
         return rows
 
     def _launch(self, kernels: Sequence[tuple[Kernel, int]], places: Any, asked: Any) -> None:
-        """Launch kernels on so many items each, one behind the other."""
+        """Launch kernels on so many items each, one after another."""
         access, arguments = self._access, Arguments(places, asked)
         with access.using():
             stream = access.stream("torch")
@@ -309,14 +308,14 @@ _NOTHING = torch.empty(0, dtype=torch.int64)
 def owners_over(
     place: Place, ranks: int, rows: Sequence[int], first_rows: Sequence[int], access: Access
 ) -> Owners:
-    """Return the owners of tables of so many rows, by the way to the tables of this rank."""
+    """Return the owners of tables of so many rows, given the access to those of this rank."""
     if isinstance(access, DeviceArrays):
         return DeviceOwners(place, ranks, rows, first_rows, access)
     return HostOwners(place, ranks, rows, first_rows, "cpu")
 
 
 def uploaded(values: Sequence[int], device: torch.device | str) -> Tensor:
-    """Return numbers on a device, int64, without waiting for what the device is at."""
+    """Return numbers on a device, int64, without waiting for the device."""
     device = torch.device(device)
     if device.type == "cpu":
         return torch.tensor(values, dtype=torch.int64)

@@ -85,7 +85,7 @@ class Parts:
     def generation(
         self, name: str, info: TableInfo, keys: Callable[[], Keys | None]
     ) -> PartitionedGeneration:
-        """Return the files of a table's shard, given what the root says of the whole."""
+        """Return the files of a table's shard, given what the root states of the whole."""
         shard = self.shard(info.spec.rows)
         parts = [part[name]._generation for part in self.stores]
         for part in parts:
@@ -184,7 +184,7 @@ class Parts:
                 progress(min(start + _THREADS, total), total)
 
     def each(self, work: Callable[[Store], object]) -> None:
-        """Do something to every partition, several at a time, and raise after all."""
+        """Do something to every partition, several at a time; raise once all are done."""
         for call in _side_by_side(work, self.stores):
             call.result()
 
@@ -202,7 +202,7 @@ class _Writer:
         self._name = name
 
     def grow(self, rows: int) -> None:
-        """Have at least so many rows; by an eighth more, where it grows."""
+        """Grow to at least so many rows, by an eighth at least."""
         spec = self._part[self._name].spec
         if rows > spec.rows:
             more = max(spec.rows // 8, EXTENT_ROWS)
@@ -218,7 +218,7 @@ class _Writer:
 def _side_by_side(work: Callable[[T], R], items: Sequence[T]) -> list[Future[R]]:
     """Call `work` with each item, several at a time, and return the calls when all have ended.
 
-    One after the other where the program is ending, which starts no thread any more.
+    Call one after another where the program is ending, which starts no more threads.
     """
     try:
         with ThreadPoolExecutor(_THREADS) as pool:

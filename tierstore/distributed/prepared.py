@@ -16,9 +16,9 @@ class Prepared(NamedTuple):
 
     Attributes:
         partitions: by number, the version and mark that the version is to name.
-        tables: what its manifest is to say of the tables that changed.
+        tables: what its manifest is to state of the tables that changed.
         last_version: the highest version a leader's root ever had; 0 for the other ranks.
-        mark: that of the coming version, of which the first rank's counts.
+        mark: that of the coming version; the first rank's counts.
     """
 
     partitions: dict[int, tuple[int, str]]

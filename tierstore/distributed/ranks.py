@@ -25,7 +25,7 @@ __all__ = ["Ranks"]
 T = TypeVar("T")
 
 _REASON = 160
-"""Characters of what a collective says of its failure, at most."""
+"""Characters of a collective's message of its failure, at most."""
 _START_AGAIN = "end all ranks and start them again: the last version that was committed is intact"
 
 
@@ -63,8 +63,8 @@ class Ranks:
     def group_of_rows(self, *, on_host: bool, back: bool) -> Any:
         """Return the group that rows go through, or gradients, which go `back`.
 
-        On hosts those are two: where one rank gives gradients while another looks rows up, they
-        wait for each other, and take nothing for what it is not.
+        On hosts these are two groups: where one rank sends gradients while another looks rows up,
+        they wait for each other, and mistake no message for another.
         """
         return self.gradient_group if on_host and back else self.data_group
 
@@ -97,8 +97,8 @@ class Ranks:
     def midway(self, what: str) -> Iterator[None]:
         """Break off where this rank fails between messages that the others wait for.
 
-        They learn it by the end of the connection; nothing can follow that they would take for what
-        they wait for. Errors that all ranks raise pass.
+        They learn it by the end of the connection; no later message can be mistaken for the one
+        that they wait for. Errors that all ranks raise pass.
         """
         try:
             yield
@@ -113,14 +113,14 @@ class Ranks:
             raise
 
     def of_all(self, error: Exception) -> Exception:
-        """Return an error that all ranks raise at this place, for which nothing breaks off."""
+        """Return an error that all ranks raise at this place, so that nothing breaks off."""
         self._of_all = error
         return error
 
     def failed(self, what: str, error: Exception | None) -> NoReturn:
-        """Raise what some ranks, which all know of, could not do. Collective.
+        """Raise that some ranks, which all know of, could not do something. Collective.
 
-        `error` is raised on this rank; where it is None, RanksError with what another says.
+        `error` is raised on this rank; where it is None, RanksError with the message of another.
         """
         try:
             said = self.gather("say what went wrong", None if error is None else _said(error))
@@ -159,7 +159,7 @@ class Ranks:
         return found
 
     def common(self, bits: int) -> int:
-        """Return the bits that all ranks give; on the host, beside what GPUs are at."""
+        """Return the bits that all ranks give; on the host, in parallel with GPUs."""
         told = torch.tensor([bits])
         with self.explained("look up the same batch"):
             dist.all_reduce(told, dist.ReduceOp.BAND, group=self.control_group)
@@ -168,7 +168,7 @@ class Ranks:
     def agree(self, what: str, values: Mapping[str, object], *, after_fault: bool = False) -> None:
         """Raise InvalidInputError on every rank unless all give the same values.
 
-        RanksError for what a rank wrote in part, but `after_fault`.
+        Raise RanksError for what a rank wrote in part, unless `after_fault`.
         """
         told = self.gather(what, (self.fault, {"call": what, **values}))
         every = [each for _, each in told]
@@ -212,7 +212,7 @@ class Ranks:
         """Return for each rank the lowest one that sees the same directory at its path.
 
         Ranks of a shared file system have one leader, those of hosts with disks of their own one a
-        host. `path` is a directory. A file in it for each rank tells; they are removed.
+        host. `path` is a directory. Each rank writes a file in it to find out, and removes it.
         """
         if self.count == 1:
             return [0]
@@ -240,7 +240,7 @@ class Ranks:
         self._leave()
 
     def _leave(self) -> None:
-        """End the groups, which the ranks that wait in one are told."""
+        """End the groups; ranks that wait in one learn of it."""
         groups = [self.control_group, self.data_group, self.gradient_group]
         self.control_group = self.data_group = self.gradient_group = None
         while groups:

@@ -1,11 +1,11 @@
-"""What a batch asks the owners of its rows for, and what they answer.
+"""The requests of a batch to the owners of its rows, and their answers.
 
-A request has two halves. The first sends how many rows each owner is asked for, the second waits
-for these numbers and sends which. Between them nothing waits, so the first half of a batch that is
-announced runs beside the batches before it.
+A request has two halves. The first sends how many rows are requested from each owner, the second
+waits for these counts and sends which rows. Nothing waits between them, so the first half of a
+batch that is announced runs in parallel with the batches before it.
 
-Behind the rows that an owner answers with stands a word on how it went. So an owner that fails
-answers all the same, and every rank knows.
+A word on the outcome follows the rows of an answer. An owner that fails still answers, so every
+rank knows.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from tierstore.errors import InvalidInputError
 __all__ = ["WORD_BITS", "Request", "Wanted"]
 
 WORD_BITS = 62
-"""Features, or batches that are announced, that one number of a message tells of."""
+"""Features, or announced batches, that one number of a message describes."""
 _ANNOUNCED = 1 << 32
 """Added to the tag of a request that is announced, and not made by a lookup."""
 _CALL = 1 << 33
-"""What the number of a call is multiplied by beside the tag."""
+"""The factor of the number of a call, which is added to the tag."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The ids that one rank asks for.
+    """The ids that one rank requests.
 
     Attributes:
-        ids: int64 `(n,)`, on the device of the table, those of each feature behind another's.
+        ids: int64 `(n,)`, on the device of the table, one feature after another.
         given: these ids as the caller has them.
         tag: a number that is equal on ranks that look up the same.
         tables: the number of the table of each feature.
         lengths: how many of the ids each feature has.
         refuse: raises the error for an id of no row.
-        error: what is wrong with the ids, or with what is to be done, already.
+        error: the error of the ids, or of what is to be done, that is known already.
         call: a number below 2 ** 29 that is equal on ranks that do the same with the rows.
     """
 
@@ -76,27 +76,27 @@ class Wanted:
         return words
 
     def failed(self, error: Exception) -> Wanted:
-        """Return the same without ids, which failed."""
+        """Return the same with an error, and without ids."""
         none = torch.empty(0, dtype=torch.int64, device=self.ids.device)
         return replace(self, ids=none, lengths=[0] * len(self.lengths), error=error)
 
 
 class Request:
-    """The distinct rows that a batch asks for, and those that are asked of this rank.
+    """The distinct rows that a batch requests, and those that are requested from this rank.
 
-    All but `positions` are there when it is settled.
+    All attributes except `positions` are there when it is settled.
 
     Attributes:
-        wanted: what this rank asks for.
-        settled: whether the ranks know what they are asked for.
+        wanted: what this rank requests.
+        settled: whether the ranks know what is requested from them.
         positions: for each id the index of its row among those that come back.
-        size: how many rows come back: the distinct ones, and behind those of each rank a word.
+        size: how many rows come back: the distinct ones, and a word after those of each rank.
         total: the number of ids of all ranks.
-        asked: the rows of this rank that each rank asks for, in the order of ranks; distinct for
+        asked: the rows of this rank that each rank requests, in the order of ranks; distinct for
             each rank, and perhaps not among them.
         counts: for each feature 1 if any rank has ids of it, else 0.
         touched: the numbers of the tables of these features.
-        failure: what went wrong since, on this rank; the others are told with the answer.
+        failure: the error on this rank since then; the answer reports it to the others.
     """
 
     positions: Tensor
@@ -109,7 +109,7 @@ class Request:
     def __init__(
         self, wire: Wire, owners: Callable[[], Owners], wanted: Wanted, *, announced: bool = False
     ) -> None:
-        """Send how many rows are asked for. Every rank does so at the same time."""
+        """Send how many rows are requested. Every rank does so at the same time."""
         self._wire, self._owners_now = wire, owners
         self.settled: bool = False
         self.failure: Exception | None = None
@@ -120,7 +120,7 @@ class Request:
             found, self.wanted = self._found(wanted)
             self._told, on_device = found.told, not on_host(found.told)
             self._sending: Any = wire.begin(self._told[0], self._told[1])
-            if on_device:  # where all goes on in order, and the host with it
+            if on_device:  # where all runs in order, and the host goes on
                 self._told = fetched(self._told)
                 self._sending = torch.cuda.current_stream(wanted.ids.device).record_event()
             self._numbers, self.positions = found.placed()
@@ -146,9 +146,9 @@ class Request:
         return alike and self._known is not None and self._known.is_as(wanted.given)
 
     def settle(self) -> None:
-        """Wait for what all ranks ask for, and send which rows this one asks for. Collective.
+        """Wait for what all ranks request, and send which rows this one requests. Collective.
 
-        What is wrong with the ids of a rank is raised there, and RanksError on the others.
+        An error in the ids of a rank is raised there, and RanksError on the others.
         """
         self.settled, wanted = True, self.wanted
         with self._wire.ranks.explained(self._what):
@@ -177,14 +177,14 @@ class Request:
             self._sending.synchronize()
 
     def find(self) -> None:
-        """Find which rows of this rank are asked for, again where its tables have moved since."""
+        """Find which rows of this rank are requested, again where its tables have moved since."""
         owners = self._owners_now()
         if owners is not self._owners or not hasattr(self, "asked"):
             self._owners = owners
             self.asked = owners.rows_of(self._arrived)
 
     def _check(self, told: list[list[int]]) -> None:
-        """Raise what is wrong with the ids of this rank, or of another."""
+        """Raise the error of the ids of this rank, or of another."""
         ranks, error = self._wire.ranks, self.wanted.error
         if any(failed for _, failed, *_ in told):
             if error is None and told[ranks.rank][1]:
@@ -200,7 +200,7 @@ class Request:
                 )
 
     def _refused(self) -> Exception:
-        """Return what is wrong with an id that a device found in no table."""
+        """Return the error of an id that a device found in no table."""
         try:
             if self.wanted.refuse is not None:
                 self.wanted.refuse()
@@ -210,11 +210,11 @@ class Request:
 
     @property
     def taken(self) -> int:
-        """How many rows this rank is asked for."""
+        """How many rows are requested from this rank."""
         return sum(self._taken)
 
     def answer(self, rows: Tensor, word: int) -> tuple[Tensor, list[int]]:
-        """Give the rows `(asked, dim)` to those who asked, and a word to all. Collective.
+        """Send the rows `(asked, dim)` to those who request them, and a word to all. Collective.
 
         Return this rank's, `(size, dim)`, and the word of each rank.
         """

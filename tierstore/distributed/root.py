@@ -1,7 +1,7 @@
 """The root of a partitioned store: the manifests that name a version of every partition.
 
-Of the ranks that see the same directory one, their leader, has the root open as its writer. What it
-publishes the others take from it.
+Of the ranks that see the same directory one, their leader, has the root open as its writer. The
+others take from it what it publishes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tierstore.errors import InvalidInputError, NotAStoreError, TierStoreError, 
 __all__ = ["NOTHING", "Root"]
 
 NOTHING = Budget(host=0, gpu=0)
-"""The budget of a store whose rows no tier of its own keeps."""
+"""The budget of a store that has no tiers of its own."""
 
 
 class _Seen(NamedTuple):
@@ -45,7 +45,7 @@ class Root:
 
     Attributes:
         manifest: the version that is open.
-        uuid: what tells the store from all others.
+        uuid: what distinguishes the store from all others.
         store: the root itself, as its writer, on a leader alone; it has no tables.
     """
 
@@ -62,7 +62,7 @@ class Root:
         self._leader = 0
 
     def open(self) -> None:
-        """Open the version asked for, or the newest that all leaders have. Collective."""
+        """Open the requested version, or the newest that all leaders have. Collective."""
         ranks = self._ranks
         ranks.together("open the directory of the store", self._open_directory)
         self._leader = ranks.leaders(self._path)[ranks.rank]
@@ -116,7 +116,7 @@ class Root:
         return _Seen(self.uuid, marks, dict(newest.names))
 
     def _chosen(self, seen: Sequence[_Seen]) -> int:
-        """Return the version to open: the one asked for, or the newest that all leaders have.
+        """Return the version to open: the requested one, or the newest that all leaders have.
 
         Raises InvalidInputError and VersionError.
         """
@@ -241,7 +241,7 @@ class Root:
         self._follow("restore the version", work)
 
     def rename(self, what: str, change: Callable[[Store], object]) -> None:
-        """Change by which names versions are kept. Collective."""
+        """Change the names by which versions are kept. Collective."""
 
         def work() -> None:
             if self.store is not None:

@@ -188,7 +188,7 @@ class _Made:
         what: tuple[Shard, TableSpec, Iterable[Records], Progress | None],
         keys: _Keys | None,
     ) -> None:
-        """Have them to write, with the keys of the rows."""
+        """Prepare to write them, with the keys of the rows."""
         self._store, self._name, self._what, self._keys = store, name, what, keys
         self._left: list[tuple[Store, TableInfo]] = []
 
@@ -235,7 +235,7 @@ class _Keys:
     def __init__(
         self, store: DistributedStore, name: str, keys: Sequence[Any] | None, rows: int
     ) -> None:
-        """Have keys to write for so many rows; raises where ranks have others. Collective."""
+        """Prepare to write keys for so many rows; raises where ranks have others. Collective."""
         ranks = store._ranks
         if len(set(ranks.together("read the keys", lambda: _digest(keys)))) > 1:
             raise InvalidInputError(
@@ -256,7 +256,7 @@ class _Keys:
             )[0]
 
     def named_by(self, info: TableInfo) -> TableInfo:
-        """Return what the root says of a table that has these keys, or none any more."""
+        """Return what the root states of a table that has these keys, or none any more."""
         generation = "" if self._info is None else self._generation
         return dataclasses.replace(info, generation=generation, keys=self._info)
 
@@ -378,7 +378,7 @@ def set_keys(store: DistributedStore, name: str, keys: Sequence[Any] | None) -> 
 
 
 def _digest(keys: Sequence[Any] | None) -> str:
-    """Return what tells keys from others."""
+    """Return what distinguishes keys from others."""
     if keys is None:
         return ""
     values = given(keys)
@@ -394,7 +394,7 @@ def _extend_all(
     keys: Sequence[Any] | None,
     progress: Progress | None,
 ) -> None:
-    """Have a table be as a spec says; `blocks` yields the records of the rows that it lacks.
+    """Make a table match a spec; `blocks` yields the records of the rows that it lacks.
 
     `keys` are theirs, where the rows of the table have keys.
     """
@@ -424,7 +424,7 @@ def _new_in_parts(
 ) -> Iterator[tuple[Store, Rows, Records]]:
     """Yield each partition of this rank with its rows from the id `start` on, and their records.
 
-    Those of some partitions are held at a time, and for these all records are made.
+    Records of some partitions are held at a time, and all records are made for these.
     """
     parts, shard = store._parts.numbered(), store._parts.shard(spec.rows)
     new = shard.blocks - start // shard.partitions
@@ -467,7 +467,7 @@ def _extend(
 ) -> None:
     """Write a table of a partition anew, with so many rows, and these records at some of the last.
 
-    The last row that it had may stand for no id until now; those behind the records stand for none.
+    The last row that it had may stand for no id until now; those after the records stand for none.
     """
     table = part[name]
     if not at.size and rows == table.rows:
@@ -489,7 +489,7 @@ def _extend(
 
 
 def _altered(spec: TableSpec, change: Mapping[str, Any], added: Mapping[str, Field]) -> TableSpec:
-    """Return what a table comes to, as far as its room in memory goes."""
+    """Return the spec of a changed table, as far as its size in memory depends on it."""
     fields = {**spec.fields, **added}
     kept = {name: item for name, item in fields.items() if name not in change.get("drop", ())}
     if not kept:
@@ -499,7 +499,7 @@ def _altered(spec: TableSpec, change: Mapping[str, Any], added: Mapping[str, Fie
 
 
 def _with_fields(info: TableInfo, now: TableSpec, added: Mapping[str, Field]) -> TableInfo:
-    """Return what the root says of a table whose partitions have other fields now."""
+    """Return what the root states of a table whose partitions have other fields now."""
     known = {**info.spec.fields, **added}
     fields = {
         name: dataclasses.replace(item, init=known[name].init) for name, item in now.fields.items()
@@ -519,9 +519,9 @@ def _change(
 ) -> None:
     """Have every rank change its partitions, and publish what `work` returns of the tables.
 
-    What goes `ahead` is written while the tables are as before. `specs` are what they come to on
-    this rank, without those to `drop`. Raises InvalidInputError unless all is committed,
-    CapacityError for too small a budget; then nothing was changed.
+    `ahead` is written before the tables change. `specs` are those of the changed tables on this
+    rank, without those to `drop`. Raises InvalidInputError unless all is committed, CapacityError
+    for too small a budget; then nothing was changed.
     """
     ranks = store._ranks
 

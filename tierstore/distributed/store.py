@@ -185,7 +185,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
         return DistributedTable(shard, place, self._ranks, average=self.average)
 
     def _count_keys(self, work: Callable[[], object], what: str) -> None:
-        """Do something on every rank, and let tables by key know how many keys all have then."""
+        """Do something on every rank, and tell tables by key how many keys all have then."""
 
         def counted() -> dict[str, int]:
             work()
@@ -196,10 +196,10 @@ class DistributedStore(Closing, Mapping[str, Any]):
             if isinstance(shared, DistributedKeyedTable):
                 shared.rows = sum(each[name] for each in found)
 
-    # -- what tables by key ask for; each rank grows its own
+    # -- what tables by key call; each rank grows its own
 
     def grow_rows(self, name: str, rows: int) -> None:
-        """Have room for more keys in a table of this rank, while no other thread is in a call."""
+        """Make room for more keys in a table of this rank, while no other thread is in a call."""
         self._spaces.grow(self, name, rows, self._present_specs)
 
     def end_leases(self, name: str) -> None:
@@ -229,7 +229,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
         return self._parts.shard(1).ids_of(rows)
 
     def shard_of(self, spec: TableSpec) -> Shard:
-        """Return where the rows of a table lie that are on this rank."""
+        """Return which rows of a table are on this rank."""
         return self._parts.shard(spec.rows)
 
     # -- the tables
@@ -294,7 +294,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
 
     @property
     def uuid(self) -> str:
-        """What tells this store from all others, 32 hexadecimal digits."""
+        """What distinguishes this store from all others, 32 hexadecimal digits."""
         return self._root.uuid
 
     @property
@@ -376,8 +376,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
         and names of a payload, whose values are those of the first rank of each file system.
 
         After an error that is raised on every rank nothing is published and nothing is lost: commit
-        again, or roll back. After RanksError, with which no rank can know what the others did, end
-        all ranks and open the store again: it is at the version before, or at this one.
+        again, or roll back. After RanksError, no rank can know what the others did: end all ranks
+        and open the store again: it is at the version before, or at this one.
         """
         step = None if step is None else whole_number("step", step)
         if payload is not None and not isinstance(payload, Mapping):
@@ -483,7 +483,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
         return self._manifest.names[name]
 
     def release(self, name: str) -> None:
-        """Let the version that is kept by a name go, as `Store.release` does. Collective."""
+        """Release the version that is kept by a name, as `Store.release` does. Collective."""
         self._agree("release a version", {"name": name})
         self._rename("release the version", lambda root: root.release(name))
 
@@ -527,7 +527,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
             if generation.has_moved_keys:  # rows in memory go by numbers of their own
                 self._spaces.vacate([name])
             generation.drop_new_keys()
-        for space in self._spaces.open:  # who found rows of keys that are gone finds them anew
+        for space in self._spaces.open:  # rows found for keys that are gone are found anew
             space.end_epochs(ROLLED_BACK)
             space.begin_epochs()
         self._restore_parts()
@@ -562,8 +562,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
         """Merge all deltas into the bases of all partitions, and drop all versions but the newest.
 
         Collective. Returns the dropped versions. `progress(done, total)` counts the partitions of
-        this rank. Raises what `Store.fold` does, on all ranks; what
-        is folded by then is no less readable.
+        this rank. Raises what `Store.fold` does, on all ranks; what is folded by then stays
+        readable.
         """
         return folding.fold(self, progress)
 
@@ -751,7 +751,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
 
     @contextlib.contextmanager
     def _closed_when_broken(self) -> Iterator[None]:
-        """Close the store for good where the ranks cannot talk any more."""
+        """Close the store for good where the ranks can no longer communicate."""
         try:
             yield
         finally:

@@ -131,15 +131,15 @@ class DistributedTable:
         return f"DistributedTable({self.name!r}, rows={self.rows}, shard={self.shard.rows})"
 
     def resize(self, place: Shard) -> None:
-        """Have as many rows as a shard of the table says, which grew."""
+        """Take the number of rows from a shard of the table, which grew."""
         self.place = place
 
     def look_up(
         self, ids: Any, like: Tensor, serve: Serve, before: Callable[[], object] = lambda: None
     ) -> tuple[Request, Tensor]:
-        """Ask the ranks that own them for the rows of ids of any shape; see `Exchange.look_up`.
+        """Request the rows of ids of any shape from their owners; see `Exchange.look_up`.
 
-        Collective. `before` is called first; what it raises is raised as what `serve` does.
+        Collective. `before` is called first; its errors are raised as those of `serve` are.
         """
         return self.exchange.look_up(self._wanted(ids, check=before), like, serve)
 
@@ -153,9 +153,9 @@ class DistributedTable:
             raise ClosedError(f"{GONE}; take a table that the store has, such as store['name']")
 
     def owners(self) -> Owners:
-        """Return which rank has which rows; others once the table grows.
+        """Return which rank has which rows; new owners once the table grows.
 
-        Raises ClosedError where the table went: on all ranks alike, before any sends anything.
+        Raises ClosedError where the table is gone: on all ranks alike, before any sends anything.
         """
         self.check_open()
         access = self.shard._access
@@ -168,7 +168,7 @@ class DistributedTable:
     def _wanted(
         self, ids: Any, call: str = "", check: Callable[[], object] = lambda: None
     ) -> Wanted:
-        """Return what to ask for, by a call of this name; `check` raises what else is wrong."""
+        """Return what to request, by a call of this name; `check` raises other errors."""
         error: Exception | None = None
         try:
             own = self._flat(ids)
@@ -268,7 +268,7 @@ class DistributedTable:
             )
 
     def _written(self, request: Request, rows: Tensor, name: str) -> None:
-        """Write rows of this rank, of which others wrote theirs."""
+        """Write the rows of this rank; the other ranks write theirs."""
         try:
             self.shard.write(request.asked, rows, name)
         except Exception as error:
@@ -296,9 +296,9 @@ class DistributedTable:
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Announce the ids of a coming batch, and start bringing their rows nearer. Collective.
 
-        Which rows the ranks ask each other for is exchanged beside what is under way. A lookup of
-        the same ids among the next `window` then does not wait for it; on a GPU those are the same
-        tensor, not written since. Raises what a lookup does, of an earlier batch.
+        Ranks exchange which rows they request from each other in parallel with other work. A lookup
+        of the same ids among the next `window` then does not wait for it; on a GPU those are the
+        same tensor, not written since. Raises what a lookup does, for an earlier batch.
         """
         with interrupts_deferred():
             self.exchange.announce(

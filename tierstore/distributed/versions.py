@@ -60,7 +60,7 @@ def restore(store: DistributedStore, version: int | str) -> int:
 
 
 def _specs(store: DistributedStore, older: Manifest) -> dict[str, TableSpec]:
-    """Return what the tables of an older version come to on this rank."""
+    """Return the specs of the tables of an older version on this rank."""
 
     def own(name: str, spec: TableSpec) -> TableSpec:
         if spec.keys is None:

@@ -1,4 +1,4 @@
-"""Rows between the ranks, each part with a word on how it went."""
+"""Rows between the ranks, each part with a word on the outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tierstore.distributed.ranks import Ranks
 __all__ = ["FAILED", "FINE", "OTHER", "Wire", "fetched", "with_words", "without_words", "words_of"]
 
 FINE, FAILED, OTHER = range(3)
-"""Words: that rows are what they should be, that they failed, that others are wanted."""
+"""Words: the rows are as they should be, they failed, or others are wanted."""
 
 
 class Wire:
@@ -40,7 +40,7 @@ class Wire:
     ) -> Tensor:
         """Send rows `(n, …)` to the ranks, so many to each, and return what comes from each.
 
-        Gradients go `back`.
+        `back` is for gradients.
         """
         sent = values.contiguous()
         wide = sent.view(torch.uint8) if sent.element_size() == 2 else sent  # gloo lacks those
@@ -52,20 +52,20 @@ class Wire:
 
 
 def with_words(rows: Tensor, counts: Sequence[int], word: int) -> Tensor:
-    """Return rows `(n, dim)` with one more behind those of each rank, which is the word."""
+    """Return rows `(n, dim)` with one more, the word, after those of each rank."""
     own = torch.full_like(rows.new_empty(1, rows.shape[1]).view(torch.uint8), word)
     last = own.view(rows.dtype)
     return torch.cat([part for each in rows.split(list(counts)) for part in (each, last)])
 
 
 def without_words(rows: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return rows without the last of those of each rank, and these."""
+    """Return rows without the last row of each rank, and these last rows."""
     parts = _parted(rows, counts)
     return torch.cat(parts[::2]), torch.cat(parts[1::2])
 
 
 def words_of(rows: Tensor, counts: Sequence[int]) -> list[int]:
-    """Return the word behind the rows of each rank, once they are there."""
+    """Return the word after the rows of each rank, once they are there."""
     words = torch.cat(_parted(rows, counts)[1::2]).view(torch.uint8)[:, 0]
     if not on_host(words):
         words = fetched(words)
@@ -81,6 +81,6 @@ def _parted(rows: Tensor, counts: Sequence[int]) -> tuple[Tensor, ...]:
 
 
 def fetched(values: Tensor) -> Tensor:
-    """Return values of a device on the host, where they are when it has come so far."""
+    """Return values of a device on the host; they are there once the device has copied them."""
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     return host.copy_(values, non_blocking=True)

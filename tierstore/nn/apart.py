@@ -21,7 +21,7 @@ in_group: Callable[[], bool] = dist.is_initialized if dist.is_available() else b
 def check_not_apart(table: Table | JointTable, optimizers: Iterable[Any]) -> None:
     """Raise InvalidInputError where the ranks of a group train rows that they do not share.
 
-    Unless one of the `optimizers` of the rows is for copies that all ranks train alike.
+    Raise nothing where one of the `optimizers` is for copies that all ranks train alike.
     """
     ranks = dist.get_world_size()
     if ranks == 1 or _ranks_of(table) == ranks or any(each.replicated for each in optimizers):

@@ -57,7 +57,7 @@ _NARROW = {
     for vector in (1, 4)
 }
 _LITTLE = 16 << 20
-"""Bytes of sums that torch clears and rounds, also behind the distinct rows, in microseconds."""
+"""Bytes of sums that torch clears and rounds, also after the distinct rows, in microseconds."""
 _EXACT = (torch.float32, torch.float64)
 """Types that `index_add_` sums as that operator does on the CPU, in half the time."""
 
@@ -65,8 +65,8 @@ _EXACT = (torch.float32, torch.float64)
 def sum_by_row(values: Tensor, positions: Tensor, bound: int) -> Tensor:
     """Add row i of `values` `(n, dim)` to row `positions[i]` of `(bound, dim)`, unless negative.
 
-    In the order of i, so the result is that of the operator `torch.nn.Embedding` sums its gradient
-    with, to the last bit.
+    Rows are added in the order of i, so the result is, to the last bit, that of the operator with
+    which `torch.nn.Embedding` sums its gradient.
     """
     if values.device.type == "cpu" and values.dtype in _EXACT:
         total = values.new_zeros(bound + 1, values.shape[1])  # the last is for negative positions
@@ -81,13 +81,13 @@ def summed(
     columns: SideBySide | None = None,
     zeros: Zeros | None = None,
 ) -> Tensor:
-    """Do the same for the distinct rows of a lease, `(lease.bound, dim)`.
+    """Sum by row as `sum_by_row` does, for the distinct rows of a lease, `(lease.bound, dim)`.
 
-    Where `positions` is None they are those of the lease's ids, and `columns` tells where in
-    `values` the row of each is. On a GPU floats of up to 32 bits are added in float32 as they
-    come, which is several times faster, in no particular order and leaving what is behind the
-    distinct rows undefined; `torch.use_deterministic_algorithms(True)` brings the order back. Where
-    there are `zeros`, they are added to those.
+    If `positions` is None, they are those of the lease's ids, and `columns` states where in
+    `values` the row of each is. A GPU adds floats of up to 32 bits in float32 as they come, in no
+    particular order, which is several times faster, and leaves the rows after the distinct ones
+    undefined; `torch.use_deterministic_algorithms(True)` restores the order. If there are `zeros`,
+    the sums start from them.
     """
     if isinstance(values, Apart):
         if positions is None and lease.groups is not None:
@@ -133,8 +133,8 @@ def add_as_it_comes(values: Tensor, total: Tensor, lease: Lease, positions: Tens
 def cleared(lease: Lease, dim: int, zeros: Zeros | None = None) -> Tensor:
     """Return zeros for the distinct rows of a lease on a GPU, float32 `(lease.bound, dim)`.
 
-    What is behind the distinct rows is undefined. A kernel leaves it out; few bytes torch clears in
-    less of the host's time than a launch takes, where an earlier step has left no `zeros`.
+    Rows after the distinct ones are undefined: a kernel skips them. If an earlier step left no
+    `zeros`, torch clears few bytes in less of the host's time than a launch takes.
     """
     device, bound = lease.device, lease.bound
     if device is None:
@@ -155,7 +155,7 @@ def left_over(total: Tensor, zeros: Zeros | None) -> Zeros | None:
 
 
 def _narrowed(total: Tensor, lease: Lease, dtype: torch.dtype) -> Tensor:
-    """Return the sums of the distinct rows in 16 bits; see `cleared` for what is behind them."""
+    """Return the sums of the distinct rows in 16 bits; see `cleared` for the rows after them."""
     if total.nbytes <= _LITTLE:
         return total.to(dtype)
     narrow = torch.empty_like(total, dtype=dtype)
@@ -165,7 +165,7 @@ def _narrowed(total: Tensor, lease: Lease, dtype: torch.dtype) -> Tensor:
 
 
 is_deterministic: Any = torch._C._get_deterministic_algorithms
-"""Tells whether an order is asked for; the public way is a call more."""
+"""Tells whether an order is required; the public function costs one more call."""
 _FIRST = frozenset({0})
 """The numbers of the tables of a batch that is of one table."""
 
@@ -222,8 +222,8 @@ class Batch:
         """Lease the rows; the lease of a batch that is dropped goes to `abandoned`.
 
         The ids are the caller's and may change afterwards: nothing refers to them. Those of a joint
-        table are rows of its space, of the tables `touched`. A `lease` on their rows is taken over.
-        Sums of gradients may begin from `zeros`, and be left there.
+        table are rows of its space, of the tables `touched`. The batch takes over a `lease` on
+        their rows. Sums of gradients may begin from `zeros`, and be left there.
         """
         self._table = table
         self._abandoned = abandoned
@@ -237,11 +237,11 @@ class Batch:
             None if padding_idx is None else ids.reshape(-1) != padding_idx
         )
         if self.lease.device is not None:
-            self.lease.trim(wait=False)  # asks for the count, which the backward pass may find
+            self.lease.trim(wait=False)  # requests the count, which the backward pass may find
             self.zeros = zeros
 
     def __del__(self) -> None:
-        """Leave a lease that goes on to the next call."""
+        """Leave a lease that has not ended to the next call."""
         if hasattr(self, "lease") and not self.lease.ended:
             self._abandoned.add(self.lease)
 
@@ -258,13 +258,13 @@ class Batch:
 
     @property
     def distinct(self) -> Tensor:
-        """The distinct rows, int64; those behind them are undefined before the lease is trimmed."""
+        """The distinct rows, int64; entries after them are undefined until the lease is trimmed."""
         rows = torch.as_tensor(self.lease.rows)
         return rows if self._joint is None else self._joint.renumbered(rows, self._placement)
 
     @property
     def usable(self) -> bool:
-        """Whether the lease goes on."""
+        """Whether the lease has not ended."""
         return not self.lease.ended
 
     @property
@@ -373,7 +373,8 @@ class Gradient:
 
     Attributes:
         batch: what it is the gradient of, and whose lease holds the rows.
-        values: `(rows, dim)`, at least one row for each distinct row; undefined behind them.
+        values: `(rows, dim)`, at least one row for each distinct row; rows after those are
+            undefined.
         trained: bool `(rows, 1)`, the rows that a step may change; None means all.
         touched: the numbers of the tables that have ids in it; a table alone is number 0.
         zeros: where a step may leave the values, as zeros; None once they may be another's.
@@ -386,9 +387,9 @@ class Gradient:
     zeros: Zeros | None = None
 
     def trim(self) -> None:
-        """Cut off what is behind the distinct rows; on a GPU this waits for their number.
+        """Cut off the rows after the distinct ones; on a GPU this waits for their number.
 
-        So it is before values are shown: from then on they are not only the step's.
+        Values are trimmed before they are shown: from then on, others may use them too.
         """
         self.zeros = None
         self.batch.lease.trim(wait=True)
@@ -469,10 +470,10 @@ def accumulates(leaf: Any) -> bool:
 
 
 class Module(Protocol):
-    """What the operators ask of a module."""
+    """What the operators need of a module."""
 
     _node: Any
-    """What accumulates the gradient of its anchor."""
+    """The node that accumulates the gradient of its anchor."""
 
     def _together(self) -> AbstractContextManager[Any]:
         """Enter the store once for what a pass does."""

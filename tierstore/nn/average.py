@@ -24,7 +24,8 @@ class Average:
 
     A row that takes no part in a step stays as it is, so its average after that step follows from
     what it was before: a record holds an average and the step it is of, and only the rows of a step
-    are written. As torch's `AveragedModel`, it starts from the rows as the first step leaves them.
+    are written. It starts from the rows as the first step leaves them, as torch's `AveragedModel`
+    does.
     """
 
     def __init__(self, table: Table, field: str) -> None:
@@ -83,7 +84,7 @@ class Average:
     def update(
         self, lease: Lease, before: Values, decay: float, trained: Tensor | None = None
     ) -> dict[str, float]:
-        """Write the average of the rows of a lease after a step, of those `trained` if given.
+        """Write the average of the rows of a lease after a step, only of those `trained` if given.
 
         Returns the scalars that count the step, for every table that has such rows.
         """
@@ -122,7 +123,7 @@ class Average:
         return self._caught_up(values, step, float(self._table.scalars[self._decay]))
 
     def _caught_up(self, values: Values, step: int | Tensor, decay: float) -> Tensor:
-        """Return averages after a step until which the rows stayed as they are since theirs."""
+        """Return the averages after a step, of rows that did not change since their own step."""
         mean, of_step = values[self._mean], values[self._of_step]
         rows = values[self._field].to(mean.dtype)
         share = (decay ** (step - of_step)).to(mean.dtype)

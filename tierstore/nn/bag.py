@@ -21,8 +21,8 @@ class TieredEmbeddingBag(TieredEmbedding):
     """Sums, means or maxima over bags of rows, as `torch.nn.EmbeddingBag`; see `TieredEmbedding`.
 
     Rows of `padding_idx` are left out of their bags. Rows are pooled where they are, and the
-    gradient of a bag is added to those of its rows: neither takes room for a row an id, but in
-    graphs that are compiled and under `torch.func`.
+    gradient of a bag is added to those of its rows: neither needs memory for a row per id, except
+    in compiled graphs and under `torch.func`.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class TieredEmbeddingBag(TieredEmbedding):
         """Start bringing the rows of a coming batch, `ids`, nearer; see `Table.prefetch`."""
         if self.is_shared and self._keyed is None and isinstance(ids, Tensor):
             ids = jagged(ids).values() if ids.is_nested else ids.reshape(-1)
-            if self.padding_idx is not None:  # as a lookup asks for them
+            if self.padding_idx is not None:  # as a lookup requests them
                 ids = torch.cat([ids, ids.new_full((1,), self.padding_idx)])
         super().prefetch(ids, window=window)
 

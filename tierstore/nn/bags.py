@@ -179,7 +179,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         return self._pool(features, apart=False)[1][0]
 
     def _pool(self, features: Any, *, apart: bool) -> tuple[_Plan, Sequence[Tensor]]:
-        """Return how the columns lie, all of them, and if wanted `apart` those of each feature."""
+        """Return the plan of the columns, all columns, and those of each feature if `apart`."""
         layer = self._layer(0)
         layer.refuse_transforms()
         features, first = self._numbered(features)
@@ -212,7 +212,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
     def _asked_for(
         self, names: Sequence[str], ids: Tensor, lengths: Sequence[int]
     ) -> tuple[Tensor, Sequence[int]]:
-        """Return the ids without those of padding, but on a GPU, where this would wait."""
+        """Return the ids without those of padding; on a GPU, where this would wait, all ids."""
         counted = self._counted(names, ids, lengths) if on_host(ids) else None
         if counted is None:
             return ids, lengths

@@ -55,9 +55,10 @@ class TieredEmbeddingCollection(torch.nn.Module):
 
     Tables that share tiers and have equal records are looked up, and trained, as one: the work of a
     step is that of one table, however many there are. Tables of several dims, with other state, or
-    kept apart by a budget make more groups, each at the price of a table. Values are those of one
-    layer a table; so is everything else that is said there: gradients go to a `TieredOptimizer`,
-    `state_dict()` holds a pointer to the store, and a `deepcopy` shares the tables.
+    kept apart by a budget make more groups, each at the cost of a table. Values are those of one
+    layer per table. What `TieredEmbedding` states holds here too: gradients go to a
+    `TieredOptimizer`, `state_dict()` holds a pointer to the store, and a `deepcopy` shares the
+    tables.
 
     There is a parameter for each group. `rows_of` names a feature's part of it for an optimizer,
     to give that table options of its own.
@@ -184,8 +185,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
     def cat(self, features: Any) -> Tensor:
         """Return the rows of all features as one tensor, `(ids, dim)`; takes what `forward` takes.
 
-        Those of one feature lie behind those of another, in the order in which these come: with
-        equally many ids each, `.view(len(features), -1, dim)` has an entry a feature. It is what
+        The rows of the features follow one another in the order of the features: with equally many
+        ids each, `.view(len(features), -1, dim)` has an entry per feature. The result is what
         `forward` returns, concatenated, with no work for single features: all of them are trained.
         Raises InvalidInputError for features of several dims, and where there are none.
         """
@@ -349,7 +350,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
         self._prefetch_numbers(features, window)
 
     def _prefetch_numbers(self, features: Any, window: int) -> None:
-        """Do so for features that have row numbers in place of keys."""
+        """Bring rows nearer for features that have row numbers in place of keys."""
         if is_keyed(features):
             names = tuple(features.keys())
             wanted = self._parted(names, features.values(), lengths_of(features, len(names)))
@@ -370,7 +371,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
     def _asked_for(
         self, names: Sequence[str], ids: Tensor, lengths: Sequence[int]
     ) -> tuple[Tensor, Sequence[int]]:
-        """Return which of the ids of some features a lookup asks for, and how many of each."""
+        """Return which of the ids of some features a lookup requests, and how many of each."""
         return ids, lengths
 
     # -- as a module
@@ -493,7 +494,7 @@ def _source(store: Store, feature: str, given: Any) -> tuple[AnyTable, str]:
 
 def is_keyed(features: Any) -> bool:
     """Whether features come as torchrec's KeyedJaggedTensor has them."""
-    if isinstance(features, dict):  # most are, and asking for a Mapping takes several calls
+    if isinstance(features, dict):  # most are, and a test for a Mapping takes several calls
         return False
     return (
         hasattr(features, "keys")

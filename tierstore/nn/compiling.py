@@ -1,7 +1,7 @@
 """Lookups as operators of torch, for torch.compile, torch.export and torch.func.
 
-An operator is told the name of a module, which looks rows up and takes their gradient. Between
-forward and backward a graph carries a ticket, a number in a tensor that owns the batch.
+An operator gets the name of a module, which looks rows up and takes their gradient. Between forward
+and backward a graph carries a ticket, a number in a tensor that owns the batch.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _batch_of(ticket: Tensor) -> Any:
 def lookup(ids: Tensor, anchor: Tensor, module: str) -> tuple[Tensor, Tensor]:
     """Return the row of each id, `ids.shape + (dim,)`, and the ticket of the batch.
 
-    Rows come as the anchor is: of its type, on its device, with its `dim`.
+    Rows have the type, device and `dim` of the anchor.
     """
     found = _named(module)
     batch, rows = found._lease_rows(ids)
@@ -187,7 +187,7 @@ read.register_vmap(_read_of_all)
 
 
 class Asked(NamedTuple):
-    """What a graph asks of a layer over several tables.
+    """What a graph requests from a layer over several tables.
 
     Attributes:
         features: which.
@@ -203,7 +203,7 @@ class Asked(NamedTuple):
 
 
 class JointModule(Protocol):
-    """What the operators ask of a layer over several tables, besides what `Module` has."""
+    """What the operators need of a layer over several tables, besides what `Module` has."""
 
     def _lease_features(self, ids: Tensor, asked: Asked) -> tuple[Any, Tensor]:
         """Lease the rows of ids whose gradient may come; return that of each id, too."""
@@ -409,7 +409,7 @@ def look_up(ids: Tensor, layer: Any, asked: Asked) -> Tensor:
     """Return the row of each id of some features within a graph, `(n, dim)`.
 
     Args:
-        ids: int64 `(n,)`, those of all features one behind the other.
+        ids: int64 `(n,)`, one feature after another.
         layer: over the tables.
         asked: what is to be looked up.
     """

@@ -43,7 +43,7 @@ class TieredEmbedding(RowsLayer):
 
     Rows arrive in the type and on the device of the module, at first the table's own; `.to(...)`
     changes that and not the table. With gradients enabled a forward pass keeps the rows in place
-    until the step of the `TieredOptimizer` they are trained by; under `torch.no_grad()`, and where
+    until the step of the `TieredOptimizer` that trains them; under `torch.no_grad()`, and where
     `requires_grad_(False)` froze the layer, it only reads. Ids are read once: their buffer may be
     used again before the backward pass.
 
@@ -73,13 +73,13 @@ class TieredEmbedding(RowsLayer):
     ) -> None:
         """Put a layer over a table; nothing is written.
 
-        Warns once of a table whose first field is still all zeros, as far as a look at some rows
-        tells: a model of products of such rows never trains.
+        Warns once of a table whose first field is still all zeros, as far as a sample of rows
+        shows: a model of products of such rows never trains.
 
         Args:
             table: a table of an open store; several layers may share it. One that ranks share
                 makes forward and backward passes collective: every rank takes part in each, if
-                with no ids. Of a table by key a forward pass takes keys, which may be texts in
+                with no ids. For a table by key, a forward pass takes keys, which may be texts in
                 lists; while it trains, new ones get a row, and in `eval()` or without gradients
                 nothing is added.
             field: the field to look up and train; the first if None.
@@ -153,8 +153,8 @@ class TieredEmbedding(RowsLayer):
     def averaged(self) -> Self:
         """Return a frozen copy of the layer whose rows are their moving averages.
 
-        Those of the last step, at every lookup. Raises InvalidInputError where none are kept;
-        `TieredOptimizer(..., ema=0.999)` keeps them.
+        Each lookup reads the averages of the last step. Raises InvalidInputError where none are
+        kept; `TieredOptimizer(..., ema=0.999)` keeps them.
         """
         if self._keyed is not None:
             raise InvalidInputError(f"table {self.table.name!r} is by key; averages go by row")
@@ -213,8 +213,8 @@ class TieredEmbedding(RowsLayer):
     def _look_up_trained(self, keys: Any, table: ByKey) -> Tensor:
         """Look up keys that all get a row.
 
-        Where the device is likely to know all, rows are looked up before it has told, so that it
-        is not idle meanwhile; if it was wrong, the batch is dropped and looked up again.
+        If the device is likely to know all, rows are looked up before it has answered, so that it
+        is not idle meanwhile; if the guess was wrong, the batch is dropped and looked up again.
         """
         guessed = table._guessed(keys) if isinstance(table, KeyedTable) else None
         if guessed is not None:
@@ -354,7 +354,7 @@ _looked_at: weakref.WeakSet[Table] = weakref.WeakSet()
 def warn_of_zeros(table: Table | DistributedTable, field: str) -> None:
     """Warn of a table that was never filled; biases, of one element, start from zeros.
 
-    Of a table of several ranks, each looks at its own rows.
+    Each rank looks at its own rows of a table of several ranks.
     """
     if isinstance(table, DistributedTable):
         if not table.place.ids:
@@ -364,7 +364,7 @@ def warn_of_zeros(table: Table | DistributedTable, field: str) -> None:
         return
     _looked_at.add(table)
     ids = np.arange(0, table.rows, max(1, table.rows // 64))
-    with contextlib.suppress(TierStoreError):  # what is damaged is no zeros, and a later error
+    with contextlib.suppress(TierStoreError):  # damaged rows are no zeros, and raise later
         for part in (ids[:1], ids[1:]):
             if table.read(part, field, cache=False).any():
                 return

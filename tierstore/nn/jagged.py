@@ -19,7 +19,7 @@ __all__ = ["Bags", "jagged", "no_padding"]
 
 @dataclass(slots=True)
 class Bags:
-    """Ids in bags, one behind the other.
+    """Ids in bags, one bag after another.
 
     Attributes:
         ids: `(n,)`.
@@ -75,7 +75,7 @@ class Bags:
         return cls(ids, starts, weights)
 
     def padded(self, padding_idx: int) -> Bags:
-        """Return the bags with the id of padding behind them, in which its row does not count."""
+        """Return the bags with the id of padding after them; its row does not count in bags."""
         ids = torch.cat([self.ids, self.ids.new_full((1,), padding_idx)])
         return replace(self, ids=ids, ends_in_padding=True)
 
@@ -93,13 +93,14 @@ class Bags:
         return Bags(self.ids[counted], starts, kept), left
 
     def split(self, of_ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return what stands for the ids in the bags, of what does for all, and for padding."""
+        """Split what stands for all ids into that of the ids in bags and that of padding."""
         return (of_ids[:-1], of_ids[-1:]) if self.ends_in_padding else (of_ids, None)
 
     def places(self, of_ids: Tensor) -> tuple[Tensor, int | None]:
         """Return the index of the row of each id in a bag, where each id has one, and of padding.
 
-        That is their order, but for what equals the padding; `of_ids` stands for all ids.
+        The index is the position of the id, except for ids equal to padding; `of_ids` stands for
+        all ids.
         """
         inside, padding = self.split(of_ids)
         places = torch.arange(inside.shape[0], device=of_ids.device)
@@ -119,7 +120,7 @@ def no_padding(ids: Tensor, lengths: Sequence[int], padding: Sequence[int]) -> T
     """Return for each id of some features whether it is no padding; None where none has any.
 
     Args:
-        ids: `(n,)`, those of all features one behind the other.
+        ids: `(n,)`, one feature after another.
         lengths: how many each feature has.
         padding: the row of padding of each, -1 for none.
     """

@@ -4,9 +4,9 @@
     batch = layer.lease_rows(rows, features.touched(lengths))  # one lease for all of them
     looked.give(gradient)                                      # one sum by row
 
-`ids` are those of all features, one behind the other, and `rows` the rows of the space that they
-stand for. What is made of the rows of a feature lies between: `look_up` returns them as they are,
-pooled bags add them up.
+`ids` are those of all features, one feature after another, and `rows` are the rows of the space
+that they stand for. Between these calls, `look_up` returns the rows as they are, and pooled bags
+add them up.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Coming:
         self._kept.append((Known(*given), joined))
 
     def find(self, given: list[Tensor]) -> tuple[Tensor, list[int]] | None:
-        """Return these ids as one tensor, and their lengths, if they are kept; then no more."""
+        """Return these ids as one tensor, and their lengths, if they are kept; forget them then."""
         if self._kept and not all(isinstance(each, Tensor) for each in given):
             return None
         for place, (known, joined) in enumerate(self._kept):
@@ -175,7 +175,7 @@ class JointLayer(RowsLayer):
     Attributes:
         table: the tables, by rows of their space.
         coming: ids that were announced to tables which ranks share.
-        memory: for gradients of features that lie apart, as one tensor.
+        memory: for gradients of features that are stored apart, as one tensor.
         is_single: whether gradients are floats of 32 bits on the host.
     """
 
@@ -206,7 +206,7 @@ class JointLayer(RowsLayer):
         """Return the rows of each feature, `(length, dim)`, or all in one tensor unless `apart`.
 
         Args:
-            ids: int64 `(n,)`, those of all features one behind the other.
+            ids: int64 `(n,)`, one feature after another.
             features: which.
             lengths: how many ids each has.
             counted: bool `(n,)`, the ids that take part in training; None means all.
@@ -249,7 +249,7 @@ class JointLayer(RowsLayer):
     def lease_features(
         self, ids: Tensor, features: Features, lengths: Sequence[int], touched: frozenset[int]
     ) -> Batch:
-        """Lease the rows of ids that `checks_late` is true of, whose gradient may come."""
+        """Lease the rows of ids for which `checks_late` is true, whose gradient may come."""
         self._check_trained()
         own = self._own
         own.settle()
@@ -262,7 +262,7 @@ class JointLayer(RowsLayer):
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
 
     def expands(self, nbytes: int) -> bool:
-        """Tell whether to read a row for each id; see `RowsLayer.expands`. Averages always are."""
+        """Tell whether to read a row for each id; see `RowsLayer.expands`. Averages always do."""
         return bool(self._averages) or super().expands(nbytes)
 
     def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease | RemoteLease:
@@ -380,7 +380,7 @@ class JointLayer(RowsLayer):
 
 
 class KeyedJointLayer(JointLayer):
-    """The same over tables by key, of which it takes row numbers; see `keyed.numbered`.
+    """The same over tables by key; it takes row numbers, see `keyed.numbered`.
 
     In `eval()` it is not trained.
     """

@@ -42,7 +42,7 @@ class FirstRows(NamedTuple):
     def joined(
         cls, names: Sequence[str], lengths: Sequence[int], first: Mapping[str, FirstRows]
     ) -> FirstRows | None:
-        """Return those of some features, whose keys are one behind the other; None if all have."""
+        """Return those of some features, whose keys follow one another; None if there are none."""
         begins = itertools.accumulate(lengths[:-1], initial=0)
         found = [
             cls(first[name].at + begin, first[name].rows)
@@ -63,7 +63,7 @@ def numbered(table: ByKey, field: str, keys: Any, *, add: bool) -> tuple[Tensor,
 
     Keys without a row get one if they are to be added and the table admits them; else their number
     is 0, and their first values of the field are returned too, if there are any; where several
-    ranks add keys, those may be none.
+    ranks add keys, they may be empty.
     """
     if isinstance(keys, Tensor) and keys.is_nested:
         bags = jagged(keys)
@@ -74,7 +74,7 @@ def numbered(table: ByKey, field: str, keys: Any, *, add: bool) -> tuple[Tensor,
         return table._rows_for(keys).to(device), None
     rows, unknown, values = table._known_or_first(keys, field, train=add)
     numbers = torch.as_tensor(rows, device=device)
-    # Of several ranks all tell which of their ids are trained, or none does.
+    # Either all of several ranks state which of their ids are trained, or none does.
     if not unknown.size and not (add and isinstance(table, DistributedKeyedTable)):
         return numbers, None
     return numbers, FirstRows(torch.from_numpy(unknown), torch.as_tensor(values))

@@ -27,7 +27,7 @@ _MUCH = 64 << 20
 class RowsLayer(torch.nn.Module):
     """A layer over a field of a table, or of tables that are looked up as one.
 
-    Of a table that several ranks share, the rows of each are trained there.
+    Each rank trains its own rows of a table that several ranks share.
 
     Attributes:
         table: the table, or the tables.
@@ -61,13 +61,13 @@ class RowsLayer(torch.nn.Module):
         self._together: Callable[[], AbstractContextManager[Any]] = (
             interrupts_deferred if self.is_shared else self._shard._together
         )
-        """Enters the store once for what a pass does; of shared tables, only defers interrupts."""
+        """Enters the store once for a pass; for shared tables, only defers interrupts."""
         self.field: str = field
         self.embedding_dim: int = item.dim
         self._begin(empty, rows)
 
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
-        """Take a parameter, and be of the type and on the device of an empty tensor."""
+        """Take a parameter, and the type and device of an empty tensor."""
         self.rows = rows
         self.__dict__["_own"] = rows  # also where something replaces what is registered
         rows.layers.add(self)
@@ -76,10 +76,10 @@ class RowsLayer(torch.nn.Module):
         self._follow(empty)
 
     def _follow(self, empty: Tensor) -> None:
-        """Be of the type and on the device of an empty tensor, `(0, dim)`."""
+        """Take the type and device of an empty tensor, `(0, dim)`."""
         self._as_stored: bool = empty.dtype == self._dtype and str(empty.device) == self._device
         self._anchor = empty.detach().requires_grad_()
-        """What compiled graphs hang rows on: unlike the parameter, it is always empty."""
+        """What compiled graphs attach rows to: unlike the parameter, it is always empty."""
         self._node = torch.autograd.graph.get_gradient_edge(self._anchor).node
         self._own.rest(self._anchor)
 
@@ -107,7 +107,7 @@ class RowsLayer(torch.nn.Module):
     def expands(self, nbytes: int) -> bool:
         """Tell whether to read a row for each id, so many bytes, that takes no part in training.
 
-        On the host that is faster than to find the distinct rows, as long as it takes little room.
+        On the host this is faster than finding the distinct rows, if it needs little memory.
         """
         if self.is_shared:
             return False

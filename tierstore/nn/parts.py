@@ -24,7 +24,7 @@ from tierstore.nn.alone import work_alone
 __all__ = ["Apart", "SideBySide", "as_one"]
 
 _MUCH = {"cpu": 1 << 20, "cuda": 32 << 20}
-"""Bytes of gradients, about, above which a look at where they are is cheaper than a copy."""
+"""Bytes of gradients, about, above which finding out where they are is cheaper than a copy."""
 
 
 _BYTES_PER_THREAD = 1 << 20
@@ -122,7 +122,7 @@ class SideBySide:
     step: int
 
     def rows(self, device: torch.device) -> Tensor:
-        """Return the row of each id, those of one feature behind those of another, int64 `(n,)`."""
+        """Return the row of each id, one feature after another, int64 `(n,)`."""
         starts = torch.tensor(self.places, device=device)
         each = torch.arange(0, self.ids * self.step, self.step, device=device)
         return (starts[:, None] + each).view(-1)
@@ -149,9 +149,9 @@ def as_one(
 ) -> tuple[Tensor | Apart, SideBySide | None]:
     """Return gradients `(ids, dim)` as one tensor, and where they are in it; None: in order.
 
-    Those of what a model concatenates are parts of one tensor, and not copied. Other large ones on
-    the host are copied to `memory` if that is given; given `firsts`, which tells where in the space
-    the table of each feature begins, they stay `Apart` if no two are of one table.
+    Gradients of what a model concatenates are parts of one tensor, and are not copied. Other large
+    ones on the host are copied to `memory` if that is given; given `firsts`, which states where in
+    the space the table of each feature begins, they stay `Apart` if no two are of one table.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -177,7 +177,7 @@ def _are_plain(parts: Sequence[Tensor]) -> bool:
 
 
 def _one_behind_the_other(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return parts that lie so in memory as one tensor."""
+    """Return parts that follow one another in memory as one tensor."""
     first = parts[0]
     at = first.data_ptr()
     for each in parts:
@@ -221,10 +221,10 @@ def _side_by_side(parts: Sequence[Tensor]) -> tuple[Tensor, SideBySide] | None:
 
 
 def _copied(parts: Sequence[Tensor], memory: Recycled) -> Tensor:
-    """Return a copy of parts, one behind the other.
+    """Return a copy of parts, one after another.
 
-    On the host in memory of NumPy, which asks for huge pages: the first touch of as many small ones
-    takes longer than the copy.
+    On the host it is in memory of NumPy, which requests huge pages: the first touch of as many
+    small pages takes longer than the copy.
     """
     if not _are_plain(parts):
         return torch.cat(list(parts))

@@ -36,7 +36,7 @@ def restore(store: Store, state: Any, **what: str) -> None:
 
 
 def checked(state: Any, **what: str) -> Mapping[str, Any]:
-    """Return what a pointer says, for `Store.load_state_dict`.
+    """Return the contents of a pointer, for `Store.load_state_dict`.
 
     Raises InvalidInputError for a pointer to something else than `what`.
     """

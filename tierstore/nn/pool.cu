@@ -1,9 +1,9 @@
-// Bags of rows, pooled where the records are: no row of an id is written out, in neither direction.
+// Bags of rows, pooled where the records are: no row is written out for an id, in either direction.
 //
 // What must move for n ids in `all` bags, s bytes a stored element and o bytes one that comes out:
 //   pool      n (4 + 8 + dim s) + all (8 + dim o); rows that repeat come from the caches
 //   scatter   n (4 + 2 dim 4) + all (8 + dim o); the sums of rows that repeat stay in the L2 cache
-// Expanding to a row an id would add n dim o for writing and for reading, in either direction.
+// A row per id would add n dim o for writing and for reading, in either direction.
 //
 // Macros:
 //   ROW       type of the field: F32, BF16 or F16
@@ -70,7 +70,7 @@ __device__ bool is_maximum(const Pool &pool, u32 bag) { return MAXIMA && mode_of
 
 static constexpr u32 TOGETHER = 4;
 
-// Where the fields of some ids of a bag are, null for those behind its end and for no row.
+// Where the fields of some ids of a bag are, null after its end and for ids without a row.
 __device__ void find(const Rows &rows, const Pool &pool, i64 id, i64 end, const u8 *(&field)[TOGETHER]) {
     i32 position[TOGETHER];
 #pragma unroll
@@ -80,7 +80,7 @@ __device__ void find(const Rows &rows, const Pool &pool, i64 id, i64 end, const 
         field[k] = position[k] < 0 ? nullptr : (const u8 *)rows.records[position[k]] + pool.start;
 }
 
-// While some rows of a bag are on their way, the next are looked for.
+// Threads look for the next rows of a bag while some are on their way.
 extern "C" __global__ void tierstore_pool(const Rows rows, const Pool pool) {
     const u32 packs = pool.dim / VECTOR, shift = shift_for(packs), lanes = 1u << shift;
     const u32 first = threadIdx.x & (lanes - 1);

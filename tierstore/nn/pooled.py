@@ -27,13 +27,13 @@ _SOURCE = RECORDS.extended("tierstore.nn", "pool.cu")
 _Pool: Any = _SOURCE.structure("Pool")
 MODES = {mode: _SOURCE.constants[mode.upper()] for mode in ("sum", "mean", "max")}
 _TORCH_MODES = {"sum": 0, "mean": 1, "max": 2}
-"""What the operators of torch call them."""
+"""The numbers by which torch's operators call them."""
 _KERNEL_TYPES = {
     element.torch_dtype(): element.kernel for element in ELEMENT_TYPES.values() if element.kernel
 }
 _device_of = functools.cache(torch.device)
 _LARGE = 1 << 28
-"""Bytes of a gradient above which the number of its rows is waited for, to take no more."""
+"""Bytes of a gradient above which to wait for the number of its rows, to allocate no more."""
 
 
 class Pooled(Protocol):
@@ -76,7 +76,7 @@ class _Run(NamedTuple):
 class Composed:
     """Bags pooled by torch, of the distinct rows, or of `expanded` rows, one for each id.
 
-    With no help of autograd, below which the operators of graphs run.
+    Autograd takes no part in it: the operators of graphs run below autograd.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Composed:
     def _of_rows(self, run: _Run, gradient: Tensor) -> Tensor:
         """Return the gradient of all rows by the bags of a run, `(rows, dim)`, as torch does.
 
-        Of distinct rows it adds that of sums and means up in an order that hangs on all ids.
+        For distinct rows, it adds that of sums and means in an order that depends on all ids.
         """
         of_bag, sizes, chosen = run.of_bag
         found: Tensor = torch.ops.aten._embedding_bag_backward(
@@ -191,7 +191,8 @@ class Composed:
     def _in_order(self, gradient: Tensor) -> Tensor:
         """Return the gradient of the distinct rows, of their sums and means, summed by bag.
 
-        In the order of the ids: the bags of a row are the ids of a bag, of the transposed matrix.
+        They are summed in the order of the ids: the bags of a row are the ids of a bag of the
+        transposed matrix.
         """
         modes, bags = self._part.columns.modes, len(self._part.bags)
         lengths, weights = self._offsets.diff(), self._weights

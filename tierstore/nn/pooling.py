@@ -96,7 +96,7 @@ def side_by_side(modes: tuple[str, ...], dim: int) -> Columns:
 
 
 class Layer(Protocol):
-    """What pooling asks of a layer over rows."""
+    """What pooling needs of a layer over rows."""
 
     table: Any
     field: str
@@ -125,8 +125,8 @@ class Part:
 
     A kernel pools them on a GPU, in float32 and in the order of the ids; the gradients of a row are
     then added in no particular order. On the host torch pools the distinct rows, with the results
-    of `torch.nn.EmbeddingBag` to the bit. So it does, over a row for each id, on a GPU with
-    `torch.use_deterministic_algorithms(True)` and for types that the kernel cannot compute with.
+    of `torch.nn.EmbeddingBag` to the bit. On a GPU, torch pools a row for each id with
+    `torch.use_deterministic_algorithms(True)`, and for types that the kernel cannot compute with.
 
     Attributes:
         layer: the layer.
@@ -175,7 +175,7 @@ class Part:
     ) -> frozenset[int]:
         """Return the numbers of the tables that have ids, of the features `given`; all if None.
 
-        A batch tells of the ids of other ranks.
+        A `batch` also counts the ids of other ranks.
         """
         counts = self.lengths if batch is None else batch.counts(self.lengths)
         return touched_by(self.tables, counts if given is None else self._of_given(counts, given))
@@ -183,7 +183,7 @@ class Part:
     def trained_positions(self, batch: Batch, given: Sequence[bool] | None) -> Tensor | None:
         """Return the position of each id's row, -1 for the ids of other features than `given`.
 
-        So it is for those of first rows. None where all ids of the batch are trained.
+        The ids of first rows get -1 too. None where all ids of the batch are trained.
         """
         is_whole = given is None or all(given[place] for place in self.places)
         if is_whole and self.first is None:

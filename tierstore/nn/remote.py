@@ -1,4 +1,4 @@
-"""A batch whose rows lie on several ranks: they are leased where they are."""
+"""A batch whose rows are on several ranks, each of which leases its own."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["RemoteBatch", "RemoteLease", "Shared"]
 
 _WIDE = 128
-"""Bytes of a row beside which one element more is little; a GPU copies bytes more slowly."""
+"""Bytes of a row from which on one more element is little; a GPU copies bytes more slowly."""
 
 Shared: TypeAlias = DistributedTable | DistributedJointTable
-"""What several ranks share the rows of."""
+"""Tables whose rows several ranks share."""
 
 
 class RemoteLease:
-    """The rows that a rank asked others for, and its lease on what it was asked for itself."""
+    """The rows that a rank requested from others, and its lease on those requested from it."""
 
     device = None
     """No kernel reaches rows of other ranks."""
@@ -43,7 +43,7 @@ class RemoteLease:
     def of(
         cls, table: Shared, ids: Tensor, field: str, like: Tensor, before: Callable[[], object]
     ) -> Self:
-        """Ask for a field of rows, and lease what is asked for; see `DistributedTable.look_up`."""
+        """Request a field of rows, and lease those requested; see `DistributedTable.look_up`."""
         is_joint = isinstance(table, DistributedJointTable)
         lease: Any = None
 
@@ -60,14 +60,14 @@ class RemoteLease:
         return self._request.positions
 
     def read(self, field: str) -> Tensor:
-        """Return the rows that came, `(size, dim)`, of the field that was asked for; once."""
+        """Return the rows that came, `(size, dim)`, of the requested field; once."""
         rows, self._rows = self._rows, None
         if rows is None:
             raise RuntimeError("the rows of other ranks are read once")
         return rows
 
     def expand(self, field: str) -> Tensor:
-        """Return the row of each id, `(ids, dim)`, of the field that was asked for; once."""
+        """Return the row of each id, `(ids, dim)`, of the requested field; once."""
         return self.read(field).index_select(0, self._request.positions)
 
     def __enter__(self) -> Self:
@@ -89,11 +89,11 @@ def _answered(lease: Any, field: str) -> Answer:
 
 
 class RemoteBatch:
-    """The rows of one lookup on this rank, and the lease on those that all ranks ask this one for.
+    """The rows of one lookup on this rank, and the lease on those that all ranks request from it.
 
     Attributes:
         size: the number of ids of all ranks: a rank with none takes part where another has some.
-        local: the rows of this rank's shard that were asked for.
+        local: the rows of this rank's shard that were requested.
         lease: on the rows of the batch.
     """
 
@@ -111,7 +111,7 @@ class RemoteBatch:
         padding_idx: int | None,
         own: RowsParameter,
     ) -> None:
-        """Ask for rows, and lease what is asked for; every rank does so at the same time.
+        """Request rows, and lease those requested here; every rank does so at the same time.
 
         Args:
             table: whose.
@@ -159,7 +159,8 @@ class RemoteBatch:
     def _summed(self, values: Tensor, positions: Tensor) -> Tensor:
         """Add row i of `values` to row `positions[i]` of `(size, dim)`, unless negative.
 
-        In the order of i, but on a GPU as it comes, unless deterministic algorithms are asked for.
+        Rows are added in the order of i; on a GPU as they come, unless deterministic algorithms are
+        required.
         """
         size, lease = self._request.size, self.local.lease
         if not len(values):
@@ -213,7 +214,7 @@ class RemoteBatch:
 
 
 def _marked(sums: Tensor, positions: Tensor | None) -> Tensor:
-    """Return sums with a column that tells which of them some positions name; None: without."""
+    """Return sums with a column that marks those that `positions` name; without it if None."""
     if positions is None:
         return sums
     kind = _kind_of(sums)

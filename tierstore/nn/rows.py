@@ -33,7 +33,7 @@ _is_tracing: Any = torch._C._is_tracing  # torch.jit.is_tracing takes ten times 
 _WAITING = 64
 """Batches whose gradients are kept apart; then they are merged, so that no more rows are held."""
 _FORGOTTEN = 1000
-"""Backward passes without a step after which a warning asks for one."""
+"""Backward passes without a step after which a warning is issued."""
 
 
 class RowsParameter(torch.nn.Parameter):
@@ -42,8 +42,8 @@ class RowsParameter(torch.nn.Parameter):
     Empty, shape `(0, dim)`, except between a backward pass and the optimizer step that uses its
     gradient. It is the parameter of every layer over the field: `model.parameters()` has it once.
     Gradient clipping, `GradScaler`, `zero_grad` and hooks work on it as on any parameter; values
-    that are written into it reach the table at the next forward pass or step. Rows come when `grad`
-    or `data` is first asked for, which on a GPU waits once; until then every value is NaN and
+    that are written into it reach the table at the next forward pass or step. Rows are read when
+    `grad` or `data` is first accessed, which on a GPU waits once; until then every value is NaN and
     writing raises.
 
     Attributes:
@@ -151,7 +151,7 @@ class RowsParameter(torch.nn.Parameter):
     def ids(self) -> Tensor:
         """The id of each row, int64 `(distinct rows,)`, in no particular order.
 
-        Of a collection, each is that of the row's own table; see `table_of`.
+        For a collection, each is that of the row's own table; see `table_of`.
         """
         self.show()
         if self._whole is None:
@@ -239,7 +239,7 @@ class RowsParameter(torch.nn.Parameter):
         return False
 
     def rest(self, empty: Tensor) -> None:
-        """Be `empty`, `(0, dim)`, while there is no gradient."""
+        """Have the value `empty`, `(0, dim)`, while there is no gradient."""
         self._rest = empty.detach()
         if self._at_rest:
             _data.__set__(self, self._rest)
@@ -293,7 +293,7 @@ class RowsParameter(torch.nn.Parameter):
         return None if self._used_by and optimizer in self._used_by else self.gather()
 
     def show(self) -> None:
-        """Let data and gradient be those of all batches as one."""
+        """Set data and gradient to those of all batches as one."""
         if self._at_rest:
             return
         if self._shown and not self._waiting:
@@ -312,7 +312,7 @@ class RowsParameter(torch.nn.Parameter):
         self._note()
 
     def settle(self) -> None:
-        """Release what batches left behind; write into the table what the parameter was given."""
+        """Release what batches left; write into the table what was written into the parameter."""
         if self.abandoned.leases:
             self.abandoned.release()
         if not self._shown or self._whole is None or not self._is_written():
@@ -342,7 +342,7 @@ class RowsParameter(torch.nn.Parameter):
             self._hide()
 
     def give_up(self) -> None:
-        """Drop the gradient and let the rows go."""
+        """Drop the gradient and release the rows."""
         if self._at_rest:
             return
         if self._shown:
@@ -392,7 +392,7 @@ class RowsParameter(torch.nn.Parameter):
             whole.batch.lease.release()
 
     def _merge(self) -> None:
-        """Merge the gradients of all batches, but of those that a rollback dropped."""
+        """Merge the gradients of all batches, except those that a rollback dropped."""
         parts = [*(() if self._whole is None else (self._whole,)), *self._waiting]
         self._waiting.clear()
         self._seen_by_hooks = 0
@@ -419,7 +419,7 @@ class RowsParameter(torch.nn.Parameter):
             self._run_hooks()
         if len(self._waiting) >= _WAITING:
             self.gather()
-        _engine.queue_callback(self._stand_in)  # after DistributedDataParallel had its look
+        _engine.queue_callback(self._stand_in)  # after DistributedDataParallel has looked at it
 
     def _run_hooks(self) -> None:
         """Call hooks as torch does: some with the gradient that came, others with the whole."""

@@ -18,7 +18,7 @@ struct alignas(sizeof(EACH) * VECTOR) Given {
     EACH at[VECTOR];
 };
 
-// Rows behind the distinct ones stay as they are.
+// Rows after the distinct ones stay as they are.
 extern "C" __global__ void tierstore_clear(const Rows rows, const Sum sum) {
     const u64 packs = (u64)*rows.count * (sum.dim / VECTOR);
     for (u64 i = wide_thread(); i < packs; i += wide_threads()) ((Pack *)sum.total)[i] = Pack{};
@@ -35,8 +35,9 @@ extern "C" __global__ void tierstore_narrow(const Rows rows, const Sum sum) {
     }
 }
 
-// A warp takes 32 ids at a time and adds up those of the same row by itself: the rows that most ids
-// are of would else wait for one another in the memory. Some lanes share a row, as it has packs.
+// A warp takes 32 ids at a time and adds up those of the same row by itself: otherwise, additions
+// to the most frequent rows would wait for one another in memory. About as many lanes share a row
+// as it has packs.
 extern "C" __global__ void tierstore_sum(const Rows rows, const Sum sum) {
     const u32 lane = threadIdx.x & 31, packs = sum.dim / VECTOR;
     u32 lanes = 32;

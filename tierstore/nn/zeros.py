@@ -15,13 +15,13 @@ class Zeros:
     """
 
     def __init__(self) -> None:
-        """Have none."""
+        """Start with none."""
         self._kept: Tensor | None = None
 
     def take(self, rows: int) -> Tensor | None:
         """Return float32 zeros for at least so many rows, `(rows or more, dim)`, if there are any.
 
-        They are at most twice as many, and those behind the rows stay zeros.
+        They are at most twice as many, and those after the rows stay zeros.
         """
         kept = self._kept
         if kept is None or not rows <= kept.shape[0] <= 2 * rows:

@@ -3,7 +3,7 @@
     opt = tierstore.optim.TieredOptimizer(torch.optim.Adam, [emb], lr=1e-3)
 
 A step reads the weight and state of the rows that got a gradient, runs the torch optimizer on them,
-and writes them back; all other rows stay as they are. Results do not depend on where rows lie.
+and writes them back; all other rows stay as they are. Results do not depend on where rows are.
 """
 
 from __future__ import annotations

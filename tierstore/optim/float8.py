@@ -30,8 +30,8 @@ class Float8:
         bias: what is added to exponents.
         largest: the exponent of the largest number, which is 1.75 times that power of two.
         infinity: the code of what is infinite.
-        positive: whether what is more than zero stays so. An optimizer divides by such a state, and
-            a row whose size became zero would leap.
+        positive: whether positive values stay positive. An optimizer divides by such a state, and a
+            row whose size became zero would leap.
     """
 
     name: str

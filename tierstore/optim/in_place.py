@@ -1,7 +1,7 @@
 """Steps of an optimizer on the records of a batch, where they are: a kernel, or torch's operators.
 
-The results are those of torch's optimizer over lists of tensors, to the bit; what is saved is to
-copy weights and state out of the records and back, and a pass over them for every operation.
+The results are those of torch's optimizer over lists of tensors, to the bit. Steps in place save
+copying weights and state out of the records and back, and a pass over them for every operation.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class InPlace:
 
         Returns False, having done nothing, where this is left to torch's optimizer: for another
         class (on the host, all but Adam, AdamW and RowWiseAdagrad), for types that differ, rows
-        that are not in the host tier, options that ask for a way of its own, and on the host a
-        first beta of 0.
+        that are not in the host tier, options that require another way, and on the host a first
+        beta of 0.
         """
         rule = self._rule
         if rule is None:
@@ -191,7 +191,7 @@ class InPlace:
         return done
 
     def _found(self, rule: _Rule, group: Group) -> _Places | None:
-        """Return where the fields lie now, or None if these are not the fields that are needed."""
+        """Return where the fields are now, or None if these are not the fields that are needed."""
         layout = self._table.spec.layout
         if layout is not self._layout:
             self._places.clear()
@@ -211,10 +211,10 @@ class InPlace:
 
 
 class _Places:
-    """Where the fields of an optimizer lie in a record, and the kernel for them.
+    """Where the fields of an optimizer are in a record, and the kernel for them.
 
     Attributes:
-        spans: the bytes of the fields, from one to behind another, the weight's first.
+        spans: the bytes of each field, its first and the one after its last, the weight's first.
     """
 
     def __init__(
@@ -327,10 +327,10 @@ class _Block:
             self.program = Program(run, lo, hi, self._places, self._dims, self._storage)
 
     def rounds_to_one(self, weight: float) -> bool:
-        """Whether a weight is 1 in this type, with which `lerp_` gives its end itself.
+        """Whether a weight is 1 in this type: `lerp_` then returns its end exactly.
 
-        The sign of a zero then depends on how torch walks through memory: over fields within
-        records not as over copies of them.
+        The sign of a zero then depends on how torch traverses memory, which differs between fields
+        within records and copies of them.
         """
         return bool(self._storage.type(weight) == 1)
 
@@ -363,7 +363,7 @@ def _run(
 
 
 def _plain(group: Group) -> bool:
-    """Tell whether options ask for what the optimizer does on the host by default."""
+    """Tell whether options request what the optimizer does on the host by default."""
     if any(map(group.get, ("fused", "foreach", "capturable", "differentiable", "amsgrad"))):
         return False
     numbers = group["lr"], *group.get("betas", ()), group["weight_decay"], group["eps"]
@@ -393,9 +393,8 @@ def _adam_on_host(kind: type, group: Group, step: float) -> _Adam:
 def _update_adam(fields: Sequence[Tensor], gradient: Tensor, numbers: _Adam) -> None:
     """Do what `torch.optim.Adam` does, operator by operator.
 
-    Of operators that round once, in which torch and NumPy agree to the bit, NumPy's take a number
-    in a fraction of the time. `deviation` has no gaps, over which torch's root takes ten times as
-    long.
+    Operators that round once agree to the bit in torch and NumPy, and NumPy's take a number in a
+    fraction of the time. `deviation` has no gaps: with gaps, torch's root takes ten times as long.
     """
     weight, first, second = fields
     if numbers.maximize:
@@ -406,7 +405,7 @@ def _update_adam(fields: Sequence[Tensor], gradient: Tensor, numbers: _Adam) -> 
         gradient = gradient.add(weight, alpha=numbers.decay)
     first.lerp_(gradient, numbers.first)
     kept = second.numpy()
-    with np.errstate(all="ignore"):  # as torch, which tells of no infinity
+    with np.errstate(all="ignore"):  # as torch, which warns of no infinity
         values = kept * numbers.keep
         deviation = torch.from_numpy(values)
         deviation.addcmul_(gradient, gradient, value=numbers.second)
@@ -453,7 +452,7 @@ _ON_HOST[RowWiseAdagrad] = _HostRule("row_wise", ("sum",), _row_wise_on_host, _u
 
 
 def _usual(group: Group) -> bool:
-    """Tell whether options ask for the results of the usual way, and are known on the host."""
+    """Tell whether options request the results of the usual way, and are known on the host."""
     if group.get("foreach") is False or group.get("capturable") or group.get("differentiable"):
         return False
     numbers = (group["lr"], *group.get("betas", ()))

@@ -49,7 +49,7 @@ Trained: TypeAlias = (
 
 
 def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Have hooks and a profiler see a step as torch does for every optimizer, if there are any.
+    """Show a step to hooks and a profiler, if there are any, as torch does for every optimizer.
 
     The range for a profiler takes a tenth of the time of a small step where no profiler runs. Among
     the hooks of all optimizers is one of this library, which has nothing to refuse here.
@@ -68,17 +68,17 @@ def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TieredOptimizer(torch.optim.Optimizer):
-    """A torch optimizer over a model whose tables lie in a store.
+    """A torch optimizer over a model whose tables are in a store.
 
     Ordinary parameters are trained as by `optimizer_class` itself. Rows of tables are trained by
-    the same class with the same options, and their state lies in their records. From a backward
+    the same class with the same options, and their state is kept in their records. From a backward
     pass to `step()` or `zero_grad()` the rows that got a gradient are in the parameter of their
     layer, `(distinct rows, dim)`: gradient clipping, GradScaler and learning rate schedulers work
     as with any optimizer. `step()` updates exactly these rows and then drops their gradients.
     Tables without a gradient are skipped; `table.scalars["step"]` counts the steps in which the
     table was updated.
 
-    Fields for the state are added to the tables when the optimizer is made, which streams them anew
+    Fields for the state are added to the tables when the optimizer is made, which rewrites them
     once and is a commit. State follows its rows through tiers, commits, copies and exports; options
     such as `lr`, and the state of ordinary parameters, are in `state_dict()`.
 
@@ -113,14 +113,14 @@ class TieredOptimizer(torch.optim.Optimizer):
             params: a module, of which all parameters are trained; modules or parameters; or dicts
                 `{"params": [...], "lr": …}` of them with options of their own. Layers over the same
                 field of the same table are trained as one. Layers that are frozen now are left out.
-                Of a collection, `emb.rows_of(feature)` stands for one table.
+                For a collection, `emb.rows_of(feature)` stands for one table.
             progress: called with rows done and in all while fields are added.
-            in_place: on a GPU, update rows where they lie, with a kernel of tierstore, where there
-                is one: for SGD, Adagrad, RowWiseAdagrad, Adam, AdamW and RMSprop, float32,
-                bfloat16 and float16, unless options ask for `foreach=False` or `capturable`, or
-                there is `project`. The results are those of torch's `foreach=True`. On the CPU,
-                Adam and AdamW of float32 and float64, with the results of torch's default there.
-                False has torch compute them.
+            in_place: on a GPU, update rows where they are, with a kernel of tierstore, where there
+                is one: for SGD, Adagrad, RowWiseAdagrad, Adam, AdamW and RMSprop, float32, bfloat16
+                and float16, unless options request `foreach=False` or `capturable`, or there is
+                `project`. The results are those of torch's `foreach=True`. On the CPU, Adam and
+                AdamW of float32 and float64, with the results of torch's default there. False has
+                torch compute them.
             stochastic_rounding: for weights in bfloat16: train them in float32 and round at random,
                 so that steps too small for bfloat16 add up. What a row rounds to depends on the
                 row and the count of steps alone: results stay the same for any budget.
@@ -182,15 +182,15 @@ class TieredOptimizer(torch.optim.Optimizer):
             self.add_param_group(group)
 
     def _share(self) -> None:
-        """Have groups and state be those of the torch optimizer."""
+        """Use the groups and state of the torch optimizer."""
         self.param_groups: list[dict[str, Any]] = self._inner.param_groups
         self.state: defaultdict[torch.Tensor, Any] = self._inner.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Train more: `{"params": [...], "lr": …}`. Adds fields to tables.
 
-        Of a collection some tables may be named, by `emb.rows_of`; the group that names the whole
-        collection is for all others.
+        A group may name some tables of a collection, by `emb.rows_of`; the group that names the
+        whole collection is for all others.
         """
         if not param_group["params"]:
             return  # what the base class starts with
@@ -229,8 +229,8 @@ class TieredOptimizer(torch.optim.Optimizer):
     ) -> list[TrainedField]:
         """Find the state that rows need, and give their tables its fields, in one commit.
 
-        Returns those that are new. Raises InvalidInputError where options ask for other state than
-        a table has that is trained with others.
+        Returns those that are new. Raises InvalidInputError where options require other state than
+        that of a table that is trained with others.
         """
         plans = {rows: self._planned(rows, options) for rows in found}
         for rows in found:
@@ -323,10 +323,10 @@ class TieredOptimizer(torch.optim.Optimizer):
 
     @_hooked
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters and rows that got a gradient; give that of the rows up.
+        """Update the parameters and rows that got a gradient; drop that of the rows.
 
         `closure`, if given, runs the model and the backward pass before, and its result is
-        returned. After an error while rows are written, `store.rollback()` is the way back.
+        returned. After an error while rows are written, `store.rollback()` drops what was written.
         """
         for rows, field in self._fields.items():
             if in_group():
@@ -423,7 +423,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         """Take over the state that a torch optimizer kept of the weight of an embedding.
 
         Args:
-            layer: over the table that the weight was written into; of a collection
+            layer: over the table that the weight was written into; for a collection,
                 `emb.rows_of(feature)`.
             state: an entry of `torch_optimizer.state_dict()["state"]`: for Adam `step` and, of the
                 shape of the weight, `exp_avg` and `exp_avg_sq`.
@@ -440,7 +440,7 @@ class TieredOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return options, and the state of ordinary parameters, as torch does.
 
-        The state of rows lies with them; in its place is a pointer to the version that has it, with
+        The state of rows is kept with them; a pointer to the version that has it replaces it, with
         the table, the field, the class of the optimizer and what it keeps of a row. Raises
         InvalidInputError where rows are not committed.
         """
@@ -457,7 +457,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         return {number: each for number, each in every if type(each) is RowsParameter}
 
     def _named(self, rows: RowsParameter) -> dict[str, str]:
-        """Return what a pointer says of rows: whose they are, and what their state must agree in.
+        """Return what a pointer states of rows: whose they are, and what their state must match.
 
         That is the class, and what it keeps of a row, which follows from options such as `amsgrad`,
         `centered`, `momentum` and `ema`.
@@ -515,8 +515,8 @@ class TieredOptimizer(torch.optim.Optimizer):
 def _unhooked(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], Any]:
     """Return the step of an optimizer's class without the hooks and the profiler's range.
 
-    Those of the optimizer around it are called already. For torch's own classes the switch of
-    gradients goes too, which a step without a closure does not need: they are off.
+    The optimizer around it has called its own already. For torch's own classes, the switch of
+    gradients is left out too, which a step without a closure does not need: gradients are off.
     """
     step: Any = type(optimizer).step
     differentiable = optimizer.defaults.get("differentiable", False)

@@ -232,7 +232,7 @@ def _check_rows(
 
 
 def _drawing(dim: int, dtype: torch.dtype, device: str, seed: int) -> Callable[[], Tensor]:
-    """Return what draws a few random rows; their number is not `dim`, so rows can be told."""
+    """Return a function that draws a few random rows; their number is never `dim`."""
     generator = torch.Generator().manual_seed(seed)
     rows = 5 if dim != 5 else 6
     return lambda: torch.randn(rows, dim, generator=generator).to(device, dtype)

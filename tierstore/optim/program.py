@@ -1,7 +1,7 @@
 """Steps on the records of many rows, each optimizer's as one program of torch's operators.
 
 torch runs a program without the interpreter's lock. Threads that call one operator after another
-hand that lock to each other at every call: four take twice the time of one, sixteen even more.
+pass that lock to each other at every call: four take twice the time of one, sixteen even more.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Program:
             gradient,
             torch.from_numpy(block.view(word)),
             torch.from_numpy(block.view(self._storage)),
-            torch.from_numpy(spare),  # each time: a tensor of inference mode is of no other use
+            torch.from_numpy(spare),  # made each time: one of inference mode has no other use
             self._places,
             self._dims,
             *numbers,

@@ -1,4 +1,4 @@
-"""Stochastic rounding of float32 to bfloat16, by random bits that only names decide."""
+"""Stochastic rounding of float32 to bfloat16, by random bits that step, row and column decide."""
 
 from __future__ import annotations
 
@@ -45,11 +45,10 @@ def rounded_at_random(
 ) -> Tensor:
     """Return float32 `values` `(n, dim)` of `rows` `(n,)` as bfloat16, on average the same.
 
-    A number between two of bfloat16 becomes the one farther from zero in as many of all cases as
-    it is on the way there: a step smaller than half of what bfloat16 tells apart would be lost
-    every time otherwise. Only seed, step, row and column decide, so rows round alike on every
-    device and with any budget; the first value of a row is in column `column`. Infinities and NaN
-    stay.
+    A number between two of bfloat16 becomes the one farther from zero with a probability that is
+    its part of the way there: otherwise, a step smaller than half the gap would be lost every time.
+    Only seed, step, row and column decide, so rows round alike on every device and with any budget;
+    the first value of a row is in column `column`. Infinities and NaN stay.
     """
     bits = values.contiguous().view(torch.int32)
     drawn = noise(rows, values.shape[1], step, seed, column, bits=16)

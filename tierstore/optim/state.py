@@ -1,4 +1,4 @@
-"""Where the state of an optimizer lies: by row in the records, what rows share with the table."""
+"""Where the state of an optimizer is: by row in records, and what rows share with the table."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ State = dict[str, Any]
 class StoredState:
     """The state of an optimizer that trains a field of a table.
 
-    What it keeps of a row lies in the row's record, in fields named as the optimizer names it
-    (`exp_avg`); the numbers all rows share (`step`) are scalars of the table, of the same names.
-    For another field than the first, that field's name comes before (`bias_exp_avg`).
+    What it keeps of a row is in the row's record, in fields with the optimizer's names (`exp_avg`);
+    the numbers all rows share (`step`) are scalars of the table, of the same names. For another
+    field than the first, that field's name comes before (`bias_exp_avg`).
 
     Attributes:
         table: the table.
@@ -134,7 +134,7 @@ class StoredState:
         return Field(state.dim, dtype, initializers.constant(state.initial))
 
     def _written(self, key: str, values: Tensor) -> Tensor:
-        """Return values of a state in a type that its field takes; they become the nearest ones."""
+        """Return values of a state in a type that its field takes, rounded to the nearest."""
         if key in self.float8:
             return values.float()
         return values.to(torch.bfloat16 if self.is_narrow(key) else self._plan.rows[key].dtype)
@@ -187,7 +187,7 @@ class StoredState:
         return int(self.table._scalars.get(self.step, 0))
 
     def claim(self) -> None:
-        """Note whose state this is."""
+        """Record whose state this is."""
         self.table.scalars[self.owned] = {
             "class": self.owner,
             "fields": list(self.fields.values()),

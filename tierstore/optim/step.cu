@@ -9,7 +9,7 @@
 //   GIVEN                  type of the gradient: COMPUTED, or one that widens to it
 //   STOCHASTIC             0 or 1: round the weight, BF16, up or down at random
 //   NARROW                 0 or 1: the same for the states, BF16 too, or with SCALED 1 of 8 bits
-//   SCALED                 0 or 1: a float behind the elements of each state scales those of a row
+//   SCALED                 0 or 1: a float after the elements of each state scales those of a row
 //   FIRST, SECOND, THIRD   types of the states' fields, None where there is no such state
 //   VECTOR                 elements that a thread moves in one access: 4 or 1
 //   SQUARES_FUSED          0 or 1: whether this torch adds a square in one operation
@@ -29,7 +29,7 @@ struct Step {
     u32 count;               // of steps, this one included
     u32 weight, state[3];    // first byte of each field within a record
     u32 seed, column[3];     // for random bits: of all, and the first column of each state
-    float number[8];         // what the host has worked out for all rows
+    float number[8];         // what the host has computed for all rows
     float share;             // 1 / dim
     u32 clears;              // whether the gradient, of which all rows are trained, becomes zeros
 };
@@ -58,7 +58,7 @@ __device__ u32 noise(u32 key, u32 column) {
     return mixed(key ^ column * 0x9e3779b9u) >> (32 - BITS);
 }
 
-// Away from zero in as many of all cases as what is cut off has of the way to the next number.
+// Round away from zero with a probability that is the part of the gap that is cut off.
 template <class Type>
 __device__ void set_at_random(Type &x, float to, u32 key, u32 column) {
     x.bits = to != to ? 0x7fff : (u16)((__float_as_uint(to) + noise<16>(key, column)) >> 16);
@@ -101,7 +101,7 @@ __device__ void store(const Pack<None> &, u8 *, u64) {}
 
 // -------------------------------------------------------------- torch's operations on an element
 
-// What is left of a result that torch stores before it goes on.
+// A result as torch stores it before the next operation.
 __device__ float stored(float result) {
     COMPUTED field;
     set(field, result);
@@ -210,7 +210,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
 
 #elif SCALED
 
-// What follows is that of float8.py.
+// The functions below do what float8.py does.
 
 __device__ float scale_of(None, const u8 *, u32) { return 0; }
 template <u32 M, bool INFINITIES>

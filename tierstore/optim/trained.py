@@ -77,9 +77,9 @@ class TrainedField:
 
     Attributes:
         rows: the parameter of the layers over it.
-        states: for each table, where the optimizer's state for it lies, under the same names.
+        states: for each table, where the optimizer's state for it is, under the same names.
         group: the number of the group of options, of tables that no other group names.
-        groups: that of those that one names, by number of the table.
+        groups: the group of each table that a group names, by number of the table.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class TrainedField:
         project: Project | None,
         ema: float | None,
     ) -> None:
-        """Bind a parameter to where its state lies."""
+        """Bind a parameter to the place of its state."""
         self.rows = rows
         self.states: tuple[StoredState, ...] = tuple(states)
         self.group: int | None = None
@@ -99,7 +99,7 @@ class TrainedField:
         self._scalars = [state.table._scalars for state in states]
         self._parted: tuple[frozenset[int], list[_Alike]] | None = None
         self._owned: list[Any] | None = None
-        """Whose the state of each table was when `check_owner` found no fault, if all tell."""
+        """The owners of the tables' state when `check_owner` found no fault, if all are known."""
         self._plan = plan
         self._in_place = in_place
         self._project = project
@@ -139,14 +139,14 @@ class TrainedField:
         self._owned = self._owners(first.owned)
 
     def _owners(self, name: str) -> list[Any] | None:
-        """Return what each table tells under a name, or None if one does not."""
+        """Return the scalar of each table under a name, or None if one has none."""
         try:
             return list(map(itemgetter(name), self._scalars))
         except KeyError:
             return None
 
-    # Nothing below calls a function of this library for each table of a batch, and what is done for
-    # each is done by C: of a small step over many tables it would be a large part.
+    # Nothing below calls a function of this library for each table of a batch, and C code does what
+    # is done for each: otherwise it would be a large part of a small step over many tables.
 
     def shares(self, gradient: Gradient) -> list[Share]:
         """Return the steps that are to be taken, usually one."""
@@ -163,7 +163,7 @@ class TrainedField:
         return self._apart(gradient, found)
 
     def _part(self, touched: frozenset[int]) -> list[_Alike]:
-        """Return the tables of a batch that are trained, those together that are alike."""
+        """Return the trained tables of a batch, those that are alike together."""
         names, found = self._told_apart, dict[tuple[Any, ...], list[int]]()
         for number in sorted(touched):
             group = self.groups.get(number, self.group)
@@ -280,7 +280,7 @@ class TrainedField:
         self._finish(gradient, share, before, state)
 
     def _all(self) -> Columns:
-        """Return the weights and every state of a row, as they lie now."""
+        """Return the weights and every state of a row, where they are now."""
         layout = self.rows.table.spec.layout
         if self._columns is None or self._columns.layout is not layout:
             names = (self.rows.field, *self.states[0].fields.values())

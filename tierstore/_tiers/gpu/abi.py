@@ -1,4 +1,4 @@
-"""What passes between Python and the kernels: CUDA sources, and the structures that they declare.
+"""The interface of Python and the kernels: CUDA sources, and the structures that they declare.
 
 The sources declare every structure and constant once; this module reads them from there, so that a
 field has one name, one place and one offset.
@@ -61,19 +61,19 @@ class Structure(ctypes.Structure):
 
 
 class Source:
-    """One translation unit of CUDA: files put one behind the other."""
+    """One translation unit of CUDA: files in sequence."""
 
     def __init__(self, *parts: tuple[str, str]) -> None:
         """Refer to files by package and name; they are read when they are needed."""
         self._parts = parts
 
     def extended(self, package: str, name: str) -> Source:
-        """Return this source with one more file behind it."""
+        """Return this source with one more file at the end."""
         return Source(*self._parts, (package, name))
 
     @cached_property
     def text(self) -> str:
-        """What the compiler gets; its messages name the files."""
+        """The text for the compiler, whose messages name the files."""
         from importlib.resources import files  # takes time to import, and few stores are on a GPU
 
         return "\n".join(
@@ -147,11 +147,11 @@ TIER = _source(
 """The tier's own kernels, which take a `TierArgument` and a `BatchArgument`."""
 
 RECORDS = _source("prelude.cuh", "rows.cuh", "elements.cuh")
-"""What precedes kernels on the records of a lease, which take a `RowsArgument` and another."""
+"""The source before kernels on the records of a lease, which take a `RowsArgument` and another."""
 
 
 class Mode:
-    """What a batch does with its rows."""
+    """The use that a batch makes of its rows."""
 
     READ, WRITE, LEASE, PREFETCH = (
         TIER.constants[name] for name in ("READ", "WRITE", "LEASE", "PREFETCH")
@@ -160,7 +160,7 @@ class Mode:
 
 
 TierArgument: Any = TIER.structure("Tier")
-"""What stays the same as long as a tier lives."""
+"""The part that stays the same as long as a tier lives."""
 
 RowsArgument: Any = RECORDS.structure("Rows")
 """The distinct records of a batch, for kernels that are not the tier's own."""
@@ -170,7 +170,7 @@ _Batch: type[Structure] = TIER.structure("Batch")
 
 
 class BatchArgument(_Batch):  # type: ignore[misc, valid-type]
-    """One batch, its workspace, and what a lease or the staging adds."""
+    """One batch, its workspace, and members for a lease or the staging."""
 
     __slots__ = ()
 

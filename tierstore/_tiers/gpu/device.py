@@ -1,6 +1,6 @@
 """The CUDA device: memory, streams, and the kernels that copy records between the tiers.
 
-`Device` is the little that the GPU tier needs of one. It knows nothing of rows, slots or tables.
+`Device` is the small interface that the GPU tier needs. It knows no rows, slots or tables.
 `CudaDevice` is a real GPU, through CuPy, which is imported when the first one is made.
 """
 
@@ -33,7 +33,7 @@ Start = Callable[[int, int, int], None]
 
 
 class Device(Protocol):
-    """What the GPU tier asks of a device. Streams are the driver's handles, as integers.
+    """What the GPU tier needs from a device. Streams are the driver's handles, as integers.
 
     Attributes:
         processors: its multiprocessors.
@@ -47,7 +47,7 @@ class Device(Protocol):
 
     @property
     def torch_name(self) -> str:
-        """What torch calls the device: "cuda:0"."""
+        """The name of the device in torch: "cuda:0"."""
 
     def load(
         self, source: str, name: str, macros: Mapping[str, object], *, cooperative: bool = False
@@ -55,7 +55,7 @@ class Device(Protocol):
         """Return a kernel of a source, and the most blocks of it that can run at a time.
 
         A source is compiled once for each set of macros. Blocks of a cooperative kernel wait for
-        each other: they are all started at a time.
+        each other: they all start at once.
         """
 
     def range(self, name: str) -> AbstractContextManager[Any]:
@@ -74,10 +74,10 @@ class Device(Protocol):
         """Make this the current device for the length of a context."""
 
     def enter(self) -> int:
-        """Make this the current device; return what to give to `leave`."""
+        """Make this the current device; return the argument for `leave`."""
 
     def leave(self, before: int) -> None:
-        """Make the device current that was before."""
+        """Restore the previous current device."""
 
     def arena_kind(self, nbytes: int) -> str:
         """Return the best kind of host memory of that size for the device to read."""
@@ -107,7 +107,7 @@ class Device(Protocol):
         """Return the caller's current stream."""
 
     def capturing(self, stream: int) -> bool:
-        """Return whether what goes into the stream is recorded for a CUDA graph instead of run."""
+        """Return whether the stream records work for a CUDA graph instead of running it."""
 
     def fill(self, pointer: int, value: int, nbytes: int, stream: int) -> None:
         """Set bytes on the device, in the order of the stream."""
@@ -143,7 +143,7 @@ class Device(Protocol):
 
 
 class CudaDevice(Device):
-    """One CUDA device. Errors of the driver come as CuPy raises them, but for a missing device."""
+    """One CUDA device. Driver errors are CuPy's, except for a missing device."""
 
     def __init__(self, index: int = 0) -> None:
         """Compile the kernels for device number `index`, or take them from CuPy's cache on disk."""
@@ -231,7 +231,7 @@ class CudaDevice(Device):
     def borrow(self, size: int, dtype: npt.DTypeLike, stream: int | None = None) -> Any:
         """Take an uninitialised array from CuPy's pool, for use in a stream, or CuPy's current.
 
-        The pool hands what was given back to the same stream only, behind its last use.
+        The pool reuses freed memory only in the same stream, after its last use.
         """
         before = self.enter()
         try:
@@ -270,7 +270,7 @@ class CudaDevice(Device):
         found = self._streams.get(stream)
         if found is None:
             with warnings.catch_warnings():
-                # What CuPy 14 wants instead destroys the stream with the object.
+                # The replacement in CuPy 14 destroys the stream with the object.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 found = self._cupy.cuda.ExternalStream(stream, self.index)
             self._streams[stream] = found
@@ -309,7 +309,7 @@ class CudaDevice(Device):
 
     def pointer(self, array: Any) -> int:
         """Return the address of a torch tensor, a CuPy array, or another array on the device."""
-        if isinstance(array, self._cupy.ndarray):  # first: to miss an attribute takes long
+        if isinstance(array, self._cupy.ndarray):  # first: a failed attribute look-up takes long
             return int(array.data.ptr)
         if hasattr(array, "data_ptr"):
             return int(array.data_ptr())
@@ -363,7 +363,7 @@ class CudaDevice(Device):
 
 
 def device_error(error: BaseException | None, table: str) -> BaseException | None:
-    """Return what an error of the CUDA driver means to a user, other errors as they are."""
+    """Return an error of the CUDA driver in a user's terms, other errors unchanged."""
     kind = type(error).__name__
     if kind == "OutOfMemoryError":
         return CapacityError(

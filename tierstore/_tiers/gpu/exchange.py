@@ -1,8 +1,8 @@
-"""How a GPU tier and a host tier that is itself a cache exchange what neither can fetch alone.
+"""How a GPU tier and a host tier that is a cache exchange records that neither fetches alone.
 
-The kernels look the misses up in the host tier's map and copy what is there by themselves. They
-list the rest, at most `limit` records at a time: records to take in, which the host tier may have
-to write to the disk, and rows to read, which it may have to read from there.
+The kernels look the misses up in the host tier's map and copy the records found there. They list
+the rest, at most `limit` records at a time: records to take in, which the host tier may have to
+write to the disk, and rows to read, which it may have to read from there.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Staging:
 
         `counts` are the counters after `promote`. Waits for the stream once for every further chunk
         of `limit` misses. `spill` gives a lease room for a number of records. If the host tier
-        fails, the batch is undone, and what it had evicted is offered again before the next.
+        fails, the batch is undone, and its evicted records are offered again before the next batch.
         """
         batch, memory = arguments.batch, self._memory
         missed, victims = int(counts["missed"]), int(counts["victims"])
@@ -141,16 +141,16 @@ class Staging:
             self._host.write(rows, self._staged[: place.size][homeless])
 
     def owe(self, evicted: int) -> None:
-        """Note that the host tier is to take in that many evicted records."""
+        """Note that the host tier must take in that many evicted records."""
         self._owed = evicted
 
     def forget(self) -> None:
-        """Forget what is owed, and that the device held every row."""
+        """Forget the owed records, and that the device held every row."""
         self._owed = 0
         self.complete = False
 
     def pay(self) -> None:
-        """Give the host tier what it is to take in; if that fails it is owed still."""
+        """Write the owed records to the host tier; if that fails, they remain owed."""
         if self._owed:
             self._host.write(self._evicted_rows[: self._owed], self._evicted[: self._owed])
             self._owed = 0

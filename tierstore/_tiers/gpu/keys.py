@@ -1,4 +1,4 @@
-"""Rows of keys on the device: the map of a table by key, as far as it was asked for there."""
+"""Rows of keys on the device: the part of a key table's map that was requested there."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _GUESSES = 64
 
 
 class DeviceKeys:
-    """Finds rows of int64 keys by their codes; what it lacks is asked of the host, and then kept.
+    """Finds rows of int64 keys by their codes; requests missing keys from the host and keeps them.
 
-    It holds as many keys as `most`, and begins anew when more come. Rows of keys must not change
-    while it holds them: `clear` it then. Calls go behind what the launcher launched before.
+    It holds at most `most` keys, and starts again empty when more come. Call `clear` before rows of
+    its keys change. Calls run after all earlier launches of the launcher.
     """
 
     BYTES = 2 * _SLOT_BYTES
@@ -56,7 +56,8 @@ class DeviceKeys:
         self._most = slots // 2
         self._held = 0
         self.source: object = None
-        """What the rows are those of; whoever fills the map sets it, and clears it for another."""
+        """The source of the rows; code that fills the map sets it, and clears the map for another
+        source."""
 
     def __len__(self) -> int:
         """Return how many keys it holds, at most."""
@@ -77,7 +78,7 @@ class DeviceKeys:
     def find(self, codes: Any, rows: Any, stream: int | None = None) -> Missing | None:
         """Put the row of each code `(n,)` into `rows`, int64; both on the device.
 
-        Waits, and once more where it lacks any. Returns what it lacks, or None if it has all.
+        Waits, and waits again if keys are missing. Returns the missing keys, or None if it has all.
         """
         n = codes.shape[0]
         if not n:
@@ -108,10 +109,10 @@ class DeviceKeys:
         return Missing(rows, missing[:count], missing_codes[:count], device)
 
     def guess(self, codes: Any, rows: Any, stream: int | None = None) -> Guess:
-        """Put the row of each code into `rows` as `find` does, 0 for those that it lacks.
+        """Put the row of each code into `rows` as `find` does, 0 for missing codes.
 
-        Waits for nothing. The guess tells later whether it lacks none, so that what goes by these
-        rows may be launched meanwhile, to be done again if it was wrong.
+        Does not wait. The guess tells later whether every key was found, so work with these rows
+        may be launched meanwhile, and repeated if the guess was wrong.
         """
         n = codes.shape[0]
         device, stream = self._device, self._launcher.enter(stream)
@@ -131,9 +132,9 @@ class DeviceKeys:
     def enter(
         self, codes: Any, rows: Any, stream: int | None = None, missing: Missing | None = None
     ) -> None:
-        """Keep the rows of codes, both `(n,)` on the device; a row of -1 is that of no key.
+        """Keep the rows of codes, both `(n,)` on the device; a row of -1 means no key.
 
-        Rows of those that were missing are also put in place.
+        Rows of missing keys are also put in place.
         """
         n = codes.shape[0]
         device, known = self._device, self._map
@@ -165,13 +166,13 @@ class Guess:
     """The rows of a batch of keys, if a device's map has all of them."""
 
     def __init__(self, device: Device, event: Any, mailbox: npt.NDArray[np.uint8]) -> None:
-        """Refer to what the search tells, and to the event behind it."""
+        """Refer to the result of the search, and to the event after it."""
         self._device = device
         self._event = event
         self._mailbox = mailbox
 
     def is_right(self) -> bool:
-        """Whether no key was lacking; waits for the search, not for what was launched behind it."""
+        """Whether every key was found; waits for the search, not for launches after it."""
         self._device.await_event(self._event)
         return not self._mailbox.any()
 
@@ -180,9 +181,9 @@ class Missing:
     """Keys of a batch that a device's map lacks.
 
     Attributes:
-        rows: of the batch, where theirs are to go.
+        rows: the rows of the batch, which take theirs.
         positions, codes: on the device, in any order.
-        order: of these, by position; of `on_host` alone.
+        order: their order by position; only `on_host` sets it.
     """
 
     def __init__(self, rows: Any, positions: Any, codes: Any, device: Device) -> None:

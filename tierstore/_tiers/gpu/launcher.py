@@ -16,13 +16,13 @@ Grid = Callable[[int, int, int], int]
 
 _MOST_BLOCKS = 2**31 - 1
 _COPY_BLOCKS = 32
-"""Enough to fill the link; more would take multiprocessors from what computes meanwhile."""
+"""Enough to fill the link; more would take multiprocessors from concurrent computation."""
 _LINK_BLOCKS = TIER.constants["LINK_BLOCKS"]
 
 
 def strided(items: int, resident: int, processors: int) -> int:
     """Return a block for 32 items, as far as all run at a time; each takes several rounds."""
-    blocks = -(-items // 32)  # compared, not by `min` and `max`: every launch asks
+    blocks = -(-items // 32)  # compared without `min` and `max`: this runs at every launch
     return resident if blocks > resident else blocks or 1
 
 
@@ -37,7 +37,7 @@ def _all_resident(items: int, resident: int, processors: int) -> int:
 
 
 def _beside_copies(items: int, resident: int, processors: int) -> int:
-    """Return all that run at a time but for room for the copies of a prefetch."""
+    """Return all that run at once, minus room for the copies of a prefetch."""
     return max(2, resident - processors)
 
 
@@ -55,12 +55,12 @@ def _on_the_link(items: int, resident: int, processors: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A kernel of a source; keep it, because a launcher remembers what it has loaded by it.
+    """A kernel of a source; keep it, because a launcher uses it as the key of its loaded kernels.
 
     Attributes:
-        name: behind `tierstore_` in the source.
+        name: its name after `tierstore_` in the source.
         grid: how many blocks it gets.
-        macros: what its source is compiled with.
+        macros: macros for the compilation of its source.
         cooperative: whether its blocks wait for each other, so that all must run at a time.
         takes: the names of the structures that are its parameters.
     """
@@ -109,18 +109,18 @@ class OWN:
 class Launcher:
     """Launches kernels on one device.
 
-    What goes through `launch` runs behind everything launched so before, whatever the streams.
+    A `launch` runs after every earlier `launch`, in any streams.
 
     Attributes:
         stream: where the last work in this order went.
-        last: a marker behind it, once `mark` or `enter` put it there.
-        waits: whether `mark` is left to who set this, at the end of several launches.
+        last: a marker after it, once `mark` or `enter` has recorded it.
+        waits: whether the code that set this calls `mark`, at the end of several launches.
     """
 
     def __init__(self, device: Device, *, sparse: bool = False) -> None:
         """Load the tier's own kernels and start in the current stream.
 
-        `sparse`: those whose map of rows is `Places`.
+        `sparse`: load the kernels whose map of rows is `Places`.
         """
         self._device = device
         self._sparse = sparse
@@ -143,7 +143,7 @@ class Launcher:
         return loaded
 
     def enter(self, stream: int | None) -> int:
-        """Go on in a stream, or in the current one, behind the last work; return the stream."""
+        """Continue in a stream, or in the current one, after the last work; return the stream."""
         stream = self._device.current_stream() if stream is None else stream
         if stream != self.stream:
             if not self._marked:
@@ -153,18 +153,18 @@ class Launcher:
         return stream
 
     def mark(self) -> None:
-        """Put the marker behind what was launched."""
+        """Record the marker after the last launch."""
         self._device.record(self.last, self.stream)
         self._marked = True
 
     def launched(self) -> None:
-        """Put the marker there, or leave that to who `waits`."""
+        """Record the marker, unless the caller `waits` to do so."""
         self._marked = False
         if not self.waits:
             self.mark()
 
     def settle(self) -> None:
-        """Put the marker there if that was left to the caller."""
+        """Record the marker if that was left to the caller."""
         self.waits = False
         if not self._marked:
             self._device.record(self.last, self.stream)
@@ -173,7 +173,7 @@ class Launcher:
     def launch(
         self, kernel: Kernel, arguments: Arguments, items: int, stream: int | None = None
     ) -> None:
-        """Launch a kernel that works through a number of items, behind the last work."""
+        """Launch a kernel that works through a number of items, after the last work."""
         if stream is None or stream != self.stream:
             stream = self.enter(stream)
         self.start(kernel, arguments, stream, items)

@@ -24,7 +24,7 @@ _MUCH = 16 << 20
 
 
 class PinnedLeases:
-    """The open leases, and ended ones whose rows in host memory may still be another's."""
+    """The open leases, and ended ones whose rows in host memory others may still hold."""
 
     def __init__(self, launcher: Launcher) -> None:
         """Start with none."""
@@ -39,7 +39,7 @@ class PinnedLeases:
 
     @property
     def keeping(self) -> list[GpuLease]:
-        """Those whose rows in direct host memory must not be promoted."""
+        """The leases whose rows in direct host memory must not be promoted."""
         return [lease for lease in (*self._open, *self._ended) if lease.kept_rows]
 
     def add(self, lease: GpuLease) -> None:
@@ -50,7 +50,7 @@ class PinnedLeases:
         """Unpin the records of a lease, unless a kernel that was launched does so.
 
         Rows that leases keep in direct host memory may be promoted again when the last one ends:
-        until then another lease may hold the same.
+        until then another lease may hold the same rows.
         """
         if lease not in self._open:
             return
@@ -74,14 +74,14 @@ class GpuLease:
     """The distinct records of a batch of ids, pinned until `release`.
 
     Each record stays in its slot; where all slots are taken it stays in the host tier's memory if
-    that holds every row, else in a copy: what is written there goes to the row at once, and what
-    others wrote to the row is read again before the copy is used.
+    that holds every row, else in a copy: writes to the copy go to the row at once, and the copy is
+    read again before its use if others wrote to the row.
 
     A lease ends at `release`, and with the epoch of its tier. From then on every method but
     `release`, which does nothing more, raises ClosedError.
 
     Attributes:
-        bound: most that `count` can be; see `trim`.
+        bound: maximum of `count`; see `trim`.
         trimmed: whether `bound` is that number.
 
     All arrays are on the device, in no particular order of rows, valid in the stream of the lease.
@@ -111,7 +111,7 @@ class GpuLease:
         self.asks: bool = waited or self.bound * tier.record_bytes > _MUCH
         """Whether the number of records is worth a copy to the host ahead of its use.
 
-        It is where that of an earlier lease was waited for, and where `bound` take much memory.
+        It is if the number of an earlier lease was awaited, or if `bound` records take much memory.
         """
         self._seen = tier.changes
         self._epoch = tier.epoch
@@ -124,7 +124,7 @@ class GpuLease:
 
     @property
     def rows(self) -> Any:
-        """Int64 `(n,)`, the row of each record; undefined behind the first `count`."""
+        """Int64 `(n,)`, the row of each record; undefined after the first `count`."""
         return self._part(16 + 16 * self._batch.n, 8 * self._batch.n, np.int64)
 
     @property
@@ -142,7 +142,7 @@ class GpuLease:
 
     @property
     def dropped(self) -> bool:
-        """Whether a rollback dropped what was written into these records."""
+        """Whether a rollback dropped writes to these records."""
         return self._epoch.ended == ROLLED_BACK
 
     def check(self) -> None:
@@ -200,7 +200,7 @@ class GpuLease:
         Args:
             kernel: of a source that extends `abi.RECORDS`.
             work: copied by the launch.
-            items: how much there is to do, from which the kernel's grid follows.
+            items: the amount of work, which determines the kernel's grid.
             writes: the byte ranges of the records that it writes; it calls `changed` for each.
             positions: address and number of positions other than those of the lease's ids.
             ends: whether the lease ends with it; it calls `unpin` for each record.
@@ -220,8 +220,8 @@ class GpuLease:
     def trim(self, *, wait: bool, stream: int | None = None) -> bool:
         """Lower `bound` to the number of distinct records if that is known, or wait for it.
 
-        The first call asks the device for the number, unless it does not `wait` and nobody may want
-        it; see `asks`. Returns whether `bound` is the number now.
+        The first call requests the number from the device, unless it does not `wait` and the number
+        may not be needed; see `asks`. Returns whether `bound` is the number now.
         """
         self.check()
         if self.trimmed or not self._batch.n:
@@ -252,14 +252,14 @@ class GpuLease:
             self._tier.launcher.launch(kernel, self.arguments, self._batch.n, stream)
 
     def _begin(self, stream: int | None) -> None:
-        """Check the lease, and read its copies of rows anew where others wrote since."""
+        """Check the lease, and read its copies of rows again if others wrote since."""
         self.check()
         if self.spilled.size and self._seen != self._tier.changes:
             self._tier.read(self.spilled, self.spill, admit=False, stream=stream)
             self._seen = self._tier.changes
 
     def _wrote(self, spans: Sequence[tuple[int, int]], stream: int | None) -> None:
-        """Note that this lease wrote, and write what it changed in copies to their rows."""
+        """Note that this lease wrote, and write changed copies to their rows."""
         self._tier.changes += 1
         if self.spilled.size:
             self._write_through(spans, stream)

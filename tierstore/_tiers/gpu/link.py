@@ -1,4 +1,4 @@
-"""The link between host and GPU: ids that go over, numbers that come back, the order of copies."""
+"""The link between host and GPU: ids to the device, numbers back, the order of copies."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _HEAD = 32_768
 
 
 class FeatureIds:
-    """How ids of several features, one behind the other, become rows of the space of their tables.
+    """How consecutive ids of several features become rows of the space of their tables.
 
-    The device checks each against the table of its feature: a bad one becomes a number that tells
-    of feature and id, and is no row.
+    The device checks each against the table of its feature: a bad one becomes a number that encodes
+    feature and id, and is no row.
     """
 
     def __init__(self, device: Device, lengths: Sequence[int], bounds: Any, stream: int) -> None:
@@ -40,7 +40,7 @@ class FeatureIds:
         self._ends, self._bounds = device.pointer(ends), device.pointer(bounds)
 
     def bind(self, batch: BatchArgument) -> None:
-        """Have a batch take its ids as those of the features."""
+        """Make a batch read its ids as those of the features."""
         batch.features, batch.ends, batch.bounds = self._features, self._ends, self._bounds
 
 
@@ -63,8 +63,8 @@ class Inbox:
     def split(self, ids: Any, slots: int) -> tuple[tuple[Any, int], ...]:
         """Return the parts that a batch is to go in, each with the number of ids before it.
 
-        Most rows of a batch of more ids than there are slots must cross the link. Where its ids
-        are the host's, the first part is on its way while the others are copied.
+        Most rows of a batch of more ids than there are slots must cross the link. If its ids are on
+        the host, the first part is in transit while the others are copied.
         """
         n = ids.shape[0]
         if n < 2 * _HEAD or n <= slots or not self._device.on_host(ids):
@@ -72,9 +72,9 @@ class Inbox:
         return (ids[:_HEAD], 0), (ids[_HEAD:], _HEAD)
 
     def bring(self, ids: Any, batch: BatchArgument, target: int) -> None:
-        """Point a batch to its ids, and to the address `target` where they cannot stay.
+        """Point a batch to its ids, or to the address `target` if they must be copied.
 
-        They go there from the host, and to become rows of a space.
+        Ids are copied there from the host, and to become rows of a space.
         """
         self._on_host = self._device.on_host(ids)
         if self._on_host or batch.start or batch.features:
@@ -85,12 +85,12 @@ class Inbox:
             batch.ids = self._device.pointer(ids)
 
     def sent(self, stream: int) -> None:
-        """Note that what reads the ids of the batch brought last is in the stream."""
+        """Note that the reader of the ids of the last batch is in the stream."""
         if self._on_host:
             self._device.record(self._read[self._last], stream)
 
     def _put(self, ids: npt.NDArray[np.int64]) -> int:
-        """Copy ids to a place that nothing reads any more; return where the device finds it."""
+        """Copy ids to a place that nothing reads any more; return its address on the device."""
         if ids.size > self._places.shape[1]:
             self._grow(ids.size)
         self._last = self._free()
@@ -128,7 +128,7 @@ _NUMBERS = 256
 
 
 class Mailbox:
-    """Pinned host memory with room for some numbers on their way."""
+    """Pinned host memory with room for some numbers in transit."""
 
     def __init__(self, device: Device) -> None:
         """Reserve the memory."""
@@ -151,17 +151,17 @@ class Mailbox:
         return AsyncScalar(self, place, sent)
 
     def close(self) -> None:
-        """Free the memory; numbers that are still out must not be read any more."""
+        """Free the memory; do not read numbers in transit afterwards."""
         self.free.clear()
         self.numbers = np.empty(0, np.uint32)
         self._arena.close()
 
 
 class AsyncScalar:
-    """A number on its way; keeps its place until `read` or `drop`."""
+    """A number in transit; keeps its place until `read` or `drop`."""
 
     def __init__(self, box: Mailbox, place: int, sent: Any) -> None:
-        """Refer to a place of the mailbox and the marker behind the number."""
+        """Refer to a place of the mailbox and the marker after the number."""
         self._box = box
         self._place = place
         self._sent = sent
@@ -208,10 +208,10 @@ class Ordering:
     """
 
     CLAIMS, WAITS = TIER.constants["CLAIMS"], TIER.constants["WAITS"]
-    """What is put in order: rows to promote, positions of rows that stay where they are."""
+    """What is ordered: rows to promote, positions of rows that stay in place."""
 
     def __init__(self, host: HostTier, slots: int) -> None:
-        """Look at the memory of the host tier below so many slots.
+        """Inspect the memory of the host tier below so many slots.
 
         Rows of a host tier that is a cache are in no known order.
         """
@@ -223,7 +223,7 @@ class Ordering:
         )
 
     def of(self, ids: int, mode: int, *, admit: bool) -> int:
-        """Return what to put in order for a batch of so many ids: `CLAIMS`, `WAITS`, both or 0."""
+        """Return what to order for a batch of so many ids: `CLAIMS`, `WAITS`, both or 0."""
         if ids < self.least or not self._direct:
             return 0
         stay = mode in (Mode.READ, Mode.WRITE) and (not admit or ids > self._slots)

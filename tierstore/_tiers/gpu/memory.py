@@ -43,7 +43,7 @@ _BAD_ID = -(0x2D9A << 48)
 _ID_BITS = 44
 _LOST = TIER.constants["LOST"]
 MOST_FEATURES = 1 << 14
-"""Features that bad ids can be told by."""
+"""Most features that bad ids can name."""
 
 
 _TOTALS = (
@@ -60,11 +60,11 @@ class Counts:
     """The counters of a tier: those that the host keeps, and those that the device keeps.
 
     Attributes:
-        known: what the host has counted, and what it has taken over from the device.
+        known: counts of the host, and counts taken over from the device.
     """
 
     def __init__(self, memory: GpuMemory, *, writable: bool = True) -> None:
-        """Start at zero; a bad id in a tier that is only read is told once."""
+        """Start at zero; a bad id in a tier that is only read is reported once."""
         self.known = TierStats()
         self._memory = memory
         self._writable = writable
@@ -87,7 +87,7 @@ class Counts:
         self.known.unique_of += ids
 
     def take(self, stream: int) -> None:
-        """Take over what the device has counted, and wait for it."""
+        """Wait for the counts of the device, and take them over."""
         counts = self._memory.counters(stream)
         record = int(self._memory.argument.record)
         tally(
@@ -105,7 +105,7 @@ class Counts:
     def stats(self, stream: int) -> TierStats:
         """Wait, and return the counters since the tier was made.
 
-        Distinct ids are counted for leases only: reads and writes need not tell them apart.
+        Distinct ids are counted for leases only: reads and writes do not distinguish them.
         """
         self.take(stream)
         stats = TierStats(**vars(self.known))
@@ -120,9 +120,9 @@ class Counts:
     ) -> None:
         """Wait; raise RowIndexError if any id since the last `forgive` was outside its table.
 
-        A tier that is only read has nothing to keep from being committed, and forgives at once.
-        `tables` are those of the space, by name, and their rows in it; `features` each with its
-        table and the number of its rows, by its number.
+        A tier that is only read cannot commit bad data, and forgives at once. `tables` are those of
+        the space, by name, and their rows in it; `features` each with its table and the number of
+        its rows, by its number.
         """
         if self._bad is None:
             counts = self._memory.counters(stream)
@@ -156,7 +156,7 @@ class Counts:
     def _check_replays(
         self, counts: npt.NDArray[Any], stream: int, tables: Sequence[tuple[str, range]]
     ) -> None:
-        """Raise, once, what replays of CUDA graphs could not read since the last call."""
+        """Raise, once, the error of a failed read by a replayed CUDA graph since the last call."""
         fault = int(counts["fault"])
         if not fault:
             return
@@ -184,7 +184,7 @@ class Counts:
 _DIRECT_BYTES = 64 << 20
 """Most bytes that an array over all rows may take in any tier, however small."""
 _DIRECT_SHARE = 9
-"""In a larger tier it may take one part beside so many of slots, a tenth of both."""
+"""In a larger tier it may take one part for so many parts of slots, a tenth of both."""
 _PER_SLOT: tuple[tuple[str, str], ...] = (
     ("row_of", "i8"),
     ("stamp", "u4"),
@@ -208,7 +208,7 @@ class GpuMemory:
     def __init__(
         self, device: Device, rows: int, record_bytes: int, slots: int, *, scored: bool = False
     ) -> None:
-        """Reserve everything; `bytes_for` says how much that is."""
+        """Reserve everything; `bytes_for` returns how much that is."""
         self._nbytes = self.bytes_for(rows, record_bytes, slots, scored=scored)
         self._device = device
         sparse = self._is_sparse(rows, record_bytes, slots, scored=scored)
@@ -264,7 +264,7 @@ class GpuMemory:
                 setattr(self.argument, name, self._device.host_pointer(host.arena, array))
 
     def described(self) -> Any:
-        """Return what kernels that are not the tier's own must know of every lease."""
+        """Return the members for every lease, for kernels that are not the tier's own."""
         if self._described is None:
             tier = self.argument
             host_changed = tier.host_changed if tier.direct else 0
@@ -330,7 +330,7 @@ class GpuMemory:
         return min(rows, most, rest // (per_slot + Places.BYTES))
 
     def reset(self, stream: int) -> None:
-        """Empty every slot, and forget what the counters say of a batch or a bad id; waits."""
+        """Empty every slot, and clear the counters, with those of a batch or a bad id; waits."""
         self._fill("row_of", 0xFF, stream)
         if self.places is None:
             self._fill("slot_of", 0xFF, stream)
@@ -433,8 +433,9 @@ class Workspace:
 class Scores:
     """The scores of a GPU tier, driven by its policy: two numbers a batch.
 
-    The device keeps a float a row. A batch adds `on_use` to each row that it uses, and gives a row
-    that takes a slot `on_arrival`, if that is not 0; the rows of least score go first.
+    The device keeps a float a row. A batch adds `on_use` to each row that it uses, and sets the
+    score of a row that takes a slot to `on_arrival`, if that is not 0; rows with the lowest score
+    go first.
     """
 
     def __init__(self, scores: DeviceScores, memory: GpuMemory, launcher: Launcher) -> None:
@@ -448,7 +449,7 @@ class Scores:
             memory.score(first)
 
     def begin(self, ids: int, batch: BatchArgument, *, uses: bool) -> None:
-        """Set what `batch`, of so many ids, does to scores.
+        """Set the changes to scores by `batch`, of so many ids.
 
         A prefetch does not use its rows: they arrive as those of the last batch did.
         """

@@ -1,8 +1,8 @@
 """The map of a GPU tier of very many rows: places of open addressing instead of a number a row.
 
-A row that a batch asks for takes a place and keeps it when its record leaves the slots, so that
-nothing is moved while kernels search. Before the places run out the map is swept: emptied, and
-given the rows of the slots, and those that leases use in host memory, anew.
+A row of a batch takes a place and keeps it when its record leaves the slots, so that nothing moves
+while kernels search. Before the places run out, the map is swept: it is emptied, then filled with
+the rows of the slots and those that leases use in host memory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Places:
         return self._rows, self._entries
 
     def _reserve(self, count: int) -> None:
-        """Have so many places; waits, where kernels may be reading others."""
+        """Reserve so many places; waits if kernels may be reading others."""
         device = self._device
         rows, entries = device.allocate(count, "i8"), device.allocate(count, "i4")
         if self._count:
@@ -68,14 +68,14 @@ class Places:
         device.synchronize(0)
 
     def take(self, rows: int) -> bool:
-        """Take so many places at most; False where they might not be free, and nothing is taken."""
+        """Take at most so many places; return False and take none if they might not be free."""
         if self._taken + rows > self._count * 3 // 4:
             return False
         self._taken += rows
         return True
 
     def clear(self, stream: int, rows: int = 0) -> None:
-        """Empty the map, in the order of the stream, and have places for so many rows."""
+        """Empty the map, in the order of the stream, with places for so many rows."""
         if rows > self._count * 3 // 4:
             self._reserve(2 * rows)
         for array, size in ((self._rows, 8), (self._entries, 4)):

@@ -44,8 +44,8 @@ class Fetch:
 class Fetches:
     """A queue of prefetches, numbered in order.
 
-    The maps change in the caller's stream, before this class hears of a prefetch; the copies that
-    must follow run in the stream beside, one prefetch after another.
+    The maps change in the caller's stream, before this class receives a prefetch; the copies that
+    must follow run in the stream `beside`, one prefetch after another.
 
     Attributes:
         newest: number of the last prefetch.
@@ -87,7 +87,7 @@ class Fetches:
             if fetch.ids is not None:
                 batch = BatchArgument()
                 fetch.workspace.bind(batch)
-                batch.count += 4  # of what it holds, behind what it moved
+                batch.count += 4  # of the slots it holds, after those it moved
                 arguments = BatchArguments(self._tier, batch)
                 self._start(OWN.RELEASE, arguments, stream, fetch.ids.size)
             self._spare.append(fetch.workspace)
@@ -108,7 +108,7 @@ class Fetches:
         within: range | None,
         planned: Any,
     ) -> None:
-        """Copy what prefetch number `newest + 1` has planned, behind the marker `planned`."""
+        """Copy the records planned by prefetch number `newest + 1`, after the marker `planned`."""
         device, beside = self._device, self._device.beside
         device.follow(beside, planned)
         self._start(OWN.MOVE, arguments, beside)
@@ -131,10 +131,10 @@ class Fetches:
         return None
 
     def reach(self, rows: Any, stream: int) -> bool:
-        """End what was fetched before the batch of these ids, an array that `find` returned.
+        """End prefetches before the batch of these ids, an array that `find` returned.
 
         Returns whether all its rows are certain to have slots. They stay held until a later batch
-        is reached: a step may ask for them several times.
+        is reached: a step may use them several times.
         """
         for fetch in self._queue:
             if fetch.rows is rows and fetch.ids is not None:
@@ -159,7 +159,7 @@ class Fetches:
                 self._device.await_event(fetch.done)
 
     def clear(self) -> None:
-        """Forget them all, once they are over, and start numbering anew."""
+        """Forget them all, once they are over, and restart the numbering."""
         self.newest = self.expired = 0
         self._queue.clear()
         self._spare.clear()

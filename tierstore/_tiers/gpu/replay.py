@@ -1,4 +1,4 @@
-"""Reads that CUDA graphs replay: what the host sets up before, and what it learns after."""
+"""Reads that CUDA graphs replay: their setup on the host, and their log."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Replays:
         self.ready = True
 
     def launch(self, batch: BatchArgument, stream: int) -> None:
-        """Read a batch, now or in each replay of what the stream captures."""
+        """Read a batch, now or in each replay of the graph that the stream captures."""
         batch.rows, batch.limit = self._device.pointer(self._log), self._size
         arguments = BatchArguments(self._memory.argument, batch)
         self._start(OWN.LOOK_UP, arguments, stream, batch.n)

@@ -63,7 +63,7 @@ class GpuTier:
             slots: most records to hold, at least 1.
             device: where.
             policy: which rows to keep; least recently used go first if None.
-            writable: whether records are ever changed; if not, a bad id is told once.
+            writable: whether records are ever changed; if not, a bad id is reported once.
         """
         if slots < 1:
             raise CapacityError(f"a GPU tier needs at least one slot, not {slots}")
@@ -95,12 +95,12 @@ class GpuTier:
         self.replays: Replays = Replays(launcher, device, self.memory)
         self._keys: dict[str, DeviceKeys] = {}
         self._inbox = Inbox(device)
-        # Where the host must help, a part would wait for it, and might fail when others are done.
+        # If the host must help, a part would wait for it, and might fail after others are done.
         self._undivided = self.slots if host.direct else _MOST_IDS
         self.mailbox: Mailbox = Mailbox(device)
         self.leases: PinnedLeases = PinnedLeases(launcher)
         self.epoch: Epoch = Epoch()
-        """What leases live in; another one after each `discard`."""
+        """The epoch of leases; a new one after each `discard`."""
         self._counts = Counts(self.memory, writable=writable)
         self.tables: Sequence[tuple[str, range]] = (("", range(self.rows)),)
         """The tables of the space and their rows in it, for messages."""
@@ -109,7 +109,7 @@ class GpuTier:
         self.changes: int = 0
         """How often records were written, for leases that keep copies."""
         self.counts_are_waited_for: bool = False
-        """Whether the number of distinct records of some lease was; see `GpuLease.asks`."""
+        """Whether the number of distinct records of some lease was awaited; see `GpuLease.asks`."""
         host.before_change = self.await_fetches
 
     @property
@@ -120,7 +120,7 @@ class GpuTier:
         return self.memory.nbytes + workspace + self.replays.nbytes + keys
 
     def keys(self, table: str, rows: int) -> DeviceKeys:
-        """Return the map of the keys of a table of so many rows, of as many as find slots here."""
+        """Return the map of the keys of a table of so many rows, for as many as find slots here."""
         found = self._keys.get(table)
         if found is None:
             most = max(1, self.slots * rows // self.rows)
@@ -231,9 +231,9 @@ class GpuTier:
         """Start promoting `rows`, and keep them until they are used or `window` newer fetches ran.
 
         Maps change at once, in the caller's stream; the copies run beside it on few blocks. Later
-        batches wait, on the device, only if they lack rows or use some that are still on their way.
-        At most half the slots are kept so, and only what the host tier holds is fetched: the rest
-        is left to be promoted when it is used.
+        batches wait, on the device, only if they lack rows or use some that are still in transit.
+        At most half the slots are kept this way, and only rows that the host tier holds are
+        fetched: other rows are promoted when they are used.
         """
         if rows.shape[0]:
             self._fetch(rows, window, None, within, self.launcher.enter(stream))
@@ -246,12 +246,12 @@ class GpuTier:
         within: range | None = None,
         stream: int | None = None,
     ) -> None:
-        """Do as `fetch` for ids on the host, by which `prefetched_for` will know their batch.
+        """Fetch like `fetch` for ids on the host, by which `prefetched_for` recognizes their batch.
 
         Where the host tier is a cache, their slots are held for that batch: it waits for nothing.
         """
         if ids.size:
-            # Behind the last work: until then the memory of earlier ids may be in use.
+            # After the last work: until then the memory of earlier ids may be in use.
             stream = self.launcher.enter(stream)
             self._fetch(self.device.upload(ids, stream), window, ids, within, stream)
 
@@ -282,7 +282,7 @@ class GpuTier:
                 self._fetches.hold(batch)
             self._find(arguments, stream)
             self.launcher.start(OWN.PROMOTE_BESIDE_COPIES, arguments, stream)
-            # Later batches come behind the plan; `fence` keeps them from what is still on its way.
+            # Later batches run after the plan; `fence` keeps them from records still in transit.
             self.launcher.mark()
             self._fetches.copy(arguments, workspace, rows, ids, within, self.launcher.last)
 
@@ -295,7 +295,7 @@ class GpuTier:
     # -- CUDA graphs
 
     def prepare_replays(self, stream: int) -> None:
-        """Have reads captured from now on; waits, the first time.
+        """Allow reads to be captured from now on; waits, the first time.
 
         Then prefetches no longer run beside the caller's stream, where a replay would meet them.
         """
@@ -305,12 +305,12 @@ class GpuTier:
             self.replays.prepare(self.slots, stream)
 
     def fill_for_replays(self, *, ready: bool = False) -> None:
-        """Have the host tier hold again what a rollback dropped: replays read it unasked."""
+        """Refill the host tier after a rollback dropped rows: replays read it without a check."""
         if (ready or self.replays.ready) and not self._filled:
             self.fill()
 
     def capture(self, rows: Any, out: Any, lo: int, hi: int, *, within: range, stream: int) -> None:
-        """Have the graph that a stream captures read rows `(n,)`, on the device, into `out`.
+        """Make the graph that a stream captures read rows `(n,)`, on the device, into `out`.
 
         Each replay reads the ids that are in `rows` then: from slots, or from host memory. Other
         rows read as bytes 0xff, as ids outside `within` do; `check` reports both, once.
@@ -414,7 +414,7 @@ class GpuTier:
         return spilled
 
     def _launch(self, arguments: BatchArguments, stream: int) -> None:
-        """Launch all but what needs the help of the host."""
+        """Launch everything that needs no help of the host."""
         self._find(arguments, stream)
         promote = OWN.PROMOTE
         if self._fetches:
@@ -423,7 +423,7 @@ class GpuTier:
         self.launcher.start(promote, arguments, stream)
 
     def _find(self, arguments: BatchArguments, stream: int) -> None:
-        """Launch `probe`, and note that the ids are on their way."""
+        """Launch `probe`, and note that the ids are in transit."""
         self.launcher.start(OWN.PROBE, arguments, stream, arguments.batch.n)
         self._inbox.sent(stream)
 
@@ -452,7 +452,7 @@ class GpuTier:
         self._workspace.bind(self._batch)
 
     def _sweep(self, places: Places, ids: int) -> None:
-        """Drop the rows of a sparse map that are in no use; have places for so many more."""
+        """Drop the unused rows of a sparse map; provide places for so many more."""
         keeping = self.leases.keeping
         stream = self.launcher.stream
         places.clear(stream, self.slots + sum(lease.bound for lease in keeping) + ids)
@@ -461,7 +461,7 @@ class GpuTier:
             self.launcher.start(OWN.ENTER_KEPT, lease.arguments, stream, lease.bound)
 
     def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Have a host tier with room for every row load them all: then none is ever missing.
+        """Load every row into a host tier with room for all: then none is ever missing.
 
         The first batch does this if it was not done before. `progress` is called with rows done and
         in all.
@@ -477,21 +477,21 @@ class GpuTier:
         self.launcher.launch(OWN.REBASE, self._arguments, self.slots, self.launcher.stream)
 
     def _has_room(self, rows: int) -> bool:
-        """Whether so many more rows certainly find slots, whatever leases and prefetches pin."""
+        """Whether so many more rows certainly find slots, despite all pins."""
         ahead = self.slots // 2 if self._fetches.newest > self._fetches.expired else 0
         return self.leases.bound + ahead + rows <= self.slots
 
-    # -- what waits
+    # -- calls that wait
 
     def _drain(self) -> int:
-        """Wait for everything under way; return the stream to go on in."""
+        """Wait for everything under way; return the stream to continue in."""
         stream = self.launcher.enter(None)
         self._fetches.follow(stream)
         self.device.synchronize(stream)
         return stream
 
     def flush(self) -> None:
-        """Hand every changed record to the host tier, and wait. Raises as `check` does.
+        """Write every changed record to the host tier, and wait. Raises as `check` does.
 
         All at once, or as many records at a time as the staging holds.
         """
@@ -511,7 +511,7 @@ class GpuTier:
         self.check()
 
     def _report(self, stream: int) -> None:
-        """Have a direct host tier know which of its records were changed in place; waits."""
+        """Tell a direct host tier which of its records were changed in place; waits."""
         if self.host.direct:
             self.launcher.launch(OWN.REPORT, self._arguments, self.rows // 32 + 1, stream)
             self.device.synchronize(stream)
@@ -519,8 +519,8 @@ class GpuTier:
     def discard(self) -> None:
         """Drop every record, changed or not, and every lease; waits.
 
-        Unchanged ones go too: they may have come from records the host tier is about to drop. What
-        changed there it is told.
+        Unchanged ones go too: they may have come from records that the host tier is about to drop.
+        The host tier is told which of its records changed.
         """
         self.epoch.end(ROLLED_BACK)
         stream = self._drain()

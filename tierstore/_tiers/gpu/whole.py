@@ -20,7 +20,7 @@ class WholeColumns:
     """Some bytes of every record, in device memory as long as the tiers live; never written.
 
     Attributes:
-        split: what is here, and what is cached.
+        split: the bytes held here, and the cached ones.
         rows: number of rows.
         pitch: bytes of a row.
         array: uint8 `(rows * pitch,)` on the device.

@@ -4,7 +4,7 @@ static const u32 MOST_MISSES = 8;  // that a warp copies before it turns to othe
 static const u32 LINK_ROWS = 64;   // for each block that uses the link
 
 // Find each id's row, an id a lane. READ notes its slot; WRITE lets the positions compete for it; LEASE
-// enrols each record once. What is not there is claimed, by one of those that ask, and deferred.
+// enrols each record once. A missing row is claimed by one of its ids, and deferred.
 extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
     Counters *const c = t.counters;
     const u32 done = *(volatile u32 *)&c->done;
@@ -65,7 +65,7 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
     if (b.mode == PREFETCH) append(&c->lacking, lacks);
 }
 
-// Copy the rows of a READ that were there.
+// Copy the rows of a READ that are in slots.
 __device__ void serve_hits(const Tier &t, const Batch &b, Team team) {
     const u32 span = span_for(team, b.n);
     for (i64 base = (i64)team.warp * span; base < b.n; base += (i64)team.warps * span) {
@@ -81,11 +81,11 @@ __device__ void serve_hits(const Tier &t, const Batch &b, Team team) {
     }
 }
 
-// Give the misses of this chunk their slots: write back what was dirty there, load what was missed,
-// mend the maps. What only the host can do goes on its lists.
+// Give the misses of this chunk their slots: write back dirty records there, load the missed rows,
+// update the maps. Work that only the host can do goes on its lists.
 __device__ void swap_records(const Tier &t, const Batch &b, Team team) {
     Counters *const c = t.counters;
-    // Rows without a slot stay where a direct host tier has them; only a lease takes note of them.
+    // Rows without a slot stay in the memory of a direct host tier; only a lease records them.
     const u32 victims = c->victims, all = t.direct && b.mode != LEASE ? victims : c->missed;
     const u32 behind = all - b.first, misses = behind < b.limit ? behind : b.limit;
     const u32 span = span_for(team, misses, MOST_MISSES);
@@ -143,7 +143,7 @@ __device__ void swap_records(const Tier &t, const Batch &b, Team team) {
     }
 }
 
-// Copy the rows of a READ that had to be waited for, those in slots, those in host memory, or both.
+// Copy the deferred rows of a READ: those in slots, those in host memory, or both.
 __device__ void serve_deferred(const Tier &t, const Batch &b, Team team, bool slots, bool host) {
     const u32 deferred = t.counters->deferred;
     const u32 span = span_for(team, deferred);
@@ -190,8 +190,8 @@ __device__ void admit_deferred(const Tier &t, const Batch &b) {
     }
 }
 
-// Copy what won into its record, and mark that dirty: records in slots, those in host memory, which
-// only deferred positions have, or both.
+// Copy the winners into their records and mark these dirty: records in slots, those in host memory,
+// which only deferred positions have, or both.
 __device__ void write_winners(const Tier &t, const Batch &b, Team team, bool slots, bool host) {
     const u64 items = slots ? b.n : t.counters->deferred;
     const u32 span = span_for(team, items);
@@ -219,8 +219,8 @@ __device__ void write_winners(const Tier &t, const Batch &b, Team team, bool slo
     }
 }
 
-// Tell every id of a lease which record is its own, -1 for ids outside the table, and copy bytes of
-// that record to its position of data, if there is any.
+// Write the index of its record for every id of a lease, -1 for ids outside the table, and copy bytes
+// of that record to its position of data, if there is data.
 __device__ void serve_lease(const Tier &t, const Batch &b) {
     const Team team = everyone();
     const u32 span = b.data ? span_for(team, b.n) : 32;
@@ -244,8 +244,8 @@ __device__ void serve_lease(const Tier &t, const Batch &b) {
     }
 }
 
-// Leave every mark, claim and counter as the next batch expects them. A lease keeps its rows in
-// direct host memory KEPT until it ends.
+// Reset every mark, claim and counter for the next batch. A lease keeps its rows in direct host memory
+// KEPT until it ends.
 __device__ void tidy(const Tier &t, const Batch &b) {
     Counters *const c = t.counters;
     const u32 missed = c->missed, deferred = c->deferred, distinct = c->distinct;
@@ -275,8 +275,9 @@ __device__ void tidy(const Tier &t, const Batch &b) {
     }
 }
 
-// How many blocks use the link for a number of misses, of at least two in all: more do not make it
-// faster, less so where few at a time keep to the order, and the others have hits to copy.
+// The number of blocks, of at least two in all, that use the link for a number of misses: more blocks
+// do not make it faster, and with ordered copies few at a time keep the order better. The others copy
+// hits.
 __device__ u32 link_blocks(const Batch &b, u32 missed) {
     const u32 most = b.in_order ? LINK_BLOCKS / 2 : LINK_BLOCKS;
     u32 blocks = (missed + LINK_ROWS - 1) / LINK_ROWS;
@@ -294,7 +295,7 @@ __device__ void finish(const Tier &t, const Batch &b) {
     if (b.mode == LEASE) {
         if (b.last) serve_lease(t, b);
     } else if (waiting || b.mode == WRITE) {
-        // Where rows stay in host memory, some blocks copy those, and all others what is in slots.
+        // If rows stay in host memory, some blocks copy those, and all others copy rows in slots.
         const u32 link = link_blocks(b, c->missed - c->victims);
         const bool far = blockIdx.x < link, both = link == 0;
         const Team part = far ? team(0, link) : team(link, gridDim.x - link);
@@ -304,7 +305,7 @@ __device__ void finish(const Tier &t, const Batch &b) {
     if (b.last && (waiting || b.mode == LEASE)) tidy(t, b);
 }
 
-// Fetch what was claimed, and copy beside that what was there. Cooperative.
+// Fetch the claimed rows and copy the resident ones concurrently. Cooperative.
 extern "C" __global__ __launch_bounds__(THREADS, 3) void tierstore_promote(const Tier t, const Batch b) {
     Counters *const c = t.counters;
     const u32 missed = c->missed, deferred = c->deferred;

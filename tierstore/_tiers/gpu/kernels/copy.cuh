@@ -1,7 +1,7 @@
 // Copies of records by whole warps.
 
-// Copy `span` pieces of `units` Units each; lane j holds the ends of piece j, 0 where there is none.
-// The warp runs through all units of all pieces in a row, so every lane has work at any size.
+// Copy `span` pieces of `units` Units each; lane j holds the addresses of piece j, 0 for none. The warp
+// runs through all units of all pieces in a row, so every lane has work at any size.
 template <class Unit>
 __device__ void copy_units(u64 from, u64 to, u32 span, u32 units) {
     const u32 UNROLL = 4;

@@ -8,7 +8,7 @@ __device__ float value(F32 x) { return __uint_as_float(x.bits); }
 __device__ float value(BF16 x) { return __uint_as_float((u32)x.bits << 16); }
 __device__ void set(F32 &x, float to) { x.bits = __float_as_uint(to); }
 
-// To nearest, ties to even; a NaN stays one.
+// Round to nearest, ties to even; a NaN stays a NaN.
 __device__ void set(BF16 &x, float to) {
     const u32 bits = __float_as_uint(to);
     x.bits = to != to ? 0x7fff : (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);

@@ -1,4 +1,4 @@
-// The rest of a batch where the host tier is itself a cache and supplies rows through staging.
+// The rest of a batch if the host tier is itself a cache and supplies rows through staging.
 
 // Handle the next chunk of misses. [b.limit entries]
 extern "C" __global__ void tierstore_swap_chunk(const Tier t, const Batch b) {

@@ -1,8 +1,8 @@
-// Ids of several features, one behind the other, as rows of the space that their tables share.
+// Consecutive ids of several features, as rows of the space that their tables share.
 
 static const u32 ID_BITS = 44;
 
-// What stands for a bad id, and is no row of any space; memory.py reads it.
+// The code of a bad id, which is no row of any space; memory.py reads it.
 __device__ i64 encoded(i64 id, i64 number) {
     const i64 half = 1ll << (ID_BITS - 1);
     const i64 clamped = id < -half ? -half : id >= half ? half - 1 : id;
@@ -12,7 +12,7 @@ __device__ i64 encoded(i64 id, i64 number) {
 // The row of the id at a position, checked against the table of its feature.
 __device__ i64 row_of(const Batch &b, i64 position, i64 id) {
     u32 feature = 0, last = b.features - 1;
-    while (feature < last) {  // the first whose end is behind
+    while (feature < last) {  // the first whose end is after the position
         const u32 middle = (feature + last) / 2;
         if (b.ends[middle] > position) last = middle;
         else feature = middle + 1;

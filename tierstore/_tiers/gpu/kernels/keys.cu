@@ -1,9 +1,8 @@
-// A map from keys to rows in device memory, by open addressing: what is asked of the host need not be
-// asked again.
+// A map from keys to rows in device memory, by open addressing: a key is requested from the host once.
 //
 // A slot is the code of a key and its row + 1, or 0 if it is empty; 16 bytes, which one access reads.
-// At most half of the slots are in use, and keys are never removed one by one. `seed` is drawn when
-// the map is made: nobody can choose keys that meet.
+// At most half of the slots are in use, and keys are never removed one by one. `seed` is drawn when the
+// map is made, so that keys cannot be chosen to collide.
 
 struct KeyMap {
     u64 *slots;           // [capacity][2]
@@ -12,11 +11,11 @@ struct KeyMap {
 
 struct Keys {
     const u64 *codes;     // [n]
-    i64 *rows;            // [n], of `find` -1 where the map lacks a key
+    i64 *rows;            // [n]; `find`: -1 where the map lacks a key
     u32 *missing;         // `find`: positions that it lacks, in any order, or null: then rows are 0
                           // where it lacks a key; `enter`: positions of the keys
     u64 *missing_codes;   // and their codes
-    u32 *count;           // how many they are, from 0 on
+    u32 *count;           // their number, counted from 0
     u32 *lacks;           // in host memory: set to 1 if there are any
     i64 *all_rows;        // `enter`: where rows go, each at its position in `missing`, or null
     i64 n;
@@ -34,7 +33,7 @@ __device__ u64 next_slot(const KeyMap &map, u64 at) { return at + 1 == map.capac
 
 __device__ u64 joined(u32 low, u32 high) { return (u64)high << 32 | low; }
 
-// A thread a key. Nothing is entered meanwhile: launches of both kinds are in one order.
+// A thread a key. No key is entered meanwhile: launches of both kinds are in one order.
 extern "C" __global__ void tierstore_find_keys(const KeyMap map, const Keys keys) {
     for (u64 i = wide_thread(); i < (u64)keys.n; i += wide_threads()) {
         const u64 code = keys.codes[i];

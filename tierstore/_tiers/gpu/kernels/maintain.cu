@@ -1,7 +1,7 @@
 // Work between batches: flush changed records, report them, renumber batches, rescale scores, sweep
 // the map.
 
-// Write dirty records to the host tier, those it has no place for to staging. Where `evicted` exceeds
+// Write dirty records to the host tier, or to staging if it has no place for them. If `evicted` exceeds
 // b.limit afterwards, some are left for another launch.
 extern "C" __global__ void tierstore_flush(const Tier t, const Batch b) {
     const Team team = everyone();

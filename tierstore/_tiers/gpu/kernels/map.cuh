@@ -1,15 +1,15 @@
-// Where a record is, and what a batch notes of its slot.
+// The place of a record, and the marks of a batch on its slot.
 
 __device__ u64 slot_address(const Tier &t, i64 slot) { return (u64)(t.slots + slot * t.record); }
 __device__ u64 host_address(const Tier &t, i64 slot) { return (u64)(t.host + slot * t.record); }
 
-// Where the host tier has a row; -1 where it has not, or where only the host can tell.
+// The slot of a row in the host tier; -1 if it has none, or if only the host can tell.
 __device__ i64 host_slot(const Tier &t, i64 row) {
     if (t.direct) return row;
     return t.host_slot_of ? (i64)t.host_slot_of[row] - 1 : -1;
 }
 
-// The word with the entry of a row; null if the row has no place, and `takes` none.
+// The word with the entry of a row; null if the row has no place and `takes` is false.
 #ifdef SPARSE
 __device__ i32 *entry_at(const Tier &t, i64 row, bool takes) {
     const Places map = *t.places;
@@ -49,8 +49,8 @@ __device__ void mark_host(const Tier &t, i64 slot) {
     else t.host_dirty[slot] = 1;
 }
 
-// Address of the record of a row by its entry in the map, once its miss has been handled; 0 where
-// that happens in another chunk. `contest` gets the word that decides between writers.
+// Address of the record of a row by its entry in the map, once its miss has been handled; 0 if that
+// happens in another chunk. `contest` gets the word that decides between writers.
 __device__ u64 locate(const Tier &t, const Batch &b, i64 row, i32 entry, u32 **contest) {
     if (entry >= 0) {
         *contest = t.mark + entry;
@@ -62,7 +62,7 @@ __device__ u64 locate(const Tier &t, const Batch &b, i64 row, i32 entry, u32 **c
     return t.direct ? host_address(t, row) : (u64)(b.staged + (i64)(-1 - b.place[m]) * t.record);
 }
 
-// Whether the slot's record is there, not still on its way.
+// Whether the slot's record has arrived.
 __device__ bool arrived(const Tier &t, i32 slot, u32 stamp, u32 done) {
     return !(stamp & AHEAD) || (i32)(t.arrival[slot] - done) <= 0;
 }
@@ -86,7 +86,7 @@ __device__ void change_row(const Tier &t, const Batch &b, i32 slot, i64 old, i64
     t.row_of[slot] = row;
 }
 
-// Touch and hold, `keeping` some bits; true for exactly one of all that do so in a batch.
+// Touch and hold, `keeping` some bits; true for exactly one of all callers in a batch.
 __device__ bool touch_first(const Tier &t, i32 slot, u32 stamp, u32 now, u32 keeping) {
     const u32 stamped = now | HELD | (stamp & keeping);
     return (stamp & NUMBER) != now && (atomicExch(t.stamp + slot, stamped) & NUMBER) != now;
@@ -108,7 +108,7 @@ __device__ u32 hold(const Tier &t, const Batch &b, bool mine, i32 slot) {
     return k;
 }
 
-// Take up a record in the lease and pin its slot; *mark becomes its index + 1.
+// Add a record to the lease and pin its slot; *mark becomes its index + 1.
 __device__ void enrol(const Tier &t, const Batch &b, bool mine, i64 row, i32 slot, u64 address,
                       u32 *mark) {
     const u32 k = hold(t, b, mine, slot);

@@ -1,4 +1,4 @@
-// The order of a batch's copies through host memory; link.py decides when it pays.
+// The order of a batch's copies through host memory; link.py decides when ordering pays.
 
 // The lists that are to be ordered: positions that wait, and positions that claimed a row, or ~position
 // where it is KEPT. They use memory that is free until then: victims are listed there afterwards.
@@ -7,7 +7,7 @@ __device__ i32 *listed_claims(const Batch &b) {
     return b.in_order & WAITS ? (i32 *)b.deferred : b.place;
 }
 
-// first[s] = how many items lie in the regions before s. Every block does this for itself.
+// first[s] = number of items in the regions before s. Every block computes this for itself.
 __device__ void begin_regions(const u32 *items_in, u32 *first) {
     const u32 each = REGIONS / THREADS;
     u32 *const mine = first + threadIdx.x * each;

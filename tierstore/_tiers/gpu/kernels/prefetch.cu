@@ -1,6 +1,6 @@
 // Prefetch: planned in the caller's stream by `promote`, copied beside it.
 
-// How many more slots prefetches may pin: together at most half of them.
+// The number of further slots that prefetches may pin: together at most half of them.
 __device__ u32 prefetch_room(const Tier &t, const Batch &b) {
     u32 room = t.capacity / 2;
     for (u32 p = b.expired + 1; p != b.arrival; ++p) {
@@ -11,7 +11,7 @@ __device__ u32 prefetch_room(const Tier &t, const Batch &b) {
 }
 
 // Plan the moves of a prefetch: maps and pins now, the copies by `move` on another stream. Rows without
-// room, and rows whose victim only the host could take in, are dropped from the prefetch. Over a host
+// room, and rows whose victim only the host can take in, are dropped from the prefetch. Over a host
 // tier that is a cache the prefetch may hold its rows: if it lacks none, its batch will find every row
 // in a slot, and the host need not be asked.
 __device__ void plan_moves(const Tier &t, const Batch &b) {
@@ -53,8 +53,7 @@ extern "C" __global__ void tierstore_move(const Tier t, const Batch b) {
         const u64 m = base + lane();
         u64 source = 0, target = 0, refuge = 0;
         if (lane() < span && m < moves && b.place[m] >= 0) {
-            // Nothing takes these rows out of the host tier meanwhile: it waits. If something did, no
-            // copy may go astray.
+            // The host tier waits, so these rows stay in it meanwhile. Check, so that no copy goes astray.
             const i64 from = host_slot(t, b.missed[m]);
             const i64 home = b.leaving[m] >= 0 ? host_slot(t, b.leaving[m]) : -1;
             target = slot_address(t, b.place[m]);

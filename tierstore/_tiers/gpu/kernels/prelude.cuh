@@ -1,7 +1,7 @@
-// What every source of kernels begins with: names of types, and the number of a thread.
+// The beginning of every source of kernels: names of types, and the number of a thread.
 //
 // Offsets are 64-bit throughout. No header is included: NVRTC needs no CUDA toolkit. The sources of a
-// translation unit are put one behind the other; see abi.py.
+// translation unit are concatenated; see abi.py.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -19,6 +19,6 @@ __device__ u32 lane() { return threadIdx.x & 31; }
 __device__ u32 thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ u32 threads() { return gridDim.x * blockDim.x; }
 
-// The same where a grid may be as large as the work: columns.cu starts a thread for each unit it copies.
+// The same for grids as large as the work: columns.cu starts a thread for each unit it copies.
 __device__ u64 wide_thread() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ u64 wide_threads() { return (u64)gridDim.x * blockDim.x; }

@@ -2,7 +2,7 @@
 
 static const u32 FOUND = 0, STRAY = 1, LOST = 2;  // Counters.fault
 
-// Note the first id that could not be read since the host last looked.
+// Note the first unreadable id since the host last looked.
 __device__ void note_fault(const Tier &t, const Batch &b, u32 fault, i64 position, i64 id) {
     Counters *const c = t.counters;
     if (atomicCAS(&c->fault, FOUND, fault) != FOUND) return;

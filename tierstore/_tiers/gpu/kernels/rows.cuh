@@ -12,11 +12,11 @@ struct Rows {
     u32 *host_changed;       // a bit a row, for records without a slot, which are in the host tier; or null
     u64 host;                // address of row 0 there
     i64 record;              // bytes
-    // For `unpin`: of each slot; null where the lease goes on behind the kernel.
+    // For `unpin`: of each slot; null if the lease continues after the kernel.
     u32 *stamp, *pins;
 };
 
-// Note that record k was written. One thread of those that write it does.
+// Note that record k was written. Called by one of the threads that write it.
 __device__ void changed(const Rows &rows, u64 k) {
     const i32 slot = rows.held[k];
     if (slot >= 0) {
@@ -27,7 +27,7 @@ __device__ void changed(const Rows &rows, u64 k) {
     }
 }
 
-// Unpin record k, where the lease ends with the kernel. One thread does, of those that get here.
+// Unpin record k if the lease ends with the kernel. Called by one thread a record.
 __device__ void unpin(const Rows &rows, u64 k) {
     const i32 slot = rows.pins ? rows.held[k] : -1;
     if (slot >= 0 && --rows.pins[slot] == 0) rows.stamp[slot] &= ~HELD;

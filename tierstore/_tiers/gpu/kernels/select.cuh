@@ -7,7 +7,7 @@ __device__ bool evictable(const Tier &t, const Batch &b, u64 slot, u32 stamp) {
     return !(stamp & AHEAD) || (i32)(t.arrival[slot] - b.expired) <= 0;
 }
 
-// Load the words of neighbouring slots; those behind the last slot are `otherwise`.
+// Load the words of neighbouring slots; those after the last slot are `otherwise`.
 __device__ void load_words(const Tier &t, const u32 *words, u64 first, u32 otherwise, u32 *word) {
     if (first + STAMPS <= t.capacity) {
         const uint4 *const source = (const uint4 *)(words + first);
@@ -24,8 +24,8 @@ __device__ void load_words(const Tier &t, const u32 *words, u64 first, u32 other
     }
 }
 
-// Load the stamps and ranks of neighbouring slots; those behind the last one count as pinned. A rank
-// has 30 bits, as a batch number has. Floats that are not negative order as their bits do, here shifted
+// Load the stamps and ranks of neighbouring slots; those after the last one count as pinned. A rank has
+// 30 bits, as a batch number has. Floats that are not negative order as their bits do, here shifted
 // right by one; rank 0 is for empty slots.
 template <bool SCORED>
 __device__ void load_slots(const Tier &t, u64 first, u32 *stamp, u32 *rank) {
@@ -65,8 +65,8 @@ __device__ void count_ranks(const Tier &t, const Batch &b, u32 prefix, u32 above
         if (local[i]) atomicAdd(histogram + i, local[i]);
 }
 
-// Find the bin that holds the wanted-th item: result = {bin, items below it}. Clips *wanted to what
-// there is. Every block does this for itself.
+// Find the bin that holds the wanted-th item: result = {bin, items below it}. Clips *wanted to the
+// number of items. Every block computes this for itself.
 __device__ void pick_bin(const u32 *histogram, u32 bins, u32 *wanted, u32 *result) {
     const u32 each = bins / THREADS;
     u32 sum = 0, total;

@@ -1,19 +1,20 @@
-// The GPU tier: what its maps and marks mean, and what passes between the host and its kernels.
+// The GPU tier: the meaning of its maps and marks, and the interface of the host and its kernels.
 //
 // A batch takes two launches. `probe` finds the rows that are in slots and claims the others;
 // `promote` fetches the claimed rows over the link, copies the resident ones meanwhile, and finishes
-// the batch. Neither reports to the host: counts stay on the device. Where the host tier is itself a
-// cache, `promote` stops after what the device can do alone; the host supplies the other rows through
-// staging, and `install` and `complete` end the batch.
+// the batch. Neither reports to the host: counts stay on the device. If the host tier is itself a
+// cache, `promote` stops after the part that the device can do alone; the host supplies the other rows
+// through staging, and `install` and `complete` end the batch.
 //
 // The map holds an entry for each row: a slot, or ABSENT, or for the length of a batch CLAIMED and then
-// FIRST - m for the m-th missed row. It is the array slot_of over all rows, or, where that would take
-// too much of the memory, `places` of the rows that batches asked for lately; see map.cuh. Where that pays, missed rows are numbered by their place in host
-// memory, so that neighbours are copied at about the same time; see order.cuh. KEPT marks a row that
-// a lease uses in host memory itself; it must not be promoted before the lease ends.
+// FIRST - m for the m-th missed row. It is the array slot_of over all rows, or, if that would take too
+// much of the memory, `places` of the rows of recent batches; see map.cuh. If it pays, missed rows are
+// numbered by their place in host memory, so that neighbours are copied at about the same time; see
+// order.cuh. KEPT marks a row that a lease uses directly in host memory; it must not be promoted before
+// the lease ends.
 //
 // Victims are the evictable slots of lowest rank; see select.cuh. The rank is the stamp, the number of
-// the batch that used the slot last, or, where the policy scores rows, the score of the slot's row.
+// the batch that used the slot last, or, if the policy scores rows, the score of the slot's row.
 // Each batch adds `on_use` to the scores of the rows it uses, and a row that takes a slot gets the
 // score `on_arrival`, if that is not 0. An empty slot has stamp 0 and goes first. Two bits of a stamp
 // pin the slot: HELD while leases use it, AHEAD from when a prefetch chose it until it is used, or
@@ -45,10 +46,10 @@ struct Counters {
     i64 bad_row;                  // that id, or FOREIGN less it
     i64 bad_start;                // where its extent starts
     u64 missed_ids, missed_rows, evicted_rows, written_rows;  // since the host last looked
-    u64 leased_rows, leased_misses;  // distinct rows of leases, and those that were not there
+    u64 leased_rows, leased_misses;  // distinct rows of leases, and the missed ones
     i64 fault_id, fault_start, fault_position;  // the first id that replays could not read
     u32 bad;                      // 1 once bad_row is filled in
-    u32 fault;                    // what was wrong with it; see replay.cu
+    u32 fault;                    // the fault of that id; see replay.cu
     u32 logged;                   // rows that replays have read since the host last looked
     u32 missed, deferred;         // this batch: distinct rows claimed, positions not yet served
     u32 victims, ties;            // slots chosen for them
@@ -64,19 +65,19 @@ struct Counters {
     u32 claims_done[REGIONS], waits_done[REGIONS];  // and how many are in order
 };
 
-// A map by open addressing. A row keeps the place it took until the host has the map swept, whatever
-// its entry is meanwhile.
+// A map by open addressing. A row keeps its place until the host sweeps the map, regardless of its
+// entry.
 struct Places {
     i64 *rows;                    // [count], -1 = free
     i32 *entries;                 // [count], ABSENT where it is free
     u64 count;                    // below 2^32, and above that of the rows in it
 };
 
-// What stays the same as long as a tier lives.
+// The part that stays the same as long as a tier lives.
 struct Tier {
     u8 *slots;                    // [capacity][record]
     i32 *slot_of;                 // [rows]; null where the map is `places`, compiled with SPARSE
-    const Places *places;         // in device memory: its arrays are others once it has grown
+    const Places *places;         // in device memory: it gets new arrays when it grows
     i64 *row_of;                  // [capacity], -1 = empty
     u32 *stamp, *pins;            // [capacity]
     u32 *arrival;                 // [capacity]: number of the prefetch that filled it, where AHEAD
@@ -95,16 +96,16 @@ struct Tier {
     u32 region_bits;              // 2^region_bits neighbouring rows are one region of host memory
 };
 
-// One batch, its workspace, and what a lease or the staging adds.
+// One batch, its workspace, and members for a lease or the staging.
 struct Batch {
     i64 *ids;                     // [n]: rows
-    const i64 *arriving;          // [n]: ids in pinned host memory, of an extent behind the first, or
-                                  // of features, which `probe` makes rows of in `ids`; or null: ids
+    const i64 *arriving;          // [n]: ids in pinned host memory, of an extent after the first, or
+                                  // of features, which `probe` turns into rows in `ids`; or null: ids
                                   // are rows
     // Ids of several features, each of a table of its own; see features.cu.
-    const i64 *ends;              // [features]: the position behind the last id of each
+    const i64 *ends;              // [features]: the position after the last id of each
     const i64 *bounds;            // [3][features]: the first row of the feature's table, how many
-                                  // rows it has, and the number by which a bad id tells the feature
+                                  // rows it has, and the number that encodes the feature in a bad id
     i64 n;
     i64 start, bound;             // ids are 0 to bound - 1, and row start the first
     u8 *data;                     // [n][bytes]: bytes [lo, lo + bytes) of each record; a lease may
@@ -114,7 +115,7 @@ struct Batch {
     u32 *deferred;                // positions that must wait for a copy
     i64 *missed;                  // claimed rows; ~row where the row is KEPT
     i32 *place;                   // their slots
-    u32 *contest;                 // for rows without a slot: what mark is for a slot
+    u32 *contest;                 // for rows without a slot: like `mark` of a slot
     i32 *entry;                   // READ: slot of each position, or DEFERRED, or OUTSIDE
     i64 *leaving;                 // prefetch: dirty row that must leave the slot first, or -1
     // A lease: its distinct records in some order.
@@ -132,14 +133,14 @@ struct Batch {
     u32 first, limit;             // misses [first, first + limit) are being handled
     u32 width;                    // bytes that one access may move: 16, 8, 4, 2 or 1
     u32 now;                      // number of this batch
-    u32 mode, load, last;         // load: records are wanted as they are; last: the final chunk
-    u32 in_order;                 // what is put in order: CLAIMS, WAITS or both
-    u32 admit;                    // missed rows are promoted, not just read or written where they are
+    u32 mode, load, last;         // load: present records are needed; last: the final chunk
+    u32 in_order;                 // the lists to order: CLAIMS, WAITS or both
+    u32 admit;                    // missed rows are promoted, not only accessed in place
     u32 features;                 // their number; 0: ids are those of one extent
     u32 alone;                    // the device can finish the batch without the host
     u32 arrival;                  // number of this, or the last, prefetch
     u32 expired;                  // number of the last prefetch whose pins have run out
     float on_use;                 // added, once, to the score of each row it uses
     float on_arrival;             // the score of a row that takes a slot; 0: the one it has
-    float rescale;                // what `rescale` multiplies all scores by
+    float rescale;                // factor by which `rescale` multiplies all scores
 };

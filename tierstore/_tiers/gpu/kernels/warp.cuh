@@ -39,7 +39,7 @@ __device__ u32 block_sum(u32 value, u32 *total) {
     return through;
 }
 
-// Give every lane that asks an index of its own, counting on from *count.
+// Give every lane that asks an index of its own, counted from *count.
 __device__ u32 append(u32 *count, bool asks) {
     const u32 asking = __ballot_sync(EVERY_LANE, asks);
     if (asking == 0) return 0;
@@ -85,8 +85,8 @@ __device__ void tally(u64 *total, bool counts) {
     if (lane() == 0 && counting) atomicAdd(total, (u64)__popc(counting));
 }
 
-// How many of n items a warp takes at a time: enough to keep its copies long, but few enough for every
-// warp to get some, and so that all get about as many.
+// The number of n items that a warp takes at a time: enough to keep its copies long, but few enough for
+// every warp to get some, and so that all get about as many.
 __device__ u32 span_for(Team team, u64 n, u32 most = MOST_ITEMS) {
     const u64 each = (n + team.warps - 1) / team.warps;
     if (each == 0) return 1;
