@@ -98,6 +98,30 @@ def test_rows_of_a_table_without_keys_go_by_id(tmp_path):
     assert held(tmp_path / "s.tier")[1].tobytes() == rows["weight"].tobytes()
 
 
+@pytest.mark.parametrize("strings", [False, True])
+@pytest.mark.parametrize(
+    "held_keys", [None, WORDS, list(range(7, ROWS + 7))], ids=["none", "str", "int"]
+)
+def test_no_rows_change_nothing(tmp_path, held_keys, strings):
+    rows = made(tmp_path / "s.tier", held_keys)
+    keys = np.empty(0, "U1" if strings else "i8")
+    np.savez(tmp_path / "f.npz", weight=np.empty((0, DIM), "f4"), keys=keys)
+    result = import_table(tmp_path / "s.tier", tmp_path / "f.npz", upsert=True)
+    assert (result.rows, result.added) == (0, 0)
+    keys, weight = held(tmp_path / "s.tier")
+    assert (None if keys is None else list(keys)) == held_keys
+    assert weight.tobytes() == rows["weight"].tobytes()
+
+
+def test_no_rows_change_no_table_by_key(tmp_path):
+    with tierstore.create(tmp_path / "s.tier", {"item": TableSpec(8, DIM, keys="int64")}) as store:
+        store["item"].write([5], random_matrix(1, DIM))
+        store.commit()
+    np.savez(tmp_path / "f.npz", weight=np.empty((0, DIM), "f4"), keys=np.empty(0, "U1"))
+    result = import_table(tmp_path / "s.tier", tmp_path / "f.npz", upsert=True)
+    assert (result.rows, result.added) == (0, 0)
+
+
 def test_a_table_by_key_gets_new_keys_up_to_its_capacity(tmp_path):
     path, matrix = tmp_path / "s.tier", random_matrix(6, DIM, seed=4)
     spec = TableSpec(8, DIM, keys="int64")

@@ -80,6 +80,8 @@ def _fitting(table: Table, keys: Keys) -> Keys:
 
 def _ids_of(table: Table, keys: Keys) -> Ids:
     """Return the row of each key, -1 for those that no row has."""
+    if not len(keys):
+        return np.empty(0, np.int64)
     if table.keys is not None:
         if table.keys.kind != "str" and not isinstance(keys, np.ndarray):
             raise InvalidTypeError(
@@ -91,7 +93,7 @@ def _ids_of(table: Table, keys: Keys) -> Ids:
             table.lookup(fitting[start : start + _KEYS], missing=-1)
             for start in range(0, len(keys), _KEYS)
         ]
-        return np.concatenate([np.empty(0, np.int64), *parts])
+        return np.concatenate(parts)
     if not isinstance(keys, np.ndarray):
         raise InvalidInputError(
             f"table {table.name!r} has no keys, so that rows go by their ids, not by {keys[0]!r}; "

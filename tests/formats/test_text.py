@@ -331,6 +331,129 @@ def test_ranks_beside_words_are_no_numbers(tmp_path, chosen):
         assert source.dim == 1 and "columns not read" in source.notes[0]
 
 
+@pytest.mark.parametrize("chosen", [None, "word"])
+@pytest.mark.parametrize("name", ["", "Unnamed: 0"])
+@pytest.mark.parametrize("index", [[0, 1, 2, 3], [5, 9, 7, 6], [0, 0, 1, 1]])
+def test_an_index_of_pandas_is_no_number_beside_whole_numbers(tmp_path, index, name, chosen):
+    rows = [[word, n, 3 * n] for n, word in enumerate(WORDS[:4])]
+    (tmp_path / "f.csv").write_text(table(rows, header=[name, "word", "0", "x"], index=index))
+    if index[0] and chosen is None:  # maybe ids
+        with pytest.raises(AmbiguousFileError, match=f"'?{name or 1}'? .* or --key-column word "):
+            open_source(tmp_path / "f.csv")
+        return
+    with open_source(tmp_path / "f.csv", text=TextOptions(key_column=chosen)) as source:
+        assert list(source.keys) == WORDS[:4]
+        assert source.notes == (f"columns not read, as they number or name the rows: {name or 1}",)
+        assert np.concatenate(list(source.blocks())).tolist() == [[n, 3 * n] for n in range(4)]
+
+
+def test_an_index_of_pandas_is_no_number_of_rows_without_keys(tmp_path):
+    (tmp_path / "f.csv").write_text(table([[1, 2], [3, 4]], header=["", "a", "b"], index=[7, 9]))
+    with open_source(tmp_path / "f.csv", text=TextOptions(key_column=False)) as source:
+        assert source.keys is None and source.dim == 2
+        assert source.notes == ("columns not read, as they number or name the rows: 1",)
+
+
+@pytest.mark.parametrize("chosen", [None, "name"])
+@pytest.mark.parametrize("ids", [[11, 25, 33], [1, 2, 3]])
+@pytest.mark.parametrize("values", [[[1.5, 2], [3, 4], [5, 6]], [[1, 2], [3, 4], [5, 7]]])
+@pytest.mark.parametrize("last", [False, True])
+def test_ids_beside_words_are_left_out_with_a_note(tmp_path, last, values, ids, chosen):
+    header, rows = ["name", "x", "y"], indexed(values, WORDS)
+    if last:
+        text = table([[*row, n] for row, n in zip(rows, ids, strict=True)], header=[*header, "id"])
+    else:
+        text = table(rows, header=["id", *header], index=ids)
+    (tmp_path / "f.csv").write_text(text)
+    with open_source(tmp_path / "f.csv", text=TextOptions(key_column=chosen)) as source:
+        assert list(source.keys) == WORDS[:3]
+        assert np.concatenate(list(source.blocks())).tolist() == values
+        (note,) = source.notes
+        assert note == (
+            "columns not read, as they number or name the rows: id; for keys from it say "
+            "--key-column id (key_column='id'), for numbers give it another name in the header"
+        )
+    with open_source(tmp_path / "f.csv", text=TextOptions(key_column="id")) as source:
+        assert list(source.keys) == ids
+        assert np.concatenate(list(source.blocks())).tolist() == values
+    (tmp_path / "f.csv").write_text(text.replace("id", "z", 1))
+    if ids[0] == 11:
+        with open_source(tmp_path / "f.csv") as source:
+            assert source.dim == 3 and list(source.keys) == WORDS[:3]
+
+
+def test_ids_beside_an_index_of_whole_numbers_may_be_the_keys(tmp_path):
+    (tmp_path / "f.csv").write_text(",id,a\n4,70,0.5\n9,80,0.25\n")
+    with pytest.raises(AmbiguousFileError, match=r"say --key-column id .* or --key-column 1 "):
+        open_source(tmp_path / "f.csv")
+    with open_source(tmp_path / "f.csv", text=TextOptions(key_column=1)) as source:
+        assert (list(source.keys), source.dim) == ([4, 9], 1)
+
+
+def test_an_id_alone_is_no_row(tmp_path):
+    (tmp_path / "f.csv").write_text("word,id\nx,4\ny,9\n")
+    with pytest.raises(FormatError, match="no column of numbers in 2 columns, without id"):
+        open_source(tmp_path / "f.csv")
+
+
+TEXTS = "\nx,y,0.5\nz,w,0.25\n"
+NONE = "--key-column none (key_column=False)"
+
+# Files that ask for the column of keys, and the two ways that they advise.
+ADVICE = {
+    "no name": ("t,,a" + TEXTS, "--key-column t (key_column='t')", "--key-column 2 (key_column=2)"),
+    "a blank": (
+        "my word,it's,a" + TEXTS,
+        "--key-column 'my word' (key_column='my word')",
+        """--key-column 'it'"'"'s' (key_column="it's")""",
+    ),
+    "one name twice": (
+        "t,t,a" + TEXTS,
+        "--key-column t (key_column='t')",
+        "--key-column 2 (key_column=2)",
+    ),
+    "a name that says none": (
+        "none,b,a" + TEXTS,
+        "--key-column 1 (key_column=1)",
+        "--key-column b (key_column='b')",
+    ),
+    "a number that names another": (
+        "none,b,a,1\nx,y,0.5,1\nz,w,0.25,1\n",
+        "key_column=1 (in Python)",
+        "--key-column b (key_column='b')",
+    ),
+    "whole numbers": (
+        "the u,i,a\n1,7,0.5\n2,9,0.25\n",
+        "--key-column 'the u' (key_column='the u')",
+        NONE,
+    ),
+    "ids with a point": (
+        "the id,a\n7.0,0.5\n9.0,1.5\n",
+        "--key-column 'the id' (key_column='the id')",
+        NONE,
+    ),
+    "a list": (
+        'the k,t,v\nx,y,"[1,2]"\nz,w,"[3,4]"\n',
+        "--key-column 'the k' (key_column='the k')",
+        NONE,
+    ),
+    "a list beside columns without names": (
+        ',,v\nx,y,"[1,2]"\nz,w,"[3,4]"\n',
+        "--key-column 1 (key_column=1)",
+        NONE,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ADVICE)
+def test_advice_can_be_typed(tmp_path, case):
+    text, one, other = ADVICE[case]
+    (tmp_path / "f.csv").write_text(text)
+    with pytest.raises(AmbiguousFileError) as raised:
+        open_source(tmp_path / "f.csv")
+    assert str(raised.value).endswith(f": say {one} or {other}")
+
+
 def test_powers_too_large_for_ids_are_numbers(tmp_path):
     (tmp_path / "f.csv").write_text("0.12,1e300\n0.25,2e300\n")
     with open_source(tmp_path / "f.csv", text_dtype="float64") as source:

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 __all__ = ["counts_rows", "names_an_index", "note_of"]
 
 _INDEX = re.compile(r"|unnamed: \d+(_level_\d+)?(\.\d+)?|level_\d+", re.IGNORECASE)
-_FEWEST = 3
-"""Minimum of rows that a column must number to be an index without the name of one."""
 
 
 def names_an_index(name: str) -> bool:
@@ -21,7 +19,7 @@ def names_an_index(name: str) -> bool:
     return _INDEX.fullmatch(name) is not None
 
 
-def counts_rows(cells: Sequence[str], fewest: int = _FEWEST) -> bool:
+def counts_rows(cells: Sequence[str], fewest: int) -> bool:
     """Whether cells are 0, 1, 2, … or 1, 2, 3, …, for at least `fewest` rows."""
     if len(cells) < fewest:
         return False
@@ -30,6 +28,6 @@ def counts_rows(cells: Sequence[str], fewest: int = _FEWEST) -> bool:
     )
 
 
-def note_of(columns: str) -> str:
-    """Return the note on columns that are not read."""
-    return f"columns not read, as they number or name the rows: {columns}"
+def note_of(columns: str, ways: str) -> str:
+    """Return the note on columns that are not read, and ways to read them."""
+    return f"columns not read, as they number or name the rows: {columns}{ways}"

@@ -133,17 +133,17 @@ class _Decision(KeyDecision):
             _kind([cells[at] for cells in below], self.decimal, self.null)
             for at in range(self.columns)
         ]
-        names = self._names(first) if header else None
-        key = self._key(names, below, counts, first if header else None)
-        self.indexes = [] if self.vector else self._indexes(key, names, below)
-        values = self._values(key, names, below, header)
-        notes = self._notes(key, names, values, below)
+        self.names = self._names(first) if header else None
+        key = self._key(below, counts, first if header else None)
+        self.indexes = [] if self.vector else self._indexes(key, below)
+        values = self._values(key, below)
+        notes = self._notes(key, values)
         quoted = sep == BLANKS and key is not None and bool(below)
         return Layout(
             sep=sep,
             decimal=self.decimal,
             skipped=int(header or counts is not None),
-            names=names,
+            names=self.names,
             counts=counts,
             columns=self.columns,
             key=key,
@@ -311,13 +311,7 @@ class _Decision(KeyDecision):
         names = ("", *first) if self.short_header else tuple(first)
         return tuple(name.strip().strip('"') if self.sep == BLANKS else name for name in names)
 
-    def _values(
-        self,
-        key: int | None,
-        names: tuple[str, ...] | None,
-        below: list[list[str]],
-        header: bool,
-    ) -> tuple[int, ...]:
+    def _values(self, key: int | None, below: list[list[str]]) -> tuple[int, ...]:
         """Return the columns of numbers; if the caller names the keys, texts are left out."""
         others = [at for at in range(self.columns) if at != key]
         if not below:
@@ -331,27 +325,30 @@ class _Decision(KeyDecision):
             bad = next(n for n, cells in enumerate(below) if not self._spells(cells[texts[0]]))
             raise self._no_number(below, bad, texts[0])
         if not values:
-            raise FormatError(f"{self.path}: no column of numbers in {self.columns} columns")
+            left = f", without {self._labels(self.indexes)}" if self.indexes else ""
+            raise FormatError(f"{self.path}: no column of numbers in {self.columns} columns{left}")
         return values
 
-    def _notes(
-        self,
-        key: int | None,
-        names: tuple[str, ...] | None,
-        values: tuple[int, ...],
-        below: list[list[str]],
-    ) -> tuple[str, ...]:
+    def _notes(self, key: int | None, values: tuple[int, ...]) -> tuple[str, ...]:
         notes = []
         skipped = sorted({*range(self.columns)} - {key, *values, *self.indexes})
         if self.indexes:
-            notes.append(note_of(self._called(self.indexes, names)))
+            notes.append(note_of(self._labels(self.indexes), self._ways_to_read_indexes()))
         if skipped:
             why = "" if self.vector else ", as they hold texts"
-            notes.append(f"columns not read{why}: {self._called(skipped, names)}")
+            notes.append(f"columns not read{why}: {self._labels(skipped)}")
         return tuple(notes)
 
-    def _called(self, positions: Sequence[int], names: tuple[str, ...] | None) -> str:
-        return ", ".join(names[at] if names and names[at] else str(at + 1) for at in positions)
+    def _labels(self, positions: Sequence[int]) -> str:
+        return ", ".join(map(self._label, positions))
+
+    def _ways_to_read_indexes(self) -> str:
+        """Return how to read the columns that are left out for the name of an identity."""
+        named = [at for at in self.indexes if self._name(at) and not self._called_index(at)]
+        if not named:
+            return ""
+        keys = " or ".join(map(self._choice, named))
+        return f"; for keys from it say {keys}, for numbers give it another name in the header"
 
 
 class _VectorDecision(_Decision):
@@ -364,30 +361,22 @@ class _VectorDecision(_Decision):
 
     def _likely_key(
         self,
-        names: tuple[str, ...] | None,
         below: list[list[str]],
         counts: tuple[int, int] | None,
         header: list[str] | None,
     ) -> int | None:
         others = [at for at in range(self.columns) if at not in self._list]
-        named = [at for at in others if names and IDENTITY.fullmatch(names[at])]
+        named = [at for at in others if self._called_identity(at)]
         if len(others) > 1 and len(named) != 1:
-            shown = [names[at] if names else str(at + 1) for at in others]
+            shown = map(repr, map(self._label, others[:4]))
             raise self._ambiguous(
-                f"columns {', '.join(map(repr, shown[:4]))} stand beside the list, and one can be "
-                "the keys",
-                f"--key-column {shown[0]} (key_column={shown[0]!r})",
+                f"columns {', '.join(shown)} stand beside the list, and one can be the keys",
+                self._choice(others[0]),
                 "--key-column none (key_column=False)",
             )
         return next(iter(named or others), None)
 
-    def _values(
-        self,
-        key: int | None,
-        names: tuple[str, ...] | None,
-        below: list[list[str]],
-        header: bool,
-    ) -> tuple[int, ...]:
+    def _values(self, key: int | None, below: list[list[str]]) -> tuple[int, ...]:
         return tuple(self._list)
 
 
