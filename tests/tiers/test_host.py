@@ -171,15 +171,6 @@ def test_fetched_rows_stay_until_they_are_used():
     assert (tier.map.lookup(np.array([1, 3])) < 0).all()
 
 
-def test_batches_that_were_used_do_not_stop_those_after_them():
-    (tier,), _, oracle = stacked(0, 12)
-    for start in range(0, ROWS, 4):
-        rows = np.arange(start, start + 4)
-        tier.fetch(rows, window=16)
-        assert (tier.map.lookup(rows) >= 0).all()
-        assert np.array_equal(read(tier, rows), oracle[rows])
-
-
 def test_fetched_rows_that_are_never_used_go_after_a_while():
     (tier,), _, _ = stacked(4, 10)
     for start in range(0, 40, 2):

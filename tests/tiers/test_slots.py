@@ -116,29 +116,16 @@ def test_slots_fetched_ahead_are_pinned_until_used_or_overtaken():
     pins = Pins(SLOTS, take)
     pins.fetched(np.array([1, 2]), window=2)
     pins.fetched(np.array([3]), window=2)
-    assert pins.room(9, 5) == 2
+    assert pins.ahead == 3
     assert barred(pins) == [1, 2, 3]
     pins.used(np.array([2]))
     assert barred(pins) == [1, 3]
     pins.fetched(np.array([4]), window=2)
     assert barred(pins) == [3, 4]
-    assert pins.room(9, 5) == 3
+    assert pins.ahead == 2
     pins.clear()
     assert barred(pins) == []
-    assert pins.room(9, 5) == 5
-
-
-def test_slots_that_were_used_or_are_shared_make_room_for_others_ahead():
-    pins = Pins(SLOTS, take)
-    pins.fetched(np.array([1, 2, 3]), window=9)
-    pins.fetched(np.array([3, 4]), window=9)
-    assert pins.room(1, 6) == 1
-    assert pins.room(2, 5) == 1, "slot 3 counts once"
-    pins.used(np.array([1, 4, 4]))
-    assert pins.room(2, 4) == 2
-    pins.fetched(np.array([5, 6]), window=9)
-    assert barred(pins) == [2, 3, 5, 6]
-    assert pins.room(1, 4) == 0
+    assert pins.ahead == 0
 
 
 @pytest.mark.parametrize("dense_rows", [2000, 0])

@@ -779,8 +779,7 @@ class HostTier:
         with self._lock:
             if isinstance(self.map, CachedSlots):
                 self.map.announce(rows)
-                rows = _rowcopy.unique(rows)
-                rows = rows[: self.map.pins.room(rows.size, self.slots // 2)]
+                rows = _rowcopy.unique(rows)[: max(0, self.slots // 2 - self.map.pins.ahead)]
                 slots = self._locate(rows, ahead=True, force=True)
                 self.map.pins.fetched(slots[slots >= 0], window)
             else:

@@ -386,16 +386,10 @@ class Pins:
         self._floor = 0
         self._leased = 0
 
-    def room(self, wanted: int, most: int) -> int:
-        """Return how many of `wanted` more slots may take rows fetched ahead, of `most` in all.
-
-        Slots that were used since do not count, and a slot that several batches share counts once:
-        the slots are searched if that matters.
-        """
-        if wanted + sum(self._tickets) > most:
-            kept = self._ahead[self._ahead > self._floor] - self._floor - 1
-            self._tickets = deque(np.bincount(kept, minlength=len(self._tickets)).tolist())
-        return max(0, min(wanted, most - sum(self._tickets)))
+    @property
+    def ahead(self) -> int:
+        """Slots that batches within the window were fetched ahead into, used ones included."""
+        return sum(self._tickets)
 
     @property
     def full(self) -> bool:
