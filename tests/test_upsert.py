@@ -106,8 +106,10 @@ def test_no_rows_change_nothing(tmp_path, held_keys, strings):
     rows = made(tmp_path / "s.tier", held_keys)
     keys = np.empty(0, "U1" if strings else "i8")
     np.savez(tmp_path / "f.npz", weight=np.empty((0, DIM), "f4"), keys=keys)
+    with tierstore.open(tmp_path / "s.tier") as store:
+        version = store.version
     result = import_table(tmp_path / "s.tier", tmp_path / "f.npz", upsert=True)
-    assert (result.rows, result.added) == (0, 0)
+    assert (result.rows, result.added, result.version) == (0, 0, version)
     keys, weight = held(tmp_path / "s.tier")
     assert (None if keys is None else list(keys)) == held_keys
     assert weight.tobytes() == rows["weight"].tobytes()
@@ -118,8 +120,10 @@ def test_no_rows_change_no_table_by_key(tmp_path):
         store["item"].write([5], random_matrix(1, DIM))
         store.commit()
     np.savez(tmp_path / "f.npz", weight=np.empty((0, DIM), "f4"), keys=np.empty(0, "U1"))
+    with tierstore.open(tmp_path / "s.tier") as store:
+        version = store.version
     result = import_table(tmp_path / "s.tier", tmp_path / "f.npz", upsert=True)
-    assert (result.rows, result.added) == (0, 0)
+    assert (result.rows, result.added, result.version) == (0, 0, version)
 
 
 def test_a_table_by_key_gets_new_keys_up_to_its_capacity(tmp_path):

@@ -45,7 +45,8 @@ def upsert_rows(
     """Write the rows of `source` over those of their keys, and commit; return how many are new.
 
     A table by key gives new keys rows as far as it has room. Another table is rewritten with them
-    appended. The keys of a table without keys are row ids. `keys` are distinct.
+    appended. The keys of a table without keys are row ids. `keys` are distinct. No rows change
+    nothing, and are no version.
     """
     if store.uncommitted_rows():
         raise InvalidInputError("the store has uncommitted rows; commit or roll back first")
@@ -58,6 +59,8 @@ def upsert_rows(
         raise InvalidInputError(
             f"{source.path} holds no keys, by which rows are found: give them (--keys, keys=)"
         )
+    if not len(keys):
+        return 0
     if isinstance(table, KeyedTable):
         before = table.rows
         _write(store, table, field, source, _fitting(table, keys), converter, progress)
@@ -80,8 +83,6 @@ def _fitting(table: Table, keys: Keys) -> Keys:
 
 def _ids_of(table: Table, keys: Keys) -> Ids:
     """Return the row of each key, -1 for those that no row has."""
-    if not len(keys):
-        return np.empty(0, np.int64)
     if table.keys is not None:
         if table.keys.kind != "str" and not isinstance(keys, np.ndarray):
             raise InvalidTypeError(
