@@ -120,6 +120,7 @@ class Request:
         failure: the error on this rank since then; the answer reports it to the others.
     """
 
+    wanted: Wanted
     positions: Tensor
     size: int
     total: int
