@@ -193,6 +193,7 @@ class Bench:
         self.lines: list[dict[str, Any]] = []
         self.notes: list[str] = []
         self.issued: dict[tuple[str, int], float] = {}
+        self.least: dict[tuple[str, int], float] = {}
 
     def run(self) -> None:
         """Measure the requested parts, one set of tables after another."""
@@ -309,22 +310,33 @@ class Bench:
         For rows of each table, and for bags of one id side by side in one tensor; from a dict, and
         from one tensor of all ids.
         """
-        dim, optimizer = self.options.dims[0], self.options.optimizers[0]
-        for count in COUNTS:
-            rows = {
-                name: min(each, 100_000)
-                for name, each in criteo.sizes(self.options.rows, count).items()
-            }
-            tiered = Tiered(rows, dim, optimizer, self.device, share=1)
-            (ids,) = self.drawn(rows, FEW, 1)
-            names = "rows, keyed", "rows of a dict", "bags, keyed", "bags of a dict"
-            steps = dict(zip(names, (*tiered.steps(), *tiered.bag_steps()), strict=True))
-            for form, step in steps.items():
-                call = functools.partial(step, Batch(list(rows), ids))
-                times = [issue_seconds(call, 20) for _ in range(self.options.repeat + 1)]
-                self.issued[form, count] = statistics.median(times[1:])
-            del steps, step, call
-            tiered.close()
+        options, stores, calls = self.options, list[Tiered](), dict[tuple[str, int], Any]()
+        try:
+            for count in COUNTS:
+                rows = {
+                    name: min(each, 100_000)
+                    for name, each in criteo.sizes(options.rows, count).items()
+                }
+                dim, optimizer = options.dims[0], options.optimizers[0]
+                tiered = Tiered(rows, dim, optimizer, self.device, share=1)
+                stores.append(tiered)
+                (ids,) = self.drawn(rows, FEW, 1)
+                names = "rows, keyed", "rows of a dict", "bags, keyed", "bags of a dict"
+                steps = zip(names, (*tiered.steps(), *tiered.bag_steps()), strict=True)
+                batch = Batch(list(rows), ids)
+                calls |= {(form, count): functools.partial(step, batch) for form, step in steps}
+            # In turn, so that a machine that slows down does not look like many tables.
+            times: dict[tuple[str, int], list[float]] = {key: [] for key in sorted(calls)}
+            for _ in range(options.repeat + 1):
+                for key, each in times.items():
+                    each.append(issue_seconds(calls[key], 20))
+            for key, each in times.items():
+                self.issued[key] = statistics.median(each[1:])
+                self.least[key] = min(each[1:])
+        finally:
+            calls.clear()
+            for tiered in stores:
+                tiered.close()
             self.free()
 
     def drawn(self, rows: dict[str, int], ids: int, count: int) -> list[Any]:
@@ -355,6 +367,7 @@ class Bench:
                     "step": f"the host's time to issue one over {count} tables, {form}",
                     "samples": FEW,
                     "ms": 1e3 * taken,
+                    "least, ms": 1e3 * self.least[form, count],
                 }
             )
             met.append(taken <= 0.45e-3)

@@ -203,6 +203,21 @@ def test_a_tier_for_every_row_reads_nothing_once_they_are_there(stream):
     assert disk(10**6) == 0 < disk(40_000)
 
 
+def test_a_gpu_tier_for_every_row_moves_nothing_once_they_are_there():
+    batches = [np.arange(n * 10, n * 10 + 20) for n in range(10)]  # half of each batch is new
+    speeds = dataclasses.replace(MEASURED, link_bytes=20e9)
+
+    def times(gpu, host=0):
+        found = plan(2000, 64, host=host, gpu=gpu, stream=stream_of(batches, 2000), speeds=speeds)
+        return found.seconds
+
+    for host in (0, 50_000, 10**6):
+        whole, part = times(10**6, host), times(100_000, host)
+        assert whole["disk_reads"] == whole["link"] == 0
+        assert part["link"] > 0
+    assert times(100_000)["disk_reads"] > 0
+
+
 def test_rows_asked_for_first_are_counted():
     batches = [np.arange(n * 10, n * 10 + 20) for n in range(10)]  # half of each batch is new
     (host,) = plan(2000, 64, host=100_000, stream=stream_of(batches, 2000)).tiers

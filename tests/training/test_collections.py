@@ -1150,8 +1150,13 @@ def ragged(features: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     return {name: (ids, ids.new_tensor([0, 2, 2, 7])) for name, ids in features.items()}
 
 
-def cost_of_a_step(place: Place, tables: int, kind: type, form: Any) -> tuple[int, int]:
-    """Return how many functions of the library, and operators of torch, a step calls."""
+def cost_of_a_step(
+    place: Place, tables: int, kind: type, form: Any, *, apart: bool
+) -> tuple[int, int]:
+    """Return how many functions of the library, and operators of torch, a step calls.
+
+    Its model takes a tensor of each feature if `apart`, else one of all.
+    """
     specs = {
         f"t{k}": tierstore.TableSpec(12, 6, init=tierstore.normal(seed=k)) for k in range(tables)
     }
@@ -1163,8 +1168,7 @@ def cost_of_a_step(place: Place, tables: int, kind: type, form: Any) -> tuple[in
     gradients: list[Tensor] = []
 
     def step() -> None:
-        bags = isinstance(emb, TieredEmbeddingBagCollection)
-        found = [emb.cat(features)] if bags else list(emb(features).values())
+        found = list(emb(features).values()) if apart else [emb.cat(features)]
         if not gradients:
             gradients.extend(map(torch.ones_like, found))
         torch.autograd.backward(found, gradients)
@@ -1178,6 +1182,7 @@ def cost_of_a_step(place: Place, tables: int, kind: type, form: Any) -> tuple[in
     return calls.count, operators.count
 
 
+@pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize(
     ("kind", "form"),
     [
@@ -1190,10 +1195,12 @@ def cost_of_a_step(place: Place, tables: int, kind: type, form: Any) -> tuple[in
 )
 @pytest.mark.slow("emulated")
 def test_a_step_makes_as_many_calls_for_any_number_of_tables(
-    place: Place, kind: type, form: Any
+    place: Place, kind: type, form: Any, apart: bool
 ) -> None:
     """Some more or less where tables share a space, and where copies are large; none a table."""
-    one, few, many = (cost_of_a_step(place, tables, kind, form) for tables in (1, 4, 24))
+    one, few, many = (
+        cost_of_a_step(place, tables, kind, form, apart=apart) for tables in (1, 4, 24)
+    )
     for before, after in ((one, few), (few, many)):
         for count, other in zip(before, after, strict=True):
             assert abs(other - count) <= 12, (one, few, many)

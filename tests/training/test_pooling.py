@@ -622,6 +622,15 @@ def test_what_a_collection_of_bags_does_not_take(place: Place) -> None:
         TieredEmbeddingBagCollection(twins.store, tables, {"t0": "sum", "t9": "sum"})
     for given, error, said in (
         ({"t0": ids, "t1": ids[:3]}, InvalidInputError, r"'t1' has 3 bags, 't0' has 5"),
+        (
+            {"t0": (ids[0], ids[0][:2] * 0), "t1": (ids[0], ids[0][:1] * 0)},
+            InvalidInputError,
+            "'t1' has 1 bags, 't0' has 2",
+        ),
+        ({"t0": ids, "t1": (ids[0], ids[0][:1] * 0)}, InvalidInputError, "'t1' has 1 bags"),
+        ({"t0": (ids[0], ids[0][:1] * 0.0)}, InvalidInputError, "offsets are whole numbers"),
+        ({"t0": (ids, ids[0][:1] * 0)}, InvalidInputError, "2-D ids with 1-D offsets"),
+        ({"t0": ids.float()}, InvalidTypeError, "'t0' are torch.float32"),
         ({"t0": ids[0]}, InvalidInputError, "1-D ids with no offsets"),
         ({"t0": (ids[0], ids)}, InvalidInputError, "2-D offsets"),
         ({"t0": (ids[0],)}, InvalidInputError, "not 1 tensors"),
@@ -634,3 +643,23 @@ def test_what_a_collection_of_bags_does_not_take(place: Place) -> None:
     ):
         with pytest.raises(error, match=said):
             twins.bags(given)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("ends", [False, True])
+def test_features_in_forms_of_their_own_are_as_in_one_form(
+    place: Place, dtype: torch.dtype, ends: bool
+) -> None:
+    twins = Twins(place, [9, 30, 12], modes=["sum", "mean", "max"])
+    bags = TieredEmbeddingBagCollection(
+        twins.store, ["t0", "t1", "t2"], twins.bags.modes, include_last_offset=ends
+    )
+    ids, others = place.ids(7, rows=9), place.ids(5, rows=9)
+    starts = torch.tensor([0, 2, 2, 6, 7] if ends else [0, 2, 2, 6]).to(place.torch, dtype)
+    fewer = torch.tensor([0, 0, 4, 5, 5] if ends else [0, 0, 4, 5]).to(place.torch, dtype)
+    whole = bags({"t0": (ids, starts), "t1": (others, fewer), "t2": (ids, starts)})
+    for name, given, begins in (("t0", ids, starts), ("t1", others, fewer), ("t2", ids, starts)):
+        alone = bags({name: (given.to(torch.int32), begins.to(torch.int64))})
+        assert torch.equal(alone[name], whole[name])
+    mixed = bags({"t0": (ids, starts), "t1": (others, fewer.to(torch.int32))})
+    assert torch.equal(mixed.cat(), whole.cat(["t0", "t1"]))

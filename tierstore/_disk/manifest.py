@@ -6,6 +6,9 @@ the deltas in order, and the payload.
 
 from __future__ import annotations
 
+import io
+import itertools
+import operator
 import re
 import uuid
 import weakref
@@ -15,7 +18,15 @@ from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from tierstore._disk.partitioning import MOST_PARTITIONS
-from tierstore._strictjson import MAX_SCALARS_BYTES, Section, canonical, seal, unseal
+from tierstore._strictjson import (
+    MAX_SCALARS_BYTES,
+    Section,
+    begin_body,
+    canonical,
+    seal,
+    seal_body,
+    unseal,
+)
 from tierstore.errors import FormatError, TierStoreError
 from tierstore.initializers import from_call
 from tierstore.spec import TABLE_NAME, Field, Scale, TableSpec
@@ -284,11 +295,13 @@ class Manifest:
         """Return which tables differ from those of an earlier manifest."""
         if self._differs is None or self._differs[0]() is not before:
             known = before.tables
-            changed = [
-                name
-                for name, info in self.tables.items()
-                if name not in known or known[name] is not info
-            ]
+            if list(self.tables) == list(known):  # for many tables, as C code alone compares them
+                differ = map(operator.is_not, self.tables.values(), known.values())
+                changed = list(itertools.compress(self.tables, differ))
+            else:
+                changed = [
+                    name for name, info in self.tables.items() if known.get(name) is not info
+                ]
             found = Difference(changed, known.keys() - self.tables.keys())
             object.__setattr__(self, "_differs", (weakref.ref(before), found))
             return found
@@ -309,7 +322,7 @@ class Manifest:
 
     @cached_property
     def _entries(self) -> dict[str, bytes]:
-        """The entry of each table in the file, by name."""
+        """The entry of each table in the file, after a comma, by name."""
         return {name: _entry(name, info) for name, info in self.tables.items()}
 
     def share(self, before: Manifest) -> None:
@@ -322,6 +335,14 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Serialize the manifest to the bytes of its file."""
+        return bytes(self.encode_in(io.BytesIO()))
+
+    def encode_in(self, memory: io.BytesIO) -> memoryview:
+        """Do so in memory that was used before, until it is used again.
+
+        Of a thousand tables the bytes are half a megabyte, and new pages for each copy of them
+        would take most of the time.
+        """
         head = canonical(
             {
                 "format": FORMAT,
@@ -338,7 +359,6 @@ class Manifest:
                 "payload": {name: vars(info) for name, info in self.payload.items()},
             }
         )
-        tables = b",".join(self._entries.values())
         more = {
             **({"payload_mark": self.payload_mark} if self.payload_mark else {}),
             **({"names": self.names} if self.names else {}),
@@ -347,7 +367,13 @@ class Manifest:
             **({"origin": self.origin._asdict()} if self.origin else {}),
         }
         end = b"," + canonical(more)[1:] if more else b"}"
-        return seal(b"".join((head[:-1], b',"tables":{', tables, b"}", end)))
+        begin_body(memory)
+        memory.write(head[:-1] + b',"tables":{')
+        entries = iter(self._entries.values())
+        memory.write(next(entries, b",")[1:])  # without the comma
+        memory.writelines(entries)
+        memory.write(b"}" + end)
+        return seal_body(memory)
 
     @classmethod
     def decode(cls, data: bytes, name: str, like: Manifest | None = None) -> Manifest:
@@ -455,7 +481,7 @@ def new_mark() -> str:
 
 
 def _entry(name: str, info: TableInfo) -> bytes:
-    return b'"%s":%s' % (name.encode(), info.encoded)
+    return b',"%s":%s' % (name.encode(), info.encoded)
 
 
 def _version(section: Section, key: str) -> int:

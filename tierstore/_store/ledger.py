@@ -12,6 +12,7 @@ unused.
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import re
 import uuid
@@ -54,12 +55,16 @@ _NUMBER = re.compile(r"\d{20}", re.ASCII)
 
 
 def publish(
-    directory: _io.Directory, manifest: Manifest, make_durable: Callable[[], object] = lambda: None
+    directory: _io.Directory,
+    manifest: Manifest,
+    make_durable: Callable[[], object] = lambda: None,
+    memory: io.BytesIO | None = None,
 ) -> None:
     """Publish a manifest as the current state of the store.
 
     `make_durable` waits for files that are not durable yet. It is called after the manifest was
-    written and before it gets its name.
+    written and before it gets its name. The manifest is encoded in `memory` that was used before,
+    and after an error it may still be in use.
 
     Raises InvalidInputError for a manifest that could not be read back, StoreFullError or
     StoreIOError if nothing was published, ConcurrentWriterError if another writer was faster, and
@@ -67,7 +72,7 @@ def publish(
     """
     name = manifest_name(manifest.seq)
     temporary = f"{name}.{uuid.uuid4().hex[:8]}.tmp"
-    data = _encoded(manifest)
+    data = _encoded(manifest, io.BytesIO() if memory is None else memory)
     try:
         with directory.create(temporary) as file:
             file.write(data, 0)
@@ -101,7 +106,7 @@ def publish(
         ) from error
 
 
-def _is_published(directory: _io.Directory, name: str, data: bytes) -> bool:
+def _is_published(directory: _io.Directory, name: str, data: memoryview) -> bool:
     """Read back whether a publication with an unknown result took place."""
     try:
         return directory.read_file(name, MAX_BYTES) == data
@@ -113,13 +118,13 @@ def _is_published(directory: _io.Directory, name: str, data: bytes) -> bool:
         ) from error
 
 
-def _encoded(manifest: Manifest) -> bytes:
+def _encoded(manifest: Manifest, memory: io.BytesIO) -> memoryview:
     """Serialize a manifest; raise InvalidInputError if a reader would reject it."""
     if manifest.version > MAX_VERSION:
         raise InvalidInputError(f"{manifest.version} is above the last version, {MAX_VERSION}")
     if manifest.step is not None and abs(manifest.step) > 2**63 - 1:
         raise InvalidInputError(f"step {manifest.step} does not fit in 64 bits")
-    data = manifest.encode()
+    data = manifest.encode_in(memory)
     if len(data) > MAX_BYTES:
         raise InvalidInputError(
             f"the manifest of this version would have {len(data)} bytes; at most {MAX_BYTES}: "
@@ -216,6 +221,7 @@ class Ledger:
         self._dead: set[str] = set()
         self._unsynced = False
         self._newest: Manifest | None = None
+        self._memory = io.BytesIO()
         for seq, found in history.read_all().items():
             if isinstance(found, FormatError):
                 self._damaged.add(seq)
@@ -282,7 +288,9 @@ class Ledger:
         """Publish a manifest; see `publish`."""
         if self._newest is not None:
             manifest.share(self._newest)
-        publish(self._directory, manifest, make_durable)
+        memory, self._memory = self._memory, io.BytesIO()
+        publish(self._directory, manifest, make_durable, memory)
+        self._memory = memory
         self._enter(manifest)
 
     def has_next(self) -> bool:

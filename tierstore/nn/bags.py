@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import torch
@@ -19,6 +20,7 @@ from tierstore.nn.collection import (
     Source,
     TieredEmbeddingCollection,
     concatenated,
+    end_to_end,
     is_keyed,
     lengths_of,
     plain,
@@ -32,6 +34,7 @@ from tierstore.nn.pooling import Columns, Part, pool, read_pooled
 
 __all__ = ["FeatureBags", "TieredEmbeddingBagCollection"]
 
+_Tensors: TypeAlias = tuple[Tensor, ...] | list[Tensor]
 Mode: TypeAlias = Literal["sum", "mean", "max"]
 
 _REMEMBERED = 64
@@ -147,7 +150,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         self.include_last_offset = include_last_offset
         self._arranged: dict[tuple[str, ...], _Plan] = {}
         self._offsets: dict[tuple[int, tuple[int, ...], torch.device], Tensor] = {}
-        self._begins: dict[tuple[int | torch.device, ...], Tensor] = {}
+        self._begins: dict[tuple[int | torch.device, ...], tuple[Tensor, Tensor]] = {}
 
     def forward(self, features: Any) -> FeatureBags:
         """Return the pooled row of each bag, by feature, `(batch, dim)`, in the collection's order.
@@ -259,9 +262,11 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             return names, self._keyed_parts(names, features, first)
         names, parts = tuple(features), []
         plan = self._arrange(names)
-        plain = _plain_of(list(features.values()))
+        plain = _plain_of(tuple(features.values()))
         if plain is not None and not any([part.layer.coming for part in self._plan(names)]):  # noqa: C419
-            return names, self._plain_parts(names, *plain, first)
+            joined = self._plain_parts(names, *plain, first)
+            if joined is not None:
+                return names, joined
         given = {name: self._bags_of(name, ids) for name, ids in features.items()}
         batch = next(iter(given.values())).batch
         for name, one in given.items():
@@ -280,25 +285,51 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
     def _plain_parts(
         self,
         names: tuple[str, ...],
-        every: Sequence[Tensor],
-        offsets: Sequence[Tensor] | None,
+        every: _Tensors,
+        offsets: _Tensors | None,
         first: Mapping[str, FirstRows],
-    ) -> list[Part]:
-        """Return the bags of features in one form, with no operator for each; see `_plain_of`."""
-        plan, parts = self._arrange(names), []
-        for number, part in enumerate(self._plan(names)):
-            places = range(len(names)) if part.places is None else part.places
-            own = [every[place] for place in places]
-            ids = (own[0] if len(own) == 1 else torch.cat(own)).reshape(-1)
-            lengths = [each.numel() for each in own]
+    ) -> list[Part] | None:
+        """Return the bags of features in one form, with no operator for each; see `_plain_of`.
+
+        None where they differ in a way that takes a closer look, or has a message of its own.
+        """
+        plan, joined = self._arrange(names), []
+        for part in self._plan(names):
+            places = part.places
+            own = every if places is None else [every[place] for place in places]
             if offsets is None:
-                batch, each = own[0].shape
-                of = self._even_offsets(batch, (each,) * len(own), ids.device)
+                found = self._evenly_joined(own)
             else:
-                starts = torch.stack([offsets[place] for place in places])
-                of = self._moved(starts[:, :-1] if self.include_last_offset else starts, lengths)
-            parts.append(self._part(plan, number, part, ids, lengths, of, None, first))
-        return parts
+                at = offsets if places is None else [offsets[place] for place in places]
+                found = self._raggedly_joined(own, at)
+            if found is None:
+                return None
+            joined.append((part, *found))
+        if len({(len(of) - 1) // len(lengths) for _, _, lengths, of in joined}) > 1:
+            return None
+        return [self._part(plan, number, *each, None, first) for number, each in enumerate(joined)]
+
+    def _evenly_joined(self, own: _Tensors) -> tuple[Tensor, list[int], Tensor] | None:
+        """Return 2-D ids as one tensor, how many each feature has, and where their bags begin."""
+        bags = _stacked(own)
+        if bags is None:
+            return None
+        count, batch, each = bags.shape
+        of = self._even_offsets(batch, (each,) * count, bags.device)
+        return bags.reshape(-1), [batch * each] * count, of
+
+    def _raggedly_joined(
+        self, own: _Tensors, offsets: _Tensors
+    ) -> tuple[Tensor, list[int], Tensor] | None:
+        """Return flat ids as one tensor, how many each feature has, and where their bags begin."""
+        ids = end_to_end(own)
+        if ids is None or len(set(map(Tensor.numel, offsets))) > 1:
+            return None
+        lengths = list(map(Tensor.numel, own))
+        if self.include_last_offset:
+            offsets = [torch.stack(offsets)[:, :-1].reshape(-1)]
+        of = self._moved(offsets, lengths)
+        return None if of is None else (ids, lengths, of)
 
     def _keyed_parts(
         self, names: tuple[str, ...], features: Any, first: Mapping[str, FirstRows]
@@ -450,23 +481,33 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         ]
         if len({each.dtype for each in every}) > 1:
             every = [each.to(torch.int64) for each in every]
-        return self._moved(torch.stack(every), lengths)
+        moved = self._moved(every, lengths)
+        if moved is None:
+            raise InvalidInputError("offsets are whole numbers, those of all features on a device")
+        return moved
 
-    def _moved(self, starts: Tensor, lengths: Sequence[int]) -> Tensor:
+    def _moved(self, starts: _Tensors, lengths: Sequence[int]) -> Tensor | None:
         """Return where bags begin among the ids of all features, and where the last one ends.
 
-        `starts` is `(features, bags)`, among those of each feature alone.
+        `starts` are those of each feature alone, equally many, in one tensor or more. None if they
+        are no whole numbers, not 1-D, or not on one device.
         """
-        key = *lengths, starts.device
-        begins = self._begins.get(key)
-        if begins is None:
+        key = *lengths, starts[0].device
+        found = self._begins.get(key)
+        if found is None:
             if len(self._begins) >= _REMEMBERED:
                 self._begins.clear()
-            found = [*itertools.accumulate(lengths[:-1], initial=0)]
-            begins = self._begins[key] = uploaded(found, starts.device)[:, None]
-        moved = starts.new_empty(starts.numel() + 1, dtype=torch.int64)
-        torch.add(starts, begins, out=moved[:-1].view(starts.shape))
-        moved[-1:].fill_(sum(lengths))
+            ends = uploaded([*itertools.accumulate(lengths, initial=0)], starts[0].device)
+            found = self._begins[key] = ends[:-1, None], ends[-1:]
+        begins, end = found
+        try:
+            moved = torch.cat([*starts, end])
+        except RuntimeError:
+            return None
+        if moved.ndim != 1 or moved.dtype is not torch.int64:
+            return None
+        features = len(lengths)
+        moved[:-1].view(features, (moved.shape[0] - 1) // features).add_(begins)
         return moved
 
     def _even_offsets(self, batch: int, each: tuple[int, ...], device: torch.device) -> Tensor:
@@ -494,31 +535,34 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         return other
 
 
-def _plain_of(given: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Tensor] | None] | None:
+def _plain_of(given: Sequence[Any]) -> tuple[_Tensors, _Tensors | None] | None:
     """Return the ids of all features, and their offsets if they come with some.
 
-    None where they are not all int64 in one form: of one shape `(bags, n)`, or flat with equally
-    many offsets and without weights.
+    None where they are not plain int64 tensors, all with offsets and no weights, or all without.
+    What one joined tensor tells of all of them is not checked here.
     """
-    every, offsets = given, None
-    if {type(each) for each in given} == {tuple} and {len(each) for each in given} == {2}:
-        every, offsets = [each[0] for each in given], [each[1] for each in given]
-        if not _are_alike(offsets) or offsets[0].ndim != 1:
+    every, offsets = tuple(given), None
+    if set(map(type, every)) == {tuple}:
+        if set(map(len, every)) != {2}:
             return None
-    if {type(ids) for ids in every} != {Tensor} or any([ids.is_nested for ids in every]):  # noqa: C419
+        every, offsets = zip(*every, strict=True)
+        if set(map(type, offsets)) != {Tensor}:
+            return None
+    if set(map(type, every)) != {Tensor} or set(map(_dtype, every)) != {torch.int64}:
         return None
-    if offsets is None:
-        return (every, None) if _are_alike(every) and every[0].ndim == 2 else None
-    kinds = {(ids.ndim, ids.dtype, ids.device) for ids in every}
-    return (every, offsets) if kinds == {(1, torch.int64, every[0].device)} else None
+    return every, offsets
 
 
-def _are_alike(tensors: Sequence[Any]) -> bool:
-    """Tell whether all are plain tensors, int64, of one shape and device."""
-    if {type(each) for each in tensors} != {Tensor} or any([each.is_nested for each in tensors]):  # noqa: C419
-        return False
-    kinds = {(each.shape, each.dtype, each.device) for each in tensors}
-    return len(kinds) == 1 and tensors[0].dtype is torch.int64
+_dtype = attrgetter("dtype")
+
+
+def _stacked(every: _Tensors) -> Tensor | None:
+    """Return 2-D tensors of one shape as one, 3-D; None if they are not such."""
+    try:
+        stacked = every[0][None] if len(every) == 1 else torch.stack(every)
+    except RuntimeError:
+        return None
+    return stacked if stacked.ndim == 3 else None
 
 
 def _offsets_of(features: Any) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import torch
@@ -26,7 +27,15 @@ from tierstore.nn.keyed import ByKey, FirstRows, numbered
 from tierstore.nn.layer import copied
 from tierstore.nn.rows import TableRows
 
-__all__ = ["Source", "TieredEmbeddingCollection", "concatenated", "is_keyed", "lengths_of", "plain"]
+__all__ = [
+    "Source",
+    "TieredEmbeddingCollection",
+    "concatenated",
+    "end_to_end",
+    "is_keyed",
+    "lengths_of",
+    "plain",
+]
 
 AnyTable: TypeAlias = Table | DistributedTable | DistributedKeyedTable
 """A table, of one process or of several ranks."""
@@ -525,8 +534,12 @@ def plain(name: str, ids: object) -> Tensor:
     return ids
 
 
-def concatenated(names: Sequence[str], given: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+def concatenated(names: Sequence[str], given: list[Tensor]) -> tuple[Tensor, list[int]]:
     """Return the ids of features as one tensor, int64 `(n,)`, and how many each has."""
+    if set(map(type, given)) == {Tensor} and set(map(_dtype, given)) == {torch.int64}:
+        joined = end_to_end(given)
+        if joined is not None:
+            return joined, list(map(Tensor.numel, given))
     if {type(each) for each in given} != {Tensor}:
         for name, each in zip(names, given, strict=True):
             if not isinstance(each, Tensor):
@@ -548,6 +561,23 @@ def concatenated(names: Sequence[str], given: Sequence[Tensor]) -> tuple[Tensor,
         ]
     lengths = [each.numel() for each in given]
     return given[0].contiguous() if len(given) == 1 else torch.cat(given), lengths
+
+
+_dtype = attrgetter("dtype")
+
+
+def end_to_end(every: tuple[Tensor, ...] | list[Tensor]) -> Tensor | None:
+    """Return 1-D tensors as one; None if they are not all 1-D, and on one device.
+
+    The joined tensor tells whether they are: nothing is looked up for each.
+    """
+    if every[0].ndim != 1:
+        return None
+    try:
+        joined = every[0].contiguous() if len(every) == 1 else torch.cat(every)
+    except RuntimeError:
+        return None
+    return joined if joined.ndim == 1 else None
 
 
 def _whole_numbers(ids: Tensor, what: str) -> Tensor:

@@ -77,7 +77,7 @@ class Apart:
 
     def summed(self, groups: Groups) -> Tensor:
         """Return the sum of the gradients of each distinct row, those of ids in their order."""
-        lengths = [len(each) for each in self._parts]
+        lengths = [each.shape[0] for each in self._parts]
         begins = [0, *itertools.accumulate(lengths)]
         by_row = sorted(range(len(lengths)), key=self._firsts.__getitem__)
         edges = [0, *itertools.accumulate([lengths[k] for k in by_row])]
@@ -186,7 +186,7 @@ def _one_behind_the_other(parts: Sequence[Tensor]) -> Tensor | None:
         if each.data_ptr() != at or each.dtype != first.dtype or not each.is_contiguous():
             return None
         at += each.nbytes
-    rows = sum([len(each) for each in parts])
+    rows = sum([each.shape[0] for each in parts])
     if first.untyped_storage().data_ptr() + first.untyped_storage().nbytes() < at:
         return None  # neighbours by chance
     return first.as_strided((rows, first.shape[1]), (first.shape[1], 1))
@@ -228,6 +228,6 @@ def _copied(parts: Sequence[Tensor], memory: Recycled) -> Tensor:
     """
     if not _are_plain(parts):
         return torch.cat(list(parts))
-    rows = sum([len(each) for each in parts])
+    rows = sum([each.shape[0] for each in parts])
     whole = torch.from_numpy(memory.take(rows, parts[0].shape[1] * 4).view(np.float32))
     return torch.cat(list(parts), out=whole)

@@ -392,20 +392,18 @@ def _joined(
     of_all: Tensor | None, of_each: Sequence[Tensor | None], split: Sequence[int] | None
 ) -> tuple[Tensor | None, list[bool] | None]:
     """Return the gradient of all columns, and which features have one; None where all have."""
-    given = [each is not None for each in of_each]
-    if split is None or not any(given):
+    there = [each for each in of_each if each is not None]
+    if split is None or not there:
         return of_all, None
-    like = next(each for each in of_each if each is not None)
-    columns = torch.cat(
-        [
+    given = None
+    if len(there) < len(of_each):
+        given, like = [each is not None for each in of_each], there[0]
+        there = [
             like.new_zeros(len(like), width) if each is None else each
             for each, width in zip(of_each, split, strict=True)
-        ],
-        1,
-    )
-    if of_all is None:
-        return columns, None if all(given) else given
-    return columns + of_all, None
+        ]
+    columns = there[0] if len(there) == 1 else torch.cat(there, 1)
+    return (columns, given) if of_all is None else (columns + of_all, None)
 
 
 _apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Lookup).apply

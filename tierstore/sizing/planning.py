@@ -255,7 +255,6 @@ def plan(
         free = max(0, available_bytes() - host) if page_cache is None else page_cache
         cached = min(1.0, free / (rows * (record_bytes + 4)))
         far = _far_rows(stream, record_bytes, measured) if speeds.hot else 0.0
-        resident = touched if host_slots >= rows and touched is not None else 0.0
         seconds = _seconds(
             stream,
             rows,
@@ -266,7 +265,7 @@ def plan(
             training,
             cached,
             far,
-            resident,
+            _once(rows, sizes, touched or 0.0),
             host_slots >= rows,
         )
         notes += _unmeasured(speeds, gpu_slots)
@@ -386,7 +385,7 @@ def _notes(rows: int, host: int, gpu: int) -> tuple[str, ...]:
             "the host tier holds every row: each is read from the disk once, which no time counts"
         )
     if gpu >= rows:
-        notes.append("the GPU tier holds every row")
+        notes.append("the GPU tier holds every row: each comes there once, which no time counts")
     return tuple(notes)
 
 
@@ -504,19 +503,20 @@ def _seconds(
     training: bool,
     cached: float,
     far: float,
-    resident: float,
+    once: dict[str, float],
     whole_host: bool,
 ) -> dict[str, float]:
     """Return the seconds per step for each kind of data movement, in a table of `rows`.
 
     `pages` hold the rows that no tier has, `cached` is the share of the table's files in the page
-    cache, `far` the rows that are read from memory rather than the CPU's caches, `resident` the
-    misses that end with all rows there, `whole_host` whether the host tier has every row.
+    cache, `far` the rows that are read from memory rather than the CPU's caches, `once` the misses
+    of each tier that end with all rows there, `whole_host` whether the host tier has every row.
     """
     ids = stream.ids / len(stream.batches)
-    lowest = rates.get("host") or rates.get("gpu")
+    name = "host" if "host" in rates else "gpu"
+    lowest = rates.get(name)
     missed = stream.unique if lowest is None else lowest.misses_per_batch
-    misses = max(0.0, missed - resident) if lowest is not None else missed
+    misses = max(0.0, missed - once.get(name, 0.0)) if lowest is not None else missed
     pages *= misses / missed if missed else 0.0
     written = stream.unique if lowest is None else lowest.evictions_per_batch
     wide = _width(record_bytes)
@@ -529,7 +529,7 @@ def _seconds(
         "disk_writes": written * record_bytes / speeds.append_bytes if training else 0.0,
     }
     if "gpu" in rates:
-        moved = rates["gpu"].misses_per_batch
+        moved = max(0.0, rates["gpu"].misses_per_batch - once.get("gpu", 0.0))
         back = rates["gpu"].evictions_per_batch if training else 0.0
         # Kernels fetch rows by themselves from a host tier that has every row.
         gathered = 0.0 if whole_host else moved * record_bytes / (speeds.gather_rows * ROW_BYTES)
@@ -539,6 +539,19 @@ def _seconds(
     else:
         times["host_gather"] = _gather(ids, stream.unique, far, record_bytes, speeds, training)
     return times
+
+
+def _once(rows: int, sizes: dict[str, int], touched: float) -> dict[str, float]:
+    """Return the misses per batch of each tier that end once all rows are there.
+
+    A tier that holds every row, and those below it, miss a row the first time alone.
+    """
+    found, whole = {}, False
+    for name, slots in sizes.items():  # the nearest first
+        whole = whole or slots >= rows
+        if whole:
+            found[name] = touched
+    return found
 
 
 def _from_page_cache(misses: float, wide: float, speeds: Speeds, *, through: bool) -> float:
