@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy, _rowmap
-from tierstore._parts import beside, in_parts, most_threads
+from tierstore._parts import beside, in_parts
 from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
 from tierstore._tiers import memory
@@ -76,6 +76,8 @@ _MANY_BYTES = 2 << 20
 """Bytes from which copying rows that repeat twice takes less time than copying them once."""
 _PART_BYTES = 512 << 10
 """Bytes that one thread changes at a time, which stay in a processor's own cache meanwhile."""
+_FEW_CHANGED = 1 << 20
+"""Bytes of records to change up to which `many` takes longer than `change`."""
 _CHANGED_PER_THREAD = 512 << 10
 """Bytes of records to change that are worth a thread of their own."""
 _RENEWED_BYTES = 4 << 20
@@ -394,7 +396,7 @@ class HostTier:
             lo: the first byte.
             hi: the byte after the last.
             change: called with the bytes of a part, `(n, hi - lo)`, and the slice of `rows`.
-            many: if any, called for many rows instead, by several threads at a time, with all
+            many: if any, called for many rows instead, by as many threads as pay off, with all
                 records of the tier, the slots of a part, and the slice of `rows`.
 
         No other call sees a part of the change, or changes the rows meanwhile. Returns False and
@@ -407,7 +409,7 @@ class HostTier:
             self._changes.number += 1
             self.map.dirty[slots] = 1
             nbytes = slots.size * (hi - lo)
-            if many is None or nbytes < 2 * _CHANGED_PER_THREAD or most_threads() == 1:
+            if many is None or nbytes < _FEW_CHANGED:
                 self._change(slots, self._windows[lo, hi], change)
             else:
                 in_parts(
