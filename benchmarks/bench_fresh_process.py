@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -44,9 +45,10 @@ LEFT = "\nstore.rollback()\nstore.close()\n"
 
 
 def run(program: str, directory: Path) -> None:
-    """Run a program in a Python of its own."""
+    """Run a program in a Python of its own, which keeps byte code, as of an installed package."""
     command = [sys.executable, "-c", program, str(directory)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
 
 
 def main() -> None:

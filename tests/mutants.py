@@ -480,8 +480,8 @@ MUTANTS = [
     # Maps of rows.
     Mutant(
         "_rowmap.py",
-        "fresh = unique(at.compress(blocks == 0))",
-        "fresh = at.compress(blocks == 0)",
+        "fresh = unique(at.compress(found == 0))",
+        "fresh = at.compress(found == 0)",
         "tests/test_rowmap.py",
     ),
     # Steps on records.

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from tierstore import _parts, _rowcopy
+from tierstore import _cgroups, _parts, _rowcopy
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_threads_are_as_many_as_the_process_may_use(
         (limits / limited / "cpu.max").write_text(quota + "\n")
     own = tmp_path / "own"
     own.write_text(f"4:memory:/other\n0::/{group}\n")
-    monkeypatch.setattr(_parts, "_GROUPS", limits)
-    monkeypatch.setattr(_parts, "_OWN_GROUP", own)
+    monkeypatch.setattr(_cgroups, "_GROUPS", limits)
+    monkeypatch.setattr(_cgroups, "_OWN_GROUP", own)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
     is_limited = group.startswith(limited)
     assert _parts.most_threads.__wrapped__() == (threads if is_limited else min(cores, 16))
@@ -53,8 +53,8 @@ def test_a_cgroup_that_cannot_be_told_is_the_root(tmp_path, monkeypatch, own):
     file = tmp_path / "own"
     if own is not None:
         file.write_text(own)
-    monkeypatch.setattr(_parts, "_GROUPS", tmp_path)
-    monkeypatch.setattr(_parts, "_OWN_GROUP", file)
+    monkeypatch.setattr(_cgroups, "_GROUPS", tmp_path)
+    monkeypatch.setattr(_cgroups, "_OWN_GROUP", file)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     assert _parts.most_threads.__wrapped__() == 2
 
@@ -282,7 +282,7 @@ def test_threads_that_outlive_the_main_thread_copy_alone():
     program = """
 import threading
 import numpy as np
-from tierstore import _parts, _rowcopy
+from tierstore import _cgroups, _parts, _rowcopy
 
 _parts.most_threads = lambda: 4
 source = np.random.default_rng(1).integers(0, 256, (60_000, 512), np.uint8)

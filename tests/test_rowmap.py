@@ -20,7 +20,7 @@ def dense_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(_rowmap, "_DENSE_ROWS", 1 << 30 if request.param == "an array" else 0)
 
 
-@pytest.mark.parametrize("rows", [1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 1000, 20_000])
 def test_a_map_is_as_an_array(dense_rows: None, rows: int) -> None:
     rng = np.random.default_rng(rows)
     taken: list[npt.NDArray[Any]] = []
@@ -61,6 +61,32 @@ def test_a_map_grows_by_blocks_that_are_used() -> None:
     found[rows] = np.arange(1, 6)
     assert found.size == 4 * 64
     assert found.take(rows).tolist() == [1, 2, 3, 4, 5]
+
+
+def used_pages(found: SparseMap, taken: list[npt.NDArray[Any]]) -> int:
+    """The pages of a map in which a number was set."""
+    pages = 0
+    for array in taken:
+        used = array[: found.size] if array is found.numbers else array
+        pages += np.unique(np.flatnonzero(used) * 4 // mmap.PAGESIZE).size
+    return pages
+
+
+def test_the_first_rows_of_a_map_take_no_more_memory_than_later_ones() -> None:
+    """Rows all over a large table take memory for their own number, not for the table's."""
+    taken: list[npt.NDArray[Any]] = []
+
+    def take(name: str, size: int, dtype: Any) -> npt.NDArray[Any]:
+        taken.append(zeros(name, size, dtype))
+        return taken[-1]
+
+    found = SparseMap(MANY, take)
+    rng, pages = np.random.default_rng(6), [0]
+    for _ in range(2):
+        found[np.unique(rng.integers(0, MANY, 10_000))] = 1
+        pages.append(used_pages(found, taken))
+    first, second = np.diff(pages)
+    assert first < 1.5 * second, pages
 
 
 def taken_pages() -> int:

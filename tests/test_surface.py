@@ -136,6 +136,37 @@ for name in ("numpy", "torch", "zarr", "click"):
     )
 
 
+def test_a_step_of_training_imports_little_beyond_torch():
+    """A new process takes little longer to its first step than with torch alone."""
+    pytest.importorskip("torch")
+    run(
+        """
+import tempfile, torch
+torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # which imports torch's compiler
+before = {*sys.modules}
+import tierstore
+spec = tierstore.TableSpec(1000, 8, init=tierstore.normal(seed=1))
+with (
+    tempfile.TemporaryDirectory() as directory,
+    tierstore.create(directory + "/s", {"item": spec}, device="cpu") as store,
+):
+    layer = tierstore.nn.TieredEmbedding(store["item"])
+    optimizer = tierstore.optim.TieredOptimizer(torch.optim.Adam, [layer], lr=0.01)
+    layer(torch.arange(64)).sum().backward()
+    optimizer.step()
+    store.commit()
+new = {*sys.modules} - before
+others = {name.partition(".")[0] for name in new} - {*sys.stdlib_module_names}
+assert others <= {"tierstore", "crc32c", "numpy", "torch"}, others
+assert not [name for name in new if name.startswith("torch._")], new
+public = {name.split(".")[1] for name in new if name.startswith("tierstore.")}
+used = {"budget", "distributed", "errors", "initializers", "nn", "optim", "policy", "spec", "stats"}
+assert {name for name in public if name[0] != "_"} == used, public
+assert "_formats" not in public
+"""
+    )
+
+
 def test_no_module_bears_the_name_of_what_its_package_exports():
     pytest.importorskip("torch")
     seen = 0

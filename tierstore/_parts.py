@@ -12,14 +12,14 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
-from pathlib import Path
+
+from tierstore import _cgroups
 
 __all__ = ["beside", "in_parts", "most_threads"]
 
 _MOST_THREADS = 16
-_GROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _PATIENCE = 0.05
 """Seconds after which a caller looks again whether all parts have ended."""
 _here = threading.local()
@@ -35,22 +35,7 @@ def most_threads() -> int:
     As many as the cores that the process may use, and as its cgroup and those around it may use in
     a period.
     """
-    return max(1, min(len(os.sched_getaffinity(0)), _MOST_THREADS, *_quotas()))
-
-
-def _quotas() -> Iterator[int]:
-    """Yield the cores of every limit on the cgroup of this process, and on those around it."""
-    own = ""
-    with contextlib.suppress(OSError, ValueError):
-        for line in _OWN_GROUP.read_text().splitlines():
-            number, _, path = line.split(":", 2)
-            if number == "0" and ".." not in path:  # else it lies outside what is mounted here
-                own = path.lstrip("/")
-    group = Path(own)
-    for each in (group, *group.parents):
-        with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
-            quota, period = map(int, (_GROUPS / each / "cpu.max").read_text().split())
-            yield -(-quota // period)
+    return max(1, min(len(os.sched_getaffinity(0)), _MOST_THREADS, *_cgroups.cores()))
 
 
 def in_parts(work: Work, rows: int, nbytes: int, *, least: int) -> None:

@@ -3,7 +3,8 @@
 Zero stands for no number, so that a map needs no filling: the system provides zeroed pages when
 they are first touched. In a large table even that costs: rows touched at random each take a page,
 of 2 MiB where the system provides huge ones. There, numbers are stored in blocks of 64 rows, in the
-order in which the blocks are first used.
+order in which the blocks are first used, and the numbers of blocks in the same way, in groups of 64
+blocks: only the numbers of the groups, 1 MB in a table of a billion rows, are touched at random.
 """
 
 from __future__ import annotations
@@ -39,24 +40,25 @@ class SparseMap:
 
     def __init__(self, rows: int, take: Take) -> None:
         """Start with 0 for every row."""
-        blocks = -(-rows >> _SHIFT)
+        groups, blocks, numbers = _sizes(rows)
+        self._groups: Numbers = take("groups", groups, np.int32)
         self._blocks: Numbers = take("blocks", blocks, np.int32)
-        self.numbers: Numbers = take("numbers", (blocks + 1) << _SHIFT, np.int32)
-        self.nbytes: int = self._blocks.nbytes + self.numbers.nbytes
-        self._used = 1
+        self.numbers: Numbers = take("numbers", numbers, np.int32)
+        self.nbytes: int = self.bytes_for(rows)
+        self._used_groups = self._used = 1
 
     @staticmethod
     def bytes_for(rows: int) -> int:
         """Return `nbytes` of a map of so many rows."""
-        blocks = -(-rows >> _SHIFT)
-        return 4 * blocks + (4 * (blocks + 1) << _SHIFT)
+        return 4 * sum(_sizes(rows))
 
     def resize(self, rows: int) -> None:
         """Have `rows` rows instead of fewer, in memory of its own."""
-        blocks = -(-rows >> _SHIFT)
-        self._blocks = _extended(self._blocks, self._blocks.size, blocks)
-        self.numbers = _extended(self.numbers, self.size, (blocks + 1) << _SHIFT)
-        self.nbytes = self._blocks.nbytes + self.numbers.nbytes
+        groups, blocks, numbers = _sizes(rows)
+        self._groups = _extended(self._groups, self._groups.size, groups)
+        self._blocks = _extended(self._blocks, self._used_groups << _SHIFT, blocks)
+        self.numbers = _extended(self.numbers, self.size, numbers)
+        self.nbytes = self.bytes_for(rows)
 
     @property
     def size(self) -> int:
@@ -65,12 +67,16 @@ class SparseMap:
 
     def take(self, rows: Rows, mode: Any = "clip") -> Numbers:
         """Return the numbers of valid `rows` `(n,)` as a new array."""
-        blocks = looked_up(self._blocks, rows >> _SHIFT)
+        at = rows >> _SHIFT
+        groups = looked_up(self._groups, at >> _SHIFT)
+        blocks = looked_up(self._blocks, _places(groups, at))
         return looked_up(self.numbers, _places(blocks, rows))
 
     def __getitem__(self, rows: Rows) -> Numbers:
         """Return the numbers of a few valid `rows` `(n,)`, as `take` does those of many."""
-        return self.numbers[_places(self._blocks[rows >> _SHIFT], rows)]
+        at = rows >> _SHIFT
+        blocks = self._blocks[_places(self._groups[at >> _SHIFT], at)]
+        return self.numbers[_places(blocks, rows)]
 
     def __setitem__(self, rows: Rows, numbers: Numbers | int) -> None:
         """Set the numbers of distinct `rows` `(n,)`."""
@@ -78,27 +84,41 @@ class SparseMap:
 
     def reserve(self, rows: Rows) -> npt.NDArray[np.int64]:
         """Return where the numbers of `rows` are, in blocks that are used from now on."""
-        at = rows >> _SHIFT
-        blocks = self._blocks.take(at, mode="clip")
-        if not blocks.all():
-            fresh = unique(at.compress(blocks == 0))
-            self._blocks[fresh] = np.arange(self._used, self._used + fresh.size, dtype=np.int32)
-            self._used += fresh.size
-            blocks = self._blocks.take(at, mode="clip")
-        return _places(blocks, rows)
+        return _places(self._numbered(rows >> _SHIFT), rows)
 
     def reserve_run(self, start: int, stop: int) -> slice | npt.NDArray[np.int64]:
         """Return where the numbers of rows `start` to `stop` are, as `reserve` does."""
         first = start >> _SHIFT
-        blocks = self._blocks[first : ((stop - 1) >> _SHIFT) + 1]
-        fresh = np.flatnonzero(blocks == 0)
-        blocks[fresh] = np.arange(self._used, self._used + fresh.size, dtype=np.int32)
-        self._used += fresh.size
+        blocks = self._numbered(np.arange(first, ((stop - 1) >> _SHIFT) + 1))
         if (blocks[1:] - blocks[:-1] == 1).all():
             begin = (int(blocks[0]) << _SHIFT) | (start & _WITHIN)
             return slice(begin, begin + stop - start)
         rows = np.arange(start, stop)
         return _places(blocks.take((rows >> _SHIFT) - first), rows)
+
+    def _numbered(self, blocks: Rows) -> Numbers:
+        """Return the numbers of `blocks` `(n,)`, which may repeat; each has one from now on."""
+        groups, self._used_groups = _counted(self._groups, blocks >> _SHIFT, self._used_groups)
+        found, self._used = _counted(self._blocks, _places(groups, blocks), self._used)
+        return found
+
+
+def _sizes(rows: int) -> tuple[int, int, int]:
+    """Return the most elements of groups, blocks and numbers; 0 is the number of one of each."""
+    blocks = -(-rows >> _SHIFT)
+    groups = -(-blocks >> _SHIFT)
+    return groups, (groups + 1) << _SHIFT, (blocks + 1) << _SHIFT
+
+
+def _counted(numbers: Numbers, at: Rows, used: int) -> tuple[Numbers, int]:
+    """Return the numbers at `at`, and how many are used; those without one get the next."""
+    found = numbers.take(at, mode="clip")
+    if not found.all():
+        fresh = unique(at.compress(found == 0))
+        numbers[fresh] = np.arange(used, used + fresh.size, dtype=np.int32)
+        used += fresh.size
+        found = numbers.take(at, mode="clip")
+    return found, used
 
 
 def _places(blocks: Numbers, rows: Rows) -> npt.NDArray[np.int64]:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from hypothesis.stateful import (
 import tierstore
 from tests.pairs import pairs
 from tierstore import Budget, Field, TableSpec
-from tierstore._disk import generation
+from tierstore._disk import generation, key_log
+from tierstore._keys import growing as growing_keys
 from tierstore._keys.hashmap import HashMap
 from tierstore._keys.text import Texts
 from tierstore._memory_table import MemoryTable
@@ -1080,6 +1082,61 @@ def test_element_types_and_backends(kind, tmp_path, options, dtype):
         assert np.array_equal(again["age"][10:], first["age"][10:])
         tensors = store["t"].read(keys, as_tensor=True)
         assert np.array_equal(tensors.float().numpy(), first["weight"].astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", ["int64", "text"])
+def test_closing_before_the_first_key_is_loaded_loads_none(tmp_path, kind, monkeypatch):
+    """The thread that fills the map may be anywhere when the store is closed."""
+    monkeypatch.setattr(generation, "_FILLED_AHEAD", 50)
+    with tierstore.create(tmp_path / "s", {"t": tracking(kind)}) as store:
+        store["t"].write(some(kind, 60), ones(60))
+        store.commit()
+    began, go_on, new_map, added = threading.Event(), threading.Event(), generation.key_map, []
+
+    def late(kind):
+        began.set()
+        assert go_on.wait(60)
+        return new_map(kind)
+
+    monkeypatch.setattr(generation, "key_map", late)
+    monkeypatch.setattr(HashMap, "append", lambda *given, **options: added.append(given))
+    reader = tierstore.open(tmp_path / "s")
+    generation_ = reader["t"]._generation
+    assert began.wait(60)
+    closer = threading.Thread(target=reader.close)
+    closer.start()
+    while not generation_._closing and closer.is_alive():
+        time.sleep(0.001)
+    go_on.set()
+    closer.join(60)
+    assert not closer.is_alive()
+    assert not added
+
+
+@pytest.mark.parametrize("kind", ["int64", "text"])
+@pytest.mark.parametrize("at", [1, 2, 5, 20])
+def test_loading_ends_soon_after_it_is_abandoned(tmp_path, kind, monkeypatch, at):
+    """In the middle of reading the files, of checking texts, and of filling the map."""
+    monkeypatch.setattr(key_log, "_CHECKED_BYTES", 100)
+    monkeypatch.setattr(growing_keys, "_LOADED", 8)
+    with tierstore.create(tmp_path / "s", {"t": tracking(kind)}) as store:
+        store["t"].write(some(kind, 200), ones(200))
+        store.commit()
+    looked = []
+
+    def check_wanted(self):
+        looked.append(1)
+        self.abandoned = len(looked) >= at
+        check(self)
+
+    check = growing_keys.KeyMap.check_wanted
+    monkeypatch.setattr(growing_keys.KeyMap, "check_wanted", check_wanted)
+    with tierstore.open(tmp_path / "s") as reader:
+        with pytest.raises(ClosedError):
+            reader["t"].lookup(some(kind, 3))
+        assert len(looked) == at
+        monkeypatch.setattr(growing_keys.KeyMap, "check_wanted", check)
+        assert np.array_equal(reader["t"].read(some(kind, 200)), ones(200))
 
 
 @pytest.mark.parametrize("end", ["read", "close", "damage"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tierstore import machine
+from tierstore import _cgroups, machine
 
 
 def test_storage_of_a_path_that_does_not_exist_yet(tmp_path):
@@ -15,14 +15,12 @@ def test_storage_of_a_path_that_does_not_exist_yet(tmp_path):
 
 
 def test_a_memory_cgroup_counts(monkeypatch):
-    files = {
-        "/proc/meminfo": "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 800 kB\n",
-        "/sys/fs/cgroup/memory.max": "409600\n",
-        "/sys/fs/cgroup/memory.current": "102400\n",
-    }
-    monkeypatch.setattr(machine, "contents", lambda path: files[str(path)])
+    facts = "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 800 kB\n"
+    monkeypatch.setattr(machine, "contents", lambda path: facts)
+    limits = [(409600, 307200), (1 << 40, 1 << 39)]
+    monkeypatch.setattr(_cgroups, "free_memory", lambda: iter(limits))
     assert machine._memory() == (409600, 307200)
-    files["/sys/fs/cgroup/memory.max"] = "max\n"
+    limits.clear()
     assert machine._memory() == (1000 * 1024, 800 * 1024)
 
 

@@ -1,4 +1,6 @@
 import os
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -71,3 +73,32 @@ def test_kinds_have_names():
 def test_what_is_available_is_less_than_there_is():
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < memory.available_bytes() <= total
+
+
+@pytest.mark.parametrize("error", ["driver", "interrupt"])
+def test_managed_memory_that_cannot_be_mapped_is_given_back(monkeypatch, error):
+    class DriverError(RuntimeError):
+        pass
+
+    raised = DriverError("no such device") if error == "driver" else KeyboardInterrupt()
+    freed = []
+
+    def refuse(*_):
+        raise raised
+
+    runtime = SimpleNamespace(
+        CUDARuntimeError=DriverError,
+        cudaMemAdviseSetAccessedBy=5,
+        memGetInfo=lambda: (1 << 30, 1 << 30),
+        mallocManaged=lambda nbytes, flags: 4096,
+        getDevice=lambda: 0,
+        memAdvise=refuse,
+        free=freed.append,
+    )
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    before = memory.ManagedArena.reserved
+    with pytest.raises(CapacityError if error == "driver" else KeyboardInterrupt):
+        memory.allocate(1 << 20, "managed")
+    assert freed == [4096]
+    assert memory.ManagedArena.reserved == before

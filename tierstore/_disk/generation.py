@@ -307,6 +307,7 @@ class Generation:
         self._switch = threading.Lock()  # guards the source of keys, and the loaded keys
         self._filler: Worker | None = None
         self._filled: KeyMap | None = None
+        self._closing = False
         self._grown: TableSpec | None = None
         self._has_moved_keys = False
         self._coming: list[Delta] = []
@@ -482,7 +483,8 @@ class Generation:
         if found is None:
             found = key_map(info.spec.keys or "int64")
         if keys is not None and len(found) < keys.count and not self._has_moved_keys:
-            self._filled = found
+            with self._switch:
+                self._filled, found.abandoned = found, self._closing
             try:
                 load_keys(found, held or self._hold_keys(info), keys, self.tier.rows)
             except BaseException as error:
@@ -681,9 +683,11 @@ class Generation:
 
     def close(self) -> None:
         """Close every file and remove uncommitted ones."""
-        if self._filler is not None:
+        with self._switch:
+            self._closing = True
             if self._filled is not None:
                 self._filled.abandoned = True
+        if self._filler is not None:
             self._filler.join()
         self.tier.close()
         self._held = {}

@@ -11,7 +11,7 @@ Integers are eight bytes each. Texts are their UTF-8, and where each ends in tha
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,20 +24,34 @@ from tierstore._disk.manifest import KeysInfo
 from tierstore._keys.growing import PARTS, KeyMap, key_map
 from tierstore.errors import FILE_CURE, CorruptStoreError, InvalidInputError, counted
 
-__all__ = ["append_keys", "load_keys", "read_parts", "write_log"]
+__all__ = ["append_keys", "load_keys", "write_log"]
 
 
-def read_parts(
-    files: Mapping[str, KeyFile], info: KeysInfo, rows: int
+_CHECKED_BYTES = 16 << 20
+"""Bytes that are read and checked before a loading thread looks whether it is to end."""
+
+
+def _read_parts(
+    files: Mapping[str, KeyFile],
+    info: KeysInfo,
+    rows: int,
+    check_wanted: Callable[[], None],
 ) -> dict[str, npt.NDArray[np.uint8]]:
-    """Return the bytes of keys by ending; raises CorruptStoreError if they are damaged."""
+    """Return the bytes of keys by ending; raises CorruptStoreError if they are damaged.
+
+    `check_wanted` is called now and then, and ends the call by an error.
+    """
     parts = {}
     for name, (size, expected) in info.files.items():
         file = files[name]
         if file.data.size < size:
             raise CorruptStoreError(f"{file.path} has {file.size} bytes, not at least {size}")
         data = file.data[:size]
-        if crc32c(data) != expected:
+        found = 0
+        for at in range(0, size, _CHECKED_BYTES):
+            check_wanted()
+            found = crc32c(data[at : at + _CHECKED_BYTES], found)
+        if found != expected:
             raise CorruptStoreError(f"{file.path} does not match its checksum; {FILE_CURE}")
         parts[name.rpartition(".")[2]] = data
     if info.count > rows:
@@ -46,8 +60,11 @@ def read_parts(
 
 
 def load_keys(into: KeyMap, files: Mapping[str, KeyFile], info: KeysInfo, rows: int) -> None:
-    """Fill an empty map with the keys of a version; raises CorruptStoreError."""
-    into.load(read_parts(files, info, rows))
+    """Fill an empty map with the keys of a version; raises CorruptStoreError.
+
+    Raises ClosedError soon after the map was `abandoned`.
+    """
+    into.load(_read_parts(files, info, rows, into.check_wanted))
 
 
 def append_keys(

@@ -126,12 +126,16 @@ class KeyMap(ABC):
     def extend(self, parts: Parts) -> None:
         """Take stored keys that are in no row yet; raises CorruptStoreError as `load` does."""
 
+    def check_wanted(self) -> None:
+        """Raise ClosedError if the loading of stored keys was `abandoned`."""
+        if self.abandoned:
+            raise ClosedError("the store was closed while the keys of a table were loaded")
+
     def _load(self, codes: Codes) -> None:
         """Append stored keys by their codes, in blocks."""
         self._map.reserve(len(self) + codes.size)
         for at in range(0, codes.size, _LOADED):
-            if self.abandoned:
-                raise ClosedError("the store was closed while the keys of a table were loaded")
+            self.check_wanted()
             block, start = codes[at : at + _LOADED].astype(np.uint64), len(self)
             found = self._map.append(block, known=False)
             if not np.array_equal(found, np.arange(start, start + block.size)):
@@ -292,30 +296,36 @@ class _Texts(KeyMap):
         return {"utf8": texts.blob, "ends": ends.view(np.uint8)}
 
     def load(self, parts: Parts) -> None:
-        texts = _stored(parts)
+        texts = self._stored(parts)
         with self.lock:
-            codes = Texts(texts.blob, texts.offsets[len(self) :]).hashes()
+            codes = np.empty(texts.offsets.size - 1 - len(self), np.uint64)
+            for at in range(0, codes.size, _LOADED):
+                self.check_wanted()
+                first, block = len(self) + at, codes[at : at + _LOADED]
+                block[:] = Texts(texts.blob, texts.offsets[first : first + block.size + 1]).hashes()
             self._blob, self._offsets = texts.blob.copy(), texts.offsets
             self._load(codes)
 
     def extend(self, parts: Parts) -> None:
-        texts = _stored(parts)
+        texts = self._stored(parts)
         with self.lock:
             self._extend(texts.blob.tobytes(), np.diff(texts.offsets))
             self._load(texts.hashes())
 
-
-def _stored(parts: Parts) -> Texts:
-    """Return stored texts; raises CorruptStoreError if they are none."""
-    blob, ends = parts["utf8"], parts["ends"].view("<i8").astype(np.int64)
-    offsets = np.concatenate([np.zeros(1, np.int64), ends])
-    if offsets[-1] != blob.size or not ascends(offsets):
-        raise CorruptStoreError("the ends do not delimit the texts")
-    try:
-        blob.tobytes().decode()
-    except UnicodeDecodeError as error:
-        raise CorruptStoreError(f"the keys are not UTF-8: {error.reason}") from None
-    return Texts(blob, offsets)
+    def _stored(self, parts: Parts) -> Texts:
+        """Return stored texts; raises CorruptStoreError if they are none."""
+        blob, ends = parts["utf8"], parts["ends"].view("<i8").astype(np.int64)
+        offsets = np.concatenate([np.zeros(1, np.int64), ends])
+        if offsets[-1] != blob.size or not ascends(offsets):
+            raise CorruptStoreError("the ends do not delimit the texts")
+        for at in range(0, ends.size, _LOADED):
+            self.check_wanted()
+            stop = offsets[min(at + _LOADED, ends.size)]
+            try:
+                blob[offsets[at] : stop].tobytes().decode()
+            except UnicodeDecodeError as error:
+                raise CorruptStoreError(f"the keys are not UTF-8: {error.reason}") from None
+        return Texts(blob, offsets)
 
 
 def _texts_of(asked: Asked) -> Texts:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tierstore import _cgroups
 from tierstore.errors import CapacityError, InvalidInputError
 
 __all__ = ["ALIGNMENT", "KINDS", "Arena", "allocate", "available_bytes", "choose", "give_back"]
@@ -21,7 +22,6 @@ __all__ = ["ALIGNMENT", "KINDS", "Arena", "allocate", "available_bytes", "choose
 
 KINDS = ("pageable", "pinned", "managed")
 
-_CGROUP = Path("/sys/fs/cgroup")
 _HUGE_PAGE = 2 << 20
 _TOUCH_BYTES = 64 << 20
 _PORTABLE_MAPPED = 1 | 2
@@ -130,10 +130,19 @@ class ManagedArena:
                 "give a smaller host budget"
             ) from None
         ManagedArena.reserved += nbytes
-        device = runtime.getDevice()
-        runtime.memAdvise(self.device_pointer, nbytes, runtime.cudaMemAdviseSetAccessedBy, device)
-        _touch(self.device_pointer, nbytes)
-        block = (ctypes.c_uint8 * nbytes).from_address(self.device_pointer)
+        try:
+            device, pointer = runtime.getDevice(), self.device_pointer
+            runtime.memAdvise(pointer, nbytes, runtime.cudaMemAdviseSetAccessedBy, device)
+            _touch(pointer, nbytes)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, runtime.CUDARuntimeError):
+                raise CapacityError(
+                    f"cannot map {nbytes} bytes of managed memory to the GPU ({error}); "
+                    "give a smaller host budget"
+                ) from None
+            raise
+        block = (ctypes.c_uint8 * nbytes).from_address(pointer)
         self.array: npt.NDArray[np.uint8] = np.frombuffer(memoryview(block), np.uint8)
 
     def close(self) -> None:
@@ -208,20 +217,16 @@ def give_back() -> None:
 
 
 def available_bytes() -> int:
-    """Return how much memory may still be taken: free RAM, within a memory cgroup's limit."""
+    """Return how much memory may still be taken, within the limits of memory cgroups.
+
+    Pages of files count as free, in a cgroup as in the whole machine.
+    """
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         line = next(line for line in lines if line.startswith("MemAvailable:"))
         available = int(line.split()[1]) * 1024
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            most = int((_CGROUP / limit).read_text())
-            available = min(available, max(0, most - int((_CGROUP / used).read_text())))
-    return available
+    return min([available, *(free for _, free in _cgroups.free_memory())])
 
 
 ALIGNMENT = 256

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tierstore import _cgroups
 from tierstore._disk import readahead
 from tierstore._io import TESTED, filesystem
 from tierstore._io import leftovers as partial_files
@@ -287,9 +288,6 @@ def _memory() -> tuple[int, int]:
     lines = re.findall(r"^(\w+):\s+(\d+) kB", contents(Path("/proc/meminfo")), re.MULTILINE)
     kib = {name: int(value) for name, value in lines}
     total, available = kib.get("MemTotal", 0) * 1024, kib.get("MemAvailable", 0) * 1024
-    limit = contents(Path("/sys/fs/cgroup/memory.max")).strip()
-    if limit.isdigit():
-        used = contents(Path("/sys/fs/cgroup/memory.current")).strip()
-        total = min(total, int(limit))
-        available = max(0, min(available, int(limit) - int(used or 0)))
+    for limit, free in _cgroups.free_memory():
+        total, available = min(total, limit), min(available, free)
     return total, available
