@@ -164,7 +164,7 @@ def test_tiers(slots: str, policy: PolicySpec) -> None:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every read copy without the lock, whatever is likely to come meanwhile."""
-    monkeypatch.setattr(_tiers.host, "_APART_BYTES", 1)
+    monkeypatch.setattr(_tiers.host, "APART_BYTES", 1)
     monkeypatch.setattr(Changes, "rest", lambda _: True)
     copy = _rowcopy.gather
 
@@ -275,7 +275,7 @@ def test_a_tier_whose_records_are_being_copied_is_closed_afterwards(
 def test_reads_copy_apart_until_records_change_and_from_the_next_but_one_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_tiers.host, "_APART_BYTES", 1)
+    monkeypatch.setattr(_tiers.host, "APART_BYTES", 1)
     copy, held = _rowcopy.gather, []
 
     def noted(*args: Any) -> None:
@@ -292,6 +292,151 @@ def test_reads_copy_apart_until_records_change_and_from_the_next_but_one_on(
     for _ in range(3):
         read(tier, np.arange(2))
     assert held == [True, False, False, True, False, False]
+
+
+@pytest.fixture
+def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tiers.host, "APART_BYTES", 1)
+
+
+class Stopped:
+    """A window of records, the copy of which `stop` interrupts in the middle."""
+
+    def __init__(self, window: Any, stop: Callable[[], object]) -> None:
+        self.itemsize = window.itemsize
+        self._window, self._stop = window, stop
+
+    def take(self, rows: Any, mode: str) -> Any:
+        assert mode == "clip"
+        found = self._window.take(rows, mode=mode)
+        self._stop()
+        return found
+
+    def __getitem__(self, rows: Any) -> Any:
+        return self.take(rows, "clip")
+
+
+def read_apart(tier: HostTier, rows: Any, span: tuple[int, int]) -> Any:
+    return tier.read_apart(rows, span, tier.counters_from(0))
+
+
+@pytest.mark.parametrize("span", [(0, 16), (4, 8)])
+@pytest.mark.parametrize("way", [way for way in MEANWHILE if way != "evict"])
+def test_a_read_without_the_lock_is_not_believed_where_a_record_changed_meanwhile(
+    way: str, span: tuple[int, int], of_any_size: None
+) -> None:
+    below = ArrayTier(np.repeat(np.arange(ROWS, dtype=np.uint8)[:, None], 16, 1))
+    tier, rows = HostTier(below, slots=ROWS), np.array([1, 2, 3])
+    assert read_apart(tier, rows, span) is None  # not all rows are loaded
+    read(tier, np.arange(ROWS))
+    assert read_apart(tier, rows, span) is None  # nothing has looked since they came
+    read(tier, rows)
+    read(tier, rows)
+    plain = read_apart(tier, rows, span)
+    assert plain.tobytes() == read(tier, rows)[:, slice(*span)].tobytes()
+    before = tier.stats
+    window = tier._windows[span]
+
+    def stop() -> None:
+        tier._windows[span] = window
+        together(lambda: MEANWHILE[way](tier))
+
+    stopped: Any = Stopped(window, stop)
+    tier._windows[span] = stopped
+    assert read_apart(tier, rows, span) is None
+    assert read_apart(tier, rows, span) is None  # until a read with the lock has looked
+    after = tier.stats
+    written = way in ("write", "write a part")  # which count as requests
+    assert after.requested - before.requested == written
+    assert not tier._changes.copies
+    if way != "drop":
+        for _ in range(2):
+            read(tier, rows)
+        assert read_apart(tier, rows, span) is not None
+
+
+def test_a_tier_that_is_read_without_the_lock_is_closed_afterwards(of_any_size: None) -> None:
+    tier = HostTier(ArrayTier(np.ones((ROWS, 16), np.uint8)), slots=ROWS)
+    for _ in range(3):
+        read(tier, np.arange(ROWS))
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        inside.set()
+        assert go_on.wait(60)
+
+    stopped: Any = Stopped(tier._windows[0, 16], wait)
+    tier._windows[0, 16] = stopped
+    found: list[Any] = []
+    rows = np.arange(ROWS)
+    reader = threading.Thread(target=lambda: found.append(read_apart(tier, rows, (0, 16))))
+    reader.start()
+    assert inside.wait(60)
+    closer = threading.Thread(target=tier.close)
+    closer.start()
+    closer.join(0.2)
+    assert closer.is_alive() and len(tier.records)
+    assert read_apart(tier, rows, (0, 16)) is None  # none begins any more
+    go_on.set()
+    closer.join(60)
+    reader.join(60)
+    assert found[0].tobytes() == bytes([1] * 16 * ROWS) and not closer.is_alive()
+
+
+def test_threads_that_read_without_the_lock_lose_no_count(of_any_size: None) -> None:
+    tier = HostTier(ArrayTier(np.ones((ROWS, 16), np.uint8)), slots=ROWS)
+    for _ in range(3):
+        read(tier, np.arange(ROWS))
+    before = tier.stats
+
+    def reads() -> None:
+        for _ in range(300):
+            assert read_apart(tier, np.array([1, 2, 2]), (0, 8)) is not None
+
+    threads = [threading.Thread(target=reads) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    after = tier.stats
+    assert after.requested - before.requested == 4 * 300 * 3 == after.hits - before.hits
+    assert after.bytes_out - before.bytes_out == 4 * 300 * 3 * 8
+    sampled = after.unique_of - before.unique_of
+    assert sampled and sampled % 3 == 0
+    assert (
+        after.unique - before.unique == sampled // 3 * 2 == after.unique_hits - before.unique_hits
+    )
+
+
+def test_tables_read_without_the_lock_what_others_write(tmp_path: Path) -> None:
+    """Rows of one number each, which another thread replaces by others: none is torn."""
+    spec = tierstore.TableSpec(2000, 64)
+    budget = tierstore.Budget(host_rows=2000)
+    with tierstore.create(tmp_path / "s", {"t": spec}, budget=budget, device="cpu") as store:
+        table = store["t"]
+        table.write(np.arange(2000), np.zeros((2000, 64), np.float32))
+        wrong: list[str] = []
+        stop = threading.Event()
+
+        def reads(number: int) -> None:
+            ids = np.random.default_rng(number).integers(0, 2000, 1500)
+            while not stop.is_set():
+                found = table.read(ids)
+                if (found != found[:, :1]).any():
+                    wrong.append("torn")
+
+        threads = [threading.Thread(target=reads, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for number in range(60):
+            table.write(np.arange(2000), np.full((2000, 64), number, np.float32))
+            for _ in range(8):
+                assert (table.read(np.arange(1000)) == number).all()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        store.rollback()
 
 
 def claims_nothing(tier: HostTier, *rows: Any) -> Any:

@@ -35,6 +35,7 @@ __all__ = [
     "internal_error",
     "internal_errors",
     "interrupts_deferred",
+    "may_be_interrupted",
     "undisturbed",
 ]
 
@@ -63,6 +64,11 @@ def _ask_anew() -> None:
 
 
 os.register_at_fork(after_in_child=_ask_anew)
+
+
+def may_be_interrupted() -> bool:
+    """Whether signals come to this thread."""
+    return threading.get_ident() == _main_thread
 
 
 def undisturbed(kind: _Kind) -> _Kind:

@@ -59,6 +59,7 @@ def test_bits_do_not_depend_on_the_threads(
     rng = np.random.default_rng(5)
     ids = [rng.integers(0, ROWS, 4000) for _ in range(4)]
     alone = trained(tmp_path / "alone", kind, spec, ids, padding)
+    monkeypatch.setattr(host, "_FEW_CHANGED", 32 << 10)
     monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
     monkeypatch.setattr(program, "_PART_BYTES", 8 << 10)
     monkeypatch.setattr(_parts, "most_threads", lambda: cores)
@@ -79,6 +80,7 @@ def test_bits_do_not_depend_on_the_threads(
         torch.set_num_threads(before)
         _parts._crew.cache_clear()
     assert (len(runs) > len(ids)) == (cores > 1)
+    assert len(runs) >= len(ids)
     assert alone[1] == parted[1] == len(ids)
     for name, values in alone[0].items():
         assert values.tobytes() == parted[0][name].tobytes()
@@ -91,6 +93,7 @@ def test_a_torch_without_programs_takes_operators(
 ) -> None:
     spec = tierstore.TableSpec(ROWS, 16, init=tierstore.normal(std=0.1, seed=3))
     ids = [np.random.default_rng(5).integers(0, ROWS, 4000)]
+    monkeypatch.setattr(host, "_FEW_CHANGED", 32 << 10)
     monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
     with_it = trained(tmp_path / "with", kind, spec, ids, None)
     monkeypatch.delattr(torch.jit, "CompilationUnit")
@@ -117,6 +120,7 @@ def test_a_step_in_inference_mode_leaves_nothing_that_others_cannot_use(
 ) -> None:
     spec = tierstore.TableSpec(ROWS, 16, init=tierstore.normal(std=0.1, seed=3))
     ids = [np.random.default_rng(5).integers(0, ROWS, 4000)] * 3
+    monkeypatch.setattr(host, "_FEW_CHANGED", 32 << 10)
     monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
     monkeypatch.setattr(_parts, "most_threads", lambda: 2)
     plain = trained(tmp_path / "plain", ADAM, spec, ids, None)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._door import Call, Door, Use, interrupts_deferred
+from tierstore._door import Call, Door, Use, interrupts_deferred, may_be_interrupted
 from tierstore._dtypes import DTypeName
 from tierstore._rowcopy import Groups
 from tierstore._table.address import Ids, host_ids, last_of_each
@@ -27,7 +27,7 @@ from tierstore._tiers.base import ROLLED_BACK, lease_ended
 from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel
-from tierstore._tiers.host import Change, ChangeMany
+from tierstore._tiers.host import APART_BYTES, Change, ChangeMany
 from tierstore._tiers.space import Extent, Space, WholeSpace
 from tierstore.errors import ClosedError, DeviceError
 from tierstore.spec import Field, RecordLayout
@@ -35,8 +35,10 @@ from tierstore.spec import Field, RecordLayout
 __all__ = ["Access", "HostAccess", "HostLease", "Lease", "Piece", "assembled"]
 
 
-_FEW = 1024
-"""Rows of a read that is shorter than registering it as under way."""
+_FEW = 8192
+"""Most rows of a read by one look-up."""
+_ALONE = 2 << 20
+"""Bytes from which several threads copy rows in less time than one; see `_rowcopy.gather`."""
 
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 _largest = np.maximum.reduce
@@ -292,16 +294,28 @@ class HostAccess:
             return None
         span, rows_of = place
         rows = ids + self.start if self.start else ids
-        found = self._host.read_resident(rows, span, self._stats)
+        found = self._resident(rows, span)
         if found is None or self.door.reason or self.extent.epoch.ended:
             return None
         return found.view(rows_of)
+
+    def _resident(self, rows: npt.NDArray[Any], span: tuple[int, int]) -> Any:
+        """Return what one look-up finds, as items; None where more is to be done."""
+        nbytes = rows.size * (span[1] - span[0])
+        if nbytes < APART_BYTES:
+            return self._host.read_resident(rows, span, self._stats)
+        if nbytes >= _ALONE:
+            return None
+        if not may_be_interrupted():
+            return self._host.read_apart(rows, span, self._stats)
+        with interrupts_deferred():
+            return self._host.read_apart(rows, span, self._stats)
 
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool, into: Any = None) -> Any:
         """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`."""
         if 0 < ids.rows.size <= self.few and into is None and os.getpid() == self.door.pid:
             rows = ids.rows + self.start if self.start else ids.rows
-            found = self._host.read_resident(rows, (lo, hi), self._stats)
+            found = self._resident(rows, (lo, hi))
             if found is not None and not (self.door.reason or self.extent.epoch.ended):
                 return found.view(np.uint8).reshape(rows.size, hi - lo)
         if into is None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+
+from tierstore.stats import TierStats
+
 __all__ = ["Changes"]
 
 
@@ -13,26 +17,33 @@ class Changes:
     that changes bytes of a slot that others may have found increments `number`: while it holds the
     lock for the change, or earlier, while it holds the lock to take the slot from its row.
 
-    Use this class only while holding the lock.
+    A thread may do so without ever holding the lock where slots are known and `number` is `rested`:
+    the bytes of all changes up to that one have been written.
 
     Attributes:
         number: of changes so far.
-        copies: number of copies under way without the lock.
+        rested: the number when a thread that held the lock looked last.
+        copies: an entry for each copy under way without the lock.
+        read: of batches that were read so and not counted yet their counters, rows and bytes.
+
+    Hold the lock to change the numbers. To add or remove an entry of the others is a single step of
+    the interpreter, and needs none.
     """
 
-    __slots__ = ("_looked", "copies", "number")
+    __slots__ = ("copies", "number", "read", "rested")
 
     def __init__(self) -> None:
         """Start with none."""
         self.number = 0
-        self.copies = 0
-        self._looked = 0
+        self.rested = 0
+        self.copies: list[None] = []
+        self.read: deque[tuple[TierStats, int, int]] = deque()
 
     def rest(self) -> bool:
         """Whether no record changed since the last call, so that a change is unlikely.
 
         If a record changes during a copy, the copy must be repeated.
         """
-        same = self.number == self._looked
-        self._looked = self.number
+        same = self.number == self.rested
+        self.rested = self.number
         return same

@@ -16,6 +16,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -26,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy, _rowmap
-from tierstore._parts import beside, in_parts, most_threads
+from tierstore._parts import beside, in_parts
 from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
 from tierstore._tiers import memory
@@ -47,7 +48,7 @@ from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
 from tierstore.stats import Occupancy, TierStats, tally
 
-__all__ = ["Change", "ChangeMany", "HostTier", "nothing_to_await"]
+__all__ = ["APART_BYTES", "Change", "ChangeMany", "HostTier", "nothing_to_await"]
 
 Positions = npt.NDArray[np.intp]
 
@@ -56,6 +57,8 @@ _MOST_DENSE = 1 << 31
 """Rows up to which a GPU looks rows up in the map itself, of 8 GiB then."""
 _SAMPLE = 64
 """Distinct ids are counted in one batch of so many: counting takes longer than all the rest."""
+_SAMPLE_OF_MANY = 512
+"""The same where threads read many resident rows at a time, which counting would hold up."""
 _ACROSS = (
     "requested",
     "hits",
@@ -70,12 +73,14 @@ _ACROSS = (
 """Counters of batches that span several ranges; evictions count for the first range."""
 _FEW_BYTES = 64 << 10
 """Bytes up to which copying items of a window takes less time than `_rowcopy.gather`."""
-_APART_BYTES = 128 << 10
+APART_BYTES = 128 << 10
 """Bytes from which copying rows takes longer than releasing the lock and taking it again."""
 _MANY_BYTES = 2 << 20
 """Bytes from which copying rows that repeat twice takes less time than copying them once."""
 _PART_BYTES = 512 << 10
 """Bytes that one thread changes at a time, which stay in a processor's own cache meanwhile."""
+_FEW_CHANGED = 1 << 20
+"""Bytes of records to change up to which `many` takes longer than `change`."""
 _CHANGED_PER_THREAD = 512 << 10
 """Bytes of records to change that are worth a thread of their own."""
 _RENEWED_BYTES = 4 << 20
@@ -139,9 +144,9 @@ class HostTier:
     ones go to the tier below. The tier below serves rows of a batch that find no room, because all
     others score more, or because the batch or open leases fill the tier.
 
-    Methods other than `read`, `read_resident`, `write`, `lease`, `read_held`, `write_held`,
-    `give_back`, `fetch` and `stage` require that no other thread is in a call; only `read_resident`
-    may be called meanwhile.
+    Methods other than `read`, `read_resident`, `read_apart`, `write`, `lease`, `read_held`,
+    `write_held`, `give_back`, `fetch` and `stage` require that no other thread is in a call; only
+    `read_resident` and `read_apart` may be called meanwhile.
 
     Attributes:
         before_change: called before rows change their places, and before changed records are
@@ -185,7 +190,7 @@ class HostTier:
         self._only = self._counted[0] if len(starts) == 1 else None
         self._edges = np.array([*starts, self.rows], np.int64)
         self._across = {name: np.zeros(len(starts), np.int64) for name in _ACROSS}
-        self._batches = 0
+        self._batches = itertools.count()
         mapped = max(self.rows, self.slots + 1) if grows else self.rows
         self.nbytes: int = bytes_for(mapped, self.record_bytes, self.slots, policy)
         arena = arena_bytes(mapped, self.record_bytes, self.slots, policy)
@@ -256,7 +261,7 @@ class HostTier:
         with self._lock:
             slots, missing = self._find(rows)
             copied = False
-            if out.nbytes >= _APART_BYTES and not missing.size and self._changes.rest():
+            if out.nbytes >= APART_BYTES and not missing.size and self._changes.rest():
                 copied = self._copy_apart(slots, out, lo)
                 if not copied:  # others may have made room of any meanwhile
                     slots, missing = self._find(rows)
@@ -284,22 +289,65 @@ class HostTier:
         """
         with self._lock:
             direct = self._direct
-            if direct is None:
-                return None
-            if direct.missing and not direct.resident[rows].all():
+            if direct is None or (direct.missing and not direct.resident[rows].all()):
                 return None
             found: npt.NDArray[np.void] = self._windows[span][rows]
-            count = found.size
-            if self._batches % _SAMPLE == 0:
-                distinct = len(set(rows.ravel().tolist()))
-                stats.unique += distinct
-                stats.unique_hits += distinct
-                stats.unique_of += count
-            self._batches += 1
+            stats.requested += rows.size
+            stats.hits += rows.size
+            stats.bytes_out += found.nbytes
+            if next(self._batches) % _SAMPLE == 0:
+                self._count_distinct_of(rows, stats)
+            return found
+
+    def read_apart(
+        self, rows: Rows, span: tuple[int, int], stats: TierStats
+    ) -> npt.NDArray[np.void] | None:
+        """Do what `read_resident` does, without the lock; call it with interrupts deferred.
+
+        Threads that hold the lock and wait for the interpreter's, or the other way round, take
+        longer than their copies. Returns None also if rows change meanwhile, or did since the last
+        `read` of many, or some row of the tier has not been loaded.
+        """
+        changes = self._changes
+        changes.copies.append(None)  # first: `close` waits for it, or has left no `_direct`
+        try:
+            direct, before = self._direct, changes.number
+            if direct is None or direct.missing or before != changes.rested:
+                return None
+            window = self._windows[span]
+            if window.itemsize == self.record_bytes:
+                found: npt.NDArray[np.void] = window.take(rows, mode="clip")
+            else:
+                found = window[rows]
+        finally:
+            changes.copies.pop()
+        if changes.number != before:
+            return None
+        number = next(self._batches)
+        changes.read.append((stats, rows.size, found.nbytes))
+        if number % _SAMPLE == 0 or len(changes.read) >= _SAMPLE:
+            with self._lock:
+                self._count_apart()
+                if number % _SAMPLE_OF_MANY == 0:
+                    self._count_distinct_of(rows, stats)
+        return found
+
+    def _count_apart(self) -> None:
+        """Count the batches that were read without the lock, which is held now."""
+        read = self._changes.read
+        while read:
+            stats, count, nbytes = read.popleft()
             stats.requested += count
             stats.hits += count
-            stats.bytes_out += found.nbytes
-            return found
+            stats.bytes_out += nbytes
+
+    @staticmethod
+    def _count_distinct_of(rows: Rows, stats: TierStats) -> None:
+        """Count the distinct ones of a batch of rows that are all resident."""
+        distinct = _rowcopy.unique(rows.ravel()).size
+        stats.unique += distinct
+        stats.unique_hits += distinct
+        stats.unique_of += rows.size
 
     def stream(self, rows: Rows) -> Generator[tuple[slice, Bytes]]:
         """Yield the records of `rows` part by part; an array is good until the next one."""
@@ -394,7 +442,7 @@ class HostTier:
             lo: the first byte.
             hi: the byte after the last.
             change: called with the bytes of a part, `(n, hi - lo)`, and the slice of `rows`.
-            many: if any, called for many rows instead, by several threads at a time, with all
+            many: if any, called for many rows instead, by as many threads as pay off, with all
                 records of the tier, the slots of a part, and the slice of `rows`.
 
         No other call sees a part of the change, or changes the rows meanwhile. Returns False and
@@ -407,7 +455,7 @@ class HostTier:
             self._changes.number += 1
             self.map.dirty[slots] = 1
             nbytes = slots.size * (hi - lo)
-            if many is None or nbytes < 2 * _CHANGED_PER_THREAD or most_threads() == 1:
+            if many is None or nbytes < _FEW_CHANGED:
                 self._change(slots, self._windows[lo, hi], change)
             else:
                 in_parts(
@@ -472,7 +520,7 @@ class HostTier:
         """Copy like `_copy_items`, without the lock; return whether no record changed meanwhile."""
         changes = self._changes
         before = changes.number
-        changes.copies += 1
+        changes.copies.append(None)
         self._lock.release()
         try:
             _rowcopy.gather(self.records, slots, out, lo)
@@ -480,7 +528,7 @@ class HostTier:
             try:
                 self._lock_again()
             finally:
-                changes.copies -= 1
+                changes.copies.pop()
         return changes.number == before
 
     def _copy_held(
@@ -906,10 +954,11 @@ class HostTier:
     def close(self) -> None:
         """Free the memory once no thread copies from it any more."""
         with self._lock:
+            self._direct = None
             while self._changes.copies:
                 self._arrived.wait(_PATIENCE)
             self.records = np.empty((0, self.record_bytes), np.uint8)
-            self._windows, self._direct = _Windows(self.records), None
+            self._windows = _Windows(self.records)
             self._arena.memory.close()
 
     # -- counters
@@ -923,12 +972,14 @@ class HostTier:
         return total
 
     def counters_from(self, start: int) -> TierStats:
-        """Return the counters that `read_resident` uses for the range that begins at `start`."""
+        """Return the counters for reads of resident rows of the range that begins at `start`."""
         return self._counted[self._starts.index(start)]
 
     def stats_from(self, start: int) -> TierStats:
         """Return the counters of the range that begins at `start`."""
         number = self._starts.index(start)
+        with self._lock:
+            self._count_apart()
         stats = dataclasses.replace(self._counted[number])
         tally(stats, **{name: int(counts[number]) for name, counts in self._across.items()})
         return stats
@@ -971,12 +1022,11 @@ class HostTier:
         else:
             self._add(rows, requested=1, **each)
             self._add(found, hits=1)
-        if self._batches % _SAMPLE == 0:
+        if next(self._batches) % _SAMPLE == 0:
             distinct = _rowcopy.unique(rows)
             self._add(distinct, unique=1)
             self._add(rows, unique_of=1)
             self._add(_rowcopy.unique(found) if missing else distinct, unique_hits=1)
-        self._batches += 1
 
     def _count_distinct(self, batch: _rowcopy.Groups, slots: Slots, missing: Positions) -> None:
         """Count a batch, given the slots of its distinct rows, and which have none."""

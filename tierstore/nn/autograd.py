@@ -18,7 +18,7 @@ from tierstore._table.table import Table
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.errors import ClosedError, InvalidInputError
-from tierstore.nn.parts import Apart, SideBySide
+from tierstore.nn.parts import MANY, Apart, SideBySide, summed_by_row
 from tierstore.nn.zeros import Zeros
 
 __all__ = [
@@ -97,6 +97,8 @@ def summed(
         order, starts = map(torch.from_numpy, (lease.groups.order, lease.groups.starts))
         if columns is not None:
             order = columns.rows(order.device)[order]
+        if values.nbytes >= MANY:
+            return summed_by_row(values, order, starts)
         bags = torch.embedding_bag(values.contiguous(), order, starts, False, 0, False, None, True)
         total: Tensor = bags[0]
         return total  # as `sum_by_row` does, to the bit, in a fraction of the time

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tierstore._parts import in_parts
+from tierstore._parts import in_parts, most_threads
 from tierstore._rowcopy import Groups
 from tierstore._table.recycled import Recycled
 from tierstore.nn.alone import work_alone
 
-__all__ = ["Apart", "SideBySide", "as_one"]
+__all__ = ["MANY", "Apart", "SideBySide", "as_one", "summed_by_row"]
 
 _MUCH = {"cpu": 1 << 20, "cuda": 32 << 20}
 """Bytes of gradients, about, above which finding out where they are is cheaper than a copy."""
@@ -29,6 +29,8 @@ _MUCH = {"cpu": 1 << 20, "cuda": 32 << 20}
 
 _BYTES_PER_THREAD = 1 << 20
 """Bytes of gradients to sum for which a thread is worth while."""
+MANY = 2 * _BYTES_PER_THREAD
+"""Bytes from which `summed_by_row` may use several."""
 
 # Torch runs a program without the interpreter's lock. Operators have their full names: other
 # libraries replace functions of torch.
@@ -82,27 +84,56 @@ class Apart:
         by_row = sorted(range(len(lengths)), key=self._firsts.__getitem__)
         edges = [0, *itertools.accumulate([lengths[k] for k in by_row])]
         parts = [self._parts[k] for k in by_row]
-        given = (
-            parts,
-            torch.from_numpy(groups.order),
-            torch.from_numpy(groups.starts),
-            [begins[k] for k in by_row],
-            edges,
-            np.searchsorted(groups.starts, edges).tolist(),
-            torch.empty(len(groups.rows), parts[0].shape[1]),
-        )
-        program, before = _compiled(), torch.get_num_threads()
+        cuts = np.searchsorted(groups.starts, edges).tolist()
+        order, starts = map(torch.from_numpy, (groups.order, groups.starts))
+        return _in_threads(parts, order, starts, [begins[k] for k in by_row], edges, cuts)
 
-        def add(part: slice) -> None:
-            work_alone()
-            program(*given, part.start, part.stop)
 
-        nbytes = edges[-1] * parts[0].shape[1] * 4
-        try:
-            in_parts(add, len(parts), nbytes, least=_BYTES_PER_THREAD)
-        finally:
-            torch.set_num_threads(before)  # in this thread, and in those to come
-        return given[-1]
+def summed_by_row(values: Tensor, order: Tensor, starts: Tensor) -> Tensor:
+    """Return the sum of the gradients of each row, those of ids in their order.
+
+    Args:
+        values: of each id, float32 `(n, dim)` on the host.
+        order: the ids, row by row, int64 `(n,)`.
+        starts: where the ids of each row begin, and their end.
+
+    Threads of torch's own would keep cores busy for some milliseconds after a sum, in which they
+    wait for more, and the threads that change the records share the cores with them.
+    """
+    pieces = values.nbytes // _BYTES_PER_THREAD
+    if pieces < 2 or most_threads() == 1 or _compiled() is None:
+        values = values.contiguous()
+        found: Tensor = torch.embedding_bag(values, order, starts, False, 0, False, None, True)[0]
+        return found
+    even = torch.arange(pieces + 1) * len(order) // pieces
+    cuts = torch.searchsorted(starts, even).tolist()
+    edges = starts[cuts].tolist()
+    parts = [values.contiguous()] * pieces
+    return _in_threads(parts, order, starts, [0] * pieces, edges, cuts)
+
+
+def _in_threads(
+    parts: list[Tensor],
+    order: Tensor,
+    starts: Tensor,
+    begins: list[int],
+    edges: list[int],
+    cuts: list[int],
+) -> Tensor:
+    """Run the program that sums, for some of the parts in each thread."""
+    rows, dim = len(starts) - 1, parts[0].shape[1]
+    total = torch.empty(rows, dim)
+    program, before = _compiled(), torch.get_num_threads()
+
+    def add(part: slice) -> None:
+        work_alone()
+        program(parts, order, starts, begins, edges, cuts, total, part.start, part.stop)
+
+    try:
+        in_parts(add, len(parts), edges[-1] * dim * 4, least=_BYTES_PER_THREAD)
+    finally:
+        torch.set_num_threads(before)  # in this thread, and in those to come
+    return total
 
 
 @dataclass
