@@ -17,6 +17,7 @@ from tests.formats.matrices import random_matrix, random_words, read_file, write
 from tierstore._formats import TextOptions, open_sink, open_source
 from tierstore._formats import _arrow as arrow
 from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
+from tierstore.importing import import_table, preview
 
 MATRIX = np.random.default_rng(5).standard_normal((7, 4)).astype("f4")
 ROWS = MATRIX.tolist()
@@ -753,7 +754,10 @@ def test_words_that_number_the_rows_are_left_out_with_a_note(tmp_path):
     (tmp_path / "f.csv").write_text(table(ROWS, header=["", *NAMES], index=range(len(ROWS))))
     with open_source(tmp_path / "f.csv") as source:
         assert source.keys is None
-        assert source.notes == ("column 1 numbers the rows from 0, as ids do: no keys are stored",)
+        assert (source.notes, source.numbering) == ((), "column 1")
+    note = "column 1 numbers the rows from 0, as ids do: no keys are stored"
+    assert preview(tmp_path / "f.csv").notes == (note,)
+    assert import_table(tmp_path / "s.tier", tmp_path / "f.csv").notes == (note,)
     (tmp_path / "g.csv").write_text(table(ROWS, header=["", *NAMES], index=range(1, len(ROWS) + 1)))
     with open_source(tmp_path / "g.csv") as source:
         assert list(source.keys) == list(range(1, len(ROWS) + 1)) and source.notes == ()

@@ -57,7 +57,6 @@ from tierstore._formats.files import InputFile, open_input, parsing, unless_it_f
 from tierstore._formats.keys import (
     Keys,
     as_integers,
-    row_numbers_note,
     take_words,
     without_row_numbers,
 )
@@ -248,8 +247,8 @@ class _TextSource(Source):
         if len(found) != self.rows:
             raise self._wrong_count(len(found))
         keys = without_row_numbers(found, allowance)
-        if keys is None and self.rows:
-            self.notes += (row_numbers_note(self.layout.column(self.layout.key)),)
+        if keys is None:
+            self.numbering = self.layout.column(self.layout.key)
         return keys
 
     def _words(self, block: bytes, lines: Lines) -> Iterator[str]:
