@@ -298,6 +298,14 @@ OPEN = {
     "years above fractions": ("f.csv", "2010,2015\n0.5,0.25\n1.5,2.5\n", {"header": True}),
     "ids with a point": ("f.csv", "id,a\n7.0,0.5\n9.0,1.5\n", {"key_column": "id"}),
     "ids as powers": ("f.csv", "1e5,0.5\n2e5,1.5\n", {"key_column": False}),
+    "a year above one column": ("f.csv", "2019\n0.5\n1.5\n", {"header": True}),
+    "a year beside a name": ("f.tsv", "day\t2019\nmon\t-2.5\ntue\t0.5\n", {"header": True}),
+    "German numbers beside two ids": (
+        "f.csv",
+        ";row;a\n0;0;-1,0\n1;1;3,5\n2;2;4,0\n",
+        {"key_column": "row"},
+    ),
+    "a German row": ("f.csv", "0;2;0,2470\n", {"key_column": 1}),
     "half a header": ("f.csv", "0.5,b,c\n1.5,2.5,0.1\n2.5,0.5,0.2\n", {"header": True}),
 }
 

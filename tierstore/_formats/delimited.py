@@ -320,8 +320,8 @@ def _layout_of(sample: _Sample, own: str, options: TextOptions) -> Layout:
     if options.sep is not None:
         return layout(options.sep)
     try:
-        found: Layout | FormatError = layout(own)
-    except FormatError as error:
+        found: Layout | FormatError | InvalidInputError = layout(own)
+    except (FormatError, InvalidInputError) as error:  # such as for a column that is not there
         found = error
     others = []
     for sep in _SEPARATORS:
@@ -331,10 +331,10 @@ def _layout_of(sample: _Sample, own: str, options: TextOptions) -> Layout:
             continue
         try:
             others.append(layout(sep))
-        except AmbiguousFileError as error:
-            if not isinstance(found, Layout | AmbiguousFileError):
+        except AmbiguousFileError as error:  # also where keys of `found` hold whole rows
+            if not isinstance(found, AmbiguousFileError):
                 found = error
-        except FormatError as error:
+        except (FormatError, InvalidInputError) as error:
             # A separator that divides all lines equally, with a cell that is no number.
             if not isinstance(found, Layout | AmbiguousFileError) and _divides(sample, sep):
                 found = error
