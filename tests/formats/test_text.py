@@ -305,6 +305,11 @@ OPEN = {
         ";row;a\n0;0;-1,0\n1;1;3,5\n2;2;4,0\n",
         {"key_column": "row"},
     ),
+    "German numbers beside ids and words": (
+        "f.tsv",
+        "row\tw\ta\n0\tx\t0,75\n1\ty\t0,5\n2\tz\t-0,25\n",
+        {"key_column": "w"},
+    ),
     "a German row": ("f.csv", "0;2;0,2470\n", {"key_column": 1}),
     "half a header": ("f.csv", "0.5,b,c\n1.5,2.5,0.1\n2.5,0.5,0.2\n", {"header": True}),
 }

@@ -339,6 +339,8 @@ def _layout_of(sample: _Sample, own: str, options: TextOptions) -> Layout:
             if not isinstance(found, Layout | AmbiguousFileError) and _divides(sample, sep):
                 found = error
     others = [each for each in others if each.columns > 1]
+    if isinstance(found, AmbiguousFileError):  # a table, unlike what has its rows for keys
+        others = [each for each in others if not _holds_rows(sample, each, own)]
     if len(others) == 1:
         return others[0]
     if isinstance(found, Layout):
@@ -363,6 +365,15 @@ def _in_every_key(rows: list[Row], layout: Layout, sep: str) -> bool:
     if at is None or sep == BLANKS:
         return False
     return all(sep in cells[at] for _, cells in rows[layout.skipped :])
+
+
+def _holds_rows(sample: _Sample, layout: Layout, sep: str) -> bool:
+    """Whether each key of a layout is divided by a separator of another."""
+    if layout.key is None:
+        return False
+    marks = " \t" if sep == BLANKS else sep
+    rows = sample.rows(layout.sep)[layout.skipped :]
+    return all(any(mark in cells[layout.key] for mark in marks) for _, cells in rows)
 
 
 class Csv(Format):
