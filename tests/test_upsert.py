@@ -249,3 +249,33 @@ def test_a_file_that_breaks_off_rolls_back(tmp_path):
     with pytest.raises(FormatError):
         import_table(tmp_path / "s.tier", tmp_path / "f.vec", upsert=True)
     assert held(tmp_path / "s.tier")[1].tobytes() == rows["weight"].tobytes()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".vec", ".bin"])
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("held_keys", [None, [5, 1, 0, 2], ["b", "1", "0", "2"]])
+def test_keys_that_number_the_rows_of_a_text_are_keys(tmp_path, suffix, count, held_keys):
+    """As those of `export --since`, which changed the first rows only."""
+    start = np.full((4, DIM), 9.0, "f4")
+    with tierstore.create(tmp_path / "s.tier", {"item": TableSpec(4, DIM)}) as store:
+        store["item"].write(np.arange(4), start)
+        store.commit()
+        if held_keys is not None:
+            store.set_keys("item", held_keys)
+    matrix = random_matrix(count, DIM, seed=4)
+    write_file(tmp_path / f"f{suffix}", matrix, "float32", keys=np.arange(count))
+    result = import_table(tmp_path / "s.tier", tmp_path / f"f{suffix}", upsert=True)
+    assert (result.rows, result.added, result.notes) == (count, 0, ())
+    at = [list(map(str, held_keys or range(4))).index(str(key)) for key in range(count)]
+    start[at] = matrix
+    assert held(tmp_path / "s.tier")[1].tobytes() == start.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["int64", "text"])
+def test_keys_that_number_the_rows_of_a_text_are_keys_of_a_table_by_key(tmp_path, kind):
+    with tierstore.create(tmp_path / "s.tier", {"item": TableSpec(dim=DIM, keys=kind)}) as store:
+        matrix = random_matrix(3, DIM, seed=4)
+        write_file(tmp_path / "f.csv", matrix, "float32", keys=np.arange(3))
+        assert import_table(store, tmp_path / "f.csv").added == 3
+        keys = [0, 1, 2] if kind == "int64" else ["0", "1", "2"]
+        assert store["item"].read(keys).tobytes() == matrix.tobytes()

@@ -135,7 +135,7 @@ def preview(
             dim=source.dim,
             dtype=source.dtype,
             read_as=source.read_as,
-            notes=source.notes,
+            notes=tuple(_unread(source)),
             keys=some.tolist() if isinstance(some, np.ndarray) else some,
             first=ELEMENT_TYPES[source.dtype].decode(first),
         )
@@ -275,7 +275,10 @@ def _load(
             open_source(src, field=field, text_dtype=text_dtype, memory=memory, text=text)
         )
         read_as, opened = source.read_as, source
-        keys = _checked_keys(source, source.keys if keys is None else keys)
+        keys = source.keys if keys is None else keys
+        if keys is None and existing is not None and upsert and source.numbering is not None:
+            keys = range(source.rows)  # rows with these keys, whatever their place in the file
+        keys = _checked_keys(source, keys)
         notes = _notes(source, existing, keys, wanted or source.dtype)
         kept = None if keys is None else _kept_rows(source.path, keys, duplicates)
         if kept is not None and keys is not None:
@@ -320,9 +323,17 @@ def _load(
     )
 
 
+def _unread(source: Source) -> list[str]:
+    """Return what a source holds and is not read, one sentence each."""
+    notes = list(source.notes)
+    if source.numbering is not None and source.rows:
+        notes.append(f"{source.numbering} numbers the rows from 0, as ids do: no keys are stored")
+    return notes
+
+
 def _notes(source: Source, table: Table | None, keys: Keys | None, dtype: str) -> list[str]:
     """Return what is left out, kept or narrowed, one sentence each."""
-    notes = list(source.notes)
+    notes = list(source.notes) if keys is not None else _unread(source)
     if keys is None and source.called_keys is not None:
         notes.append(
             f"'keys' is not read: it is {source.called_keys}; keys are whole numbers or texts, one "

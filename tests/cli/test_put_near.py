@@ -60,6 +60,54 @@ def test_put_refuses_what_is_no_row(run, pair, files, arguments, code):
     assert rows_of(pair, "item").tobytes() == before.tobytes()
 
 
+UNFIT = [
+    ("int8", 300),
+    ("int8", -129),
+    ("int8", 0.5),
+    ("int8", "nan"),
+    ("uint8", -1),
+    ("uint8", "inf"),
+    ("float8_e4m3fn", 500),
+    ("float8_e4m3fn", "inf"),
+    ("float8_e5m2", 65000),
+    ("float16", 65520),
+    ("bfloat16", "3.4e38"),
+    ("float64", "1e999"),
+    ("float32", "1_000"),
+    ("float32", "\u0663"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "value"), UNFIT)
+def test_put_refuses_what_the_type_cannot_hold(run, tmp_path, dtype, value):
+    run("init", tmp_path / "s.tier", "--rows", 3, "--dim", 2, "--dtype", dtype)
+    for fit in ("1", "2"):
+        run("put", tmp_path / "s.tier", "--id", 1, fit, 0)
+    run("put", tmp_path / "s.tier", "--id", 1, 1, value, code=2)
+    with tierstore.open(tmp_path / "s.tier") as store:
+        assert (store.version, store["embeddings"].read([1])[0].tolist()) == (3, [2, 0])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        ("int8", [-128, 127]),
+        ("uint8", [255, 0]),
+        ("float8_e4m3fn", [448, 464]),
+        ("float16", [65519, 0]),
+    ],
+)
+def test_put_rounds_as_every_write(run, tmp_path, dtype, values):
+    run("init", tmp_path / "s.tier", "--rows", 3, "--dim", 2, "--dtype", dtype)
+    run("put", tmp_path / "s.tier", "--id", 1, *values)
+    with tierstore.open(tmp_path / "s.tier", "r+") as store:
+        table = store["embeddings"]
+        number = np.asarray(values, table.read([0]).dtype)
+        table.write([2], number[None])
+        assert table.read([1]).tobytes() == table.read([2]).tobytes()
+        store.rollback()
+
+
 @pytest.mark.parametrize("by", ["dot", "cosine"])
 def test_near_is_exact(run_json, pair, by):
     rows = rows_of(pair, "item").astype(np.float64)

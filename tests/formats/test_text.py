@@ -17,6 +17,7 @@ from tests.formats.matrices import random_matrix, random_words, read_file, write
 from tierstore._formats import TextOptions, open_sink, open_source
 from tierstore._formats import _arrow as arrow
 from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
+from tierstore.importing import import_table, preview
 
 MATRIX = np.random.default_rng(5).standard_normal((7, 4)).astype("f4")
 ROWS = MATRIX.tolist()
@@ -297,6 +298,19 @@ OPEN = {
     "years above fractions": ("f.csv", "2010,2015\n0.5,0.25\n1.5,2.5\n", {"header": True}),
     "ids with a point": ("f.csv", "id,a\n7.0,0.5\n9.0,1.5\n", {"key_column": "id"}),
     "ids as powers": ("f.csv", "1e5,0.5\n2e5,1.5\n", {"key_column": False}),
+    "a year above one column": ("f.csv", "2019\n0.5\n1.5\n", {"header": True}),
+    "a year beside a name": ("f.tsv", "day\t2019\nmon\t-2.5\ntue\t0.5\n", {"header": True}),
+    "German numbers beside two ids": (
+        "f.csv",
+        ";row;a\n0;0;-1,0\n1;1;3,5\n2;2;4,0\n",
+        {"key_column": "row"},
+    ),
+    "German numbers beside ids and words": (
+        "f.tsv",
+        "row\tw\ta\n0\tx\t0,75\n1\ty\t0,5\n2\tz\t-0,25\n",
+        {"key_column": "w"},
+    ),
+    "a German row": ("f.csv", "0;2;0,2470\n", {"key_column": 1}),
     "half a header": ("f.csv", "0.5,b,c\n1.5,2.5,0.1\n2.5,0.5,0.2\n", {"header": True}),
 }
 
@@ -753,7 +767,10 @@ def test_words_that_number_the_rows_are_left_out_with_a_note(tmp_path):
     (tmp_path / "f.csv").write_text(table(ROWS, header=["", *NAMES], index=range(len(ROWS))))
     with open_source(tmp_path / "f.csv") as source:
         assert source.keys is None
-        assert source.notes == ("column 1 numbers the rows from 0, as ids do: no keys are stored",)
+        assert (source.notes, source.numbering) == ((), "column 1")
+    note = "column 1 numbers the rows from 0, as ids do: no keys are stored"
+    assert preview(tmp_path / "f.csv").notes == (note,)
+    assert import_table(tmp_path / "s.tier", tmp_path / "f.csv").notes == (note,)
     (tmp_path / "g.csv").write_text(table(ROWS, header=["", *NAMES], index=range(1, len(ROWS) + 1)))
     with open_source(tmp_path / "g.csv") as source:
         assert list(source.keys) == list(range(1, len(ROWS) + 1)) and source.notes == ()

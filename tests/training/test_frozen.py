@@ -59,6 +59,31 @@ def test_a_layer_looks_rows_up(place: Place) -> None:
     assert "'item', 40, 6" in repr(layer)
 
 
+class _Doubled(FrozenEmbedding):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(ids)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint8", "float8_e5m2"])
+def test_a_copy_is_the_layer_in_everything(place: Place, dtype: str) -> None:
+    """In class, mode, type, hooks and attributes; those of one are not those of the other."""
+    layer = _Doubled(place.table(torch.zeros(ROWS, DIM, dtype=getattr(torch, dtype))))
+    layer.eval()
+    layer.name = "own"  # type: ignore[assignment]
+    seen = []
+    layer.register_forward_hook(lambda module, inputs, rows: seen.append(module))
+    other = copy.deepcopy(torch.nn.ModuleList([layer]))[0]
+    assert type(other) is _Doubled and other.name == "own" and not other.training
+    assert other._number != layer._number
+    other.train()
+    assert not layer.training
+    if dtype == "float32":
+        layer.to(torch.float16)
+        ids = place.ids(3)
+        assert (layer(ids).dtype, other(ids).dtype) == (torch.float16, torch.float32)
+        assert seen == [layer, other]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="torch.compile needs a compiler")
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_whole(tmp_path: Path, backend: str) -> None:

@@ -127,6 +127,25 @@ def test_a_backward_pass_of_rows_that_were_rolled_back_is_refused(
     assert torch.equal(rows_of(table), weights)
 
 
+def test_a_step_in_a_closed_store_is_refused(place: Place, weights: Tensor) -> None:
+    """Whether the backward pass came before or comes after; other parameters stay too."""
+    table = place.table(weights)
+    emb, dense = TieredEmbedding(table), torch.nn.Linear(DIM, 1).to(place.torch)
+    opt = TieredOptimizer(torch.optim.SGD, [emb, dense], lr=1.0)
+    before = dense.weight.detach().clone()
+    dense(emb(place_ids(place, [1, 2, 3, 3]))).sum().backward()
+    later = emb(place_ids(place, [4])).sum()
+    place.opened[0].close()
+    with pytest.raises(ClosedError, match="was closed; open it again"):
+        later.backward()
+    with pytest.raises(ClosedError, match="was closed; open it again"):
+        opt.step()
+    assert torch.equal(dense.weight, before)
+    opt.zero_grad()
+    with tierstore.open(place.opened[0].path) as store:
+        assert torch.equal(store["item"].read(torch.arange(ROWS)), weights)
+
+
 def test_a_step_that_failed_is_not_taken_twice_after_a_rollback(
     weights: Tensor, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

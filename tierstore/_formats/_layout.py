@@ -273,15 +273,23 @@ class _Decision(KeyDecision):
             if all(kinds[at] != "float" for at in range(1, len(first))):
                 return True
             raise self._either("its first cell is empty")
-        return self._counting_header(numeric, below, labels)
+        fractions = not any(
+            INTEGER.fullmatch(cells[at].strip()) for cells in rest for at in numeric
+        )
+        return self._counting_header(numeric, below, labels, fractions)
 
-    def _counting_header(self, numeric: list[int], below: list[str], labels: list[str]) -> bool:
-        """Whether whole numbers on the first line are the numbers of columns."""
+    def _counting_header(
+        self, numeric: list[int], below: list[str], labels: list[str], fractions: bool
+    ) -> bool:
+        """Whether whole numbers on the first line are the numbers of columns.
+
+        `fractions`: no number below is written as a whole one.
+        """
         if not labels or len(labels) < len(numeric):
             return False
         if not _count_columns(labels):
             floats = all(below[at] == "float" for at in numeric)
-            if len(labels) > 1 and floats and _may_be_names(labels):
+            if floats and (len(labels) > 1 or fractions) and _may_be_names(labels):
                 raise self._either(f"it holds {', '.join(labels[:4])}, and the others fractions")
             return False
         if len(labels) > 2 and all(below[at] == "float" for at in numeric):

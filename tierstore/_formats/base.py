@@ -120,12 +120,15 @@ class Source(Closing):
         notes: what the file holds and is not read, a sentence each.
         called_keys: what the file holds under the name of keys, for people; None if nothing. It
             need not be what `keys` can read.
+        numbering: what in each row is its number from 0, for people, so that `keys` is None; or
+            None. It is known when the keys are read.
     """
 
     overflowed = 0
     read_as: str | None = None
     notes: tuple[str, ...] = ()
     called_keys: str | None = None
+    numbering: str | None = None
 
     def __init__(self, path: Path, rows: int, dim: int, dtype: str) -> None:
         """Validate the sizes that the file claims before memory is allocated for them."""

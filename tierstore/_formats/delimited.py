@@ -57,7 +57,6 @@ from tierstore._formats.files import InputFile, open_input, parsing, unless_it_f
 from tierstore._formats.keys import (
     Keys,
     as_integers,
-    row_numbers_note,
     take_words,
     without_row_numbers,
 )
@@ -248,8 +247,8 @@ class _TextSource(Source):
         if len(found) != self.rows:
             raise self._wrong_count(len(found))
         keys = without_row_numbers(found, allowance)
-        if keys is None and self.rows:
-            self.notes += (row_numbers_note(self.layout.column(self.layout.key)),)
+        if keys is None:
+            self.numbering = self.layout.column(self.layout.key)
         return keys
 
     def _words(self, block: bytes, lines: Lines) -> Iterator[str]:
@@ -321,8 +320,8 @@ def _layout_of(sample: _Sample, own: str, options: TextOptions) -> Layout:
     if options.sep is not None:
         return layout(options.sep)
     try:
-        found: Layout | FormatError = layout(own)
-    except FormatError as error:
+        found: Layout | FormatError | InvalidInputError = layout(own)
+    except (FormatError, InvalidInputError) as error:  # such as for a column that is not there
         found = error
     others = []
     for sep in _SEPARATORS:
@@ -332,14 +331,16 @@ def _layout_of(sample: _Sample, own: str, options: TextOptions) -> Layout:
             continue
         try:
             others.append(layout(sep))
-        except AmbiguousFileError as error:
-            if not isinstance(found, Layout | AmbiguousFileError):
+        except AmbiguousFileError as error:  # also where keys of `found` hold whole rows
+            if not isinstance(found, AmbiguousFileError):
                 found = error
-        except FormatError as error:
+        except (FormatError, InvalidInputError) as error:
             # A separator that divides all lines equally, with a cell that is no number.
             if not isinstance(found, Layout | AmbiguousFileError) and _divides(sample, sep):
                 found = error
     others = [each for each in others if each.columns > 1]
+    if isinstance(found, AmbiguousFileError):  # a table, unlike what has its rows for keys
+        others = [each for each in others if not _holds_rows(sample, each, own)]
     if len(others) == 1:
         return others[0]
     if isinstance(found, Layout):
@@ -364,6 +365,15 @@ def _in_every_key(rows: list[Row], layout: Layout, sep: str) -> bool:
     if at is None or sep == BLANKS:
         return False
     return all(sep in cells[at] for _, cells in rows[layout.skipped :])
+
+
+def _holds_rows(sample: _Sample, layout: Layout, sep: str) -> bool:
+    """Whether each key of a layout is divided by a separator of another."""
+    if layout.key is None:
+        return False
+    marks = " \t" if sep == BLANKS else sep
+    rows = sample.rows(layout.sep)[layout.skipped :]
+    return all(any(mark in cells[layout.key] for mark in marks) for _, cells in rows)
 
 
 class Csv(Format):

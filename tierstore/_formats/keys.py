@@ -25,7 +25,6 @@ __all__ = [
     "as_integers",
     "blob_to_strings",
     "integers_of",
-    "row_numbers_note",
     "strings_of",
     "take_words",
     "without_row_numbers",
@@ -151,11 +150,6 @@ def without_row_numbers(words: Sequence[str], allowance: Allowance) -> Keys | No
     if numbers is None:
         return words
     return None if np.array_equal(numbers, np.arange(len(numbers))) else numbers
-
-
-def row_numbers_note(where: str) -> str:
-    """Return the note on words that are no keys because they number the rows."""
-    return f"{where} numbers the rows from 0, as ids do: no keys are stored"
 
 
 def take_words(words: Iterable[str], allowance: Allowance) -> Strings:

@@ -25,7 +25,7 @@ from tierstore._formats.base import (
 )
 from tierstore._formats.delimited import MAX_WORD_CHARACTERS, reject_unfit_words
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
-from tierstore._formats.keys import Keys, row_numbers_note, take_words, without_row_numbers
+from tierstore._formats.keys import Keys, take_words, without_row_numbers
 from tierstore.errors import FormatError
 
 __all__ = ["Word2VecBinary"]
@@ -58,8 +58,8 @@ class _BinSource(Source):
         words = (word for word, _ in self._records())
         allowance = self._file.allowance
         keys = without_row_numbers(take_words(words, allowance), allowance)
-        if keys is None and self.rows:
-            self.notes += (row_numbers_note("the word of each row"),)
+        if keys is None:
+            self.numbering = "the word of each row"
         return keys
 
     def _records(self) -> Iterator[tuple[str, bytes]]:

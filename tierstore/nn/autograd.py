@@ -364,6 +364,7 @@ class Batch:
     def _check_kept(self) -> None:
         """Raise ClosedError where the rows that were looked up are no more, after a rollback."""
         if self.lease.ended and self.lease.dropped:
+            self._table._owner.door.check()  # a store that was closed says so
             raise ClosedError(
                 "the store was rolled back since this forward pass; run it again for a gradient"
             )

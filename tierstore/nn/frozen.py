@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import compiling
+from tierstore.nn.layer import copied
 
 __all__ = ["FrozenEmbedding"]
 
@@ -89,8 +90,8 @@ class FrozenEmbedding(torch.nn.Module):
         """Name the table."""
         return f"{self.table.name!r}, {self.table.rows}, {self._dim}"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> FrozenEmbedding:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return another layer over the same table; rows are not copied."""
-        other = FrozenEmbedding(self.table, self.field)
-        other.to(self._anchor)
+        other = copied(self, memo)
+        other._number = compiling.register(other, self.table, self.field)
         return other

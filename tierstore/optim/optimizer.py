@@ -327,10 +327,14 @@ class TieredOptimizer(torch.optim.Optimizer):
 
         `closure`, if given, runs the model and the backward pass before, and its result is
         returned. After an error while rows are written, `store.rollback()` drops what was written.
+        Raises ClosedError, having changed nothing, where a store was closed.
         """
         for rows, field in self._fields.items():
             if in_group():
                 check_not_apart(rows.table, [self])
+            door = rows.table._owner.door
+            if door.reason:
+                door.check_open(write=True)  # its gradient went with the store
             field.check_owner()
         loss = None
         if closure is not None:

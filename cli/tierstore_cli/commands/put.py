@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import counted
+from tierstore.spec import Field
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_table, open_store
 from tierstore_cli.output import Output
@@ -60,15 +62,11 @@ def put(
             raise click.UsageError(
                 f"{counted(vector.size, 'value')}; {field} has {counted(dim, 'element')}"
             )
+        rows = _held(vector, chosen.fields[field])[None]
         if key is not None:
             add_key(chosen, key, field)
         (number,) = chosen_ids(chosen, [] if row is None else [row], [] if key is None else [key])
-        before = chosen.by_row.read([number], field)
-        with np.errstate(over="ignore"):
-            chosen.by_row.write([number], vector.astype(before.dtype)[None], field)
-        if np.isinf(chosen.by_row.read([number], field)).sum() > np.isinf(vector).sum():
-            opened.rollback()
-            raise click.UsageError(f"a value is too large for {chosen.fields[field].dtype}")
+        chosen.by_row.write([number], rows, field)
         version = opened.commit()
         name = chosen.name
     data = {
@@ -86,11 +84,29 @@ def _given() -> str:
     return b"".join(standard_input()).decode(errors="replace")
 
 
+def _held(vector: npt.NDArray[np.float64], item: Field) -> npt.NDArray[Any]:
+    """Return numbers in the type that a field is written in; raises UsageError for unfit ones."""
+    element = item.element
+    stored = element.encode(vector)
+    if element.overflowed(vector, stored):
+        raise click.UsageError(f"a value is too large for {item.dtype}, or NaN, which it lacks")
+    if element.integer and (element.decode(stored) != vector).any():
+        raise click.UsageError(f"{item.dtype} holds whole numbers")
+    with np.errstate(over="ignore"):
+        return vector.astype(element.numpy)
+
+
 def _numbers(text: str) -> npt.NDArray[np.float64]:
     words = re.findall(r"[^\s,]+", text)
     if not words:
         raise click.UsageError("VALUES are numbers: there are none")
     try:
-        return np.array([float(word) for word in words], np.float64)
+        found = np.array([float(word) for word in words], np.float64)
     except ValueError as error:
         raise click.UsageError(f"VALUES are numbers: {error}") from None
+    for word, number in zip(words, found, strict=True):
+        if not word.isascii() or "_" in word:  # which Python takes, and `load` does not
+            raise click.UsageError(f"VALUES are numbers: {word!r} is none")
+        if np.isinf(number) and any(map(str.isdigit, word)):
+            raise click.UsageError(f"{word} is too large for float64")
+    return found
