@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import tierstore
-from tests.distributed.ranks import run, values, watch
+from tests.distributed.ranks import CONTROL, run, values, watch
 from tests.distributed.test_collections import FEATURES, batch, loss_of, specs
 from tests.distributed.test_ranks import assert_same, contents
 from tierstore import distributed
@@ -38,7 +38,7 @@ class Watched:
         Ranks.common = lambda *given: self._voted(*given)  # type: ignore[method-assign]
 
     def _counted(self, kind: str, _: int) -> None:
-        self.calls += kind != "gather"
+        self.calls += kind != CONTROL
 
     def _voted(self, *given: Any) -> int:
         self.votes += 1

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import tierstore
-from tests.distributed.ranks import run, values, watch
+from tests.distributed.ranks import CONTROL, run, values, watch
 from tests.distributed.test_ranks import assert_same, contents, share
 from tierstore import distributed
 from tierstore.errors import InvalidInputError, RanksError, RowIndexError
@@ -92,7 +92,7 @@ def train_and_commit(rank: int, path: Path, kind: str) -> list[int]:
     calls = [0]
 
     def counted(kind: str, _: int) -> None:
-        calls[0] += kind != "gather"
+        calls[0] += kind != CONTROL
 
     watch(counted)
     with distributed.open(path, average=False, budget=tierstore.Budget(host_rows=90)) as store:

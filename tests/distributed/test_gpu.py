@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import tierstore
-from tests.distributed.ranks import run, values, watch
+from tests.distributed.ranks import CONTROL, run, values, watch
 from tests.distributed.test_collections import specs, train
 from tests.distributed.test_ranks import assert_same, contents
 from tests.gpu.emulator import EmulatedDevice
@@ -136,7 +136,7 @@ def train_over_a_data_group(rank: int, path: Path, kind: str) -> int:
 
     def counted(kind: str, _: int) -> None:
         nonlocal sent
-        sent += kind != "gather"
+        sent += kind != CONTROL
 
     watch(counted)
     train_on_a_device(rank, path, kind)

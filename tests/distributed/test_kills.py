@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import tierstore
-from tests.distributed.ranks import Killed, in_turn, run, values, watch
+from tests.distributed.ranks import CONTROL, Killed, in_turn, run, values, watch
 from tests.distributed.test_ranks import assert_same, batch, contents, specs
 from tierstore import distributed
 from tierstore.errors import RanksError
@@ -43,7 +43,7 @@ def kill_at(call: int) -> None:
 
     def counted(kind: str, _: int) -> None:
         nonlocal calls
-        calls += kind != "gather"
+        calls += kind != CONTROL
         if calls == call:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -75,8 +75,8 @@ class Messages:
 
     def took(self, message: Message, taken: int) -> None:
         """Note that a message is taken, and that all ranks took those up to the number `taken`."""
-        if message.is_unlike:
-            self._left.append(message)  # no rank takes what it sent, whose memory must stay
+        if message.is_left:
+            self._left.append(message)  # its memory must stay: what it sent may yet be taken
         while self._open and self._open[0].is_taken:
             self.taken = self._open.popleft().number
         while self._sent and self._sent[0].number <= taken:
@@ -90,8 +90,8 @@ class Message:
 
     Attributes:
         number: from 1 on, equal on all ranks.
-        is_taken: whether it is received.
-        is_unlike: whether a rank sent something else with this number.
+        is_taken: whether it is received, or left.
+        is_left: whether a rank sent something else with this number, or receiving was broken off.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Message:
         """Begin to send."""
         self.number: int = number
         self.is_taken: bool = False
-        self.is_unlike: bool = False
+        self.is_left: bool = False
         self._messages, self._kind, self._parts, self._into = messages, kind, parts, into
         self._tag = number % _NUMBERS * 2 * _KINDS
         self._others = [rank for rank in range(messages.count) if rank != messages.rank]
@@ -139,23 +139,26 @@ class Message:
     def wait(self) -> Sequence[Tensor]:
         """Return what each rank sent to this one; raises Unlike, on all ranks."""
         self.take()
-        if self._into is None or self.is_unlike:
+        if self._into is None or self.is_left:
             kinds = self._told[:, 0].tolist()
             raise Unlike(next(rank for rank, kind in enumerate(kinds) if kind != self._kind))
         return self._into
 
     def take(self) -> None:
-        """Wait for what each rank sends, once."""
+        """Wait for what each rank sends, once; where that fails, no later one waits for it."""
         if self.is_taken:
             return
-        for each in self._coming:
-            each.wait()
-        kinds, sizes, taken = self._told.T.tolist()
-        self.is_unlike = any(kind != self._kind for kind in kinds)
-        if not self.is_unlike:
-            self._receive(sizes)
-        self.is_taken = True
-        self._messages.took(self, min(taken))
+        self.is_taken, self.is_left, last = True, True, 0
+        try:
+            for each in self._coming:
+                each.wait()
+            kinds, sizes, taken = self._told.T.tolist()
+            last = min(taken)
+            if all(kind == self._kind for kind in kinds):
+                self._receive(sizes)
+                self.is_left = False
+        finally:
+            self._messages.took(self, last)
 
     def _receive(self, sizes: list[int]) -> None:
         own, into, sending = self._messages.rank, self._into, self._sending

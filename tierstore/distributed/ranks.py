@@ -173,12 +173,16 @@ class Ranks:
         """Return the error for what all ranks would do after `fail`; None if there is none."""
         return RanksError(self.fault) if self.fault else None
 
-    def gather(self, what: str, value: T) -> list[T]:
-        """Return the value of every rank; `what` all do names it in errors. Raises RanksError."""
+    def gather(self, what: str, value: T, kind: str = "gather") -> list[T]:
+        """Return the value of every rank; `what` all do names it in errors.
+
+        Raises RanksError, and InvalidInputError where ranks gather something else, or of another
+        `kind`.
+        """
         if self.count == 1:
             return [value]
         data = torch.frombuffer(bytearray(pickle.dumps((what, value))), dtype=torch.uint8)
-        message = self.send(what, "gather", [data] * self.count)
+        message = self.send(what, kind, [data] * self.count)
         every = [pickle.loads(each.numpy()) for each in self.receive(what, message)]
         self._check_equal("call", [call for call, _ in every])
         return [found for _, found in every]
@@ -202,7 +206,7 @@ class Ranks:
 
         Raise RanksError for what a rank wrote in part, unless `after_fault`.
         """
-        told = self.gather(what, (self.fault, dict(values)))
+        told = self.gather(what, (self.fault, dict(values)), "agree")
         for fault, _ in told:
             if fault and not after_fault:
                 raise RanksError(fault)
@@ -222,7 +226,7 @@ class Ranks:
         except Exception as error:
             own = error
         outcome = (None if own is None else _described(own), value)
-        found = self.gather(what, outcome)
+        found = self.gather(what, outcome, "together")
         if own is not None:
             if self.count > 1:
                 own.add_note(f"on rank {self.rank} of {self.count}, while all {what}")
