@@ -37,6 +37,29 @@ def in_turn(moments: Sequence[T]) -> list[tuple[int, T]]:
     return [((at + at // 2) % 2, moment) for at, moment in enumerate(moments)]
 
 
+CONTROL = "control"
+Sent = Callable[[str, int], object]
+
+
+def watch(sent: Sent) -> None:
+    """Call `sent` before each message that goes from this rank to the others from now on.
+
+    It gets what the message is, `CONTROL` for what the ranks tell each other beside rows, and how
+    many bytes go to the others.
+    """
+    from tierstore.distributed.ranks import Ranks
+
+    send = Ranks.send
+
+    def watched(self: Ranks, what: str, kind: str, parts: Any, into: Any = None) -> Any:
+        head = 24
+        nbytes = sum(head + len(part) for at, part in enumerate(parts) if at != self.rank)
+        sent(CONTROL if kind in ("gather", "agree", "together") else kind, nbytes)
+        return send(self, what, kind, parts, into)
+
+    Ranks.send = watched  # type: ignore[method-assign]
+
+
 class Killed(Exception):
     """A rank was killed, or ended without saying anything."""
 

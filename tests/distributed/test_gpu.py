@@ -1,6 +1,7 @@
 """A partitioned store under a GPU tier, by the emulated device."""
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -8,11 +9,13 @@ import torch
 import torch.distributed as dist
 
 import tierstore
-from tests.distributed.ranks import run, values
+from tests.distributed.ranks import CONTROL, run, values, watch
 from tests.distributed.test_collections import specs, train
 from tests.distributed.test_ranks import assert_same, contents
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import distributed
+from tierstore.distributed import request, wire
+from tierstore.errors import InvalidInputError, RanksError, RowIndexError
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBagCollection, TieredEmbeddingCollection
 from tierstore.optim import TieredOptimizer
 
@@ -116,3 +119,55 @@ def test_a_run_on_devices_repeats_to_the_bit_where_that_is_asked_for(tmp_path: P
         distributed.create(path, specs(), partitions=4).close()
         values(run(2, train_in_order, path, seed))
     assert_same(contents(tmp_path / "1"), contents(tmp_path / "2"), exact=True)
+
+
+def as_over_nccl() -> None:
+    """Have tensors on the host go the way of those on devices, through the group of the data."""
+    stream = mock.Mock()
+    for module in (wire, request):
+        mock.patch.object(module, "on_host", lambda _: False).start()
+    mock.patch.object(wire, "fetched", torch.clone).start()
+    mock.patch("torch.cuda.current_stream", lambda _: stream).start()
+
+
+def train_over_a_data_group(rank: int, path: Path, kind: str) -> int:
+    as_over_nccl()
+    sent = 0
+
+    def counted(kind: str, _: int) -> None:
+        nonlocal sent
+        sent += kind != CONTROL
+
+    watch(counted)
+    train_on_a_device(rank, path, kind)
+    return sent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["rows", "bags"])
+def test_rows_go_through_the_group_of_the_data(tmp_path: Path, kind: str) -> None:
+    with tierstore.create(tmp_path / "plain", specs()) as plain:
+        train(plain, 0, 1, kind)
+        plain.commit(4)
+    path = tmp_path / "parts"
+    distributed.create(path, specs(), partitions=8).close()
+    assert values(run(2, train_over_a_data_group, path, kind)) == [0, 0]
+    assert_same(contents(path), contents(tmp_path / "plain"), exact=False)
+
+
+def refused_over_a_data_group(rank: int, path: Path) -> None:
+    as_over_nccl()
+    with distributed.open(path) as store:
+        emb = TieredEmbedding(store["item"])
+        with pytest.raises(RowIndexError if rank else RanksError, match=r"rank 1 of 2|300"):
+            emb(torch.tensor([1, 300 if rank else 2]))
+        layer = emb if rank else TieredEmbedding(store["user"])
+        with pytest.raises(InvalidInputError, match=f"rank {1 - rank} of 2 does something else"):
+            layer(torch.tensor([1, 2]))
+        assert emb(torch.tensor([1, 2])).shape == (2, store["item"].dim)
+
+
+@pytest.mark.slow
+def test_errors_go_to_all_ranks_through_the_group_of_the_data(tmp_path: Path) -> None:
+    distributed.create(tmp_path / "parts", specs(), partitions=8).close()
+    values(run(2, refused_over_a_data_group, tmp_path / "parts"))

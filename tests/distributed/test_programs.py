@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 import tierstore
-from tests.distributed.ranks import Killed, run, values
+from tests.distributed.ranks import Killed, run, values, watch
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import distributed
 from tierstore.errors import LockedError, RanksError, StoreFullError, UncommittedRowsWarning
@@ -394,17 +394,14 @@ def in_ranks(
 def killed_at(at: int) -> None:
     """Kill this process at a call that it makes with other ranks."""
     calls = 0
-    for name in ("all_to_all_single", "all_gather_object", "all_reduce"):
-        call = getattr(dist, name)
 
-        def counted(*arguments: Any, call: Any = call, **options: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*arguments, **options)
+    def counted(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        setattr(dist, name, counted)
+    watch(counted)
 
 
 class Beside:

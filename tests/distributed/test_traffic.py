@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import tierstore
-from tests.distributed.ranks import run, values
+from tests.distributed.ranks import run, values, watch
 from tests.distributed.test_ranks import share
 from tierstore import distributed
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBagCollection, TieredEmbeddingCollection
@@ -48,21 +48,12 @@ def batch(step: int, rank: int, ranks: int) -> dict[str, torch.Tensor]:
 class Sent:
     """Counts the bytes that this rank sends to others."""
 
-    def __init__(self, rank: int, ranks: int) -> None:
-        self.bytes, self._rank, self._ranks = 0, rank, ranks
-        self._send, self._reduce = dist.all_to_all_single, dist.all_reduce
-        dist.all_to_all_single, dist.all_reduce = self._counted, self._reduced
+    def __init__(self) -> None:
+        self.bytes = 0
+        watch(self._counted)
 
-    def _counted(
-        self, out: Any, given: Any, taken: Any = None, counts: Any = None, **more: Any
-    ) -> Any:
-        own = len(given) // self._ranks if counts is None else counts[self._rank]
-        self.bytes += (len(given) - own) * given[0:1].numel() * given.element_size()
-        return self._send(out, given, taken, counts, **more)
-
-    def _reduced(self, value: Any, *arguments: Any, **options: Any) -> Any:
-        self.bytes += value.nbytes * (self._ranks - 1)
-        return self._reduce(value, *arguments, **options)
+    def _counted(self, _: str, nbytes: int) -> None:
+        self.bytes += nbytes
 
 
 def of_rows(store: Any, wanted: dict[str, np.ndarray]) -> int:
@@ -137,7 +128,7 @@ def counted(rank: int, path: Path) -> dict[str, list[tuple[int, int]]]:
     ranks = dist.get_world_size()
     found: dict[str, list[tuple[int, int]]] = {}
     with distributed.open(path) as store:
-        sent = Sent(rank, ranks)
+        sent = Sent()
         for kind in ("one", "rows", "bags", "keys"):
             found[kind] = []
             store.rollback()

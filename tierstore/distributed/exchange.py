@@ -56,6 +56,7 @@ class Exchange:
         self._wire = Wire(ranks, name)
         self._announces = False
         self._in_order = True
+        self._unlike = ranks.unlike
 
     def look_up(self, wanted: Wanted, like: Tensor, serve: Serve) -> tuple[Request, Tensor]:
         """Return the request for some ids with its rows, `(size, dim)`. Collective.
@@ -71,6 +72,7 @@ class Exchange:
         An error in the ids of a rank, or of its `serve`, is raised there, and RanksError on the
         others. Raises InvalidInputError on all ranks where they look up different tables or fields.
         """
+        self._forget_unlike()
         found: tuple[Request, Tensor] | None = None
         if self.announced and self._in_order:
             request = self.announced.popleft()
@@ -89,6 +91,13 @@ class Exchange:
         request = self._asked(wanted)
         request.settle()
         return request
+
+    def _forget_unlike(self) -> None:
+        """Forget what was announced before a rank did something else than others."""
+        if self._unlike != self.ranks.unlike:
+            self._unlike = self.ranks.unlike
+            self.announced.clear()
+            self._announces, self._in_order = False, True
 
     def _asked(self, wanted: Wanted, *, announced: bool = False) -> Request:
         if wanted.error is None:
@@ -131,11 +140,15 @@ class Exchange:
             except Exception as failure:
                 word, error = FAILED, failure
             rows = like.new_zeros(request.taken, like.shape[1]) if answer is None else answer.rows
-        arrived, words = request.answer(rows, word)
-        if all(each == fine for each in words):
+        is_fine = False
+        try:
+            arrived, words = request.answer(rows, word)
+            is_fine = all(each == fine for each in words)
+        finally:
+            if not is_fine and answer is not None and answer.lease is not None:
+                answer.lease.release()
+        if is_fine:
             return request, arrived
-        if answer is not None and answer.lease is not None:
-            answer.lease.release()
         if FAILED in words:
             self.ranks.failed(f"look up rows of table {self._wire.name!r}", error)
         if OTHER not in words:
@@ -154,6 +167,7 @@ class Exchange:
         that it requests from this rank. The last `window` batches, at least one, are
         remembered. Raises what `look_up` does, for the batch before.
         """
+        self._forget_unlike()
         self._settle(fetch)
         while len(self.announced) >= min(max(window, 1), WORD_BITS):
             self.announced.popleft()

@@ -2,26 +2,23 @@
 
 An owner answers each key with a number: the rank that owns it, and its row there. Rows and
 gradients are exchanged by such numbers as they are by ids. Keys are looked up on the host, and
-go through the group of control messages, in parallel with GPUs.
+go through messages on the host, in parallel with GPUs.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 
 from tierstore._disk.partitioning import partition_of_key
 from tierstore._keys.growing import Asked
 from tierstore._keys.text import Texts
 from tierstore._table.keyed import KeyedTable
 from tierstore.distributed.ranks import Ranks
-from tierstore.errors import InvalidInputError
 
 __all__ = ["KeyExchange", "Numbers"]
 
@@ -29,6 +26,8 @@ Rows = npt.NDArray[np.int64]
 
 _ROW_BITS = 36
 """Bits of the row in a number; the bits above them are the rank."""
+_HEAD = 16
+"""Bytes of a part before the keys: whether its rank failed, and how many keys follow."""
 _NONE = np.empty(0, np.uint64)
 
 
@@ -99,11 +98,12 @@ class KeyExchange:
             error = error or found
             asked = Asked(_NONE, (0,), Texts.of([]))
             first, inverse, owners = self._distinct(asked)
-        with self._ranks.midway(f"{what} keys of table {self._table.name!r}"):
+        name = f"{what} keys of table {self._table.name!r}"
+        with self._ranks.midway(name):
             order = np.argsort(owners, kind="stable")
             given = np.bincount(owners, minlength=self._ranks.count)
-            coming, taken = self._send(asked.take(first[order]), given, what, error)
-            answers = self._answer(coming, taken, given, serve, what)
+            coming, taken = self._send(asked.take(first[order]), given, name, error)
+            answers = self._answer(coming, taken, serve, name)
             numbers = np.empty(len(first), np.int64)
             numbers[order] = answers
             return asked, numbers[inverse]
@@ -128,36 +128,38 @@ class KeyExchange:
     ) -> tuple[Asked, Rows]:
         """Send keys, so many to each rank; return those that come, and how many from each.
 
-        Raises what any rank found wrong with its keys.
+        A part of a message is whether its rank failed, and the codes of the keys, or of texts their
+        lengths and bytes. Raises what any rank found wrong with its keys.
         """
-        texts, tag = asked.texts, zlib.crc32(f"{what} {self._table.name}".encode())
-        ends = np.concatenate([[0], np.cumsum(given)])
-        sizes = np.zeros_like(given) if texts is None else np.diff(texts.offsets[ends])
-        flags = np.full_like(given, error is not None), np.full_like(given, tag)
-        told = self._swap(np.stack([given, sizes, *flags], 1), None, None)
-        taken = told[:, 0].copy()
-        self._check(told, tag, what, error)
+        texts, ends = asked.texts, np.cumsum(given)
+        parts = []
+        for first, last in zip(ends - given, ends, strict=True):
+            held: list[npt.NDArray[Any]] = [np.array([error is not None, last - first], np.int64)]
+            if texts is None:
+                held.append(asked.codes[first:last])
+            else:
+                bounds = texts.offsets[first : last + 1]
+                held += [np.diff(bounds), texts.blob[bounds[0] : bounds[-1]]]
+            parts.append(np.concatenate([each.view(np.uint8) for each in held]))
+        told = self._swap(parts, what)
+        heads = np.array([each[:_HEAD].view(np.int64) for each in told])
+        if heads[:, 0].any():
+            self._ranks.failed(what, error)
+        taken, bodies = heads[:, 1], [each[_HEAD:] for each in told]
         if texts is None:
-            codes = self._swap(asked.codes.view(np.int64), given, taken).view(np.uint64)
+            codes = np.concatenate(bodies).view(np.uint64)
             return Asked(codes, codes.shape), taken
-        lengths = self._swap(np.diff(texts.offsets), given, taken)
-        blob = self._swap(texts.blob[: int(texts.offsets[-1])], sizes, told[:, 1])
+        split = [
+            (each[: 8 * count], each[8 * count :])
+            for each, count in zip(bodies, taken, strict=True)
+        ]
+        lengths = np.concatenate([each for each, _ in split]).view(np.int64)
+        blob = np.concatenate([each for _, each in split])
         arrived = Texts(blob, np.concatenate([[0], np.cumsum(lengths)]))
         return Asked(arrived.hashes(), lengths.shape, arrived), taken
 
-    def _check(self, told: Rows, tag: int, what: str, error: Exception | None) -> None:
-        if told[:, 2].any():
-            self._ranks.failed(f"{what} keys of table {self._table.name!r}", error)
-        for rank, (_, _, _, other) in enumerate(told.tolist()):
-            if other != tag:
-                text = (
-                    f"rank {rank} of {len(told)} does something else than {what} keys of table "
-                    f"{self._table.name!r}: every rank makes the same calls in the same order"
-                )
-                raise self._ranks.of_all(InvalidInputError(text))
-
     def _answer(
-        self, coming: Asked, taken: Rows, given: Rows, serve: Callable[[Asked], Rows], what: str
+        self, coming: Asked, taken: Rows, serve: Callable[[Asked], Rows], what: str
     ) -> Rows:
         """Answer the keys that came, and return the answers to those that were sent."""
         error: Exception | None = None
@@ -170,26 +172,14 @@ class KeyExchange:
             error = found
         starts = np.cumsum(taken) - taken
         status = np.full(len(taken), error is not None, np.int64)
-        answers = self._swap(np.insert(numbers, starts, status), taken + 1, given + 1)
-        heads = np.cumsum(given + 1) - given - 1
-        if answers[heads].any():
-            self._ranks.failed(f"{what} keys of table {self._table.name!r}", error)
-        return np.delete(answers, heads)
+        answers = np.split(np.insert(numbers, starts, status), (starts + np.arange(len(taken)))[1:])
+        arrived = [each.view(np.int64) for each in self._swap(answers, f"answer {what}")]
+        if any(each[0] for each in arrived):
+            self._ranks.failed(what, error)
+        return np.concatenate([each[1:] for each in arrived])
 
-    def _swap(
-        self, values: npt.NDArray[Any], given: Rows | None, taken: Rows | None
-    ) -> npt.NDArray[Any]:
-        """Send rows `(n, …)` to the ranks, so many to each, and return what comes from each."""
-        sent = torch.from_numpy(np.ascontiguousarray(values))
-        count = len(values) if taken is None else int(taken.sum())
-        out = sent.new_empty(count, *sent.shape[1:])
-        with self._ranks.explained(f"exchange keys of table {self._table.name!r}"):
-            dist.all_to_all_single(
-                out,
-                sent,
-                None if taken is None else taken.tolist(),
-                None if given is None else given.tolist(),
-                group=self._ranks.control_group,
-            )
-        found: npt.NDArray[Any] = out.numpy()
-        return found
+    def _swap(self, parts: Sequence[npt.NDArray[Any]], what: str) -> list[npt.NDArray[np.uint8]]:
+        """Send a part to each rank, and return the bytes that come from each."""
+        sent = [torch.from_numpy(np.ascontiguousarray(each).view(np.uint8)) for each in parts]
+        message = self._ranks.send(what, what, sent)
+        return [each.numpy() for each in self._ranks.receive(what, message)]

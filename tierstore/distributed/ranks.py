@@ -1,23 +1,29 @@
 """The ranks of a process group: what they must agree on, and errors that all of them raise.
 
-The engine is torch.distributed. Control messages go through a gloo group of their own, so that no
-collective of the training comes between them.
+The engine is torch.distributed. All messages on hosts go through a gloo group of their own, so that
+no collective of the training comes between them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
+import operator
 import os
+import pickle
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tierstore import _io
+from tierstore.distributed.messages import Message, Messages, Unlike
 from tierstore.errors import ForkedStoreError, InvalidInputError, RanksError, TierStoreError
 
 __all__ = ["Ranks"]
@@ -34,9 +40,8 @@ class Ranks:
 
     Attributes:
         rank, count: which of how many this is.
-        control_group: the group of messages on hosts, gloo.
-        data_group: the group that rows go through, of the backend of the default group.
-        gradient_group: the group that gradients on hosts go through, gloo.
+        data_group: the group that rows on devices go through, of the backend of the default group.
+        unlike: how often a rank did something else than others.
         broken: what went wrong between the ranks; empty while they can still talk.
         fault: why what this rank wrote since the last commit is not whole; empty while it is.
     """
@@ -49,24 +54,45 @@ class Ranks:
         self.broken: str = ""
         self.fault: str = ""
         self._of_all: BaseException | None = None
-        self.control_group: Any = None
+        self.unlike: int = 0
         self.data_group: Any = None
-        self.gradient_group: Any = None
+        self._messages: Messages | None = None
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self.rank, self.count = dist.get_rank(), dist.get_world_size()
             patience = None if timeout is None else datetime.timedelta(seconds=timeout)
             with self.explained("open the store"):
-                self.control_group = dist.new_group(backend="gloo", timeout=patience)
+                group = dist.new_group(backend="gloo", timeout=patience)
+                self._messages = Messages(group, self.rank, self.count)
                 self.data_group = dist.new_group(timeout=patience)
-                self.gradient_group = dist.new_group(backend="gloo", timeout=patience)
 
-    def group_of_rows(self, *, on_host: bool, back: bool) -> Any:
-        """Return the group that rows go through, or gradients, which go `back`.
+    def send(
+        self, what: str, kind: str, parts: Sequence[Tensor], into: Sequence[Tensor] | None = None
+    ) -> Message:
+        """Send bytes on the host to each rank; see `Messages.send`. `what` names it in errors."""
+        with self.explained(what):
+            if self._messages is None:
+                raise RuntimeError("one rank has no others")
+            return self._messages.send(zlib.crc32(kind.encode()), parts, into)
 
-        On hosts these are two groups: where one rank sends gradients while another looks rows up,
-        they wait for each other, and mistake no message for another.
-        """
-        return self.gradient_group if on_host and back else self.data_group
+    def receive(self, what: str, message: Message) -> Sequence[Tensor]:
+        """Wait for what each rank sends. Raises InvalidInputError where one does something else."""
+        with self.explained(what):
+            try:
+                return message.wait()
+            except Unlike as error:
+                rank = error.rank
+        self.unlike += 1
+        raise self.differs(rank, what)
+
+    def differs(self, rank: int, what: str) -> Exception:
+        """Return the error that all ranks raise where a rank does something else."""
+        return self.of_all(
+            InvalidInputError(
+                f"rank {rank} of {self.count} does something else, while rank {self.rank} would "
+                f"{what}: every rank calls the same layers and tables in the same order, with the "
+                "same features and fields, and announces the same batches (lookahead, prefetch)"
+            )
+        )
 
     @contextlib.contextmanager
     def explained(self, what: str) -> Any:
@@ -147,42 +173,45 @@ class Ranks:
         """Return the error for what all ranks would do after `fail`; None if there is none."""
         return RanksError(self.fault) if self.fault else None
 
-    def gather(self, what: str, value: T) -> list[T]:
-        """Return the value of every rank; `what` all do names it in errors. Raises RanksError."""
+    def gather(self, what: str, value: T, kind: str = "gather") -> list[T]:
+        """Return the value of every rank; `what` all do names it in errors.
+
+        Raises RanksError, and InvalidInputError where ranks gather something else, or of another
+        `kind`.
+        """
         if self.count == 1:
             return [value]
-        if self.broken:
-            raise RanksError(self.broken)
-        found: list[Any] = [None] * self.count
-        with self.explained(what):
-            dist.all_gather_object(found, value, group=self.control_group)
-        return found
+        data = torch.frombuffer(bytearray(pickle.dumps((what, value))), dtype=torch.uint8)
+        message = self.send(what, kind, [data] * self.count)
+        every = [pickle.loads(each.numpy()) for each in self.receive(what, message)]
+        self._check_equal("call", [call for call, _ in every])
+        return [found for _, found in every]
+
+    def _check_equal(self, name: str, given: Sequence[object]) -> None:
+        """Raise InvalidInputError, as all ranks do, unless all give the same value."""
+        for rank, value in enumerate(given):
+            if value != given[0]:
+                error = InvalidInputError(
+                    f"ranks disagree on {name}: rank 0 has {given[0]!r}, rank {rank} has "
+                    f"{value!r}; every rank makes the same calls with the same arguments"
+                )
+                raise self.of_all(error)
 
     def common(self, bits: int) -> int:
         """Return the bits that all ranks give; on the host, in parallel with GPUs."""
-        told = torch.tensor([bits])
-        with self.explained("look up the same batch"):
-            dist.all_reduce(told, dist.ReduceOp.BAND, group=self.control_group)
-        return int(told)
+        return functools.reduce(operator.and_, self.gather("look up the same batch", bits))
 
     def agree(self, what: str, values: Mapping[str, object], *, after_fault: bool = False) -> None:
         """Raise InvalidInputError on every rank unless all give the same values.
 
         Raise RanksError for what a rank wrote in part, unless `after_fault`.
         """
-        told = self.gather(what, (self.fault, {"call": what, **values}))
-        every = [each for _, each in told]
+        told = self.gather(what, (self.fault, dict(values)), "agree")
         for fault, _ in told:
             if fault and not after_fault:
                 raise RanksError(fault)
-        for name in every[0]:
-            given = [each.get(name) for each in every]
-            for rank, value in enumerate(given):
-                if value != given[0]:
-                    raise InvalidInputError(
-                        f"ranks disagree on {name}: rank 0 has {given[0]!r}, rank {rank} has "
-                        f"{value!r}; every rank makes the same calls with the same arguments"
-                    )
+        for name in values:
+            self._check_equal(name, [each.get(name) for _, each in told])
 
     def together(self, what: str, work: Callable[[], T]) -> list[T]:
         """Do something on every rank, and return what each returned.
@@ -197,7 +226,7 @@ class Ranks:
         except Exception as error:
             own = error
         outcome = (None if own is None else _described(own), value)
-        found = self.gather(what, outcome)
+        found = self.gather(what, outcome, "together")
         if own is not None:
             if self.count > 1:
                 own.add_note(f"on rank {self.rank} of {self.count}, while all {what}")
@@ -228,8 +257,8 @@ class Ranks:
                 return next(rank for rank, name in enumerate(names) if directory.exists(name))
 
         try:
-            self.together(f"write to {path}", put)
-            return self.together(f"look into {path}", look)
+            self.together("write to the place of the store", put)
+            return self.together("look into the place of the store", look)
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(path / names[self.rank])
@@ -241,8 +270,8 @@ class Ranks:
 
     def _leave(self) -> None:
         """End the groups; ranks that wait in one learn of it."""
-        groups = [self.control_group, self.data_group, self.gradient_group]
-        self.control_group = self.data_group = self.gradient_group = None
+        groups = [self.data_group, None if self._messages is None else self._messages.group]
+        self.data_group = self._messages = None
         while groups:
             group = groups.pop()
             if group is not None and dist.is_initialized():

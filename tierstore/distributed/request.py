@@ -1,8 +1,8 @@
 """The requests of a batch to the owners of its rows, and their answers.
 
-A request has two halves. The first sends how many rows are requested from each owner, the second
-waits for these counts and sends which rows. Nothing waits between them, so the first half of a
-batch that is announced runs in parallel with the batches before it.
+A request has two halves. The first sends how many rows are requested from each owner, and on hosts
+which; the second waits for that, and on devices sends which. Nothing waits between them, so the
+first half of a batch that is announced runs in parallel with the batches before it.
 
 A word on the outcome follows the rows of an answer. An owner that fails still answers, so every
 rank knows.
@@ -25,8 +25,8 @@ from tierstore.distributed.owners import Owners
 from tierstore.distributed.wire import (
     FAILED,
     FINE,
+    Asked,
     Wire,
-    fetched,
     with_words,
     without_words,
     words_of,
@@ -138,14 +138,10 @@ class Request:
         self._tag = wanted.tag + announced * _ANNOUNCED + wanted.call * _CALL
         self._known = Known(wanted.given) if announced else None
         self._owners = owners()
-        with wire.ranks.midway(self._what):
+        with wire.ranks.midway(wire.what):
             found, self.wanted = self._found(wanted)
-            self._told, on_device = found.told, not on_host(found.told)
-            self._sending: Any = wire.begin(self._told[0], self._told[1])
-            if on_device:  # where all runs in order, and the host goes on
-                self._told = fetched(self._told)
-                self._sending = torch.cuda.current_stream(wanted.ids.device).record_event()
-            self._numbers, self.positions = found.placed()
+            self._asking: Asked = wire.ask(found)
+            self.positions = self._asking.positions
 
     def _found(self, wanted: Wanted) -> tuple[Any, Wanted]:
         """Return the distinct ids by owner, and what is wanted then: nothing if that fails."""
@@ -156,10 +152,6 @@ class Request:
             wanted = wanted.failed(error)
             told = [self._tag, 0, *wanted.used()]
             return self._owners.find(wanted, told, failed=True), wanted
-
-    @property
-    def _what(self) -> str:
-        return f"look up rows of table {self._wire.name!r}"
 
     def is_for(self, wanted: Wanted) -> bool:
         """Tell whether this request, which was announced, is for the same ids."""
@@ -173,10 +165,8 @@ class Request:
         An error in the ids of a rank is raised there, and RanksError on the others.
         """
         self.settled, wanted = True, self.wanted
-        with self._wire.ranks.explained(self._what):
-            self._wait()
-        given, taken = self._told.tolist()
-        self._check(taken)
+        given, taken = self._asking.told()
+        self._check(taken, given[self._wire.ranks.rank][1])
         self._given: list[int] = [each[0] for each in given]
         self._taken: list[int] = [each[0] for each in taken]
         count = sum(self._given)
@@ -188,15 +178,9 @@ class Request:
             for number in range(len(wanted.lengths))
         ]
         self.touched = frozenset(compress(wanted.tables, self.counts))
-        with self._wire.ranks.midway(self._what):
-            self._arrived = self._wire.swap(self._numbers[:count], self._given, self._taken)
-        del self._numbers, self._told, self._sending
-
-    def _wait(self) -> None:
-        if hasattr(self._sending, "wait") and on_host(self.positions):
-            self._sending.wait()
-        else:
-            self._sending.synchronize()
+        with self._wire.ranks.midway(self._wire.what):
+            self._arrived = self._asking.numbers()
+        del self._asking
 
     def find(self) -> None:
         """Find which rows of this rank are requested, again where its tables have moved since."""
@@ -205,26 +189,20 @@ class Request:
             self._owners = owners
             self.asked = owners.rows_of(self._arrived)
 
-    def _check(self, told: list[list[int]]) -> None:
-        """Raise the error of the ids of this rank, or of another."""
+    def _check(self, told: list[list[int]], failed: int) -> None:
+        """Raise the error of the ids of this rank, which may have `failed`, or of another."""
         ranks, error = self._wire.ranks, self.wanted.error
-        if any(failed for _, failed, *_ in told):
-            if error is None and told[ranks.rank][1]:
+        if any(each[1] for each in told):
+            if error is None and failed:
                 error = self._refused()
-            ranks.failed(self._what, error)
-        for rank, (_, _, tag, *_) in enumerate(told):
-            if tag != self._tag:
+            ranks.failed(self._wire.what, error)
+        for rank, each in enumerate(told):
+            if each[2] != self._tag:
                 raise self.differs(rank)
 
-    def differs(self, rank: int) -> InvalidInputError:
+    def differs(self, rank: int) -> Exception:
         """Return the error for a rank that does something else than this one."""
-        ranks = self._wire.ranks
-        return InvalidInputError(
-            f"rank {rank} of {ranks.count} looks up something else than {self._wire.name!r} "
-            f"on rank {ranks.rank}: every rank calls the same layers and tables in the "
-            "same order, with the same features and fields, and announces the same batches "
-            "(lookahead, prefetch)"
-        )
+        return self._wire.ranks.differs(rank, self._wire.what)
 
     def _refused(self) -> Exception:
         """Return the error of an id that a device found in no table."""
@@ -246,9 +224,9 @@ class Request:
         Return this rank's, `(size, dim)`, and the word of each rank.
         """
         wire = self._wire
-        with wire.ranks.midway(self._what):
+        with wire.ranks.midway(self._wire.what):
             taken, given = ([count + 1 for count in each] for each in (self._taken, self._given))
-            rows = wire.swap(with_words(rows, self._taken, word), taken, given)
+            rows = wire.swap(with_words(rows, self._taken, word), taken, given, "rows")
             return rows, words_of(rows, self._given)
 
     def deliver(self, values: Tensor, error: Exception | None = None) -> Tensor:
@@ -265,7 +243,8 @@ class Request:
             if error is not None:
                 values.view(torch.uint8).fill_(FAILED)
             taken, given = ([count + 1 for count in each] for each in (self._taken, self._given))
-            arrived, words = without_words(wire.swap(values, given, taken, back=True), self._taken)
+            arrived = wire.swap(values, given, taken, "gradients")
+            arrived, words = without_words(arrived, self._taken)
             failed = host and bool((words.view(torch.uint8) != FINE).any())
         if failed:
             wire.ranks.failed(what, error)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tierstore.distributed.known import on_host
+from tierstore.distributed.owners import Found
 from tierstore.distributed.ranks import Ranks
 
 __all__ = [
     "FAILED",
     "FINE",
     "OTHER",
+    "Asked",
     "Wire",
     "fetched",
     "fine_for",
@@ -28,10 +30,35 @@ FINE, FAILED, OTHER = range(3)
 """Words: the rows are as they should be, they failed, or others are wanted."""
 
 
+_LEAST = 8 * 4
+"""Bytes of the words that a request has at least: these tell whether ranks request the same."""
+
+
 def fine_for(call: int) -> int:
     """Return the word that rows are as they should be for a call: one byte, as all words."""
     first = OTHER + 1
     return first + call % (256 - first)
+
+
+class Asked(Protocol):
+    """What is requested from each rank, under way.
+
+    Attributes:
+        positions: for each id the place of its row among those that come.
+    """
+
+    positions: Tensor
+
+    def told(self) -> list[list[list[int]]]:
+        """Wait; return the message to each rank and that of each, as `Found.told` has them.
+
+        More words may follow on those of others, where these say that they look something else up.
+        """
+        ...
+
+    def numbers(self) -> Tensor:
+        """Return the numbers that all ranks request from this one. Collective."""
+        ...
 
 
 class Wire:
@@ -42,29 +69,89 @@ class Wire:
         self.ranks = ranks
         self.name = name
 
-    def begin(self, message: Tensor, told: Tensor) -> Any:
-        """Send a row of a message to each rank; return what waits until theirs are in `told`."""
-        host = on_host(message)
-        with self.ranks.explained(f"exchange rows of table {self.name!r}"):
-            sending = dist.all_to_all_single(
-                told, message, group=self.ranks.data_group, async_op=host
-            )
-        return sending if host else None
+    @property
+    def what(self) -> str:
+        """What errors call a lookup."""
+        return f"look up rows of table {self.name!r}"
 
-    def swap(
-        self, values: Tensor, given: list[int], taken: list[int], *, back: bool = False
-    ) -> Tensor:
-        """Send rows `(n, …)` to the ranks, so many to each, and return what comes from each.
+    def ask(self, found: Found) -> Asked:
+        """Send how many rows are requested, and which. Every rank does so at the same time."""
+        return (_AskedOnHost if on_host(found.told) else _AskedOnDevice)(self, found)
 
-        `back` is for gradients.
+    def swap(self, values: Tensor, given: list[int], taken: list[int], what: str) -> Tensor:
+        """Send rows `(n, dim)` to the ranks, so many to each, and return what comes from each.
+
+        `what` they are is equal on all ranks.
         """
+        what = f"exchange {what} of table {self.name!r}"
         sent = values.contiguous()
-        wide = sent.view(torch.uint8) if sent.element_size() == 2 else sent  # gloo lacks those
-        out = wide.new_empty(sum(taken), *wide.shape[1:])
-        with self.ranks.explained(f"exchange rows of table {self.name!r}"):
-            group = self.ranks.group_of_rows(on_host=on_host(wide), back=back)
-            dist.all_to_all_single(out, wide, taken, given, group=group)
+        wide = sent.view(torch.uint8)
+        out = wide.new_empty(sum(taken), wide.shape[1])
+        if not on_host(wide):
+            with self.ranks.explained(what):
+                group = self.ranks.data_group
+                dist.all_to_all_single(out, wide, taken, given, group=group)
+            return out.view(sent.dtype)
+        width = wide.shape[1]
+        parts, into = (
+            each.view(-1).split([count * width for count in counts])
+            for each, counts in ((wide, given), (out, taken))
+        )
+        message = self.ranks.send(what, f"{what} {width}", parts, into)
+        self.ranks.receive(what, message)
         return out.view(sent.dtype)
+
+
+class _AskedOnHost:
+    """Counts and numbers in one message."""
+
+    def __init__(self, wire: Wire, found: Found) -> None:
+        self._wire, self._own = wire, found.told[0]
+        numbers, self.positions = found.placed()
+        self._kind = numbers.dtype
+        counts = self._own[:, 0].tolist()
+        parts = [
+            torch.cat([words.view(torch.uint8), part.view(torch.uint8)])
+            for words, part in zip(self._own, numbers[: sum(counts)].split(counts), strict=True)
+        ]
+        self._message = wire.ranks.send(wire.what, "ask", parts)
+        self._numbers: list[Tensor] = []
+
+    def told(self) -> list[list[list[int]]]:
+        size = self._kind.itemsize
+        told = []
+        for part in self._wire.ranks.receive(self._wire.what, self._message):
+            words = max(_LEAST, len(part) - size * int(part[:8].view(torch.int64)))
+            told.append(part[: words - words % 8].view(torch.int64).tolist())
+            self._numbers.append(part[words:])
+        return [self._own.tolist(), told]
+
+    def numbers(self) -> Tensor:
+        return torch.cat([part.view(self._kind) for part in self._numbers])
+
+
+class _AskedOnDevice:
+    """Counts, which the host waits for, then numbers."""
+
+    def __init__(self, wire: Wire, found: Found) -> None:
+        self._wire = wire
+        with wire.ranks.explained(wire.what):
+            group = wire.ranks.data_group
+            dist.all_to_all_single(found.told[1], found.told[0], group=group)
+        self._told = fetched(found.told)  # all runs in order, and the host goes on
+        self._arrival = torch.cuda.current_stream(found.told.device).record_event()
+        self._numbers, self.positions = found.placed()
+
+    def told(self) -> list[list[list[int]]]:
+        with self._wire.ranks.explained(self._wire.what):
+            self._arrival.synchronize()
+        told: list[list[list[int]]] = self._told.tolist()
+        return told
+
+    def numbers(self) -> Tensor:
+        given, taken = ([each[0] for each in side] for side in self._told.tolist())
+        own = self._numbers[: sum(given)].view(-1, 1)
+        return self._wire.swap(own, given, taken, "numbers").view(-1)
 
 
 def with_words(rows: Tensor, counts: Sequence[int], word: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,8 +14,10 @@ from tierstore import Attached, Store, Table
 from tierstore.budget import format_bytes
 from tierstore.errors import counted
 from tierstore.exporting import export_table
+from tierstore.sharing import PartNote, part_file, write_note
+from tierstore.sharing import finish as finish_parts
 from tierstore_cli.command import Command
-from tierstore_cli.failure import Unchanged
+from tierstore_cli.failure import Failure, Unchanged
 from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_to_read
 from tierstore_cli.output import Output
 from tierstore_cli.params import (
@@ -62,7 +65,8 @@ from tierstore_cli.text import some_rows
     metavar="V",
     help="Export only if a row of the table changed since version V.",
 )
-@click.option("--part", type=Part(), help="Export only part K of N equal parts, counted from 0.")
+@click.option("--part", type=Part(), help="Write part K of N of OUT, counted from 0.")
+@click.option("--finish", is_flag=True, help="Make OUT of its parts, once all are written.")
 @VERSION
 @click.option("--dtype", type=DTYPE, help="Convert to this element type; default: the stored type.")
 @KEYS
@@ -89,6 +93,7 @@ def export(
     since: int | str | None,
     unless_like: int | str | None,
     part: Share | None,
+    finish: bool,
     version: int | str | None,
     dtype: str | None,
     keys: str | None,
@@ -105,8 +110,13 @@ def export(
     or, where the format has no place for them, beside it: items.keys.npy for items.npy. .vec, .txt,
     .bin, .tsv and .csv number the rows of a table without keys. The export reads one version, and
     STORE may be written meanwhile. OUT may be a pipe, or a URL for fsspec, but not of a
-    .projector; - is standard output and needs --format. Processes that share an export write one
-    --part each, to files of their own and of the same --version.
+    .projector; - is standard output and needs --format.
+
+    Processes that share an export write one --part of OUT each, with the same --version and
+    options; then one runs --finish, which makes a .npy or .safetensors file, or a directory
+    of .parquet files, of the parts in OUT.parts. Parts that are missing or differ are an error. A
+    part, and --finish, may be run again at any time. If there are no parts left, the exit code is
+    10. Parts that go to a URL or a pipe are files of their own.
 
     --fields writes several fields, each a column of a .parquet, .arrow or .feather file, in the
     narrowest element type that holds them all exactly.
@@ -124,7 +134,8 @@ def export(
       tierstore export emb.tier half.safetensors --table item --dtype float16
       tierstore export emb.tier words.vec --table word --rows 0:10000
       tierstore export emb.tier glove.txt.gz --table word --no-header
-      tierstore export emb.tier part-3.parquet --version 812 --part 3/16
+      tierstore export emb.tier items.parquet --version 812 --part 3/16
+      tierstore export emb.tier items.parquet --finish
       tierstore export emb.tier epoch3.npy --version 812 --force
       tierstore export emb.tier vectors.npy --skip-damaged
       tierstore export emb.tier - --format csv --table item | head
@@ -143,16 +154,27 @@ def export(
         )
     if field is not None and fields is not None:
         raise click.UsageError("give one of --field and --fields")
+    shared = not streamed and "://" not in str(target)
+    if finish:
+        more = (table, field, fields, rows, id_file, key_file, since, unless_like, part, version)
+        if not shared or skip_damaged or any(each is not None for each in (*more, dtype, keys)):
+            raise click.UsageError("--finish takes a file on a disk and --force, nothing more")
+        _finish(out, target, force=force)
+        return
     given = [each for each in (rows, id_file, key_file, since) if each is not None]
     if len(given) > 1:
         raise click.UsageError("give one of --rows, --ids, --keys-from and --since")
     if part is not None and given and rows is None:
         raise click.UsageError("--part is that of all rows, or of --rows")
+    if part is not None and shared and skip_damaged:
+        raise click.UsageError("parts with damaged rows make no whole; repair the store first")
     with (
         into_stream(str(target), suffix) if streamed else nullcontext(target) as place,
         open_to_read(store, version) as opened,
         Progress("exporting") as progress,
     ):
+        if part is not None and shared:
+            target = place = part_file(Path(str(target)), *part)
         version = opened.version if isinstance(opened, Store) else None
         chosen = choose_table(opened, table)
         names = fields.split(",") if fields is not None else [choose_field(chosen, field)]
@@ -176,10 +198,26 @@ def export(
             keys=None if keys is None else keys_in(keys, memory),
             memory=memory,
             header=header,
-            force=force,
+            force=force or (part is not None and shared),
             damaged="skip" if skip_damaged else "raise",
             progress=progress,
         )
+        if part is not None and shared:
+            write_note(
+                done.path,
+                PartNote(
+                    store=opened.uuid if isinstance(opened, Store) else full_name(store),
+                    version=version,
+                    table=chosen.name,
+                    fields=names,
+                    dtype=done.dtype,
+                    dim=done.dim,
+                    keyed=keys is not None or chosen.keys is not None,
+                    all_rows=list(choose_rows(chosen, rows)),
+                    rows=list(picked),
+                    overflowed=done.overflowed,
+                ),
+            )
     data: dict[str, Any] = {
         "store": full_name(store),
         "version": version,
@@ -203,6 +241,30 @@ def export(
         return
     shape = f"{counted(done.rows, 'row')} of {done.dim} {done.dtype}"
     out.show(data, f"wrote {target}: {shape}, {format_bytes(done.bytes)}")
+
+
+def _finish(out: Output, target: Place, *, force: bool) -> None:
+    """Make a target of its parts."""
+    path = Path(str(target))
+    try:
+        with Progress("putting parts together") as progress:
+            whole = finish_parts(path, force=force, progress=progress)
+    except FileNotFoundError:
+        if not path.exists():
+            raise Failure(f"{target} has no parts; write them with --part") from None
+        raise Unchanged(f"{target} has no parts left to put together; nothing written") from None
+    rows = whole.all_rows[1] - whole.all_rows[0]
+    data = {
+        "out": full_name(target),
+        "version": whole.version,
+        "table": whole.table,
+        "fields": whole.fields,
+        "rows": rows,
+        "dim": whole.dim,
+        "dtype": whole.dtype,
+        "overflowed": whole.overflowed,
+    }
+    out.show(data, f"wrote {target}: {counted(rows, 'row')} of {whole.dim} {whole.dtype}")
 
 
 def _changed(store: Store | Attached, table: Table, since: int | str) -> npt.NDArray[np.int64]:

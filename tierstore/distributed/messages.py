@@ -1,0 +1,172 @@
+"""Messages between ranks on hosts: each rank sends one to each other, in the order of the program.
+
+The head of a message tells what it is for and how long it is. Where one rank sends something else
+than the others, all ranks see that from the heads: none waits in vain, and none takes a message for
+another.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["Message", "Messages", "Unlike"]
+
+_KINDS = 1 << 8
+"""Kinds that tags distinguish."""
+_NUMBERS = 1 << 22
+"""Messages after which tags repeat."""
+
+
+class Unlike(Exception):
+    """A rank sent something else.
+
+    Attributes:
+        rank: the first one that did.
+    """
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+
+class Messages:
+    """Sends messages through a gloo group.
+
+    Attributes:
+        group: that group.
+        rank, count: which of how many this is.
+        taken: the number up to which this rank took all messages.
+    """
+
+    def __init__(self, group: Any, rank: int, count: int) -> None:
+        """Send from `rank` to all of `count` ranks, which are numbered alike in all groups."""
+        self.group: Any = group
+        self.rank: int = rank
+        self.count: int = count
+        self.taken: int = 0
+        self._number = 0
+        self._open: deque[Message] = deque()
+        self._sent: deque[Message] = deque()
+        self._left: list[Message] = []
+
+    def send(
+        self, kind: int, parts: Sequence[Tensor], into: Sequence[Tensor] | None = None
+    ) -> Message:
+        """Send bytes, uint8 `(n,)`, to each rank, this one among them; all send the same `kind`.
+
+        Returns at once; the parts must never change. Where a rank knows how much comes, it gives
+        memory to put it `into`, and does not wait for the heads first: then the parts may change
+        after `wait`.
+        """
+        self._number += 1
+        while self._open and self._open[0].number <= self._number - _NUMBERS // 2:
+            self._open[0].take()  # before its tag comes again
+        message = Message(self, self._number, kind, parts, into)
+        self._open.append(message)
+        if into is None:
+            self._sent.append(message)
+        return message
+
+    def took(self, message: Message, taken: int) -> None:
+        """Note that a message is taken, and that all ranks took those up to the number `taken`."""
+        if message.is_left:
+            self._left.append(message)  # its memory must stay: what it sent may yet be taken
+        while self._open and self._open[0].is_taken:
+            self.taken = self._open.popleft().number
+        while self._sent and self._sent[0].number <= taken:
+            self._sent.popleft()
+
+
+class Message:
+    """One that is under way.
+
+    Heads and contents have tags of their own, so that no content arrives where another is awaited.
+
+    Attributes:
+        number: from 1 on, equal on all ranks.
+        is_taken: whether it is received, or left.
+        is_left: whether a rank sent something else with this number, or receiving was broken off.
+    """
+
+    def __init__(
+        self,
+        messages: Messages,
+        number: int,
+        kind: int,
+        parts: Sequence[Tensor],
+        into: Sequence[Tensor] | None,
+    ) -> None:
+        """Begin to send."""
+        self.number: int = number
+        self.is_taken: bool = False
+        self.is_left: bool = False
+        self._messages, self._kind, self._parts, self._into = messages, kind, parts, into
+        self._tag = number % _NUMBERS * 2 * _KINDS
+        self._others = [rank for rank in range(messages.count) if rank != messages.rank]
+        heads = torch.tensor([[kind, len(part), messages.taken] for part in parts])
+        self._heads, self._told = heads, heads.clone()
+        self._sending: list[Any] = []
+        self._coming: list[Any] = []
+        for rank in self._others:
+            self._sending.append(self._sent(heads[rank], rank, 0))
+            self._coming.append(self._awaited(self._told[rank], rank, 0))
+        for rank in self._others:
+            if len(parts[rank]):
+                self._sending.append(self._sent(parts[rank], rank, 1))
+        self._taking: list[Any] = [] if into is None else self._content(into)
+
+    def _sent(self, part: Tensor, rank: int, which: int) -> Any:
+        group = self._messages.group
+        return dist.isend(part, rank, group=group, tag=self._tag_of(which))
+
+    def _awaited(self, part: Tensor, rank: int, which: int) -> Any:
+        group = self._messages.group
+        return dist.irecv(part, rank, group=group, tag=self._tag_of(which))
+
+    def _tag_of(self, which: int) -> int:
+        return self._tag + which * (_KINDS + self._kind % _KINDS)
+
+    def _content(self, into: Sequence[Tensor]) -> list[Any]:
+        """Begin to receive from the other ranks."""
+        return [self._awaited(into[rank], rank, 1) for rank in self._others if len(into[rank])]
+
+    def wait(self) -> Sequence[Tensor]:
+        """Return what each rank sent to this one; raises Unlike, on all ranks."""
+        self.take()
+        if self._into is None or self.is_left:
+            kinds = self._told[:, 0].tolist()
+            raise Unlike(next(rank for rank, kind in enumerate(kinds) if kind != self._kind))
+        return self._into
+
+    def take(self) -> None:
+        """Wait for what each rank sends, once; where that fails, no later one waits for it."""
+        if self.is_taken:
+            return
+        self.is_taken, self.is_left, last = True, True, 0
+        try:
+            for each in self._coming:
+                each.wait()
+            kinds, sizes, taken = self._told.T.tolist()
+            last = min(taken)
+            if all(kind == self._kind for kind in kinds):
+                self._receive(sizes)
+                self.is_left = False
+        finally:
+            self._messages.took(self, last)
+
+    def _receive(self, sizes: list[int]) -> None:
+        own, into, sending = self._messages.rank, self._into, self._sending
+        if into is None:
+            into = self._into = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+            self._taking, sending = self._content(into), []  # others may take it later
+        elif [len(each) for each in into] != sizes:
+            raise RuntimeError(f"messages of {sizes} bytes, not {[len(each) for each in into]}")
+        into[own].copy_(self._parts[own])
+        for each in (*self._taking, *sending):
+            each.wait()
