@@ -176,6 +176,9 @@ class KeyedTable(RowsByNumber):
 
     def _attach(self, generation: Generation, space: Space, extent: Extent) -> None:
         super()._attach(generation, space, extent)
+        if space.gpu is not None and self.spec.keys == "int64":
+            with space.on_device():  # now: a budget beyond the device's memory fails at once
+                space.gpu.keys(self.name, self.capacity)
         generation.fill_ahead()
 
     @property
@@ -582,10 +585,11 @@ class KeyedTable(RowsByNumber):
         used = rows.unique() if is_torch(rows) else np.unique(rows)
         used = used[used >= 0]
         if len(used):
-            uses = self.by_row.read(used, USES)
-            uses[:, 0] += 1
-            uses[:, 1] = self.store.version + 1
-            self.by_row.write(used, uses, USES)
+            with self._still():  # two threads that read the same counts would lose one
+                uses = self.by_row.read(used, USES)
+                uses[:, 0] += 1
+                uses[:, 1] = self.store.version + 1
+                self.by_row.write(used, uses, USES)
 
     def expire(
         self,
