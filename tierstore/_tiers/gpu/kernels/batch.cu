@@ -3,8 +3,8 @@
 static const u32 MOST_MISSES = 8;  // that a warp copies before it turns to others
 static const u32 LINK_ROWS = 64;   // for each block that uses the link
 
-// Find each id's row, an id a lane. READ notes its slot; WRITE lets the positions compete for it; LEASE
-// enrols each record once. A missing row is claimed by one of its ids, and deferred.
+// Find each id's row, an id a lane. READ and LEASE note its slot; WRITE lets the positions compete for
+// it; LEASE enrols each record once. A missing row is claimed by one of its ids, and deferred.
 extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
     Counters *const c = t.counters;
     const u32 done = *(volatile u32 *)&c->done;
@@ -43,12 +43,13 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
                      atomicCAS(entry_at(t, row, true), slot, CLAIMED) == slot;
         }
     }
-    const u32 d = block_append(&c->deferred, waits);
+    u32 index[3];
+    block_append({&c->deferred, &c->missed, &c->distinct}, {waits, claims, holds}, index);
+    const u32 d = index[0], m = index[1], k = index[2];
     if (waits) {
         (b.in_order & WAITS ? listed_waits(b) : b.deferred)[d] = (u32)position;
         if (b.in_order & WAITS) atomicAdd(c->waits_in + (row >> t.region_bits), 1u);
     }
-    const u32 m = block_append(&c->missed, claims);
     if (claims) {
         if (b.in_order & CLAIMS) {
             listed_claims(b)[m] = kept ? ~(i32)position : (i32)position;
@@ -59,9 +60,11 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
         }
         if (b.mode == WRITE || b.mode == LEASE) b.contest[m] = 0;
     }
-    if (b.mode == READ && mine) b.entry[position] = outside ? OUTSIDE : waits ? DEFERRED : slot;
-    if (b.mode == LEASE) enrol(t, b, holds, row, slot, slot_address(t, slot), t.mark + slot);
-    else if (b.held) hold(t, b, holds, slot);
+    if ((b.mode == READ || b.mode == LEASE) && mine)
+        (b.mode == READ ? b.entry : b.positions)[position] =
+            outside ? OUTSIDE : waits ? DEFERRED : slot;
+    if (holds && b.mode == LEASE) enrol(t, b, k, row, slot, slot_address(t, slot), t.mark + slot);
+    else if (holds) hold(t, b, k, slot);
     if (b.mode == PREFETCH) append(&c->lacking, lacks);
 }
 
@@ -137,9 +140,12 @@ __device__ void swap_records(const Tier &t, const Batch &b, Team team) {
         copy(target, refuge, span, t.record, 16);
         copy(source, target, span, t.record, 16);
         if (mine && slot >= 0) set_entry(t, row, slot);
-        if (b.mode == LEASE)
-            enrol(t, b, mine, row, slot, slot >= 0 ? target : host_address(t, row),
-                  slot >= 0 ? t.mark + slot : b.contest + m);
+        if (b.mode == LEASE) {
+            const u32 k = append(&c->distinct, mine);
+            if (mine)
+                enrol(t, b, k, row, slot, slot >= 0 ? target : host_address(t, row),
+                      slot >= 0 ? t.mark + slot : b.contest + m);
+        }
     }
 }
 
@@ -186,7 +192,10 @@ __device__ void admit_deferred(const Tier &t, const Batch &b) {
                 compete(contest, position);
             }
         }
-        if (b.mode == LEASE) enrol(t, b, enrols, row, entry, slot_address(t, entry), t.mark + entry);
+        if (b.mode == LEASE) {
+            const u32 k = append(&t.counters->distinct, enrols);
+            if (enrols) enrol(t, b, k, row, entry, slot_address(t, entry), t.mark + entry);
+        }
     }
 }
 
@@ -219,8 +228,8 @@ __device__ void write_winners(const Tier &t, const Batch &b, Team team, bool slo
     }
 }
 
-// Write the index of its record for every id of a lease, -1 for ids outside the table, and copy bytes
-// of that record to its position of data, if there is data.
+// Write the index of its record for every id of a lease, -1 for ids outside the table, where `probe` put
+// its slot, and copy bytes of that record to its position of data, if there is data.
 __device__ void serve_lease(const Tier &t, const Batch &b) {
     const Team team = everyone();
     const u32 span = b.data ? span_for(team, b.n) : 32;
@@ -228,12 +237,10 @@ __device__ void serve_lease(const Tier &t, const Batch &b) {
         const i64 position = base + lane();
         u64 source = 0, target = 0;
         if (lane() < span && position < b.n) {
-            const i64 row = b.ids[position];
-            i32 index = -1;
-            if ((u64)row < (u64)t.rows) {
-                const i32 entry = entry_of(t, row);
+            i32 entry = b.positions[position], index = -1;
+            if (entry == DEFERRED) entry = entry_of(t, b.ids[position]);
+            if (entry != OUTSIDE)
                 index = (i32)(entry >= 0 ? t.mark[entry] : b.contest[FIRST - entry]) - 1;
-            }
             b.positions[position] = index;
             if (b.data) {
                 source = index >= 0 ? b.records[index] + b.lo : (u64)t.poison;

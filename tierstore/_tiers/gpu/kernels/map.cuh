@@ -97,22 +97,17 @@ __device__ void compete(u32 *contest, u32 position) {
     if (*(volatile u32 *)contest < position + 1) atomicMax(contest, position + 1);
 }
 
-// Pin the slot of a record until the batch is released; returns the record's index.
-__device__ u32 hold(const Tier &t, const Batch &b, bool mine, i32 slot) {
-    const u32 k = append(&t.counters->distinct, mine);
-    if (mine) b.held[k] = slot;
-    if (mine && slot >= 0) {
-        ++t.pins[slot];
-        if (b.on_use != 0) t.key[slot] += b.on_use;
-    }
-    return k;
+// Pin the slot of record k, or of none (-1), until the batch is released.
+__device__ void hold(const Tier &t, const Batch &b, u32 k, i32 slot) {
+    b.held[k] = slot;
+    if (slot < 0) return;
+    ++t.pins[slot];
+    if (b.on_use != 0) t.key[slot] += b.on_use;
 }
 
-// Add a record to the lease and pin its slot; *mark becomes its index + 1.
-__device__ void enrol(const Tier &t, const Batch &b, bool mine, i64 row, i32 slot, u64 address,
-                      u32 *mark) {
-    const u32 k = hold(t, b, mine, slot);
-    if (!mine) return;
+// Make a record the k-th of the lease and pin its slot; *mark becomes k + 1.
+__device__ void enrol(const Tier &t, const Batch &b, u32 k, i64 row, i32 slot, u64 address, u32 *mark) {
+    hold(t, b, k, slot);
     b.records[k] = address;
     b.rows[k] = row;
     *mark = k + 1;

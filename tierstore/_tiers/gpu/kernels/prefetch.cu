@@ -36,7 +36,10 @@ __device__ void plan_moves(const Tier &t, const Batch &b) {
             b.place[m] = slot;
             b.leaving[m] = dirty ? old : -1;
         }
-        if (b.held) hold(t, b, slot >= 0, slot);
+        if (b.held) {
+            const u32 k = append(&t.counters->distinct, slot >= 0);
+            if (slot >= 0) hold(t, b, k, slot);
+        }
         append(&t.counters->lacking, mine && slot < 0);
         append(&t.counters->filled, slot >= 0 && old < 0);
         tally(&t.counters->evicted_rows, slot >= 0 && old >= 0);

@@ -122,7 +122,7 @@ struct Batch {
     u64 *records;                 // address of each record
     i64 *rows;                    // its row; of a replayed read: the log, `limit` entries
     i32 *held;                    // its slot, or -1; of a prefetch: slots it keeps for its batch
-    i32 *positions;               // [n]: index of each id's record
+    i32 *positions;               // [n]: index of each id's record; until then like `entry`
     u32 *count;                   // their number; of a prefetch: slots to fill, slots it keeps
     u32 *verdict;                 // a prefetch that keeps slots tells the host: CERTAIN or LACKING
     // Staging, in pinned host memory, `limit` entries each; null where the host tier is direct.

@@ -50,26 +50,35 @@ __device__ u32 append(u32 *count, bool asks) {
     return first + __popc(asking & ((1u << lane()) - 1));
 }
 
-// The same for all threads of a block together, which takes one atomic operation.
-__device__ u32 block_append(u32 *count, bool asks) {
-    __shared__ u32 firsts[THREADS / 32];
-    const u32 asking = __ballot_sync(EVERY_LANE, asks), warp = threadIdx.x >> 5;
-    if (lane() == 0) firsts[warp] = __popc(asking);
+// The same for several counts and all threads of a block together: one atomic operation a count.
+template <u32 N>
+__device__ void block_append(u32 *const (&counts)[N], const bool (&asks)[N], u32 (&index)[N]) {
+    __shared__ u32 firsts[N][THREADS / 32];
+    const u32 warp = threadIdx.x >> 5;
+    u32 asking[N];
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) {
+        asking[i] = __ballot_sync(EVERY_LANE, asks[i]);
+        if (lane() == 0) firsts[i][warp] = __popc(asking[i]);
+    }
     __syncthreads();
-    if (threadIdx.x == 0) {
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) {
+        if (threadIdx.x != i * 32) continue;
         u32 all = 0;
-        for (u32 w = 0; w < THREADS / 32; ++w) all += firsts[w];
-        u32 first = all ? atomicAdd(count, all) : 0;
+        for (u32 w = 0; w < THREADS / 32; ++w) all += firsts[i][w];
+        u32 first = all ? atomicAdd(counts[i], all) : 0;
         for (u32 w = 0; w < THREADS / 32; ++w) {
-            const u32 here = firsts[w];
-            firsts[w] = first;
+            const u32 here = firsts[i][w];
+            firsts[i][w] = first;
             first += here;
         }
     }
     __syncthreads();
-    const u32 index = firsts[warp] + __popc(asking & ((1u << lane()) - 1));
+#pragma unroll
+    for (u32 i = 0; i < N; ++i)
+        index[i] = firsts[i][warp] + __popc(asking[i] & ((1u << lane()) - 1));
     __syncthreads();
-    return index;
 }
 
 // The same as `append` for several indices a lane; returns the first.
