@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -174,6 +175,113 @@ def test_ranks_read_and_write_by_key(tmp_path: Path, kind: str) -> None:
     distributed.create(tmp_path / "parts", {"user": spec(kind)}, partitions=4).close()
     values(run(3, read_and_write, tmp_path / "parts", kind))
     assert len(by_key(tmp_path / "parts")) == 30
+
+
+def fill(store: Any, kind: str, *, rank: int = 0, ranks: int = 1) -> None:
+    """Write rows of the first 200 keys to one table, and of the last 200 to another."""
+    keys, rng = all_keys(kind), np.random.default_rng(7)
+    for name, begin in (("user", 0), ("more", 100)):
+        rows = rng.random((200, DIM), np.float32)
+        mine = np.arange(rank, 200, ranks)
+        store[name].write([keys[begin + at] for at in mine], rows[mine])
+
+
+def merge_and_add(rank: int, path: Path, other: Path | None, kind: str, how: Any) -> None:
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    budget = tierstore.Budget(host_rows=60)
+    with distributed.open(path, budget=budget) as store, contextlib.ExitStack() as stack:
+        user, keys = store["user"], all_keys(kind)
+        fill(store, kind, rank=rank, ranks=ranks)
+        store.commit(1)
+        reader = store if other is None else stack.enter_context(tierstore.open(other))
+        assert user.merge(reader["more"], on_conflict=how) == 100
+        assert user.merge(reader["more"], on_conflict="keep") == 0
+        store.rollback()
+        assert user.rows == 200
+        user.merge(reader["more"], on_conflict=how)
+        with pytest.raises(InvalidInputError, match="itself"):
+            user.merge(user)
+        with pytest.raises(InvalidTypeError, match="by key"):
+            user.merge(keys)
+        with pytest.raises(InvalidInputError, match="newest"):
+            user.merge(reader["more"], on_conflict="last")
+        new = [number if kind == "int64" else f"new {number}" for number in range(30)]
+        mine = new[rank * 5 : rank * 5 + 10]  # some are of two ranks
+        first = user.read(mine)
+        numbers = user.get_or_add(mine[:0] if rank == 1 else mine)
+        assert numbers.shape == ((0,) if rank == 1 else (10,))
+        again = user.get_or_add(mine)
+        assert rank == 1 or np.array_equal(again, numbers)
+        assert np.array_equal(user.by_row.read(again), first)
+        user.get_or_add(new)
+        assert user.contains(new).all()
+        store.commit(2)
+        assert user.rows == 330
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "ranks"),
+    [
+        ("int64", "newest", 1),
+        *(
+            pytest.param(kind, how, ranks, marks=pytest.mark.slow)
+            for kind, how, ranks in [
+                ("text", "mean", 1),
+                ("int64", "mean", 2),
+                ("text", "keep", 2),
+                ("text", "newest", 3),
+                ("int64", "mean", 3),
+            ]
+        ),
+    ],
+)
+@pytest.mark.parametrize("where", ["here", "plain", "parts"])
+def test_merging_and_adding_as_one_process_does(
+    tmp_path: Path, kind: str, how: Any, ranks: int, where: str
+) -> None:
+    specs, path = {"user": spec(kind), "more": spec(kind)}, tmp_path / "many"
+    distributed.create(path, specs, partitions=5).close()
+    with tierstore.create(tmp_path / "plain", specs) as plain:
+        fill(plain, kind)
+        plain.commit()
+        other = None if where == "here" else tmp_path / "plain"
+        if where == "parts":
+            other = tmp_path / "others"
+            distributed.save(tmp_path / "plain", other, partitions=3)
+        values(run(ranks, merge_and_add, path, other, kind, how))
+        plain["user"].merge(plain["more"], on_conflict=how)
+        new = [number if kind == "int64" else f"new {number}" for number in range(30)]
+        plain["user"].get_or_add(new)
+        plain.commit()
+    same(by_key(path), by_key(tmp_path / "plain"), exact=True)
+    assert tierstore.verify(path).ok
+
+
+def merge_into_little_room(rank: int, path: Path, other: Path) -> tuple[str, int]:
+    with distributed.open(path) as store, tierstore.open(other) as reader:
+        user = store["user"]
+        if rank == 1:
+            user.shard.write = lambda *given: failing()
+        with pytest.raises(StoreFullError) as raised:
+            user.merge(reader["more"])
+        with pytest.raises(RanksError, match="merge table"):
+            user.read(all_keys("int64"))
+        user.shard.__dict__.pop("write", None)
+        store.rollback()
+        assert user.merge(reader["more"]) == 200
+        return str(raised.value), user.shard.rows
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_to_merge_is_known_to_all(tmp_path: Path) -> None:
+    specs = {"user": spec("int64"), "more": spec("int64")}
+    distributed.create(tmp_path / "many", specs, partitions=4).close()
+    with tierstore.create(tmp_path / "plain", specs) as plain:
+        fill(plain, "int64")
+        plain.commit()
+    found = values(run(2, merge_into_little_room, tmp_path / "many", tmp_path / "plain"))
+    (first, one), (own, two) = found
+    assert "rank 1 of 2" in first and "rank 1 of 2" not in own and one + two == 200
 
 
 def first_rows(rank: int, path: Path, kind: str) -> list[bytes]:

@@ -14,15 +14,16 @@ from hypothesis.stateful import rule
 
 import tierstore
 from tests.gpu.conftest import Place
+from tests.gpu.emulator import EmulatedDevice
 from tests.keys.test_keyed import ExpiringMachine, GrowingMachine, KeyedMachine, grow, run
 from tierstore import Budget, TableSpec
 from tierstore._table.address import Ids
 from tierstore._table.gpu import DeviceAccess
 from tierstore._tiers.gpu.keys import DeviceKeys, Guess
 from tierstore._tiers.gpu.launcher import Launcher
-from tierstore.errors import ClosedError, InvalidTypeError, UnknownNameError
+from tierstore.errors import CapacityError, ClosedError, InvalidTypeError, UnknownNameError
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 DIM = 4
 
@@ -61,6 +62,31 @@ def test_growth_and_expiry(tmp_path: Path, place: Place, slots: tuple[int, int])
         assert reader["t"].rows == 33
         assert np.array_equal(reader["t"].read(keys[20:50]), rows[20:50])
         assert reader["t"].capacity == 131_072
+
+
+class OutOfMemoryError(Exception):
+    """Named as CuPy's and torch's."""
+
+
+class WithoutRoomForKeys(EmulatedDevice):
+    """An emulated device whose memory does not hold a map of keys beside a tier."""
+
+    def allocate(self, size: int, dtype: Any) -> Any:
+        if dtype == "u8":
+            raise OutOfMemoryError(f"{size} are too many")
+        return super().allocate(size, dtype)
+
+
+def test_a_map_of_keys_without_memory_is_refused_on_opening(tmp_path: Path) -> None:
+    budget = Budget(host_rows=100, gpu_rows=64)
+    tierstore.create(tmp_path / "s", {"t": TableSpec(100, DIM, keys="int64")}).close()
+    with pytest.raises(CapacityError, match="budget"):
+        tierstore.open(tmp_path / "s", budget=budget, device=WithoutRoomForKeys())
+    with tierstore.open(tmp_path / "s", budget=budget, device=EmulatedDevice()) as store:
+        table = store["t"]
+        (reserved,) = table._space.gpu._keys.values()
+        table.read(torch.arange(7))
+        assert table._space.gpu.keys("t", table.capacity) is reserved
 
 
 @pytest.mark.parametrize("most", [1, 40, 1000])

@@ -1,5 +1,7 @@
 """Layers over tables by key against torch's own over rows in the order of arrival."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -438,3 +440,26 @@ def squared(kind, numbers):
     if kind == "int64":
         return keys.view(numbers.shape)
     return np.array(keys, object).reshape(numbers.shape)
+
+
+def test_threads_that_train_one_key_count_each_use(tmp_path, kind, monkeypatch):
+    spec, key = TableSpec(dim=DIM, keys=kind, track_uses=True), keys_for(kind, [5])
+    read, threads = RowsByNumber.read, []
+
+    def disturbed(self, ids, field=None, **options):
+        found = read(self, ids, field, **options)
+        if field == "uses" and not threads:  # another use comes between the count and its update
+            threads.append(threading.Thread(target=layer, args=(key,)))
+            threads[0].start()
+            threads[0].join(0.3)
+        return found
+
+    with tierstore.create(tmp_path / "s", {"t": spec}, budget=Budget(host_rows=50)) as store:
+        layer = TieredEmbedding(store["t"])
+        layer(key)
+        monkeypatch.setattr(RowsByNumber, "read", disturbed)
+        layer(key)
+        threads[0].join(60)
+        monkeypatch.undo()
+        assert store["t"].read(key, "uses")[0].tolist() == [3, store.version + 1]
+        store.rollback()

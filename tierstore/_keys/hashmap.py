@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._keys.memory import Memory
+from tierstore._parts import in_parts
 from tierstore.errors import CapacityError
 
 __all__ = ["Codes", "HashMap", "Places", "Rows", "Same", "shape_for"]
@@ -63,6 +64,9 @@ _BLOCK = 1 << 15
 """Keys worked on at once: their temporary memory stays in the caches of a core."""
 _BATCH, _CACHED = 1 << 17, 1 << 15
 """Keys that are found at once, and as many of these as make their first probe at once."""
+_FOR_A_THREAD = 1 << 16
+"""Keys to find for which a thread pays off: on fewer, two threads wait for the interpreter's lock
+as long as each saves."""
 _SHRUNK = 0.7
 """Share of the rows below which a map of the kept rows is built again, in less memory."""
 _SPLIT = 16
@@ -250,10 +254,14 @@ class HashMap:
             if ends is not None:
                 ends[:] = self._homes(hashes)
             return found
-        for start in range(0, codes.size, _BATCH):
-            part = slice(start, start + _BATCH)
-            end = None if ends is None else ends[part]
-            self._find_batch(codes[part], hashes[part], same, start, found[part], end)
+
+        def find(part: slice) -> None:
+            for start in range(part.start, part.stop, _BATCH):
+                batch = slice(start, min(start + _BATCH, part.stop))
+                end = None if ends is None else ends[batch]
+                self._find_batch(codes[batch], hashes[batch], same, start, found[batch], end)
+
+        in_parts(find, codes.size, codes.size, least=_FOR_A_THREAD)
         if self._far:
             at = np.flatnonzero(found < 0)
             names = codes[at].tolist() if same is None else same.names(at)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import EllipsisType
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from tierstore._disk.generation import Generation, first_records
 from tierstore._keys.admission import Candidates
 from tierstore._keys.given import unknown_keys
 from tierstore._keys.growing import Asked, KeyMap
-from tierstore._table import expiry
+from tierstore._table import expiry, merging
 from tierstore._table.address import Ids, as_dense, as_written, host_ids, is_cupy, is_torch, on_host
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Lease
@@ -176,6 +176,9 @@ class KeyedTable(RowsByNumber):
 
     def _attach(self, generation: Generation, space: Space, extent: Extent) -> None:
         super()._attach(generation, space, extent)
+        if space.gpu is not None and self.spec.keys == "int64":
+            with space.on_device():  # now: a budget beyond the device's memory fails at once
+                space.gpu.keys(self.name, self.capacity)
         generation.fill_ahead()
 
     @property
@@ -282,7 +285,7 @@ class KeyedTable(RowsByNumber):
         self,
         other: KeyedTable,
         *,
-        on_conflict: Literal["newest", "mean", "keep"] = "newest",
+        on_conflict: merging.Conflict = "newest",
         progress: Progress | None = None,
     ) -> int:
         """Take the rows of another table by key; return how many keys are new.
@@ -298,45 +301,10 @@ class KeyedTable(RowsByNumber):
         not fit, before any change, and if there is no room for all keys; then some blocks of rows
         are merged and uncommitted.
         """
-        self._check_mergeable(other, on_conflict)
-        before = self.rows
-        for start in range(0, other.rows, _BLOCK_ROWS):
-            rows = np.arange(start, min(start + _BLOCK_ROWS, other.rows))
-            keys = other.keys_of(rows)
-            values = other.by_row.read(rows, list(other.fields), cache=False)
-            known = self.contains(keys)
-            if on_conflict == "keep":
-                keys = keys[~known]
-                values = {name: each[~known] for name, each in values.items()}
-            elif on_conflict == "mean" and known.any():
-                own = self.read(keys[known], list(self.fields))
-                for name, each in values.items():
-                    both = each[known], own[name]
-                    if name == USES:
-                        each[known] = np.maximum(*both)
-                    elif each.dtype.kind in "iu":  # whose sum would wrap
-                        each[known] = np.rint((both[0] + both[1].astype(np.float32)) / 2)
-                    else:
-                        each[known] = (both[0] + both[1]) / 2
-            self.write(keys, values)
-            if progress is not None:
-                progress(int(rows[-1]) + 1, other.rows)
-        return self.rows - before
-
-    def _check_mergeable(self, other: KeyedTable, on_conflict: str) -> None:
-        if on_conflict not in ("newest", "mean", "keep"):
-            raise InvalidInputError(
-                f"on_conflict is 'newest', 'mean' or 'keep', not {on_conflict!r}"
-            )
         if not isinstance(other, KeyedTable):
             raise InvalidTypeError(f"merge takes a table by key, not {other!r}")
-        if other.spec.keys != self.spec.keys or other.fields != self.fields:
-            raise InvalidInputError(
-                f"table {other.name!r} has other fields or {other.spec.keys} keys, and "
-                f"{self.name!r} {self.spec.keys}"
-            )
-        if other._generation is self._generation:
-            raise InvalidInputError(f"table {self.name!r} cannot be merged with itself")
+        merging.check(self, other, on_conflict)
+        return merging.merge(self, other, on_conflict, progress)
 
     # -- reading and writing
 
@@ -617,10 +585,11 @@ class KeyedTable(RowsByNumber):
         used = rows.unique() if is_torch(rows) else np.unique(rows)
         used = used[used >= 0]
         if len(used):
-            uses = self.by_row.read(used, USES)
-            uses[:, 0] += 1
-            uses[:, 1] = self.store.version + 1
-            self.by_row.write(used, uses, USES)
+            with self._still():  # two threads that read the same counts would lose one
+                uses = self.by_row.read(used, USES)
+                uses[:, 0] += 1
+                uses[:, 1] = self.store.version + 1
+                self.by_row.write(used, uses, USES)
 
     def expire(
         self,

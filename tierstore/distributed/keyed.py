@@ -9,14 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tierstore._disk.base import Progress
 from tierstore._disk.partitioning import partition_of_key
 from tierstore._keys.growing import Asked
-from tierstore._table import expiry
+from tierstore._table import expiry, merging
 from tierstore._table.keyed import KeyedTable
 from tierstore.distributed.key_exchange import KeyExchange, Numbers
 from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.table import DistributedTable
-from tierstore.errors import InvalidTypeError, UnknownNameError
+from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.spec import Field, TableSpec
 
 if TYPE_CHECKING:
@@ -31,9 +32,10 @@ class DistributedKeyedTable:
     """Rows of a table by key, wherever they are among the ranks; see `KeyedTable`.
 
     The owner of a key is found from its hash, and draws the first row from the key: the row of a
-    key does not depend on the number of ranks. `read`, `write`, `lookup`, `contains` and `prefetch`
-    are collective: every rank calls them, with keys of its own or none. `expire` removes keys of
-    the rank that calls it, and is collective with `keep_at_most` alone.
+    key does not depend on the number of ranks. `read`, `write`, `lookup`, `contains`, `get_or_add`
+    and `prefetch` are collective: every rank calls them, with keys of its own or none. So is
+    `merge`, to which every rank gives the same table. `expire` removes keys of the rank that calls
+    it, and is collective with `keep_at_most` alone.
 
     Attributes:
         shard: the keys and rows of this rank, a KeyedTable.
@@ -127,6 +129,20 @@ class DistributedKeyedTable:
         """Return for each key whether it has a row, in their shape. Collective."""
         return self.lookup(keys, missing=-1) >= 0
 
+    def get_or_add(self, keys: object) -> Rows:
+        """Return the number of each key, in their shape; adds those without a row. Collective.
+
+        They get their first rows, as with `write`. Numbers are for `by_row`, until the next commit
+        or rollback.
+        """
+
+        def added(asked: Asked) -> Rows:
+            with self.shard._still():
+                return self.shard._add(asked)
+
+        asked, found = self._exchange.ask(keys, "add", added)
+        return found.reshape(asked.shape)
+
     def is_here(self, keys: object) -> npt.NDArray[np.bool_]:
         """Return for each key whether this rank owns it, in their shape."""
         asked, _ = self.shard._asked(keys)
@@ -197,6 +213,52 @@ class DistributedKeyedTable:
         )
         told["keep_at_most"] = expiry.shares(tallies, keep_at_most)[self._ranks.rank]
         return self.shard.expire(**told)
+
+    def merge(
+        self,
+        other: KeyedTable | DistributedKeyedTable,
+        *,
+        on_conflict: merging.Conflict = "newest",
+        progress: Progress | None = None,
+    ) -> int:
+        """Take the rows of another table by key; return how many keys of all ranks are new.
+
+        Collective: each rank takes the keys that it owns, and no row goes from rank to rank.
+        See `KeyedTable.merge` for the arguments. Another store is opened for reading on every rank,
+        by `tierstore.open`, whether it is in partitions or not; a table that the same ranks train
+        is taken as it is, if it has as many partitions.
+
+        Errors are raised on every rank. After one that a rank meets while it merges, all of them
+        refuse to go on until `store.rollback()`.
+        """
+        self._ranks.together("merge tables", lambda: self._check_mergeable(other, on_conflict))
+        shared = isinstance(other, DistributedKeyedTable)
+        told = {"table": self.name, "on_conflict": on_conflict, "other": other.name}
+        self._ranks.agree("merge tables", told | {"rows": other.rows, "shared": shared})
+        shard = other.shard if isinstance(other, DistributedKeyedTable) else other
+
+        def merged() -> int:
+            try:
+                wanted = None if shared else self.is_here
+                return merging.merge(self.shard, shard, on_conflict, progress, wanted)
+            except Exception as error:
+                self._ranks.fail(f"merge table {self.name!r}", error)
+                raise
+
+        return sum(self._ranks.together(f"merge table {self.name!r}", merged))
+
+    def _check_mergeable(self, other: object, on_conflict: str) -> None:
+        if isinstance(other, DistributedKeyedTable):
+            if other._partitions != self._partitions:
+                raise InvalidInputError(
+                    f"table {other.name!r} is in {other._partitions} partitions, and {self.name!r} "
+                    f"in {self._partitions}: commit it, and give the table of a store that every "
+                    "rank opens by tierstore.open"
+                )
+            other = other.shard
+        if not isinstance(other, KeyedTable):
+            raise InvalidTypeError(f"merge takes a table by key, not {other!r}")
+        merging.check(self.shard, other, on_conflict)
 
     # -- what layers call
 

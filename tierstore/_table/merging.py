@@ -1,0 +1,79 @@
+"""Rows of one table by key taken into another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._disk.base import Progress
+from tierstore.errors import InvalidInputError
+from tierstore.spec import USES
+
+if TYPE_CHECKING:
+    from tierstore._table.keyed import KeyedTable
+
+__all__ = ["Conflict", "check", "merge"]
+
+Conflict: TypeAlias = Literal["newest", "mean", "keep"]
+"""What becomes of a key that both tables have."""
+Rows: TypeAlias = npt.NDArray[Any]
+
+_BLOCK_ROWS = 1 << 16
+
+
+def check(table: KeyedTable, other: KeyedTable, on_conflict: str) -> None:
+    """Raise InvalidInputError if `other` cannot be merged into a table so."""
+    if on_conflict not in ("newest", "mean", "keep"):
+        raise InvalidInputError(f"on_conflict is 'newest', 'mean' or 'keep', not {on_conflict!r}")
+    if other.spec.keys != table.spec.keys or other.fields != table.fields:
+        raise InvalidInputError(
+            f"table {other.name!r} has other fields or {other.spec.keys} keys, and "
+            f"{table.name!r} {table.spec.keys}"
+        )
+    if other._generation is table._generation:
+        raise InvalidInputError(f"table {table.name!r} cannot be merged with itself")
+
+
+def merge(
+    table: KeyedTable,
+    other: KeyedTable,
+    on_conflict: str,
+    progress: Progress | None = None,
+    is_wanted: Callable[[Rows], npt.NDArray[np.bool_]] | None = None,
+) -> int:
+    """Take the rows of another table, checked, as `KeyedTable.merge` does; return the new keys.
+
+    `is_wanted` tells which keys to take; None takes all.
+    """
+    before = table.rows
+    for start in range(0, other.rows, _BLOCK_ROWS):
+        rows = np.arange(start, min(start + _BLOCK_ROWS, other.rows))
+        keys = other.keys_of(rows)
+        if is_wanted is not None:
+            wanted = is_wanted(keys)
+            rows, keys = rows[wanted], keys[wanted]
+        values = other.by_row.read(rows, list(other.fields), cache=False)
+        known = table.contains(keys)
+        if on_conflict == "keep":
+            keys = keys[~known]
+            values = {name: each[~known] for name, each in values.items()}
+        elif on_conflict == "mean" and known.any():
+            own = table.read(keys[known], list(table.fields))
+            for name, each in values.items():
+                each[known] = _mean(name, each[known], own[name])
+        table.write(keys, values)
+        if progress is not None:
+            progress(min(start + _BLOCK_ROWS, other.rows), other.rows)
+    return table.rows - before
+
+
+def _mean(name: str, one: Rows, other: Rows) -> Any:
+    """Return the mean of the rows of a field, of uses the larger ones."""
+    if name == USES:
+        return np.maximum(one, other)
+    if one.dtype.kind in "iu":  # whose sum would wrap
+        return np.rint((one + other.astype(np.float32)) / 2)
+    return (one + other) / 2
