@@ -33,6 +33,7 @@ TINY = {
     "bench_host_read": ["--rows", "5000", "--batch", "300"],
     "bench_keys": ["--rows", "3000", "--batch", "100", "--map-rows", "5000", "--map-batch", "999"],
     "bench_keyed_arrival": ["--new", "300", "--batch", "300", "--steps", "20"],
+    "bench_keyed_step": ["--rows", "3000", "--batch", "200", "--dim", "8"],
     "bench_keyed_opening": [
         *("--rows", "5000", "--batch", "300", "--expiry-rows", "3000"),
         *("--read-rows", "2000", "--dim", "8"),

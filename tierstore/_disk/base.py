@@ -196,12 +196,12 @@ class Base:
         self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]
     ) -> npt.NDArray[np.intp]:
         """Copy records into `out`; return the positions of checksum mismatches."""
-        records, sums, fill = self._files[0], self._sums(rows), None
+        records, fill = self._files[0], None
         if isinstance(records, RecordFiles):
             fill = partial(take_part, records.records, rows, out)
         else:
             records.read(rows, out)
-        return _checksum.mismatches(rows, out, sums, sparse=self._sparse, fill=fill)
+        return _checksum.mismatches(rows, out, self._sums(rows), sparse=self._sparse, fill=fill)
 
     def _sums(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
         """Return the checksums that records `rows` must have."""
