@@ -244,6 +244,15 @@ def test_a_copy_is_made_again_where_a_record_changed_meanwhile(
     assert not tier._changes.copies
 
 
+def closing(tier: HostTier) -> threading.Thread:
+    """Close a tier that is being read in a thread, which waits for the reader."""
+    closer = threading.Thread(target=tier.close)
+    closer.start()
+    closer.join(0.2)
+    assert closer.is_alive() and len(tier.records)
+    return closer
+
+
 def test_a_tier_whose_records_are_being_copied_is_closed_afterwards(
     apart: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,10 +271,7 @@ def test_a_tier_whose_records_are_being_copied_is_closed_afterwards(
     reader = threading.Thread(target=lambda: found.append(read(tier, np.arange(ROWS))))
     reader.start()
     assert inside.wait(60)
-    closer = threading.Thread(target=tier.close)
-    closer.start()
-    closer.join(0.2)
-    assert closer.is_alive() and len(tier.records)
+    closer = closing(tier)
     go_on.set()
     closer.join(60)
     reader.join(60)
@@ -372,10 +378,7 @@ def test_a_tier_that_is_read_without_the_lock_is_closed_afterwards(of_any_size: 
     reader = threading.Thread(target=lambda: found.append(read_apart(tier, rows, (0, 16))))
     reader.start()
     assert inside.wait(60)
-    closer = threading.Thread(target=tier.close)
-    closer.start()
-    closer.join(0.2)
-    assert closer.is_alive() and len(tier.records)
+    closer = closing(tier)
     assert read_apart(tier, rows, (0, 16)) is None  # none begins any more
     go_on.set()
     closer.join(60)

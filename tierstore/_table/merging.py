@@ -28,13 +28,22 @@ def check(table: KeyedTable, other: KeyedTable, on_conflict: str) -> None:
     """Raise InvalidInputError if `other` cannot be merged into a table so."""
     if on_conflict not in ("newest", "mean", "keep"):
         raise InvalidInputError(f"on_conflict is 'newest', 'mean' or 'keep', not {on_conflict!r}")
-    if other.spec.keys != table.spec.keys or other.fields != table.fields:
+    if other.spec.keys != table.spec.keys:
         raise InvalidInputError(
-            f"table {other.name!r} has other fields or {other.spec.keys} keys, and "
-            f"{table.name!r} {table.spec.keys}"
+            f"table {other.name!r} has {other.spec.keys} keys, and {table.name!r} {table.spec.keys}"
+        )
+    if other.fields != table.fields:
+        raise InvalidInputError(
+            f"table {other.name!r} has {_described(other)}, and {table.name!r} "
+            f"{_described(table)}: fields must be equal, those of an optimizer's state among them"
         )
     if other._generation is table._generation:
         raise InvalidInputError(f"table {table.name!r} cannot be merged with itself")
+
+
+def _described(table: KeyedTable) -> str:
+    """Return the fields of a table for people."""
+    return ", ".join(f"{name} ({each.dim} {each.dtype})" for name, each in table.fields.items())
 
 
 def merge(
