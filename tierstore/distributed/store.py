@@ -163,11 +163,14 @@ class DistributedStore(Closing, Mapping[str, Any]):
     def _place_together(self) -> None:
         """Put tiers over the tables of a version that was just published, on every rank.
 
-        Raises CommitFailedError.
+        Raises CommitFailedError, and RanksError where ranks cannot talk any longer.
         """
         try:
             self._ranks.together("place its tables", self._place)
         except TierStoreError as error:
+            if self._ranks.broken:
+                error.add_note(f"version {self.version} is committed")
+                raise
             raise CommitFailedError(
                 f"version {self.version} is committed, but its tables could not be opened in "
                 f"their new shape ({error}); open the store again"
