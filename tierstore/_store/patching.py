@@ -270,9 +270,12 @@ class Patch:
             yield rows[part], records
 
     def check_order(self, manifest: Manifest, where: str) -> None:
-        """Raise VersionError unless the open version of a store is the one this is based on."""
+        """Raise VersionError unless the open version of a store is the one this is based on.
+
+        A version and one that restores it have one mark: a patch between them changes nothing.
+        """
         old, new = (each.natural("version") for each in (self.old, self.new))
-        if manifest.mark == self.new.text("mark"):
+        if manifest.mark == self.new.text("mark") != self.old.text("mark"):
             raise VersionError(f"{where} already has version {new}, to which {self.name} leads")
         if manifest.mark != self.old.text("mark"):
             raise VersionError(
