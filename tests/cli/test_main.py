@@ -1,6 +1,7 @@
 """The group: help, lazy imports, exit codes of errors, signals."""
 
 import errno
+import json
 import logging
 import os
 import signal
@@ -210,6 +211,25 @@ def test_interrupted_ends_with_130():
     result = CliRunner().invoke(failing(KeyboardInterrupt()), ["fail"])
     assert result.exit_code == 130
     assert result.stderr.strip() == "Interrupted."
+
+
+def test_a_command_interrupted_after_its_commit_says_that_this_is_done(tmp_path, monkeypatch):
+    path = tmp_path / "S.tier"
+    tierstore.create(path, {"e": tierstore.TableSpec(9, 2)}).close()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tierstore._store.commit.clean_up", interrupt)
+    result = CliRunner().invoke(cli, ["put", str(path), "--id", "1", "1,2", "--json"])
+    done = f"nterrupted; version 2 of {path} is committed"
+    assert (result.exit_code, result.stderr) == (130, f"\nI{done}.\n")
+    assert json.loads(result.stdout)["error"]["message"] == f"i{done}"
+    monkeypatch.setattr("tierstore._store.commit.seal", interrupt)
+    result = CliRunner().invoke(cli, ["put", str(path), "--id", "1", "3,4"])
+    assert (result.exit_code, result.stderr) == (130, "\nInterrupted.\n")
+    with tierstore.open(path) as store:
+        assert (store.version, store["e"].read([1]).tolist()) == (2, [[1, 2]])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
