@@ -341,7 +341,7 @@ def _notes(source: Source, table: Table | None, keys: Keys | None, dtype: str) -
         )
     if keys is None and table is not None and table.keys is not None:
         notes.append(
-            f"kept the {table.rows:,} keys that the table had; --keys FILE gives the rows others"
+            f"kept the {table.rows:,} keys that the table had; keys= gives the rows others (--keys)"
         )
     if table is not None and not ELEMENT_TYPES[dtype].accepts(source.dtype):
         notes.append(f"{source.dtype} in the file, rounded to {dtype}")
