@@ -206,10 +206,11 @@ def import_table(
 
     Raises:
         AmbiguousFileError: a text can be read in two ways; the message describes how to choose one.
-        FormatError: a file is missing or damaged, lacks the matrix or needs more than `memory`.
+        FormatError: a file is damaged, lacks the matrix or needs more than `memory`.
         InvalidInputError: shapes, dtypes or keys do not match, the suffix is unknown, or the store
             has uncommitted rows.
         MissingExtraError: the format needs a package that is not installed.
+        MissingFileError: a file is not there.
         UnknownNameError: the table has no such field.
         StoreFullError, StoreIOError: the file system failed.
     """
