@@ -180,7 +180,8 @@ def attach(
 
     Raises FormatError for files that are damaged or cannot be read in place, such as columns first
     or the wrong byte order (import these), InvalidInputError for other kinds of files, matrices of
-    different rows and checksums of other tables, InvalidTypeError, CapacityError and DeviceError.
+    different rows and checksums of other tables, MissingFileError, InvalidTypeError, CapacityError
+    and DeviceError.
     """
     with internal_errors():
         if not isinstance(tables, Mapping):

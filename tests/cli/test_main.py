@@ -143,7 +143,7 @@ def test_a_name_of_other_tools_is_answered_with_the_command(run):
     [
         (["inspect", "nope.tier"], "NotAStoreError", 3),
         (["init", "x.tier", "--rows", "many", "--dim", "4"], "BadParameter", 2),
-        (["load", "x.tier", "nope.npy"], "FormatError", 3),
+        (["load", "x.tier", "nope.npy"], "MissingFileError", 3),
         (["insepct", "x.tier"], "UsageError", 2),
         (["quantise", "x.tier"], "UsageError", 2),
         (["inspect", "x.tier", "--nope"], "NoSuchOption", 2),
@@ -171,6 +171,7 @@ def test_a_failure_is_one_object_with_json(run_json, tmp_path, monkeypatch, args
         (ZeroDivisionError("x"), 1),
         (errors.NotAStoreError("x"), 3),
         (errors.FormatError("x"), 3),
+        (errors.MissingFileError("x"), 3),
         (errors.CorruptStoreError("x"), 4),
         (errors.CorruptRowError("x"), 4),
         (errors.LockedError("x"), 5),

@@ -35,6 +35,7 @@ from tierstore.errors import (
     CorruptStoreError,
     FormatError,
     InvalidInputError,
+    MissingFileError,
     VersionError,
     counted,
 )
@@ -351,14 +352,14 @@ def _change(name: str, entry: Section, offset: int) -> Change:
 
 @contextlib.contextmanager
 def open_patch(path: str | os.PathLike[str]) -> Iterator[Patch]:
-    """Open a patch; raises FormatError where it is damaged."""
+    """Open a patch; raises MissingFileError or, where it is damaged, FormatError."""
     name = os.fspath(path)
     with contextlib.ExitStack() as opened:
         try:
             with _io.explained("open", name):
                 file = opened.enter_context(open(path, "rb"))
         except FileNotFoundError:
-            raise FormatError(f"{name}: no such file") from None
+            raise MissingFileError(f"{name}: no such file", filename=name) from None
         yield Patch(file, name)
 
 
