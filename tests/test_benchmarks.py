@@ -147,7 +147,7 @@ def test_every_result_can_be_compared():
 
 
 README = {
-    "host_read": ("of torch.index_select, 2 threads", "1.4"),
+    "host_read": ("of torch.index_select, 2 threads", "2.4"),
     "cold_reads": ("times LMDB, 32 threads", "2.8"),
     "plan": ("points apart, at most", "1.2"),
     "gpu_read": ("all hits / F.embedding, 131072 ids, alpha 1.05", "1.03"),
