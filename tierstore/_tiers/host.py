@@ -385,13 +385,13 @@ class HostTier:
     ) -> Slots:
         """Promote the rows of a batch and pin them; return the slots to give back, if any.
 
-        They are admitted regardless of their scores, because a step reads and writes them field by
-        field. With `out` `(n, width)`, also read each of the `ids` `(n,)` as `read_held` does.
+        If they fit beside open leases they are admitted regardless of their scores, because a step
+        reads and writes them field by field; otherwise by scores, so that the best stay. With `out` `(n, width)`, also read each of the `ids` `(n,)` as `read_held` does.
         """
         rows = batch.rows
         pinned: Slots = _NO_SLOTS
         with self._lock:
-            slots = self._locate(rows, force=True, batch=batch)
+            slots = self._locate(rows, force=self.map.fits(rows.size), batch=batch)
             if isinstance(self.map, CachedSlots):
                 pinned = slots[slots >= 0]
                 self.map.pins.lease(pinned)

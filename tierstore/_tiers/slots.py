@@ -88,6 +88,9 @@ class SlotMap(Protocol):
     def free(self, rows: Rows) -> Slots:
         """Take free slots for a leading part of `rows`, which are distinct and have none."""
 
+    def fits(self, rows: int) -> bool:
+        """Whether a batch of so many rows has room beside open leases, if they share no row."""
+
     def victims(self, rows: Rows, *, force: bool = False) -> Slots:
         """Take slots to evict for a leading part of `rows`, which are in `order` and have none.
 
@@ -166,6 +169,10 @@ class DirectSlots:
     def free(self, rows: Rows) -> Slots:
         """Return the rows: each has its slot."""
         return rows
+
+    def fits(self, rows: int) -> bool:
+        """Return True: there is a slot for each."""
+        return True
 
     def victims(self, rows: Rows, *, force: bool = False) -> Slots:
         """Return nothing: there is always room."""
@@ -323,6 +330,10 @@ class CachedSlots:
             wanted -= slots.size
         return np.concatenate(parts)
 
+    def fits(self, rows: int) -> bool:
+        """Whether a batch of so many rows has room beside open leases, if they share no row."""
+        return rows + self.pins.leased <= self.row_of.size
+
     def victims(self, rows: Rows, *, force: bool = False) -> Slots:
         """Take slots to evict for a leading part of `rows`; `evict` empties them."""
         if self.pins.full:
@@ -384,7 +395,7 @@ class Pins:
         self._tickets: deque[int] = deque()
         self._ticket = 0
         self._floor = 0
-        self._leased = 0
+        self.leased = 0
 
     @property
     def ahead(self) -> int:
@@ -394,17 +405,17 @@ class Pins:
     @property
     def full(self) -> bool:
         """Whether open leases hold every slot."""
-        return self._leased >= self.leases.size and bool(self.leases.all())
+        return self.leased >= self.leases.size and bool(self.leases.all())
 
     def lease(self, slots: Slots) -> None:
         """Pin distinct slots until they are given back."""
         self.leases[slots] += 1
-        self._leased += slots.size
+        self.leased += slots.size
 
     def give_back(self, slots: Slots) -> None:
         """End one lease of distinct slots."""
         self.leases[slots] -= 1
-        self._leased -= slots.size
+        self.leased -= slots.size
 
     def fetched(self, slots: Slots, window: int) -> None:
         """Pin slots that were fetched ahead."""
@@ -422,16 +433,16 @@ class Pins:
 
     def clear(self) -> None:
         """End every pin, of leases and of what was fetched ahead."""
-        if self._leased:
+        if self.leased:
             self.leases.fill(0)
-            self._leased = 0
+            self.leased = 0
         self._tickets.clear()
         self._floor = self._ticket
 
     def barred(self, slots: Slots) -> npt.NDArray[np.bool_]:
         """Return which of `slots` must stay."""
         barred = np.zeros(slots.size, np.bool_)
-        if self._leased:
+        if self.leased:
             barred |= self.leases[slots] > 0
         if self._tickets:
             barred |= self._ahead[slots] > self._floor
