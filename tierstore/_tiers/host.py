@@ -428,7 +428,9 @@ class HostTier:
         records = np.ascontiguousarray(records)
         with self._lock:
             absent = self._overwrite(self.map.lookup(rows), records, lo)
-            if absent.size:
+            if absent.size == rows.size:
+                self._write_below(rows, records, lo)
+            elif absent.size:
                 self._write_below(rows[absent], records[absent], lo)
             self._add(rows, written=1, bytes_in=records.shape[1])
 
@@ -565,9 +567,8 @@ class HostTier:
         if missing < slots.size:
             _rowcopy.gather(self.records, np.maximum(slots, 0) if missing else slots, out, lo)
 
-    def _copy(self, rows: Rows, which: Positions, out: Bytes, lo: int) -> Positions:
-        """Copy those of `rows[which]` that have a slot to `out[which]`; return the others."""
-        slots = self.map.lookup(rows.take(which))
+    def _copy(self, slots: Slots, which: Positions, out: Bytes, lo: int) -> Positions:
+        """Copy records of rows that have one of `slots` to `out[which]`; return the others."""
         here = slots >= 0
         slots, there = slots.compress(here), which.compress(here)
         for part in self._parts(there.size):
@@ -580,6 +581,8 @@ class HostTier:
         """Write byte ranges of records to their slots; return which of them have none."""
         absent = np.flatnonzero(slots < 0)
         if absent.size:
+            if absent.size == slots.size:
+                return absent
             present = slots >= 0
             slots, records = slots[present], records[present]
         self._changes.number += 1
@@ -608,7 +611,7 @@ class HostTier:
             missing = np.flatnonzero(slots < 0)
             self._copy_found(slots, missing.size, out, lo)
         else:
-            missing = self._copy(rows, missing, out, lo)
+            missing = self._copy(self.map.lookup(rows.take(missing)), missing, out, lo)
         self.map.next_batch()
         if missing.size:
             self._read_below(rows, missing, out, lo)
@@ -638,10 +641,11 @@ class HostTier:
         if not ahead:
             self.map.use(rows)
         self.map.touch(slots.compress(slots >= 0))
-        if missing.size:
+        if missing.size and not self.map.full:
             if batch is not None and missing.size > self.slots:
                 missing = missing[np.argsort(-batch.repeats[missing], kind="stable")]
-            self._promote(self.map.distinct(rows[missing]), force=force)
+            absent = rows.take(missing)
+            self._promote(self.map.distinct(absent) if batch is None else absent, force=force)
             slots = self.map.lookup(rows)  # all: others may have made room of any meanwhile
         self.map.next_batch()
         return slots
@@ -790,20 +794,24 @@ class HostTier:
 
         Rows may come and go meanwhile: the tier below has their state at the start, or a newer one.
         """
-        self._find(rows[which])
-        which = self._copy(rows, which, out, lo)
+        slots, missing = self._find(rows.take(which))
+        if missing.size < which.size:
+            which = self._copy(slots, which, out, lo)
         if which.size:
+            every = which.size == rows.size
             with self._apart():
-                read_ranges(self.below, rows[which], out, lo, at=which)
+                absent = rows if every else rows.take(which)
+                read_ranges(self.below, absent, out, lo, at=None if every else which)
 
     def _write_below(self, rows: Rows, records: Bytes, lo: int) -> None:
         """Write byte ranges of records that find no room here.
 
         They count as in transit meanwhile: otherwise a thread could bring an old record here.
         """
-        slots, _ = self._find(rows)
-        absent = self._overwrite(slots, records, lo)
-        rows, records = rows[absent], records[absent]
+        slots, missing = self._find(rows)
+        if missing.size < rows.size:
+            absent = self._overwrite(slots, records, lo)
+            rows, records = rows[absent], records[absent]
         with self._apart(rows):
             write_ranges(self.below, rows, records, lo)
 

@@ -58,6 +58,10 @@ class SlotMap(Protocol):
     def used(self) -> int:
         """Slots that hold a row, or are about to."""
 
+    @property
+    def full(self) -> bool:
+        """Whether open leases hold every slot."""
+
     def lookup(self, rows: Rows) -> Slots:
         """Return the slot of each row, negative where it has none."""
 
@@ -118,6 +122,7 @@ class DirectSlots:
     """
 
     keeps_batch = True
+    full = False
 
     def __init__(self, rows: int, take: Take) -> None:
         """Start with no row loaded."""
@@ -247,6 +252,11 @@ class CachedSlots:
     def used(self) -> int:
         """Slots that hold a row, or are about to."""
         return self._unused - sum(slots.size for slots in self._released)
+
+    @property
+    def full(self) -> bool:
+        """Whether open leases hold every slot."""
+        return self.pins.full
 
     @staticmethod
     def bytes_for(rows: int, slots: int, policy: PolicySpec) -> int:
