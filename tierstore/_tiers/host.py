@@ -402,7 +402,7 @@ class HostTier:
             except BaseException:
                 self.give_back(pinned)
                 raise
-            self._add(rows, bytes_out=out.shape[1])
+            self._add(rows, ascend=True, bytes_out=out.shape[1])
         return pinned
 
     def read_held(self, batch: _rowcopy.Groups, out: Bytes, lo: int, *, each: bool = False) -> None:
@@ -421,18 +421,14 @@ class HostTier:
                 absent = np.flatnonzero(slots < 0)
                 self._copy_found(slots, absent.size, out, lo)
                 self._read_below(rows, absent, out, lo)
-            self._add(rows, bytes_out=out.shape[1])
+            self._add(rows, ascend=True, bytes_out=out.shape[1])
 
     def write_held(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of leased rows, distinct."""
         records = np.ascontiguousarray(records)
         with self._lock:
-            absent = self._overwrite(self.map.lookup(rows), records, lo)
-            if absent.size == rows.size:
-                self._write_below(rows, records, lo)
-            elif absent.size:
-                self._write_below(rows[absent], records[absent], lo)
-            self._add(rows, written=1, bytes_in=records.shape[1])
+            self._write_below(rows, records, lo)
+            self._add(rows, ascend=True, written=1, bytes_in=records.shape[1])
 
     def update_held(
         self, rows: Rows, lo: int, hi: int, change: Change, many: ChangeMany | None
@@ -466,7 +462,7 @@ class HostTier:
                     nbytes,
                     least=_CHANGED_PER_THREAD,
                 )
-            self._add(rows, written=1, bytes_in=hi - lo, bytes_out=hi - lo)
+            self._add(rows, ascend=True, written=1, bytes_in=hi - lo, bytes_out=hi - lo)
             return True
 
     def _change(self, slots: Slots, window: npt.NDArray[np.void], change: Change) -> None:
@@ -581,8 +577,6 @@ class HostTier:
         """Write byte ranges of records to their slots; return which of them have none."""
         absent = np.flatnonzero(slots < 0)
         if absent.size:
-            if absent.size == slots.size:
-                return absent
             present = slots >= 0
             slots, records = slots[present], records[present]
         self._changes.number += 1
@@ -674,7 +668,7 @@ class HostTier:
                 come = rows
         finally:
             self._bind(room, come, sent=sent)
-        self._add(rows, bytes_promoted=self.record_bytes)
+        self._add(rows, ascend=True, bytes_promoted=self.record_bytes)
 
     def _bring(self, rows: Rows, slots: Slots) -> None:
         """Copy the records of ascending `rows` from the tier below into `slots`."""
@@ -804,16 +798,17 @@ class HostTier:
                 read_ranges(self.below, absent, out, lo, at=None if every else which)
 
     def _write_below(self, rows: Rows, records: Bytes, lo: int) -> None:
-        """Write byte ranges of records that find no room here.
+        """Write byte ranges of records to where they are: here, or below for want of room.
 
-        They count as in transit meanwhile: otherwise a thread could bring an old record here.
+        Those count as in transit meanwhile: otherwise a thread could bring an old record here.
         """
-        slots, missing = self._find(rows)
-        if missing.size < rows.size:
-            absent = self._overwrite(slots, records, lo)
+        slots, absent = self._find(rows)
+        if absent.size < rows.size:
+            self._overwrite(slots, records, lo)
             rows, records = rows[absent], records[absent]
-        with self._apart(rows):
-            write_ranges(self.below, rows, records, lo)
+        if absent.size:
+            with self._apart(rows):
+                write_ranges(self.below, rows, records, lo)
 
     def _parts(self, count: int) -> list[slice]:
         step = self._part
@@ -998,9 +993,9 @@ class HostTier:
             return self._counted[0]
         return self._counted[bisect.bisect_right(self._starts, rows[0]) - 1]
 
-    def _add(self, rows: Rows, **each: int) -> None:
+    def _add(self, rows: Rows, *, ascend: bool = False, **each: int) -> None:
         """Add amounts for each row of a batch to the counters of the range of the row."""
-        if self._only is None and self._is_across(rows):
+        if self._only is None and self._is_across(rows, ascend=ascend):
             if (rows[1:] < rows[:-1]).any():
                 ranges = np.searchsorted(self._edges, rows, "right") - 1
                 counts = np.bincount(ranges, minlength=len(self._starts))
@@ -1013,13 +1008,15 @@ class HostTier:
         for name, amount in each.items():
             setattr(stats, name, getattr(stats, name) + amount * rows.size)
 
-    def _is_across(self, rows: Rows) -> bool:
-        """Whether a batch spans several ranges."""
+    def _is_across(self, rows: Rows, *, ascend: bool) -> bool:
+        """Whether a batch spans several ranges; it is read to the end unless it ascends."""
         if not rows.size:
             return False
         behind = bisect.bisect_right(self._starts, rows[0])
         end = self._starts[behind] if behind < len(self._starts) else self.rows
-        least, most = np.minimum.reduce(rows), np.maximum.reduce(rows)
+        least, most = rows[0], rows[-1]
+        if not ascend:
+            least, most = np.minimum.reduce(rows), np.maximum.reduce(rows)
         return bool(least < self._starts[behind - 1] or most >= end)
 
     def _count(self, rows: Rows, slots: Slots, missing: int, **each: int) -> None:
@@ -1039,7 +1036,7 @@ class HostTier:
     def _count_distinct(self, batch: _rowcopy.Groups, slots: Slots, missing: Positions) -> None:
         """Count a batch, given the slots of its distinct rows, and which have none."""
         rows, ids = batch.rows, batch.order.size
-        if self._only is None and self._is_across(rows):
+        if self._only is None and self._is_across(rows, ascend=True):
             edges, across = np.searchsorted(rows, self._edges), self._across
             requested, unique = np.diff(batch.starts[edges]), np.diff(edges)
             hits, unique_hits = requested, unique

@@ -122,7 +122,7 @@ class DirectSlots:
     """
 
     keeps_batch = True
-    full = False
+    full: bool = False
 
     def __init__(self, rows: int, take: Take) -> None:
         """Start with no row loaded."""
@@ -394,6 +394,9 @@ class Pins:
 
     A row fetched ahead stays until it is used or `window` newer batches were fetched ahead, so a
     batch that never comes costs its slots only for a while.
+
+    Attributes:
+        leased: pins of open leases; a slot in two of them counts twice.
     """
 
     BYTES = 8
@@ -405,7 +408,7 @@ class Pins:
         self._tickets: deque[int] = deque()
         self._ticket = 0
         self._floor = 0
-        self.leased = 0
+        self.leased: int = 0
 
     @property
     def ahead(self) -> int:
