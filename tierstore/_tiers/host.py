@@ -98,17 +98,6 @@ def nothing_to_await() -> None:
     """Return at once: no tier above copies concurrently."""
 
 
-class _Windows(dict[tuple[int, int], npt.NDArray[np.void]]):
-    """By `lo, hi`: these bytes of every record as one item each, `(slots,)`, in place."""
-
-    def __init__(self, records: Bytes) -> None:
-        self._records = records
-
-    def __missing__(self, span: tuple[int, int]) -> npt.NDArray[np.void]:
-        found = self[span] = _rowcopy.window(self._records, *span)
-        return found
-
-
 class _Room(NamedTuple):
     """Slots taken for rows to come, and the changed records in them that must go down first.
 
@@ -220,7 +209,7 @@ class HostTier:
         self._arrived = Condition(self._lock)
         self._moves: list[_Move] = []
         self._changes = Changes()
-        self._windows = _Windows(self.records)
+        self._windows = _rowcopy.Windows(self.records)
         self.before_change: Callable[[], None] = nothing_to_await
 
     def grow(self, rows: int) -> None:
@@ -386,7 +375,8 @@ class HostTier:
         """Promote the rows of a batch and pin them; return the slots to give back, if any.
 
         If they fit beside open leases they are admitted regardless of their scores, because a step
-        reads and writes them field by field; otherwise by scores, so that the best stay. With `out` `(n, width)`, also read each of the `ids` `(n,)` as `read_held` does.
+        reads and writes them field by field; otherwise by scores, so that the best stay. With `out`
+        `(n, width)`, also read each of the `ids` `(n,)` as `read_held` does.
         """
         rows = batch.rows
         pinned: Slots = _NO_SLOTS
@@ -961,7 +951,7 @@ class HostTier:
             while self._changes.copies:
                 self._arrived.wait(_PATIENCE)
             self.records = np.empty((0, self.record_bytes), np.uint8)
-            self._windows = _Windows(self.records)
+            self._windows = _rowcopy.Windows(self.records)
             self._arena.memory.close()
 
     # -- counters
