@@ -1013,9 +1013,9 @@ class HostTier:
         """Count a batch of ids; a negative slot means a missing row; see `_add`."""
         found = rows[slots >= 0] if missing else rows
         if not missing:
-            self._add(rows, requested=1, hits=1, **each)
+            self._add(rows, ascend=False, requested=1, hits=1, **each)
         else:
-            self._add(rows, requested=1, **each)
+            self._add(rows, ascend=False, requested=1, **each)
             self._add(found, hits=1)
         if next(self._batches) % _SAMPLE == 0:
             distinct = _rowcopy.unique(rows)
