@@ -3,14 +3,10 @@
 Recipe. The tables of a stream have records of one length and are laid end to end. Shared: one tier
 of C slots over all rows. Divided: a tier for each table, whose slots are its part of C in
 proportion to its bytes, one at least. A batch has the ids of all tables for as many samples; it
-hits the rows that the tiers hold, and every row of it is admitted, as in training. Counted are
-distinct rows over the second half of the batches. Gowalla's check-ins are shuffled anew for each
-of four epochs; the 26 tables have the cardinalities of Criteo's click log, scaled, and ids from a
-power law, drawn independently. Aged LFU may hit less where the one tier is just too small for a
-batch: every row of a batch is admitted, so none of earlier batches stays there, while of the
-divided tiers one may be large enough for its table's part of the batch. Of Gowalla a batch of 2,048
-has 3,776 distinct rows, 1,897 of them items: dividing is ahead from 1,897 slots for items, 4.6 % of
-the rows, until the shared tier has 3,776 slots and a few more, 5.6 %, and behind below and above.
+hits the rows that the tiers hold. As in training every row of it is admitted if the tier has room
+for all, otherwise the policy decides. Counted are distinct rows over the second half of the
+batches. Gowalla's check-ins are shuffled anew for each of four epochs; the 26 tables have the
+cardinalities of Criteo's click log, scaled, and ids from a power law, drawn independently.
 """
 
 from __future__ import annotations

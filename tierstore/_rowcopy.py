@@ -17,6 +17,7 @@ from tierstore._parts import in_parts
 
 __all__ = [
     "Groups",
+    "Windows",
     "ascends",
     "gather",
     "gathered",
@@ -62,6 +63,18 @@ def window(records: Bytes, lo: int, hi: int) -> npt.NDArray[np.void]:
     """
     found: npt.NDArray[np.void] = records.view(_item(records.shape[1], lo, hi - lo))["range"][:, 0]
     return found
+
+
+class Windows(dict[tuple[int, int], npt.NDArray[np.void]]):
+    """By `lo, hi`: the window of these bytes of every record, made when it is first asked for."""
+
+    def __init__(self, records: Bytes) -> None:
+        """Refer to records."""
+        self._records = records
+
+    def __missing__(self, span: tuple[int, int]) -> npt.NDArray[np.void]:
+        found = self[span] = window(self._records, *span)
+        return found
 
 
 def _refuse(slots: Index) -> None:

@@ -73,7 +73,7 @@ def check(tier: HostTier) -> None:
     assert not np.any(slots.dirty[free]), "a free slot is dirty"
     assert taken.size == slots.used <= tier.slots, "a slot is lost"
     assert slots.pins.leases.min() >= 0
-    assert slots.pins.leases.sum() == slots.pins._leased, "a pin is lost"
+    assert slots.pins.leases.sum() == slots.pins.leased, "a pin is lost"
 
 
 def random_span(rng: np.random.Generator, record_bytes: int) -> tuple[int, int]:

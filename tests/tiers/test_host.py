@@ -12,16 +12,19 @@ from tierstore._tiers.host import HostTier
 from tierstore._tiers.memory import ALIGNMENT
 from tierstore._tiers.slots import STAGING_BYTES, bytes_for, queue_bytes, slots_for
 from tierstore.errors import CapacityError
+from tierstore.policy import PolicySpec, lfu, lru
 
 ROWS, WIDTH = 40, 48
 
 
-def stacked(seed: int, *slots: int) -> tuple[list[HostTier], ArrayTier, np.ndarray]:
+def stacked(
+    seed: int, *slots: int, policy: PolicySpec | None = None
+) -> tuple[list[HostTier], ArrayTier, np.ndarray]:
     """Host tiers of these many slots, nearest first, over an array; and what it holds."""
     below = ArrayTier(records(np.random.default_rng(seed), ROWS, WIDTH))
     tiers: list[HostTier] = []
     for count in reversed(slots):
-        tiers.insert(0, HostTier(tiers[0] if tiers else below, slots=count))
+        tiers.insert(0, HostTier(tiers[0] if tiers else below, slots=count, policy=policy))
     return tiers, below, below.records.copy()
 
 
@@ -30,20 +33,21 @@ def stacked(seed: int, *slots: int) -> tuple[list[HostTier], ArrayTier, np.ndarr
     st.integers(0, 2**32),
     st.lists(st.sampled_from([1, 2, 7, 39, 40, 99]), min_size=1, max_size=2),
     st.sampled_from([0, 2 << 20]),
+    st.sampled_from([lru(), lfu()]),
 )
-def test_any_sequence_of_calls_is_as_if_there_were_no_tier(seed, slots, many):
+def test_any_sequence_of_calls_is_as_if_there_were_no_tier(seed, slots, many, policy):
     """Batches of all sizes, duplicates, byte ranges, leases, prefetches, one tier or two.
 
     Batches of `many` bytes that repeat their rows are copied from these rows, side by side.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "_MANY_BYTES", many)
-        run_any_calls(seed, slots)
+        run_any_calls(seed, slots, policy)
 
 
-def run_any_calls(seed: int, slots: list[int]) -> None:
+def run_any_calls(seed: int, slots: list[int], policy: PolicySpec) -> None:
     rng = np.random.default_rng(seed)
-    tiers, below, oracle = stacked(seed, *slots)
+    tiers, below, oracle = stacked(seed, *slots, policy=policy)
     top = tiers[0]
     leases: list[np.ndarray] = []
     for _ in range(int(rng.integers(1, 40))):
@@ -156,6 +160,35 @@ def test_leases_of_more_rows_than_there_are_slots():
     tier.give_back(first)
     tier.give_back(second)
     assert np.array_equal(read(tier, np.arange(15)), oracle[15:30])
+
+
+@pytest.mark.parametrize("held", [0, 4])
+def test_frequent_rows_survive_a_lease_that_finds_no_room_for_all(held):
+    """The batch or, with `held` rows of another lease, both together outnumber the slots."""
+    (top,), _, oracle = stacked(5, 12, policy=lfu())
+    often = np.arange(8)
+    for _ in range(3):
+        top.give_back(top.lease(Groups(often)))
+    other = top.lease(Groups(np.arange(36, 36 + held)))
+    batch = Groups(np.arange(10, 23 - held))
+    slots = top.lease(batch)
+    assert slots.size == 4 - held
+    out = np.empty((batch.rows.size, WIDTH), np.uint8)
+    top.read_held(batch, out, 0)
+    assert np.array_equal(out, oracle[batch.rows])
+    top.give_back(slots)
+    top.give_back(other)
+    assert top.stats.evictions == 0
+    hits = top.stats.hits
+    assert np.array_equal(read(top, often, 0, WIDTH), oracle[often])
+    assert top.stats.hits == hits + often.size
+
+
+def test_a_lease_that_finds_room_takes_it_from_frequent_rows():
+    (top,), _, _ = stacked(6, 12, policy=lfu())
+    for _ in range(3):
+        top.give_back(top.lease(Groups(np.arange(8))))
+    assert top.lease(Groups(np.arange(10, 22))).size == 12
 
 
 def test_fetched_rows_stay_until_they_are_used():

@@ -98,17 +98,6 @@ def nothing_to_await() -> None:
     """Return at once: no tier above copies concurrently."""
 
 
-class _Windows(dict[tuple[int, int], npt.NDArray[np.void]]):
-    """By `lo, hi`: these bytes of every record as one item each, `(slots,)`, in place."""
-
-    def __init__(self, records: Bytes) -> None:
-        self._records = records
-
-    def __missing__(self, span: tuple[int, int]) -> npt.NDArray[np.void]:
-        found = self[span] = _rowcopy.window(self._records, *span)
-        return found
-
-
 class _Room(NamedTuple):
     """Slots taken for rows to come, and the changed records in them that must go down first.
 
@@ -220,7 +209,7 @@ class HostTier:
         self._arrived = Condition(self._lock)
         self._moves: list[_Move] = []
         self._changes = Changes()
-        self._windows = _Windows(self.records)
+        self._windows = _rowcopy.Windows(self.records)
         self.before_change: Callable[[], None] = nothing_to_await
 
     def grow(self, rows: int) -> None:
@@ -385,13 +374,14 @@ class HostTier:
     ) -> Slots:
         """Promote the rows of a batch and pin them; return the slots to give back, if any.
 
-        They are admitted regardless of their scores, because a step reads and writes them field by
-        field. With `out` `(n, width)`, also read each of the `ids` `(n,)` as `read_held` does.
+        If they fit beside open leases they are admitted regardless of their scores, because a step
+        reads and writes them field by field; otherwise by scores, so that the best stay. With `out`
+        `(n, width)`, also read each of the `ids` `(n,)` as `read_held` does.
         """
         rows = batch.rows
         pinned: Slots = _NO_SLOTS
         with self._lock:
-            slots = self._locate(rows, force=True, batch=batch)
+            slots = self._locate(rows, force=self.map.fits(rows.size), batch=batch)
             if isinstance(self.map, CachedSlots):
                 pinned = slots[slots >= 0]
                 self.map.pins.lease(pinned)
@@ -402,7 +392,7 @@ class HostTier:
             except BaseException:
                 self.give_back(pinned)
                 raise
-            self._add(rows, bytes_out=out.shape[1])
+            self._add(rows, ascend=True, bytes_out=out.shape[1])
         return pinned
 
     def read_held(self, batch: _rowcopy.Groups, out: Bytes, lo: int, *, each: bool = False) -> None:
@@ -421,16 +411,14 @@ class HostTier:
                 absent = np.flatnonzero(slots < 0)
                 self._copy_found(slots, absent.size, out, lo)
                 self._read_below(rows, absent, out, lo)
-            self._add(rows, bytes_out=out.shape[1])
+            self._add(rows, ascend=True, bytes_out=out.shape[1])
 
     def write_held(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of leased rows, distinct."""
         records = np.ascontiguousarray(records)
         with self._lock:
-            absent = self._overwrite(self.map.lookup(rows), records, lo)
-            if absent.size:
-                self._write_below(rows[absent], records[absent], lo)
-            self._add(rows, written=1, bytes_in=records.shape[1])
+            self._write_below(rows, records, lo)
+            self._add(rows, ascend=True, written=1, bytes_in=records.shape[1])
 
     def update_held(
         self, rows: Rows, lo: int, hi: int, change: Change, many: ChangeMany | None
@@ -464,7 +452,7 @@ class HostTier:
                     nbytes,
                     least=_CHANGED_PER_THREAD,
                 )
-            self._add(rows, written=1, bytes_in=hi - lo, bytes_out=hi - lo)
+            self._add(rows, ascend=True, written=1, bytes_in=hi - lo, bytes_out=hi - lo)
             return True
 
     def _change(self, slots: Slots, window: npt.NDArray[np.void], change: Change) -> None:
@@ -565,9 +553,8 @@ class HostTier:
         if missing < slots.size:
             _rowcopy.gather(self.records, np.maximum(slots, 0) if missing else slots, out, lo)
 
-    def _copy(self, rows: Rows, which: Positions, out: Bytes, lo: int) -> Positions:
-        """Copy those of `rows[which]` that have a slot to `out[which]`; return the others."""
-        slots = self.map.lookup(rows.take(which))
+    def _copy(self, slots: Slots, which: Positions, out: Bytes, lo: int) -> Positions:
+        """Copy records of rows that have one of `slots` to `out[which]`; return the others."""
         here = slots >= 0
         slots, there = slots.compress(here), which.compress(here)
         for part in self._parts(there.size):
@@ -608,7 +595,7 @@ class HostTier:
             missing = np.flatnonzero(slots < 0)
             self._copy_found(slots, missing.size, out, lo)
         else:
-            missing = self._copy(rows, missing, out, lo)
+            missing = self._copy(self.map.lookup(rows.take(missing)), missing, out, lo)
         self.map.next_batch()
         if missing.size:
             self._read_below(rows, missing, out, lo)
@@ -638,10 +625,11 @@ class HostTier:
         if not ahead:
             self.map.use(rows)
         self.map.touch(slots.compress(slots >= 0))
-        if missing.size:
+        if missing.size and not self.map.full:
             if batch is not None and missing.size > self.slots:
                 missing = missing[np.argsort(-batch.repeats[missing], kind="stable")]
-            self._promote(self.map.distinct(rows[missing]), force=force)
+            absent = rows.take(missing)
+            self._promote(self.map.distinct(absent) if batch is None else absent, force=force)
             slots = self.map.lookup(rows)  # all: others may have made room of any meanwhile
         self.map.next_batch()
         return slots
@@ -670,7 +658,7 @@ class HostTier:
                 come = rows
         finally:
             self._bind(room, come, sent=sent)
-        self._add(rows, bytes_promoted=self.record_bytes)
+        self._add(rows, ascend=True, bytes_promoted=self.record_bytes)
 
     def _bring(self, rows: Rows, slots: Slots) -> None:
         """Copy the records of ascending `rows` from the tier below into `slots`."""
@@ -790,22 +778,27 @@ class HostTier:
 
         Rows may come and go meanwhile: the tier below has their state at the start, or a newer one.
         """
-        self._find(rows[which])
-        which = self._copy(rows, which, out, lo)
+        slots, missing = self._find(rows.take(which))
+        if missing.size < which.size:
+            which = self._copy(slots, which, out, lo)
         if which.size:
+            every = which.size == rows.size
             with self._apart():
-                read_ranges(self.below, rows[which], out, lo, at=which)
+                absent = rows if every else rows.take(which)
+                read_ranges(self.below, absent, out, lo, at=None if every else which)
 
     def _write_below(self, rows: Rows, records: Bytes, lo: int) -> None:
-        """Write byte ranges of records that find no room here.
+        """Write byte ranges of records to where they are: here, or below for want of room.
 
-        They count as in transit meanwhile: otherwise a thread could bring an old record here.
+        Those count as in transit meanwhile: otherwise a thread could bring an old record here.
         """
-        slots, _ = self._find(rows)
-        absent = self._overwrite(slots, records, lo)
-        rows, records = rows[absent], records[absent]
-        with self._apart(rows):
-            write_ranges(self.below, rows, records, lo)
+        slots, absent = self._find(rows)
+        if absent.size < rows.size:
+            self._overwrite(slots, records, lo)
+            rows, records = rows[absent], records[absent]
+        if absent.size:
+            with self._apart(rows):
+                write_ranges(self.below, rows, records, lo)
 
     def _parts(self, count: int) -> list[slice]:
         step = self._part
@@ -958,7 +951,7 @@ class HostTier:
             while self._changes.copies:
                 self._arrived.wait(_PATIENCE)
             self.records = np.empty((0, self.record_bytes), np.uint8)
-            self._windows = _Windows(self.records)
+            self._windows = _rowcopy.Windows(self.records)
             self._arena.memory.close()
 
     # -- counters
@@ -990,9 +983,9 @@ class HostTier:
             return self._counted[0]
         return self._counted[bisect.bisect_right(self._starts, rows[0]) - 1]
 
-    def _add(self, rows: Rows, **each: int) -> None:
+    def _add(self, rows: Rows, *, ascend: bool = False, **each: int) -> None:
         """Add amounts for each row of a batch to the counters of the range of the row."""
-        if self._only is None and self._is_across(rows):
+        if self._only is None and self._is_across(rows, ascend=ascend):
             if (rows[1:] < rows[:-1]).any():
                 ranges = np.searchsorted(self._edges, rows, "right") - 1
                 counts = np.bincount(ranges, minlength=len(self._starts))
@@ -1005,22 +998,24 @@ class HostTier:
         for name, amount in each.items():
             setattr(stats, name, getattr(stats, name) + amount * rows.size)
 
-    def _is_across(self, rows: Rows) -> bool:
-        """Whether a batch spans several ranges."""
+    def _is_across(self, rows: Rows, *, ascend: bool) -> bool:
+        """Whether a batch spans several ranges; it is read to the end unless it ascends."""
         if not rows.size:
             return False
         behind = bisect.bisect_right(self._starts, rows[0])
         end = self._starts[behind] if behind < len(self._starts) else self.rows
-        least, most = np.minimum.reduce(rows), np.maximum.reduce(rows)
+        least, most = rows[0], rows[-1]
+        if not ascend:
+            least, most = np.minimum.reduce(rows), np.maximum.reduce(rows)
         return bool(least < self._starts[behind - 1] or most >= end)
 
     def _count(self, rows: Rows, slots: Slots, missing: int, **each: int) -> None:
         """Count a batch of ids; a negative slot means a missing row; see `_add`."""
         found = rows[slots >= 0] if missing else rows
         if not missing:
-            self._add(rows, requested=1, hits=1, **each)
+            self._add(rows, ascend=False, requested=1, hits=1, **each)
         else:
-            self._add(rows, requested=1, **each)
+            self._add(rows, ascend=False, requested=1, **each)
             self._add(found, hits=1)
         if next(self._batches) % _SAMPLE == 0:
             distinct = _rowcopy.unique(rows)
@@ -1031,7 +1026,7 @@ class HostTier:
     def _count_distinct(self, batch: _rowcopy.Groups, slots: Slots, missing: Positions) -> None:
         """Count a batch, given the slots of its distinct rows, and which have none."""
         rows, ids = batch.rows, batch.order.size
-        if self._only is None and self._is_across(rows):
+        if self._only is None and self._is_across(rows, ascend=True):
             edges, across = np.searchsorted(rows, self._edges), self._across
             requested, unique = np.diff(batch.starts[edges]), np.diff(edges)
             hits, unique_hits = requested, unique

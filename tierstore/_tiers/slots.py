@@ -58,6 +58,10 @@ class SlotMap(Protocol):
     def used(self) -> int:
         """Slots that hold a row, or are about to."""
 
+    @property
+    def full(self) -> bool:
+        """Whether open leases hold every slot."""
+
     def lookup(self, rows: Rows) -> Slots:
         """Return the slot of each row, negative where it has none."""
 
@@ -88,6 +92,9 @@ class SlotMap(Protocol):
     def free(self, rows: Rows) -> Slots:
         """Take free slots for a leading part of `rows`, which are distinct and have none."""
 
+    def fits(self, rows: int) -> bool:
+        """Whether a batch of so many rows has room beside open leases, if they share no row."""
+
     def victims(self, rows: Rows, *, force: bool = False) -> Slots:
         """Take slots to evict for a leading part of `rows`, which are in `order` and have none.
 
@@ -115,6 +122,7 @@ class DirectSlots:
     """
 
     keeps_batch = True
+    full: bool = False
 
     def __init__(self, rows: int, take: Take) -> None:
         """Start with no row loaded."""
@@ -166,6 +174,10 @@ class DirectSlots:
     def free(self, rows: Rows) -> Slots:
         """Return the rows: each has its slot."""
         return rows
+
+    def fits(self, rows: int) -> bool:
+        """Return True: there is a slot for each."""
+        return True
 
     def victims(self, rows: Rows, *, force: bool = False) -> Slots:
         """Return nothing: there is always room."""
@@ -240,6 +252,11 @@ class CachedSlots:
     def used(self) -> int:
         """Slots that hold a row, or are about to."""
         return self._unused - sum(slots.size for slots in self._released)
+
+    @property
+    def full(self) -> bool:
+        """Whether open leases hold every slot."""
+        return self.pins.full
 
     @staticmethod
     def bytes_for(rows: int, slots: int, policy: PolicySpec) -> int:
@@ -323,6 +340,10 @@ class CachedSlots:
             wanted -= slots.size
         return np.concatenate(parts)
 
+    def fits(self, rows: int) -> bool:
+        """Whether a batch of so many rows has room beside open leases, if they share no row."""
+        return rows + self.pins.leased <= self.row_of.size
+
     def victims(self, rows: Rows, *, force: bool = False) -> Slots:
         """Take slots to evict for a leading part of `rows`; `evict` empties them."""
         if self.pins.full:
@@ -373,6 +394,9 @@ class Pins:
 
     A row fetched ahead stays until it is used or `window` newer batches were fetched ahead, so a
     batch that never comes costs its slots only for a while.
+
+    Attributes:
+        leased: pins of open leases; a slot in two of them counts twice.
     """
 
     BYTES = 8
@@ -384,7 +408,7 @@ class Pins:
         self._tickets: deque[int] = deque()
         self._ticket = 0
         self._floor = 0
-        self._leased = 0
+        self.leased: int = 0
 
     @property
     def ahead(self) -> int:
@@ -394,17 +418,17 @@ class Pins:
     @property
     def full(self) -> bool:
         """Whether open leases hold every slot."""
-        return self._leased >= self.leases.size and bool(self.leases.all())
+        return self.leased >= self.leases.size and bool(self.leases.all())
 
     def lease(self, slots: Slots) -> None:
         """Pin distinct slots until they are given back."""
         self.leases[slots] += 1
-        self._leased += slots.size
+        self.leased += slots.size
 
     def give_back(self, slots: Slots) -> None:
         """End one lease of distinct slots."""
         self.leases[slots] -= 1
-        self._leased -= slots.size
+        self.leased -= slots.size
 
     def fetched(self, slots: Slots, window: int) -> None:
         """Pin slots that were fetched ahead."""
@@ -422,16 +446,16 @@ class Pins:
 
     def clear(self) -> None:
         """End every pin, of leases and of what was fetched ahead."""
-        if self._leased:
+        if self.leased:
             self.leases.fill(0)
-            self._leased = 0
+            self.leased = 0
         self._tickets.clear()
         self._floor = self._ticket
 
     def barred(self, slots: Slots) -> npt.NDArray[np.bool_]:
         """Return which of `slots` must stay."""
         barred = np.zeros(slots.size, np.bool_)
-        if self._leased:
+        if self.leased:
             barred |= self.leases[slots] > 0
         if self._tickets:
             barred |= self._ahead[slots] > self._floor

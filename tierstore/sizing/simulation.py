@@ -122,7 +122,8 @@ class Rates(Hits):
 class Replay:
     """A tier without records.
 
-    `leases`: batches are leased, as in training, so every row of a batch is admitted. `chance`: if
+    `leases`: batches are leased, as in training, so every row of a batch that fits is admitted.
+    `chance`: if
     a policy ranks all rows of a batch equally and the batch exceeds the tier, the rows that stay
     are chosen at random; a real tier prefers hits and repeated rows.
     """
@@ -161,11 +162,16 @@ class Replay:
             slots.release(places[hit & ~chosen])
             stay, wanted = hit & chosen, ~hit & chosen
         slots.touch(places[stay], done=not self._leases)
-        evictions = self._admit(rows[wanted], batch.counts[wanted]) if wanted.any() else 0
+        evictions = 0
+        if wanted.any():
+            force = self._leases and slots.fits(rows.size)
+            evictions = self._admit(rows[wanted], batch.counts[wanted], force=force)
         slots.next_batch()
         return hit, evictions
 
-    def _admit(self, rows: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> int:
+    def _admit(
+        self, rows: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], *, force: bool
+    ) -> int:
         """Give slots to absent `rows` that outrank their victims; return how many were evicted."""
         slots = self._slots
         if rows.size > slots.row_of.size:
@@ -173,7 +179,7 @@ class Replay:
         order = slots.order(rows)
         rows = rows if order is None else rows[order]
         free = slots.free(rows)
-        victims = slots.victims(rows[free.size :], force=self._leases)
+        victims = slots.victims(rows[free.size :], force=force)
         slots.evict(victims)
         free = np.concatenate([free, victims])
         slots.bind(rows[: free.size], free)
