@@ -109,11 +109,16 @@ class Entries:
         """Set the entries of distinct `rows` `(n,)`, which are in no run or agree with it."""
         self._numbers[rows] = places
 
-    def point(self, ids: Rows, places: Places) -> None:
-        """Raise the entries of `ids` to `places`, where these are larger; ids may repeat."""
+    def point(self, ids: Rows, places: Places, *, newest: bool = False) -> None:
+        """Raise the entries of `ids` to `places`, where these are larger; ids may repeat.
+
+        `newest`: ascending places, larger than every entry.
+        """
         numbers = self._numbers
         if ids.size and int(ids[-1] - ids[0]) == ids.size - 1 and (ids[1:] - ids[:-1] == 1).all():
             self._point_run(int(ids[0]), places)
+        elif newest and not isinstance(numbers, SparseMap):
+            numbers[ids] = places  # of an id that repeats, the last counts
         elif isinstance(numbers, SparseMap):
             np.maximum.at(numbers.numbers, numbers.reserve(ids), places)
         else:
@@ -294,7 +299,7 @@ class DeltaIndex:
                 continue
             for at in range(0, delta.info.rows, _IDS):
                 ids = np.asarray(delta.ids[at : at + _IDS])
-                self.entries.point(ids, _numbered(start + at, ids.size))
+                self.entries.point(ids, _numbered(start + at, ids.size), newest=is_last)
         self._uncover(gone, begin)
         self.starts = np.concatenate(
             [self.starts[:begin], starts[:-1], [last], self.starts[end + 1 :]]

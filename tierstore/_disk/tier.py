@@ -148,7 +148,10 @@ class DiskTier:
             left = np.flatnonzero(~known)
             found, positions = delta.find(rows[left])
             readahead.prefetch(delta.records, positions)
-            _spread(delta.read, positions, left[found], out)
+            if found.size == rows.size:
+                delta.read(positions, out)
+            else:
+                _spread(delta.read, positions, left[found], out)
             self._count(found.size)
             known[left[found]] = True
         return known
