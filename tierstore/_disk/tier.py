@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -126,7 +127,7 @@ class DiskTier:
         live_ids = _NO_ROWS if self.live is None else self.live.ids
         if self._index.follow(deltas, live_ids):
             self._base.forget()
-        self.delta_bytes = sum(delta.info.size for delta in self.deltas)
+        self.delta_bytes = sum(map(attrgetter("info.size"), self.deltas))
 
     def changed(self, deltas: Sequence[Delta], folded: int, rows: int) -> npt.NDArray[np.int64]:
         """Return the rows whose committed image may change when the tier switches to `deltas`.
