@@ -27,9 +27,12 @@ _MAX_DEPTH = 64
 """Maximum nesting of values in scalars, which any program can parse at any stack depth."""
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=False, separators=(",", ":"), allow_nan=False)
+
+
 def canonical(body: Any) -> bytes:
     """Return the canonical bytes of a JSON value."""
-    return json.dumps(body, sort_keys=False, separators=(",", ":"), allow_nan=False).encode()
+    return _CANONICAL.encode(body).encode()
 
 
 def seal(text: bytes) -> bytes:

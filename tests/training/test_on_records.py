@@ -50,12 +50,20 @@ def trained(path: Path, kind: Any, spec: Any, ids: Any, padding: int | None, **o
 
 @pytest.mark.parametrize("kind", [ADAM, RowWiseAdagrad])
 @pytest.mark.parametrize("padding", [None, 5])
-@pytest.mark.parametrize("cores", [1, 4])
+@pytest.mark.parametrize(("cores", "dim"), [(1, 16), (4, 16), (4, 72)])
 def test_bits_do_not_depend_on_the_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, padding: int | None, cores: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Any,
+    padding: int | None,
+    cores: int,
+    dim: int,
 ) -> None:
-    """Of the pool that changes the records, nor torch's own in the threads that work."""
-    spec = tierstore.TableSpec(ROWS, 16, init=tierstore.normal(std=0.1, seed=3))
+    """Of the pool that changes the records, nor torch's own in the threads that work.
+
+    Nor on whether long fields are copied apart.
+    """
+    spec = tierstore.TableSpec(ROWS, dim, init=tierstore.normal(std=0.1, seed=3))
     rng = np.random.default_rng(5)
     ids = [rng.integers(0, ROWS, 4000) for _ in range(4)]
     alone = trained(tmp_path / "alone", kind, spec, ids, padding)

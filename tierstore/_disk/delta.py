@@ -36,7 +36,7 @@ from tierstore._disk.footer import FOOTER_BYTES
 from tierstore._disk.manifest import DeltaInfo
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.write_queue import Piece, WriteQueue
-from tierstore._rowcopy import take
+from tierstore._rowcopy import ascends, take
 from tierstore.errors import (
     ROW_CURE,
     ConcurrentWriterError,
@@ -186,7 +186,10 @@ class Delta:
         """The first of its rows and the last; (0, -1) if it has none."""
         if self.first is not None:
             return self.first, self.first + self.info.rows - 1
-        return int(self.ids.min(initial=0)), int(self.ids.max(initial=-1))
+        ids = self.ids
+        if self._ascends and ids.size:
+            return int(ids[0]), int(ids[-1])
+        return int(ids.min(initial=0)), int(ids.max(initial=-1))
 
     def find(
         self, rows: npt.NDArray[np.int64]
@@ -195,12 +198,19 @@ class Delta:
         if self.first is not None:
             which = np.flatnonzero((rows >= self.first) & (rows < self.first + self.info.rows))
             return which, rows[which] - self.first
-        order = np.argsort(self.ids, kind="stable")  # of a row that repeats, the last counts
+        order = None  # of a row that repeats, the last counts
+        if not self._ascends:
+            order = np.argsort(self.ids, kind="stable")
         at = np.searchsorted(self.ids, rows, "right", sorter=order) - 1
         which = np.flatnonzero(at >= 0)
-        positions = order[at[which]]
+        positions = at[which] if order is None else order[at[which]]
         here = self.ids[positions] == rows[which]
         return which[here], positions[here]
+
+    @cached_property
+    def _ascends(self) -> bool:
+        """Whether its rows ascend, as those that a commit writes from memory do."""
+        return ascends(self.ids)
 
     def blocks(self, rows: int) -> npt.NDArray[np.int64]:
         """Return the numbers of the blocks of `rows` rows in which it has rows; they may repeat."""

@@ -393,8 +393,13 @@ class Generation:
 
         Raises CorruptStoreError.
         """
-        known = {delta.info: delta for delta in [*self.tier.deltas, *self._coming]}
-        return [known.get(delta) or self._open_delta(delta) for delta in info.deltas]
+        known = {delta.info.name: delta for delta in [*self.tier.deltas, *self._coming]}
+        found = []
+        for each in info.deltas:
+            delta = known.get(each.name)
+            is_open = delta is not None and (delta.info is each or delta.info == each)
+            found.append(delta if is_open and delta is not None else self._open_delta(each))
+        return found
 
     def is_of(self, info: TableInfo) -> bool:
         """Whether a later manifest has the same base and keys, so only deltas may differ.

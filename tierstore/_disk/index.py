@@ -11,6 +11,7 @@ largest one in its runs and the array, because later images have later positions
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -109,11 +110,16 @@ class Entries:
         """Set the entries of distinct `rows` `(n,)`, which are in no run or agree with it."""
         self._numbers[rows] = places
 
-    def point(self, ids: Rows, places: Places) -> None:
-        """Raise the entries of `ids` to `places`, where these are larger; ids may repeat."""
+    def point(self, ids: Rows, places: Places, *, newest: bool = False) -> None:
+        """Raise the entries of `ids` to `places`, where these are larger; ids may repeat.
+
+        `newest`: ascending places, larger than every entry.
+        """
         numbers = self._numbers
         if ids.size and int(ids[-1] - ids[0]) == ids.size - 1 and (ids[1:] - ids[:-1] == 1).all():
             self._point_run(int(ids[0]), places)
+        elif newest and not isinstance(numbers, SparseMap):
+            numbers[ids] = places  # of an id that repeats, the last counts
         elif isinstance(numbers, SparseMap):
             np.maximum.at(numbers.numbers, numbers.reserve(ids), places)
         else:
@@ -228,9 +234,10 @@ class DeltaIndex:
         self.lift(live_ids)
         for begin, end, coming in reversed(segments):
             self._exchange(begin, end, coming)
-        gaps = self.stop - sum(delta.info.rows for delta in self.deltas)
-        if self.stop > _MAX_POSITIONS // 2 and gaps > _MAX_POSITIONS // 8:
-            self._close_gaps()
+        if self.stop > _MAX_POSITIONS // 2:
+            gaps = self.stop - sum(delta.info.rows for delta in self.deltas)
+            if gaps > _MAX_POSITIONS // 8:
+                self._close_gaps()
         self._lay(live_ids)
         return any(end > begin for begin, end, _ in segments)
 
@@ -256,11 +263,21 @@ class DeltaIndex:
 
         The newest images of their rows are in them.
         """
+        if self._lead(deltas):
+            return [*reversed(deltas[len(self.deltas) :])]
         known = {id(delta) for delta in self.deltas}
         return [*itertools.takewhile(lambda delta: id(delta) not in known, reversed(deltas))]
 
+    def _lead(self, deltas: Sequence[Delta]) -> bool:
+        """Whether the committed deltas are the first of `deltas`, as after commits alone."""
+        here = self.deltas
+        return len(here) <= len(deltas) and all(map(operator.is_, here, deltas))
+
     def _segments(self, deltas: Sequence[Delta]) -> list[tuple[int, int, list[Delta]]]:
         """Return the range of committed deltas to replace, and their replacements."""
+        if self._lead(deltas):
+            stop = len(self.deltas)
+            return [(stop, stop, [*deltas[stop:]])] if len(deltas) > stop else []
         places = {id(delta): number for number, delta in enumerate(self.deltas)}
         segments: list[tuple[int, int, list[Delta]]] = []
         begin, coming = 0, list[Delta]()
@@ -294,7 +311,7 @@ class DeltaIndex:
                 continue
             for at in range(0, delta.info.rows, _IDS):
                 ids = np.asarray(delta.ids[at : at + _IDS])
-                self.entries.point(ids, _numbered(start + at, ids.size))
+                self.entries.point(ids, _numbered(start + at, ids.size), newest=is_last)
         self._uncover(gone, begin)
         self.starts = np.concatenate(
             [self.starts[:begin], starts[:-1], [last], self.starts[end + 1 :]]

@@ -615,6 +615,8 @@ def _spec(section: Section, known: TableInfo | None) -> TableSpec:
 
 
 def _scalars(section: Section) -> dict[str, Any]:
+    if not section.content:
+        return section.content
     try:
         nbytes = len(canonical(section.content))
     except RecursionError:
@@ -630,12 +632,11 @@ def _scalars(section: Section) -> dict[str, Any]:
 def _deltas(section: Section, rows: int, known: Sequence[DeltaInfo]) -> tuple[DeltaInfo, ...]:
     """Parse the deltas of a table; reuse leading ones that are already known."""
     items = section.items("deltas")
-    same = 0
-    for item, info in zip(items, known, strict=False):
-        is_known = item == vars(info) and {*map(type, item.values())} == {str, int}
-        if not is_known or info.rows > MAX_DELTA_IMAGES * rows:
-            break
-        same += 1
+    same = sum(itertools.takewhile(bool, map(operator.eq, items, map(vars, known))))
+    values = itertools.chain.from_iterable(map(dict.values, items[:same]))
+    most = max(map(operator.attrgetter("rows"), known[:same]), default=0)
+    if not {*map(type, values)} <= {str, int} or most > MAX_DELTA_IMAGES * rows:
+        same = 0  # parsing them names the one
     new = (_delta(Section(item, section.name), rows) for item in items[same:])
     return (*known[:same], *new)
 

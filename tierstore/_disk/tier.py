@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -126,7 +127,7 @@ class DiskTier:
         live_ids = _NO_ROWS if self.live is None else self.live.ids
         if self._index.follow(deltas, live_ids):
             self._base.forget()
-        self.delta_bytes = sum(delta.info.size for delta in self.deltas)
+        self.delta_bytes = sum(map(attrgetter("info.size"), self.deltas))
 
     def changed(self, deltas: Sequence[Delta], folded: int, rows: int) -> npt.NDArray[np.int64]:
         """Return the rows whose committed image may change when the tier switches to `deltas`.
@@ -148,7 +149,10 @@ class DiskTier:
             left = np.flatnonzero(~known)
             found, positions = delta.find(rows[left])
             readahead.prefetch(delta.records, positions)
-            _spread(delta.read, positions, left[found], out)
+            if found.size == rows.size:
+                delta.read(positions, out)
+            else:
+                _spread(delta.read, positions, left[found], out)
             self._count(found.size)
             known[left[found]] = True
         return known

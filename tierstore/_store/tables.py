@@ -347,7 +347,8 @@ class Spaces:
         for space in self.open:
             if space.host is None:
                 continue
-            rows = space.host.renewable(_changed(space, later))
+            changed = _changed(space, later)
+            rows = space.host.renewable(changed)
             records = np.empty((rows.size, space.host.record_bytes), np.uint8)
             known = np.zeros(rows.size, np.bool_)
             for extent in space.extents:
@@ -357,7 +358,9 @@ class Spaces:
                         known[part] = self._tables[extent.table]._disk.read_ahead(
                             later[extent.table].deltas, extent.own(rows[part]), records[part]
                         )
-            found[space] = Renewed(rows[known], records[known])
+            if not known.all():
+                rows, records = rows[known], records[known]
+            found[space] = Renewed(changed, rows, records)
         return found
 
     def follow(self, later: Mapping[str, Later], renewed: Mapping[Space, Renewed]) -> None:
@@ -369,7 +372,7 @@ class Spaces:
         for name, each in later.items():
             self._tables[name]._follow(each)
         for space in self.open:  # those of a table that was dropped went, with all in them
-            space.forget(_changed(space, later), renewed.get(space))
+            space.forget(renewed.get(space))
 
     def end_epochs(self, reason: str) -> None:
         """End every lease before rows or their keys change."""

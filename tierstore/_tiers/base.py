@@ -67,10 +67,12 @@ class Renewed(NamedTuple):
     """The new records of rows that have changed in the tier below.
 
     Attributes:
-        rows: ascending rows.
-        records: their records, uint8 `(n, record_bytes)`.
+        changed: the ascending rows that have changed.
+        rows: those of them that are given, ascending.
+        records: the records of these, uint8 `(n, record_bytes)`.
     """
 
+    changed: Rows
     rows: Rows
     records: Bytes
 

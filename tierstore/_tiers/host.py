@@ -905,16 +905,16 @@ class HostTier:
             here = rows.compress(self.map.lookup(rows) >= 0)
         return here[: max(1, _RENEWED_BYTES // self.record_bytes)]
 
-    def renew(self, rows: Rows, renewed: Renewed) -> None:
-        """Replace resident records of ascending `rows`, whose bytes below have changed.
+    def renew(self, renewed: Renewed) -> None:
+        """Replace resident records of rows whose bytes below have changed.
 
-        Drop those of `rows` that are not among the `renewed`: their next use reads them. Leases end
-        without being given back.
+        Drop those of which none is given: their next use reads them. Leases end without being given
+        back.
         """
         self.before_change()
-        known = np.searchsorted(rows, renewed.rows)
+        known = np.searchsorted(renewed.changed, renewed.rows)
         with self._lock:
-            slots = self.map.lookup(rows)
+            slots = self.map.lookup(renewed.changed)
             new = slots[known]
             here = new >= 0
             self._changes.number += 1

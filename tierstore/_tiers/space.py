@@ -288,14 +288,14 @@ class Space:
         for extent in self.extents:
             extent.epoch = Epoch()
 
-    def forget(self, rows: Rows, renewed: Renewed | None) -> None:
-        """Drop old bytes of ascending `rows`, for a reader: the lowest tiers have new ones.
+    def forget(self, renewed: Renewed | None) -> None:
+        """Drop old bytes of changed rows, for a reader: the lowest tiers have new ones.
 
         In a host tier, `renewed` records replace them. Ends every lease.
         """
         self.end_epochs(REFRESHED)
         if self.host is not None and renewed is not None:
-            self.host.renew(rows, renewed)
+            self.host.renew(renewed)
         self.begin_epochs()
 
     def stats(self, extent: Extent) -> dict[str, TierStats]:

@@ -7,6 +7,7 @@ pass that lock to each other at every call: four take twice the time of one, six
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import threading
 import warnings
@@ -24,6 +25,9 @@ __all__ = ["Program", "compiled"]
 
 _PART_BYTES = 1 << 20
 """Bytes of records changed at a time, which stay in a processor's own cache meanwhile."""
+_LONG_BYTES = 256
+"""Bytes of a field from which on copying each apart pays off: operators on values without gaps take
+less time, and fewer of them are needed."""
 
 _NUMBERS = {
     "adam": "maximize: bool, decouples: bool, decay: float, rate: float, first: float, "
@@ -48,10 +52,15 @@ def adam(
     if decay != 0.0:
         change = change.add(weight, alpha=decay)
     mean.lerp_(change, first)
-    torch.ops.aten.mul(square, keep, out=root)
-    root.addcmul_(change, change, value=second)
-    square.copy_(root)
-    root.sqrt_()
+    if square.is_contiguous():
+        square.mul_(keep)
+        square.addcmul_(change, change, value=second)
+        torch.ops.aten.sqrt(square, out=root)
+    else:
+        torch.ops.aten.mul(square, keep, out=root)
+        root.addcmul_(change, change, value=second)
+        square.copy_(root)
+        root.sqrt_()
     divisor = torch.full([1], deviation, dtype=root.dtype).expand_as(root)
     torch.ops.aten.addcdiv(least, root, divisor, value=1.0, out=root)
     weight.addcdiv_(mean, root, value=rate)
@@ -78,19 +87,21 @@ def row_wise(fields: List[Tensor], change: Tensor, root: Tensor, {_NUMBERS["row_
 """
 _LOOP = """
 def many_{name}(
-    records: Tensor, slots: Tensor, gradient: Tensor, block: Tensor, values: Tensor, spare: Tensor,
-    least: Tensor, places: List[int], dims: List[int], {numbers}
+    records: List[Tensor], slots: Tensor, gradient: Tensor, blocks: List[Tensor],
+    values: List[Tensor], spare: Tensor, least: Tensor, {numbers}
 ):
     at = 0
     while at < slots.size(0):
-        stop = min(at + block.size(0), slots.size(0))
-        here, items = slots[at:stop], block[:stop - at]
-        torch.ops.aten.index_select(records, 0, here, out=items)
+        stop = min(at + spare.size(0), slots.size(0))
+        here = slots[at:stop]
+        for source, block in zip(records, blocks):
+            torch.ops.aten.index_select(source, 0, here, out=block[:stop - at])
         fields: List[Tensor] = []
-        for place, dim in zip(places, dims):
-            fields.append(values[:stop - at].narrow(1, place, dim))
+        for each in values:
+            fields.append(each[:stop - at])
         {name}(fields, gradient[at:stop], spare[:stop - at], {given})
-        records.index_copy_(0, here, items)
+        for source, block in zip(records, blocks):
+            source.index_copy_(0, here, block[:stop - at])
         at = stop
 """
 _WORDS = {16: np.complex128, 8: np.float64, 4: np.float32}
@@ -139,10 +150,18 @@ class Program:
     ) -> None:
         """Take a compiled one, and where its fields are in those bytes, counted in elements."""
         self._step = step
-        self._span = lo, hi
-        self._places = places
-        self._dims = dims
         self._storage = storage
+        self._dim = dims[0]
+        size = storage.itemsize
+        self._spans = [(lo, hi)]
+        self._fields = [
+            (0, slice(place, place + dim)) for place, dim in zip(places, dims, strict=True)
+        ]
+        if min(dims) * size >= _LONG_BYTES:  # each field apart
+            starts = [lo + place * size for place in places]
+            self._spans = [(at, at + dim * size) for at, dim in zip(starts, dims, strict=True)]
+            self._fields = [(number, slice(dim)) for number, dim in enumerate(dims)]
+        self._rows = max(1, _PART_BYTES // (hi - lo))
         self._own = threading.local()
 
     def run(
@@ -157,37 +176,38 @@ class Program:
         `gradient` is `(n, dim)`; `numbers` are what the program takes, a tuple in its order, whose
         epsilon is its `eps`.
         """
-        lo, hi = self._span
-        width = math.gcd(lo, hi, records.shape[1], 16)
+        width = math.gcd(*itertools.chain(*self._spans), records.shape[1], 16)
         word = np.dtype(_WORDS[width])
-        window = records.view(word)[:, lo // width : hi // width]
-        block, spare, least = self._room(numbers.eps)
+        words = records.view(word)
+        blocks, spare, least = self._room(numbers.eps)
         self._step(
-            torch.from_numpy(window),
+            [torch.from_numpy(words[:, lo // width : hi // width]) for lo, hi in self._spans],
             torch.from_numpy(np.ascontiguousarray(slots, np.int64)),
             gradient,
-            torch.from_numpy(block.view(word)),
-            torch.from_numpy(block.view(self._storage)),
+            [torch.from_numpy(block.view(word)) for block in blocks],
+            [
+                torch.from_numpy(blocks[number].view(self._storage)[:, part])
+                for number, part in self._fields
+            ],
             torch.from_numpy(spare),  # made each time: one of inference mode has no other use
             torch.from_numpy(least),
-            self._places,
-            self._dims,
             *numbers,
         )
 
-    def _room(self, eps: float) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+    def _room(
+        self, eps: float
+    ) -> tuple[list[npt.NDArray[np.uint8]], npt.NDArray[Any], npt.NDArray[Any]]:
         """Return memory that a thread keeps.
 
-        For some records; for one field of them; and of the shape of that field, filled with `eps`.
+        For the spans of some records; for one field of them; and of the shape of that field, filled
+        with `eps`.
         """
         own = self._own
-        if not hasattr(own, "block"):
-            lo, hi = self._span
-            rows = max(1, _PART_BYTES // (hi - lo))
-            own.spare = np.empty((rows, self._dims[0]), self._storage)
+        if not hasattr(own, "blocks"):
+            own.spare = np.empty((self._rows, self._dim), self._storage)
             own.least, own.eps = np.empty_like(own.spare), None
-            own.block = np.empty((rows, hi - lo), np.uint8)
+            own.blocks = [np.empty((self._rows, hi - lo), np.uint8) for lo, hi in self._spans]
         if own.eps != eps:
             own.least.fill(eps)
             own.eps = eps
-        return own.block, own.spare, own.least
+        return own.blocks, own.spare, own.least
