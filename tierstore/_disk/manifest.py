@@ -404,6 +404,7 @@ class Manifest:
                 raise FormatError(f"{name}: not a table name: {key!r}")
         known = like.tables if like is not None and like.format == number else {}
         partitions = _partitions(body) if "partitions" in body else ()
+        specs: dict[str, TableSpec] = {}
         return cls(
             uuid=body.matching("uuid", UUID),
             seq=body.natural("seq"),
@@ -416,7 +417,11 @@ class Manifest:
             tables={
                 key: _known(tables, key, known)
                 or _table(
-                    tables.section(key), known.get(key), is_first, is_partitioned=bool(partitions)
+                    tables.section(key),
+                    known.get(key),
+                    is_first,
+                    is_partitioned=bool(partitions),
+                    specs=specs,
                 )
                 for key in tables
             },
@@ -554,12 +559,17 @@ def _known(tables: Section, key: str, known: Mapping[str, TableInfo]) -> TableIn
 
 
 def _table(
-    section: Section, known: TableInfo | None, is_first: bool, *, is_partitioned: bool
+    section: Section,
+    known: TableInfo | None,
+    is_first: bool,
+    *,
+    is_partitioned: bool,
+    specs: dict[str, TableSpec],
 ) -> TableInfo:
     section.only(
         _OF_SPEC | {"generation", "deltas", "scalars", "keys"} | (set() if is_first else {"digest"})
     )
-    spec = _spec(section, known)
+    spec = _spec(section, known, specs)
     unbound = is_first or section.value("digest") is None
     return TableInfo(
         spec=spec,
@@ -577,12 +587,21 @@ def _scale(section: Section) -> Scale:
     return Scale(cast(Any, section.text("dtype")), cast(Any, block))
 
 
-def _spec(section: Section, known: TableInfo | None) -> TableSpec:
-    """Parse the spec of a table, or reuse that of the known table if it is the same."""
-    if known is not None:
-        content = {key: value for key, value in section.content.items() if key in _OF_SPEC}
-        if canonical(content) == known.encoded_spec:
-            return known.spec
+def _spec(section: Section, known: TableInfo | None, specs: dict[str, TableSpec]) -> TableSpec:
+    """Parse the spec of a table, or reuse that of the known table if it is the same.
+
+    Tables of one manifest with the same entries share a spec; `specs` has those parsed so far.
+    """
+    content = {key: value for key, value in section.content.items() if key in _OF_SPEC}
+    if known is not None and canonical(content) == known.encoded_spec:
+        return known.spec
+    entries = repr(content)  # which tells 1 from 1.0 and from true
+    if entries not in specs:
+        specs[entries] = _parsed_spec(section)
+    return specs[entries]
+
+
+def _parsed_spec(section: Section) -> TableSpec:
     fields: dict[str, Field] = {}
     try:
         for item in section.items("fields"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,16 @@ def header(layout: RecordLayout, rows: int) -> bytes:
 
     Format: NumPy enhancement proposal 1, version 1.0.
     """
-    if layout.dtype.names is None:
-        descr: Any = layout.dtype.str
-        shape: tuple[int, ...] = (rows, layout.record_bytes // layout.dtype.itemsize)
+    return _header(layout.dtype, layout.record_bytes, rows)
+
+
+@lru_cache(maxsize=64)
+def _header(dtype: np.dtype[Any], record_bytes: int, rows: int) -> bytes:
+    if dtype.names is None:
+        descr: Any = dtype.str
+        shape: tuple[int, ...] = (rows, record_bytes // dtype.itemsize)
     else:
-        descr, shape = np.lib.format.dtype_to_descr(layout.dtype), (rows,)
+        descr, shape = np.lib.format.dtype_to_descr(dtype), (rows,)
     text = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode("ascii")
     magic = b"\x93NUMPY\x01\x00" + (DATA_OFFSET - 10).to_bytes(2, "little")
     return magic + text.ljust(DATA_OFFSET - 11) + b"\n"
