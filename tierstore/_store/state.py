@@ -17,6 +17,7 @@ from tierstore._closing import call_each
 from tierstore._disk.keys import remove_keys
 from tierstore._disk.manifest import FORMAT, Identity, Manifest, TableInfo, new_mark
 from tierstore._door import Door, interrupts_deferred
+from tierstore._garbage import search_put_off
 from tierstore._store.ledger import Ledger
 from tierstore._store.locking import ReaderLock, WriterLock
 from tierstore._store.options import Options
@@ -108,7 +109,8 @@ class State:
             else:
                 self.reader: ReaderLock = ReaderLock(self.directory)
                 self.locks.append(self.reader)
-            self._start(options.version)
+            with search_put_off():
+                self._start(options.version)
         except BaseException:
             self.release()
             raise

@@ -60,16 +60,16 @@ class Memmap(Backend):
         """Open the file and check that its header matches the spec byte for byte."""
         files = _files(directory, spec)
         with files.open(0) as file:
-            _check_header(file, spec)
+            _check_header(file.read(DATA_OFFSET), file.path, spec)
         return _records(files, spec)
 
     def examine(self, directory: _io.Directory, spec: TableSpec) -> int | None:
         """Check size and header; return the inode number, which identifies the file."""
         if not directory.removable or directory.filesystem not in _io.LASTING_INODES:
             return None
-        with _files(directory, spec).open(0) as file:
-            _check_header(file, spec)
-            return file.inode
+        found = _files(directory, spec).glimpse(0, DATA_OFFSET)
+        _check_header(found.data, directory.join(self.entry), spec)
+        return found.inode
 
     def grow(self, records: Records, spec: TableSpec, *, extend: bool) -> None:
         """Extend the file, and update its header."""
@@ -86,13 +86,13 @@ class Memmap(Backend):
         return line + f"[{layout.fields[0][0]!r}]" if layout.dtype.names else line
 
 
-def _check_header(file: _io.File, spec: TableSpec) -> None:
-    found, rows = file.read(DATA_OFFSET), spec.rows
+def _check_header(found: bytes, path: str, spec: TableSpec) -> None:
+    rows = spec.rows
     if spec.grows and (shape := _SHAPE.search(found)) is not None:
         rows = max(rows, int(shape.group(1)))  # of a later version
     if found != header(spec.layout, rows):
         raise CorruptStoreError(
-            f"{file.path}: the header does not match a table of {spec.rows} rows; "
+            f"{path}: the header does not match a table of {spec.rows} rows; "
             "restore the file from a copy"
         )
 
