@@ -52,8 +52,8 @@ Progress = Callable[[int, int], None]
 class Base:
     """Records and their checksums; only creation and folding write to them.
 
-    `open` checks the files, which are mapped on first use: of a thousand tables in a store, few may
-    be read.
+    `examine` checks the files, which are mapped on first use: of a thousand tables in a store, few
+    may be read.
     """
 
     def __init__(
@@ -160,11 +160,17 @@ class Base:
         Raises CorruptStoreError if a file is missing, truncated, extended or from another table.
         """
         base = cls(directory, spec)
+        base.examine()
+        return base
+
+    def examine(self) -> None:
+        """Do what `open` does of files that are not open yet."""
+        directory, spec = self._directory, self._spec
         with _missing_explained(directory), directory.use() as generation:
             inode = BACKENDS[spec.backend].examine(generation, spec)
             if inode is None:
-                base._records.forget()  # this opens them
-                return base
+                self._records.forget()  # this opens them
+                return
             status = generation.status(CHECKSUMS)
             if status.st_size < 4 * spec.rows or (
                 status.st_size > 4 * spec.rows and not spec.grows
@@ -173,8 +179,7 @@ class Base:
                     f"{generation.join(CHECKSUMS)} has {status.st_size} bytes, "
                     f"not {4 * spec.rows}; restore it from a copy"
                 )
-            base._examined = inode, status.st_ino
-        return base
+            self._examined = inode, status.st_ino
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)` and verify their checksums.

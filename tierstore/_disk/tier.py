@@ -124,6 +124,10 @@ class DiskTier:
         """Maximum size of the index in bytes."""
         return DeltaIndex.bytes_for(self.rows) if self._made is None else self._made.entries.nbytes
 
+    def examine(self) -> None:
+        """Examine the files of the base, if that was left for later; raises CorruptStoreError."""
+        self._base.examine()
+
     def grow(self, rows: int) -> None:
         """Add rows, which read as zeros; a writer extends the files."""
         with self._lock:

@@ -245,6 +245,48 @@ class State:
                 raise
             return opening
 
+    def examine(self, name: str) -> None:
+        """Examine what opening left of a table until its first use.
+
+        A writer may have folded the table meanwhile, and replaced its digest. Raises
+        CorruptStoreError, also the next time.
+        """
+        table, floor, is_bound = self.tables[name], self._floor, True
+        while not (generation := table._generation).examined and not self.door.closed:
+            info = generation.info
+            try:
+                self._opener.examine(generation, floor, is_bound=is_bound)
+            except (CorruptStoreError, FormatError, StoreIOError) as error:
+                known, floor = floor, self.history.floor()
+                if floor != known or generation.info is not info or self.door.closed:
+                    continue
+                if generation is not table._generation:  # it was closed by a refresh
+                    continue
+                if is_bound and self._has_replaced_digest(name, info):
+                    is_bound = False
+                    continue
+                if isinstance(error, StoreIOError):
+                    raise
+                raise self._opener.explain(self.manifest, name, error) from None
+
+    def _has_replaced_digest(self, name: str, info: TableInfo) -> bool:
+        """Whether a writer has replaced or removed the digest of a table by now."""
+        with contextlib.suppress(FormatError):
+            newest = self.history.newest().tables.get(name)
+            return newest is None or newest.digest != info.digest
+        return False
+
+    def examine_all(self) -> dict[str, CorruptStoreError]:
+        """Examine what opening left of any table; return the errors of damaged ones."""
+        found: dict[str, CorruptStoreError] = {}
+        for name, table in self.tables.items():
+            if not table._generation.examined:
+                try:
+                    self.examine(name)
+                except CorruptStoreError as error:
+                    found[name] = error
+        return found
+
     def _explained(self, opening: Opening) -> dict[str, CorruptStoreError]:
         return {
             name: self._opener.explain(opening.manifest, name, error)
