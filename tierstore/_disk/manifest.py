@@ -224,11 +224,13 @@ class Difference(NamedTuple):
     """The names of the tables in which a manifest differs from an earlier one.
 
     `changed` are tables that the other lacks, or whose `TableInfo` is another object there; `gone`
-    are those that only the other has.
+    are those that only the other has. `in_place` tells that both have the same names in the same
+    order.
     """
 
     changed: list[str]
     gone: set[str]
+    in_place: bool
 
 
 @dataclass(frozen=True)
@@ -295,17 +297,26 @@ class Manifest:
         """Return which tables differ from those of an earlier manifest."""
         if self._differs is None or self._differs[0]() is not before:
             known = before.tables
-            if list(self.tables) == list(known):  # for many tables, as C code alone compares them
+            in_place = list(self.tables) == list(known)
+            if in_place:  # for many tables, as C code alone compares them
                 differ = map(operator.is_not, self.tables.values(), known.values())
                 changed = list(itertools.compress(self.tables, differ))
             else:
                 changed = [
                     name for name, info in self.tables.items() if known.get(name) is not info
                 ]
-            found = Difference(changed, known.keys() - self.tables.keys())
+            found = Difference(changed, known.keys() - self.tables.keys(), in_place)
             object.__setattr__(self, "_differs", (weakref.ref(before), found))
             return found
         return self._differs[1]
+
+    def note_changed(self, before: Manifest, changed: Sequence[str]) -> None:
+        """Note which tables of an earlier manifest were replaced in this one, and no others.
+
+        `difference` then looks at no other table, of which there may be a thousand.
+        """
+        found = Difference([*changed], set(), in_place=True)
+        object.__setattr__(self, "_differs", (weakref.ref(before), found))
 
     def changed_paths(self, before: Manifest) -> tuple[set[str], set[str]]:
         """Return the paths that are only in this manifest, and those only in an earlier one."""
@@ -327,9 +338,10 @@ class Manifest:
 
     def share(self, before: Manifest) -> None:
         """Reuse the entries of equal tables from an earlier manifest."""
-        if list(self.tables) == list(before.tables):
+        difference = self.difference(before)
+        if difference.in_place:
             entries = before._entries.copy()
-            for name in self.difference(before).changed:
+            for name in difference.changed:
                 entries[name] = _entry(name, self.tables[name])
             self.__dict__["_entries"] = entries
 

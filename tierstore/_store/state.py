@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -378,10 +378,16 @@ class State:
 
     # -- another manifest
 
-    def publish(self, complete: Callable[[], object] = _nothing, **changes: Any) -> Manifest:
+    def publish(
+        self,
+        complete: Callable[[], object] = _nothing,
+        replaced: Sequence[str] | None = None,
+        **changes: Any,
+    ) -> Manifest:
         """Publish the manifest with changes and return it; `adopt` must follow, in `unbroken`.
 
-        `complete` makes the remaining files of the manifest durable. Raises ClosedError if a
+        `complete` makes the remaining files of the manifest durable. `replaced` are the tables
+        that differ, if the caller knows that all others are the same. Raises ClosedError if a
         callback has closed the store.
         """
         self.door.check_open(write=True)
@@ -393,6 +399,8 @@ class State:
             format=FORMAT,
             **changes,
         )
+        if replaced is not None:
+            manifest.note_changed(self.manifest, replaced)
 
         def make_durable() -> None:
             complete()
