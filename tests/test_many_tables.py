@@ -308,3 +308,117 @@ def test_a_collection_beside_a_damaged_table_trains(damaged: Path) -> None:
         for name in names:
             expected = (before[name] - np.float32(0.1)) - np.float32(0.1)
             assert np.array_equal(store[name].read([1, 2]), expected), name
+
+
+# A reader of many tables examines the base of each at its first use
+
+
+@pytest.fixture
+def at_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have readers of any number of tables do so."""
+    monkeypatch.setattr("tierstore._store.tables._EXAMINED_TABLES", 0)
+
+
+@pytest.mark.parametrize("count", [64, 65])
+def test_the_bases_of_more_than_64_tables_are_examined_at_their_first_use(
+    tmp_path: Path, count: int
+) -> None:
+    names = [f"t{number}" for number in range(count)]
+    tierstore.create(tmp_path / "s", dict.fromkeys(names, tierstore.TableSpec(2, DIM))).close()
+    (file,) = (tmp_path / "s" / "t6").rglob("rows.npy")
+    file.write_bytes(b"")
+    with tierstore.open(tmp_path / "s") as reader:
+        for _ in range(2):
+            with pytest.raises(CorruptStoreError, match=r"'t6' is damaged.*rows.npy has 0 bytes"):
+                reader["t6"]
+        assert list(reader.damaged) == ["t6"]
+        assert reader["t5"].read([1]).tolist() == [[0] * DIM]
+        assert reader._state.tables.keys() == set(names) - ({"t6"} if count == 64 else set())
+        with pytest.raises(CorruptStoreError, match="t6"):
+            reader.save(tmp_path / "copy")
+        assert reader.save(tmp_path / "copy", damaged="skip").tables == ["t6"]
+    with tierstore.open(tmp_path / "s", "r+") as writer:  # whose commits must not remove its past
+        assert list(writer._state.damaged) == ["t6"]
+
+
+@pytest.mark.usefixtures("at_first_use")
+def test_a_reader_goes_on_beside_a_table_that_it_finds_damaged(path: Path) -> None:
+    with tierstore.open(path, "r+") as writer, tierstore.open(path) as reader:
+        (file,) = (path / "t6").rglob("rows.npy")
+        os.truncate(file, 4000)
+        with pytest.raises(CorruptStoreError, match="'t6' is damaged"):
+            reader["t6"]
+        values = write(writer, "t6", 3)
+        written = write(writer, "t0", 5)
+        writer.commit()
+        assert reader.refresh()
+        assert np.array_equal(reader["t0"].read([4, 2, 9]), written)
+        with pytest.raises(CorruptStoreError, match="'t6' is damaged"):
+            reader["t6"]
+        with pytest.raises(CorruptStoreError, match="'t6' is damaged"):
+            reader["t6"].read([4])
+        assert values.size
+
+
+@pytest.mark.usefixtures("at_first_use")
+@pytest.mark.parametrize("name", ["t6", "t7"])
+def test_a_base_of_another_time_is_found_at_its_first_use(
+    path: Path, tmp_path: Path, name: str
+) -> None:
+    (generation,) = (path / "t6").iterdir()
+    before = {file: (generation / file).read_bytes() for file in ("rows.npy", "rows.crc")}
+    with tierstore.open(path, "r+") as writer:
+        write(writer, "t6", 3)
+        writer.commit()
+        writer.fold()
+    for file, data in before.items():
+        (generation / file).write_bytes(data)
+    with tierstore.open(path) as reader:
+        if name == "t6":
+            with pytest.raises(CorruptStoreError, match="a different time"):
+                reader[name]
+        else:
+            assert len(reader[name].read([1, 2])) == 2
+        assert list(reader.damaged) == ["t6"]
+
+
+@pytest.mark.usefixtures("at_first_use")
+def test_a_fold_before_the_first_use_is_no_damage(path: Path) -> None:
+    with tierstore.open(path, "r+") as writer:
+        written = write(writer, "t6", 3)
+        writer.commit()
+        with tierstore.open(path) as reader:
+            writer.fold()
+            assert np.array_equal(reader["t6"].read([4, 2, 9]), written)
+            assert not reader.damaged
+            (generation,) = (path / "t7").iterdir()
+            (generation / reader._state.manifest.tables["t7"].digest.name).unlink()
+        with (
+            tierstore.open(path) as reader,
+            pytest.raises(CorruptStoreError, match="digest of the base, is missing"),
+        ):
+            reader["t7"]
+
+
+@pytest.mark.usefixtures("at_first_use")
+def test_a_fold_in_the_midst_of_the_first_use_is_no_damage(path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        if done == total:
+            raise KeyboardInterrupt
+
+    with tierstore.open(path, "r+") as writer:
+        written = write(writer, "t6", 3)
+        writer.commit()
+        with tierstore.open(path) as reader:
+            with pytest.raises(KeyboardInterrupt):
+                writer.fold(progress=stop)  # the base is written, its digest is not
+            assert np.array_equal(reader["t6"].read([4, 2, 9]), written)
+
+
+@pytest.mark.usefixtures("at_first_use")
+def test_a_closed_reader_examines_nothing(path: Path) -> None:
+    reader = tierstore.open(path)
+    reader.close()
+    with pytest.raises(ClosedError):
+        reader["t6"].read([1])
+    assert not reader.damaged

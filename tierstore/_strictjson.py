@@ -125,9 +125,9 @@ class Section:
 
     def only(self, allowed: set[str]) -> None:
         """Reject all keys except these."""
-        unknown = sorted(set(self.content) - allowed)
-        if unknown:
-            raise FormatError(f"{self.name}: unknown key {unknown[0]!r}")
+        if not self.content.keys() <= allowed:
+            unknown = min(self.content.keys() - allowed)
+            raise FormatError(f"{self.name}: unknown key {unknown!r}")
 
     def value(self, key: str) -> Any:
         """Return the value of a key."""

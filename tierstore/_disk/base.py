@@ -52,8 +52,8 @@ Progress = Callable[[int, int], None]
 class Base:
     """Records and their checksums; only creation and folding write to them.
 
-    `open` checks the files, which are mapped on first use: of a thousand tables in a store, few may
-    be read.
+    `examine` checks the files, which are mapped on first use: of a thousand tables in a store, few
+    may be read.
     """
 
     def __init__(
@@ -159,12 +159,18 @@ class Base:
 
         Raises CorruptStoreError if a file is missing, truncated, extended or from another table.
         """
+        base = cls(directory, spec)
+        base.examine()
+        return base
+
+    def examine(self) -> None:
+        """Do what `open` does of files that are not open yet."""
+        directory, spec = self._directory, self._spec
         with _missing_explained(directory), directory.use() as generation:
-            base = cls(directory, spec)
             inode = BACKENDS[spec.backend].examine(generation, spec)
             if inode is None:
-                base._records.forget()  # this opens them
-                return base
+                self._records.forget()  # this opens them
+                return
             status = generation.status(CHECKSUMS)
             if status.st_size < 4 * spec.rows or (
                 status.st_size > 4 * spec.rows and not spec.grows
@@ -173,8 +179,7 @@ class Base:
                     f"{generation.join(CHECKSUMS)} has {status.st_size} bytes, "
                     f"not {4 * spec.rows}; restore it from a copy"
                 )
-            base._examined = inode, status.st_ino
-        return base
+            self._examined = inode, status.st_ino
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)` and verify their checksums.
@@ -335,6 +340,8 @@ class Computing(Protocol):
 def block_sums(generation: _io.Directory, rows: int, blocks: Blocks | None = None) -> Sums:
     """Return the crc32c of blocks `(n,)` of row checksums, or of all blocks for None."""
     numbers = range(_block_count(rows)) if blocks is None else blocks.tolist()
+    if len(numbers) == 1 and rows <= DIGEST_ROWS:
+        return np.array([crc32c(generation.glimpse(CHECKSUMS, 4 * rows).data)], np.uint32)
     with generation.open_file(CHECKSUMS) as file:
         return np.fromiter((_block_sum(file, rows, number) for number in numbers), np.uint32)
 
@@ -367,9 +374,9 @@ def foreign_blocks(
     are compared, evenly spread. If checksums computed from the records match the digest, the base
     is the right one and its checksum file is damaged: only the rows concerned cannot be read.
     """
-    compared = np.ones(digest.size, np.bool_)
-    compared[touched[touched < digest.size]] = False
-    blocks = np.flatnonzero(compared)
+    blocks = np.arange(digest.size)
+    if touched.size:
+        blocks = np.delete(blocks, touched[touched < digest.size])
     if most is not None and blocks.size > most:
         blocks = blocks[np.linspace(0, blocks.size - 1, most).astype(np.int64)]
     differing = blocks[block_sums(generation, rows, blocks) != digest[blocks]].tolist()
@@ -419,16 +426,16 @@ def read_digest(generation: _io.Directory, info: DigestInfo, spec: TableSpec) ->
     if spec.grows:
         size = min(size, info.size)
     try:
-        found = generation.size(info.name)
+        found = generation.glimpse(info.name, size)
     except FileNotFoundError:
         raise CorruptStoreError(
             f"{path}, the digest of the base, is missing; restore the whole store from one copy"
         ) from None
-    if not found == info.size == size:
+    if not found.size == info.size == size:
         raise CorruptStoreError(
-            f"{path} has {found} bytes instead of {size}; restore the whole store from one copy"
+            f"{path} has {found.size} bytes instead of {size}; restore the whole store from one "
+            "copy"
         )
-    data = generation.read_file(info.name, size)
-    if crc32c(data) != info.crc32c:
+    if crc32c(found.data) != info.crc32c:
         return None
-    return padded(np.frombuffer(data, "<u4"), spec.rows)
+    return padded(np.frombuffer(found.data, "<u4"), spec.rows)

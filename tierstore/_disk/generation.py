@@ -267,7 +267,11 @@ class Later(NamedTuple):
 
 
 class Generation:
-    """An open generation: its disk tier, and its entry in the newest manifest."""
+    """An open generation: its disk tier, and its entry in the newest manifest.
+
+    Attributes:
+        examined: whether the base and its digest were examined.
+    """
 
     moves_rows = True
     """Whether code that removes keys also moves the rows of others into their places."""
@@ -280,13 +284,15 @@ class Generation:
         store: str,
         next_seq: Callable[[], int] | None,
         on_write: Callable[[], object] = lambda: None,
+        examined: bool = True,
     ) -> None:
         """Open a generation from its table's directory.
 
         `store` is the uuid in deltas. `next_seq` returns the number of the next manifest, which the
         names of its files contain; None opens read-only, and holds every file that a writer may
         remove meanwhile. `on_write` is called when a row is written for the first time since a
-        commit. Raises CorruptStoreError.
+        commit. Unless `examined`, the base and its digest are left to `examine`. Raises
+        CorruptStoreError.
         """
         try:
             self.directory: _io.Held[_io.Directory] = _io.hold_directory(
@@ -297,6 +303,7 @@ class Generation:
                 f"{table.join(info.generation)} is missing; restore it from a copy"
             ) from None
         self.info: TableInfo = info
+        self.examined: bool = examined
         self._table = os.path.basename(table.path)
         self._store = bytes.fromhex(store)
         self._next_seq = next_seq
@@ -315,7 +322,7 @@ class Generation:
             with self.directory.use() as directory:
                 if next_seq is not None:
                     directory.copy_up()
-                self._digest = self._read_digest(info)
+                self._digest = self._read_digest(info) if examined else None
                 self.tier: DiskTier = self._open_tier()
                 if next_seq is None and directory.removable:
                     self._held = self._hold_keys(info)
@@ -342,7 +349,9 @@ class Generation:
 
     def _open_tier(self) -> DiskTier:
         spec, write = self.info.spec, self._next_seq is not None
-        base = Base.open(self.directory, spec)
+        base = Base(self.directory, spec)
+        if self.examined:
+            base.examine()
         try:
             deltas = [self._open_delta(info) for info in self.info.deltas]
             new_live = self._new_live if write else None
@@ -618,6 +627,17 @@ class Generation:
         with contextlib.suppress(TierStoreError, OSError), self.directory.use() as directory:
             directory.unlink(digest.name)
 
+    def examine(self, floor: int | None) -> None:
+        """Examine the base and its digest, which opening left for later; see `check_base`.
+
+        With None as `floor`, the digest is not compared with the base. Raises CorruptStoreError.
+        """
+        self.tier.examine()
+        if floor is not None:
+            self._digest = self._read_digest(self.info)
+            self.check_base(floor)
+        self.examined = True
+
     def check_base(self, floor: int) -> None:
         """Raise CorruptStoreError if the base belongs to a different time than the manifest.
 
@@ -650,6 +670,8 @@ class Generation:
 
         Blocks of checksums touched by deltas up to the `floor` are skipped.
         """
+        if not self.examined:
+            self._digest = self._read_digest(self.info)
         bad = [
             f"{CHECKSUMS}: rows from {block * DIGEST_ROWS} on are from a different time"
             for block in self.foreign_blocks(floor)

@@ -24,7 +24,7 @@ from tierstore._rowcopy import unique
 from tierstore._rowmap import RowMap, SparseMap, numbers_of, resize, row_map
 from tierstore.errors import CapacityError, CorruptStoreError
 
-__all__ = ["FEW", "DeltaIndex", "Entries", "check_positions"]
+__all__ = ["FEW", "DeltaIndex", "Entries", "check_positions", "check_rows"]
 
 Rows = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int32]
@@ -228,7 +228,7 @@ class DeltaIndex:
         """
         segments = self._segments(deltas)
         for _, _, coming in segments:
-            _check(coming, self.rows)
+            check_rows(coming, self.rows)
         if not segments:
             return False
         self.lift(live_ids)
@@ -251,7 +251,7 @@ class DeltaIndex:
         parts = [np.empty(0, np.int64)]
         for begin, end, coming in self._segments(deltas):
             gone = self.deltas[begin:end]
-            _check(coming, rows)
+            check_rows(coming, rows)
             if len(coming) == 1 and gone and coming[0].info.version == gone[-1].info.version:
                 continue
             gone = [delta for delta in gone if delta.info.version > folded]
@@ -374,7 +374,7 @@ def _numbered(position: int, count: int) -> Places:
     return np.arange(position + 1, position + 1 + count, dtype=np.int32)
 
 
-def _check(deltas: Sequence[Delta], rows: int) -> None:
+def check_rows(deltas: Sequence[Delta], rows: int) -> None:
     """Raise CorruptStoreError if deltas have rows that a table of so many rows lacks."""
     for delta in deltas:
         first, last = delta.span

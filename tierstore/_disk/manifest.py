@@ -224,11 +224,13 @@ class Difference(NamedTuple):
     """The names of the tables in which a manifest differs from an earlier one.
 
     `changed` are tables that the other lacks, or whose `TableInfo` is another object there; `gone`
-    are those that only the other has.
+    are those that only the other has. `in_place` tells that both have the same names in the same
+    order.
     """
 
     changed: list[str]
     gone: set[str]
+    in_place: bool
 
 
 @dataclass(frozen=True)
@@ -295,17 +297,26 @@ class Manifest:
         """Return which tables differ from those of an earlier manifest."""
         if self._differs is None or self._differs[0]() is not before:
             known = before.tables
-            if list(self.tables) == list(known):  # for many tables, as C code alone compares them
+            in_place = list(self.tables) == list(known)
+            if in_place:  # for many tables, as C code alone compares them
                 differ = map(operator.is_not, self.tables.values(), known.values())
                 changed = list(itertools.compress(self.tables, differ))
             else:
                 changed = [
                     name for name, info in self.tables.items() if known.get(name) is not info
                 ]
-            found = Difference(changed, known.keys() - self.tables.keys())
+            found = Difference(changed, known.keys() - self.tables.keys(), in_place)
             object.__setattr__(self, "_differs", (weakref.ref(before), found))
             return found
         return self._differs[1]
+
+    def note_changed(self, before: Manifest, changed: Sequence[str]) -> None:
+        """Note which tables of an earlier manifest were replaced in this one, and no others.
+
+        `difference` then looks at no other table, of which there may be a thousand.
+        """
+        found = Difference([*changed], set(), in_place=True)
+        object.__setattr__(self, "_differs", (weakref.ref(before), found))
 
     def changed_paths(self, before: Manifest) -> tuple[set[str], set[str]]:
         """Return the paths that are only in this manifest, and those only in an earlier one."""
@@ -327,9 +338,10 @@ class Manifest:
 
     def share(self, before: Manifest) -> None:
         """Reuse the entries of equal tables from an earlier manifest."""
-        if list(self.tables) == list(before.tables):
+        difference = self.difference(before)
+        if difference.in_place:
             entries = before._entries.copy()
-            for name in self.difference(before).changed:
+            for name in difference.changed:
                 entries[name] = _entry(name, self.tables[name])
             self.__dict__["_entries"] = entries
 
@@ -404,6 +416,7 @@ class Manifest:
                 raise FormatError(f"{name}: not a table name: {key!r}")
         known = like.tables if like is not None and like.format == number else {}
         partitions = _partitions(body) if "partitions" in body else ()
+        specs: dict[str, TableSpec] = {}
         return cls(
             uuid=body.matching("uuid", UUID),
             seq=body.natural("seq"),
@@ -416,7 +429,11 @@ class Manifest:
             tables={
                 key: _known(tables, key, known)
                 or _table(
-                    tables.section(key), known.get(key), is_first, is_partitioned=bool(partitions)
+                    tables.section(key),
+                    known.get(key),
+                    is_first,
+                    is_partitioned=bool(partitions),
+                    specs=specs,
                 )
                 for key in tables
             },
@@ -554,12 +571,17 @@ def _known(tables: Section, key: str, known: Mapping[str, TableInfo]) -> TableIn
 
 
 def _table(
-    section: Section, known: TableInfo | None, is_first: bool, *, is_partitioned: bool
+    section: Section,
+    known: TableInfo | None,
+    is_first: bool,
+    *,
+    is_partitioned: bool,
+    specs: dict[str, TableSpec],
 ) -> TableInfo:
     section.only(
         _OF_SPEC | {"generation", "deltas", "scalars", "keys"} | (set() if is_first else {"digest"})
     )
-    spec = _spec(section, known)
+    spec = _spec(section, known, specs)
     unbound = is_first or section.value("digest") is None
     return TableInfo(
         spec=spec,
@@ -577,12 +599,21 @@ def _scale(section: Section) -> Scale:
     return Scale(cast(Any, section.text("dtype")), cast(Any, block))
 
 
-def _spec(section: Section, known: TableInfo | None) -> TableSpec:
-    """Parse the spec of a table, or reuse that of the known table if it is the same."""
-    if known is not None:
-        content = {key: value for key, value in section.content.items() if key in _OF_SPEC}
-        if canonical(content) == known.encoded_spec:
-            return known.spec
+def _spec(section: Section, known: TableInfo | None, specs: dict[str, TableSpec]) -> TableSpec:
+    """Parse the spec of a table, or reuse that of the known table if it is the same.
+
+    Tables of one manifest with the same entries share a spec; `specs` has those parsed so far.
+    """
+    content = {key: value for key, value in section.content.items() if key in _OF_SPEC}
+    if known is not None and canonical(content) == known.encoded_spec:
+        return known.spec
+    entries = repr(content)  # which tells 1 from 1.0 and from true
+    if entries not in specs:
+        specs[entries] = _parsed_spec(section)
+    return specs[entries]
+
+
+def _parsed_spec(section: Section) -> TableSpec:
     fields: dict[str, Field] = {}
     try:
         for item in section.items("fields"):

@@ -157,6 +157,9 @@ class PartitionedTier:
 class PartitionedGeneration:
     """The generations of a partitioned table, presented as one."""
 
+    examined = True
+    """Whether their bases were examined."""
+
     def __init__(
         self,
         info: TableInfo,

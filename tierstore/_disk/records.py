@@ -77,6 +77,14 @@ class Files:
         with self.place() as place:
             return self._open(place, number, write=write)
 
+    def glimpse(self, number: int, nbytes: int) -> _io.Glimpse:
+        """Return the beginning of a file and check its size; raises as `open` does."""
+        with self.place() as place:
+            name = self.name(number)
+            found = place.glimpse(name, nbytes)
+            self._check_size(found.size, place.join(name))
+            return found
+
     def each(self) -> Iterator[_io.File]:
         """Yield every file; each stays open until the next iteration."""
         with self.place() as place:
@@ -87,15 +95,17 @@ class Files:
     def _open(self, place: _io.Directory, number: int, *, write: bool = False) -> _io.File:
         file = place.open_file(self.name(number), write=write)
         try:
-            size = file.size
-            if size < self.nbytes or (size > self.nbytes and not self.grows):
-                raise CorruptStoreError(
-                    f"{file.path} has {size} bytes instead of {self.nbytes}; restore it from a copy"
-                )
+            self._check_size(file.size, file.path)
         except BaseException:
             file.close()
             raise
         return file
+
+    def _check_size(self, size: int, path: str) -> None:
+        if size < self.nbytes or (size > self.nbytes and not self.grows):
+            raise CorruptStoreError(
+                f"{path} has {size} bytes instead of {self.nbytes}; restore it from a copy"
+            )
 
 
 BLOCK_BYTES = 4 << 20

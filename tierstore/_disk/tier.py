@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tierstore._disk import readahead
 from tierstore._disk.base import Base
 from tierstore._disk.delta import Delta, LiveDelta
-from tierstore._disk.index import FEW, DeltaIndex, check_positions
+from tierstore._disk.index import FEW, DeltaIndex, check_positions, check_rows
 from tierstore._disk.merging import Merge
 from tierstore._disk.readahead import MappedRows, paced
 from tierstore._disk.records import BLOCK_BYTES
@@ -101,21 +101,40 @@ class DiskTier:
         self.live: LiveDelta | None = None
         self._superseded = 0
         self._warm = 0
-        self._index = DeltaIndex(self.rows)
-        self.deltas: list[Delta] = self._index.deltas
+        self._made: DeltaIndex | None = None
+        self.deltas: list[Delta] = []
         self.delta_bytes: int = 0
         self.follow(deltas)
 
     @property
+    def _index(self) -> DeltaIndex:
+        """The index, made at its first use: of a thousand tables, few may be read."""
+        made = self._made
+        return self._make_index() if made is None else made
+
+    def _make_index(self) -> DeltaIndex:
+        with self._lock:
+            if self._made is None:  # otherwise another thread was faster
+                index = DeltaIndex(self.rows)
+                index.follow(self.deltas, _NO_ROWS)
+                self._made, self.deltas = index, index.deltas
+            return self._made
+
+    @property
     def index_bytes(self) -> int:
         """Maximum size of the index in bytes."""
-        return self._index.entries.nbytes
+        return DeltaIndex.bytes_for(self.rows) if self._made is None else self._made.entries.nbytes
+
+    def examine(self) -> None:
+        """Examine the files of the base, if that was left for later; raises CorruptStoreError."""
+        self._base.examine()
 
     def grow(self, rows: int) -> None:
         """Add rows, which read as zeros; a writer extends the files."""
         with self._lock:
             self._base.grow(rows, extend=self._new_live is not None)
-            self._index.grow(rows)
+            if self._made is not None:
+                self._made.grow(rows)
             self.rows = rows
 
     def follow(self, deltas: Sequence[Delta]) -> None:
@@ -124,8 +143,15 @@ class DiskTier:
         Rows of removed deltas are then found in the other deltas or in the base. Raises
         CorruptStoreError without changing anything.
         """
-        live_ids = _NO_ROWS if self.live is None else self.live.ids
-        if self._index.follow(deltas, live_ids):
+        if self._made is None:
+            check_rows(deltas, self.rows)
+            check_positions(sum(delta.info.rows for delta in deltas))
+            self.deltas, before = [*deltas], self.deltas
+            has_gone = not {*map(id, before)} <= {*map(id, deltas)}
+        else:
+            live_ids = _NO_ROWS if self.live is None else self.live.ids
+            has_gone = self._made.follow(deltas, live_ids)
+        if has_gone:
             self._base.forget()
         self.delta_bytes = sum(map(attrgetter("info.size"), self.deltas))
 
@@ -399,10 +425,11 @@ class DiskTier:
 
     def touched(self, version: int, rows: int) -> npt.NDArray[np.int64]:
         """Return the ascending block numbers touched by deltas up to a version."""
-        if not self.deltas:
-            return np.empty(0, np.int64)
+        merged = self._upto(version)
+        if not merged:
+            return _NO_ROWS
         blocks = np.zeros(-(-self.rows // rows), np.bool_)
-        for delta in self._upto(version):
+        for delta in merged:
             blocks[delta.blocks(rows)] = True
         return np.flatnonzero(blocks)
 

@@ -9,7 +9,7 @@ store, accessed through the same classes.
 
 from tierstore._io import direct
 from tierstore._io.atomic import leftovers, publish, relink, withdraw
-from tierstore._io.directory import Directory
+from tierstore._io.directory import Directory, Glimpse
 from tierstore._io.file import File, let_go, map_files
 from tierstore._io.held import Held, Holder, hold_directory, hold_file
 from tierstore._io.objects import ObjectFile, Objects, locate, reach, read_ranges, unreachable
@@ -20,6 +20,7 @@ __all__ = [
     "TESTED",
     "Directory",
     "File",
+    "Glimpse",
     "Held",
     "Holder",
     "ObjectFile",

@@ -9,19 +9,27 @@ import re
 import stat
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, NoReturn, Self, cast
 
 from tierstore._io import system
 from tierstore._io.file import Buffer, Descriptor, File
 from tierstore._io.system import explained, filesystem_of, raise_explained, sync_descriptor
 from tierstore.errors import FormatError, NotAStoreError, StoreIOError
 
-__all__ = ["Directory", "component"]
+__all__ = ["Directory", "Glimpse", "component"]
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 _NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _COMPONENT = re.compile(r"[^/\0]{1,255}")
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class Glimpse(NamedTuple):
+    """What `Directory.glimpse` finds of a file: its size, inode number and first bytes."""
+
+    size: int
+    inode: int
+    data: bytes
 
 
 class Directory(Descriptor):
@@ -48,7 +56,7 @@ class Directory(Descriptor):
 
     def join(self, name: str) -> str:
         """Return the path of an entry, for messages."""
-        return os.path.join(self.path, name)
+        return f"{self.path}/{name}"
 
     def again(self) -> Directory:
         """Open the same directory again, even if it was moved."""
@@ -129,9 +137,7 @@ class Directory(Descriptor):
         try:
             fd = system.calls.open(component(name), flags, dir_fd=self.fd)
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-                raise FormatError(f"{path} is not a regular file") from error
-            raise_explained(error, "open", path)
+            _not_opened(error, path)
         file = File(fd, path)
         try:
             if not file.regular:
@@ -140,6 +146,30 @@ class Directory(Descriptor):
             file.close()
             raise
         return file
+
+    def glimpse(self, name: str, nbytes: int) -> Glimpse:
+        """Return size, inode number and up to `nbytes` first bytes of a file, as `open_file` does.
+
+        It takes less time, for the many files that are examined when a store is opened.
+        """
+        path = f"{self.path}/{name}"
+        try:
+            fd = system.calls.open(component(name), os.O_RDONLY | _OPEN, dir_fd=self.fd)
+        except OSError as error:
+            _not_opened(error, path)
+        try:
+            status = system.calls.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise FormatError(f"{path} is not a regular file")
+            data = system.calls.pread(fd, nbytes, 0)
+            while len(data) < nbytes and (part := system.calls.pread(fd, nbytes, len(data))):
+                data = (data + part)[:nbytes]
+        except OSError as error:
+            raise_explained(error, "read", path)
+        finally:
+            with contextlib.suppress(OSError):  # nothing was written
+                system.calls.close(fd)
+        return Glimpse(status.st_size, status.st_ino, data)
 
     def copy_up(self) -> None:
         """On overlayfs, copy the entries up from lower layers before they are mapped.
@@ -327,6 +357,12 @@ class Directory(Descriptor):
         with explained("examine", self.path):
             status = system.calls.fstatvfs(self.fd)
         return int(status.f_bavail * status.f_frsize)
+
+
+def _not_opened(error: OSError, path: str) -> NoReturn:
+    if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+        raise FormatError(f"{path} is not a regular file") from error
+    raise_explained(error, "open", path)
 
 
 def component(name: str) -> str:

@@ -325,6 +325,8 @@ def map_files(
             array = _reserved(nbytes * count, file.path) if number == 0 else array
             _map_over(array.ctypes.data + number * nbytes, file, nbytes)
     if array.size:
+        if array.size <= mmap.PAGESIZE:
+            return array
         with contextlib.suppress(OSError):  # only advice
             system.calls.madvise(array.ctypes.data, array.size, advice)
         return array

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from tierstore._io.directory import Directory, component
+from tierstore._io.directory import Directory, Glimpse, component
 from tierstore._io.file import Buffer, File
 from tierstore.errors import (
     AccessError,
@@ -339,6 +339,11 @@ class ObjectDirectory(Directory):
         if write:
             raise StoreIOError(f"{self.join(name)} is an object and cannot be written to")
         return ObjectFile(self._store, self._key(name), self.join(name), size=self.size(name))
+
+    def glimpse(self, name: str, nbytes: int) -> Glimpse:
+        """Return size and up to `nbytes` first bytes of an object, which has no inode."""
+        file = self.open_file(name)
+        return Glimpse(file.size, 0, file.read(nbytes))
 
     def names(self) -> list[str]:
         """Return the names of all objects and the common prefixes of others, sorted."""

@@ -225,7 +225,9 @@ def publish(draft: CommitDraft, changed: Mapping[str, TableInfo]) -> Manifest:
         changes["confirmed"] = state.manifest.confirmed
     if draft.keep is not None:
         changes["names"] = {**state.manifest.names, draft.keep: changes["version"]}
-    return state.publish(sync, **changes, step=draft.step, tables=tables, payload=draft.payload)
+    replaced = None if draft.written or draft.dropped else [*changed]
+    changes |= {"step": draft.step, "tables": tables, "payload": draft.payload}
+    return state.publish(sync, replaced, **changes)
 
 
 def clean_up(state: State, folder: Folder) -> None:

@@ -185,7 +185,7 @@ class Gathered:
         if seen is None:
             changed = list(manifest.tables)
         else:
-            changed, gone = manifest.difference(seen)
+            changed, gone, _ = manifest.difference(seen)
             for name in gone:
                 self._count(name, ())
         for name in changed:

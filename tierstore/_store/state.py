@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from tierstore._closing import call_each
 from tierstore._disk.keys import remove_keys
 from tierstore._disk.manifest import FORMAT, Identity, Manifest, TableInfo, new_mark
 from tierstore._door import Door, interrupts_deferred
+from tierstore._garbage import search_put_off
 from tierstore._store.ledger import Ledger
 from tierstore._store.locking import ReaderLock, WriterLock
 from tierstore._store.options import Options
@@ -108,7 +109,8 @@ class State:
             else:
                 self.reader: ReaderLock = ReaderLock(self.directory)
                 self.locks.append(self.reader)
-            self._start(options.version)
+            with search_put_off():
+                self._start(options.version)
         except BaseException:
             self.release()
             raise
@@ -243,6 +245,48 @@ class State:
                 raise
             return opening
 
+    def examine(self, name: str) -> None:
+        """Examine what opening left of a table until its first use.
+
+        A writer may have folded the table meanwhile, and replaced its digest. Raises
+        CorruptStoreError, also the next time.
+        """
+        table, floor, is_bound = self.tables[name], self._floor, True
+        while not (generation := table._generation).examined and not self.door.closed:
+            info = generation.info
+            try:
+                self._opener.examine(generation, floor, is_bound=is_bound)
+            except (CorruptStoreError, FormatError, StoreIOError) as error:
+                known, floor = floor, self.history.floor()
+                if floor != known or generation.info is not info or self.door.closed:
+                    continue
+                if generation is not table._generation:  # it was closed by a refresh
+                    continue
+                if is_bound and self._has_replaced_digest(name, info):
+                    is_bound = False
+                    continue
+                if isinstance(error, StoreIOError):
+                    raise
+                raise self._opener.explain(self.manifest, name, error) from None
+
+    def _has_replaced_digest(self, name: str, info: TableInfo) -> bool:
+        """Whether a writer has replaced or removed the digest of a table by now."""
+        with contextlib.suppress(FormatError):
+            newest = self.history.newest().tables.get(name)
+            return newest is None or newest.digest != info.digest
+        return False
+
+    def examine_all(self) -> dict[str, CorruptStoreError]:
+        """Examine what opening left of any table; return the errors of damaged ones."""
+        found: dict[str, CorruptStoreError] = {}
+        for name, table in self.tables.items():
+            if not table._generation.examined:
+                try:
+                    self.examine(name)
+                except CorruptStoreError as error:
+                    found[name] = error
+        return found
+
     def _explained(self, opening: Opening) -> dict[str, CorruptStoreError]:
         return {
             name: self._opener.explain(opening.manifest, name, error)
@@ -334,10 +378,16 @@ class State:
 
     # -- another manifest
 
-    def publish(self, complete: Callable[[], object] = _nothing, **changes: Any) -> Manifest:
+    def publish(
+        self,
+        complete: Callable[[], object] = _nothing,
+        replaced: Sequence[str] | None = None,
+        **changes: Any,
+    ) -> Manifest:
         """Publish the manifest with changes and return it; `adopt` must follow, in `unbroken`.
 
-        `complete` makes the remaining files of the manifest durable. Raises ClosedError if a
+        `complete` makes the remaining files of the manifest durable. `replaced` are the tables
+        that differ, if the caller knows that all others are the same. Raises ClosedError if a
         callback has closed the store.
         """
         self.door.check_open(write=True)
@@ -349,6 +399,8 @@ class State:
             format=FORMAT,
             **changes,
         )
+        if replaced is not None:
+            manifest.note_changed(self.manifest, replaced)
 
         def make_durable() -> None:
             complete()

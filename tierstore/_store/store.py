@@ -89,12 +89,15 @@ class Store(SchemaChanges):
         if name in self._state.damaged:
             raise self._state.damaged[name]
         try:
-            return self._state.tables[name]
+            table = self._state.tables[name]
         except (KeyError, TypeError):
             known = ", ".join(self._state.tables) or "none"
             raise UnknownNameError(
                 f"no table {name!r} in {self.path}; there are: {known}"
             ) from None
+        if not table._generation.examined:
+            self._state.examine(name)
+        return table
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of the tables, including damaged ones."""
@@ -123,9 +126,10 @@ class Store(SchemaChanges):
         """The tables that could not be opened, with their errors; other tables can be used.
 
         Commits do not touch the files of these tables. Nothing is folded and no older version is
-        removed until `replace_table` has rewritten them.
+        removed until `replace_table` has rewritten them. A reader of more than 64 tables examines
+        here the bases of those that were not used yet.
         """
-        return MappingProxyType(self._state.damaged)
+        return MappingProxyType({**self._state.damaged, **self._state.examine_all()})
 
     def __repr__(self) -> str:
         """Name the store, its version and its tables."""
@@ -202,8 +206,9 @@ class Store(SchemaChanges):
         its own in `table.stats()`. Raises UnknownNameError.
         """
         total: dict[str, TierStats] = {}
-        for name in self._state.tables if tables is None else tables:
-            for tier, counters in self[name].stats().items():
+        known = self._state.tables
+        for table in known.values() if tables is None else [self[name] for name in tables]:
+            for tier, counters in table.stats().items():
                 total.setdefault(tier, TierStats())
                 tally(total[tier], **vars(counters))
         return total
@@ -572,7 +577,8 @@ class Store(SchemaChanges):
         self, where: Any, backend: str | None, *, skip: bool, progress: Progress | None
     ) -> Skipped:
         skipped = Skipped(tables=list(self.damaged)) if skip else None
-        tables = dict(self._state.tables if skip else self)
+        left_out = () if skipped is None else skipped.tables
+        tables = {name: self[name] for name in self if name not in left_out}
         return save_store(
             tables, self.payload, self._state.manifest, where, progress, backend, skipped=skipped
         )

@@ -31,6 +31,8 @@ from tierstore.spec import TableSpec
 __all__ = ["Opener", "Opening", "Spaces"]
 
 _NO_ROWS = np.empty(0, np.int64)
+_EXAMINED_TABLES = 64
+"""Most tables whose bases a reader examines when it opens a store, not at their first use."""
 
 
 @dataclass
@@ -104,11 +106,14 @@ class Opener:
         """Open the tables of a manifest, or only the new deltas if a table is open with the same
         base.
 
-        Damaged tables are recorded in `opening.errors`. With `root_only` nothing is opened.
+        Damaged tables are recorded in `opening.errors`. With `root_only` nothing is opened. A
+        reader of many tables leaves their bases to `examine`. A writer does not: it removes no
+        older version while a table is damaged.
         """
         if self._options.root_only:
             return
         manifest = opening.manifest
+        examined = next_seq is not None or len(manifest.tables) <= _EXAMINED_TABLES
         for name, info in manifest.tables.items():
             table = tables.get(name)
             try:
@@ -120,17 +125,26 @@ class Opener:
                 elif table is not None and table._can_follow(info):
                     opening.later[name] = table._generation.later(info, manifest.floor)
                 else:
-                    opening.new[name] = self.open(manifest, name, next_seq, floor)
+                    opening.new[name] = self.open(
+                        manifest, name, next_seq, floor, examined=examined
+                    )
             except (CorruptStoreError, FormatError) as error:
                 opening.errors[name] = error
 
     def open(
-        self, manifest: Manifest, name: str, next_seq: Callable[[], int] | None, floor: int
+        self,
+        manifest: Manifest,
+        name: str,
+        next_seq: Callable[[], int] | None,
+        floor: int,
+        *,
+        examined: bool = True,
     ) -> Generation:
         """Open the files of a table of a manifest.
 
         `next_seq` returns the number of the next manifest, for a writer; `floor` is the version up
-        to which a fold may be merging deltas into the base. Raises CorruptStoreError, FormatError.
+        to which a fold may be merging deltas into the base. Unless `examined`, the base is left to
+        `examine`. Raises CorruptStoreError, FormatError.
         """
         info = manifest.tables[name]
         if manifest.partitions:
@@ -143,6 +157,7 @@ class Opener:
                     store=manifest.uuid,
                     next_seq=next_seq,
                     on_write=functools.partial(self._touched.rows.setdefault, name),
+                    examined=examined,
                 )
         except FileNotFoundError:
             raise CorruptStoreError(
@@ -150,12 +165,20 @@ class Opener:
                 "restore it from a copy"
             ) from None
         try:
-            if not isinstance(self._options.path, _io.Objects):
+            if examined and not isinstance(self._options.path, _io.Objects):
                 generation.check_base(floor)
         except BaseException:
             generation.close()
             raise
         return generation
+
+    def examine(self, generation: Generation, floor: int, *, is_bound: bool) -> None:
+        """Examine the base that opening left for later; raises as `open` does.
+
+        Unless `is_bound`, it may belong to a different time than the manifest.
+        """
+        is_on_disk = not isinstance(self._options.path, _io.Objects)
+        generation.examine(floor if is_on_disk and is_bound else None)
 
     def _readers_of(self, manifest: Manifest) -> PartitionReaders:
         if manifest.seq not in self._partitions:

@@ -86,7 +86,7 @@ def inspect(
         parts: list[str | Grid] = [_headline(store, data), *_around(info)]
 
         damaged = dict(opened.damaged) if table is None else {}
-        intact = [name for name in opened if name not in opened.damaged]
+        intact = [name for name in opened if name not in damaged]
         tables = [opened[name] for name in (intact if table is None else [table])]
         names = {each.name for each in tables}
         data["tables"] = [entry for entry in data["tables"] if entry["name"] in names]

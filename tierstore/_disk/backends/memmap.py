@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,16 @@ def header(layout: RecordLayout, rows: int) -> bytes:
 
     Format: NumPy enhancement proposal 1, version 1.0.
     """
-    if layout.dtype.names is None:
-        descr: Any = layout.dtype.str
-        shape: tuple[int, ...] = (rows, layout.record_bytes // layout.dtype.itemsize)
+    return _header(layout.dtype, layout.record_bytes, rows)
+
+
+@lru_cache(maxsize=64)
+def _header(dtype: np.dtype[Any], record_bytes: int, rows: int) -> bytes:
+    if dtype.names is None:
+        descr: Any = dtype.str
+        shape: tuple[int, ...] = (rows, record_bytes // dtype.itemsize)
     else:
-        descr, shape = np.lib.format.dtype_to_descr(layout.dtype), (rows,)
+        descr, shape = np.lib.format.dtype_to_descr(dtype), (rows,)
     text = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode("ascii")
     magic = b"\x93NUMPY\x01\x00" + (DATA_OFFSET - 10).to_bytes(2, "little")
     return magic + text.ljust(DATA_OFFSET - 11) + b"\n"
@@ -54,16 +60,16 @@ class Memmap(Backend):
         """Open the file and check that its header matches the spec byte for byte."""
         files = _files(directory, spec)
         with files.open(0) as file:
-            _check_header(file, spec)
+            _check_header(file.read(DATA_OFFSET), file.path, spec)
         return _records(files, spec)
 
     def examine(self, directory: _io.Directory, spec: TableSpec) -> int | None:
         """Check size and header; return the inode number, which identifies the file."""
         if not directory.removable or directory.filesystem not in _io.LASTING_INODES:
             return None
-        with _files(directory, spec).open(0) as file:
-            _check_header(file, spec)
-            return file.inode
+        found = _files(directory, spec).glimpse(0, DATA_OFFSET)
+        _check_header(found.data, directory.join(self.entry), spec)
+        return found.inode
 
     def grow(self, records: Records, spec: TableSpec, *, extend: bool) -> None:
         """Extend the file, and update its header."""
@@ -80,13 +86,13 @@ class Memmap(Backend):
         return line + f"[{layout.fields[0][0]!r}]" if layout.dtype.names else line
 
 
-def _check_header(file: _io.File, spec: TableSpec) -> None:
-    found, rows = file.read(DATA_OFFSET), spec.rows
+def _check_header(found: bytes, path: str, spec: TableSpec) -> None:
+    rows = spec.rows
     if spec.grows and (shape := _SHAPE.search(found)) is not None:
         rows = max(rows, int(shape.group(1)))  # of a later version
     if found != header(spec.layout, rows):
         raise CorruptStoreError(
-            f"{file.path}: the header does not match a table of {spec.rows} rows; "
+            f"{path}: the header does not match a table of {spec.rows} rows; "
             "restore the file from a copy"
         )
 
