@@ -53,8 +53,8 @@ MUTANTS = [
     # The maps of keys: no key is lost, found in the row of another, or given two rows.
     Mutant(
         "_keys/hashmap.py",
-        "at = np.flatnonzero(found < 0)\n            names",
-        "at = np.flatnonzero(found < -1)\n            names",
+        "lost = np.flatnonzero(found < 0)\n            names",
+        "lost = np.flatnonzero(found < -1)\n            names",
         "tests/keys/test_hashmap.py",
     ),
     Mutant(
