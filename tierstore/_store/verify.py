@@ -273,7 +273,6 @@ class _Check:
         self.report = VerifyReport()
         self.directory = directory
         self._found = found
-        self._floor = found.history.floor()
         self.sample = sample
         self._progress = progress
         self._total = 0
@@ -384,8 +383,8 @@ class _Check:
                     self.report.bad_files.append(f"{where}: {error}")
                 return False
             deltas = self._check_deltas(where, info, manifest.uuid, opened, directory)
-            merging = [each.ids for each, _ in deltas if each and each.info.version <= self._floor]
-            base = self._check_base(where, info, merging, opened, directory)
+            whole = [delta for delta, _ in deltas if delta is not None]
+            base = self._check_base(where, info, whole, opened, directory)
             keys = self._check_keys(where, info, opened, directory)
         bad = np.concatenate([_NOTHING if base is None else base, *(rows for _, rows in deltas)])
         if newest:
@@ -398,7 +397,7 @@ class _Check:
         self,
         where: str,
         info: TableInfo,
-        merging: list[Rows],
+        deltas: list[Delta],
         opened: Generation | None,
         directory: _io.Directory | None,
     ) -> Rows | None:
@@ -417,8 +416,8 @@ class _Check:
             return None
         try:
             self.report.bad_files += [f"{where}: {file}" for file in base.damaged_files()]
-            self._check_binding(where, info, base, merging, opened, directory)
-            bad = self._damaged_base(base, merging)
+            self._check_binding(where, info, base, deltas, opened, directory)
+            bad = self._damaged_base(base, deltas)
         finally:
             if directory is not None:
                 mapped.close()
@@ -430,41 +429,45 @@ class _Check:
         where: str,
         info: TableInfo,
         base: _Checked,
-        merging: list[Rows],
+        deltas: list[Delta],
         opened: Generation | None,
         directory: _io.Directory | None,
     ) -> None:
-        """Compare the version's digest with the row checksums of the base."""
-        if directory is None:
-            found = [] if opened is None else self._damaged_binding(opened)
-        else:
-            found = _damaged_binding(info, base, merging, directory)
-        self.report.bad_files += [f"{where}: {each}" for each in found]
+        """Compare the version's digest with the row checksums of the base.
 
-    def _damaged_binding(self, opened: Generation) -> list[str]:
-        """Return the damage, determined while the floor did not change."""
+        The damage that counts is found while no fold begins.
+        """
+
+        def find(floor: int) -> list[str]:
+            if directory is not None:
+                return _damaged_binding(info, base, _rows_up_to(floor, deltas), directory)
+            return [] if opened is None else opened.damaged_binding(floor)
+
         floor = self._found.history.floor()
-        while bad := opened.damaged_binding(floor):
+        while found := find(floor):
             before, floor = floor, self._found.history.floor()
             if floor == before:
                 break
-        return bad
+        self.report.bad_files += [f"{where}: {each}" for each in found]
 
-    def _damaged_base(self, base: _Checked, merging: list[Rows]) -> Rows:
+    def _damaged_base(self, base: _Checked, deltas: list[Delta]) -> Rows:
         """Return the damaged rows of a base, reporting progress.
 
-        Rows in `merging`, which are in deltas up to the floor, do not count: an interrupted fold
-        may have left them torn, and they are not read from the base.
+        Rows in deltas up to the floor do not count: a fold that runs, also one that began within
+        this call, or was interrupted may have torn them, and they are not read from the base.
         """
         bad: list[int] = []
-        held = np.concatenate([_NOTHING, *merging])
+        held = _rows_up_to(self._found.history.floor(), deltas)
         for rows in self._blocks(base):
             bad += base.damaged(rows[~np.isin(rows, held)] if held.size else rows)
             self.report.rows_checked += rows.size
             if self._progress is not None:
                 done = self.report.rows_checked
                 self._progress(done, max(done, self._total))
-        return np.array(bad, np.int64)
+        found = np.array(bad, np.int64)
+        if found.size:
+            found = found[~np.isin(found, _rows_up_to(self._found.history.floor(), deltas))]
+        return found
 
     def _blocks(self, base: _Checked) -> Iterator[Rows]:
         step = max(1, _BLOCK_BYTES // base.record_bytes)
@@ -551,8 +554,13 @@ def _check_log(
         opened.key_map  # noqa: B018 - this loads them
 
 
+def _rows_up_to(floor: int, deltas: list[Delta]) -> Rows:
+    """Return the rows of deltas up to a version, which a fold may be merging into the base."""
+    return np.concatenate([_NOTHING, *(each.ids for each in deltas if each.info.version <= floor)])
+
+
 def _damaged_binding(
-    info: TableInfo, base: _Checked, merging: list[Rows], directory: _io.Directory
+    info: TableInfo, base: _Checked, merging: Rows, directory: _io.Directory
 ) -> list[str]:
     """Return the damage to the digest of a version, and mismatches with the base."""
     if info.digest is None:
@@ -563,7 +571,7 @@ def _damaged_binding(
         return [str(error)]
     if digest is None:
         return [info.digest.name]
-    touched = np.unique(np.concatenate([_NOTHING, *merging]) // bases.DIGEST_ROWS)
+    touched = np.unique(merging // bases.DIGEST_ROWS)
     return [
         f"{CHECKSUMS}: rows from {block * bases.DIGEST_ROWS} on are from a different time"
         for block in bases.foreign_blocks(directory, base, info.spec.rows, digest, touched)
