@@ -85,6 +85,14 @@ def recover(seed: int, recording: Recording, times: int) -> int:
     return count
 
 
+@pytest.mark.fault(30)
+@pytest.mark.parametrize("backend", ["memmap", "zarr"])
+def test_a_power_cut_in_a_short_workload_leaves_a_committed_state(backend: str) -> None:
+    steps = "write commit write commit reopen write commit"
+    recording = Recording.of(1, steps.split(), backend=backend)
+    assert survive(recording, 1, 1) > 50
+
+
 @pytest.mark.parametrize(("seed", "steps", "backend"), WORKLOADS)
 @pytest.mark.fault(30)
 @pytest.mark.slow
