@@ -108,7 +108,7 @@ class Scratch:
             extent.table: Table(
                 self,
                 extent.table,
-                cast(Generation, Unversioned(specs[extent.table], tiers[extent.table])),
+                cast(Generation, Unversioned(specs[extent.table], tiers[extent.table], "noise")),
                 self._space,
                 extent,
             )
