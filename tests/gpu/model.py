@@ -186,7 +186,8 @@ class Twin:
             return self.place.get(self.tier.memory._arrays["slot_of"])
         rows, entries = map(self.place.get, places.arrays)
         taken = np.flatnonzero(rows >= 0)
-        assert np.unique(rows[taken]).size == taken.size <= places._taken
+        counted = int(self.place.get(places.header).view(np.uint64)[3])
+        assert np.unique(rows[taken]).size == taken.size <= counted <= places.count
         assert (entries[rows < 0] == -1).all()
         found = np.full(self.tier.rows, -1, np.int32)
         found[rows[taken]] = entries[taken]

@@ -102,6 +102,8 @@ class OWN:
     REPORT = Kernel(TIER, "report")
     REBASE = Kernel(TIER, "rebase")
     RESCALE = Kernel(TIER, "rescale")
+    SWEEP = Kernel(TIER, "sweep", _one)
+    EMPTY = Kernel(TIER, "empty")
     ENTER_SLOTS = Kernel(TIER, "enter_slots")
     ENTER_KEPT = Kernel(TIER, "enter_kept")
 

@@ -452,13 +452,17 @@ class GpuTier:
         self._workspace.bind(self._batch)
 
     def _sweep(self, places: Places, ids: int) -> None:
-        """Drop the unused rows of a sparse map; provide places for so many more."""
-        keeping = self.leases.keeping
-        stream = self.launcher.stream
-        places.clear(stream, self.slots + sum(lease.bound for lease in keeping) + ids)
-        self.launcher.start(OWN.ENTER_SLOTS, self._arguments, stream, self.slots)
+        """Provide places for so many more rows; the map drops unused ones if they are too few."""
+        keeping, arguments = self.leases.keeping, self._arguments
+        stream, start = self.launcher.stream, self.launcher.start
+        kept = self.slots + sum(lease.bound for lease in keeping)
+        self._batch.n = free = places.provide(kept, ids)
+        start(OWN.SWEEP, arguments, stream)
+        start(OWN.EMPTY, arguments, stream, places.count)
+        start(OWN.ENTER_SLOTS, arguments, stream, self.slots)
         for lease in keeping:
-            self.launcher.start(OWN.ENTER_KEPT, lease.arguments, stream, lease.bound)
+            start(OWN.ENTER_KEPT, lease.arguments, stream, lease.bound)
+        places.grant(free - ids)
 
     def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Load every row into a host tier with room for all: then none is ever missing.

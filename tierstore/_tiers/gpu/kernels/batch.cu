@@ -273,6 +273,9 @@ __device__ void tidy(const Tier &t, const Batch &b) {
     if (thread() == 0) {
         c->missed_ids += deferred;
         c->missed_rows += missed;
+#ifdef SPARSE
+        t.places->taken += missed;
+#endif
         c->missed = c->deferred = c->victims = c->ties = c->distinct = c->absent = c->evicted = 0;
         if (b.mode == LEASE) {
             *b.count = distinct;

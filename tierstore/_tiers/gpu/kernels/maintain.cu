@@ -47,15 +47,43 @@ extern "C" __global__ void tierstore_rescale(const Tier t, const Batch b) {
     for (u64 s = thread(); s < t.capacity; s += threads()) t.key[s] *= b.rescale;
 }
 
-// Enter the rows of all slots in a map of places, which is empty.
-extern "C" __global__ void tierstore_enter_slots(const Tier t, const Batch b) {
-    for (u64 s = thread(); s < t.capacity; s += threads())
-        if (t.row_of[s] >= 0) *entry_at(t, t.row_of[s], true) = (i32)s;
+// A sweep of the map of places, in four launches: it is emptied only if a batch of b.n rows might not
+// find as many free. The host counts ids; only the device knows how many of them took a place.
+extern "C" __global__ void tierstore_sweep(const Tier t, const Batch b) {
+    if (thread()) return;
+    Places *const map = t.places;
+    map->sweeping = map->taken + b.n > map->count * 3 / 4;
+    if (map->sweeping) map->taken = 0;
 }
 
-// Enter the rows there that a lease uses in direct host memory.
+extern "C" __global__ void tierstore_empty(const Tier t, const Batch b) {
+    const Places map = *t.places;
+    for (u64 at = thread(); map.sweeping && at < map.count; at += threads()) {
+        map.rows[at] = -1;
+        map.entries[at] = ABSENT;
+    }
+}
+
+// Enter the rows of all slots.
+extern "C" __global__ void tierstore_enter_slots(const Tier t, const Batch b) {
+    const Team team = everyone();
+    const u64 end = t.places->sweeping ? t.capacity : 0;
+    for (u64 base = (u64)team.warp * 32; base < end; base += (u64)team.warps * 32) {
+        const u64 s = base + lane();
+        const i64 row = s < end ? t.row_of[s] : -1;
+        if (row >= 0) *entry_at(t, row, true) = (i32)s;
+        tally(&t.places->taken, row >= 0);
+    }
+}
+
+// Enter the rows that a lease uses in direct host memory.
 extern "C" __global__ void tierstore_enter_kept(const Tier t, const Batch b) {
-    const u32 count = *b.count;
-    for (u64 k = thread(); k < count; k += threads())
-        if (b.held[k] < 0) *entry_at(t, b.rows[k], true) = KEPT;
+    const Team team = everyone();
+    const u32 end = t.places->sweeping ? *b.count : 0;
+    for (u64 base = (u64)team.warp * 32; base < end; base += (u64)team.warps * 32) {
+        const u64 k = base + lane();
+        const bool keeps = k < end && b.held[k] < 0;
+        if (keeps) *entry_at(t, b.rows[k], true) = KEPT;
+        tally(&t.places->taken, keeps);
+    }
 }

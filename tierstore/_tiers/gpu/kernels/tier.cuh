@@ -71,13 +71,15 @@ struct Places {
     i64 *rows;                    // [count], -1 = free
     i32 *entries;                 // [count], ABSENT where it is free
     u64 count;                    // below 2^32, and above that of the rows in it
+    u64 taken;                    // places that are not free, at most; beyond count in a map not yet made
+    u64 sweeping;                 // 1 while kernels empty it and enter its rows again
 };
 
 // The part that stays the same as long as a tier lives.
 struct Tier {
     u8 *slots;                    // [capacity][record]
     i32 *slot_of;                 // [rows]; null where the map is `places`, compiled with SPARSE
-    const Places *places;         // in device memory: it gets new arrays when it grows
+    Places *places;               // in device memory: it gets new arrays when it grows
     i64 *row_of;                  // [capacity], -1 = empty
     u32 *stamp, *pins;            // [capacity]
     u32 *arrival;                 // [capacity]: number of the prefetch that filled it, where AHEAD
