@@ -1,4 +1,14 @@
-"""How long does a table by key take to open, to answer, and to drop unused keys?"""
+"""How long does a table by key take to open, to answer, and to drop unused keys?
+
+A read of 65,536 rows of 256 bytes moves 34 MB, 50 with the lines that are fetched before they are
+written. By key it also takes two lines of 64 bytes a key at random, a place of the map and the key
+of its row: 8 MB, so by bytes alone a read by key could reach 0.86 of one by row. But NumPy makes
+some 25 short passes over the keys, which two threads hardly make faster than one (1.91 and 1.96 ms
+between reads by row). With one access and no comparison, which returns wrong rows, the ratio is
+0.42 to 0.53. To copy half of the rows while the other half is found takes 0.3 ms longer.
+
+Reads use the cores that the process may use, by key and by row: `taskset -c 0-3` limits both.
+"""
 
 from __future__ import annotations
 

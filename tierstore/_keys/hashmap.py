@@ -253,15 +253,15 @@ class HashMap:
         `hashes` get those of the keys, and `ends` the places where probing for each ended.
         """
         found = np.empty(codes.size, np.int64)
-        at = np.empty(codes.size, np.int64) if ends is None else ends
+        homes = np.empty(codes.size, np.int64) if ends is None else ends
         going = [np.empty(0, np.intp)]
 
         def first(part: slice) -> None:
             for start in range(part.start, part.stop, _CACHED):
                 here = slice(start, min(start + _CACHED, part.stop))
                 hashes[here] = own = _hashed(codes[here])
-                at[here] = homes = self._homes(own)
-                found[here], on = self._probed(codes[here], own, homes, same, start)
+                homes[here] = at = self._homes(own)
+                found[here], on = self._probed(codes[here], own, at, same, start)
                 going.append(on + start)
 
         in_parts(first, codes.size, codes.size, least=_FOR_A_THREAD)
@@ -270,7 +270,7 @@ class HashMap:
         def others(part: slice) -> None:
             for start in range(part.start, part.stop, _CACHED):
                 here = left[start : min(start + _CACHED, part.stop)]
-                self._find_others(here, codes, hashes, same, at, found)
+                self._find_others(here, codes, hashes, same, homes, ends, found)
 
         in_parts(others, left.size, left.size, least=_OTHERS_FOR_A_THREAD)
         if self._far:
@@ -285,18 +285,22 @@ class HashMap:
         codes: Codes,
         hashes: Hashes,
         same: Same | None,
-        places: Rows,
+        homes: Rows,
+        ends: Rows | None,
         found: Rows,
     ) -> None:
         """Probe again for keys at `left` of a batch, until each is found or at an empty place."""
-        codes, hashes, at = codes.take(left), hashes.take(left), places.take(left)
+        codes, hashes, at = codes.take(left), hashes.take(left), homes.take(left)
+        steps = self._steps(hashes)
         for _ in range(_MOST_PROBES - 1):
             if not left.size:
                 break
-            at = self._next(at, hashes)
+            at = self._next(at, steps)
             found[left], on = self._probed(codes, hashes, at, same, left)
-            places[left] = at
-            codes, hashes, at, left = codes.take(on), hashes.take(on), at.take(on), left.take(on)
+            if ends is not None:
+                ends[left] = at
+            codes, hashes, left = codes.take(on), hashes.take(on), left.take(on)
+            at, steps = at.take(on), steps.take(on)
 
     def _probed(
         self,
@@ -419,7 +423,7 @@ class HashMap:
             if not left.size:
                 break
             entries, hashes = entries.take(on), hashes.take(on)
-            at = self._next(at.take(on), hashes)
+            at = self._next(at.take(on), self._steps(hashes))
         for number, name in zip(left.tolist(), self._names(rows[left]), strict=True):
             holders[number] = self._far.setdefault(name, int(rows[number]))
         return holders, taken
@@ -466,7 +470,7 @@ class HashMap:
             if not on.size:
                 return
             entries, hashes = entries.take(on), hashes.take(on)
-            at = self._next(at.take(on), hashes)
+            at = self._next(at.take(on), self._steps(hashes))
             free = np.flatnonzero(places.take(at, mode="clip") == 0)
             places[at.take(free)] = entries.take(free)
         on = np.flatnonzero(places.take(at, mode="clip") != entries)
@@ -495,10 +499,13 @@ class HashMap:
         at |= within
         return at.astype(np.int64)
 
-    def _next(self, at: Rows, hashes: Hashes) -> Rows:
-        """Return the next place of each key, at an odd distance in the same segment."""
+    def _steps(self, hashes: Hashes) -> Hashes:
+        """Return the odd distance between the places of each key."""
+        return (hashes * _STEP >> np.uint32(32 - self._bits)) | np.uint32(1)
+
+    def _next(self, at: Rows, steps: Hashes) -> Rows:
+        """Return the next place of each key, in the same segment."""
         last = (1 << self._bits) - 1
-        steps = (hashes * _STEP >> np.uint32(32 - self._bits)) | np.uint32(1)
         return (at & ~last) | ((at + steps) & last)
 
 
