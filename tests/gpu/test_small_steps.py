@@ -135,6 +135,22 @@ def test_gradients_that_were_seen_stay_as_they_are(store: Any) -> None:
     assert torch.equal(seen, kept)
 
 
+def test_gradients_that_hooks_keep_stay_as_they_are(store: Any) -> None:
+    emb, optimizer, step = stepping(store, TieredEmbeddingCollection)
+    step()
+    (rows,) = emb.parameters()
+    seen: list[Tensor] = []
+    hook = rows.register_hook(seen.append)
+    ids = Made({name: torch.arange(12).view(4, 3) % ROWS for name in store})
+    emb.cat(ids).sum().backward()
+    hook.remove()
+    kept = seen[0].clone()
+    assert kept.any()
+    optimizer.step()
+    step()
+    assert torch.equal(seen[0], kept)
+
+
 def test_zeros_are_used_once_for_as_many_rows_or_half_as_many() -> None:
     zeros, cleared = Zeros(), torch.zeros(8, DIM)
     assert zeros.take(8) is None
