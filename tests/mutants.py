@@ -178,7 +178,7 @@ MUTANTS = [
         "_tiers/host.py",
         "_rowcopy.unique(np.concatenate([changed, slots]))",
         "changed",
-        "tests/store/test_following.py",
+        "tests/tiers/test_host.py",
     ),
     Mutant(
         "_tiers/host.py",

@@ -60,7 +60,7 @@ class Part(ParamType):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Share:
         """Return (K, N)."""
-        match = re.fullmatch(r"(\d+)/(\d+)", str(value), re.ASCII)
+        match = re.fullmatch(r"(\d+)/(0*[1-9]\d*)", str(value), re.ASCII)
         if match is None:
             self.fail(f"{value!r}: write K/N, such as 0/4 for the first of 4 parts", param, ctx)
         number, count = int(match[1]), int(match[2])

@@ -11,7 +11,7 @@ from tierstore.budget import parse_bytes
 from tierstore.importing import import_table
 from tierstore.initializers import constant, normal, uniform, xavier_uniform, zeros
 from tierstore.spec import Field
-from tierstore_cli.params import MEMORY, PRESETS, InitializerType, RowRange, State
+from tierstore_cli.params import MEMORY, PRESETS, InitializerType, Part, RowRange, State
 
 
 @pytest.mark.parametrize(
@@ -182,3 +182,15 @@ def test_presets_are_of_either_case(text):
 
 def test_a_field_may_be_called_as_a_preset():
     assert list(fields("field:adam")) == ["adam"]
+
+
+@pytest.mark.parametrize("text", ["0/0", "0/00", "-1/3", "1/2/3", "a"])
+def test_a_part_is_one_of_at_least_one(text):
+    with pytest.raises(click.BadParameter, match="write K/N, such as 0/4"):
+        Part().convert(text, None, None)
+
+
+def test_parts_count_from_0():
+    assert Part().convert("2/3", None, None) == (2, 3)
+    with pytest.raises(click.BadParameter, match="the 3 parts are 0 to 2"):
+        Part().convert("3/3", None, None)

@@ -17,6 +17,7 @@ import tierstore
 from tests.gpu.emulator import EmulatedDevice
 from tests.training.test_collections import Calls, Made
 from tierstore.nn import TieredEmbeddingBagCollection, TieredEmbeddingCollection
+from tierstore.nn.zeros import Zeros
 from tierstore.optim import RowWiseAdagrad, TieredOptimizer
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
@@ -132,6 +133,33 @@ def test_gradients_that_were_seen_stay_as_they_are(store: Any) -> None:
     optimizer.step()
     step()
     assert torch.equal(seen, kept)
+
+
+def test_gradients_that_hooks_keep_stay_as_they_are(store: Any) -> None:
+    emb, optimizer, step = stepping(store, TieredEmbeddingCollection)
+    step()
+    (rows,) = emb.parameters()
+    seen: list[Tensor] = []
+    hook = rows.register_hook(seen.append)
+    ids = Made({name: torch.arange(12).view(4, 3) % ROWS for name in store})
+    emb.cat(ids).sum().backward()
+    hook.remove()
+    kept = seen[0].clone()
+    assert kept.any()
+    optimizer.step()
+    step()
+    assert torch.equal(seen[0], kept)
+
+
+def test_zeros_are_used_once_for_as_many_rows_or_half_as_many() -> None:
+    zeros, cleared = Zeros(), torch.zeros(8, DIM)
+    assert zeros.take(8) is None
+    for rows in (4, 8):
+        zeros.put(cleared)
+        assert zeros.take(9) is None
+        assert zeros.take(3) is None
+        assert zeros.take(rows) is cleared
+        assert zeros.take(rows) is None
 
 
 def test_sums_begin_from_zeros_for_fewer_and_other_rows(store: Any, tmp_path: Path) -> None:

@@ -299,6 +299,15 @@ def test_what_was_not_handed_down_can_be_dropped():
         assert np.array_equal(read(tier, np.arange(ROWS)), oracle)
 
 
+@pytest.mark.parametrize("slots", [7, ROWS])
+def test_rows_that_are_dropped_are_read_below_again(slots):
+    (tier,), below, _ = stacked(3, slots)
+    read(tier, np.arange(5), 0, WIDTH)
+    below.records[2:4] ^= 255
+    tier.discard(np.array([2, 3, 20]))
+    assert np.array_equal(read(tier, np.arange(5), 0, WIDTH), below.records[:5])
+
+
 def test_a_tier_with_a_slot_for_every_row_never_evicts():
     (tier,), below, oracle = stacked(10, ROWS + 5)
     assert tier.direct

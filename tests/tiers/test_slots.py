@@ -62,6 +62,19 @@ def test_the_map_is_as_a_dict_of_rows(steps):
         assert slots.used == len(where)
 
 
+def test_every_slot_that_is_released_is_taken_again():
+    slots, rows = make(), np.arange(SLOTS)
+    slots.bind(rows, slots.free(rows))
+    slots.release(slots.lookup(rows))
+    assert (slots.lookup(rows) < 0).all()
+    assert slots.used == 0
+    some = slots.free(rows[:3])
+    slots.bind(rows[:3], some)
+    others = slots.free(rows[3:])
+    assert sorted([*some, *others]) == [*rows]
+    assert slots.used == SLOTS
+
+
 def test_rows_that_repeat_most_come_first_where_not_all_have_room():
     rows = np.array([5, 1, 2, 3, 4, 6, 7, 8, 9, 9, 2, 9])
     assert make().distinct(rows).tolist()[:2] == [9, 2]
