@@ -78,7 +78,7 @@ patch copy.tier a.patch
 save emb.tier second.tier --incremental
 publish emb.tier serving
 export emb.tier out.npy
-restore emb.tier --version before
+restore emb.tier before
 release emb.tier before
 add-field emb.tier --table item exp_avg
 grow emb.tier --table item --rows 120 --keys more.txt

@@ -101,3 +101,9 @@ def test_a_budget_is_shared_by_the_tables_or_given_to_each():
 )
 def test_a_size_of_at_least_some_bytes_has_at_most_one_percent_more(nbytes):
     assert nbytes <= parse_bytes(size_of_at_least(nbytes)) <= 1.01 * nbytes
+
+
+def test_a_size_of_at_least_some_bytes_is_short():
+    given = [0, 2_000, 100_402, (64 << 30) - 3_000, 64 << 30, 1 << 40]
+    told = ["0B", "2000B", "100402B", "64GiB", "64GiB", "1TiB"]
+    assert [size_of_at_least(nbytes) for nbytes in given] == told

@@ -54,11 +54,15 @@ def format_bytes(nbytes: int) -> str:
 
 
 def size_of_at_least(nbytes: int) -> str:
-    """Return a size that `parse_bytes` reads as this or up to one percent more: `"424KiB"`."""
-    for power, unit in enumerate(("PiB", "TiB", "GiB", "MiB", "KiB")):
-        size = 1024 ** (5 - power)
+    """Return a size that `parse_bytes` reads as this or up to one percent more: `"64GiB"`."""
+    units = {f"{prefix}iB": 1024 ** (5 - step) for step, prefix in enumerate("PTGMK")}
+    for size in units.values():
         if nbytes >= 100 * size:
-            return f"{-(-nbytes // size)}{unit}"
+            nbytes = -(-nbytes // size) * size
+            break
+    for unit, size in units.items():
+        if nbytes and nbytes % size == 0:
+            return f"{nbytes // size}{unit}"
     return f"{nbytes}B"
 
 

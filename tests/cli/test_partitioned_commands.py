@@ -64,8 +64,8 @@ WRITING = [
     "rename s.tier who other",
     "drop s.tier user",
     "drop s.tier who",
-    "restore s.tier --name base",
-    "restore s.tier --version 1",
+    "restore s.tier base",
+    "restore s.tier 1",
     "patch copy.tier some.patch",
 ]
 """Commands that write the store as one process would."""
@@ -74,8 +74,8 @@ WRONG = [
     "rename s.tier item user",
     "rename s.tier item a/b",
     "drop s.tier nothing",
-    "restore s.tier --version 77",
-    "restore s.tier --name nothing",
+    "restore s.tier 77",
+    "restore s.tier nothing",
     "patch s.tier keys.txt",
     "grow s.tier --table item --rows 1",
     "put s.tier --table item --id 99 1 2 3 4",

@@ -20,7 +20,7 @@ def test_keep_restore_and_release(run, run_json, pair, tmp_path):
     assert [each["names"] for each in versions] == [["best"], ["12"]]
     assert "best" in run("inspect", pair, "--versions").stdout
     run("fold", pair, code=1)
-    data = run_json("restore", pair, "--version", "best")
+    data = run_json("restore", pair, "best")
     assert data == {"store": str(pair), "restored": "best", "version": 4}
     assert np.array_equal(rows_of(pair), older)
     run("save", pair, tmp_path / "copy.tier", "--version", "best")
@@ -30,6 +30,7 @@ def test_keep_restore_and_release(run, run_json, pair, tmp_path):
     assert run_json("verify", pair, "--version", "best")["version"] == 2
     assert run_json("release", pair, "best")["kept"] == [3, 4, 5]
     run("release", pair, "best", code=1)
-    run("restore", pair, "--version", 2, code=1)
+    run("restore", pair, 2, code=1)
     run("restore", pair, code=2)
-    run("restore", pair, "--version", 4, "--name", "12", code=2)
+    assert run_json("restore", pair, "--version", 4)["version"] == 6
+    run("restore", pair, 4, "--name", "12", code=2)

@@ -106,7 +106,7 @@ def test_plan_divides_memory_among_the_tables_of_a_store(run, run_json, tmp_path
     specs = {f"t{n}": tierstore.TableSpec(100 + n, 16) for n in range(12)}
     specs["wide"] = tierstore.TableSpec(5, 64)
     tierstore.create(path, specs).close()
-    data = run_json("plan", "--store", path, "--host", "20KiB")
+    data = run_json("plan", path, "--host", "20KiB")
     with tierstore.open(path, budget=budget) as store:
         spaces = store.info().spaces
     assert [space["tables"] for space in data["spaces"]] == [list(each.tables) for each in spaces]
@@ -115,12 +115,30 @@ def test_plan_divides_memory_among_the_tables_of_a_store(run, run_json, tmp_path
             (each.tier, each.slots, each.nbytes) for each in opened.tiers
         ]
     assert sum(each.nbytes for space in spaces for each in space.tiers) <= 20 << 10
-    text = run("plan", "--store", path, "--host", "20KiB", "--gpu", "1MiB").stdout
+    text = run("plan", path, "--host", "20KiB", "--gpu", "1MiB").stdout
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "t0 … t11" in text and " gpu " in text and "100.0 %" in text
-    assert "'t0', 't1' and 10 more" in run("plan", "--store", path, "--host", "900", code=1).output
-    for wrong in (["--store", path, "--rows", 3], ["--rows", 3], []):
-        assert "--store" in run("plan", *wrong, code=2).output
+    assert "'t0', 't1' and 10 more" in run("plan", path, "--host", "900", code=1).output
+    for wrong in ([path, "--rows", 3, "--dtype", "int8"], ["--rows", 3], [], ["--table", "wide"]):
+        assert "STORE" in run("plan", *wrong, code=2).output
+    assert "no --rows, --dtype" in run("plan", path, "--rows", 3, "--dtype", "int8", code=2).output
+
+
+def test_plan_knows_the_sizes_of_a_table_of_a_store(run, run_json, tmp_path):
+    path, trace = tmp_path / "s", tmp_path / "ids.npy"
+    np.save(trace, np.random.default_rng(0).zipf(1.3, 5_000) % 1_000)
+    tierstore.create(path, {"item": tierstore.TableSpec(1_000, 16, dtype="float16")}).close()
+    sizes = ["--rows", 1_000, "--dim", 16, "--dtype", "float16"]
+    ids = ["--trace", trace, "--batch", 100]
+    for more in (["--host", "20KB"], ["--hits", "60%"], []):
+        told = run_json("plan", *sizes, *ids, *more)
+        assert run_json("plan", path, *ids, *more) == told
+        assert told["record_bytes"] == 32
+    alone = run_json("plan", path, "--table", "item", "--host", "20KB")
+    assert alone == run_json("plan", *sizes, "--host", "20KB")
+    with tierstore.open(path, "r+") as store:
+        store.create_table("user", tierstore.TableSpec(1_000, 4))
+    assert "choose one with --table" in run("plan", path, "--trace", trace, code=2).output
 
 
 def test_plan_refuses_what_cannot_be(run, tmp_path):

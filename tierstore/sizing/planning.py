@@ -128,7 +128,7 @@ class SpacePlan:
     index_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its part of what `tierstore plan --store --json` prints."""
+        """Return its part of what `tierstore plan STORE --json` prints."""
         data = asdict(self)
         return data | {"tables": list(data["tables"]), "tiers": list(data["tiers"])}
 

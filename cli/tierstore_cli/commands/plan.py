@@ -17,10 +17,11 @@ from tierstore.sizing import plan as make_plan
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import label
 from tierstore_cli.command import Command
-from tierstore_cli.opening import open_store
+from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import (
     DTYPE,
+    TABLE,
     Bytes,
     Count,
     HitRate,
@@ -44,15 +45,11 @@ WAYS = {
 
 
 @click.command(cls=Command)
+@click.argument("store", type=PlaceType(), required=False)
+@TABLE
 @click.option("--rows", type=Count(), metavar="N", help="Rows of the table.")
 @click.option("--dim", type=Count(), metavar="D", help="Elements of a row.")
-@click.option(
-    "--store",
-    type=PlaceType(),
-    metavar="STORE",
-    help="Divide the memory among all tables of this store, in place of --rows and --dim.",
-)
-@click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Element type.")
+@click.option("--dtype", type=DTYPE, help="Element type; default: float32.")
 @click.option(
     "--state",
     type=State(),
@@ -101,17 +98,17 @@ WAYS = {
     "--on",
     "directory",
     type=click.Path(exists=True, readable=False, path_type=Path),
-    default=Path(),
     metavar="PATH",
-    help="The directory of the store, for the speed of its disk.",
+    help="A directory on the disk to reckon with; default: STORE, or this directory.",
 )
 @PLOT
 def plan(
     out: Output,
+    store: Place | None,
+    table: str | None,
     rows: int | None,
     dim: int | None,
-    store: Place | None,
-    dtype: str,
+    dtype: str | None,
     state: tuple[list[StateField], ...],
     host: int | None,
     hits: float | None,
@@ -127,12 +124,13 @@ def plan(
     reading: bool,
     depth: int,
     measured: float,
-    directory: Path,
+    directory: Path | None,
     picture: Path | None,
 ) -> None:
     """Predict the size of a table, the rows that fit each tier, hit rates and the time of a step.
 
-    With --store: which tables share tiers, and the rows of them that fit.
+    The table is one of STORE, or as --rows, --dim, --dtype and --state say. Of all tables of STORE,
+    without --table and --trace: which share tiers, and the rows of them that fit.
 
     FIRST TOUCH counts the distinct rows of a batch that no batch before asked for: no memory can
     hold those. Times model the page cache: what is missed comes from memory if it is free for the
@@ -149,25 +147,31 @@ def plan(
       tierstore plan --rows 10000000 --dim 128 --state adam --host 8GiB --gpu 2GiB
       tierstore plan --rows 2000000 --dim 64 --host 200MB --trace run.trace --policy lfu
       tierstore plan --rows 2000000 --dim 64 --hits 90% --trace run.trace
-      tierstore plan --store emb.tier --host 8GiB
+      tierstore plan emb.tier --host 8GiB
+      tierstore plan emb.tier --table item --hits 90% --trace run.trace
     """
     if hits is not None and (trace is None or host is not None or gpu):
         raise click.UsageError("--hits needs --trace, and finds what --host is without --gpu")
-    if store is not None:
-        if (rows, dim, trace) != (None, None, None):
-            raise click.UsageError("--store gives the tables: leave out --rows, --dim and --trace")
+    sizes = {"--rows": rows, "--dim": dim, "--dtype": dtype, "--state": state or None}
+    given = [name for name, value in sizes.items() if value is not None]
+    if store is None:
+        if table is not None or rows is None or dim is None:
+            raise click.UsageError("give a STORE, or --rows and --dim of a table")
+        spec = _spec(rows, dim, dtype or "float32", state)
+    else:
+        if given:
+            raise click.UsageError(f"STORE has the sizes of its tables: no {', '.join(given)}")
         with open_store(store) as opened:
-            specs = {name: table.spec for name, table in opened.items()}
-        spaces = plan_tables(specs, Budget(host=host, gpu=gpu), policy=policy)
-        data = {"store": str(store), "spaces": [each.to_dict() for each in spaces]}
-        out.show(data, _divided(spaces))
-        return
-    if rows is None or dim is None:
-        raise click.UsageError("give --rows and --dim of a table, or --store")
-    weight = Field(dim, dtype)
-    fields = {"weight": weight}
-    fields |= {each.name: each.beside(weight) for group in state for each in group}
-    spec = TableSpec(rows=rows, fields=fields)
+            if table is None and trace is None:
+                specs = {name: each.spec for name, each in opened.items()}
+                spaces = plan_tables(specs, Budget(host=host, gpu=gpu), policy=policy)
+                data = {"store": str(store), "spaces": [each.to_dict() for each in spaces]}
+                out.show(data, _divided(spaces))
+                return
+            spec = choose_table(opened, table).spec
+    rows = spec.rows
+    if directory is None:
+        directory = store if isinstance(store, Path) else Path()
     found_speeds = speeds.known_speeds(directory)
     if found_speeds is not None and link is not None:
         found_speeds = replace(
@@ -234,6 +238,14 @@ def plan(
         where = "" if directory == Path() else f" {directory}"
         lines.append(f"for times, measure this machine: tierstore bench{where}")
     out.show(data, *lines)
+
+
+def _spec(rows: int, dim: int, dtype: str, state: tuple[list[StateField], ...]) -> TableSpec:
+    """Return the spec of a table that there need not be."""
+    weight = Field(dim, dtype)
+    fields = {"weight": weight}
+    fields |= {each.name: each.beside(weight) for group in state for each in group}
+    return TableSpec(rows=rows, fields=fields)
 
 
 def _divided(spaces: list[SpacePlan]) -> Grid:

@@ -10,31 +10,38 @@ import click
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, UNTESTED, VERSION
+from tierstore_cli.params import STORE, UNTESTED, VersionType
 
 
 @click.command(cls=Command)
 @STORE
-@VERSION
-@click.option("--name", metavar="NAME", help="The name of the kept version.")
+@click.argument("version", metavar="VERSION", type=VersionType(), required=False)
+@click.option("--version", "option", type=VersionType(), hidden=True)  # as other commands have it
+@click.option("--name", metavar="NAME", help="In place of VERSION, a name that is a number.")
 @UNTESTED
 def restore(
-    out: Output, store: Path, version: int | str | None, name: str | None, allow_untested: bool
+    out: Output,
+    store: Path,
+    version: int | str | None,
+    option: int | str | None,
+    name: str | None,
+    allow_untested: bool,
 ) -> None:
-    """Restore STORE to a kept version, as a new version.
+    """Restore STORE to VERSION, the number or the name of a kept version, as a new version.
 
     Rows, optimizer state, keys, step and payload are restored. Nothing is copied, and later
-    versions are kept like any others. `tierstore inspect --versions` lists the kept versions. No
-    other process may have STORE open for writing.
+    versions are kept like any others. `tierstore log` lists the kept versions. No other process may
+    have STORE open for writing.
 
     \b
     Examples:
-      tierstore restore emb.tier --version 812
-      tierstore restore emb.tier --name best
+      tierstore restore emb.tier 812
+      tierstore restore emb.tier best
     """
-    wanted = name if version is None else version
-    if wanted is None or (name is not None and version is not None):
-        raise click.UsageError("give either --version or --name")
+    given = [each for each in (version, option, name) if each is not None]
+    if len(given) != 1:
+        raise click.UsageError("give one version: 'tierstore log' lists those that are kept")
+    (wanted,) = given
     with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
         number = opened.restore(wanted)
     data = {"store": os.path.abspath(store), "restored": wanted, "version": number}
