@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from tierstore import _checksum, _io
 from tierstore._checksum import crc32c
+from tierstore._closing import call_each
 from tierstore._disk import readahead
 from tierstore._disk.backends import Records
 from tierstore._disk.manifest import DigestInfo
@@ -76,10 +77,14 @@ class Base:
             with self._opening, _missing_explained(self._directory):
                 if self._opened is None:  # otherwise another thread was faster
                     records = BACKENDS[self._spec.backend].open(self._directory, self._spec)
-                    sums = _checksums(_checksum_files(self._directory, self._spec), self._spec)
-                    for files, inode in zip((records, sums), self._examined, strict=False):
-                        if isinstance(files, RecordFiles):
-                            files.check_same(inode)
+                    try:
+                        sums = _checksums(_checksum_files(self._directory, self._spec), self._spec)
+                        for files, inode in zip((records, sums), self._examined, strict=False):
+                            if isinstance(files, RecordFiles):
+                                files.check_same(inode)
+                    except BaseException:
+                        records.close()
+                        raise
                     self._opened = records, sums
         return self._opened
 
@@ -282,8 +287,7 @@ class Base:
 
     def close(self) -> None:
         """Close the files."""
-        for files in self._opened or ():
-            files.close()
+        call_each(*(files.close for files in self._opened or ()))
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
+from tierstore._closing import call_each
 from tierstore._disk.base import (
     CHECKSUMS,
     DIGEST_ROWS,
@@ -311,17 +312,17 @@ class Generation:
         self._grown: TableSpec | None = None
         self._has_moved_keys = False
         self._coming: list[Delta] = []
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.directory.close)
             with self.directory.use() as directory:
                 if next_seq is not None:
                     directory.copy_up()
                 self._digest = self._read_digest(info)
                 self.tier: DiskTier = self._open_tier()
+                undo.callback(self.tier.close)
                 if next_seq is None and directory.removable:
                     self._held = self._hold_keys(info)
-        except BaseException:
-            self.directory.close()
-            raise
+            undo.pop_all()
 
     def _read_digest(self, info: TableInfo) -> npt.NDArray[np.uint32] | None:
         """Return the digest named by the manifest, or None if it is missing or damaged."""
@@ -689,9 +690,8 @@ class Generation:
                 self._filled.abandoned = True
         if self._filler is not None:
             self._filler.join()
-        self.tier.close()
         self._held = {}
-        self.directory.close()
+        call_each(self.tier.close, self.directory.close)
 
 
 def _continues(keys: KeysInfo | None, before: KeysInfo | None) -> bool:

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._closing import call_each
 from tierstore._disk import readahead
 from tierstore._disk.base import Base
 from tierstore._disk.delta import Delta, LiveDelta
@@ -427,11 +428,8 @@ class DiskTier:
 
     def close(self) -> None:
         """Close the files; a live delta remains and is removed by the next writer."""
-        if self.live is not None:
-            self.live.close()
-        self.live = None
-        self._base.close()
-        self.deltas.clear()
+        live, self.live = self.live, None
+        call_each(*([] if live is None else [live.close]), self._base.close, self.deltas.clear)
 
 
 def _grown(array: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int32]:

@@ -132,20 +132,19 @@ class State:
             if version is not None:
                 self._check_whole(version)
                 self._go_back(self.manifest)
-        opening = self._open_all(self.manifest, version)
-        self.manifest, self._held = opening.manifest, opening.payload
-        self.damaged = self._explained(opening)
-        if self.door.writable:
-            self.sweep(self.keep)
-            if not self.damaged:
-                self.ledger.sweep_leftovers(self.manifest, self.writer.reads_other_than)
-        if self._options.mark not in (None, self.manifest.mark):
-            opening.close()
-            raise StoreIOError(
-                f"version {self.manifest.version} of {self._options.path} is not the expected "
-                "one: the path now has another copy of the store; open it again"
-            )
-        self._attach(opening)
+        with contextlib.closing(self._open_all(self.manifest, version)) as opening:
+            self.manifest, self._held = opening.manifest, opening.payload
+            self.damaged = self._explained(opening)
+            if self.door.writable:
+                self.sweep(self.keep)
+                if not self.damaged:
+                    self.ledger.sweep_leftovers(self.manifest, self.writer.reads_other_than)
+            if self._options.mark not in (None, self.manifest.mark):
+                raise StoreIOError(
+                    f"version {self.manifest.version} of {self._options.path} is not the expected "
+                    "one: the path now has another copy of the store; open it again"
+                )
+            self._attach(opening)
         self._hold_only_what_is_open()
 
     # -- finding the version to open
@@ -315,17 +314,15 @@ class State:
 
         Tables that shared tiers with a dropped table get new tiers too.
         """
-        opening = Opening(self.manifest)
         try:
             self.spaces.vacate(names)
-            for name in names:
-                if name in self.tables:
-                    self.tables[name]._close()
-            for name in names:
-                opening.new[name] = self._opener.open(
-                    self.manifest, name, self.ledger.next_number, self.ledger.floor
-                )
-            self._attach(opening)
+            call_each(*(self.tables[name]._close for name in names if name in self.tables))
+            with contextlib.closing(Opening(self.manifest)) as opening:
+                for name in names:
+                    opening.new[name] = self._opener.open(
+                        self.manifest, name, self.ledger.next_number, self.ledger.floor
+                    )
+                self._attach(opening)
         except (TierStoreError, OSError, MemoryError) as error:
             raise CommitFailedError(
                 f"version {self.manifest.version} is committed, but a table could not "

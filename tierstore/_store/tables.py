@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
+from tierstore._closing import call_each
 from tierstore._disk.generation import Generation, Later
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._store.options import Options
@@ -66,8 +67,7 @@ class Opening:
     def close(self) -> None:
         """Close the opened tables that were not taken."""
         new, self.new = self.new, {}
-        for generation in new.values():
-            generation.close()
+        call_each(*(generation.close for generation in new.values()))
 
 
 class Opener:
@@ -135,25 +135,27 @@ class Opener:
         info = manifest.tables[name]
         if manifest.partitions:
             return cast(Generation, self._readers_of(manifest).open(manifest, name))
+        generation: Generation | None = None
         try:
-            with self._directory.directory(name) as table:
-                generation = Generation(
-                    table,
-                    info,
-                    store=manifest.uuid,
-                    next_seq=next_seq,
-                    on_write=functools.partial(self._touched.rows.setdefault, name),
-                )
-        except FileNotFoundError:
-            raise CorruptStoreError(
-                f"{self._directory.join(name)}, the directory of a table, is missing; "
-                "restore it from a copy"
-            ) from None
-        try:
+            try:
+                with self._directory.directory(name) as table:
+                    generation = Generation(
+                        table,
+                        info,
+                        store=manifest.uuid,
+                        next_seq=next_seq,
+                        on_write=functools.partial(self._touched.rows.setdefault, name),
+                    )
+            except FileNotFoundError:
+                raise CorruptStoreError(
+                    f"{self._directory.join(name)}, the directory of a table, is missing; "
+                    "restore it from a copy"
+                ) from None
             if not isinstance(self._options.path, _io.Objects):
                 generation.check_base(floor)
         except BaseException:
-            generation.close()
+            if generation is not None:
+                generation.close()
             raise
         return generation
 
