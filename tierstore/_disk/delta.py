@@ -32,6 +32,7 @@ import numpy.typing as npt
 
 from tierstore import _checksum, _io
 from tierstore._disk import footer
+from tierstore._disk.behind import Behind
 from tierstore._disk.footer import FOOTER_BYTES
 from tierstore._disk.manifest import DeltaInfo
 from tierstore._disk.readahead import MappedRows
@@ -273,9 +274,18 @@ class LiveDelta:
     """
 
     def __init__(
-        self, directory: _io.Holder, name: str, record_bytes: int, *, room: int = 0
+        self,
+        directory: _io.Holder,
+        name: str,
+        record_bytes: int,
+        *,
+        room: int = 0,
+        behind: Behind | None = None,
     ) -> None:
-        """Create the file; up to `room` bytes of records may be queued in memory."""
+        """Create the file; up to `room` bytes of records may be queued in memory for a thread.
+
+        `behind` is that of the store, by default one of its own.
+        """
         self.name = name
         self.record_bytes = record_bytes
         self.count: int = 0
@@ -288,7 +298,7 @@ class LiveDelta:
         self._ids = np.empty(0, np.int64)
         self._sums = np.empty(0, np.uint32)
         self._torn = np.empty(0, np.int64)
-        self._queue = WriteQueue(self._write_piece, record_bytes, room)
+        self._queue = WriteQueue(self._write_piece, record_bytes, room, behind)
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
