@@ -32,7 +32,7 @@ fails or is interrupted leaves no partial result.
 | 5 | locked by another writer |
 | 6 | no space, or an I/O error |
 | 10 | nothing changed since the version of `--since` or `--if-changed` |
-| 130 | interrupted |
+| 130 | interrupted; the message names a version that was committed before |
 | 141 | the reader of a pipe closed it |
 
 ## Completion

@@ -14,6 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,10 +49,13 @@ LONG = [
     "row-memory.md",
     "many-gpus.md",
     "python.md",
+    "frameworks.md",
 ]
 """Pages whose blocks start many processes, or train."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
+FRAMEWORK = re.compile(r"^(?:import|from) (lightning|accelerate)\b", re.MULTILINE)
+"""Libraries that only `make test-all` installs, and that use what others deprecate."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -74,9 +78,19 @@ def blocks_of(page: Path) -> list[Block]:
     ]
 
 
+def skip_without_libraries(block: Block) -> None:
+    if "torch" in block.text:
+        pytest.importorskip("torch")
+    for name in FRAMEWORK.findall(block.text):
+        pytest.importorskip(name)
+
+
 def run_python(block: Block, page: Path) -> None:
     padding = "\n" * block.line  # so that a traceback names the line of the page
-    exec(compile(padding + block.text, str(page), "exec"), fresh_module(page))
+    with warnings.catch_warnings():
+        if FRAMEWORK.search(block.text):
+            warnings.simplefilter("ignore")
+        exec(compile(padding + block.text, str(page), "exec"), fresh_module(page))
 
 
 def commands_in(text: str) -> list[list[str]] | None:
@@ -146,8 +160,8 @@ def test_the_examples_run(page, tmp_path, monkeypatch, request):
         directory = tmp_path / ("one" if where in SAME_DIRECTORY else str(number))
         directory.mkdir(exist_ok=True)
         monkeypatch.chdir(directory)
-        if block.language == "python" and "torch" in block.text:
-            pytest.importorskip("torch")
+        if block.language == "python":
+            skip_without_libraries(block)
         if block.language in ("python", "sh") and "s3://" in block.text and not bucket:
             continue
         if block.language == "python":
@@ -166,8 +180,9 @@ def test_the_examples_need_nothing_of_another_process(page, tmp_path, monkeypatc
     where = page.relative_to(ROOT).as_posix()
     bucket = request.getfixturevalue("bucket") if where in WITH_BUCKET else None
     blocks = [block for block in blocks_of(page) if block.language in ("python", "sh")]
-    if any("torch" in block.text for block in blocks if block.language == "python"):
-        pytest.importorskip("torch")
+    for block in blocks:
+        if block.language == "python":
+            skip_without_libraries(block)
     for number, block in enumerate(blocks):
         if "s3://" in block.text and not bucket:
             continue
@@ -183,7 +198,8 @@ def test_the_examples_need_nothing_of_another_process(page, tmp_path, monkeypatc
 def run_script(block: Block, page: Path) -> None:
     """Run a block as a file, where processes that it spawns find it."""
     Path("block.py").write_text(block.text, encoding="utf-8")
-    command = [sys.executable, "-W", "error", "block.py"]
+    noted = "ignore" if FRAMEWORK.search(block.text) else "error"
+    command = [sys.executable, "-W", noted, "block.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, f"{page.name}, line {block.line}: {done.stderr}"
 

@@ -118,9 +118,10 @@ def test_who_waits_for_another_thread_can_be_interrupted(door: Door) -> None:
     thread.start()
     assert taken.wait(60)
     interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    interrupt.start()
-    with pytest.raises(KeyboardInterrupt), door.use():
-        pytest.fail("two have the store")
+    with pytest.raises(KeyboardInterrupt):
+        interrupt.start()
+        with door.use():
+            pytest.fail("two have the store")
     over.set()
     thread.join()
     interrupt.join()
@@ -424,9 +425,10 @@ def test_who_waits_for_a_call_can_be_interrupted(door: Door) -> None:
     thread.start()
     assert inside.wait(60)
     interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    interrupt.start()
-    with pytest.raises(KeyboardInterrupt), door.use():
-        pytest.fail("a use beside a call")
+    with pytest.raises(KeyboardInterrupt):
+        interrupt.start()
+        with door.use():
+            pytest.fail("a use beside a call")
     over.set()
     thread.join()
     interrupt.join()

@@ -107,7 +107,8 @@ def test_keys_beside_a_file_are_noted(tmp_path, path, matrix):
         assert tierstore.importing.read_keys(tmp_path / "g.keys.npy") == list("abcdef")
         assert tierstore.export_table(store["embeddings"], tmp_path / "g.npz").notes == ()
     done = tierstore.import_table(path, tmp_path / "g.npy", table="other")
-    assert noted(done, "not read: the keys in g.keys.npy")
+    beside = str(tmp_path / "g.keys.npy")
+    assert noted(done, "not read: the keys in g.keys.npy", f"keys={beside!r}", "--keys")
 
 
 @pytest.mark.parametrize("keys", [list("abcabd"), [5, 6, 7, 5, 6, 8]])

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 
 KINDS: dict[str, tuple[Callable[[], Iterable[str]], tuple[str, ...]]] = {
     "element type": (lambda: ELEMENT_TYPES, ("concepts.md", "file-format.md", "python.md")),
-    "format": (lambda: FORMATS, ("python.md",)),
+    "format": (lambda: FORMATS, ("files.md",)),
     "backend": (lambda: BACKENDS, ("python.md", "file-format.md")),
     "initializer": (lambda: INITIALIZERS, ("python.md", "cli.md")),
     "policy": (lambda: policy.NAMES, ("concepts.md", "cli.md")),
@@ -157,7 +157,7 @@ def test_the_page_says_what_formats_hold(suffix):
     held = ", ".join(name for name, kind in ELEMENT_TYPES.items() if each.holds(kind))
     written, keys = (held, each.keys) if each.is_written else ("–", "–")
     line = f"| `{suffix}` | {written} | {keys} | {'yes' if each.holds_keys_alone else 'no'} |"
-    assert line in (ROOT / "docs" / "python.md").read_text().splitlines()
+    assert line in (ROOT / "docs" / "files.md").read_text().splitlines()
 
 
 # -- backends and initializers

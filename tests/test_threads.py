@@ -110,8 +110,8 @@ def test_waiting_can_be_interrupted() -> None:
     worker = Worker(over.wait, "wait")
     for wait in (worker.join, lambda: worker.wait(event)):
         timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
+            timer.start()
             wait()
         timer.join()
     worker.join(timeout=0.01)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import uuid
 from collections.abc import Generator
 from typing import cast
 
@@ -171,7 +172,11 @@ class MemoryTable(Closing):
         self._space = placement.place(part, {name: origin})
         (extent,) = self._space.extents
         self.table: Table = Table(
-            self, name, cast(Generation, Unversioned(spec, origin)), self._space, extent
+            self,
+            name,
+            cast(Generation, Unversioned(spec, origin, f"memory {uuid.uuid4().hex}")),
+            self._space,
+            extent,
         )
         if not all(item.init is None or item.init.is_zero for item in spec.fields.values()):
             self._load(progress)
@@ -197,13 +202,18 @@ class MemoryTable(Closing):
 
 
 class Unversioned:
-    """Replaces the generation of a table that no store versions."""
+    """Replaces the generation of a table that no store versions.
+
+    Attributes:
+        place: distinguishes the table from those of other files or memory under the same name.
+    """
 
     disk_bytes = allocated_bytes = 0
     base_path = ""
 
-    def __init__(self, spec: TableSpec, tier: LowestTier) -> None:
+    def __init__(self, spec: TableSpec, tier: LowestTier, place: str) -> None:
         """Describe the table; `tier` is its lowest tier."""
+        self.place = place
         self.info = TableInfo(spec, "")
         self.tier = tier
 

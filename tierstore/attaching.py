@@ -110,7 +110,9 @@ class Attached(Closing, Mapping[str, Table]):
                 opened.callback(space.close)
                 for extent in space.extents:
                     name = extent.table
-                    generation = cast(Generation, Unversioned(specs[name], tiers[name]))
+                    generation = cast(
+                        Generation, Unversioned(specs[name], tiers[name], _place(tables[name]))
+                    )
                     self._tables[name] = Table(self, name, generation, space, extent)
             self._tables = {name: self._tables[name] for name in tables}
             self._opened = opened.pop_all()
@@ -178,7 +180,8 @@ def attach(
 
     Raises FormatError for files that are damaged or cannot be read in place, such as columns first
     or the wrong byte order (import these), InvalidInputError for other kinds of files, matrices of
-    different rows and checksums of other tables, InvalidTypeError, CapacityError and DeviceError.
+    different rows and checksums of other tables, MissingFileError, InvalidTypeError, CapacityError
+    and DeviceError.
     """
     with internal_errors():
         if not isinstance(tables, Mapping):
@@ -300,6 +303,17 @@ def _source(name: str, matrix: Any) -> Source:
         raise InvalidTypeError(f"table {name!r} is attached to a file or FILE:NAME, not {matrix!r}")
     file, within = split_name(os.fspath(matrix))
     return open_source(file if within is None else f"{file}:{within.removeprefix(':')}")
+
+
+def _place(given: Column | Mapping[str, Column]) -> str:
+    """Return where the matrices of a table are, in one text, the same in every process."""
+    matrices = given if isinstance(given, Mapping) else {_FIELD: given}
+    parts = {
+        field: [os.path.abspath(each) for each in whole if not isinstance(each, Field)]
+        for field, column in matrices.items()
+        for whole in [column if isinstance(column, tuple) else (column,)]
+    }
+    return ", ".join(f"{field} of {' and '.join(parts[field])}" for field in sorted(parts))
 
 
 def _stored(source: Source) -> StoredRows | StoredChunks:

@@ -7,7 +7,8 @@ what happened, the numbers involved and the next step. Classes derived from OSEr
     TierStoreError
     ├── NotAStoreError         FileNotFoundError   the path holds no store
     ├── FormatError            ValueError          a file that does not have the claimed format
-    │   └── AmbiguousFileError                     … or can be read in two ways
+    │   ├── AmbiguousFileError                     … or can be read in two ways
+    │   └── MissingFileError   FileNotFoundError   … or is not there
     ├── CorruptStoreError      OSError             a checksum or size does not match
     │   └── CorruptRowError                        … of single rows
     ├── LockedError            BlockingIOError     another writer holds the store
@@ -72,6 +73,7 @@ __all__ = [
     "InvalidTypeError",
     "LockedError",
     "MissingExtraError",
+    "MissingFileError",
     "NotAStoreError",
     "NotPrefetchedError",
     "OverflowedValuesWarning",
@@ -142,6 +144,12 @@ class NotAStoreError(_SystemError, FileNotFoundError):
 
 class FormatError(TierStoreError, ValueError):
     """A file does not have the format it claims, or was written by a newer version."""
+
+
+class MissingFileError(_SystemError, FileNotFoundError, FormatError):
+    """There is no file of this name to read."""
+
+    _number = errno.ENOENT
 
 
 class AmbiguousFileError(FormatError):

@@ -206,10 +206,11 @@ def import_table(
 
     Raises:
         AmbiguousFileError: a text can be read in two ways; the message describes how to choose one.
-        FormatError: a file is missing or damaged, lacks the matrix or needs more than `memory`.
+        FormatError: a file is damaged, lacks the matrix or needs more than `memory`.
         InvalidInputError: shapes, dtypes or keys do not match, the suffix is unknown, or the store
             has uncommitted rows.
         MissingExtraError: the format needs a package that is not installed.
+        MissingFileError: a file is not there.
         UnknownNameError: the table has no such field.
         StoreFullError, StoreIOError: the file system failed.
     """
@@ -341,7 +342,7 @@ def _notes(source: Source, table: Table | None, keys: Keys | None, dtype: str) -
         )
     if keys is None and table is not None and table.keys is not None:
         notes.append(
-            f"kept the {table.rows:,} keys that the table had; --keys FILE gives the rows others"
+            f"kept the {table.rows:,} keys that the table had; keys= gives the rows others (--keys)"
         )
     if table is not None and not ELEMENT_TYPES[dtype].accepts(source.dtype):
         notes.append(f"{source.dtype} in the file, rounded to {dtype}")

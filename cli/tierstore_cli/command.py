@@ -9,12 +9,14 @@ from typing import Any
 
 import click
 
-from tierstore_cli.failure import failures, writing_output
+from tierstore_cli.failure import Interrupted, failures, writing_output
 from tierstore_cli.output import Output
 from tierstore_cli.params import FiniteRange
 
 WAITING = "tierstore.wait"
 """The key of the seconds of --wait in the context."""
+WRITTEN = "tierstore.written"
+"""The key of the stores that are open for writing: path, store, and version at its opening."""
 
 
 def _keep_wait(ctx: click.Context, _: click.Parameter, seconds: float) -> None:
@@ -58,8 +60,20 @@ class Command(click.Command):
         """Run the command's function."""
         out = ctx.params["out"] = Output(ctx.params.pop("json"))
         with failures_shown(out), failures(debug=ctx.params.pop("debug")), warnings_as_notes(out):
-            super().invoke(ctx)
+            try:
+                super().invoke(ctx)
+            except KeyboardInterrupt:
+                if done := _committed(ctx):
+                    raise Interrupted(done) from None
+                raise
             out.flush()
+
+
+def _committed(ctx: click.Context) -> str:
+    """Say which versions the command has committed, if any."""
+    written = ctx.meta.get(WRITTEN, ())
+    found = [(path, each.version) for path, each, before in written if each.version != before]
+    return ", ".join(f"version {version} of {path} is committed" for path, version in found)
 
 
 @contextmanager

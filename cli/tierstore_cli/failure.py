@@ -46,16 +46,16 @@ class Unchanged(Failure):
 
 
 class Interrupted(click.ClickException):
-    """Ctrl-C, SIGTERM or SIGHUP."""
+    """Ctrl-C, SIGTERM or SIGHUP; `done` says what is done nevertheless."""
 
     exit_code = INTERRUPTED
 
-    def __init__(self) -> None:
-        super().__init__("interrupted")
+    def __init__(self, done: str = "") -> None:
+        super().__init__(f"interrupted; {done}" if done else "interrupted")
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print it on stderr, on its own line."""
-        tell("\nInterrupted.", file)
+        tell(f"\nI{printable(self.message[1:])}.", file)
 
 
 def exit_code(error: BaseException) -> int:

@@ -22,7 +22,7 @@ from tierstore.errors import (
     MissingExtraError,
     RowIndexError,
 )
-from tierstore_cli.command import WAITING
+from tierstore_cli.command import WAITING, WRITTEN
 from tierstore_cli.params import Place, Rows, Share
 
 if TYPE_CHECKING:  # reading files takes time to import, which few commands do
@@ -61,7 +61,13 @@ def open_store(
             path, mode, version=version, budget=NO_CACHE, allow_untested=allow_untested
         )
 
-    return work() if mode == "r" else awaited(work)
+    if mode == "r":
+        return work()
+    store = awaited(work)
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta.setdefault(WRITTEN, []).append((path, store, store.version))
+    return store
 
 
 def open_to_read(

@@ -1,6 +1,7 @@
 """The group: help, lazy imports, exit codes of errors, signals."""
 
 import errno
+import json
 import logging
 import os
 import signal
@@ -142,7 +143,7 @@ def test_a_name_of_other_tools_is_answered_with_the_command(run):
     [
         (["inspect", "nope.tier"], "NotAStoreError", 3),
         (["init", "x.tier", "--rows", "many", "--dim", "4"], "BadParameter", 2),
-        (["load", "x.tier", "nope.npy"], "FormatError", 3),
+        (["load", "x.tier", "nope.npy"], "MissingFileError", 3),
         (["insepct", "x.tier"], "UsageError", 2),
         (["quantise", "x.tier"], "UsageError", 2),
         (["inspect", "x.tier", "--nope"], "NoSuchOption", 2),
@@ -170,6 +171,7 @@ def test_a_failure_is_one_object_with_json(run_json, tmp_path, monkeypatch, args
         (ZeroDivisionError("x"), 1),
         (errors.NotAStoreError("x"), 3),
         (errors.FormatError("x"), 3),
+        (errors.MissingFileError("x"), 3),
         (errors.CorruptStoreError("x"), 4),
         (errors.CorruptRowError("x"), 4),
         (errors.LockedError("x"), 5),
@@ -210,6 +212,25 @@ def test_interrupted_ends_with_130():
     result = CliRunner().invoke(failing(KeyboardInterrupt()), ["fail"])
     assert result.exit_code == 130
     assert result.stderr.strip() == "Interrupted."
+
+
+def test_a_command_interrupted_after_its_commit_says_that_this_is_done(tmp_path, monkeypatch):
+    path = tmp_path / "S.tier"
+    tierstore.create(path, {"e": tierstore.TableSpec(9, 2)}).close()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tierstore._store.commit.clean_up", interrupt)
+    result = CliRunner().invoke(cli, ["put", str(path), "--id", "1", "1,2", "--json"])
+    done = f"nterrupted; version 2 of {path} is committed"
+    assert (result.exit_code, result.stderr) == (130, f"\nI{done}.\n")
+    assert json.loads(result.stdout)["error"]["message"] == f"i{done}"
+    monkeypatch.setattr("tierstore._store.commit.seal", interrupt)
+    result = CliRunner().invoke(cli, ["put", str(path), "--id", "1", "3,4"])
+    assert (result.exit_code, result.stderr) == (130, "\nInterrupted.\n")
+    with tierstore.open(path) as store:
+        assert (store.version, store["e"].read([1]).tolist()) == (2, [[1, 2]])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

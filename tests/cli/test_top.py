@@ -1,7 +1,6 @@
 """tierstore top: what a trainer does to a store."""
 
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -29,17 +28,16 @@ def test_rates_between_two_screens(run, single, tmp_path, monkeypatch):
         assert found["requested_total", table, "host"] == store[table].stats()["host"].requested
         assert found["version", "", ""] == 1
 
-        def train():
+        def train(seconds):  # between the screens, in the time that they are apart
+            assert seconds == 5
             store[table].read(np.arange(10))
             store[table].write([1], np.ones((1, 16), "f4"))
             store.commit(step=2)
             write_prometheus(store, metrics)
 
-        training = threading.Timer(0.2, train)
-        training.start()
+        monkeypatch.setattr("tierstore_cli.commands.top.time.sleep", train)
         options = ["--metrics", metrics, "--every", 5, "--count", 2]
         lines = run("top", single, *options, "--json").stdout.splitlines()
-        training.join()
     first, second = map(json.loads, lines)
     assert (first["version"], second["version"], second["step"]) == (1, 2, 2)
     host = [

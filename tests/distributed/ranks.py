@@ -28,7 +28,7 @@ CONTEXT.set_forkserver_preload(
 )
 """What ranks import is imported once: a rank is forked with it, in a tenth of the time."""
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds for which ranks wait for each other; a test that needs a rank to be missed gives less."""
 
 

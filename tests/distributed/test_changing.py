@@ -425,7 +425,7 @@ def test_a_rank_is_killed_at_each_moment_of_a_change(
     for at, (victim, (what, when)) in enumerate(in_turn(moments)):
         path = tmp_path / f"{what} {when}".replace(" ", "-")
         shutil.copytree(tmp_path / "before", path)
-        found = run(2, killed_in, path, change, victim, (what, when), timeout=2)
+        found = run(2, killed_in, path, change, victim, (what, when))
         assert isinstance(found[victim], Killed), (what, when, found)
         now = contents(path)
         which = [number for number, each in enumerate(possible) if same(now, each)]

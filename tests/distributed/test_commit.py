@@ -130,7 +130,7 @@ def test_a_rank_is_killed_at_each_moment_of_a_commit(tmp_path: Path, first: int)
         victim = first ^ second
         path = tmp_path / f"{what} {when}".replace(" ", "-")
         shutil.copytree(tmp_path / "before", path)
-        found = run(2, killed_at, path, victim, what, when, timeout=10)
+        found = run(2, killed_at, path, victim, what, when)
         assert isinstance(found[victim], Killed), (what, when, found)
         other = found[1 - victim]
         told = what == "commit its partitions" and when == "told" and victim == 1
@@ -174,7 +174,7 @@ def killed_while_altering(rank: int, path: Path, victim: int, what: str, when: s
 def test_a_rank_is_killed_while_tables_are_altered(tmp_path: Path, what: str, when: str) -> None:
     path = tmp_path / "store"
     start(path)
-    found = run(2, killed_while_altering, path, 0, what, when, timeout=10)
+    found = run(2, killed_while_altering, path, 0, what, when)
     assert isinstance(found[0], Killed)
     check(path, steps={2})
     with tierstore.open(path) as store:
@@ -240,7 +240,7 @@ def test_ranks_are_killed_at_random(tmp_path: Path, seed: int) -> None:
     for _ in range(200):
         ranks = int(random.integers(1, 4))
         victim, seconds = int(random.integers(ranks)), random.uniform(0.01, 0.4)
-        found = run(ranks, killed_at_random, tmp_path / "store", victim, seconds, timeout=2)
+        found = run(ranks, killed_at_random, tmp_path / "store", victim, seconds)
         assert isinstance(found[victim], Killed | RanksError), found
         steps.append(check(tmp_path / "store", steps=set(range(steps[-1], 1001))))
     assert len(set(steps)) > 20  # so that kills came at steps, not only as ranks began
@@ -370,36 +370,46 @@ def test_what_one_rank_cannot_open_no_rank_opens(tmp_path: Path) -> None:
 
 
 def never_commits(rank: int, path: Path) -> None:
-    with distributed.open(path, timeout=1) as store:
+    told = path.with_name("told")
+    with distributed.open(path, timeout=5) as store:
         take_step(store, 3)
         if rank == 0:
-            time.sleep(2)
+            until(told)
             return
         with pytest.raises(RanksError, match="did not come in time"):
             store.commit(3)
         with pytest.raises(ClosedError):
             store.commit(3)
+        told.touch()
 
 
 def never_opens(rank: int, path: Path) -> None:
+    told = path.with_name("told")
     if rank == 1:
-        time.sleep(2)
+        until(told)
         return
     with pytest.raises(RanksError, match="did not come in time"):
-        distributed.open(path, timeout=1)
+        distributed.open(path, timeout=2)
+    told.touch()
+
+
+def until(told: Path) -> None:
+    """Wait for what the other rank makes when it has waited in vain."""
+    while not told.exists():
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("work", [never_commits, never_opens])
 @pytest.mark.filterwarnings("ignore")
 def test_a_rank_that_never_comes(tmp_path: Path, work: Any) -> None:
     start(tmp_path / "store")
-    values(run(2, work, tmp_path / "store", timeout=1))
+    values(run(2, work, tmp_path / "store"))
     check(tmp_path / "store", steps={2})
     values(run(2, open_it, tmp_path / "store"))
 
 
 def forks(rank: int, path: Path) -> str:
-    with distributed.open(path, timeout=5) as store:
+    with distributed.open(path) as store:
         store["item"].read([rank])
         reading, writing = os.pipe()
         child = os.fork()
@@ -449,7 +459,7 @@ def test_hosts_with_disks_of_their_own(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "one", tmp_path / "other")
     paths = [tmp_path / "one", tmp_path / "other"]
     values(run(2, on_disks_of_their_own, paths, None))
-    found = run(2, on_disks_of_their_own, paths, 1, timeout=10)
+    found = run(2, on_disks_of_their_own, paths, 1)
     assert isinstance(found[1], Killed)
     for _, (step, rows) in enumerate(values(run(2, rows_on, paths))):
         assert step == 3  # one host had published step 4, the other had not

@@ -167,7 +167,7 @@ def test_announced_rows_that_cannot_be_read_raise_on_all_ranks(tmp_path: Path) -
 
 def one_ends(rank: int, path: Path, stays: int) -> Any:
     """Meet damage; one rank catches what is raised and goes on, the other ends."""
-    with distributed.open(path, timeout=5) as store:
+    with distributed.open(path) as store:
         emb = TieredEmbedding(store["item"])
         with contextlib.suppress(TierStoreError) if rank == stays else contextlib.nullcontext():
             emb(torch.arange(ROWS))
@@ -234,7 +234,7 @@ def test_a_full_disk_is_told_to_all_ranks_and_training_goes_on(tmp_path: Path) -
 
 def fails_in(rank: int, path: Path, where: str) -> None:
     """Have rank 1 fail in a backward pass or a step, and go on."""
-    with distributed.open(path, timeout=4) as store:
+    with distributed.open(path) as store:
         emb = TieredEmbedding(store["item"])
         optimizer = TieredOptimizer(torch.optim.SGD, [emb], lr=0.5)
         before = store["item"].read(np.arange(ROWS))

@@ -149,7 +149,7 @@ def test_a_rank_is_killed_at_each_moment_of_growing(tmp_path: Path) -> None:
     for victim, moment in in_turn(MOMENTS):
         path = tmp_path / " ".join(moment).replace(" ", "-")
         shutil.copytree(before, path)
-        found = run(2, killed_as_it_grows, path, victim, moment, timeout=2)
+        found = run(2, killed_as_it_grows, path, victim, moment)
         assert isinstance(found[victim], Killed), (moment, found)
         with tierstore.open(path) as store:
             rows = store["item"].rows

@@ -737,7 +737,7 @@ def test_keys_and_rows_are_of_one_version_whoever_is_killed(tmp_path: Path) -> N
     whats = "commit its partitions", "publish the version", "confirm the version"
     moments = [(what, when) for what in whats for when in ("before", "done")]
     for victim, moment in in_turn(moments):
-        found = run(2, add_and_commit, path, victim, moment, timeout=2)
+        found = run(2, add_and_commit, path, victim, moment)
         assert isinstance(found[victim], Killed)
         number += 1
         with tierstore.open(path) as store:

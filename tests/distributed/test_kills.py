@@ -113,7 +113,7 @@ def test_a_rank_is_killed_in_a_step(tmp_path: Path, kind: str) -> None:
     for victim, at in KINDS[kind]:
         path = tmp_path / str(at)
         shutil.copytree(tmp_path / "new", path)
-        found = run(2, curve, path, kind, victim, at, timeout=10)
+        found = run(2, curve, path, kind, victim, at)
         assert isinstance(found[victim], Killed), at
         assert isinstance(found[1 - victim], RanksError), at
         with tierstore.open(path) as store:
@@ -136,7 +136,7 @@ def killed_at_random(place: Path, kind: str, seed: int, kills: int) -> None:
         shutil.copytree(place / "new", path)
         for _ in range(2):  # the second time from where the first led
             victim, at = int(random.integers(2)), int(random.integers(1, 19))
-            found = run(2, curve, path, kind, victim, at, timeout=10)
+            found = run(2, curve, path, kind, victim, at)
             killed += isinstance(found[victim], Killed)
             for losses, whole in zip(found, expected, strict=True):
                 if isinstance(losses, dict):

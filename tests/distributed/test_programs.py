@@ -487,7 +487,7 @@ def whoever_is_killed(place: Path, seed: int, operations: int) -> int:
             ranks = int(random.integers(2, 4))
             victim = int(random.integers(ranks)) if random.random() < 0.9 else -1
             left, at = made[0][1][done + 1 :], int(random.integers(1, 120))
-            found = run(ranks, in_ranks, path, left, False, victim, at, timeout=5)
+            found = run(ranks, in_ranks, path, left, False, victim, at)
             if victim < 0 or not isinstance(found[victim], Killed):
                 values(found)
                 return kills

@@ -287,7 +287,7 @@ def test_a_rank_is_killed_at_each_moment(tmp_path: Path, change: Any) -> None:
         moment = moments[number]
         path = tmp_path / "store"
         shutil.copytree(tmp_path / "before", path)
-        found = run(2, killed_in, path, tmp_path, change, victim, number, timeout=2)
+        found = run(2, killed_in, path, tmp_path, change, victim, number)
         assert isinstance(found[victim], Killed), (moment, found)
         now = possible.index(contents(path)[1:])
         assert tierstore.verify(path).ok, moment

@@ -6,6 +6,7 @@ Rows 35, 36, 37 and 54 of the list of faults in the durability notes.
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -247,6 +248,22 @@ def test_files_of_another_store_are_noticed(store: Sample) -> None:
             if data != path.read_bytes():
                 with damaged(path, lambda _, data=data: data):
                     assert is_noticed(store), path.name
+
+
+@pytest.mark.fault(36)
+def test_a_delta_of_a_copy_that_went_on_by_itself_is_noticed(tmp_path: Path) -> None:
+    """It is of the same store, table, version and rows; only the manifest knows of another."""
+    paths = [tmp_path / name for name in "ab"]
+    tierstore.create(paths[0], {"t": tierstore.TableSpec(9, 2)}).close()
+    shutil.copytree(paths[0], paths[1])
+    for number, path in enumerate(paths):
+        with tierstore.open(path, "r+") as store:
+            store["t"].write([3], np.full((1, 2), number, np.float32))
+            store.commit()
+    one, other = (next(path.rglob("delta-*")) for path in paths)
+    shutil.copy2(other, one)
+    with pytest.raises(CorruptStoreError, match="from another"), tierstore.open(paths[0]) as store:
+        store["t"].read([3])
 
 
 @pytest.mark.fault(67)

@@ -22,8 +22,10 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 def test_an_unknown_suffix_lists_the_known_ones(tmp_path):
     for name in ("file.absent", "file", ".npy", "file.npy.gz"):
-        with pytest.raises(FormatError, match="no such file"):
+        with pytest.raises(FileNotFoundError, match="no such file") as missing:
             open_source(tmp_path / name)
+        assert missing.value.filename == str(tmp_path / name)
+        assert isinstance(missing.value, FormatError)
         (tmp_path / name).touch()
         with pytest.raises(InvalidInputError) as error:
             open_source(tmp_path / name)

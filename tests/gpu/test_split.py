@@ -283,16 +283,17 @@ def test_attached_elements_and_scales(tmp_path: Path, place: Place, dtype: str, 
 def test_files_of_other_columns_are_not_read(tmp_path: Path, place: Place):
     rng = np.random.default_rng(9)
     files = {}
-    for name, dim in (("value", 32), ("scale", 2)):
+    for name, dim in (("value", 32), ("scale", 2), ("more", 2)):
         files[name] = tmp_path / f"{name}.npy"
         np.save(files[name], rng.standard_normal((ROWS, dim)).astype(np.float32))
-    budget = Budget(host_rows=5, gpu_rows=3, gpu_whole=["scale"])
+    budget = Budget(host_rows=5, gpu_rows=3, gpu_whole=["scale", "more"])
     with tierstore.attach({"t": files}, budget=budget, device=place.device) as tables:
         before = tables["t"].stats()["disk"].bytes_out
-        assert before == 8 * ROWS  # the scales alone
+        assert before == 16 * ROWS  # what is whole alone
         tables["t"].read(np.arange(4), "value")
         assert tables["t"].stats()["disk"].bytes_out - before == 4 * 128
-        assert np.array_equal(tables["t"].read([5, 1], "scale"), np.load(files["scale"])[[5, 1]])
+        for name, file in files.items():
+            assert np.array_equal(tables["t"].read([5, 1], name), np.load(file)[[5, 1]])
 
 
 @pytest.mark.parametrize("whole", [[], ["weight.scale"]], ids=["in one piece", "parted"])

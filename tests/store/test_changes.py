@@ -171,6 +171,21 @@ def test_patches_are_refused_out_of_order(patched, tmp_path):
     patched.apply_patch(tmp_path / "2.patch")
 
 
+def test_a_patch_to_the_version_that_restores_that_of_the_copy_changes_nothing(patched, rng, store):
+    """A night's script goes on after a restore: it makes a patch, and applies it."""
+    path = store.path.parent / "none.patch"
+    before = bits(patched)
+    store.keep(1, "copied")
+    store.restore("copied")
+    assert store.write_patch(path, "copied").rows == {}
+    patched.apply_patch(path)
+    assert same(bits(patched), before)
+    write(store, rng)
+    store.write_patch(path, "copied", force=True)
+    patched.apply_patch(path)
+    assert same(bits(patched), bits(store))
+
+
 def test_patches_are_refused_by_copies_that_were_changed_and_by_other_stores(
     patched, rng, tmp_path
 ):

@@ -295,8 +295,8 @@ def test_an_interrupt_while_closing_waits_gives_it_up(trainer, soon, monkeypatch
     trainer.commit(5)
     assert going.wait(60)
     interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    interrupt.start()
     with pytest.raises(KeyboardInterrupt):
+        interrupt.start()
         trainer.store.close()
     assert "tierstore-fold" not in [thread.name for thread in threading.enumerate()]
     monkeypatch.undo()

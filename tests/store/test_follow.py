@@ -187,8 +187,8 @@ def test_a_file_system_with_coarse_times(trainer, monkeypatch, clock, coarsest):
 
 def test_ctrl_c_ends_the_wait(trainer, reader):
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         list(reader.follow())
     timer.join()
     trainer.commit()

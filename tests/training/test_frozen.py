@@ -14,8 +14,9 @@ import torch
 
 import tierstore
 from tests.training.conftest import ROWS, Place, rows_of
-from tierstore.errors import DeviceError, InvalidInputError, InvalidTypeError
-from tierstore.nn import FrozenEmbedding
+from tierstore._memory_table import MemoryTable
+from tierstore.errors import ClosedError, DeviceError, InvalidInputError, InvalidTypeError
+from tierstore.nn import FrozenEmbedding, compiling
 
 DIM = 6
 
@@ -43,6 +44,39 @@ def test_bad_arrays_are_refused(place: Place, out: Any) -> None:
         table.read_into([1, 2], out)
     with pytest.raises(InvalidTypeError):
         table.read_into(np.array([1, 2]), torch.zeros(2, DIM))
+
+
+def test_a_program_reads_its_own_file_only(tmp_path: Path) -> None:
+    """Two files may be attached under one name, and the layer of one be gone."""
+    files = [tmp_path / "a.npy", tmp_path / "b.npy"]
+    for number, file in enumerate(files):
+        np.save(file, np.full((ROWS, DIM), number, np.float32))
+    ids = torch.tensor([3, 1])
+    with tierstore.attach({"item": files[0]}) as one, tierstore.attach({"item": files[1]}) as two:
+        layer, kept = FrozenEmbedding(one["item"]), FrozenEmbedding(two["item"])
+        name, anchor = layer._number, layer._anchor
+        assert compiling.read(ids, anchor, name).eq(0).all()
+        del layer
+        with pytest.raises(ClosedError, match=r"'item' of weight of .*a\.npy, and no layer"):
+            compiling.read(ids, anchor, name)
+        with tierstore.attach({"item": str(files[0])}) as again:
+            other = FrozenEmbedding(again["item"])
+            assert compiling.read(ids, anchor, name).equal(other(ids))
+        assert kept(ids).eq(1).all()
+
+
+def test_a_program_reads_its_own_memory_only() -> None:
+    spec = tierstore.TableSpec(ROWS, DIM)
+    with MemoryTable(spec) as one, MemoryTable(spec) as two:
+        layer, kept = FrozenEmbedding(one.table), FrozenEmbedding(two.table)
+        name, anchor = layer._number, layer._anchor
+        other = FrozenEmbedding(one.table)
+        del layer
+        assert compiling.read(torch.tensor([1]), anchor, name).shape == (1, DIM)
+        del other
+        with pytest.raises(ClosedError, match="no layer over it"):
+            compiling.read(torch.tensor([1]), anchor, name)
+        del kept
 
 
 def test_a_layer_looks_rows_up(place: Place) -> None:

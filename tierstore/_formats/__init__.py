@@ -49,6 +49,7 @@ from tierstore.errors import (
     FormatError,
     InvalidInputError,
     InvalidTypeError,
+    MissingFileError,
     StoreFullError,
     StoreIOError,
     TierStoreError,
@@ -245,7 +246,7 @@ def open_source(
         return format_of(found.path).open_store(found.store, found.path, wanted)
     file, name = split_name(found.path)
     if format_suffix(file) not in FORMATS and not os.path.lexists(file):
-        raise FormatError(f"{file}: no such file")
+        raise MissingFileError(f"{file}: no such file", filename=file)
     format_ = format_of(file)
     if text not in (None, TextOptions()) and not format_.is_text:
         raise InvalidInputError(f"{file}: is no text, so that header, sep, … say nothing about it")

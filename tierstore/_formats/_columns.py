@@ -269,7 +269,8 @@ class ColumnSource(Source):
         others = list(note_unread(self.rows, rest, ""))
         if others:
             first = next(name for name, shape in rest.items() if shape == (self.rows,))
-            how = f"--keys {columns.path.name}:{first} makes it the keys"
+            beside = f"{columns.path.name}:{first}"
+            how = f"keys={beside!r} makes it the keys (--keys)"
             self.notes = note_unread(self.rows, rest, how)
         if len(self._names) > 1:
             self.read_as = f'{dim} numbers from columns "{self._names[0]}" to "{self._names[-1]}"'

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from tierstore._io import explained, unreachable
-from tierstore.errors import ExistsError, FormatError, StoreIOError, TierStoreError
+from tierstore.errors import (
+    ExistsError,
+    MissingFileError,
+    StoreIOError,
+    TierStoreError,
+)
 
 __all__ = ["RemoteFile", "fetch", "publish_remote"]
 
@@ -86,7 +91,7 @@ def reaching(url: str) -> Iterator[None]:
 
 
 def fetch(url: str, path: Path) -> None:
-    """Copy a file at a URL to a new path; raises FormatError if there is none."""
+    """Copy a file at a URL to a new path; raises MissingFileError if there is none."""
     try:
         with reaching(url):
             import fsspec
@@ -94,7 +99,8 @@ def fetch(url: str, path: Path) -> None:
             opened = fsspec.open(url, "rb").open()
     except StoreIOError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise FormatError(f"{url}: no such file") from error.__cause__
+            missing = MissingFileError(f"{url}: no such file", filename=url)
+            raise missing from error.__cause__
         raise
     with opened as source, explained("write", str(path)), path.open("xb") as file:
         while block := _block(source, url):

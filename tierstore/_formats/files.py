@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tierstore._closing import Closing
 from tierstore._io import Directory, File, explained
 from tierstore.budget import DEFAULT_MEMORY, Allowance, Size
-from tierstore.errors import FormatError, TierStoreError
+from tierstore.errors import FormatError, MissingFileError, TierStoreError
 
 __all__ = [
     "ZIP_ERRORS",
@@ -111,8 +111,8 @@ class _Stream(io.RawIOBase):
 def open_input(path: Path, memory: Size = DEFAULT_MEMORY) -> InputFile:
     """Open a file for reading, with a limit of `memory` bytes, following links.
 
-    Raises FormatError if it is missing or not a regular file, StoreIOError if it cannot be opened.
-    A FIFO does not block.
+    Raises MissingFileError, FormatError if it is no regular file, StoreIOError if it cannot be
+    opened. A FIFO does not block.
     """
     try:
         with explained("open", str(path)):
@@ -120,7 +120,7 @@ def open_input(path: Path, memory: Size = DEFAULT_MEMORY) -> InputFile:
         with Directory.open(real.parent, list=False) as parent:
             return InputFile(parent.open_file(real.name), path, memory)
     except FileNotFoundError:
-        raise FormatError(f"{path}: no such file") from None
+        raise MissingFileError(f"{path}: no such file", filename=path) from None
     except NotADirectoryError:
         raise FormatError(f"{path}: a component of this path is not a directory") from None
     except RuntimeError:

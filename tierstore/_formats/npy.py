@@ -222,7 +222,8 @@ class Npy(Format):
             )
             beside = path.with_name(f"{path.stem}.keys.npy")
             if beside.exists():
-                source.notes = (f"not read: the keys in {beside.name}; --keys {beside} reads them",)
+                how = f"keys={str(beside)!r} reads them (--keys)"
+                source.notes = (f"not read: the keys in {beside.name}; {how}",)
             return source
 
     @contextmanager

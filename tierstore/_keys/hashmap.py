@@ -62,11 +62,11 @@ _ONE = np.uint64(1)
 _ROW = np.uint64((1 << 32) - 1)
 _BLOCK = 1 << 15
 """Keys worked on at once: their temporary memory stays in the caches of a core."""
-_BATCH, _CACHED = 1 << 17, 1 << 15
-"""Keys that are found at once, and as many of these as make their first probe at once."""
-_FOR_A_THREAD = 1 << 16
-"""Keys to find for which a thread pays off: on fewer, two threads wait for the interpreter's lock
-as long as each saves."""
+_CACHED = 1 << 15
+"""Keys that make a probe at once."""
+_FOR_A_THREAD, _OTHERS_FOR_A_THREAD = 1 << 15, 1 << 13
+"""Keys whose first probe, and keys whose other probes pay off a thread: on fewer, two threads wait
+for the interpreter's lock as long as each saves."""
 _SHRUNK = 0.7
 """Share of the rows below which a map of the kept rows is built again, in less memory."""
 _SPLIT = 16
@@ -163,7 +163,7 @@ class HashMap:
 
         `same` tells keys with equal codes apart; None if equal codes are equal keys.
         """
-        return self._find(codes, _hashed(codes), same)
+        return self._find(codes, np.empty(codes.size, np.uint32), same)
 
     def add(self, codes: Codes) -> Rows:
         """Return the row of each key; keys that are new get the next rows, in their order.
@@ -172,7 +172,7 @@ class HashMap:
         `find` misses.
         """
         self.reserve(self._rows + min(self._expected, self._rows // _SPLIT))
-        hashes, ends = _hashed(codes), np.empty(codes.size, np.int64)
+        hashes, ends = np.empty(codes.size, np.uint32), np.empty(codes.size, np.int64)
         found = self._find(codes, hashes, None, ends)
         missing = np.flatnonzero(found < 0)
         if missing.size:
@@ -248,54 +248,54 @@ class HashMap:
     def _find(
         self, codes: Codes, hashes: Hashes, same: Same | None, ends: Rows | None = None
     ) -> Rows:
-        """Return the row of each key or -1; `ends` get the places where probing for it ended."""
-        found = np.full(codes.size, -1, np.int64)
-        if not self._rows:
-            if ends is not None:
-                ends[:] = self._homes(hashes)
-            return found
+        """Return the row of each key or -1.
 
-        def find(part: slice) -> None:
-            for start in range(part.start, part.stop, _BATCH):
-                batch = slice(start, min(start + _BATCH, part.stop))
-                end = None if ends is None else ends[batch]
-                self._find_batch(codes[batch], hashes[batch], same, start, found[batch], end)
+        `hashes` get those of the keys, and `ends` the places where probing for each ended.
+        """
+        found = np.empty(codes.size, np.int64)
+        at = np.empty(codes.size, np.int64) if ends is None else ends
+        going = [np.empty(0, np.intp)]
 
-        in_parts(find, codes.size, codes.size, least=_FOR_A_THREAD)
+        def first(part: slice) -> None:
+            for start in range(part.start, part.stop, _CACHED):
+                here = slice(start, min(start + _CACHED, part.stop))
+                hashes[here] = own = _hashed(codes[here])
+                at[here] = homes = self._homes(own)
+                found[here], on = self._probed(codes[here], own, homes, same, start)
+                going.append(on + start)
+
+        in_parts(first, codes.size, codes.size, least=_FOR_A_THREAD)
+        left = np.concatenate(going)
+
+        def others(part: slice) -> None:
+            for start in range(part.start, part.stop, _CACHED):
+                here = left[start : min(start + _CACHED, part.stop)]
+                self._find_others(here, codes, hashes, same, at, found)
+
+        in_parts(others, left.size, left.size, least=_OTHERS_FOR_A_THREAD)
         if self._far:
-            at = np.flatnonzero(found < 0)
-            names = codes[at].tolist() if same is None else same.names(at)
-            found[at] = [self._far.get(name, -1) for name in names]
+            lost = np.flatnonzero(found < 0)
+            names = codes[lost].tolist() if same is None else same.names(lost)
+            found[lost] = [self._far.get(name, -1) for name in names]
         return found
 
-    def _find_batch(
+    def _find_others(
         self,
+        left: Positions,
         codes: Codes,
         hashes: Hashes,
         same: Same | None,
-        start: int,
+        places: Rows,
         found: Rows,
-        ends: Rows | None,
     ) -> None:
-        """Probe for keys, of which the first is at `start` of the batch.
-
-        All keys make their first probe in small blocks; the few others then probe again together.
-        """
-        places, going = np.empty(codes.size, np.int64) if ends is None else ends, []
-        for first in range(0, codes.size, _CACHED):
-            part = slice(first, first + _CACHED)
-            places[part] = at = self._homes(hashes[part])
-            found[part], on = self._probed(codes[part], hashes[part], at, same, start + first)
-            going.append(on + first)
-        left = np.concatenate(going)
+        """Probe again for keys at `left` of a batch, until each is found or at an empty place."""
         codes, hashes, at = codes.take(left), hashes.take(left), places.take(left)
         for _ in range(_MOST_PROBES - 1):
             if not left.size:
                 break
             at = self._next(at, hashes)
-            found[left], on = self._probed(codes, hashes, at, same, start, left)
-            if ends is not None:
-                ends[left] = at
+            found[left], on = self._probed(codes, hashes, at, same, left)
+            places[left] = at
             codes, hashes, at, left = codes.take(on), hashes.take(on), at.take(on), left.take(on)
 
     def _probed(
@@ -304,10 +304,12 @@ class HashMap:
         hashes: Hashes,
         at: Rows,
         same: Same | None,
-        start: int,
-        left: Positions | None = None,
+        position: int | Positions,
     ) -> tuple[Rows, Positions]:
-        """Return the row of each code that is at its place, else -1, and which are to go on."""
+        """Return the row of each code that is at its place, else -1, and which are to go on.
+
+        `position` is that of each key in its batch, or of the first of keys that follow it.
+        """
         held = self._places.array.take(at, mode="clip")
         rows = hashes.astype(np.uint64)
         rows <<= _HALF
@@ -318,9 +320,8 @@ class HashMap:
         is_there &= self._codes.array.take(found, mode="clip") == codes
         if same is not None:
             asked = np.flatnonzero(is_there)
-            is_there[asked] = same.equal(
-                start + (asked if left is None else left[asked]), found[asked]
-            )
+            where = position + asked if isinstance(position, int) else position[asked]
+            is_there[asked] = same.equal(where, found[asked])
         others = np.flatnonzero(~is_there)
         found[others] = -1
         return found, others.compress(held.take(others) != 0)

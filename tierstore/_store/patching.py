@@ -35,6 +35,7 @@ from tierstore.errors import (
     CorruptStoreError,
     FormatError,
     InvalidInputError,
+    MissingFileError,
     VersionError,
     counted,
 )
@@ -270,9 +271,12 @@ class Patch:
             yield rows[part], records
 
     def check_order(self, manifest: Manifest, where: str) -> None:
-        """Raise VersionError unless the open version of a store is the one this is based on."""
+        """Raise VersionError unless the open version of a store is the one this is based on.
+
+        A version and one that restores it have one mark: a patch between them changes nothing.
+        """
         old, new = (each.natural("version") for each in (self.old, self.new))
-        if manifest.mark == self.new.text("mark"):
+        if manifest.mark == self.new.text("mark") != self.old.text("mark"):
             raise VersionError(f"{where} already has version {new}, to which {self.name} leads")
         if manifest.mark != self.old.text("mark"):
             raise VersionError(
@@ -348,14 +352,14 @@ def _change(name: str, entry: Section, offset: int) -> Change:
 
 @contextlib.contextmanager
 def open_patch(path: str | os.PathLike[str]) -> Iterator[Patch]:
-    """Open a patch; raises FormatError where it is damaged."""
+    """Open a patch; raises MissingFileError or, where it is damaged, FormatError."""
     name = os.fspath(path)
     with contextlib.ExitStack() as opened:
         try:
             with _io.explained("open", name):
                 file = opened.enter_context(open(path, "rb"))
         except FileNotFoundError:
-            raise FormatError(f"{name}: no such file") from None
+            raise MissingFileError(f"{name}: no such file", filename=name) from None
         yield Patch(file, name)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tierstore._store.store import Store
     from tierstore._table.table import Owner
 
-__all__ = ["NamedRows"]
+__all__ = ["NamedRows", "without_row"]
 
 
 class NamedRows:
@@ -89,8 +89,13 @@ class NamedRows:
         found = self.lookup(keys, missing=-1)
         if (found >= 0).all():
             return found
-        given = np.asarray(on_host(keys), object).ravel()[found.ravel() < 0].tolist()
-        new = list(dict.fromkeys(given))
+        new = without_row(keys, found)
         rows = len(self._own_keys())
         self.store.grow(self.name, rows + len(new), keys=new)
         return self.lookup(keys)
+
+
+def without_row(keys: object, found: npt.NDArray[np.int64]) -> list[Any]:
+    """Return the distinct ones of keys for which no row was found, in the order of the keys."""
+    given = np.asarray(on_host(keys), object).ravel()[found.ravel() < 0].tolist()
+    return list(dict.fromkeys(given))

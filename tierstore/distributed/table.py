@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -15,6 +16,7 @@ from tierstore._disk.keys import Keys
 from tierstore._disk.partitioning import Shard
 from tierstore._door import interrupts_deferred
 from tierstore._table.address import host_ids
+from tierstore._table.named import without_row
 from tierstore._table.table import Table
 from tierstore._tiers.base import GONE
 from tierstore.distributed.exchange import Answer, Exchange, Serve
@@ -116,6 +118,26 @@ class DistributedTable:
     def contains(self, keys: object) -> npt.NDArray[np.bool_]:
         """Return for each external key whether a row has it: bool, of their shape."""
         return self.lookup(keys, missing=-1) >= 0
+
+    def get_or_add(self, keys: object) -> npt.NDArray[np.int64]:
+        """Return the ids of external keys, in their shape; new ones get a new row. Collective.
+
+        See `Table.get_or_add`. Each rank gives keys of its own, or none; a key that several ranks
+        give gets one row. New rows are in the order of the ranks, and of the keys of each, so that
+        keys that are dealt to ranks in order get the ids that one process would give them. If any
+        rank has new keys, it is a commit of its own, as of `DistributedStore.grow`.
+
+        What a rank finds wrong with its keys is raised on all ranks, and no row is added.
+        """
+        self.check_open()
+        new = self._ranks.together(
+            f"look up keys of table {self.name!r}",
+            lambda: without_row(keys, self.lookup(keys, missing=-1)),
+        )
+        added = list(dict.fromkeys(itertools.chain.from_iterable(new)))
+        if added:
+            self.store.grow(self.name, self.rows + len(added), keys=added)
+        return self.lookup(keys)
 
     @property
     def ranks(self) -> int:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tierstore._memory_table import Unversioned
 from tierstore._table.joint import Features, JointTable
 from tierstore._table.table import Table
 from tierstore.errors import ClosedError
@@ -31,6 +32,12 @@ __all__ = [
     "register",
 ]
 
+_BETWEEN = "\x1f"
+"""Stands between the names of features, and between modes: operators take no lists of texts.
+
+The separator of ASCII, since torch's compiler writes arguments into comments, which a line break
+would end (torch 2.11, for a GPU).
+"""
 _numbers = itertools.count(1)
 _modules: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _batches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -39,14 +46,23 @@ _batches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 def register(module: Any, table: Table | JointTable, field: str) -> str:
     """Give a module a name for the operators, valid as long as the module lives.
 
-    It begins with the store, tables and field, so that an exported program finds them elsewhere.
+    It begins with the store or files, tables and field, so that an exported program finds them
+    elsewhere.
     """
-    store = table._owner.store
-    place = "memory" if store is None else store.uuid
     tables = table.tables if isinstance(table, JointTable) else (table,)
-    name = f"{place}/{','.join(each.name for each in tables)}/{field}#{next(_numbers)}"
+    places = " and ".join(dict.fromkeys(map(_place, tables)))
+    names = ",".join(each.name for each in tables)
+    name = f"{_BETWEEN.join((places, names, field))}#{next(_numbers)}"
     _modules[name] = module
     return name
+
+
+def _place(table: Table) -> str:
+    """Return what distinguishes a table from others of its name, in every process."""
+    store = table._owner.store
+    if store is None:
+        return cast(Unversioned, table._generation).place
+    return f"the store {store.uuid}"
 
 
 def _named(name: str) -> Any:
@@ -58,11 +74,10 @@ def _named(name: str) -> Any:
     for other, module in list(_modules.items()):
         if other.rpartition("#")[0] == where:
             return module
-    uuid, table, field = where.split("/")
+    places, table, field = where.split(_BETWEEN)
     raise ClosedError(
-        f"this program looks up field {field!r} of table {table!r} of the store {uuid}, and no "
-        "layer over it is there: open that store, make the same layer over it, and keep that while "
-        "the program runs"
+        f"this program looks up field {field!r} of table {table!r} of {places}, and no layer over "
+        "it is there: open that, make the same layer over it, and keep that while the program runs"
     )
 
 
@@ -218,14 +233,6 @@ class JointModule(Protocol):
 
     def _read_pooled(self, bags: Bags, asked: Asked, dtype: torch.dtype) -> Tensor:
         """Pool bags outside training."""
-
-
-_BETWEEN = "\x1f"
-"""Stands between the names of features, and between modes: operators take no lists of texts.
-
-The separator of ASCII, since torch's compiler writes arguments into comments, which a line break
-would end (torch 2.11, for a GPU).
-"""
 
 
 def _asked(
