@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
+from tierstore._checksum import Put
 from tierstore._disk import readahead
 from tierstore._disk.chunks import ChunkedRecords
 from tierstore._disk.readahead import MappedRows
@@ -251,6 +252,12 @@ class ForeignBase:
             each.check(rows)
         if self.checksums is not None:
             self.checksums.check(rows, out)
+
+    def deliver(self, rows: Rows, put: Put) -> None:
+        """Pass the records of `rows` `(n,)` to `put`; raises as `read` does."""
+        out = np.empty((rows.size, self.record_bytes), np.uint8)
+        self.read(rows, out)
+        put(slice(0, rows.size), out)
 
     def select(self, pieces: Iterable[tuple[int, int, int]], nbytes: int) -> ForeignBase | None:
         """Return a base of some bytes of each record, which reads only the files of these bytes.

@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._checksum import Put
 from tierstore._closing import call_each
 from tierstore._disk import readahead
 from tierstore._disk.base import Base
@@ -58,6 +60,13 @@ def _spread(
         records = np.empty((positions.size, out.shape[1]), np.uint8)
         read(positions, records)
         scatter(out, which, records)
+
+
+def _put_at(
+    put: Put, which: npt.NDArray[np.intp], part: Any, records: npt.NDArray[np.uint8]
+) -> None:
+    """Put records that are a part of those at positions `which`."""
+    put(which[part], records)
 
 
 class DiskTier:
@@ -199,6 +208,20 @@ class DiskTier:
             self._count(len(records))
             yield part, records
 
+    def deliver(self, rows: npt.NDArray[np.int64], put: Put) -> None:
+        """Pass the records of ascending `rows` `(n,)` to `put`, all verified when this returns.
+
+        `put` is called with parts of them, in several threads at a time, and now and then with the
+        same part again; after an error, what it was given is undefined.
+        """
+        if self._cold(rows):
+            for part, records in self._read_parts(rows, cold=True):
+                self._count(len(records))
+                put(part, records)
+        else:
+            self._count(rows.size)
+            self._carry(rows, put)
+
     def _count(self, records: int) -> None:
         with self._lock:
             self.stats.requested += records
@@ -257,17 +280,24 @@ class DiskTier:
             return places
 
     def _read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy records and verify them; only a mismatch under the lock means damage.
+        """Copy records and verify them."""
+        self._carry(rows, partial(scatter, out), out)
 
-        A record that is superseded while it is read without the lock may not match.
+    def _carry(
+        self, rows: npt.NDArray[np.int64], put: Put, out: npt.NDArray[np.uint8] | None = None
+    ) -> None:
+        """Pass records to `put` and verify them; only a mismatch under the lock means damage.
+
+        A record that is superseded while it is read without the lock may not match. Given `out`,
+        which `put` copies to, they may be copied there instead.
         """
         try:
-            for copy in self._copies(rows, out):
+            for copy in self._copies(rows, put, out):
                 copy()
         except CorruptRowError:
             try:
                 with self._lock:
-                    for copy in self._copies(rows, out):
+                    for copy in self._copies(rows, put, out):
                         copy()
             except CorruptRowError as error:
                 raise CorruptRowError(
@@ -278,24 +308,31 @@ class DiskTier:
                 ) from None
 
     def _copies(
-        self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]
+        self, rows: npt.NDArray[np.int64], put: Put, out: npt.NDArray[np.uint8] | None
     ) -> list[Callable[[], None]]:
-        """Copy queued records; return a function that copies the others from the files."""
+        """Put queued records; return functions that put the others, from the files."""
         with self._lock:
             index = self._index.entries
             entries = index.take_few(rows) if rows.size <= FEW else index.take(rows)
             if not entries.any():
-                return [partial(self._base.read, rows, out)]
+                if out is not None:
+                    return [partial(self._base.read, rows, out)]
+                return [partial(self._base.deliver, rows, put)]
             found: list[Callable[[], None]] = []
             for source, start, which in self._index.by_delta(entries, self.live):
                 positions = entries[which].astype(np.int64) - 1 - start
-                read = source.read
                 if isinstance(source, LiveDelta):
-                    left, read = source.begin(positions, which, out)
+                    left, deliver = source.begin(positions, partial(_put_at, put, which))
                     positions, which = positions[left], which[left]
-                found.append(partial(_spread, read, positions, which, out))
+                else:
+                    deliver = source.deliver
+                if which.size:
+                    found.append(partial(deliver, positions, partial(_put_at, put, which)))
         in_base = np.flatnonzero(entries == 0)
-        return [partial(_spread, self._base.read, rows[in_base], in_base, out), *found]
+        if in_base.size:
+            deliver = self._base.deliver
+            found.append(partial(deliver, rows[in_base], partial(_put_at, put, in_base)))
+        return found
 
     def let_go(self, rows: npt.NDArray[np.int64]) -> None:
         """Drop the mapped pages from the first to the last of ascending `rows` from memory."""
