@@ -700,22 +700,22 @@ def test_what_does_not_match_is_read_again_under_the_lock(
     tier = store["t"]._disk
     out, rows = np.empty((1, SPEC.layout.record_bytes), np.uint8), np.array([3])
     tier.write(rows, np.full_like(out, 7))
-    newest, read_now = int(tier._index.entries.take(rows)[0]), []
+    newest, read_now = int(tier._make_index().entries.take(rows)[0]), []
 
     def superseded(self: Base, rows: Any, out: Any) -> None:
-        tier._index.entries[3] = newest
+        tier._make_index().entries[3] = newest
         read_now.append(rows.tolist())
         raise tierstore.errors.CorruptRowError("torn", rows=[3], file="base")
 
-    tier._index.entries[3] = 0
+    tier._make_index().entries[3] = 0
     monkeypatch.setattr(Base, "read", superseded)
     tier.read(rows, out)
     assert (out == 7).all() and read_now == [[3]]
-    tier._index.entries[3] = 0
+    tier._make_index().entries[3] = 0
     newest = 0
     with pytest.raises(tierstore.errors.CorruptRowError):
         tier.read(rows, out)
-    tier._index.entries[3] = 1
+    tier._make_index().entries[3] = 1
 
 
 class NoLock:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -336,18 +336,19 @@ def _column(
         watch, step = Watch(stored.files), stored.rows_per_chunk
         return ChunkedColumn(stored.decode, watch, start, stop, rows=rows, rows_per_chunk=step)
     watch = Watch([[file] for file in stored.files])
-    return MappedColumn(
-        _each_open(stored.files),
-        watch,
-        start,
-        stop,
-        rows=rows,
-        offset=stored.offset,
-        rows_per_file=stored.rows_per_file,
-    )
+    with contextlib.closing(_each_open(stored.files)) as files:
+        return MappedColumn(
+            files,
+            watch,
+            start,
+            stop,
+            rows=rows,
+            offset=stored.offset,
+            rows_per_file=stored.rows_per_file,
+        )
 
 
-def _each_open(files: Iterable[Path]) -> Iterator[File]:
+def _each_open(files: Iterable[Path]) -> Generator[File]:
     """Yield the files; each stays open until the next iteration."""
     for path in files:
         with open_input(path) as found:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ import torch
 
 import tierstore
 from tests.distributed.ranks import Killed, in_turn, run, values
-from tests.distributed.test_commit import hooked
+from tests.distributed.test_commit import kill_at
 from tierstore import distributed
 from tierstore.errors import (
     ExistsError,
@@ -372,13 +369,8 @@ def test_rows_have_external_keys(tmp_path: Path, ranks: int) -> None:
 
 def killed_in(rank: int, path: Path, change: Any, victim: int, moment: tuple[str, str]) -> None:
     with distributed.open(path) as store:
-
-        def hook(what: str, when: str) -> None:
-            if rank == victim and (what, when) == moment:
-                time.sleep(0.05)  # the others come as far as they can
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        hooked(hook)
+        if rank == victim:
+            kill_at(moment)
         change(store)
 
 

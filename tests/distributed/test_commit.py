@@ -97,16 +97,22 @@ def hooked(hook: Callable[[str, str], None]) -> None:
     Ranks.together = watched  # type: ignore[method-assign]
 
 
+def kill_at(moment: tuple[str, str]) -> None:
+    """Kill this rank at a moment of what it does with the others; see `hooked`."""
+
+    def hook(what: str, when: str) -> None:
+        if (what, when) == moment:
+            time.sleep(0.05)  # the others come as far as they can
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    hooked(hook)
+
+
 def killed_at(rank: int, path: Path, victim: int, what: str, when: str) -> int:
     with distributed.open(path) as store:
         take_step(store, 3)
-
-        def hook(found: str, moment: str) -> None:
-            if rank == victim and (found, moment) == (what, when):
-                time.sleep(0.05)  # the others come as far as they can
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        hooked(hook)
+        if rank == victim:
+            kill_at((what, when))
         store.commit(3, payload={"step": {"of": 3}})
         return store.version
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ import torch.distributed as dist
 
 import tierstore
 from tests.distributed.ranks import Killed, in_turn, run, values
-from tests.distributed.test_commit import hooked
+from tests.distributed.test_commit import kill_at
 from tests.distributed.test_ranks import assert_same, contents
 from tierstore import distributed
 from tierstore.errors import InvalidInputError
@@ -110,13 +107,8 @@ def test_what_cannot_grow_is_refused_on_all_ranks(tmp_path: Path) -> None:
 
 def killed_as_it_grows(rank: int, path: Path, victim: int, moment: tuple[str, str]) -> None:
     with distributed.open(path) as store:
-
-        def hook(what: str, when: str) -> None:
-            if rank == victim and (what, when) == moment:
-                time.sleep(0.05)  # the others come as far as they can
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        hooked(hook)
+        if rank == victim:
+            kill_at(moment)
         store.grow("item", 100)
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ import torch.distributed as dist
 
 import tierstore
 from tests.distributed.ranks import Killed, in_turn, run, values
-from tests.distributed.test_commit import hooked
+from tests.distributed.test_commit import kill_at
 from tierstore import distributed
 from tierstore.errors import InvalidInputError, InvalidTypeError, RanksError
 from tierstore.nn import TieredEmbedding
@@ -121,13 +118,8 @@ def test_what_no_rank_can_add_is_refused_on_all(tmp_path: Path) -> None:
 
 def killed_as_it_adds(rank: int, path: Path, victim: int, moment: tuple[str, str]) -> None:
     with distributed.open(path) as store:
-
-        def hook(what: str, when: str) -> None:
-            if rank == victim and (what, when) == moment:
-                time.sleep(0.05)  # the others come as far as they can
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        hooked(hook)
+        if rank == victim:
+            kill_at(moment)
         store["item"].get_or_add(dealt("text", rank, 3))
 
 
@@ -159,7 +151,7 @@ def test_a_rank_is_killed_at_each_moment_of_adding(tmp_path: Path) -> None:
     for victim, moment in in_turn(MOMENTS):
         path = tmp_path / " ".join(moment).replace(" ", "-")
         shutil.copytree(before, path)
-        found = run(3, killed_as_it_adds, path, victim, moment, timeout=2)
+        found = run(3, killed_as_it_adds, path, victim, moment)
         assert isinstance(found[victim], Killed), (moment, found)
         with tierstore.open(path) as store:
             keys = store["item"].keys[:].tolist()

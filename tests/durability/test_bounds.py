@@ -144,11 +144,11 @@ def test_ids_of_a_delta_are_laid_in_windows(tmp_path: Path) -> None:
         ids = np.random.default_rng(1).integers(0, 1000, 6_000_000)
         delta = SimpleNamespace(ids=ids, first=None, info=SimpleNamespace(rows=ids.size))
         with frugal(32 << 20):
-            tier._index._exchange(0, 0, [delta])
+            tier._make_index()._exchange(0, 0, [delta])
         last = ids.size - 1 - np.unique(ids[::-1], return_index=True)[1]
         # Of an id that repeats the last one counts.
-        assert np.array_equal(tier._index.entries.take(np.arange(1000)), last + 1)
-        tier._index._exchange(0, 1, [])
+        assert np.array_equal(tier._make_index().entries.take(np.arange(1000)), last + 1)
+        tier._make_index()._exchange(0, 1, [])
 
 
 def test_scalars_of_a_table_are_bounded(tmp_path: Path) -> None:

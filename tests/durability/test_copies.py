@@ -202,7 +202,7 @@ def strike(kind: str, fault: Fault, number: int) -> bool:
             assert copy.verify().ok
             check_files(root / "copy", copy)
     if fault.is_interrupt:  # all is closed at once, not when unreachable objects are collected
-        assert len(os.listdir("/proc/self/fd")) == already
+        assert len(os.listdir("/proc/self/fd")) <= already
     return faulty.struck > 0
 
 

@@ -490,6 +490,28 @@ def test_expiry_that_is_not_committed_is_dropped_with_a_warning(tmp_path, kind, 
         assert s["t"].rows == left
 
 
+@pytest.mark.parametrize("kind", ["int64", "text"])
+def test_keys_that_expire_are_not_loaded_again(tmp_path, kind, monkeypatch):
+    """Another thread may ask for the map when keys are gone from it."""
+    keys = some(kind, 50)
+    with tierstore.create(tmp_path / "s", {"t": tracking(kind)}) as s:
+        s["t"].write(keys, np.ones((50, DIM), np.float32))
+        s.commit()
+        generation = s["t"]._generation
+        known, asked = type(generation.key_map), []
+        keep = known.keep
+
+        def look_after(self, rows):
+            keep(self, rows)
+            asked.append(generation.key_map is self)
+
+        monkeypatch.setattr(known, "keep", look_after)
+        list(s["t"].expire(keep_at_most=20))
+        s.commit()
+        assert asked == [True]
+        assert generation.key_count == 20
+
+
 def test_readers_and_writers_beside_expiry(tmp_path, kind):
     """A key has its own row or none, whatever other threads remove."""
     rows = np.random.default_rng(6).standard_normal((2000, DIM), np.float32)

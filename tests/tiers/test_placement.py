@@ -114,7 +114,7 @@ def test_the_index_of_changed_rows_is_inside_the_budget(tmp_path: Path, share: f
         tier = store["t"]._space.host
         assert tier is not None and tier.slots == slots
         assert tier.nbytes + table.index_bytes == needed
-        assert store["t"]._disk._index.entries.nbytes == table.index_bytes == 4 * rows
+        assert store["t"]._disk._make_index().entries.nbytes == table.index_bytes == 4 * rows
         for planned in (space, alone):
             assert planned.index_bytes == table.index_bytes
             assert (planned.tiers[0].slots, planned.tiers[0].nbytes) == (slots, tier.nbytes)

@@ -474,10 +474,10 @@ class Generation:
                 self.tier.follow(self.open_deltas(info))
         if info.digest != self.info.digest:
             self._digest = self._read_digest(info)
-        if info.keys != self.info.keys:
-            self._has_moved_keys = False
+        has_moved = self._has_moved_keys and info.keys == self.info.keys
         self._coming = []
-        self.info = info
+        with self._switch:  # together: a reader would load keys that the version has no longer
+            self.info, self._has_moved_keys = info, has_moved
 
     def _hold_keys(self, info: TableInfo) -> dict[str, KeyFile]:
         """Map the files of keys, which a writer may remove."""
@@ -498,10 +498,11 @@ class Generation:
         """Return the map with the keys of the open version; None if that changed meanwhile."""
         with self._switch:
             info, found, held = self.info, self._map, self._held
+            has_moved = self._has_moved_keys
         keys = info.keys
         if found is None:
             found = key_map(info.spec.keys or "int64")
-        if keys is not None and len(found) < keys.count and not self._has_moved_keys:
+        if keys is not None and len(found) < keys.count and not has_moved:
             with self._switch:
                 self._filled, found.abandoned = found, self._closing
             try:
@@ -576,8 +577,9 @@ class Generation:
 
     def keep_keys(self, rows: Rows) -> None:
         """Keep only the keys of these rows, in this order; the next commit writes them all."""
-        self.key_map.keep(rows)
-        self.note_moved_keys()
+        keys = self.key_map
+        self.note_moved_keys()  # first: another thread would load keys of the version that are gone
+        keys.keep(rows)
 
     def note_moved_keys(self) -> None:
         """Note that keys have new rows: the next commit writes all of them."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise, starmap, zip_longest
 from typing import Any, cast
 
 import numpy as np
@@ -85,7 +85,7 @@ class Files:
             self._check_size(found.size, place.join(name))
             return found
 
-    def each(self) -> Iterator[_io.File]:
+    def each(self) -> Generator[_io.File]:
         """Yield every file; each stays open until the next iteration."""
         with self.place() as place:
             for number in range(self.count):
@@ -169,9 +169,13 @@ class RecordFiles(LaidRecords):
 
     def _mapped(self) -> npt.NDArray[np.uint8]:
         files = self._files
-        mapped = _io.map_files(
-            self._noted(), files.nbytes, count=files.count, advice=mmap.MADV_RANDOM
-        )
+        with contextlib.closing(files.each()) as each:  # also the file at which it is interrupted
+            mapped = _io.map_files(
+                starmap(self._noted, enumerate(each)),
+                files.nbytes,
+                count=files.count,
+                advice=mmap.MADV_RANDOM,
+            )
         data = mapped[self._offset : self._offset + self.rows * self.record_bytes]
         return data.reshape(self.rows, self.record_bytes)
 
@@ -192,11 +196,10 @@ class RecordFiles(LaidRecords):
         self.rows = self._rows_per_file = rows
         self.records = self._mapped()
 
-    def _noted(self) -> Iterator[_io.File]:
-        """Yield the files and record their identities."""
-        for number, file in enumerate(self._files.each()):
-            self._inodes[number] = file.inode
-            yield file
+    def _noted(self, number: int, file: _io.File) -> _io.File:
+        """Record the identity of a file."""
+        self._inodes[number] = file.inode
+        return file
 
     def check_same(self, inode: int) -> None:
         """Raise CorruptStoreError if the inode number of the first file has changed."""

@@ -116,13 +116,8 @@ class DiskTier:
         self.delta_bytes: int = 0
         self.follow(deltas)
 
-    @property
-    def _index(self) -> DeltaIndex:
-        """The index, made at its first use: of a thousand tables, few may be read."""
-        made = self._made
-        return self._make_index() if made is None else made
-
     def _make_index(self) -> DeltaIndex:
+        """Make the index, at its first use: of a thousand tables, few may be read."""
         with self._lock:
             if self._made is None:  # otherwise another thread was faster
                 index = DeltaIndex(self.rows)
@@ -170,7 +165,8 @@ class DiskTier:
 
         See `DeltaIndex.changed`.
         """
-        return self._index.changed(deltas, folded, rows)
+        index = self._made or self._make_index()
+        return index.changed(deltas, folded, rows)
 
     def read_ahead(
         self, deltas: Sequence[Delta], rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]
@@ -181,7 +177,8 @@ class DiskTier:
         `out` `(n, record_bytes)` is not changed.
         """
         known = np.zeros(rows.size, np.bool_)
-        for delta in self._index.latest(deltas):
+        index = self._made or self._make_index()
+        for delta in index.latest(deltas):
             left = np.flatnonzero(~known)
             found, positions = delta.find(rows[left])
             readahead.prefetch(delta.records, positions)
@@ -270,12 +267,13 @@ class DiskTier:
     def _places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped memory of the newest images of `rows`, and of their checksums."""
         with self._lock:
-            index = self._index.entries
-            entries = index.take_few(rows) if rows.size <= FEW else index.take(rows)
+            index = self._made or self._make_index()
+            known = index.entries
+            entries = known.take_few(rows) if rows.size <= FEW else known.take(rows)
             if not entries.any():
                 return self._base.places(rows)
             places = self._base.places(rows[entries == 0])
-            for source, start, which in self._index.by_delta(entries, self.live):
+            for source, start, which in index.by_delta(entries, self.live):
                 places += source.places(entries[which].astype(np.int64) - 1 - start)
             return places
 
@@ -312,14 +310,15 @@ class DiskTier:
     ) -> list[Callable[[], None]]:
         """Put queued records; return functions that put the others, from the files."""
         with self._lock:
-            index = self._index.entries
-            entries = index.take_few(rows) if rows.size <= FEW else index.take(rows)
+            index = self._made or self._make_index()
+            known = index.entries
+            entries = known.take_few(rows) if rows.size <= FEW else known.take(rows)
             if not entries.any():
                 if out is not None:
                     return [partial(self._base.read, rows, out)]
                 return [partial(self._base.deliver, rows, put)]
             found: list[Callable[[], None]] = []
-            for source, start, which in self._index.by_delta(entries, self.live):
+            for source, start, which in index.by_delta(entries, self.live):
                 positions = entries[which].astype(np.int64) - 1 - start
                 if isinstance(source, LiveDelta):
                     left, deliver = source.begin(positions, partial(_put_at, put, which))
@@ -380,8 +379,9 @@ class DiskTier:
         if live is None:
             live = self.live = self._create_live()
             self._superseded = 0
-        start, first = self._index.stop, live.count
-        places = self._index.entries.take(rows)
+        index = self._made or self._make_index()
+        start, first = index.stop, live.count
+        places = index.entries.take(rows)
         known = np.flatnonzero(places > start)  # already in the live delta
         there = places[known].astype(np.int64) - 1 - start
         positions, superseded = np.arange(first, first + rows.size), known.size
@@ -390,7 +390,7 @@ class DiskTier:
             positions[added], positions[known] = positions[: added.size].copy(), there
         count = first + rows.size - known.size + superseded
         check_positions(start + count)
-        replaced = _grown(self._index.replaced, count)
+        replaced = _grown(index.replaced, count)
         try:
             live.put(positions, rows, records, resident=resident)
         except StoreFullError:
@@ -402,8 +402,8 @@ class DiskTier:
         places[known] = replaced[there]
         new = slice(None) if count == first + rows.size else positions >= first
         replaced[first:count] = places[new]
-        self._index.replaced = replaced
-        self._index.entries[rows[new]] = (positions[new] + 1 + start).astype(np.int32)
+        index.replaced = replaced
+        index.entries[rows[new]] = (positions[new] + 1 + start).astype(np.int32)
         self.stats.written += rows.size
         self.stats.bytes_in += rows.size * self.record_bytes
         self._superseded += superseded
@@ -417,7 +417,8 @@ class DiskTier:
         now on.
         """
         rows = unique(live.ids)
-        places = self._index.entries.take(rows).astype(np.int64) - 1 - self._index.stop
+        index = self._made or self._make_index()
+        places = index.entries.take(rows).astype(np.int64) - 1 - index.stop
         compact = self._create_live()
         step = max(1, 4 * BLOCK_BYTES // self.record_bytes)
         try:
@@ -431,9 +432,9 @@ class DiskTier:
             compact.remove()
             live.full = True
             return
-        self._index.replaced = self._index.replaced[places]
+        index.replaced = index.replaced[places]
         self.live, self._superseded = compact, 0
-        self._index.entries[rows] = np.arange(1, rows.size + 1, dtype=np.int32) + self._index.stop
+        index.entries[rows] = np.arange(1, rows.size + 1, dtype=np.int32) + index.stop
         live.remove()
 
     def _create_live(self) -> LiveDelta:
@@ -449,7 +450,8 @@ class DiskTier:
         if self.live is not None:
             self.live.close()
         self.live = None
-        self._index.append(delta)
+        index = self._made or self._make_index()
+        index.append(delta)
         self.delta_bytes += delta.info.size
 
     def discard(self) -> npt.NDArray[np.int64]:
@@ -457,7 +459,8 @@ class DiskTier:
         live, self.live = self.live, None
         if live is None:
             return _NO_ROWS
-        rows = unique(self._index.lift(live.ids))
+        index = self._made or self._make_index()
+        rows = unique(index.lift(live.ids))
         live.remove()
         return rows
 

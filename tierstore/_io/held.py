@@ -16,7 +16,7 @@ import os
 import resource
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from tierstore._io.directory import Directory
@@ -56,29 +56,21 @@ class Held(Generic[D]):
         self._failure: CommitFailedError | None = None
         _pool.admit(self)
 
-    def use(self) -> _Use[D]:
-        """Return a context manager of the file or directory, which is open until the body ends.
+    @contextlib.contextmanager
+    def use(self) -> Iterator[D]:
+        """Yield the open file or directory, which stays open until the body ends.
 
-        Entering raises CommitFailedError if an earlier sync before closing failed,
-        ConcurrentWriterError if another program removed or replaced the file while it was closed.
+        Raises CommitFailedError if an earlier sync before closing failed, ConcurrentWriterError if
+        another program removed or replaced the file while it was closed.
         """
-        return _Use(self)
-
-    def take(self) -> D:
-        """Return the open file or directory; `give_back` must follow."""
         opened, is_new = self._take()
-        if is_new:
-            try:
+        try:
+            if is_new:
                 _pool.admit(self)
-            except BaseException:
-                self.give_back()
-                raise
-        return opened
-
-    def give_back(self) -> None:
-        """End a use."""
-        with _lock:
-            self._users -= 1
+            yield opened
+        finally:
+            with _lock:
+                self._users -= 1
 
     def _take(self) -> tuple[D, bool]:
         with _lock:
@@ -145,21 +137,6 @@ class Held(Generic[D]):
             self._closed = True
             self._opened.discard()
         _pool.forget(self)
-
-
-class _Use(Generic[D]):
-    """A use of what is held: a class, because one is entered for most files of a store."""
-
-    __slots__ = ("_held",)
-
-    def __init__(self, held: Held[D]) -> None:
-        self._held = held
-
-    def __enter__(self) -> D:
-        return self._held.take()
-
-    def __exit__(self, *error: object) -> None:
-        self._held.give_back()
 
 
 Holder = Directory | Held[Directory]

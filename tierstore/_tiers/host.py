@@ -382,10 +382,12 @@ class HostTier:
         rows = batch.rows
         pinned: Slots = _NO_SLOTS
         with self._lock:
-            slots = self._locate(rows, force=self.map.fits(rows.size), batch=batch)
-            if isinstance(self.map, CachedSlots):
+            cached = self.map if isinstance(self.map, CachedSlots) else None
+            fits = cached is None or cached.fits(rows.size)
+            slots = self._locate(rows, force=fits, batch=batch)
+            if cached is not None:
                 pinned = slots[slots >= 0]
-                self.map.pins.lease(pinned)
+                cached.pins.lease(pinned)
             if out is None or ids is None:
                 return pinned
             try:

@@ -92,9 +92,6 @@ class SlotMap(Protocol):
     def free(self, rows: Rows) -> Slots:
         """Take free slots for a leading part of `rows`, which are distinct and have none."""
 
-    def fits(self, rows: int) -> bool:
-        """Whether a batch of so many rows has room beside open leases, if they share no row."""
-
     def victims(self, rows: Rows, *, force: bool = False) -> Slots:
         """Take slots to evict for a leading part of `rows`, which are in `order` and have none.
 
@@ -174,10 +171,6 @@ class DirectSlots:
     def free(self, rows: Rows) -> Slots:
         """Return the rows: each has its slot."""
         return rows
-
-    def fits(self, rows: int) -> bool:
-        """Return True: there is a slot for each."""
-        return True
 
     def victims(self, rows: Rows, *, force: bool = False) -> Slots:
         """Return nothing: there is always room."""

@@ -123,9 +123,8 @@ class Replay:
     """A tier without records.
 
     `leases`: batches are leased, as in training, so every row of a batch that fits is admitted.
-    `chance`: if
-    a policy ranks all rows of a batch equally and the batch exceeds the tier, the rows that stay
-    are chosen at random; a real tier prefers hits and repeated rows.
+    `chance`: if a policy ranks all rows of a batch equally and the batch exceeds the tier, the rows
+    that stay are chosen at random; a real tier prefers hits and repeated rows.
     """
 
     def __init__(
