@@ -86,9 +86,8 @@ def mismatches(
         def load(part: slice) -> npt.NDArray[np.uint8]:
             if fill is not None:
                 fill(part)
-            return records[part]
+            return np.ascontiguousarray(records[part])
 
-        records = np.ascontiguousarray(records)
         if _match_together(rows, records.shape[1], expected, load):
             return np.empty(0, np.intp)
     elif fill is not None:

@@ -359,6 +359,25 @@ def test_many_rows_are_delivered_from_wherever_they_are(tmp_path, monkeypatch, t
     _parts._crew.cache_clear()
 
 
+def test_records_that_are_not_checked_in_place_are_delivered_block_by_block(tmp_path, monkeypatch):
+    """Memory for all of them at a time would come on top of the budget."""
+    monkeypatch.setattr("tierstore._disk.records.most_threads", lambda: 1)
+    monkeypatch.setattr("tierstore._disk.records.BLOCK_BYTES", 100 * WIDTH)
+    spec = TableSpec(3000, DIM, sparse=True)
+    oracle = records(np.random.default_rng(11), 3000, WIDTH)
+    oracle[::3] = 0
+    writer, sizes = Writer(tmp_path, spec, oracle), list[int]()
+    wanted, out = np.arange(1, 3000, 2), np.empty((1500, WIDTH), np.uint8)
+
+    def put(which, part):
+        sizes.append(len(part))
+        out[which] = part
+
+    writer.tier.deliver(wanted, put)
+    assert np.array_equal(out, oracle[wanted])
+    assert sizes == [100] * 15
+
+
 @pytest.mark.parametrize("count", [9, 2000])
 def test_a_damaged_record_is_not_kept(tmp_path, count):
     """Which of many is found once they have been put; then none of them is there."""

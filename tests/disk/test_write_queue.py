@@ -231,6 +231,71 @@ def test_a_thread_ends_with_the_last_reference(monkeypatch):
     assert not thread.is_alive()
 
 
+def test_no_caller_finds_the_thread_idle_between_two_pieces():
+    """It would write the second beside the thread, and one of both would drop the third."""
+    idle = list[int]()
+
+    class Watched(WriteQueue):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if name == "_turn" and threading.current_thread().name == "tierstore-write":
+                idle.extend([len(self._waiting)] * self._idle())
+
+    rng, file = np.random.default_rng(12), File(9 * WIDTH)
+    file.queue = Watched(file.write, WIDTH, 9 * WIDTH)
+    gate = Gate(file)
+    pieces = [one(rng, position) for position in range(4)]
+    for piece in pieces:
+        file.queue.put(piece)
+    assert gate.reached.wait(60)
+    gate.open.set()
+    file.queue.drain()
+    assert idle == [0]
+    assert np.array_equal(file.data[:4], np.concatenate([p.records for p in pieces]))
+
+
+def test_a_new_thread_leaves_the_pieces_of_a_dead_one_to_the_caller(monkeypatch):
+    rng, behind = np.random.default_rng(13), Behind()
+    file, other = File(9 * WIDTH, behind), File(9 * WIDTH, behind)
+    with monkeypatch.context() as patch:
+        patch.setattr(Behind, "alive", property(lambda behind: True))  # it dies before it begins
+        file.queue.put(one(rng, 1))
+        behind._jobs.put(behind._jobs.get())
+    assert not file.threads
+    gate = Gate(file)
+    drain = threading.Thread(target=file.queue.drain)
+    drain.start()
+    assert gate.reached.wait(60)
+    other.queue.put(one(rng, 2))
+    other.queue.drain()  # after the job of the first queue, which the new thread has found
+    assert other.threads == ["tierstore-write"]
+    gate.open.set()
+    drain.join(60)
+    assert file.threads == [drain.name] and not file.queue._waiting
+
+
+def test_threads_end_together_where_starting_one_was_interrupted(monkeypatch):
+    rng, behind, started = np.random.default_rng(14), Behind(), list[threading.Thread]()
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        started.append(thread)
+        start(thread)
+        behind._thread = None  # it is not noted that the thread runs
+        raise KeyboardInterrupt
+
+    file = File(9 * WIDTH, behind)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "start", interrupted)
+        file.queue.put(one(rng, 1))
+    file.queue.put(one(rng, 2))
+    file.queue.drain()
+    assert sorted(file.data.any(axis=1).nonzero()[0]) == [1, 2] and behind.alive
+    behind.close()
+    started[0].join(60)
+    assert not started[0].is_alive()
+
+
 def test_a_thread_that_died_leaves_its_work_to_the_caller(monkeypatch):
     rng, file = np.random.default_rng(10), File(9 * WIDTH)
     monkeypatch.setattr(Behind, "alive", property(lambda behind: False))

@@ -24,7 +24,7 @@ from tierstore._disk import readahead
 from tierstore._disk.backends import Records
 from tierstore._disk.manifest import DigestInfo
 from tierstore._disk.readahead import MappedRows
-from tierstore._disk.records import BLOCK_BYTES, Files, RecordFiles, record_files
+from tierstore._disk.records import BLOCK_BYTES, Files, RecordFiles, pass_on, record_files
 from tierstore._rowcopy import take_part
 from tierstore.errors import (
     ROW_CURE,
@@ -233,9 +233,7 @@ class Base:
             whole = not self._sparse or bool(sums.all())
             if whole and _checksum.deliver(records.records, rows, rows, sums, put):
                 return
-        out = np.empty((rows.size, self.record_bytes), np.uint8)
-        self.read(rows, out)
-        put(slice(0, rows.size), out)
+        pass_on(self.read, rows, self.record_bytes, put)
 
     def damaged(self, rows: npt.NDArray[np.int64]) -> list[int]:
         """Return those of `rows` that cannot be read or do not match their checksum."""

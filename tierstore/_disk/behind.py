@@ -52,11 +52,13 @@ class Behind:
         return self._thread is not None
 
     def close(self) -> None:
-        """Do what was asked for, and end the thread; no other starts."""
-        with self._starting:
-            self._closed = True
-            self._jobs.put(None)
-        if self._thread is not None:
+        """Do what was asked for, and end the thread; no other starts.
+
+        It takes no lock, which a forked child might find locked for ever.
+        """
+        self._closed = True
+        self._jobs.put(None)
+        if self._thread is not None and self.alive:
             self._thread.join()
 
     def __del__(self) -> None:
@@ -69,3 +71,4 @@ def _work(jobs: SimpleQueue[Job | None]) -> None:
     while (job := jobs.get()) is not None:
         job()
         del job  # which holds a file
+    jobs.put(None)  # for another thread, if starting this one was interrupted

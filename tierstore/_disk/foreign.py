@@ -24,6 +24,7 @@ from tierstore._checksum import Put
 from tierstore._disk import readahead
 from tierstore._disk.chunks import ChunkedRecords
 from tierstore._disk.readahead import MappedRows
+from tierstore._disk.records import pass_on
 from tierstore._io import system
 from tierstore.errors import CorruptStoreError, TierStoreError
 
@@ -255,9 +256,7 @@ class ForeignBase:
 
     def deliver(self, rows: Rows, put: Put) -> None:
         """Pass the records of `rows` `(n,)` to `put`; raises as `read` does."""
-        out = np.empty((rows.size, self.record_bytes), np.uint8)
-        self.read(rows, out)
-        put(slice(0, rows.size), out)
+        pass_on(self.read, rows, self.record_bytes, put)
 
     def select(self, pieces: Iterable[tuple[int, int, int]], nbytes: int) -> ForeignBase | None:
         """Return a base of some bytes of each record, which reads only the files of these bytes.

@@ -6,6 +6,7 @@ location of every row's newest image.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
@@ -23,8 +24,7 @@ from tierstore._disk.delta import Delta, LiveDelta
 from tierstore._disk.index import FEW, DeltaIndex, check_positions, check_rows
 from tierstore._disk.merging import Merge
 from tierstore._disk.readahead import MappedRows, paced
-from tierstore._disk.records import BLOCK_BYTES
-from tierstore._parts import most_threads
+from tierstore._disk.records import BLOCK_BYTES, block_rows
 from tierstore._rowcopy import scatter, unique
 from tierstore.errors import (
     CorruptRowError,
@@ -41,8 +41,6 @@ _SAMPLE = 1024
 """Rows of which some are looked for in memory, at first."""
 _FEWER = 4
 """How often that number is halved, once for every batch that was in memory."""
-_READERS = 4
-"""Most threads for each of which there is a block to read to."""
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -212,9 +210,10 @@ class DiskTier:
         same part again; after an error, what it was given is undefined.
         """
         if self._cold(rows):
-            for part, records in self._read_parts(rows, cold=True):
-                self._count(len(records))
-                put(part, records)
+            with contextlib.closing(self._read_parts(rows, cold=True)) as parts:
+                for part, records in parts:
+                    self._count(len(records))
+                    put(part, records)
         else:
             self._count(rows.size)
             self._carry(rows, put)
@@ -232,7 +231,7 @@ class DiskTier:
         cold: bool,
     ) -> Generator[tuple[slice, npt.NDArray[np.uint8]]]:
         """Read `rows` part by part into `out`, or into a buffer that is reused."""
-        step = min(self._step, _ROWS_AHEAD) if cold else self._step * min(most_threads(), _READERS)
+        step = min(self._step, _ROWS_AHEAD) if cold else block_rows(self.record_bytes)
         block = np.empty(
             (0 if out is not None else min(rows.size, step), self.record_bytes), np.uint8
         )

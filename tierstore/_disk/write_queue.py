@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +96,7 @@ class WriteQueue:
         self._most = room // block if block >= _MIN_QUEUED_BYTES else 0
         self._waiting: deque[tuple[Piece, Bytes]] = deque()
         self._spare: list[Bytes] = []
-        self._asked = False  # the thread is to write what waits
+        self._turn: object | None = None  # for which the thread is to write, or writes
         self._changed = Condition()
 
     def put(self, piece: Piece, *, now: bool = False) -> None:
@@ -122,6 +123,7 @@ class WriteQueue:
             begin = time.monotonic()
             full = not self._has_room()
             self._wait_for(self._has_room)
+            mine = self._take_over()
         if full:
             _LOG.debug(
                 "a write waited %d ms for the disk: %d blocks of %d bytes are queued",
@@ -129,7 +131,7 @@ class WriteQueue:
                 self._most,
                 self._block_bytes,
             )
-        if self._idle():
+        if mine:
             self._write_waiting()
         block = self._spare.pop() if self._spare else np.empty(self._block_bytes, np.uint8)
         piece = piece.copy(block)
@@ -160,7 +162,7 @@ class WriteQueue:
         if self._is_empty():
             return
         with self._changed:
-            self._wait_for(self._idle)
+            self._wait_for(self._take_over)
         self._write_waiting()  # what the thread failed to write
         self._spare.clear()
 
@@ -171,19 +173,29 @@ class WriteQueue:
         with self._changed:
             while len(self._waiting) > 1:
                 self._waiting.pop()
-            self._wait_for(self._idle)
+            self._wait_for(self._take_over)
             self._waiting.clear()
             self._spare.clear()
 
     def _is_empty(self) -> bool:
         """Whether the queue is empty and the thread, which only the caller asks, does nothing."""
-        return not (self._asked or self._waiting or self._spare)
+        return self._turn is None and not (self._waiting or self._spare)
 
     def _has_room(self) -> bool:
         return self._idle() or len(self._waiting) < self._most
 
     def _idle(self) -> bool:
-        return not (self._asked and self._behind.alive)
+        return self._turn is None or not self._behind.alive
+
+    def _take_over(self) -> bool:
+        """Return whether the thread does nothing; what waits is then left to the caller.
+
+        Called with the lock: a new thread finds that the turn of one that died is over.
+        """
+        if not self._idle():
+            return False
+        self._turn = None
+        return True
 
     def _wait_for(self, ready: Callable[[], bool]) -> None:
         """Wait with the lock until something is the case, or the thread has died."""
@@ -193,37 +205,40 @@ class WriteQueue:
     def _start(self) -> None:
         """Ask the thread to write; if there is none, the next caller does its work.
 
-        Called with the lock: where it is interrupted, the thread finds nothing to do.
+        Called with the lock: where it is interrupted, the thread finds that its turn is over.
         """
-        self._asked = True
+        self._turn = turn = object()
         try:
-            self._asked = self._behind.ask(self._work)
+            asked = self._behind.ask(partial(self._work, turn))
         except BaseException:
-            self._asked = False
+            self._turn = None
             raise
+        if not asked:
+            self._turn = None
 
-    def _work(self) -> None:
+    def _work(self, turn: object) -> None:
         """Write the first that waits, in the thread, and ask for the next."""
-        with self._changed:
-            if not self._asked:
-                return
         try:
+            with self._changed:
+                if self._turn is not turn:
+                    return
             self._write_first()
             with self._changed:
-                self._asked = False  # under the lock, so that nothing is queued without a thread
                 if self._waiting:
-                    self._start()
+                    self._start()  # no caller finds it idle between two pieces
+                else:
+                    self._turn = None
                 self._changed.notify_all()
         except BaseException:
             with self._changed:
-                self._asked = False
+                if self._turn is turn:
+                    self._turn = None
                 self._changed.notify_all()
 
     def _write_waiting(self) -> None:
         """Write all that waits, in the caller's thread."""
         while self._waiting:
             self._write_first()
-        self._asked = False
 
     def _write_first(self) -> None:
         piece, block = self._waiting[0]

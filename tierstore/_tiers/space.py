@@ -160,8 +160,9 @@ class Router:
             if isinstance(tier, Delivering):
                 tier.deliver(own, partial(_put_at, put, which))
                 continue
-            for within, records in tier.stream(own):
-                put(which[within], records)
+            with contextlib.closing(tier.stream(own)) as stream:
+                for within, records in stream:
+                    put(which[within], records)
 
     def write(self, rows: Rows, records: Bytes, *, resident: bool = False) -> None:
         """Write `records` `(n, record_bytes)` over those of `rows` `(n,)`, in any order."""
