@@ -72,6 +72,20 @@ def test_no_rows_have_no_sums():
     assert _checksum.mismatches(none, np.empty((0, 16), np.uint8), np.empty(0, np.uint32)).size == 0
 
 
+@pytest.mark.parametrize("count", [9, 2000])
+def test_records_are_filled_in_wherever_they_are_checked(count):
+    rng, rows = np.random.default_rng(5), np.arange(count)
+    data = records(rng, count, 32)
+    sums, strided = _checksum.row_checksums(rows, data), np.zeros((count, 2, 32), np.uint8)[:, 0]
+
+    def fill(part):
+        strided[part] = data[part]
+
+    assert not _checksum.mismatches(rows, strided, sums, fill=fill).size
+    data[7, 3] ^= 1
+    assert _checksum.mismatches(rows, strided, sums, fill=fill).tolist() == [7]
+
+
 @pairs(together=1, width=[1, 7, 64, 384, 1540], count=[512, 513, 1000, 4095, 4096])
 def test_many_records_are_compared_together(width, count, monkeypatch):
     rng = np.random.default_rng([width, count])

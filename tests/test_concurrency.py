@@ -20,7 +20,7 @@ import pytest
 import tierstore
 from tests.pairs import pairs
 from tests.tiers.stack import ArrayTier, check, read
-from tierstore import Budget, Field, TableSpec, _parts, _rowcopy, _tiers
+from tierstore import Budget, Field, TableSpec, _checksum, _parts, _rowcopy, _tiers
 from tierstore._disk.base import Base
 from tierstore._disk.tier import DiskTier
 from tierstore._door import Call, Door
@@ -599,12 +599,12 @@ def store(tmp_path: Path) -> Iterator[tierstore.Store]:
 def blocked(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> Iterator[None]:
     """Have a thread do work that reads the base, and keep it there meanwhile."""
     inside, over, errors = threading.Event(), threading.Event(), []
-    whole = Base.read
+    whole = {name: getattr(Base, name) for name in ("read", "deliver")}
 
-    def wait(base: Base, rows: Any, out: Any) -> None:
+    def wait(name: str, base: Base, rows: Any, out: Any) -> None:
         inside.set()
         assert over.wait(60)
-        whole(base, rows, out)
+        whole[name](base, rows, out)
 
     def run() -> None:
         try:
@@ -614,7 +614,8 @@ def blocked(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> Iter
 
     thread = threading.Thread(target=run, daemon=True)
     with monkeypatch.context() as patch:
-        patch.setattr(Base, "read", wait)
+        for name in whole:
+            patch.setattr(Base, name, lambda *given, name=name: wait(name, *given))
         thread.start()
         try:
             assert inside.wait(60)
@@ -768,13 +769,14 @@ def test_rows_of_a_large_miss_come_in_threads_without_a_trace(
             file.seek(32 * 5)
             file.write(b"damage")
     batches = [rng.integers(0, rows, 900) for _ in range(8)]
-    found, parts, in_parts = list[Any](), list[slice](), _rowcopy.in_parts
+    found, parts, in_parts = list[Any](), list[slice](), _parts.in_parts
 
     def seen(work: Any, *given: Any, **options: Any) -> None:
         in_parts(lambda part: (parts.append(part), work(part)), *given, **options)
 
-    monkeypatch.setattr(_rowcopy, "in_parts", seen)
-    monkeypatch.setattr(_rowcopy, "_BYTES_PER_THREAD", 2048)
+    monkeypatch.setattr(_checksum, "in_parts", seen)
+    monkeypatch.setattr(_checksum, "_PART_BYTES", 2048)
+    monkeypatch.setattr(_checksum, "_MANY", 100)
     for cores in (1, 4):
         parts.clear()
         monkeypatch.setattr(_parts, "most_threads", lambda cores=cores: cores)

@@ -14,6 +14,8 @@ unnoticed once in 2^32 times.
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, cast
 
@@ -23,17 +25,24 @@ from crc32c import crc32c as _crc32c
 
 from tierstore._parts import in_parts
 
-__all__ = ["crc32c", "mismatches", "row_checksums"]
+__all__ = ["Put", "crc32c", "deliver", "mismatches", "row_checksums"]
 
 
 _MANY = 512
 """Records from which it is faster to compare one checksum of all, before that of each."""
-_PART_BYTES = 1 << 20
-"""Bytes whose checksum is computed at a time."""
+_PART_BYTES = 512 << 10
+"""Bytes that a thread copies and checks at a time: they stay in its processor's own cache."""
+_PARTS_PER_THREAD = 4
+"""Parts take different times: with several for each thread, all threads end together."""
 _FEW = 256
 """Records up to which it is faster to continue each checksum from that of its id."""
 _AT_ONCE = 1024
 """Checksums computed before other threads may run: a call keeps the interpreter to itself."""
+
+Put = Callable[[Any, npt.NDArray[np.uint8]], object]
+"""Takes records, and which of the requested ones they are: a slice, or their positions."""
+Load = Callable[[slice], npt.NDArray[np.uint8]]
+Done = Callable[[slice, npt.NDArray[np.uint8]], object]
 
 
 def crc32c(data: bytes | memoryview | npt.NDArray[Any], value: int = 0) -> int:
@@ -63,18 +72,31 @@ def mismatches(
     expected: npt.NDArray[np.uint32],
     *,
     sparse: bool = False,
+    fill: Callable[[slice], object] | None = None,
 ) -> npt.NDArray[np.intp]:
     """Return the positions of records that do not have the expected checksum.
 
     In a sparse file, a checksum of 0 may also mark a row that was never written and reads as zeros.
+    `fill` copies a part of the records to where they are checked. It is called first, with disjoint
+    parts that cover all records, for many of them in threads.
     """
-    if sparse and not expected.all():
+    holes = sparse and not expected.all()
+    if len(rows) >= _MANY and not holes:
+
+        def load(part: slice) -> npt.NDArray[np.uint8]:
+            if fill is not None:
+                fill(part)
+            return np.ascontiguousarray(records[part])
+
+        if _match_together(rows, records.shape[1], expected, load):
+            return np.empty(0, np.intp)
+    elif fill is not None:
+        in_parts(fill, len(rows), records.nbytes, least=_PART_BYTES)
+    if holes:
         written = np.flatnonzero(expected.astype(np.bool_) | _are_set(records))
         if written.size < expected.size:
             found = mismatches(rows[written], records[written], expected[written])
             return written[found]
-    if len(rows) >= _MANY and _match_together(rows, records, expected):
-        return np.empty(0, np.intp)
     return np.flatnonzero(row_checksums(rows, records) != expected)
 
 
@@ -109,53 +131,94 @@ def _id_checksums(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
     return result
 
 
+def deliver(
+    records: npt.NDArray[np.uint8],
+    positions: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    sums: npt.NDArray[np.uint32],
+    put: Put,
+) -> bool:
+    """Pass the records at `positions` `(n,)`, those of `rows`, to `put`; return whether all match.
+
+    `put` is called with parts of them, in several threads at a time, and before all are known to
+    match their `sums`. An array is valid until `put` returns.
+    """
+    spare: deque[npt.NDArray[np.uint8]] = deque()
+
+    def load(part: slice) -> npt.NDArray[np.uint8]:
+        count = part.stop - part.start
+        block = spare.pop() if spare else np.empty((0, records.shape[1]), np.uint8)
+        if len(block) < count:
+            block = np.empty((count, records.shape[1]), np.uint8)
+        records.take(positions[part], axis=0, out=block[:count], mode="clip")
+        return block[:count]
+
+    def done(part: slice, block: npt.NDArray[np.uint8]) -> None:
+        put(part, block)
+        spare.append(block)
+
+    if len(rows) >= _MANY:
+        return _match_together(rows, records.shape[1], sums, load, done)
+    every = slice(0, len(rows))
+    block = load(every)
+    match = np.array_equal(row_checksums(rows, block), sums)
+    put(every, block)
+    return match
+
+
 def _match_together(
     rows: npt.NDArray[np.int64],
-    records: npt.NDArray[np.uint8],
+    width: int,
     expected: npt.NDArray[np.uint32],
+    load: Load,
+    done: Done | None = None,
 ) -> bool:
-    """Whether the checksum of all records together is what it is if each has the expected one.
+    """Whether groups of records have the checksums they have if each has the expected one.
+
+    The groups have the same number of records, but for the first, which has the rest. A thread
+    loads a group, and checks it while it is in its cache; the caller computes meanwhile what the
+    checksums must be.
+    """
+    count = len(rows)
+    level = max(0, (_PART_BYTES // width).bit_length() - 1)
+    groups = -(-count >> level)
+    found, known = np.empty(groups, np.uint32), np.empty(groups, np.uint32)
+
+    def work(part: slice) -> None:
+        for number in range(part.start, part.stop):
+            end = count - ((groups - 1 - number) << level)
+            here = slice(max(0, end - (1 << level)), end)
+            records = load(here)
+            found[number] = _register(records)
+            if done is not None:
+                done(here, records)
+
+    def expect() -> None:
+        known[:] = _of_groups(rows, expected, width, level)
+
+    in_parts(work, groups, groups, least=1, pieces=_PARTS_PER_THREAD, here=expect)
+    return np.array_equal(found, known)
+
+
+def _of_groups(
+    rows: npt.NDArray[np.int64], expected: npt.NDArray[np.uint32], width: int, level: int
+) -> npt.NDArray[np.uint32]:
+    """Return the register after each group of `1 << level` records, if it starts from zero.
 
     The register of crc32c starts from all ones and is inverted at the end. Here, each record is
     taken as if the register had started from zero, so that records before it, whose bytes shift it
     by as many zeros as the record has bytes, only add to it.
     """
-    width = records.shape[1]
     own = ~expected ^ _shifted(~_id_checksums(rows), _by_zeros(width, 0))
-    level = 0
-    while own.size > 1:
+    for each in range(level):
         if own.size % 2:
             own = np.concatenate([np.zeros(1, np.uint32), own])  # before all others: adds nothing
-        own = _shifted(np.ascontiguousarray(own[::2]), _by_zeros(width, level)) ^ own[1::2]
-        level += 1
-    found: int = _of_all(np.ascontiguousarray(records))
-    return found == int(own[0])
-
-
-def _of_all(records: npt.NDArray[np.uint8]) -> int:
-    """Return the register after all `records` if it starts from zero; parts of them in threads.
-
-    All parts but the first are of so many records that the register is shifted by one table.
-    """
-    level = max(0, (_PART_BYTES // records.shape[1]).bit_length() - 1)
-    count = len(records) >> level
-    rest = len(records) - (count << level)
-    found = [_register(records[:rest])] + count * [0]
-
-    def work(part: slice) -> None:
-        for number in range(part.start, part.stop):
-            at = rest + (number << level)
-            found[number + 1] = _register(records[at : at + (1 << level)])
-
-    in_parts(work, count, count, least=1)
-    total, table = np.array(found[:1], np.uint32), _by_zeros(records.shape[1], level)
-    for each in found[1:]:
-        total = _shifted(total, table) ^ np.uint32(each)
-    return int(total[0])
+        own = _shifted(np.ascontiguousarray(own[::2]), _by_zeros(width, each)) ^ own[1::2]
+    return own
 
 
 def _register(data: npt.NDArray[np.uint8]) -> int:
-    """Return the register of crc32c after some bytes, if it starts from zero."""
+    """Return the register of crc32c after contiguous bytes, if it starts from zero."""
     return crc32c(data, 0xFFFFFFFF) ^ 0xFFFFFFFF
 
 

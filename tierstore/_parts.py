@@ -17,7 +17,7 @@ from functools import cache
 
 from tierstore import _cgroups
 
-__all__ = ["beside", "in_parts", "most_threads"]
+__all__ = ["beside", "in_parts", "most_threads", "threads_here"]
 
 _MOST_THREADS = 16
 _PATIENCE = 0.05
@@ -38,7 +38,20 @@ def most_threads() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), _MOST_THREADS, *_cgroups.cores()))
 
 
-def in_parts(work: Work, rows: int, nbytes: int, *, least: int) -> None:
+def threads_here() -> int:
+    """Return how many threads work on the parts of a call from here at most."""
+    return 1 if getattr(_here, "in_part", False) else most_threads()
+
+
+def in_parts(
+    work: Work,
+    rows: int,
+    nbytes: int,
+    *,
+    least: int,
+    pieces: int = 1,
+    here: Callable[[], object] | None = None,
+) -> None:
     """Call `work` on disjoint parts of the rows, in threads if that is faster.
 
     Args:
@@ -46,16 +59,22 @@ def in_parts(work: Work, rows: int, nbytes: int, *, least: int) -> None:
         rows: how many rows there are.
         nbytes: what all of them come to.
         least: the fewest bytes for which a thread pays off.
+        pieces: number of parts for each thread, so that all end together if parts take different
+            times.
+        here: called first, by the caller, beside the threads.
 
     Returns when all parts have ended, and raises the error of the first that failed. The caller
     does what no thread begins, and a part that calls this itself does its work alone.
     """
-    parts = min(most_threads(), nbytes // least)
-    if parts < 2 or getattr(_here, "in_part", False):
+    threads = threads_here()
+    parts = min(threads * pieces, nbytes // least)
+    if threads < 2 or parts < 2:
+        if here is not None:
+            here()
         work(slice(0, rows))
         return
     edges = [rows * part // parts for part in range(parts + 1)]
-    _crew(os.getpid()).do(_Job(work, map(slice, edges[:-1], edges[1:])))
+    _crew(os.getpid()).do(_Job(work, map(slice, edges[:-1], edges[1:])), here)
 
 
 def beside(here: Callable[[], object], there: Callable[[], object]) -> None:
@@ -63,7 +82,7 @@ def beside(here: Callable[[], object], there: Callable[[], object]) -> None:
 
     Returns when both have ended, and raises the error of the first, or else that of the second.
     """
-    if most_threads() < 2 or getattr(_here, "in_part", False):
+    if threads_here() < 2:
         here()
         there()
         return

@@ -7,7 +7,7 @@ releases the interpreter lock meanwhile, so large batches are split among thread
 from __future__ import annotations
 
 import math
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +25,7 @@ __all__ = [
     "order",
     "scatter",
     "take",
+    "take_part",
     "unique",
     "window",
 ]
@@ -142,14 +143,16 @@ def take(records: Bytes, slots: Index, out: Bytes) -> None:
 
     Records may be mapped from a file; each is copied where it is first touched.
     """
+    copy = partial(take_part, records, slots, out)
     if out.nbytes < 2 * _BYTES_PER_THREAD:
-        records.take(slots, axis=0, out=out, mode="clip")
-        return
+        copy(slice(0, slots.size))
+    else:
+        in_parts(copy, slots.size, out.nbytes, least=_BYTES_PER_THREAD)
 
-    def copy(part: slice) -> None:
-        records.take(slots[part], axis=0, out=out[part], mode="clip")
 
-    in_parts(copy, slots.size, out.nbytes, least=_BYTES_PER_THREAD)
+def take_part(records: Bytes, slots: Index, out: Bytes, part: slice) -> None:
+    """Copy a part of what `take` copies, in the caller's thread."""
+    records.take(slots[part], axis=0, out=out[part], mode="clip")
 
 
 def looked_up(numbers: npt.NDArray[Integer], rows: Index) -> npt.NDArray[Integer]:

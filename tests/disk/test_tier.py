@@ -1,18 +1,23 @@
 """The disk tier against an array: what is committed, what is not, and what folding changes."""
 
+import itertools
+import os
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import records
+from tests.tiers import stack
 from tests.tiers.stack import random_span, read
-from tierstore import _io
+from tierstore import _checksum, _io, _parts, _rowcopy
 from tierstore._disk import delta as live_delta
 from tierstore._disk import footer, index, write_queue
 from tierstore._disk.generation import Generation, create
 from tierstore._disk.manifest import TableInfo
 from tierstore._disk.tier import DiskTier
+from tierstore._tiers.host import HostTier
 from tierstore._tiers.uncached import Uncached
 from tierstore.errors import CorruptRowError, CorruptStoreError, StoreFullError
 from tierstore.spec import TableSpec
@@ -73,6 +78,19 @@ class Writer:
         for _ in self.tier.merge(upto).steps():
             pass
         self.publish(*(delta for delta in self.info.deltas if delta.version > upto))
+
+
+def delivered(tier: DiskTier, rows: np.ndarray) -> np.ndarray:
+    """Return what a tier delivers, which may put a record that waits to be written twice."""
+    out, times = np.empty((rows.size, tier.record_bytes), np.uint8), np.zeros(rows.size, np.int64)
+
+    def put(which, part):
+        out[which] = part
+        times[which] += 1
+
+    tier.deliver(rows, put)
+    assert (times >= 1).all()
+    return out
 
 
 class Reader:
@@ -146,6 +164,7 @@ def test_any_sequence_of_calls(tmp_path_factory, kind, where, run_rows, seed):
     writer = Writer(path, SPECS[kind], oracle, queue_bytes=queue_bytes)
     reader = Reader(writer, committed)
     actions = ["read", "write", "write", "commit", "commit", "discard", "fold", "compact", "reopen"]
+    actions.append("deliver")
     for _ in range(int(rng.integers(1, 40))):
         action = rng.choice(actions)
         tier = writer.tier
@@ -153,6 +172,9 @@ def test_any_sequence_of_calls(tmp_path_factory, kind, where, run_rows, seed):
             rows, (lo, hi) = rng.integers(0, ROWS, rng.integers(0, 90)), random_span(rng, WIDTH)
             tier.stage(np.unique(rows))
             assert np.array_equal(read(tier, rows, lo, hi), oracle[rows, lo:hi])
+        elif action == "deliver":
+            rows = np.flatnonzero(rng.random(ROWS) < rng.random())
+            assert np.array_equal(delivered(tier, rows), oracle[rows])
         elif action == "write":
             rows, (lo, hi) = rng.permutation(ROWS)[: rng.integers(0, ROWS)], random_span(rng, WIDTH)
             if rng.random() < 0.5:
@@ -314,6 +336,108 @@ def test_large_reads_and_deltas_go_block_by_block(tmp_path):
     writer.commit()
     writer.fold(upto=2)
     assert np.array_equal(read(writer.tier, wanted), oracle[wanted])
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_many_rows_are_delivered_from_wherever_they_are(tmp_path, monkeypatch, threads):
+    _parts._crew.cache_clear()
+    monkeypatch.setattr(_parts, "most_threads", lambda: threads)
+    monkeypatch.setattr(_checksum, "_PART_BYTES", 100 * WIDTH)
+    rng = np.random.default_rng(7)
+    oracle = records(rng, 9000, WIDTH)
+    writer = Writer(tmp_path, TableSpec(9000, DIM), oracle, queue_bytes=1 << 20)
+    wanted = np.flatnonzero(rng.random(9000) < 0.7)
+    assert np.array_equal(delivered(writer.tier, wanted), oracle[wanted])
+    for _ in range(3):
+        rows = rng.permutation(9000)[:2000]
+        oracle[rows] = records(rng, 2000, WIDTH)
+        writer.tier.write(rows, oracle[rows])
+        assert np.array_equal(delivered(writer.tier, wanted), oracle[wanted])
+        writer.commit()
+    stats = writer.tier.stats
+    assert (stats.requested, stats.bytes_out) == (4 * wanted.size, 4 * wanted.size * WIDTH)
+    _parts._crew.cache_clear()
+
+
+def test_records_that_are_not_checked_in_place_are_delivered_block_by_block(tmp_path, monkeypatch):
+    """Memory for all of them at a time would come on top of the budget."""
+    monkeypatch.setattr("tierstore._disk.records.most_threads", lambda: 1)
+    monkeypatch.setattr("tierstore._disk.records.BLOCK_BYTES", 100 * WIDTH)
+    spec = TableSpec(3000, DIM, sparse=True)
+    oracle = records(np.random.default_rng(11), 3000, WIDTH)
+    oracle[::3] = 0
+    writer, sizes = Writer(tmp_path, spec, oracle), list[int]()
+    wanted, out = np.arange(1, 3000, 2), np.empty((1500, WIDTH), np.uint8)
+
+    def put(which, part):
+        sizes.append(len(part))
+        out[which] = part
+
+    writer.tier.deliver(wanted, put)
+    assert np.array_equal(out, oracle[wanted])
+    assert sizes == [100] * 15
+
+
+@pytest.mark.parametrize("count", [9, 2000])
+def test_a_damaged_record_is_not_kept(tmp_path, count):
+    """Which of many is found once they have been put; then none of them is there."""
+    writer = Writer(tmp_path, TableSpec(3000, DIM), records(np.random.default_rng(8), 3000, WIDTH))
+    host = HostTier(writer.tier, slots=2500)
+    (file,) = [
+        each for each in tmp_path.rglob("*") if each.is_file() and each.stat().st_size > 90_000
+    ]
+    with file.open("r+b") as stream:
+        stream.seek(file.stat().st_size - 3000 * WIDTH + 7 * WIDTH + 3)
+        byte = stream.read(1)
+        stream.seek(-1, os.SEEK_CUR)
+        stream.write(bytes([byte[0] ^ 1]))
+    rows = np.arange(count)
+    with pytest.raises(CorruptRowError) as caught:
+        read(host, rows)
+    assert caught.value.rows == [7]
+    assert host.occupancy().used == 0
+    stack.check(host)
+    whole = np.setdiff1d(rows, [7])
+    assert np.array_equal(read(host, whole), read(writer.tier, whole))
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_delivery_that_ends_at_any_part_leaves_nothing(tmp_path, monkeypatch, threads, error):
+    """It has ended when the error is raised: no thread copies to a slot after that."""
+    _parts._crew.cache_clear()
+    monkeypatch.setattr(_parts, "most_threads", lambda: threads)
+    monkeypatch.setattr(_checksum, "_PART_BYTES", 100 * WIDTH)
+    oracle = records(np.random.default_rng(9), 3000, WIDTH)
+    writer, rows = Writer(tmp_path, TableSpec(3000, DIM), oracle), np.arange(2000)
+    host, scatter = HostTier(writer.tier, slots=2500), _rowcopy.scatter
+    last = 0
+    for number in range(1, 100):
+        calls, running = itertools.count(1), list[int]()
+
+        def failing(*given, number=number, calls=calls, running=running):
+            running.append(0)
+            try:
+                if next(calls) == number:
+                    raise error
+                scatter(*given)
+            finally:
+                running.pop()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_rowcopy, "scatter", failing)
+            try:
+                read(host, rows)
+            except error:
+                last = number
+                assert not running
+        assert host.occupancy().used == (2000 if last < number else 0)
+        stack.check(host)
+        if last < number:
+            break
+    assert 20 < last < 99
+    assert np.array_equal(read(host, rows), oracle[:2000])
+    _parts._crew.cache_clear()
 
 
 def test_counters(tmp_path):

@@ -1,5 +1,6 @@
 """Background writes, against an array that is written at once."""
 
+import gc
 import mmap
 import threading
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.oracle import records
 from tierstore._disk import write_queue
+from tierstore._disk.behind import Behind
 from tierstore._disk.write_queue import Piece, WriteQueue
 
 ROWS, WIDTH = 50, 32
@@ -23,12 +25,12 @@ def all_of_it_waits(monkeypatch):
 class File:
     """Where pieces are written, by whom, and how many bytes were waiting then."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, behind: Behind | None = None) -> None:
         self.data = np.zeros((ROWS, WIDTH), np.uint8)
         self.threads: list[str] = []
         self.most = 0
         self.failing = lambda: False
-        self.queue = WriteQueue(self.write, WIDTH, room)
+        self.queue = WriteQueue(self.write, WIDTH, room, behind)
 
     def write(self, piece: Piece) -> None:
         self.threads.append(threading.current_thread().name)
@@ -161,7 +163,7 @@ def test_what_a_thread_could_not_write_is_the_next_callers_error():
     file.failing = lambda: True
     first, second = one(rng, 1), one(rng, 2)
     file.queue.put(first)
-    while file.queue._thread is not None:
+    while not file.queue._idle():
         pass
     for attempt in (lambda: file.queue.put(second), file.queue.drain):
         with pytest.raises(OSError, match="the disk is full"):
@@ -187,8 +189,141 @@ def test_what_is_dropped_is_not_written():
         pass
     gate.open.set()
     dropping.join(60)
-    assert not file.queue._waiting and file.queue._thread is None
+    assert not file.queue._waiting and file.queue._idle()
     assert np.array_equal(file.data[:1], pieces[0].records) and not file.data[1:].any()
+
+
+def test_one_thread_writes_the_queues_of_a_store_in_turn():
+    rng, behind = np.random.default_rng(8), Behind()
+    files = [File(9 * WIDTH, behind) for _ in range(3)]
+    gate, order = Gate(files[0]), list[int]()
+    for number, file in enumerate(files):
+        whole = file.queue._write
+        file.queue._write = lambda piece, n=number, whole=whole: (whole(piece), order.append(n))
+    for round in range(3):  # the thread waits at the first piece
+        for file in files:
+            file.queue.put(one(rng, round))
+    assert gate.reached.wait(60)
+    thread = behind._thread
+    gate.open.set()
+    for file in files:
+        file.queue.drain()
+    assert order == [0, 1, 2] * 3
+    files[1].queue.put(one(rng, 7))
+    files[1].queue.drain()
+    assert behind._thread is thread and thread.is_alive()
+    behind.close()
+    assert not thread.is_alive()
+    files[1].queue.put(one(rng, 8))  # by the caller, where it is not written in the end
+    files[1].queue.drain()
+    assert files[1].threads[-1] == threading.current_thread().name
+
+
+def test_a_thread_ends_with_the_last_reference(monkeypatch):
+    file = File(9 * WIDTH)
+    file.queue.put(one(np.random.default_rng(9), 3))
+    file.queue.drain()
+    thread = file.queue._behind._thread
+    assert thread.is_alive()
+    del file
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_no_caller_finds_the_thread_idle_between_two_pieces():
+    """It would write the second beside the thread, and one of both would drop the third."""
+    idle = list[int]()
+
+    class Watched(WriteQueue):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if name == "_turn" and threading.current_thread().name == "tierstore-write":
+                idle.extend([len(self._waiting)] * self._idle())
+
+    rng, file = np.random.default_rng(12), File(9 * WIDTH)
+    file.queue = Watched(file.write, WIDTH, 9 * WIDTH)
+    gate = Gate(file)
+    pieces = [one(rng, position) for position in range(4)]
+    for piece in pieces:
+        file.queue.put(piece)
+    assert gate.reached.wait(60)
+    gate.open.set()
+    file.queue.drain()
+    assert idle == [0]
+    assert np.array_equal(file.data[:4], np.concatenate([p.records for p in pieces]))
+
+
+def test_a_new_thread_leaves_the_pieces_of_a_dead_one_to_the_caller(monkeypatch):
+    rng, behind = np.random.default_rng(13), Behind()
+    file, other = File(9 * WIDTH, behind), File(9 * WIDTH, behind)
+    with monkeypatch.context() as patch:
+        patch.setattr(Behind, "alive", property(lambda behind: True))  # it dies before it begins
+        file.queue.put(one(rng, 1))
+        behind._jobs.put(behind._jobs.get())
+    assert not file.threads
+    gate = Gate(file)
+    drain = threading.Thread(target=file.queue.drain)
+    drain.start()
+    assert gate.reached.wait(60)
+    other.queue.put(one(rng, 2))
+    other.queue.drain()  # after the job of the first queue, which the new thread has found
+    assert other.threads == ["tierstore-write"]
+    gate.open.set()
+    drain.join(60)
+    assert file.threads == [drain.name] and not file.queue._waiting
+
+
+def test_threads_end_together_where_starting_one_was_interrupted(monkeypatch):
+    rng, behind, started = np.random.default_rng(14), Behind(), list[threading.Thread]()
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        started.append(thread)
+        start(thread)
+        behind._thread = None  # it is not noted that the thread runs
+        raise KeyboardInterrupt
+
+    file = File(9 * WIDTH, behind)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "start", interrupted)
+        file.queue.put(one(rng, 1))
+    file.queue.put(one(rng, 2))
+    file.queue.drain()
+    assert sorted(file.data.any(axis=1).nonzero()[0]) == [1, 2] and behind.alive
+    behind.close()
+    started[0].join(60)
+    assert not started[0].is_alive()
+
+
+def test_a_thread_that_died_leaves_its_work_to_the_caller(monkeypatch):
+    rng, file = np.random.default_rng(10), File(9 * WIDTH)
+    monkeypatch.setattr(Behind, "alive", property(lambda behind: False))
+    monkeypatch.setattr(Behind, "ask", lambda behind, job: True)
+    pieces = [one(rng, position) for position in range(3)]
+    for piece in pieces:
+        file.queue.put(piece)
+    file.queue.drain()
+    assert np.array_equal(file.data[:3], np.concatenate([p.records for p in pieces]))
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_interrupt_while_the_thread_is_asked_loses_nothing(monkeypatch, asked):
+    rng, file, ask = np.random.default_rng(11), File(9 * WIDTH), Behind.ask
+
+    def interrupted(behind, job):
+        if asked:
+            assert ask(behind, job)
+        raise KeyboardInterrupt
+
+    pieces = [one(rng, position) for position in range(3)]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Behind, "ask", interrupted)
+        file.queue.put(pieces[0])
+    for piece in pieces[1:]:
+        file.queue.put(piece)
+    file.queue.drain()
+    assert np.array_equal(file.data[:3], np.concatenate([p.records for p in pieces]))
 
 
 def test_records_lie_in_pages_as_in_the_file():
@@ -215,7 +350,7 @@ def test_no_thread_lives_where_nothing_waits(monkeypatch):
     assert small.threads == [threading.current_thread().name]
     small.queue.put(some(rng, 3))
     small.queue.drain()
-    assert small.threads[1:] == ["tierstore-write"] and small.queue._thread is None
+    assert small.threads[1:] == ["tierstore-write"] and small.queue._idle()
 
 
 def test_no_thread_lives_where_the_room_is_for_small_blocks(monkeypatch):

@@ -412,21 +412,21 @@ def test_warming_waits_for_the_copies_of_prefetches(
 def test_a_fetch_holds_up_commits_but_no_batch(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it waits for the disk, batches of other rows go on, and see no row half come."""
     store = make("gpu over cache")
-    table, stream = store["t"], DiskTier.stream
+    table, deliver = store["t"], DiskTier.deliver
     before, begun, go_on = table.read(EVERY), threading.Event(), threading.Event()
     fetcher = set[int]()
 
-    def slow(tier: Any, rows: Any) -> Any:
+    def slow(tier: Any, rows: Any, put: Any) -> None:
         if threading.get_ident() != caller:
             fetcher.add(threading.get_ident())
             begun.set()
             assert go_on.wait(60)
-        return stream(tier, rows)
+        deliver(tier, rows, put)
 
     caller = threading.get_ident()
     table.write(np.arange(40, 60), values(20))
     before[40:60] = values(20)
-    monkeypatch.setattr(DiskTier, "stream", slow)
+    monkeypatch.setattr(DiskTier, "deliver", slow)
     table.prefetch(np.arange(5))
     assert begun.wait(60)
     for start in (60, 90, 40, 30, 80):

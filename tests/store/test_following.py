@@ -170,10 +170,11 @@ def test_a_damaged_row_that_changed_is_told_to_who_reads_it(root, monkeypatch):
         trainer.commit()
         with monkeypatch.context() as patch:
 
-            def verify(name, rows, *others):
+            def damaged(name, records, positions, rows, *others):
                 raise CorruptRowError(f"row {rows[0]} is damaged")
 
-            patch.setattr(delta, "_verify", verify)
+            patch.setattr(delta, "_read", damaged)
+            patch.setattr(delta, "_deliver", damaged)
             assert reader.refresh()
             with pytest.raises(CorruptRowError):
                 reader["t0"].read(EVERY)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +24,8 @@ from tierstore._disk import readahead
 from tierstore._disk.backends import Records
 from tierstore._disk.manifest import DigestInfo
 from tierstore._disk.readahead import MappedRows
-from tierstore._disk.records import BLOCK_BYTES, Files, RecordFiles, record_files
+from tierstore._disk.records import BLOCK_BYTES, Files, RecordFiles, pass_on, record_files
+from tierstore._rowcopy import take_part
 from tierstore.errors import (
     ROW_CURE,
     CorruptRowError,
@@ -204,12 +205,35 @@ class Base:
     def _read(
         self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]
     ) -> npt.NDArray[np.intp]:
-        """Copy records into `out`; return the positions of checksum mismatches."""
-        records, checksums = self._files
-        records.read(rows, out)
+        """Copy records into `out`; return the positions of checksum mismatches.
+
+        Records that are not mapped come before their checksums: an error names their file.
+        """
+        records, fill = self._files[0], None
+        if isinstance(records, RecordFiles):
+            fill = partial(take_part, records.records, rows, out)
+        else:
+            records.read(rows, out)
+        return _checksum.mismatches(rows, out, self._sums(rows), sparse=self._sparse, fill=fill)
+
+    def _sums(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+        """Return the checksums that records `rows` must have."""
         sums = np.empty((rows.size, 4), np.uint8)
-        checksums.read(rows, sums)
-        return _checksum.mismatches(rows, out, sums.view("<u4").ravel(), sparse=self._sparse)
+        self._files[1].read(rows, sums)
+        return sums.view("<u4").ravel()
+
+    def deliver(self, rows: npt.NDArray[np.int64], put: _checksum.Put) -> None:
+        """Pass the records of `rows` `(n,)` to `put`; after an error these are undefined.
+
+        Raises as `read` does; see `_checksum.deliver`.
+        """
+        records = self._files[0]
+        if isinstance(records, RecordFiles):
+            sums = self._sums(rows)
+            whole = not self._sparse or bool(sums.all())
+            if whole and _checksum.deliver(records.records, rows, rows, sums, put):
+                return
+        pass_on(self.read, rows, self.record_bytes, put)
 
     def damaged(self, rows: npt.NDArray[np.int64]) -> list[int]:
         """Return those of `rows` that cannot be read or do not match their checksum."""

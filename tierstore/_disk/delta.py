@@ -32,11 +32,12 @@ import numpy.typing as npt
 
 from tierstore import _checksum, _io
 from tierstore._disk import footer
+from tierstore._disk.behind import Behind
 from tierstore._disk.footer import FOOTER_BYTES
 from tierstore._disk.manifest import DeltaInfo
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.write_queue import Piece, WriteQueue
-from tierstore._rowcopy import ascends, take
+from tierstore._rowcopy import ascends, take_part
 from tierstore.errors import (
     ROW_CURE,
     ConcurrentWriterError,
@@ -53,30 +54,20 @@ _IDS = 1 << 20
 _MOST_ROWS = 2**63
 
 
-def _read_records(
+def _read(
     name: str,
     records: npt.NDArray[np.uint8],
-    ids: npt.NDArray[np.int64],
-    sums: npt.NDArray[np.uint32],
     positions: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    sums: npt.NDArray[np.uint32],
     out: npt.NDArray[np.uint8],
 ) -> None:
-    """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and verify them.
+    """Copy the `records` at `positions` `(n,)` into `out` `(n, record_bytes)` and verify them.
 
-    `records`, `ids` and `sums` are the arrays of a delta, by position; `name` is for messages.
-    Raises CorruptRowError.
+    They are those of `rows` and have these `sums`; `name` is for messages. Raises CorruptRowError.
     """
-    take(records, positions, out)
-    _verify(name, ids[positions], out, sums[positions])
-
-
-def _verify(
-    name: str,
-    rows: npt.NDArray[np.int64],
-    records: npt.NDArray[np.uint8],
-    sums: npt.NDArray[np.uint32],
-) -> None:
-    wrong = _checksum.mismatches(rows, records, sums)
+    fill = partial(take_part, records, positions, out)
+    wrong = _checksum.mismatches(rows, out, sums, fill=fill)
     if wrong.size:
         bad = np.unique(rows[wrong]).tolist()
         raise CorruptRowError(
@@ -85,6 +76,21 @@ def _verify(
             rows=bad,
             file=name,
         )
+
+
+def _deliver(
+    name: str,
+    records: npt.NDArray[np.uint8],
+    positions: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    sums: npt.NDArray[np.uint32],
+    put: _checksum.Put,
+) -> None:
+    """Pass the records that `_read` copies to `put`; after an error these are undefined."""
+    if not _checksum.deliver(records, positions, rows, sums, put):
+        out = np.empty((positions.size, records.shape[1]), np.uint8)
+        _read(name, records, positions, rows, sums, out)
+        put(slice(0, positions.size), out)
 
 
 class Delta:
@@ -220,8 +226,13 @@ class Delta:
 
     def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and verify them."""
-        take(self.records, positions, out)
-        _verify(self.info.name, self._rows(positions), out, self._sums[positions])
+        rows, sums = self._rows(positions), self._sums[positions]
+        _read(self.info.name, self.records, positions, rows, sums, out)
+
+    def deliver(self, positions: npt.NDArray[np.int64], put: _checksum.Put) -> None:
+        """Pass the records at `positions` `(n,)` to `put`; see `Base.deliver`."""
+        rows, sums = self._rows(positions), self._sums[positions]
+        _deliver(self.info.name, self.records, positions, rows, sums, put)
 
     def places(self, positions: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped records at `positions`, and the other memory that `read` uses."""
@@ -273,9 +284,18 @@ class LiveDelta:
     """
 
     def __init__(
-        self, directory: _io.Holder, name: str, record_bytes: int, *, room: int = 0
+        self,
+        directory: _io.Holder,
+        name: str,
+        record_bytes: int,
+        *,
+        room: int = 0,
+        behind: Behind | None = None,
     ) -> None:
-        """Create the file; up to `room` bytes of records may be queued in memory."""
+        """Create the file; up to `room` bytes of records may be queued in memory for a thread.
+
+        `behind` is that of the store, by default one of its own.
+        """
         self.name = name
         self.record_bytes = record_bytes
         self.count: int = 0
@@ -288,7 +308,7 @@ class LiveDelta:
         self._ids = np.empty(0, np.int64)
         self._sums = np.empty(0, np.uint32)
         self._torn = np.empty(0, np.int64)
-        self._queue = WriteQueue(self._write_piece, record_bytes, room)
+        self._queue = WriteQueue(self._write_piece, record_bytes, room, behind)
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
@@ -391,32 +411,32 @@ class LiveDelta:
 
     def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and verify them."""
-        left, read = self.begin(positions, np.arange(positions.size), out)
+        left, deliver = self.begin(positions, out.__setitem__)
         if left.size:
-            block = np.empty((left.size, self.record_bytes), np.uint8)
-            read(positions[left], block)
-            out[left] = block
+            deliver(positions[left], lambda which, records: out.__setitem__(left[which], records))
 
     def begin(
-        self,
-        positions: npt.NDArray[np.int64],
-        places: npt.NDArray[np.intp],
-        out: npt.NDArray[np.uint8],
-    ) -> tuple[npt.NDArray[np.intp], Callable[..., None]]:
-        """Copy those records at `positions` `(n,)` that are queued to `places` `(n,)` in `out`.
+        self, positions: npt.NDArray[np.int64], put: _checksum.Put
+    ) -> tuple[npt.NDArray[np.intp], Callable[[npt.NDArray[np.int64], _checksum.Put], None]]:
+        """Pass those records at `positions` `(n,)` that are queued to `put`.
 
-        Returns which of them are in the file, and a function that reads and verifies these. It may
-        be called while another thread writes: a record that is superseded then does not match.
+        Returns which of them are in the file, and a function that delivers these. It may be called
+        while another thread writes: a record that is superseded then does not match.
         """
         written = np.ones(positions.size, np.bool_)
         for which, records, at in self._queue.find(positions):
-            out[places[which]] = records[at]
+            put(which, records[at])
             written[which] = False
         left = np.flatnonzero(written)
         if left.size and self._torn.size:
             self._refuse(np.intersect1d(positions[left], self._torn))
         records = self._records(self.count) if left.size else self._mapped
-        return left, partial(_read_records, self.name, records, self._ids, self._sums)
+        ids, sums = self._ids, self._sums
+
+        def deliver(positions: npt.NDArray[np.int64], put: _checksum.Put) -> None:
+            _deliver(self.name, records, positions, ids[positions], sums[positions], put)
+
+        return left, deliver
 
     def places(self, positions: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped memory of those records at `positions` that were written."""

@@ -32,6 +32,7 @@ from tierstore._disk.base import (
     read_digest,
     write_digest,
 )
+from tierstore._disk.behind import Behind
 from tierstore._disk.delta import Delta, LiveDelta
 from tierstore._disk.key_log import append_keys, load_keys
 from tierstore._disk.keys import KeyFile, Keys, open_index, open_keys, write_index
@@ -286,14 +287,15 @@ class Generation:
         next_seq: Callable[[], int] | None,
         on_write: Callable[[], object] = lambda: None,
         examined: bool = True,
+        behind: Behind | None = None,
     ) -> None:
         """Open a generation from its table's directory.
 
         `store` is the uuid in deltas. `next_seq` returns the number of the next manifest, which the
         names of its files contain; None opens read-only, and holds every file that a writer may
         remove meanwhile. `on_write` is called when a row is written for the first time since a
-        commit. Unless `examined`, the base and its digest are left to `examine`. Raises
-        CorruptStoreError.
+        commit; `behind` writes rows that are handed down. Unless `examined`, the base and its
+        digest are left to `examine`. Raises CorruptStoreError.
         """
         try:
             self.directory: _io.Held[_io.Directory] = _io.hold_directory(
@@ -309,6 +311,7 @@ class Generation:
         self._store = bytes.fromhex(store)
         self._next_seq = next_seq
         self._on_write = on_write
+        self._behind = behind
         self._held: dict[str, KeyFile] = {}
         self._map: KeyMap | None = None
         self._map_lock = threading.RLock()
@@ -369,7 +372,8 @@ class Generation:
     def _new_live(self) -> LiveDelta:
         self._on_write()
         tier, name = self.tier, self._new_name("delta-", ".bin")
-        return LiveDelta(self.directory, name, tier.record_bytes, room=tier.queue_bytes)
+        room, behind = tier.queue_bytes, self._behind
+        return LiveDelta(self.directory, name, tier.record_bytes, room=room, behind=behind)
 
     def _new_name(self, kind: str, ending: str) -> str:
         return unique_name(kind, 0 if self._next_seq is None else self._next_seq(), ending)

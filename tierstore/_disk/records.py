@@ -19,12 +19,23 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
+from tierstore._checksum import Put
 from tierstore._disk import readahead
 from tierstore._disk.readahead import MappedRows
+from tierstore._parts import most_threads
 from tierstore._rowcopy import take, unique
 from tierstore.errors import CorruptStoreError, InvalidInputError
 
-__all__ = ["BLOCK_BYTES", "Files", "LaidRecords", "RangedRecords", "RecordFiles", "record_files"]
+__all__ = [
+    "BLOCK_BYTES",
+    "Files",
+    "LaidRecords",
+    "RangedRecords",
+    "RecordFiles",
+    "block_rows",
+    "pass_on",
+    "record_files",
+]
 
 
 @dataclass(frozen=True)
@@ -110,6 +121,8 @@ class Files:
 
 BLOCK_BYTES = 4 << 20
 """Bytes staged at a time: small enough for the CPU caches, large enough for the disk."""
+_READERS = 4
+"""Most threads for each of which there is a block to read to."""
 
 _DENSE_PAGES = 1 / 8
 """Fraction of changed pages between first and last row above which all are rewritten."""
@@ -119,7 +132,26 @@ _SENT_AT_ONCE = 1 << 20
 """Size from which a write is sent to the disk at once, so that a sync waits for less."""
 
 _Way = Callable[[npt.NDArray[np.int64], npt.NDArray[np.uint8]], None]
-"""Overwrites rows of a block with records."""
+"""Overwrites rows of a block with records, or reads them."""
+
+
+def block_rows(record_bytes: int) -> int:
+    """Return the number of records that all threads read at a time."""
+    return max(1, BLOCK_BYTES // record_bytes) * min(most_threads(), _READERS)
+
+
+def pass_on(read: _Way, rows: npt.NDArray[np.int64], record_bytes: int, put: Put) -> None:
+    """Pass the records of `rows` `(n,)` to `put`, which `read` copies and verifies block by block.
+
+    An array is valid until `put` returns.
+    """
+    step = block_rows(record_bytes)
+    block = np.empty((min(rows.size, step), record_bytes), np.uint8)
+    for at in range(0, rows.size, step):
+        part = slice(at, min(at + step, rows.size))
+        records = block[: part.stop - at]
+        read(rows[part], records)
+        put(part, records)
 
 
 class LaidRecords:

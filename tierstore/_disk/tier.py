@@ -6,14 +6,17 @@ location of every row's newest image.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._checksum import Put
 from tierstore._closing import call_each
 from tierstore._disk import readahead
 from tierstore._disk.base import Base
@@ -21,8 +24,7 @@ from tierstore._disk.delta import Delta, LiveDelta
 from tierstore._disk.index import FEW, DeltaIndex, check_positions, check_rows
 from tierstore._disk.merging import Merge
 from tierstore._disk.readahead import MappedRows, paced
-from tierstore._disk.records import BLOCK_BYTES
-from tierstore._parts import most_threads
+from tierstore._disk.records import BLOCK_BYTES, block_rows
 from tierstore._rowcopy import scatter, unique
 from tierstore.errors import (
     CorruptRowError,
@@ -39,8 +41,6 @@ _SAMPLE = 1024
 """Rows of which some are looked for in memory, at first."""
 _FEWER = 4
 """How often that number is halved, once for every batch that was in memory."""
-_READERS = 4
-"""Most threads for each of which there is a block to read to."""
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -58,6 +58,13 @@ def _spread(
         records = np.empty((positions.size, out.shape[1]), np.uint8)
         read(positions, records)
         scatter(out, which, records)
+
+
+def _put_at(
+    put: Put, which: npt.NDArray[np.intp], part: Any, records: npt.NDArray[np.uint8]
+) -> None:
+    """Put records that are a part of those at positions `which`."""
+    put(which[part], records)
 
 
 class DiskTier:
@@ -196,6 +203,21 @@ class DiskTier:
             self._count(len(records))
             yield part, records
 
+    def deliver(self, rows: npt.NDArray[np.int64], put: Put) -> None:
+        """Pass the records of ascending `rows` `(n,)` to `put`, all verified when this returns.
+
+        `put` is called with parts of them, in several threads at a time, and now and then with the
+        same part again; after an error, what it was given is undefined.
+        """
+        if self._cold(rows):
+            with contextlib.closing(self._read_parts(rows, cold=True)) as parts:
+                for part, records in parts:
+                    self._count(len(records))
+                    put(part, records)
+        else:
+            self._count(rows.size)
+            self._carry(rows, put)
+
     def _count(self, records: int) -> None:
         with self._lock:
             self.stats.requested += records
@@ -209,7 +231,7 @@ class DiskTier:
         cold: bool,
     ) -> Generator[tuple[slice, npt.NDArray[np.uint8]]]:
         """Read `rows` part by part into `out`, or into a buffer that is reused."""
-        step = min(self._step, _ROWS_AHEAD) if cold else self._step * min(most_threads(), _READERS)
+        step = min(self._step, _ROWS_AHEAD) if cold else block_rows(self.record_bytes)
         block = np.empty(
             (0 if out is not None else min(rows.size, step), self.record_bytes), np.uint8
         )
@@ -255,17 +277,24 @@ class DiskTier:
             return places
 
     def _read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy records and verify them; only a mismatch under the lock means damage.
+        """Copy records and verify them."""
+        self._carry(rows, partial(scatter, out), out)
 
-        A record that is superseded while it is read without the lock may not match.
+    def _carry(
+        self, rows: npt.NDArray[np.int64], put: Put, out: npt.NDArray[np.uint8] | None = None
+    ) -> None:
+        """Pass records to `put` and verify them; only a mismatch under the lock means damage.
+
+        A record that is superseded while it is read without the lock may not match. Given `out`,
+        which `put` copies to, they may be copied there instead.
         """
         try:
-            for copy in self._copies(rows, out):
+            for copy in self._copies(rows, put, out):
                 copy()
         except CorruptRowError:
             try:
                 with self._lock:
-                    for copy in self._copies(rows, out):
+                    for copy in self._copies(rows, put, out):
                         copy()
             except CorruptRowError as error:
                 raise CorruptRowError(
@@ -276,25 +305,32 @@ class DiskTier:
                 ) from None
 
     def _copies(
-        self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]
+        self, rows: npt.NDArray[np.int64], put: Put, out: npt.NDArray[np.uint8] | None
     ) -> list[Callable[[], None]]:
-        """Copy queued records; return a function that copies the others from the files."""
+        """Put queued records; return functions that put the others, from the files."""
         with self._lock:
             index = self._made or self._make_index()
             known = index.entries
             entries = known.take_few(rows) if rows.size <= FEW else known.take(rows)
             if not entries.any():
-                return [partial(self._base.read, rows, out)]
+                if out is not None:
+                    return [partial(self._base.read, rows, out)]
+                return [partial(self._base.deliver, rows, put)]
             found: list[Callable[[], None]] = []
             for source, start, which in index.by_delta(entries, self.live):
                 positions = entries[which].astype(np.int64) - 1 - start
-                read = source.read
                 if isinstance(source, LiveDelta):
-                    left, read = source.begin(positions, which, out)
+                    left, deliver = source.begin(positions, partial(_put_at, put, which))
                     positions, which = positions[left], which[left]
-                found.append(partial(_spread, read, positions, which, out))
+                else:
+                    deliver = source.deliver
+                if which.size:
+                    found.append(partial(deliver, positions, partial(_put_at, put, which)))
         in_base = np.flatnonzero(entries == 0)
-        return [partial(_spread, self._base.read, rows[in_base], in_base, out), *found]
+        if in_base.size:
+            deliver = self._base.deliver
+            found.append(partial(deliver, rows[in_base], partial(_put_at, put, in_base)))
+        return found
 
     def let_go(self, rows: npt.NDArray[np.int64]) -> None:
         """Drop the mapped pages from the first to the last of ascending `rows` from memory."""

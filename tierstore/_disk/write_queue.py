@@ -1,23 +1,24 @@
-"""Background writes: records are queued in memory, in order, for a writer thread.
+"""Background writes: records are queued in memory, in order, for the thread of a store.
 
-The thread starts when records are queued and ends when the queue is empty. A failed write stays
-queued: the next caller retries it and gets the exception. An error is therefore raised where a
-synchronous write would raise it, and no queued record is lost.
+It writes a piece of each queue in turn. A failed write stays queued: the next caller retries it and
+gets the exception. An error is therefore raised where a synchronous write would raise it, and no
+queued record is lost.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
+from tierstore._disk.behind import Behind
 from tierstore._threads import Condition
 
 __all__ = ["Piece", "WriteQueue"]
@@ -29,6 +30,8 @@ _MIN_QUEUED_BYTES = 128 << 10
 _BLOCK_BYTES = 2 << 20
 _BLOCKS = 4
 """Minimum number of blocks: one is written while others are filled."""
+_PATIENCE = 0.05
+"""Seconds after which a waiter checks whether the thread is alive."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -71,19 +74,29 @@ class Piece:
 class WriteQueue:
     """A queue of pieces for a file, held in a few blocks of memory.
 
-    Only one thread besides its own may use it at a time.
+    Only one thread besides the writing one may use it at a time.
     """
 
-    def __init__(self, write: Callable[[Piece], None], record_bytes: int, room: int) -> None:
-        """Write pieces with `write`, in order; at most `room` bytes of records are queued."""
+    def __init__(
+        self,
+        write: Callable[[Piece], None],
+        record_bytes: int,
+        room: int,
+        behind: Behind | None = None,
+    ) -> None:
+        """Write pieces with `write`, in order; at most `room` bytes of records are queued.
+
+        `behind` writes them, by default a thread that ends with the queue.
+        """
         self._write = write
+        self._behind = behind or Behind()
         self._rows = max(1, min(_BLOCK_BYTES, room // _BLOCKS) // record_bytes)
         self._block_bytes = self._rows * record_bytes + _io.direct.BLOCK
         block = self._rows * record_bytes
         self._most = room // block if block >= _MIN_QUEUED_BYTES else 0
         self._waiting: deque[tuple[Piece, Bytes]] = deque()
         self._spare: list[Bytes] = []
-        self._thread: threading.Thread | None = None
+        self._turn: object | None = None  # for which the thread is to write, or writes
         self._changed = Condition()
 
     def put(self, piece: Piece, *, now: bool = False) -> None:
@@ -109,7 +122,8 @@ class WriteQueue:
         with self._changed:
             begin = time.monotonic()
             full = not self._has_room()
-            self._changed.wait_for(self._has_room)
+            self._wait_for(self._has_room)
+            mine = self._take_over()
         if full:
             _LOG.debug(
                 "a write waited %d ms for the disk: %d blocks of %d bytes are queued",
@@ -117,7 +131,7 @@ class WriteQueue:
                 self._most,
                 self._block_bytes,
             )
-        if self._idle():
+        if mine:
             self._write_waiting()
         block = self._spare.pop() if self._spare else np.empty(self._block_bytes, np.uint8)
         piece = piece.copy(block)
@@ -148,7 +162,7 @@ class WriteQueue:
         if self._is_empty():
             return
         with self._changed:
-            self._changed.wait_for(self._idle)
+            self._wait_for(self._take_over)
         self._write_waiting()  # what the thread failed to write
         self._spare.clear()
 
@@ -159,48 +173,76 @@ class WriteQueue:
         with self._changed:
             while len(self._waiting) > 1:
                 self._waiting.pop()
-            self._changed.wait_for(self._idle)
+            self._wait_for(self._take_over)
             self._waiting.clear()
             self._spare.clear()
 
     def _is_empty(self) -> bool:
-        """Whether the queue is empty and the thread, which only the caller starts, is idle."""
-        return self._thread is None and not self._waiting and not self._spare
+        """Whether the queue is empty and the thread, which only the caller asks, does nothing."""
+        return self._turn is None and not (self._waiting or self._spare)
 
     def _has_room(self) -> bool:
         return self._idle() or len(self._waiting) < self._most
 
     def _idle(self) -> bool:
-        return self._thread is None
+        return self._turn is None or not self._behind.alive
+
+    def _take_over(self) -> bool:
+        """Return whether the thread does nothing; what waits is then left to the caller.
+
+        Called with the lock: a new thread finds that the turn of one that died is over.
+        """
+        if not self._idle():
+            return False
+        self._turn = None
+        return True
+
+    def _wait_for(self, ready: Callable[[], bool]) -> None:
+        """Wait with the lock until something is the case, or the thread has died."""
+        while not ready():
+            self._changed.wait(_PATIENCE)
 
     def _start(self) -> None:
-        """Start the thread; if that fails, the next caller does its work."""
-        self._thread = threading.Thread(target=self._work, name="tierstore-write", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._thread = None
+        """Ask the thread to write; if there is none, the next caller does its work.
 
-    def _work(self) -> None:
+        Called with the lock: where it is interrupted, the thread finds that its turn is over.
+        """
+        self._turn = turn = object()
         try:
-            self._write_waiting()
+            asked = self._behind.ask(partial(self._work, turn))
+        except BaseException:
+            self._turn = None
+            raise
+        if not asked:
+            self._turn = None
+
+    def _work(self, turn: object) -> None:
+        """Write the first that waits, in the thread, and ask for the next."""
+        try:
+            with self._changed:
+                if self._turn is not turn:
+                    return
+            self._write_first()
+            with self._changed:
+                if self._waiting:
+                    self._start()  # no caller finds it idle between two pieces
+                else:
+                    self._turn = None
+                self._changed.notify_all()
         except BaseException:
             with self._changed:
-                self._end()
-
-    def _write_waiting(self) -> None:
-        while True:
-            with self._changed:
-                if not self._waiting:
-                    self._end()  # under the lock, so that nothing is queued without a thread
-                    return
-                piece, block = self._waiting[0]
-            self._write(piece)
-            with self._changed:
-                self._waiting.popleft()
-                self._spare.append(block)
+                if self._turn is turn:
+                    self._turn = None
                 self._changed.notify_all()
 
-    def _end(self) -> None:
-        self._thread = None
-        self._changed.notify_all()
+    def _write_waiting(self) -> None:
+        """Write all that waits, in the caller's thread."""
+        while self._waiting:
+            self._write_first()
+
+    def _write_first(self) -> None:
+        piece, block = self._waiting[0]
+        self._write(piece)
+        with self._changed:
+            self._waiting.popleft()
+            self._spare.append(block)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tierstore import _io
 from tierstore._closing import call_each
+from tierstore._disk.behind import Behind
 from tierstore._disk.keys import remove_keys
 from tierstore._disk.manifest import FORMAT, Identity, Manifest, TableInfo, new_mark
 from tierstore._door import Door, interrupts_deferred
@@ -89,6 +90,7 @@ class State:
         self.damaged: dict[str, CorruptStoreError] = {}
         self.locks: list[Any] = []
         self._held: dict[str, Payload] = {}
+        self._behind = Behind()
         self._doing = ""
         self.coming: Coming | None = None
         self._floor = 0  # a fold may be merging versions up to this one into the base
@@ -100,7 +102,9 @@ class State:
         try:
             self.identity: Identity = read_identity(self.directory)
             self.history: History = History(self.directory, self.identity.uuid)
-            self._opener = Opener(self.directory, self.history, options, self.touched, self.locks)
+            self._opener = Opener(
+                self.directory, self.history, options, self.touched, self.locks, self._behind
+            )
             if options.writable:
                 self.writer: WriterLock = WriterLock(
                     self.directory, allow_untested=options.allow_untested
@@ -665,6 +669,7 @@ class State:
             self.prefetcher.wait_for_advice,
             self.spaces.close,
             *(table._close for table in reversed(self.tables.values())),
+            self._behind.close,
             *(held.close for held in reversed((*self.locks, *self._held.values()))),
             self.directory.close,
         )

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._closing import call_each
+from tierstore._disk.behind import Behind
 from tierstore._disk.generation import Generation, Later
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._store.options import Options
@@ -82,12 +83,14 @@ class Opener:
         options: Options,
         touched: Touched,
         locks: list[Any],
+        behind: Behind,
     ) -> None:
         """Open nothing yet.
 
-        Tables that are written to are noted in `touched`. `locks` are those of the store, to which
-        those of partitions are added.
+        Tables that are written to are noted in `touched`; `behind` writes rows that are handed
+        down. `locks` are those of the store, to which those of partitions are added.
         """
+        self._behind = behind
         self._touched = touched
         self._locks = locks
         self._partitions: dict[int, PartitionReaders] = {}
@@ -160,6 +163,7 @@ class Opener:
                         next_seq=next_seq,
                         on_write=functools.partial(self._touched.rows.setdefault, name),
                         examined=examined,
+                        behind=self._behind,
                     )
             except FileNotFoundError:
                 raise CorruptStoreError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ __all__ = [
     "REFRESHED",
     "ROLLED_BACK",
     "Bytes",
+    "Delivering",
     "DeviceView",
     "Epoch",
     "LowestTier",
@@ -61,6 +62,18 @@ class Tier(Protocol):
 
     def flush(self) -> None:
         """Write every changed record to the tier below."""
+
+
+@runtime_checkable
+class Delivering(Protocol):
+    """A tier that passes records on from where they are, part by part."""
+
+    def deliver(self, rows: Rows, put: Callable[[Any, Bytes], object]) -> None:
+        """Call `put` with records of ascending `rows`, and which of these they are.
+
+        That is a slice or positions. `put` is called for parts of them, in several threads at a
+        time; an array is valid until it returns. After an error, what it was given is undefined.
+        """
 
 
 class Renewed(NamedTuple):

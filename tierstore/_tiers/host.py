@@ -31,7 +31,7 @@ from tierstore._parts import beside, in_parts
 from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
 from tierstore._tiers import memory
-from tierstore._tiers.base import Bytes, DeviceView, Renewed, Rows, Tier
+from tierstore._tiers.base import Bytes, Delivering, DeviceView, Renewed, Rows, Tier
 from tierstore._tiers.changes import Changes
 from tierstore._tiers.memory import ALIGNMENT, Arrays
 from tierstore._tiers.slots import (
@@ -168,6 +168,7 @@ class HostTier:
         if slots < 1:
             raise CapacityError(f"a host tier needs at least one slot, not {slots}")
         self.below = below
+        self._delivering = below if isinstance(below, Delivering) else None
         self.policy: str = policy.name
         self.rows: int = below.rows
         self.record_bytes: int = below.record_bytes
@@ -664,9 +665,16 @@ class HostTier:
 
     def _bring(self, rows: Rows, slots: Slots) -> None:
         """Copy the records of ascending `rows` from the tier below into `slots`."""
+
+        def put(part: slice | Positions, records: Bytes) -> None:
+            _rowcopy.scatter(self.records, slots[part], records)
+
+        if self._delivering is not None:
+            self._delivering.deliver(rows, put)
+            return
         with contextlib.closing(self.below.stream(rows)) as below:
             for part, records in below:
-                _rowcopy.scatter(self.records, slots[part], records)
+                put(part, records)
 
     def _place(self, rows: Rows, records: Bytes) -> Positions:
         """Write whole records of distinct rows as far as there is room; return the others."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from tierstore._tiers.base import (
     REFRESHED,
     ROLLED_BACK,
     Bytes,
+    Delivering,
     Epoch,
     LowestTier,
     MappedTier,
@@ -116,6 +119,11 @@ def lowest_of(extents: Sequence[Extent]) -> MappedTier:
     return extents[0].tier if len(extents) == 1 else Router([extent.tier for extent in extents])
 
 
+def _put_at(put: Callable[[Any, Bytes], object], which: Rows, part: Any, records: Bytes) -> None:
+    """Put records that are a part of those at positions `which`."""
+    put(which[part], records)
+
+
 class Router:
     """The lowest tier of a space of several extents, placed end to end."""
 
@@ -144,6 +152,17 @@ class Router:
         for tier, part, own in self._routed(rows):
             for within, records in tier.stream(own):
                 yield slice(part.start + within.start, part.start + within.stop), records
+
+    def deliver(self, rows: Rows, put: Callable[[Any, Bytes], object]) -> None:
+        """Pass the records of `rows`, ascending, to `put`; see `Delivering`."""
+        for tier, part, own in self._routed(rows):
+            which = np.arange(part.start, part.stop)
+            if isinstance(tier, Delivering):
+                tier.deliver(own, partial(_put_at, put, which))
+                continue
+            with contextlib.closing(tier.stream(own)) as stream:
+                for within, records in stream:
+                    put(which[within], records)
 
     def write(self, rows: Rows, records: Bytes, *, resident: bool = False) -> None:
         """Write `records` `(n, record_bytes)` over those of `rows` `(n,)`, in any order."""
