@@ -106,9 +106,9 @@ MUTANTS = [
         "tests/gpu/test_places.py",
     ),
     Mutant(
-        "_tiers/gpu/places.py",
-        "self._taken = rows",
-        "self._taken = 0",
+        "_tiers/gpu/kernels/maintain.cu",
+        "tally(&t.places->taken, row >= 0);",
+        "tally(&t.places->taken, false);",
         "tests/gpu/test_places.py",
     ),
     Mutant(

@@ -16,7 +16,7 @@ from tierstore_cli.params import STORE, UNTESTED, VersionType
 @click.command(cls=Command)
 @STORE
 @click.argument("version", metavar="VERSION", type=VersionType(), required=False)
-@click.option("--version", "option", type=VersionType(), hidden=True)  # as other commands have it
+@click.option("--version", "option", type=VersionType(), hidden=True, help="VERSION, as elsewhere.")
 @click.option("--name", metavar="NAME", help="In place of VERSION, a name that is a number.")
 @UNTESTED
 def restore(
