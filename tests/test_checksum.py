@@ -110,3 +110,35 @@ def test_many_records_are_compared_together(width, count, monkeypatch):
     swapped[[3, 200]] = records[[200, 3]]
     different = (records[3] != records[200]).any()
     assert _checksum.mismatches(rows, swapped, sums).tolist() == ([3, 200] if different else [])
+
+
+@pytest.mark.parametrize("another_thread_is_first", [False, True])
+def test_all_records_are_delivered_in_parts(monkeypatch, another_thread_is_first):
+    class Emptied(_checksum.deque):
+        """A block seems to be there until a thread asks for it: another one has taken it."""
+
+        def __len__(self):
+            return 1
+
+        def pop(self):
+            raise IndexError
+
+    if another_thread_is_first:
+        monkeypatch.setattr(_checksum, "deque", Emptied)
+    monkeypatch.setattr(_checksum, "_PART_BYTES", 1 << 12)
+    rng = np.random.default_rng(3)
+    held = rng.integers(0, 256, (5000, 48), np.uint8)
+    positions = rng.permutation(5000)[:3001]
+    rows = positions + 7
+    sums = _checksum.row_checksums(rows, held[positions])
+    out, times = np.zeros((3001, 48), np.uint8), np.zeros(3001, np.int64)
+
+    def put(part, block):
+        out[part] = block
+        times[part] += 1
+
+    assert _checksum.deliver(held, positions, rows, sums, put)
+    assert np.array_equal(out, held[positions])
+    assert (times == 1).all()
+    sums[1234] ^= 1
+    assert not _checksum.deliver(held, positions, rows, sums, put)

@@ -147,7 +147,10 @@ def deliver(
 
     def load(part: slice) -> npt.NDArray[np.uint8]:
         count = part.stop - part.start
-        block = spare.pop() if spare else np.empty((0, records.shape[1]), np.uint8)
+        try:  # without asking first whether there is one: another thread may take it meanwhile
+            block = spare.pop()
+        except IndexError:
+            block = np.empty((0, records.shape[1]), np.uint8)
         if len(block) < count:
             block = np.empty((count, records.shape[1]), np.uint8)
         records.take(positions[part], axis=0, out=block[:count], mode="clip")

@@ -99,7 +99,7 @@ WAYS = {
     "directory",
     type=click.Path(exists=True, readable=False, path_type=Path),
     metavar="PATH",
-    help="A directory on the disk to reckon with; default: STORE, or this directory.",
+    help="A directory on the disk whose speed counts; default: STORE, or this directory.",
 )
 @PLOT
 def plan(
