@@ -45,6 +45,8 @@ _ROWS_PER_THREAD = 4096
 """Rows to look up for which a thread is worth while: 0.1 to 0.3 ms."""
 _BLOCK = 1 << 20
 """Values compared at a time."""
+_SHORT = 1 << 32
+"""Values below which four bytes hold each."""
 _FEW = 512
 """Values up to which merging sorts in less time than counting digits."""
 
@@ -244,15 +246,17 @@ def unique(values: npt.NDArray[Integer]) -> npt.NDArray[Integer]:
     """Return the distinct `values` `(n,)` in ascending order, as a new array.
 
     Since NumPy 2.3, `np.unique` hashes integers: 5 ms for 32k mostly distinct values, 850 ms for a
-    million (NumPy 2.4.6). Sorting takes 0.3 ms and 14 ms.
+    million (NumPy 2.4.6). Sorting takes 0.3 ms and 14 ms. Values below 2³² are sorted as such:
+    fewer bytes take less time.
     """
     if ascends(values, strictly=True):
         return values.copy()
-    has_negative = np.minimum.reduce(values) < 0
-    ordered = np.sort(values) if has_negative else values.take(order(values))
+    short = np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) < _SHORT
+    ordered = values.astype(np.uint32) if short else values.copy()
+    ordered.sort()
     first = np.ones(ordered.size, np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    return ordered if first.all() else ordered.compress(first)
+    return ordered.compress(first).astype(values.dtype, copy=False)
 
 
 class Groups:
