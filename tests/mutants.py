@@ -208,8 +208,8 @@ MUTANTS = [
     ),
     Mutant(
         "_checksum.py",
-        "return sums ^ _shifted(seeds, _by_zeros(width, 0))",
-        "return sums ^ seeds",
+        "return sums ^ _id_parts(rows, width)",
+        "return sums ^ _id_checksums(rows)",
         "tests/test_checksum.py",
     ),
     # A refresh reads beside reads, and switches only to what is still protected.
@@ -473,9 +473,21 @@ MUTANTS = [
     ),
     Mutant(
         "_checksum.py",
-        "own = np.concatenate([np.zeros(1, np.uint32), own])",
-        "own = np.concatenate([own, np.zeros(1, np.uint32)])",
+        "own = np.concatenate([np.zeros(missing, np.uint32), own])",
+        "own = np.concatenate([own, np.zeros(missing, np.uint32)])",
         "tests/test_checksum.py",
+    ),
+    Mutant(
+        "_checksum.py",
+        "zeros = _by_zeros(width, level * _LOG_JOINED)",
+        "zeros = _by_zeros(width, level)",
+        "tests/test_checksum.py",
+    ),
+    Mutant(
+        "_rowcopy.py",
+        "if most.bit_length() + bits < _WORD and",
+        "if",
+        "tests/test_rowcopy.py",
     ),
     # Maps of rows.
     Mutant(

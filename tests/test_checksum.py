@@ -125,7 +125,7 @@ def test_all_records_are_delivered_in_parts(monkeypatch, another_thread_is_first
 
     if another_thread_is_first:
         monkeypatch.setattr(_checksum, "deque", Emptied)
-    monkeypatch.setattr(_checksum, "_PART_BYTES", 1 << 12)
+    monkeypatch.setattr(_checksum, "_MOST_PART_BYTES", 1 << 12)
     rng = np.random.default_rng(3)
     held = rng.integers(0, 256, (5000, 48), np.uint8)
     positions = rng.permutation(5000)[:3001]

@@ -60,15 +60,25 @@ def test_large_batches_are_split_among_threads_without_a_trace(lo, hi):
 
 @pytest.mark.parametrize("largest", [0, 7, 2**16 - 1, 2**16, 2**31, 2**33, 2**62])
 @pytest.mark.parametrize("count", [0, 1, 512, 513, 6000])
-def test_the_order_of_values_is_that_of_a_stable_sort(count, largest):
+@pytest.mark.parametrize("words", [False, True])
+def test_the_order_of_values_is_that_of_a_stable_sort(count, largest, words, monkeypatch):
+    monkeypatch.setattr(_rowcopy, "_sorts_words", lambda: words)
     values = np.random.default_rng([count, largest]).integers(0, largest, count, endpoint=True)
-    assert np.array_equal(_rowcopy.order(values), np.argsort(values, kind="stable"))
+    expected = np.argsort(values, kind="stable")
+    assert np.array_equal(_rowcopy.order(values), expected)
+    order, ascending = _rowcopy.ordered(values)
+    assert np.array_equal(order, expected) and np.array_equal(ascending, values[expected])
+    assert (order.dtype, ascending.dtype) == (np.intp, values.dtype)
     found = _rowcopy.unique(values)
     assert np.array_equal(found, np.unique(values))
     again = _rowcopy.unique(found)
     assert np.array_equal(again, found) and not np.shares_memory(again, found)
     negative = values - largest // 2
     assert np.array_equal(_rowcopy.unique(negative), np.unique(negative))
+
+
+def test_the_faster_way_to_sort_is_found():
+    assert _rowcopy._sorts_words.__wrapped__() in (False, True)
 
 
 def test_read_only_records_and_no_rows():

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c as _crc32c
 
-from tierstore._parts import in_parts
+from tierstore._parts import in_parts, threads_here
 
 __all__ = ["Put", "crc32c", "deliver", "mismatches", "row_checksums"]
 
@@ -31,9 +31,16 @@ __all__ = ["Put", "crc32c", "deliver", "mismatches", "row_checksums"]
 _MANY = 512
 """Records from which it is faster to compare one checksum of all, before that of each."""
 _PART_BYTES = 512 << 10
-"""Bytes that a thread copies and checks at a time: they stay in its processor's own cache."""
+"""Least bytes that a thread copies and checks at a time, of many."""
+_MOST_PART_BYTES = 2 << 20
+"""Most bytes of the same: they stay in the processor's own cache."""
 _PARTS_PER_THREAD = 4
 """Parts take different times: with several for each thread, all threads end together."""
+_LOG_JOINED = 6
+_JOINED = 1 << _LOG_JOINED
+"""Registers that are joined at a time; the table for it takes 256 KiB."""
+_AT = 256 * np.arange(4 * _JOINED)
+"""Where the entries for each byte of the registers to join begin."""
 _FEW = 256
 """Records up to which it is faster to continue each checksum from that of its id."""
 _AT_ONCE = 1024
@@ -56,14 +63,14 @@ def row_checksums(
     """Return the uint32 checksums of `records` `(n, record_bytes)` as rows `rows` `(n,)`."""
     count, width = records.shape
     whole = np.ascontiguousarray(records).view(f"V{width}").ravel()  # items without a copy
-    seeds = _id_checksums(rows)
     if count <= _FEW:
+        seeds = _id_checksums(rows)
         return np.fromiter(map(_crc32c, cast(Any, whole), seeds.tolist()), np.uint32, count)
     sums = np.empty(count, np.uint32)
     for at in range(0, count, _AT_ONCE):
         each = map(_crc32c, cast(Any, whole[at : at + _AT_ONCE]))
         sums[at : at + _AT_ONCE] = np.fromiter(each, np.uint32, min(_AT_ONCE, count - at))
-    return sums ^ _shifted(seeds, _by_zeros(width, 0))
+    return sums ^ _id_parts(rows, width)
 
 
 def mismatches(
@@ -123,11 +130,33 @@ def _tables() -> tuple[npt.NDArray[np.uint32], int]:
 
 def _id_checksums(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
     table, zero = _tables()
+    return _sum_up(rows, table, zero)
+
+
+def _id_parts(rows: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.uint32]:
+    """Return what the checksums of ids become over `width` zeros."""
+    table, zero = _tables_before(width)
+    return _sum_up(rows, table, zero)
+
+
+@lru_cache(maxsize=64)
+def _tables_before(width: int) -> tuple[npt.NDArray[np.uint32], int]:
+    """Return what `_tables` becomes over `width` zeros."""
+    table, zero = _tables()
+    zeros = _by_zeros(width, 0)
+    after = _shifted(np.append(table.ravel(), np.uint32(zero)), zeros)
+    return after[:-1].reshape(table.shape), int(after[-1])
+
+
+def _sum_up(
+    rows: npt.NDArray[np.int64], table: npt.NDArray[np.uint32], zero: int
+) -> npt.NDArray[np.uint32]:
+    """Return `zero` with the entry of each byte of the ids added."""
     result = np.full(rows.shape, zero, np.uint32)
     octets = np.ascontiguousarray(rows, "<i8").view(np.uint8).reshape(-1, 8)
     used = (int(rows.max(initial=0)).bit_length() + 7) // 8
     for position in range(used):
-        result ^= table[position][octets[:, position]]
+        result ^= table[position].take(octets[:, position])
     return result
 
 
@@ -183,40 +212,61 @@ def _match_together(
     checksums must be.
     """
     count = len(rows)
-    level = max(0, (_PART_BYTES // width).bit_length() - 1)
-    groups = -(-count >> level)
+    size = _group_size(count, width)
+    groups = -(-count // size)
     found, known = np.empty(groups, np.uint32), np.empty(groups, np.uint32)
 
     def work(part: slice) -> None:
         for number in range(part.start, part.stop):
-            end = count - ((groups - 1 - number) << level)
-            here = slice(max(0, end - (1 << level)), end)
+            end = count - (groups - 1 - number) * size
+            here = slice(max(0, end - size), end)
             records = load(here)
             found[number] = _register(records)
             if done is not None:
                 done(here, records)
 
     def expect() -> None:
-        known[:] = _of_groups(rows, expected, width, level)
+        known[:] = _of_groups(rows, expected, width, size)
 
     in_parts(work, groups, groups, least=1, pieces=_PARTS_PER_THREAD, here=expect)
     return np.array_equal(found, known)
 
 
+def _group_size(count: int, width: int) -> int:
+    """Return how many of `count` records a thread copies and checks at a time.
+
+    Threads take turns at the interpreter for each step of their work: as few groups as there are
+    threads are best, of lengths that `_of_groups` can join.
+    """
+    nbytes = min(max(_PART_BYTES, count * width // threads_here()), _MOST_PART_BYTES)
+    size = max(1, nbytes // width)
+    for joined in (_JOINED, _JOINED**2):
+        if size > joined:
+            size -= size % joined
+    return size
+
+
 def _of_groups(
-    rows: npt.NDArray[np.int64], expected: npt.NDArray[np.uint32], width: int, level: int
+    rows: npt.NDArray[np.int64], expected: npt.NDArray[np.uint32], width: int, size: int
 ) -> npt.NDArray[np.uint32]:
-    """Return the register after each group of `1 << level` records, if it starts from zero.
+    """Return the register after each group of `size` records, if it starts from zero.
 
     The register of crc32c starts from all ones and is inverted at the end. Here, each record is
     taken as if the register had started from zero, so that records before it, whose bytes shift it
     by as many zeros as the record has bytes, only add to it.
     """
-    own = ~expected ^ _shifted(~_id_checksums(rows), _by_zeros(width, 0))
-    for each in range(level):
-        if own.size % 2:
-            own = np.concatenate([np.zeros(1, np.uint32), own])  # before all others: adds nothing
-        own = _shifted(np.ascontiguousarray(own[::2]), _by_zeros(width, each)) ^ own[1::2]
+    ones = np.full(1, 0xFFFFFFFF, np.uint32)
+    own = expected ^ _id_parts(rows, width) ^ (~_shifted(ones, _by_zeros(width, 0)))
+    missing = -own.size % size
+    if missing:  # before all others, where zeros add nothing
+        own = np.concatenate([np.zeros(missing, np.uint32), own])
+    level = 0
+    while size > 1:
+        count = min(size, _JOINED)
+        first = _JOINED - count
+        shifts, at = _shifts(width, level)[4 * 256 * first :], _AT[: 4 * count]
+        own = np.bitwise_xor.reduce(shifts.take(own.view(np.uint8).reshape(-1, 4 * count) + at), 1)
+        size, level = size // count, level + 1
     return own
 
 
@@ -234,6 +284,21 @@ def _shifted(
     for position in range(1, 4):
         result ^= table[position].take(octets[:, position])
     return result
+
+
+@lru_cache(maxsize=64)
+def _shifts(width: int, level: int) -> npt.NDArray[np.uint32]:
+    """Return what follows makes of each value of each byte of the registers of one to be joined.
+
+    `(_JOINED * 4 * 256,)`: behind the last one nothing follows, behind the others one more each
+    time, of `width` bytes times as many as levels below have joined.
+    """
+    zeros = _by_zeros(width, level * _LOG_JOINED)
+    values = np.arange(256, dtype=np.uint32)
+    each = [np.concatenate([values << np.uint32(8 * byte) for byte in range(4)])]
+    for _ in range(_JOINED - 1):
+        each.append(_shifted(each[-1], zeros))
+    return np.concatenate(each[::-1])
 
 
 @lru_cache(maxsize=256)

@@ -342,7 +342,7 @@ def test_large_reads_and_deltas_go_block_by_block(tmp_path):
 def test_many_rows_are_delivered_from_wherever_they_are(tmp_path, monkeypatch, threads):
     _parts._crew.cache_clear()
     monkeypatch.setattr(_parts, "most_threads", lambda: threads)
-    monkeypatch.setattr(_checksum, "_PART_BYTES", 100 * WIDTH)
+    monkeypatch.setattr(_checksum, "_MOST_PART_BYTES", 100 * WIDTH)
     rng = np.random.default_rng(7)
     oracle = records(rng, 9000, WIDTH)
     writer = Writer(tmp_path, TableSpec(9000, DIM), oracle, queue_bytes=1 << 20)
@@ -407,7 +407,7 @@ def test_a_delivery_that_ends_at_any_part_leaves_nothing(tmp_path, monkeypatch, 
     """It has ended when the error is raised: no thread copies to a slot after that."""
     _parts._crew.cache_clear()
     monkeypatch.setattr(_parts, "most_threads", lambda: threads)
-    monkeypatch.setattr(_checksum, "_PART_BYTES", 100 * WIDTH)
+    monkeypatch.setattr(_checksum, "_MOST_PART_BYTES", 100 * WIDTH)
     oracle = records(np.random.default_rng(9), 3000, WIDTH)
     writer, rows = Writer(tmp_path, TableSpec(3000, DIM), oracle), np.arange(2000)
     host, scatter = HostTier(writer.tier, slots=2500), _rowcopy.scatter
