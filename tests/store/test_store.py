@@ -675,7 +675,7 @@ def test_inspect_has_stable_keys(store):
     data = store.info().to_dict()
     assert json.loads(json.dumps(data)) == data
     keys = ["store", "format", "uuid", "version", "step", "folded", "tables", "spaces"]
-    keys += ["keep", "names", "payload", "writer"]
+    keys += ["keep", "names", "payload", "writer", "allocated_bytes"]
     assert list(data) == keys
     item, user = data["tables"]
     assert item.pop("allocated_bytes") > 0

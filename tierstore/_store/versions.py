@@ -7,6 +7,7 @@ their numbers are never reused.
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,7 +110,7 @@ class History:
         listed = ", ".join(map(str, versions))
         return (
             f"; versions that can be opened, with tierstore.open(path, version=N): {listed}; "
-            f"'tierstore repair {self._directory.path} DEST' copies what is intact"
+            f"`tierstore repair {shlex.quote(self._directory.path)} DEST` copies what is intact"
         )
 
     def read_all(self) -> dict[int, Manifest | FormatError]:

@@ -16,7 +16,7 @@ from tierstore_cli.opening import awaited, open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import READ_STORE, UNTESTED, VERSION, Place, PlaceType, full_name
 from tierstore_cli.progress import Progress
-from tierstore_cli.text import some_rows
+from tierstore_cli.text import quoted, some_rows
 
 if TYPE_CHECKING:
     from tierstore._store.updating import CopyUpdate
@@ -140,7 +140,8 @@ def _backends(
     if changed and not on_disk:
         out.note(
             f"Note: stored as {after[changed[0]]} at a URL: {', '.join(changed)}; "
-            f"tierstore save {dest} COPY --backend {before[changed[0]]} makes of a copy what it was"
+            f"tierstore save {quoted(dest)} COPY --backend {before[changed[0]]} makes of a copy "
+            "what it was"
         )
     return after
 
