@@ -37,6 +37,7 @@ what happened, the numbers involved and the next step. Classes derived from OSEr
     TierStoreWarning           UserWarning
     ├── UncommittedRowsWarning                     a store was closed with uncommitted rows
     ├── UnclosedStoreWarning   ResourceWarning     a store was dropped without being closed
+    ├── NotExpiredWarning                          `expire` was called, and its keys never taken
     ├── UpkeepWarning          RuntimeWarning      folding or removing old files was postponed
     ├── OverflowedValuesWarning                    values became infinite in a conversion
     ├── DuplicateRowsWarning                       copies of a row were trained as one row
@@ -75,6 +76,7 @@ __all__ = [
     "MissingExtraError",
     "MissingFileError",
     "NotAStoreError",
+    "NotExpiredWarning",
     "NotPrefetchedError",
     "OverflowedValuesWarning",
     "RanksError",
@@ -338,6 +340,10 @@ class UncommittedRowsWarning(TierStoreWarning):
 
 class UnclosedStoreWarning(TierStoreWarning, ResourceWarning):
     """A store was dropped without being closed."""
+
+
+class NotExpiredWarning(TierStoreWarning):
+    """`expire` was called and removed nothing, because no block of its keys was taken."""
 
 
 class UpkeepWarning(TierStoreWarning, RuntimeWarning):
