@@ -51,7 +51,8 @@ import errno
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 __all__ = [
@@ -306,6 +307,17 @@ def counted(count: int, one: str, more: str = "") -> str:
     '1 row is'
     """
     return f"{count:,} {one if count == 1 else more or one + 's'}"
+
+
+def named(noun: str, names: Collection[str]) -> str:
+    """Return names after their noun, of many the first three: `"table 'a'"`, `"tables 'a', 'b'"`.
+
+    >>> named("field", ["a", "b", "c", "d", "e"])
+    "fields 'a', 'b', 'c' and 2 more"
+    """
+    text = ", ".join(repr(name) for name in islice(names, 3))
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return f"{noun}{'s' if len(names) > 1 else ''} {text}{more}"
 
 
 _BETWEEN = {"tierstore", "torch", "contextlib", "functools", "weakref"}

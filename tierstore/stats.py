@@ -502,14 +502,14 @@ class StoreInfo:
         return f"{data}, {format_bytes(self.allocated_bytes)} on disk"
 
     def __str__(self) -> str:
-        """Return a table for people: a line for the store, one for each table.
+        """Return a table for people: two lines for the store, one for each table.
 
         Where there are more than 20 tables, those that share tiers have one line together.
         """
         step = "" if self.step is None else f", step {self.step}"
         state = "folded" if self.folded else "not folded"
-        facts = f"version {self.version}{step}, {state}, format {self.format}, {self.size}"
-        lines = [f"{self.store}: {facts}"]
+        facts = f"version {self.version}{step}, {state}, format {self.format}"
+        lines = [f"{self.store}: {facts}", f"  {self.size}"]
         cells: list[tuple[str, ...]]
         if len(self.tables) <= LISTED:
             cells = [("table", "rows", "fields", "backend", "disk", "deltas", "tiers")]

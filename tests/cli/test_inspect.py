@@ -78,7 +78,7 @@ def test_a_thousand_tables_are_readable(run, run_json, tmp_path):
     with tierstore.create(tmp_path / "s", specs) as store:
         store["wide_1"].write([3, 5], np.ones((2, 64), np.float32))
         store.commit()
-        assert len(str(store.info()).splitlines()) == 4
+        assert len(str(store.info()).splitlines()) == 5
     lines = run("inspect", tmp_path / "s").stdout.splitlines()
     assert len(lines) < 10
     assert all(len(line) <= 80 for line in lines if str(tmp_path) not in line)

@@ -559,8 +559,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
         rows = self._uncommitted()
         if rows or self._parts.ahead(self._manifest):
             raise InvalidInputError(
-                f"{counted(rows, 'row is', 'rows are')} not committed on rank {self.rank}; commit "
-                f"or roll back before you {what}"
+                f"{counted(rows, 'row is', 'rows are')} not committed on rank {self.rank}; call "
+                f"store.commit() or store.rollback() before you {what}"
             )
 
     def fold(self, *, progress: Progress | None = None) -> list[int]:
