@@ -136,14 +136,12 @@ def load(
         "notes": list(done.notes),
         "added": done.added,
     }
-    verb = "made" if done.created else "loaded"
+    into = f"{'made' if done.created else 'loaded'} table {done.table}, field {done.field}"
     shape = f"{counted(done.rows, 'row')} of {done.dim} {done.dtype}"
     shape += ", with keys" if done.keys else ""
     if done.added:
         shape += f", {done.added:,} of them new"
-    out.show(
-        data, f"{verb} {done.table} {done.field}: {shape}; {store} is now at version {done.version}"
-    )
+    out.show(data, f"{into}: {shape}; {store} is now at version {done.version}")
 
 
 SHOWN = 6

@@ -64,9 +64,10 @@ def save(
 ) -> None:
     """Copy one version of STORE to DEST, which must not exist.
 
-    DEST appears complete and durable, or not at all. STORE may be written meanwhile. DEST may be a
-    URL for fsspec: inspect, export, verify, save and tierstore.open read stores there. At a URL
-    tables are stored as zarr, and a copy of it keeps that, but with --backend memmap.
+    DEST appears complete and durable, or not at all; no option replaces what is there. STORE may be
+    written meanwhile. DEST may be a URL for fsspec: inspect, export, verify, save and
+    tierstore.open read stores there. At a URL tables are stored as zarr, and a copy of it keeps
+    that, but with --backend memmap.
 
     Damage is never copied: it ends the copy, or with --skip-damaged is listed on stderr and as
     "skipped" in --json. `tierstore repair` recovers more of a damaged store.
