@@ -12,7 +12,7 @@ from tierstore.budget import format_bytes
 from tierstore.errors import counted
 from tierstore.spec import BACKENDS
 from tierstore_cli.command import Command
-from tierstore_cli.opening import awaited, open_store
+from tierstore_cli.opening import awaited, makes, open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import READ_STORE, UNTESTED, VERSION, Place, PlaceType, full_name
 from tierstore_cli.progress import Progress
@@ -107,6 +107,7 @@ def save(
             raise click.UsageError("--partitions copies a whole store; repair it first")
         _save_partitioned(out, store, dest, version, partitions)
         return
+    makes(dest)
     with open_store(store, version=version) as opened, Progress("copying") as progress:
         version = opened.version
         before = {name: opened[name].spec.backend for name in opened if name not in opened.damaged}
@@ -207,6 +208,7 @@ def _save_partitioned(
     """Copy one version to a store with partitions."""
     from tierstore import distributed  # imports torch
 
+    makes(dest)
     with open_store(store, version=version) as opened, Progress("copying") as progress:
         version = opened.version
         distributed.save(
