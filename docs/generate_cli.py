@@ -20,7 +20,8 @@ terminal only and after a second. Environment variables set options too: `--tabl
 `TIERSTORE_EXPORT_TABLE`. With `NO_COLOR` set, tables are plain even if `rich` is installed.
 
 Commands that write make the complete result under a temporary name, then rename it: a command that
-fails or is interrupted leaves no partial result.
+fails or is interrupted leaves no partial result. One that has printed its result is done, whatever
+ends it then.
 
 | exit code | meaning |
 |---|---|
@@ -32,7 +33,7 @@ fails or is interrupted leaves no partial result.
 | 5 | locked by another writer |
 | 6 | no space, or an I/O error |
 | 10 | nothing changed since the version of `--since` or `--if-changed` |
-| 130 | interrupted; the message names a version that was committed before |
+| 130 | interrupted; the message names a version or store that is complete nevertheless |
 | 141 | the reader of a pipe closed it |
 
 ## Completion

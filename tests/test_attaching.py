@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -420,3 +421,14 @@ def private_bytes():
     """Anonymous memory of the process."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon"))
+
+
+def test_what_is_attached_can_be_pickled(tmp_path):
+    given = matrix()
+    np.save(tmp_path / "rows.npy", given.numpy())
+    with tierstore.attach({"t": tmp_path / "rows.npy"}, budget="1MiB") as tables:
+        data = pickle.dumps((tables, tables["t"]))
+    again, table = pickle.loads(data)
+    with again:
+        assert table is again["t"]
+        assert np.array_equal(table.read(range(ROWS)), given.numpy())

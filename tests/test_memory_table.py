@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from typing import Any
 
@@ -12,7 +13,7 @@ import tierstore
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import Budget, Field, TableSpec
 from tierstore._memory_table import MemoryTable, Origin
-from tierstore.errors import ClosedError, InvalidInputError, RowIndexError
+from tierstore.errors import ClosedError, InvalidInputError, InvalidTypeError, RowIndexError
 
 ROWS = 9000
 FIELDS = {
@@ -121,3 +122,8 @@ def test_layer_and_optimizer_train_a_table_in_memory() -> None:
                 optimizer.zero_grad()
         found = memory.table.read(np.arange(30))
     assert np.array_equal(found, peer.weight.detach().numpy())
+
+
+def test_a_table_in_memory_is_not_pickled():
+    with MemoryTable(SPEC) as scratch, pytest.raises(InvalidTypeError, match="in memory alone"):
+        pickle.dumps(scratch.table)

@@ -12,7 +12,7 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Generator
-from typing import cast
+from typing import NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from tierstore._tiers.base import Bytes, LowestTier, Rows
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import Placement, find_device
 from tierstore.budget import Budget
-from tierstore.errors import ClosedError, InvalidInputError
+from tierstore.errors import ClosedError, InvalidInputError, InvalidTypeError
 from tierstore.initializers import BLOCK_ROWS
 from tierstore.spec import DeviceName, TableSpec
 from tierstore.stats import TierStats, tally
@@ -191,6 +191,13 @@ class MemoryTable(Closing):
                 pass
             if progress is not None:
                 progress(stop, rows)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled."""
+        raise InvalidTypeError(
+            f"table {self.table.name!r} lives in memory alone and cannot be pickled; "
+            "tierstore.create makes a store, which every process can open for reading"
+        )
 
     def close(self) -> None:
         """Free the memory and discard the rows; may be called again."""

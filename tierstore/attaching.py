@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -86,6 +86,7 @@ class Attached(Closing, Mapping[str, Table]):
         checksums: Path | None = None,
     ) -> None:
         """Open and map the files, and place the tables in memory; see `attach`."""
+        self._given = tables, budget, policy, None, checksums  # as `__reduce__` needs it
         attached = f"what is attached as {', '.join(tables)}"
         self.door: Door = Door(attached, writable=False, refusal=_REFUSAL)
         self.prefetcher: Prefetcher = Prefetcher(self.door)
@@ -137,6 +138,10 @@ class Attached(Closing, Mapping[str, Table]):
     def __repr__(self) -> str:
         """Name the tables."""
         return f"Attached({list(self._tables)}{', closed' if self.door.closed else ''})"
+
+    def __reduce__(self) -> tuple[Callable[..., Attached], tuple[object, ...]]:
+        """Pickle as what to attach again: in host memory, as a worker must not use the GPU."""
+        return Attached, self._given
 
     def close(self) -> None:
         """Free the memory and close the files, which stay as they are; may be called again."""

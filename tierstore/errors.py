@@ -37,6 +37,7 @@ what happened, the numbers involved and the next step. Classes derived from OSEr
     TierStoreWarning           UserWarning
     ├── UncommittedRowsWarning                     a store was closed with uncommitted rows
     ├── UnclosedStoreWarning   ResourceWarning     a store was dropped without being closed
+    ├── NotExpiredWarning                          `expire` was called, and its keys never taken
     ├── UpkeepWarning          RuntimeWarning      folding or removing old files was postponed
     ├── OverflowedValuesWarning                    values became infinite in a conversion
     ├── DuplicateRowsWarning                       copies of a row were trained as one row
@@ -50,7 +51,8 @@ import errno
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 __all__ = [
@@ -75,6 +77,7 @@ __all__ = [
     "MissingExtraError",
     "MissingFileError",
     "NotAStoreError",
+    "NotExpiredWarning",
     "NotPrefetchedError",
     "OverflowedValuesWarning",
     "RanksError",
@@ -306,6 +309,17 @@ def counted(count: int, one: str, more: str = "") -> str:
     return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
+def named(noun: str, names: Collection[str]) -> str:
+    """Return names after their noun, of many the first three: `"table 'a'"`, `"tables 'a', 'b'"`.
+
+    >>> named("field", ["a", "b", "c", "d", "e"])
+    "fields 'a', 'b', 'c' and 2 more"
+    """
+    text = ", ".join(repr(name) for name in islice(names, 3))
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return f"{noun}{'s' if len(names) > 1 else ''} {text}{more}"
+
+
 _BETWEEN = {"tierstore", "torch", "contextlib", "functools", "weakref"}
 """Packages whose lines stand between a user's line and a warning."""
 
@@ -338,6 +352,10 @@ class UncommittedRowsWarning(TierStoreWarning):
 
 class UnclosedStoreWarning(TierStoreWarning, ResourceWarning):
     """A store was dropped without being closed."""
+
+
+class NotExpiredWarning(TierStoreWarning):
+    """`expire` was called and removed nothing, because no block of its keys was taken."""
 
 
 class UpkeepWarning(TierStoreWarning, RuntimeWarning):

@@ -359,7 +359,9 @@ def _table_name(store: Store, name: str | None) -> str:
     if name is not None:
         return name
     if len(store) > 1:
-        raise InvalidInputError(f"the store has several tables: {', '.join(store)}; name one")
+        raise InvalidInputError(
+            f"the store has several tables: {', '.join(store)}; name one (table=, --table)"
+        )
     return next(iter(store), DEFAULT_TABLE)
 
 

@@ -137,10 +137,9 @@ def _figure(picture: str, caption: str) -> str:
 
 def _head(store: Store) -> Iterator[str]:
     info = store.info()
-    size = sum(each.disk_bytes + each.delta_bytes for each in info.tables)
     step = "" if info.step is None else f", step {info.step:,}"
     yield f"<h1>{escape(Path(str(store.path)).name)}</h1>"
-    yield f"<p>version {info.version:,}{step}, {format_bytes(size)}</p>"
+    yield f"<p>version {info.version:,}{step}, {info.size}</p>"
 
 
 def _tables(store: Store) -> Iterator[str]:

@@ -469,7 +469,9 @@ class StoreInfo:
     `tables` are those that are whole, `spaces` which of them share tiers. A writer keeps the `keep`
     newest versions and every version with a name in `names`. `payload` lists the names of this
     version's payload values. `writer` says which process has the store open for writing, if this
-    machine knows one.
+    machine knows one. `allocated_bytes` is what all files of the store take on the disk, those of
+    other versions and of partitions on this host among them, or of a rank's share those of its
+    partitions; None for objects.
     """
 
     store: str
@@ -484,15 +486,30 @@ class StoreInfo:
     names: tuple[str, ...] = ()
     payload: tuple[str, ...] = ()
     writer: str | None = None
+    allocated_bytes: int | None = None
+
+    @property
+    def data_bytes(self) -> int:
+        """Size of the base files and their checksums, which is that of the data once folded."""
+        return sum(table.disk_bytes for table in self.tables)
+
+    @property
+    def size(self) -> str:
+        """The size of the data and what all files take, such as "16.0 MiB of data, 89.0 MiB …"."""
+        data = f"{format_bytes(self.data_bytes)} of data"
+        if self.allocated_bytes is None:
+            return data
+        return f"{data}, {format_bytes(self.allocated_bytes)} on disk"
 
     def __str__(self) -> str:
-        """Return a table for people: a line for the store, one for each table.
+        """Return a table for people: two lines for the store, one for each table.
 
         Where there are more than 20 tables, those that share tiers have one line together.
         """
         step = "" if self.step is None else f", step {self.step}"
         state = "folded" if self.folded else "not folded"
-        lines = [f"{self.store}: version {self.version}{step}, {state}, format {self.format}"]
+        facts = f"version {self.version}{step}, {state}, format {self.format}"
+        lines = [f"{self.store}: {facts}", f"  {self.size}"]
         cells: list[tuple[str, ...]]
         if len(self.tables) <= LISTED:
             cells = [("table", "rows", "fields", "backend", "disk", "deltas", "tiers")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ WAITING = "tierstore.wait"
 """The key of the seconds of --wait in the context."""
 WRITTEN = "tierstore.written"
 """The key of the stores that are open for writing: path, store, and version at its opening."""
+MADE = "tierstore.made"
+"""The key of the paths where a new store appears once it is complete."""
 
 
 def _keep_wait(ctx: click.Context, _: click.Parameter, seconds: float) -> None:
@@ -70,10 +73,12 @@ class Command(click.Command):
 
 
 def _committed(ctx: click.Context) -> str:
-    """Say which versions the command has committed, if any."""
+    """Say which versions the command has committed and which stores it has made, if any."""
     written = ctx.meta.get(WRITTEN, ())
     found = [(path, each.version) for path, each, before in written if each.version != before]
-    return ", ".join(f"version {version} of {path} is committed" for path, version in found)
+    done = [f"version {version} of {path} is committed" for path, version in found]
+    done += [f"{path} is complete" for path in ctx.meta.get(MADE, ()) if os.path.lexists(path)]
+    return ", ".join(done)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from tierstore.errors import (
     MissingExtraError,
     RowIndexError,
 )
-from tierstore_cli.command import WAITING, WRITTEN
+from tierstore_cli.command import MADE, WAITING, WRITTEN
 from tierstore_cli.params import Place, Rows, Share
 
 if TYPE_CHECKING:  # reading files takes time to import, which few commands do
@@ -68,6 +68,13 @@ def open_store(
     if context is not None:
         context.meta.setdefault(WRITTEN, []).append((path, store, store.version))
     return store
+
+
+def makes(path: Place) -> None:
+    """Have an interrupt tell whether a new store has appeared at `path`, if that is free yet."""
+    context = click.get_current_context(silent=True)
+    if context is not None and isinstance(path, Path) and not os.path.lexists(path):
+        context.meta.setdefault(MADE, []).append(path)
 
 
 def open_to_read(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import IO, Any
@@ -45,6 +46,11 @@ def fitted(text: str, stream: IO[Any]) -> str:
     except UnicodeEncodeError:
         text = text.translate(ASCII).encode(encoding, "backslashreplace").decode(encoding)
     return text
+
+
+def quoted(path: object) -> str:
+    """Return a path as a shell reads it, for a command to copy."""
+    return shlex.quote(str(path))
 
 
 def tell(message: str, stream: IO[Any] | None = None, *, end: str = "\n") -> None:

@@ -13,7 +13,7 @@ import tierstore
 
 STORE_KEYS = [
     *("store", "format", "uuid", "version", "step", "folded", "tables", "spaces"),
-    *("keep", "names", "payload", "writer"),
+    *("keep", "names", "payload", "writer", "allocated_bytes"),
 ]
 TABLE_KEYS = [
     "name",
@@ -78,7 +78,7 @@ def test_a_thousand_tables_are_readable(run, run_json, tmp_path):
     with tierstore.create(tmp_path / "s", specs) as store:
         store["wide_1"].write([3, 5], np.ones((2, 64), np.float32))
         store.commit()
-        assert len(str(store.info()).splitlines()) == 4
+        assert len(str(store.info()).splitlines()) == 5
     lines = run("inspect", tmp_path / "s").stdout.splitlines()
     assert len(lines) < 10
     assert all(len(line) <= 80 for line in lines if str(tmp_path) not in line)
@@ -367,3 +367,42 @@ def spied(read, seen):
 
 def test_what_delta_counts_is_said(run):
     assert "DELTA counts row writes" in " ".join(run("inspect", "--help").stdout.split())
+
+
+def du(path):
+    return sum(each.lstat().st_blocks * 512 for each in [path, *path.rglob("*")])
+
+
+def test_what_a_store_takes_beside_its_data_and_how_to_get_it_back(run, run_json, tmp_path):
+    path = tmp_path / "a store.tier"
+    with tierstore.create(path, {"t": tierstore.TableSpec(8_000, 64)}, keep=3) as store:
+        for step in range(4):
+            store["t"].write(np.arange(4_000), np.full((4_000, 64), step, "f4"))
+            store.commit(step=step, keep="best" if step == 1 else None)
+    data = run_json("inspect", path)
+    (table,) = data["tables"]
+    assert data["allocated_bytes"] == du(path) > table["disk_bytes"] + 3 * 4_000 * 64 * 4
+    text = run("inspect", path).stdout
+    assert re.search(r" of data, [\d.]+ MiB on disk\n", text)
+    assert re.search(r"beside the data: [\d.]+ \w+ of commits not yet folded", text)
+    assert f"`tierstore release '{path}' best`, then `tierstore fold '{path}'` gives it" in text
+    assert "beside the data" not in run("inspect", path, "--version", "best").stdout
+
+    run("release", path, "best")
+    run("fold", path)
+    assert run_json("inspect", path)["allocated_bytes"] == du(path) < 1.1 * table["disk_bytes"]
+    assert "beside the data" not in run("inspect", path).stdout
+
+
+def test_older_versions_take_space_of_a_folded_table(run, run_json, tmp_path):
+    """A table that was loaded again is folded, and the rows before it are those of a version."""
+    np.save(tmp_path / "rows.npy", np.ones((20_000, 16), "f4"))
+    path = tmp_path / "s.tier"
+    for _ in range(2):
+        run("load", path, tmp_path / "rows.npy", "--table", "t")
+    text = run("inspect", path).stdout
+    assert " · folded · " in text
+    assert re.search(r"beside the data: 1\.\d MiB of \d older versions?\n`tierstore fold ", text)
+    run("fold", path)
+    assert "beside the data" not in run("inspect", path).stdout
+    assert run_json("inspect", path)["allocated_bytes"] < 1.6e6

@@ -295,3 +295,14 @@ def test_export_of_several_fields(pair, run, run_json, tmp_path):
         run("load", tmp_path / "again.tier", f"{out}:{name}", "--table", name)
         assert np.array_equal(rows_of(tmp_path / "again.tier", name), expected[name])
     run("export", pair, out, "--fields", "weight", "--field", "weight", code=2)
+
+
+def test_a_load_says_in_words_what_it_did(run, tmp_path):
+    np.save(tmp_path / "rows.npy", np.ones((3, 2), np.float32))
+    store = tmp_path / "s.tier"
+    said = run("load", store, tmp_path / "rows.npy", "--table", "person").stdout
+    assert said.startswith("made table person, field weight: 3 rows of 2 float32; ")
+    said = run("load", store, tmp_path / "rows.npy").stdout
+    assert said.startswith("loaded table person, field weight: 3 rows of 2 float32; ")
+    run("init", store, "--rows", 1, "--dim", 1, "--table", "other")
+    assert "--table" in run("load", store, tmp_path / "rows.npy", code=1).stderr

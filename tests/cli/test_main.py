@@ -11,6 +11,7 @@ import time
 from types import SimpleNamespace
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -231,6 +232,49 @@ def test_a_command_interrupted_after_its_commit_says_that_this_is_done(tmp_path,
     assert (result.exit_code, result.stderr) == (130, "\nInterrupted.\n")
     with tierstore.open(path) as store:
         assert (store.version, store["e"].read([1]).tolist()) == (2, [[1, 2]])
+
+
+@pytest.mark.parametrize("command", ["load", "init", "save", "repair"])
+def test_a_command_interrupted_after_it_made_a_store_says_that_this_is_done(
+    tmp_path, monkeypatch, command
+):
+    from tierstore._io import atomic
+
+    source, path = tmp_path / "old.tier", tmp_path / "S.tier"
+    tierstore.create(source, {"e": tierstore.TableSpec(9, 2)}).close()
+    np.save(tmp_path / "rows.npy", np.ones((3, 2), "f4"))
+    args = {
+        "load": [path, tmp_path / "rows.npy"],
+        "init": [path, "--rows", 3, "--dim", 2],
+        "save": [source, path],
+        "repair": [source, path],
+    }[command]
+    publish = atomic._give_name
+
+    def interrupted(*given, **options):
+        publish(*given, **options)
+        if given[2] == path.name:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(atomic, "_give_name", interrupted)
+    result = CliRunner().invoke(cli, [command, *map(str, args)])
+    assert (result.exit_code, result.stderr) == (130, f"\nInterrupted; {path} is complete.\n")
+    with tierstore.open(path) as store:
+        assert len(store) == 1
+
+
+def test_a_load_interrupted_after_its_commit_says_that_this_is_done(tmp_path, monkeypatch):
+    path = tmp_path / "S.tier"
+    tierstore.create(path, {"e": tierstore.TableSpec(3, 2)}).close()
+    np.save(tmp_path / "rows.npy", np.ones((3, 2), "f4"))
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tierstore._store.alter.clean_up", interrupt)
+    result = CliRunner().invoke(cli, ["load", str(path), str(tmp_path / "rows.npy")])
+    done = f"version 2 of {path} is committed"
+    assert (result.exit_code, result.stderr) == (130, f"\nInterrupted; {done}.\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -1,6 +1,7 @@
 """tierstore save, tierstore verify and tierstore fold."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -321,3 +322,28 @@ def test_a_fold_says_how_far_it_is(run, pair, monkeypatch):
     run("fold", pair)
     assert seen and {label for label, _, _ in seen} == {"folding"}
     assert 0 < seen[-1][1] == seen[-1][2]
+
+
+def test_what_is_there_is_said_and_never_replaced(run, pair, tmp_path):
+    run("save", pair, tmp_path / "copy.tier")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name, kind in {
+        "copy.tier": "a store; choose another name, or bring a copy up to date .*--incremental",
+        "folder": "a directory; choose another name$",
+        "file": "a file; choose another name$",
+        "link": "a symbolic link; choose another name$",
+    }.items():
+        for command in ("save", "repair"):
+            found = run(command, pair, tmp_path / name, code=1).stderr.strip()
+            expected = kind if command == "save" else kind.partition(", or")[0] + "$"
+            assert re.search(f"^Error: {tmp_path / name} exists and is {expected}", found)
+    assert (tmp_path / "file").read_bytes() == b"x"
+
+
+def test_a_store_is_not_created_over_another(pair):
+    with pytest.raises(
+        tierstore.errors.ExistsError, match=r"is a store; .*open it: tierstore.open"
+    ):
+        tierstore.create(pair, {"t": tierstore.TableSpec(1, 1)})

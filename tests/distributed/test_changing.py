@@ -120,7 +120,12 @@ def test_a_fold_leaves_the_newest_version_in_the_bases(tmp_path: Path, ranks: in
     start(tmp_path / "store")
     before = contents(tmp_path / "store")
     with distributed.open(tmp_path / "store") as store:
-        assert not store.info().folded  # else nothing is shown
+        info = store.info()
+        assert not info.folded  # else nothing is shown
+        assert info.allocated_bytes is not None
+        assert info.allocated_bytes > info.data_bytes + sum(
+            each.delta_bytes for each in info.tables
+        )
     shutil.copytree(tmp_path / "store", tmp_path / "folded")
     with distributed.open(tmp_path / "folded") as store:
         assert store.fold() == [1, 2]

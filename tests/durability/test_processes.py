@@ -192,6 +192,19 @@ class Rows:
         return self.store["t"].read([row])[0]
 
 
+class HeldRows:
+    """A data set that holds a table of a reader."""
+
+    def __init__(self, table: tierstore.Table) -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        return self.table.read([row])[0]
+
+
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.fault(25)
 def test_workers_of_a_data_loader_read(path: Path, method: str) -> None:
@@ -199,11 +212,13 @@ def test_workers_of_a_data_loader_read(path: Path, method: str) -> None:
     with tierstore.open(path, "r+") as writer:
         writer["t"].write(*changes(2))
         writer.commit()
-        loader = data.DataLoader(
-            Rows(path), batch_size=8, num_workers=2, multiprocessing_context=method
-        )
-        found = np.concatenate([batch.numpy() for batch in loader])
-        assert np.array_equal(found, content(2)[:40])
+        with tierstore.open(path, budget=NONE) as reader:
+            for rows in (Rows(path), HeldRows(reader["t"])):
+                loader = data.DataLoader(
+                    rows, batch_size=8, num_workers=2, multiprocessing_context=method
+                )
+                found = np.concatenate([batch.numpy() for batch in loader])
+                assert np.array_equal(found, content(2)[:40])
         assert writer.commit() == 3
 
 

@@ -43,6 +43,7 @@ from tierstore.errors import (
     ForkedStoreError,
     InvalidInputError,
     InvalidTypeError,
+    NotExpiredWarning,
     RowIndexError,
     UncommittedRowsWarning,
     UnknownNameError,
@@ -454,6 +455,19 @@ def test_expiry(tmp_path, kind):
         s["t"].write(keys, rows)
         assert np.array_equal(s["t"].read(keys), rows)
         s.rollback()
+
+
+def test_expiry_without_a_loop_removes_nothing_and_warns(tmp_path, kind):
+    with tierstore.create(tmp_path / "s", {"t": tracking(kind)}) as s:
+        s["t"].write(some(kind, 10), np.ones((10, DIM), np.float32))
+        s.commit()
+        with pytest.warns(NotExpiredWarning, match=r"'t' expired: .*for keys, rows in") as found:
+            s["t"].expire(keep_at_most=0)
+        assert found[0].filename == __file__
+        assert s["t"].rows == 10
+        for _ in s["t"].expire(keep_at_most=0):
+            break  # documented: removes nothing
+        assert s["t"].rows == 10
 
 
 @pytest.mark.parametrize("gone", [slice(0, 3), slice(7, 10), slice(0, 10), slice(0, 0)])

@@ -510,3 +510,31 @@ def test_keys_for_new_rows_of_a_table_without_keys_are_refused(tmp_path):
         assert table.contains([[7, 99], [109, 8]]).tolist() == [[True, False], [True, True]]
         with pytest.raises(UnknownNameError, match=r"these 4 keys: 1, 2, 3, …$"):
             table.lookup([7, 1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda store: store.grow("item", 2 * ROWS), "grow table 'item'"),
+        (
+            lambda store: store.append("item", {"sum": np.zeros((1, 2))}),
+            "append to table 'item'",
+        ),
+        (lambda store: store.rename("item", "new"), "rename table 'item'"),
+        (lambda store: store.drop("item"), "drop table 'item'"),
+        (lambda store: store.create_table("new", TableSpec(9, 3)), "create table 'new'"),
+        (lambda store: store.add_fields("item", {"age": Field(1)}), "add fields to table 'item'"),
+        (lambda store: store.alter_table("item", dtype="float16"), "alter table 'item'"),
+        (lambda store: store.set_keys("item", range(ROWS)), "set keys of table 'item'"),
+    ],
+)
+def test_a_change_says_what_is_in_its_way_and_what_it_is(store, change, told):
+    version = store.version
+    store["item"].write([3, 5], np.ones((2, DIM), np.float32))
+    with pytest.raises(
+        InvalidInputError,
+        match=rf"^2 rows are not committed, of table 'item'; call .* before you {told}$",
+    ):
+        change(store)
+    store.rollback()
+    assert store.version == version

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import warnings
+from copy import copy as shallow_copy
 from pathlib import Path
 from typing import Any
 
@@ -675,7 +676,7 @@ def test_inspect_has_stable_keys(store):
     data = store.info().to_dict()
     assert json.loads(json.dumps(data)) == data
     keys = ["store", "format", "uuid", "version", "step", "folded", "tables", "spaces"]
-    keys += ["keep", "names", "payload", "writer"]
+    keys += ["keep", "names", "payload", "writer", "allocated_bytes"]
     assert list(data) == keys
     item, user = data["tables"]
     assert item.pop("allocated_bytes") > 0
@@ -714,6 +715,24 @@ def test_readers_can_be_pickled_and_writers_not(path, store):
         assert np.array_equal(other["item"].read(EVERY), reader["item"].read(EVERY))
     with pytest.raises(InvalidTypeError, match="cannot be pickled"):
         pickle.dumps(store)
+
+
+def test_tables_of_a_reader_can_be_pickled_and_share_its_copy(path, store):
+    change(store, 1)
+    store.commit()
+    with reopened(path) as reader:
+        data = pickle.dumps([reader["item"], reader["user"], reader["item"]])
+        expected = reader["item"].read(EVERY)
+    change(store, 2)
+    store.commit()
+    item, user, again = pickle.loads(data)
+    with item.store as opened:
+        assert again is item and user.store is opened and item.name == "item"
+        assert opened.version == store.version - 1
+        assert np.array_equal(item.read(EVERY), expected)
+    with pytest.raises(InvalidTypeError, match="open it for reading"):
+        pickle.dumps(store["item"])
+    assert shallow_copy(store["item"]) is store["item"]
 
 
 def test_a_pointer_stands_for_the_store(path, store, tmp_path):

@@ -22,7 +22,7 @@ from tierstore.errors import (
     TierStoreWarning,
     UnknownNameError,
 )
-from tierstore.nn import TieredEmbedding
+from tierstore.nn import FrozenEmbedding, TieredEmbedding
 from tierstore.optim import TieredOptimizer
 
 
@@ -407,6 +407,20 @@ def test_a_copy_shares_the_table(place: Place, weights: Tensor) -> None:
 
 def test_pickling_says_what_to_do(weights: Tensor, tmp_path: Path) -> None:
     place = Place(tmp_path)
-    with pytest.raises(InvalidTypeError, match="the store's path"):
-        pickle.dumps(TieredEmbedding(place.table(weights)))
+    table = place.table(weights)
+    with pytest.raises(InvalidTypeError, match=r"save its state_dict\(\).* FrozenEmbedding"):
+        pickle.dumps(TieredEmbedding(table))
+    with pytest.raises(InvalidTypeError, match="open it for reading"):
+        pickle.dumps(FrozenEmbedding(table))
     place.close()
+
+
+def test_a_frozen_layer_over_a_reader_is_pickled(weights: Tensor, tmp_path: Path) -> None:
+    with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(*weights.shape)}) as store:
+        store["t"].write(torch.arange(len(weights)), weights)
+        store.commit()
+    with tierstore.open(tmp_path / "s") as reader:
+        data = pickle.dumps(FrozenEmbedding(reader["t"]))
+    layer = pickle.loads(data)
+    with layer.table.store:
+        assert torch.equal(layer(torch.arange(len(weights))), weights)

@@ -153,7 +153,12 @@ def test_fields_are_added_once(place: Place, weights: Tensor) -> None:
     TieredOptimizer(torch.optim.AdamW, [emb])
     assert store.version == version
     table.write(FIRST, weights[:10])
-    with pytest.raises(InvalidInputError, match="not committed"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"^the optimizer has to add fields 'square_avg', 'acc_delta', where it keeps the "
+        r"state of each row: 10 rows are not committed, of table 'item'; call store\.commit\(\) or "
+        r"store\.rollback\(\) before you add fields to table 'item'$",
+    ):
         TieredOptimizer(torch.optim.Adadelta, [emb])
 
 

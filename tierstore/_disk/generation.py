@@ -13,7 +13,6 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -70,8 +69,6 @@ __all__ = [
 
 Rows = npt.NDArray[np.int64]
 
-_BLOCK_BYTES = 512
-"""Unit of `st_blocks`."""
 _CHECKED_BYTES = 256 << 20
 """Maximum number of row checksums compared when a table is opened."""
 _FILLED_AHEAD = 1 << 22
@@ -698,14 +695,8 @@ class Generation:
     @property
     def allocated_bytes(self) -> int:
         """Bytes that the files of the generation take on the disk; `disk_bytes` for objects."""
-        path = Path(self.directory.path)
-        if not path.is_dir():
-            return self.disk_bytes
-        found = 0
-        for each in path.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):  # a writer may remove files
-                found += each.lstat().st_blocks
-        return found * _BLOCK_BYTES
+        path = self.directory.path
+        return _io.allocated_bytes(path) if os.path.isdir(path) else self.disk_bytes
 
     @property
     def base_path(self) -> str:

@@ -8,6 +8,7 @@ store, accessed through the same classes.
 """
 
 from tierstore._io import direct
+from tierstore._io.allocated import allocated_bytes
 from tierstore._io.atomic import leftovers, publish, relink, withdraw
 from tierstore._io.directory import Directory, Glimpse
 from tierstore._io.file import File, let_go, map_files
@@ -25,6 +26,7 @@ __all__ = [
     "Holder",
     "ObjectFile",
     "Objects",
+    "allocated_bytes",
     "direct",
     "explained",
     "filesystem",

@@ -92,6 +92,7 @@ def alone_to(change: str, state: State, folder: Folder, work: Callable[[], None]
 
 
 def rewrite(
+    change: str,
     state: State,
     folder: Folder,
     tables: Callable[[], Sequence[Rewrite]],
@@ -101,19 +102,21 @@ def rewrite(
 ) -> None:
     """Write new or existing tables, remove those in `drop`, and commit all as one version.
 
-    `tables` is called when no other thread uses the store. Table objects stay valid.
+    `change` says in errors what it is. `tables` is called when no other thread uses the store.
+    Table objects stay valid.
     """
 
     def work() -> None:
-        _rewrite(state, tables(), drop, progress)
+        found = tables()
+        state.check_clean(change)
+        _rewrite(state, found, drop, progress)
 
-    alone_to("change a table", state, folder, work)
+    alone_to(change, state, folder, work)
 
 
 def _rewrite(
     state: State, tables: Sequence[Rewrite], drop: Collection[str], progress: Progress | None
 ) -> None:
-    state.check_clean("change a table")
     kept = {name: info for name, info in state.manifest.tables.items() if name not in drop}
     if tables:
         state.check_fit({each.name: each.spec for each in tables})
@@ -380,7 +383,7 @@ def _check_numbered(table: Table) -> None:
 
 
 def _set_keys(state: State, table: Table, keys: Sequence[Any] | None) -> None:
-    state.check_clean("set keys")
+    state.check_clean(f"set keys of table {table.name!r}")
     generation = table._generation
     with generation.directory.use() as directory:
         written = None if keys is None else write_keys(directory, keys, table.rows)

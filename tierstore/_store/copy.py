@@ -26,6 +26,7 @@ from tierstore._disk.manifest import (
 )
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.payload import Payload, copy_payload
+from tierstore._store.versions import check_free
 from tierstore._table.table import Table
 from tierstore._tiers import memory
 from tierstore.errors import CorruptStoreError, ExistsError, InvalidInputError
@@ -152,6 +153,7 @@ def _new_directory(where: Path | _io.Objects) -> Iterator[_io.Directory]:
     ExistsError.
     """
     if not isinstance(where, _io.Objects):
+        check_free(where, "bring a copy up to date (update_copy, --incremental)")
         with _io.publish(where) as temporary, _io.Directory.make(temporary) as directory:
             yield directory
         return

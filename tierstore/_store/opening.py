@@ -23,7 +23,7 @@ from tierstore._store.ledger import write_skeleton
 from tierstore._store.locking import WriterLock, require_tested
 from tierstore._store.options import Options
 from tierstore._store.store import Store
-from tierstore._store.versions import STORE, open_directory
+from tierstore._store.versions import STORE, check_free, open_directory
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import check_names, find_device
 from tierstore.budget import Budget, Size
@@ -268,6 +268,7 @@ def _create_store(
     report = Overall(progress, sum(spec.rows for spec in tables.values()))
     identity = Identity(uuid.uuid4().hex)
     infos: dict[str, TableInfo] = {}
+    check_free(path, "open it: tierstore.open(path, 'r+')")
     with _io.publish(path) as temporary, _io.Directory.make(temporary) as directory:
         for name, spec in tables.items():
             with directory.make_directory(name) as table:

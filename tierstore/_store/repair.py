@@ -38,7 +38,7 @@ from tierstore._store.payload import Payload, copy_payload
 from tierstore._store.row_list import RowList
 from tierstore._store.state import State
 from tierstore._store.verify import VerifyReport
-from tierstore._store.versions import Survey, check_readable, open_directory, survey
+from tierstore._store.versions import Survey, check_free, check_readable, open_directory, survey
 from tierstore._table.table import Table
 from tierstore.errors import ExistsError, InvalidInputError, StoreIOError, TierStoreError
 from tierstore.initializers import BLOCK_ROWS, Initializer
@@ -193,8 +193,7 @@ class _Repair:
 
     def run(self, where: Path) -> None:
         """Write the list and the store; remove the list if the store cannot be published."""
-        if where.exists() or where.is_symlink():
-            raise ExistsError(f"{where} exists; choose another name", filename=str(where))
+        check_free(where)
         with (
             contextlib.ExitStack() as end,
             _io.publish(where) as temporary,

@@ -17,7 +17,7 @@ from tierstore._store.compaction import Folder
 from tierstore._store.options import whole_number
 from tierstore._store.state import State
 from tierstore._table.table import Table
-from tierstore.errors import ExistsError, InvalidInputError
+from tierstore.errors import ExistsError, InvalidInputError, named
 from tierstore.initializers import Initializer
 from tierstore.spec import BackendName, CompressionName, DTypeName, Field, TableSpec, check_name
 
@@ -51,7 +51,11 @@ class SchemaChanges(Mapping[str, Table]):
         """
         check_name(name)
         self._check_free(name)
-        self._rewrite(lambda: [alter.replaced(self._state, name, spec, blocks, keys)], progress)
+        self._rewrite(
+            f"create table {name!r}",
+            lambda: [alter.replaced(self._state, name, spec, blocks, keys)],
+            progress,
+        )
         return self[name]
 
     def replace_table(
@@ -79,7 +83,11 @@ class SchemaChanges(Mapping[str, Table]):
                 f"this would drop every row of table {name!r}: give blocks= with the new records, "
                 "or reinitialize=True; alter_table keeps the rows"
             )
-        self._rewrite(lambda: [alter.replaced(self._state, name, spec, blocks, keys)], progress)
+        self._rewrite(
+            f"replace table {name!r}",
+            lambda: [alter.replaced(self._state, name, spec, blocks, keys)],
+            progress,
+        )
         return self[name]
 
     def add_fields(
@@ -147,7 +155,9 @@ class SchemaChanges(Mapping[str, Table]):
                 raise InvalidInputError(f"unknown change {unknown[0]!r}, not in {sorted(known)}")
         tables = [self[name] for name in changes]
         self._rewrite(
-            lambda: [alter.altered(table, **changes[table.name]) for table in tables], progress
+            _told(changes),
+            lambda: [alter.altered(table, **changes[table.name]) for table in tables],
+            progress,
         )
 
     def grow(
@@ -167,7 +177,9 @@ class SchemaChanges(Mapping[str, Table]):
         """
         table = self[name]
         rows = whole_number("rows", rows)
-        self._rewrite(lambda: [alter.grown(table, rows, init, keys)], progress)
+        self._rewrite(
+            f"grow table {name!r}", lambda: [alter.grown(table, rows, init, keys)], progress
+        )
 
     def append(
         self,
@@ -185,7 +197,9 @@ class SchemaChanges(Mapping[str, Table]):
         """
         table = self[name]
         before = table.rows
-        self._rewrite(lambda: [alter.appended(table, rows, keys)], progress)
+        self._rewrite(
+            f"append to table {name!r}", lambda: [alter.appended(table, rows, keys)], progress
+        )
         return range(before, table.rows)
 
     def rename(self, name: str, new: str, *, progress: Progress | None = None) -> Table:
@@ -197,7 +211,9 @@ class SchemaChanges(Mapping[str, Table]):
         check_name(new)
         table = self[name]
         self._check_free(new)
-        self._rewrite(lambda: [alter.renamed(table, new)], progress, drop=[name])
+        self._rewrite(
+            f"rename table {name!r}", lambda: [alter.renamed(table, new)], progress, drop=[name]
+        )
         return self[new]
 
     def drop(self, name: str) -> None:
@@ -207,7 +223,7 @@ class SchemaChanges(Mapping[str, Table]):
         """
         if name not in self._state.damaged:
             self[name]
-        self._rewrite(list, drop=[name])
+        self._rewrite(f"drop table {name!r}", list, drop=[name])
 
     def set_keys(self, name: str, keys: Sequence[Any] | None, *, commit: bool = True) -> None:
         """Set external keys for all rows of a table; commits separately.
@@ -225,8 +241,17 @@ class SchemaChanges(Mapping[str, Table]):
 
     def _rewrite(
         self,
+        change: str,
         tables: Callable[[], Sequence[Rewrite]],
         progress: Progress | None = None,
         drop: Collection[str] = (),
     ) -> None:
-        alter.rewrite(self._state, self._folder, tables, drop=drop, progress=progress)
+        alter.rewrite(change, self._state, self._folder, tables, drop=drop, progress=progress)
+
+
+def _told(changes: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what changes of tables are, for errors."""
+    kinds = {kind for change in changes.values() for kind in change}
+    only = kinds.pop() if len(kinds) == 1 else ""
+    verb = {"add": "add fields to", "drop": "drop fields of"}.get(only, "alter")
+    return f"{verb} {named('table', changes)}"

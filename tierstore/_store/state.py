@@ -37,6 +37,7 @@ from tierstore.errors import (
     StoreIOError,
     TierStoreError,
     counted,
+    named,
 )
 from tierstore.spec import TableSpec
 
@@ -623,17 +624,30 @@ class State:
 
     def check_clean(self, what: str) -> None:
         """Raise InvalidInputError if anything is not committed."""
-        count = self.uncommitted_rows()
+        count, keys = self.uncommitted_rows(), self.touched.keys
+        if not (count or keys):
+            return
         if count:
-            raise InvalidInputError(
-                f"{counted(count, 'row is', 'rows are')} not committed; commit or roll back before "
-                f"you {what}"
-            )
-        for name in self.touched.keys:
-            raise InvalidInputError(
-                f"the keys of table {name!r} are not committed; commit or roll back before you "
-                f"{what}"
-            )
+            found = counted(count, "row is", "rows are")
+            where = f", of {named('table', self._uncommitted_tables())}"
+        else:
+            found, where = f"the keys of {named('table', keys)} are", ""
+        raise InvalidInputError(
+            f"{found} not committed{where}; call store.commit() or store.rollback() before you "
+            f"{what}"
+        )
+
+    def _uncommitted_tables(self) -> dict[str, None]:
+        """Return the tables of which rows were written, or removed with their keys."""
+        written = dict.fromkeys(
+            extent.table
+            for space in self.spaces.open
+            for extent in space.extents
+            if space.uncommitted(extent).size
+        )
+        touched = self.touched.rows.keys() & self.tables.keys()
+        removed = [name for name in touched if self.tables[name]._generation.removed_keys]
+        return written | dict.fromkeys(removed)
 
     def discard(self) -> None:
         """Drop everything written since the last commit."""

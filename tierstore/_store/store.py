@@ -197,6 +197,9 @@ class Store(SchemaChanges):
             names=tuple(self._state.manifest.names),
             payload=tuple(self._state.payload),
             writer=locking.writer_of(self.path) if isinstance(self.path, Path) else None,
+            allocated_bytes=(
+                _io.allocated_bytes(self.path) if isinstance(self.path, Path) else None
+            ),
         )
 
     def stats(self, tables: Iterable[str] | None = None) -> dict[str, TierStats]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -216,10 +217,10 @@ class Opener:
         """Return the error of a damaged table, with the remedy."""
         older = self._version_with(manifest, name)
         hint = "" if older is None else f", and version {older} of the table opens"
-        path = self._directory.path
+        path = shlex.quote(self._directory.path)
         return CorruptStoreError(
-            f"table {name!r} is damaged: {error}; 'tierstore verify {path}' lists all damage, "
-            f"'tierstore repair {path} DEST' copies what is intact{hint}"
+            f"table {name!r} is damaged: {error}; `tierstore verify {path}` lists all damage, "
+            f"`tierstore repair {path} DEST` copies what is intact{hint}"
         )
 
     def _version_with(self, manifest: Manifest, name: str) -> int | None:

@@ -7,6 +7,8 @@ their numbers are never reused.
 from __future__ import annotations
 
 import contextlib
+import os
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,7 @@ from tierstore import _io
 from tierstore._disk.manifest import MANIFEST_NAME, MAX_BYTES, Identity, Manifest, manifest_name
 from tierstore.errors import (
     AccessError,
+    ExistsError,
     FormatError,
     NotAStoreError,
     StoreIOError,
@@ -28,6 +31,7 @@ __all__ = [
     "STORE",
     "History",
     "Survey",
+    "check_free",
     "check_readable",
     "open_directory",
     "read_identity",
@@ -109,7 +113,7 @@ class History:
         listed = ", ".join(map(str, versions))
         return (
             f"; versions that can be opened, with tierstore.open(path, version=N): {listed}; "
-            f"'tierstore repair {self._directory.path} DEST' copies what is intact"
+            f"`tierstore repair {shlex.quote(self._directory.path)} DEST` copies what is intact"
         )
 
     def read_all(self) -> dict[int, Manifest | FormatError]:
@@ -215,6 +219,26 @@ def open_directory(path: Path | _io.Objects) -> _io.Directory:
         ) from None
     except NotADirectoryError:
         raise NotAStoreError(f"{path} is a file; a store is a directory", filename=path) from None
+
+
+def check_free(where: str | Path, of_store: str = "") -> None:
+    """Raise ExistsError for a path that is taken: what is there, and what else to do with a store.
+
+    A store is never replaced, not even by force.
+    """
+    path = Path(os.path.abspath(where))
+    if not os.path.lexists(path):
+        return
+    instead = ""
+    if path.is_symlink():
+        kind = "a symbolic link"
+    elif (path / STORE).exists():
+        kind, instead = "a store", of_store and f", or {of_store}"
+    else:
+        kind = "a directory" if path.is_dir() else "a file"
+    raise ExistsError(
+        f"{path} exists and is {kind}; choose another name{instead}", filename=str(path)
+    )
 
 
 def check_readable(directory: _io.Directory) -> None:

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.errors import InvalidInputError, InvalidTypeError, NotExpiredWarning, warn
 
-__all__ = ["check", "expired", "moves", "shares", "tally"]
+__all__ = ["Block", "Blocks", "check", "expired", "moves", "shares", "tally"]
 
 Rows = npt.NDArray[np.int64]
+Block = tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]
+
+
+class Blocks(Iterator[Block]):
+    """Blocks of keys that expire with their rows; warns if it is dropped and none was taken."""
+
+    def __init__(self, table: str, blocks: Iterator[Block]) -> None:
+        """Start before the first of the blocks, after the last of which the keys are removed."""
+        self._table, self._blocks, self._begun = table, blocks, False
+
+    def __next__(self) -> Block:
+        """Return the next block."""
+        self._begun = True
+        return next(self._blocks)
+
+    def __del__(self) -> None:
+        """Warn of a call that removes nothing; that of a loop that ends early is documented."""
+        if not self._begun:
+            warn(
+                f"no key of table {self._table!r} expired: keys are removed once all of them were "
+                "taken; write `for keys, rows in table.expire(...): ...`",
+                NotExpiredWarning,
+            )
 
 
 def expired(

@@ -607,7 +607,8 @@ class KeyedTable(RowsByNumber):
                 until no more are left than this.
 
         Call it between steps: no other thread may train the table meanwhile. Keys are removed when
-        the last block has been taken, and not at all if the loop ends earlier. Then every lease of
+        the last block has been taken, and not at all if the loop ends earlier; a call whose blocks
+        are never asked for issues a NotExpiredWarning. Then every lease of
         the table ends, and other rows take the numbers of the removed ones, so that new keys use
         their places before the table grows. Final after `store.commit()`; `store.rollback()` brings
         them back, also after an error.
@@ -629,7 +630,7 @@ class KeyedTable(RowsByNumber):
         }
         expiry.check(**conditions)
         self._check_tracked()
-        return self._expired(conditions)
+        return expiry.Blocks(self.name, self._expired(conditions))
 
     def _check_tracked(self) -> None:
         self._owner.door.check(write=True)
@@ -652,9 +653,7 @@ class KeyedTable(RowsByNumber):
             begin += len(block)
         return uses
 
-    def _expired(
-        self, conditions: dict[str, int | None]
-    ) -> Iterator[tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]]:
+    def _expired(self, conditions: dict[str, int | None]) -> Iterator[expiry.Block]:
         epoch = self._extent.epoch
         uses = self._all_uses()
         rows = expiry.expired(uses, self.store.version, **conditions)

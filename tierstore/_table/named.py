@@ -31,11 +31,12 @@ class NamedRows:
 
     @property
     def store(self) -> Store:
-        """The store of the table; raises InvalidInputError for a table in memory alone."""
+        """The store of the table; raises InvalidInputError for one in memory or in a file."""
         if self._owner.store is None:
             raise InvalidInputError(
-                f"table {self.name!r} lives in memory alone and has no store; tierstore.create "
-                "makes a store, whose tables can be committed, grown and found again"
+                f"table {self.name!r} has no store: it lives in memory alone, or in another "
+                "program's file; tierstore.create makes a store, whose tables can be committed, "
+                "grown and found again"
             )
         return self._owner.store
 

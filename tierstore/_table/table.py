@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import EllipsisType
 from typing import (
@@ -838,12 +839,13 @@ class Table(NamedRows):
         """Return the table itself."""
         return self
 
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled."""
-        raise InvalidTypeError(
-            f"a table cannot be pickled; pass the store's path, or a store opened for reading, and "
-            f"take store[{self.name!r}] from that"
-        )
+    def __reduce__(self) -> tuple[Callable[..., Table], tuple[object, str]]:
+        """Pickle a table that is only read as what it was opened from, and its name.
+
+        Each process that unpickles it opens that again, a store at the same version.
+        """
+        owner = self._owner
+        return operator.getitem, (owner if owner.store is None else owner.store, self.name)
 
     def stats(self) -> dict[str, TierStats]:
         """Return copies of the counters of each tier, the nearest first."""

@@ -36,6 +36,7 @@ from tierstore.errors import (
     InvalidTypeError,
     TierStoreError,
     counted,
+    named,
 )
 from tierstore.initializers import Constant, Initializer
 from tierstore.spec import Field, TableSpec, check_name
@@ -214,7 +215,7 @@ class _Made:
         while self._left:
             part, info = self._left[0]
             tables = [Rewrite(self._name, info.spec, made=info)]
-            part._rewrite(functools.partial(list, tables))
+            part._rewrite(f"write table {self._name!r}", functools.partial(list, tables))
             self._left.pop(0)
 
     def remove(self) -> None:
@@ -485,7 +486,11 @@ def _extend(
         yield rest
 
     spec = dataclasses.replace(table.spec, rows=rows, chunk_rows=None)
-    part._rewrite(lambda: [Rewrite(name, spec, blocks(), table.scalars)], progress)
+    part._rewrite(
+        f"grow table {name!r}",
+        lambda: [Rewrite(name, spec, blocks(), table.scalars)],
+        progress,
+    )
 
 
 def _altered(spec: TableSpec, change: Mapping[str, Any], added: Mapping[str, Field]) -> TableSpec:
@@ -526,7 +531,7 @@ def _change(
     ranks = store._ranks
 
     def check() -> None:
-        store._check_clean(f"{what} tables")
+        store._check_clean(f"{what} {named('table', [*(drop or specs)])}")
         before = {name: each.spec for name, each in store._tables.items() if name not in drop}
         store._spaces.check_fit({**before, **specs})
 

@@ -20,6 +20,7 @@ from typing import Any, NoReturn, Self, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from tierstore import _io
 from tierstore._closing import Closing, call_each
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation
@@ -348,6 +349,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
             names=tuple(self._manifest.names),
             payload=tuple(self.payload),
             writer=locking.writer_of(self.path),
+            allocated_bytes=sum(_io.allocated_bytes(str(each.path)) for each in self._parts.stores),
         )
 
     def versions(self) -> list[Version]:
@@ -557,8 +559,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
         rows = self._uncommitted()
         if rows or self._parts.ahead(self._manifest):
             raise InvalidInputError(
-                f"{counted(rows, 'row is', 'rows are')} not committed on rank {self.rank}; commit "
-                f"or roll back before you {what}"
+                f"{counted(rows, 'row is', 'rows are')} not committed on rank {self.rank}; call "
+                f"store.commit() or store.rollback() before you {what}"
             )
 
     def fold(self, *, progress: Progress | None = None) -> list[int]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tierstore import _cgroups
 from tierstore._disk import readahead
-from tierstore._io import TESTED, filesystem
+from tierstore._io import TESTED, allocated_bytes, filesystem
 from tierstore._io import leftovers as partial_files
 from tierstore._parts import most_threads
 from tierstore.machine.speeds import Speeds, known_speeds
@@ -268,12 +268,7 @@ def leftovers(path: str | os.PathLike[str] = ".") -> list[Leftover]:
     for directory in (path.parent, path):
         with contextlib.suppress(OSError):  # missing or unreadable
             found += partial_files(directory)
-    return [Leftover(each, _disk_bytes(each)) for each in found]
-
-
-def _disk_bytes(path: Path) -> int:
-    files = [path, *path.rglob("*")] if path.is_dir() else [path]
-    return sum(file.lstat().st_blocks for file in files) * 512
+    return [Leftover(each, allocated_bytes(each)) for each in found]
 
 
 def _version(package: str) -> str | None:

@@ -6,7 +6,7 @@ import copy
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -130,6 +130,13 @@ class RowsLayer(torch.nn.Module):
             empty = fn(self._anchor)
         self._follow(empty)
         return self
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: what trains lies in the store, of which there is one writer."""
+        raise InvalidTypeError(
+            "a layer that trains rows cannot be pickled: save its state_dict(); in a worker use "
+            "FrozenEmbedding(table) with a table of a store that is open for reading"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return another layer over the same table, not trained yet; rows are not copied."""

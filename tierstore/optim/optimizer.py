@@ -16,7 +16,7 @@ from tierstore._door import interrupts_deferred
 from tierstore._store.store import Store
 from tierstore._table.table import Table
 from tierstore.distributed import DistributedStore
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.errors import InvalidInputError, InvalidTypeError, named
 from tierstore.nn import RowsParameter, TieredEmbedding
 from tierstore.nn.apart import check_not_apart, in_group
 from tierstore.nn.autograd import Gradient
@@ -581,9 +581,17 @@ class _Changes:
     def apply(self, progress: Callable[[int, int], None] | None) -> None:
         """Make the changes."""
         for store, changes in self._stores.values():
-            store.alter_tables(
-                {name: {self._what: fields} for name, fields in changes.items()}, progress=progress
-            )
+            try:
+                store.alter_tables(
+                    {name: {self._what: fields} for name, fields in changes.items()},
+                    progress=progress,
+                )
+            except InvalidInputError as error:
+                fields = dict.fromkeys(itertools.chain.from_iterable(changes.values()))
+                raise InvalidInputError(
+                    f"the optimizer has to {self._what} {named('field', fields)}, where it keeps "
+                    f"the state of each row: {error}"
+                ) from error
 
 
 def _grouped(params: Any) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from tierstore_cli.failure import Failure
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.speeds import speed_lines
+from tierstore_cli.text import quoted
 
 _SAMPLE = 10_000
 """Rows of each table that are checked."""
@@ -56,7 +57,7 @@ def doctor(out: Output, path: Path) -> None:
     lines = [] if store is None else _store_rows(store)
     out.show(data, Grid((), [*_rows(facts), *measured, *lines, *map(_left, left)]))
     if store is not None and store["damage"]:
-        raise Failure(f"{path} is damaged: tierstore verify {path} lists what", 4)
+        raise Failure(f"{path} is damaged: tierstore verify {quoted(path)} lists what", 4)
     if facts.problems:
         raise Failure("\n".join(facts.problems))
 

@@ -25,7 +25,7 @@ from tierstore.initializers import Initializer, Random
 from tierstore.machine import examine_storage
 from tierstore.spec import BACKENDS, Field, TableSpec, check_name
 from tierstore_cli.command import Command
-from tierstore_cli.opening import NO_CACHE, open_store
+from tierstore_cli.opening import NO_CACHE, makes, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import (
     DTYPE,
@@ -247,6 +247,7 @@ def _make(
             return None if dry_run else opened.version
     if dry_run:
         return None
+    makes(store)
     with (
         _making_way(store),
         tierstore.create(

@@ -15,7 +15,7 @@ from tierstore import Attached, Table
 from tierstore.budget import format_bytes
 from tierstore.errors import counted
 from tierstore.spec import BACKENDS
-from tierstore.stats import LISTED, SpaceInformation, StoreInfo, label
+from tierstore.stats import LISTED, SpaceInformation, StoreInfo, Version, label
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_to_read
 from tierstore_cli.output import Grid, Output
@@ -23,8 +23,13 @@ from tierstore_cli.params import FIELD, READ_STORE, TABLE, VERSION, Place, RowRa
 from tierstore_cli.progress import Progress
 from tierstore_cli.rows import rows_data, rows_grids
 from tierstore_cli.rowstats import row_stats
+from tierstore_cli.text import quoted
 
 _WIDTH = 80
+_LEAST_NAMED = 1 << 20
+"""Bytes beside the data that are worth a word, if they are also a tenth of the store."""
+_SMALL_FILES = 64 << 10
+"""Bytes of a table that its directories and the last blocks of its files may take."""
 _MANY = "the tables of a line share tiers; --json lists all tables"
 
 
@@ -49,6 +54,10 @@ def inspect(
     versions: bool,
 ) -> None:
     """Show the tables of STORE, their sizes, and how to open them without tierstore.
+
+    The first line ends with the size of the data and the space of all files on the disk; if much of
+    it is taken by older versions or by commits not yet folded, the next lines say so, and which
+    commands give it back.
 
     STATE lists the fields beside the first. DISK is the size of the base file, and what it really
     takes on the disk if that is less. DELTA counts row writes that are committed and not yet folded
@@ -83,9 +92,11 @@ def inspect(
             return
         info = opened.info()
         data = info.to_dict()
-        parts: list[str | Grid] = [_headline(store, data), *_around(info)]
+        parts: list[str | Grid] = [_headline(store, info), *_around(info)]
 
         damaged = dict(opened.damaged) if table is None else {}
+        if table is None and version is None and not damaged:
+            parts += _beside_the_data(store, info, opened.versions()[:-1])
         intact = [name for name in opened if name not in damaged]
         tables = [opened[name] for name in (intact if table is None else [table])]
         names = {each.name for each in tables}
@@ -174,13 +185,13 @@ def _show_file(
     _show(out, data, parts, span, tables, name, field)
 
 
-def _headline(store: Place, data: dict[str, Any]) -> str:
+def _headline(store: Place, info: StoreInfo) -> str:
     facts = [
-        f"format {data['format']}",
-        f"version {data['version']}",
-        None if data["step"] is None else f"step {data['step']:,}",
-        "folded" if data["folded"] else "not folded",
-        format_bytes(sum(each["disk_bytes"] + each["delta_bytes"] for each in data["tables"])),
+        f"format {info.format}",
+        f"version {info.version}",
+        None if info.step is None else f"step {info.step:,}",
+        "folded" if info.folded else "not folded",
+        info.size,
     ]
     return f"{store}   {' · '.join(fact for fact in facts if fact)}"
 
@@ -193,6 +204,33 @@ def _around(info: StoreInfo) -> Iterator[str]:
         yield f"kept by name: {', '.join(info.names)}"
     if info.writer is not None:
         yield f"open for writing by {info.writer}"
+
+
+def _beside_the_data(store: Place, info: StoreInfo, older: list[Version]) -> Iterator[str]:
+    """Yield what the newest version and older ones take beside the data, and what frees it."""
+    if info.allocated_bytes is None:
+        return
+    deltas = sum(table.delta_bytes for table in info.tables)
+    bases = sum(min(table.disk_bytes, table.allocated_bytes) for table in info.tables)
+    rest = info.allocated_bytes - deltas - bases
+    least = max(_LEAST_NAMED, _SMALL_FILES * len(info.tables), info.allocated_bytes // 10)
+    found = []
+    if deltas > least:
+        found.append(f"{format_bytes(deltas)} of commits not yet folded")
+    if older and rest > least:
+        keys = ["keys"] if any(table.keys for table in info.tables) else []
+        owners = [
+            counted(len(older), "older version"),
+            *keys,
+            *(["payload"] if info.payload else []),
+        ]
+        found.append(f"{format_bytes(rest)} of {', '.join(owners)}")
+    if found:
+        yield f"beside the data: {'; '.join(found)}"
+        names = [name for version in older for name in version.names]
+        release = [f"`tierstore release {quoted(store)} {name}`, then " for name in names]
+        what = "gives it back, and drops the older versions" if older else "gives it back"
+        yield f"{''.join(release)}`tierstore fold {quoted(store)}` {what}"
 
 
 def _tables(tables: list[dict[str, Any]]) -> Grid:
@@ -258,7 +296,7 @@ def _spaces(spaces: list[SpaceInformation]) -> Grid:
 def _how_to_open(store: Place, folded: bool, lines: list[str]) -> list[str]:
     title = "open it without tierstore:"
     if not folded:
-        title = f"the base files lack later commits; `tierstore fold {store}`, then:"
+        title = f"the base files lack later commits; `tierstore fold {quoted(store)}`, then:"
     return [title, *(f"  {line}" for line in lines)]
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
+from tierstore import Store
 from tierstore.errors import counted
 from tierstore.importing import ImportResult, Preview, import_table, preview
 from tierstore_cli.command import Command
-from tierstore_cli.opening import awaited
+from tierstore_cli.opening import makes, open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import (
     DTYPE,
@@ -101,23 +102,20 @@ def load(
         if dry_run:
             _show_first(out, file, field=field, dtype=dtype, memory=memory, **text)
             return
-        with Progress("loading") as progress:
-            done = awaited(
-                partial(
-                    import_table,
-                    store,
-                    file,
-                    table=table,
-                    field=field,
-                    keys=None if keys is None else keys_in(keys, memory),
-                    dtype=dtype,
-                    duplicates=duplicates,
-                    upsert=upsert,
-                    memory=memory,
-                    allow_untested=allow_untested,
-                    progress=progress,
-                    **text,
-                )
+        with _opened(store, allow_untested) as opened, Progress("loading") as progress:
+            done = import_table(
+                opened,
+                file,
+                table=table,
+                field=field,
+                keys=None if keys is None else keys_in(keys, memory),
+                dtype=dtype,
+                duplicates=duplicates,
+                upsert=upsert,
+                memory=memory,
+                allow_untested=allow_untested,
+                progress=progress,
+                **text,
             )
     say_reading(out, done)
     data = {
@@ -136,14 +134,20 @@ def load(
         "notes": list(done.notes),
         "added": done.added,
     }
-    verb = "made" if done.created else "loaded"
+    into = f"{'made' if done.created else 'loaded'} table {done.table}, field {done.field}"
     shape = f"{counted(done.rows, 'row')} of {done.dim} {done.dtype}"
     shape += ", with keys" if done.keys else ""
     if done.added:
         shape += f", {done.added:,} of them new"
-    out.show(
-        data, f"{verb} {done.table} {done.field}: {shape}; {store} is now at version {done.version}"
-    )
+    out.show(data, f"{into}: {shape}; {store} is now at version {done.version}")
+
+
+def _opened(store: Path, allow_untested: bool) -> AbstractContextManager[Store | Path]:
+    """Open a store for writing; a path where none is yet stays one, and gets a new store."""
+    if os.path.lexists(store):
+        return open_store(store, "r+", allow_untested=allow_untested, partitions=True)
+    makes(store)
+    return nullcontext(store)
 
 
 SHOWN = 6

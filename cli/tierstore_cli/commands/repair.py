@@ -9,6 +9,7 @@ import click
 
 import tierstore
 from tierstore_cli.command import Command
+from tierstore_cli.opening import makes
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import READ_STORE, VERSION, Filling, FillType, Place, full_name
 from tierstore_cli.progress import Progress
@@ -68,6 +69,7 @@ def repair(
       tierstore repair emb.tier repaired.tier --version 812 --list lost.csv
     """
     fill = [each if isinstance(each, str) else each(seed) for each in fills]
+    makes(dest)
     with Progress("repairing") as progress:
         report = tierstore.repair(
             store,

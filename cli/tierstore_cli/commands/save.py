@@ -12,11 +12,11 @@ from tierstore.budget import format_bytes
 from tierstore.errors import counted
 from tierstore.spec import BACKENDS
 from tierstore_cli.command import Command
-from tierstore_cli.opening import awaited, open_store
+from tierstore_cli.opening import awaited, makes, open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import READ_STORE, UNTESTED, VERSION, Place, PlaceType, full_name
 from tierstore_cli.progress import Progress
-from tierstore_cli.text import some_rows
+from tierstore_cli.text import quoted, some_rows
 
 if TYPE_CHECKING:
     from tierstore._store.updating import CopyUpdate
@@ -64,9 +64,10 @@ def save(
 ) -> None:
     """Copy one version of STORE to DEST, which must not exist.
 
-    DEST appears complete and durable, or not at all. STORE may be written meanwhile. DEST may be a
-    URL for fsspec: inspect, export, verify, save and tierstore.open read stores there. At a URL
-    tables are stored as zarr, and a copy of it keeps that, but with --backend memmap.
+    DEST appears complete and durable, or not at all; no option replaces what is there. STORE may be
+    written meanwhile. DEST may be a URL for fsspec: inspect, export, verify, save and
+    tierstore.open read stores there. At a URL tables are stored as zarr, and a copy of it keeps
+    that, but with --backend memmap.
 
     Damage is never copied: it ends the copy, or with --skip-damaged is listed on stderr and as
     "skipped" in --json. `tierstore repair` recovers more of a damaged store.
@@ -106,6 +107,7 @@ def save(
             raise click.UsageError("--partitions copies a whole store; repair it first")
         _save_partitioned(out, store, dest, version, partitions)
         return
+    makes(dest)
     with open_store(store, version=version) as opened, Progress("copying") as progress:
         version = opened.version
         before = {name: opened[name].spec.backend for name in opened if name not in opened.damaged}
@@ -140,7 +142,8 @@ def _backends(
     if changed and not on_disk:
         out.note(
             f"Note: stored as {after[changed[0]]} at a URL: {', '.join(changed)}; "
-            f"tierstore save {dest} COPY --backend {before[changed[0]]} makes of a copy what it was"
+            f"tierstore save {quoted(dest)} COPY --backend {before[changed[0]]} makes of a copy "
+            "what it was"
         )
     return after
 
@@ -205,6 +208,7 @@ def _save_partitioned(
     """Copy one version to a store with partitions."""
     from tierstore import distributed  # imports torch
 
+    makes(dest)
     with open_store(store, version=version) as opened, Progress("copying") as progress:
         version = opened.version
         distributed.save(

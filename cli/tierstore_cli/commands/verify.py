@@ -12,7 +12,7 @@ from tierstore_cli.failure import Failure
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import READ_STORE, VERSION, Count, Place, full_name
 from tierstore_cli.progress import Progress
-from tierstore_cli.text import some_ids
+from tierstore_cli.text import quoted, some_ids
 
 DAMAGE = 4
 
@@ -69,7 +69,7 @@ def verify(out: Output, store: Place, version: int | str | None, sample: int | N
         raise Failure(
             f"damage in {_counted(rows, 'row')} and {_counted(files, 'file')}; "
             f"{_intact(report.whole, sample)}"
-            f"'tierstore repair {store} DEST' copies the intact rows",
+            f"`tierstore repair {quoted(store)} DEST` copies the intact rows",
             DAMAGE,
         )
 
