@@ -768,7 +768,9 @@ class Table(NamedRows):
         if numbers.dtype.kind == "c":
             raise InvalidTypeError("queries are complex; give real numbers")
         if wanted.ndim != 2 or wanted.shape[1] != dim:
-            raise InvalidInputError(f"queries are (n, {dim}), not {wanted.shape}")
+            raise InvalidInputError(
+                f"queries are (n, {dim}), not {wanted.shape}; give a single one as query[None]"
+            )
         if k < 1:
             raise InvalidInputError(f"k is at least 1, not {k}")
         if metric not in ("dot", "cosine"):
