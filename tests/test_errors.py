@@ -98,7 +98,7 @@ def test_arrays_are_no_files():
 
 
 def test_a_file_of_first_values_that_is_not_there(tmp_path):
-    with pytest.raises(errors.MissingFileError, match="rows.npy: no such file") as found:
+    with pytest.raises(errors.MissingFileError, match=r"rows\.npy: no such file") as found:
         tierstore.from_file(tmp_path / "rows.npy")
     assert found.value.filename == str(tmp_path / "rows.npy")
 
