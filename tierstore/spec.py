@@ -304,7 +304,7 @@ class TableSpec:
         rows: number of rows, 1..2**40. Left out for a table by key, the table `grows`.
         dim: number of elements of `weight`.
         dtype: element type of `weight`, one of DTYPES; float32 if None.
-        init: the initializer of `weight`, or of the first of `fields`.
+        init: the initializer of `weight`, or of the first of `fields`; zeros if None.
         backend: "memmap" (a plain .npy file) or "zarr" (one zarr v3 array).
         fields: the fields by name, in record order.
         sparse: leave holes in the files until rows are written; requires zeros as first values.
