@@ -55,6 +55,61 @@ def test_errors_name_the_file(tmp_path):
     assert (found.value.errno, found.value.filename) == (errno.EACCES, str(path))
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store, path: tierstore.export_table(store, path / "rows.npy"),
+        lambda store, path: tierstore.export_table("emb.tier", path / "rows.npy"),
+        lambda store, path: tierstore.stats.History(store),
+    ],
+)
+def test_a_store_is_no_table(tmp_path, call):
+    with (
+        tierstore.create(None, SPEC) as store,
+        pytest.raises(errors.InvalidTypeError, match=r"needs a table such as store\['item'\]"),
+    ):
+        call(store, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda table, path: tierstore.import_table(table, path / "rows.npy"),
+        lambda table, path: tierstore.Checkpoint(table),
+        lambda table, path: tierstore.stats.write_prometheus(table, path / "page.prom"),
+    ],
+)
+def test_a_table_is_no_store(tmp_path, call):
+    with (
+        tierstore.create(None, SPEC) as store,
+        pytest.raises(errors.InvalidTypeError, match=r"needs a store such as tierstore\.open"),
+    ):
+        call(store["t"], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_arrays_are_no_files():
+    rows = np.ones((3, 4), np.float32)
+    with (
+        tierstore.create(None, SPEC) as store,
+        pytest.raises(errors.InvalidTypeError, match=r"not ndarray; .*from_array\(rows\)"),
+    ):
+        tierstore.import_table(store, rows)
+
+
+def test_a_file_of_first_values_that_is_not_there(tmp_path):
+    with pytest.raises(errors.MissingFileError, match=r"rows\.npy: no such file") as found:
+        tierstore.from_file(tmp_path / "rows.npy")
+    assert found.value.filename == str(tmp_path / "rows.npy")
+
+
+def test_a_lookahead_says_how_ids_are_given():
+    with tierstore.create(None, SPEC) as store:
+        for wrong in ([store["t"]], store["t"]):
+            with pytest.raises(errors.InvalidTypeError, match=r"\{emb: 'item'\}"):
+                tierstore.lookahead([], wrong)
+
+
 def test_warnings_can_be_told_apart(tmp_path):
     store = tierstore.create(tmp_path / "emb.tier", SPEC)
     store["t"].write([1, 2], np.ones((2, 4), np.float32))

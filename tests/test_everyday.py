@@ -4,6 +4,7 @@ Each is a program of its own, in an empty directory. A change that breaks one of
 scripts of users, and the pages that showed how.
 """
 
+import dataclasses
 import errno
 import subprocess
 import sys
@@ -39,6 +40,23 @@ def test_rows_as_a_slice():
         item = store["item"]
         assert item[10:20].shape == (10, 4)
         assert np.array_equal(item[10:20], item.read(range(10, 20)))
+
+
+def test_one_row_or_one_number_is_written_to_many():
+    with tierstore.create("emb.tier", {"item": random(100, 4)}) as store:
+        item = store["item"]
+        item[[7, 9]] = 2.5
+        item[20:30] = np.arange(4, dtype="f4")
+        assert item[[7, 9]].sum() == 20
+        assert item[29].tolist() == [0, 1, 2, 3]
+        store.commit()
+
+
+def test_a_spec_like_another():
+    spec = random(100, 4)
+    wide = dataclasses.replace(spec, rows=50, dim=20, dtype="float16")
+    with tierstore.create("emb.tier", {"item": spec, "wide": wide}) as store:
+        assert (store["wide"].shape, store["wide"].dtype) == ((50, 20), np.float16)
 
 
 def test_a_whole_table_as_an_array():

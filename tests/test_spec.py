@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -138,6 +140,23 @@ def test_specs_of_wrong_kinds(change):
 
 def test_whole_numbers_may_be_numpy_s():
     assert TableSpec(np.int64(10), np.uint8(3)).rows == 10
+
+
+def test_specs_are_derived_from_a_spec():
+    law = tierstore.normal(std=0.1, seed=3)
+    spec = TableSpec(10, 3, init=law)
+    wide = dataclasses.replace(spec, dim=20, dtype="float16")
+    assert wide.fields == {"weight": Field(20, "float16")}
+    assert wide.init == wide.fields["weight"].init == law
+
+    named = TableSpec(10, fields={"w": Field(3)})
+    assert dataclasses.replace(named, rows=20).fields == named.fields
+    with pytest.raises(InvalidInputError, match="'w' of the fields is 3 float32"):
+        dataclasses.replace(named, dim=4)
+
+
+def test_equal_specs_have_one_hash():
+    assert len({TableSpec(10, 3), TableSpec(10, 3), TableSpec(10, fields={"w": Field(3)})}) == 2
 
 
 def test_laws_do_not_count_when_specs_are_compared():

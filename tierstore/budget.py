@@ -148,7 +148,8 @@ class Budget:
             return value
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise InvalidTypeError(
-                f"a budget is a tierstore.Budget or a size such as '8GiB', not {value!r}"
+                "a budget is a tierstore.Budget or a size such as '8GiB', table by table "
+                f"tierstore.Budget(host={{'item': '6GiB'}}), not {value!r}"
             )
         return cls(host=value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tierstore._kinds import check_store
 from tierstore._random import every_state, python_state, set_every_state, set_python_state
 from tierstore._store.store import Store
 from tierstore.errors import InvalidInputError, InvalidTypeError
@@ -36,6 +37,7 @@ class Checkpoint:
         The names "random" and "extra" are reserved. Include the TieredOptimizer: its learning rates
         are part of the run.
         """
+        check_store(store, "a checkpoint")
         for name, part in parts.items():
             if name in (_RANDOM, _EXTRA):
                 raise InvalidInputError(f"{name!r} is reserved for the checkpoint itself")

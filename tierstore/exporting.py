@@ -22,6 +22,7 @@ from tierstore._dtypes import (
 )
 from tierstore._formats import format_of, keys_beside, locate, open_sink, read_keys
 from tierstore._formats.base import block_rows_for
+from tierstore._kinds import check_table
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import (
     InvalidInputError,
@@ -122,6 +123,7 @@ def export_table(
         UnknownNameError: the table has no such field.
         StoreFullError, StoreIOError: the file system failed.
     """
+    check_table(table, "export_table")
     target = locate(out, write=True)
     path, elsewhere = target.path, target.store is not None or target.url is not None
     if not elsewhere:

@@ -20,6 +20,7 @@ from tierstore._formats.base import SelectedSource, Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._io import publish
 from tierstore._keys.strings import Strings, may_repeat
+from tierstore._kinds import check_store
 from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
 from tierstore._table.keyed import KeyedTable
@@ -209,6 +210,7 @@ def import_table(
         FormatError: a file is damaged, lacks the matrix or needs more than `memory`.
         InvalidInputError: shapes, dtypes or keys do not match, the suffix is unknown, or the store
             has uncommitted rows.
+        InvalidTypeError: `store` is neither a store nor a path, or `src` is an array.
         MissingExtraError: the format needs a package that is not installed.
         MissingFileError: a file is not there.
         UnknownNameError: the table has no such field.
@@ -228,6 +230,7 @@ def import_table(
 def _opened(store: Store | str | os.PathLike[str], allow_untested: bool) -> Iterator[Store]:
     """Open a store without caches for one import; publish a new store only on success."""
     if not isinstance(store, str | os.PathLike):
+        check_store(store, "import_table")
         yield store
         return
     path = Path(store)

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._dtypes import check_unmasked
-from tierstore.errors import FormatError, InvalidInputError
+from tierstore.errors import FormatError, InvalidInputError, MissingFileError
 
 __all__ = [
     "BLOCK_ROWS",
@@ -370,9 +370,14 @@ def from_array(values: Any) -> Initializer:
 
 
 def from_file(path: str | os.PathLike[str]) -> Initializer:
-    """The rows of a 2-D floating-point `.npy` file, mapped and read while the table is created."""
+    """The rows of a 2-D floating-point `.npy` file, mapped and read while the table is created.
+
+    Raises MissingFileError, and FormatError for a file of another kind.
+    """
     try:
         values = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise MissingFileError(f"{path}: no such file", filename=path) from None
     except ValueError as error:
         raise FormatError(f"{path}: not a .npy file of plain numbers ({error})") from None
     if not isinstance(values, np.ndarray):

@@ -132,6 +132,11 @@ def lookahead(
         raise InvalidTypeError(f"depth must be a number of batches, not {depth!r}")
     if depth < 0:
         raise InvalidInputError(f"depth cannot be negative: {depth}")
+    if not isinstance(tables, Mapping):
+        raise InvalidTypeError(
+            "give the ids of each layer or table, such as {emb: 'item'} or {emb: lambda batch: "
+            f"batch}}, not {type(tables).__name__}"
+        )
     for table in tables:
         if not hasattr(table, "prefetch"):
             raise InvalidTypeError(f"a {type(table).__name__} is neither a layer nor a table")

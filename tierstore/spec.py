@@ -130,7 +130,8 @@ class Field:
         object.__setattr__(self, "dtype", check_dtype(self.dtype))
         if self.init is not None and not isinstance(self.init, Initializer):
             raise InvalidTypeError(
-                f"init must be an initializer such as tierstore.zeros(), not {self.init!r}"
+                "init must be an initializer such as tierstore.zeros() or tierstore.constant(0.5), "
+                f"not {self.init!r}"
             )
         if self.scale is not None and not isinstance(self.scale, Scale):
             raise InvalidTypeError(f"scale must be a tierstore.Scale, not {self.scale!r}")
@@ -288,6 +289,10 @@ class RecordLayout:
         return kinds.pop() if len(kinds) == 1 else np.dtype("u1")
 
 
+class _OfDim(dict[str, Field]):
+    """The fields that `dim` and `dtype` stand for, which `dataclasses.replace` makes anew."""
+
+
 @dataclass(frozen=True)
 class TableSpec:
     """The rows and fields of a table and how they are stored.
@@ -299,7 +304,7 @@ class TableSpec:
         rows: number of rows, 1..2**40. Left out for a table by key, the table `grows`.
         dim: number of elements of `weight`.
         dtype: element type of `weight`, one of DTYPES; float32 if None.
-        init: the initializer of `weight`, or of the first of `fields`.
+        init: the initializer of `weight`, or of the first of `fields`; zeros if None.
         backend: "memmap" (a plain .npy file) or "zarr" (one zarr v3 array).
         fields: the fields by name, in record order.
         sparse: leave holes in the files until rows are written; requires zeros as first values.
@@ -323,7 +328,7 @@ class TableSpec:
     dtype: DTypeName | None = None
     init: Initializer | None = field(default=None, compare=False)
     backend: BackendName = "memmap"
-    fields: Mapping[str, Field] = field(default_factory=dict)
+    fields: Mapping[str, Field] = field(default_factory=dict, hash=False)
     sparse: bool = False
     compression: CompressionName | None = None
     chunk_rows: int | None = None
@@ -358,11 +363,11 @@ class TableSpec:
         self._check_backend()
 
     def _resolved_fields(self) -> dict[str, Field]:
-        if not self.fields:
+        if not self.fields or isinstance(self.fields, _OfDim):
             if self.dim is None:
                 raise InvalidInputError("a table needs dim=, or fields= with at least one field")
             only = {"weight": Field(self.dim, self.dtype or DEFAULT_DTYPE, self.init)}
-            return only | ({USES: USES_FIELD} if self.track_uses else {})
+            return _OfDim(only | ({USES: USES_FIELD} if self.track_uses else {}))
         fields = {}
         for name, item in self.fields.items():
             if not isinstance(item, Field):
@@ -373,7 +378,9 @@ class TableSpec:
         first = next(iter(fields))
         dim, dtype = fields[first].dim, fields[first].dtype
         if (self.dim or dim, self.dtype or dtype) != (dim, dtype):
-            raise InvalidInputError("give dim and dtype, or fields, not both")
+            raise InvalidInputError(
+                f"give dim and dtype, or fields, not both; {first!r} of the fields is {dim} {dtype}"
+            )
         if self.init is not None:
             fields[first] = replace(fields[first], init=self.init)
         return fields

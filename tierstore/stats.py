@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tierstore import _io
+from tierstore._kinds import check_store, check_table
 from tierstore.budget import format_bytes
 from tierstore.errors import FormatError, InvalidInputError
 
@@ -202,6 +203,7 @@ class History:
 
     def __init__(self, table: Measured) -> None:
         """Take a first sample, as of step 0."""
+        check_table(table, "a history")
         self._table = table
         self.samples: list[Sample] = []
         self.sample(0)
@@ -603,6 +605,7 @@ class Informed(Protocol):
 
 def prometheus(store: Informed) -> str:
     """Return all counters and sizes of all tables as text for Prometheus."""
+    check_store(store, "a page for Prometheus")
     return "\n".join([*_lines(store), ""])
 
 

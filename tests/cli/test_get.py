@@ -23,6 +23,11 @@ def test_rows_by_id_with_every_digit(run, pair):
     assert np.array(moments.split("\t")[1:], np.float32).tobytes() == expected.tobytes()
 
 
+def test_ids_are_given_as_to_near_and_put(run, pair):
+    by_option = run("get", pair, 3, "--id", 299, "--id", 0, "--table", "item").stdout
+    assert by_option == run("get", pair, 3, 299, 0, "--table", "item").stdout
+
+
 def test_rows_by_key(run, run_json, pair):
     lines = run("get", pair, "--table", "user", "--key", "name_7", "--key", "name_2").stdout
     assert [line.split("\t")[:2] for line in lines.splitlines()] == [

@@ -482,6 +482,30 @@ def use_and_expire(rank: int, path: Path) -> dict[int, list[float]]:
         return gone
 
 
+def use_and_remove(rank: int, path: Path) -> int:
+    with distributed.open(path) as store:
+        use(store, 1)
+        user = store["user"]
+        before = user.read(np.arange(200))
+        count = user.remove(np.arange(150, 210))
+        assert user.contains(np.arange(210)).tolist() == [True] * 150 + [False] * 60
+        store.commit(9)
+        assert user.rows == 150
+        assert np.array_equal(user.read(np.arange(150)), before[:150])
+        return count
+
+
+@pytest.mark.slow
+def test_each_rank_removes_keys_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "parts"
+    tables = {"user": spec("int64", track_uses=True)}
+    distributed.create(path, tables, partitions=5).close()
+    one, other = values(run(2, use_and_remove, path))
+    assert one and other and one + other == 50
+    assert len(by_key(path)) == 150
+    assert tierstore.verify(path).ok
+
+
 @pytest.mark.slow
 def test_each_rank_expires_keys_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "parts"

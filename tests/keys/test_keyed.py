@@ -44,6 +44,7 @@ from tierstore.errors import (
     InvalidInputError,
     InvalidTypeError,
     NotExpiredWarning,
+    ReadOnlyError,
     RowIndexError,
     UncommittedRowsWarning,
     UnknownNameError,
@@ -282,6 +283,17 @@ class ExpiringMachine(KeyedMachine):
         for key in left:
             assert np.array_equal(self.table.read(given(self.kind, [key]), "uses")[0], before[key])
 
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        keys = data.draw(st.lists(KEYS[self.kind], max_size=12))
+        gone = set(keys) & set(self.order)
+        assert self.table.remove(self.given(keys)) == len(gone)
+        for key in gone:
+            del self.truth[key]
+        left = [key for key in self.order if key not in gone]
+        self.order = list(self.table.keys)
+        assert sorted(self.order, key=repr) == sorted(left, key=repr)
+
 
 class ExpiringTextMachine(ExpiringMachine):
     kind = "text"
@@ -468,6 +480,31 @@ def test_expiry_without_a_loop_removes_nothing_and_warns(tmp_path, kind):
         for _ in s["t"].expire(keep_at_most=0):
             break  # documented: removes nothing
         assert s["t"].rows == 10
+
+
+def test_keys_are_removed(tmp_path, kind):
+    keys, rows = some(kind, 30), np.random.default_rng(1).standard_normal((30, DIM), np.float32)
+    with tierstore.create(tmp_path / "s", {"t": tracking(kind)}) as s:
+        table = s["t"]
+        first = table.read(keys[:3])
+        table.write(keys, rows)
+        s.commit()
+        lease = table.lease(keys[4:5])
+        assert table.remove(some(kind, 2, 900)) == 0
+        assert not lease.ended
+        assert table.remove([*keys[:3], *some(kind, 1, 900), keys[0]]) == 3
+        assert lease.ended
+        assert np.array_equal(table.read(keys[:3]), first)
+        assert not table.contains(keys[:3]).any()
+        s.rollback()
+        assert np.array_equal(table.read(keys), rows)
+        assert table.remove(keys[:3]) == 3
+        s.commit()
+    with tierstore.open(tmp_path / "s") as s:
+        assert s["t"].rows == 27
+        assert np.array_equal(s["t"].read(keys[3:]), rows[3:])
+        with pytest.raises(ReadOnlyError):
+            s["t"].remove(keys[3:4])
 
 
 @pytest.mark.parametrize("gone", [slice(0, 3), slice(7, 10), slice(0, 10), slice(0, 0)])
@@ -692,6 +729,8 @@ def test_texts_of_one_hash(tmp_path, monkeypatch):
 def test_what_cannot_expire(store, kind):
     with pytest.raises(InvalidInputError, match="track_uses"):
         store["t"].expire(unused_for=1)
+    with pytest.raises(InvalidInputError, match="track_uses"):
+        store["t"].remove(some(kind, 1))
     with pytest.raises(InvalidInputError, match="at least one"):
         store["t"].expire()
     with pytest.raises(InvalidTypeError):

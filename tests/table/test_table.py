@@ -416,6 +416,31 @@ def test_slices(make, slots):
         table[-1]
 
 
+def test_assignment_spreads_one_row_or_one_number_as_in_numpy(make):
+    table = make()
+    oracle = fill(table, np.random.default_rng(8))
+    weight, half = oracle["weight"], oracle["half"]
+    row = np.arange(5, dtype=np.float32)
+    table[2:9] = weight[2:9] = row
+    table[[[0, 5], [5, 7]]] = weight[[[0, 5], [5, 7]]] = 2.5
+    table[3] = weight[3] = row.tolist()
+    table[20:22] = {"weight": 4, "half": [1, 2, 3]}
+    weight[20:22], half[20:22] = 4, [1, 2, 3]
+    assert same(table[:], weight)
+    assert same(table.read(range(ROWS), "half"), half)
+    for wrong in (row[:4], np.ma.masked_equal(row, 2), row.astype(np.float64)):
+        with pytest.raises((InvalidInputError, InvalidTypeError)):
+            table[2:9] = wrong
+    assert same(table[:], weight)
+
+
+def test_assignment_spreads_a_tensor(make):
+    torch = pytest.importorskip("torch")
+    table = make(dim=3, dtype="bfloat16")
+    table[torch.tensor([4, 5])] = torch.tensor([1, 2, 3], dtype=torch.bfloat16)
+    assert table[3:7].tolist() == [[0, 0, 0], [1, 2, 3], [1, 2, 3], [0, 0, 0]]
+
+
 def test_as_an_array(make):
     for dtype in DTYPES:
         table = make(dim=3, dtype=dtype)

@@ -199,7 +199,8 @@ class Location:
 def locate(where: Any, *, write: bool = False) -> Location:
     """Return the location for a path, a URL or a zarr store; return a location unchanged.
 
-    Raises InvalidInputError for a URL of a format that does not support stores.
+    Raises InvalidInputError for a URL of a format that does not support stores, InvalidTypeError
+    for an array.
     """
     if isinstance(where, Location):
         return where
@@ -210,6 +211,11 @@ def locate(where: Any, *, write: bool = False) -> Location:
         where = reach(where, write=write)
     if isinstance(where, str | os.PathLike):
         return Location(Path(where))
+    if hasattr(where, "__array__") or hasattr(where, "weight"):
+        raise InvalidTypeError(
+            f"this reads and writes files, not {type(where).__name__}; of rows in memory make a "
+            "table, TableSpec(*rows.shape, init=tierstore.from_array(rows)), or table.write them"
+        )
     return Location(Path(f"{where}".rstrip("/").removesuffix(able[0]) + able[0]), where)
 
 

@@ -297,7 +297,10 @@ def discard_store(path: str | Path, error: BaseException) -> None:
 def check_tables(tables: Mapping[str, TableSpec]) -> None:
     """Raise InvalidTypeError or InvalidInputError if these cannot be the tables of a store."""
     if not isinstance(tables, Mapping):
-        raise InvalidTypeError(f"tables must be a dict from name to TableSpec, not {tables!r}")
+        raise InvalidTypeError(
+            "tables must be a dict from name to TableSpec, such as {'item': TableSpec(1000, 16)}, "
+            f"not {type(tables).__name__}"
+        )
     for name, spec in tables.items():
         check_name(name)
         if not isinstance(spec, TableSpec):

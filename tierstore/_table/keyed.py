@@ -591,6 +591,32 @@ class KeyedTable(RowsByNumber):
                 uses[:, 1] = self.store.version + 1
                 self.by_row.write(used, uses, USES)
 
+    def remove(self, keys: object) -> int:
+        """Remove keys with their rows, such as those of users who left; return how many had one.
+
+        Keys without a row are ignored, and a removed one reads as its first row again. As after
+        `expire`, every lease of the table ends and other rows take the numbers of the removed ones,
+        so call it between steps. Final after `store.commit()`; `store.rollback()` brings them back.
+        Older versions have the rows until they are dropped.
+
+        Raises InvalidTypeError for keys of another kind than the table's, and InvalidInputError for
+        a table that does not track uses: its rows keep their numbers.
+
+        >>> spec = tierstore.TableSpec(dim=16, keys="int64", track_uses=True)
+        >>> user = store.create_table("members", spec)
+        >>> user.write([7, -5], np.ones((2, 16), np.float32))
+        >>> user.remove([7, 11])
+        1
+        >>> store.rollback()
+        """
+        self._check_tracked()
+        with self._owner.door.use(write=True), self._map.lock:
+            rows = np.unique(self.lookup(keys, missing=-1))
+            rows = rows[rows >= 0]
+            if rows.size:
+                self._remove(rows)
+        return int(rows.size)
+
     def expire(
         self,
         *,

@@ -41,6 +41,7 @@ from tierstore._table.values import (
     from_bytes,
     raw_rows,
     read_dtype,
+    spread,
     writable_bytes,
 )
 from tierstore._tiers.space import Extent, Nearest, Space
@@ -564,13 +565,19 @@ class Table(NamedRows):
             raise internal_error(error) from error
 
     def __setitem__(self, ids: IntegerArrayLike | Tensor | slice, rows: Any) -> None:
-        """Write the first field of some rows, or a dict of fields; see `write`, `__getitem__`."""
+        """Write the first field of some rows, or a dict of fields; see `write`, `__getitem__`.
+
+        As in NumPy, one row is written to all of them, and so is one number.
+        """
         if isinstance(ids, tuple):
             raise InvalidTypeError(
                 f"table[{as_written(ids)}] is no choice of rows, which are written whole: give a "
                 "list of ids; to change columns read rows, change them and write them back"
             )
-        self.write(self._sliced(ids) if isinstance(ids, slice | EllipsisType) else ids, rows)
+        chosen = self._sliced(ids) if isinstance(ids, slice | EllipsisType) else ids
+        given = rows if isinstance(rows, Mapping) else {self._named(None): rows}
+        field = self._layout.field
+        self.write(chosen, {n: spread(values, field(n), chosen, n) for n, values in given.items()})
 
     def lease(self, ids: object) -> Lease:
         """Pin the distinct rows of a batch for a step; use it as a context manager.
@@ -762,7 +769,9 @@ class Table(NamedRows):
         if numbers.dtype.kind == "c":
             raise InvalidTypeError("queries are complex; give real numbers")
         if wanted.ndim != 2 or wanted.shape[1] != dim:
-            raise InvalidInputError(f"queries are (n, {dim}), not {wanted.shape}")
+            raise InvalidInputError(
+                f"queries are (n, {dim}), not {wanted.shape}; give a single one as query[None]"
+            )
         if k < 1:
             raise InvalidInputError(f"k is at least 1, not {k}")
         if metric not in ("dot", "cosine"):

@@ -214,6 +214,22 @@ def to_bytes(values: Any, item: Field, shape: tuple[int, ...], name: str) -> npt
     return np.ascontiguousarray(stored).reshape(-1, item.width).view(np.uint8)
 
 
+def spread(values: Any, item: Field, ids: Any, name: str) -> Any:
+    """Return values for the rows of `ids` as an array; one row or one number stands for all rows.
+
+    Values of another shape are returned as they are.
+    """
+    if not (is_torch(values) or is_cupy(values)):
+        values = _array(values, item.element, name)
+    if values.ndim > 1:
+        return values
+    try:
+        shape = (*np.shape(ids), item.dim)
+        return values.expand(shape) if is_torch(values) else np.broadcast_to(values, shape)
+    except (RuntimeError, ValueError):
+        return values
+
+
 def _stored(values: Any, item: Field, name: str) -> npt.NDArray[Any]:
     element = item.element
     if is_torch(values):

@@ -189,6 +189,14 @@ class DistributedKeyedTable:
 
         self._exchange.ask(keys, "announce", prefetched)
 
+    def remove(self, keys: object) -> int:
+        """Remove those of `keys` that are of this rank; return how many of them had a row.
+
+        As `KeyedTable.remove` does. Every rank that has one of the keys calls it; a commit of all
+        ranks makes it final.
+        """
+        return self.shard.remove(keys)
+
     def expire(
         self,
         *,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tierstore import initializers
+from tierstore._kinds import check_store
 from tierstore._store.store import Store
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table
@@ -143,6 +144,7 @@ class TieredEmbedding(RowsLayer):
         >>> plain = torch.nn.Embedding(1000, 16)
         >>> emb = TieredEmbedding.from_pretrained(plain, store, "word", freeze=False)
         """
+        check_store(store, "from_pretrained")
         weight = embeddings if isinstance(embeddings, Tensor) else embeddings.weight
         dtype = str(weight.dtype).removeprefix("torch.")
         rows, dim = weight.shape

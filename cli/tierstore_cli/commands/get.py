@@ -20,6 +20,9 @@ from tierstore_cli.rows import rows_data
 @click.command(cls=Command)
 @READ_STORE
 @click.argument("ids", metavar="[ID]...", nargs=-1, type=ROW_ID)
+@click.option(
+    "--id", "more", multiple=True, type=ROW_ID, metavar="N", help="A row by its id; repeatable."
+)
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="A row by its key; repeatable.")
 @click.option("--ids", "file", metavar="FILE", help="Ids in a file: .txt, .npy, FILE.parquet:COL.")
 @TABLE
@@ -29,6 +32,7 @@ def get(
     out: Output,
     store: Place,
     ids: tuple[int, ...],
+    more: tuple[int, ...],
     keys: tuple[str, ...],
     file: str | None,
     table: str | None,
@@ -51,7 +55,7 @@ def get(
     with open_to_read(store, version) as opened:
         chosen = choose_table(opened, table)
         field = choose_field(chosen, field)
-        rows = chosen_ids(chosen, ids, keys, file)
+        rows = chosen_ids(chosen, ids + more, keys, file)
         if not len(rows) and file is None:
             raise click.UsageError("which rows? Give ids, --key or --ids")
         if out.as_json:
