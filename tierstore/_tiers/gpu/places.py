@@ -9,6 +9,7 @@ the device decide whether to sweep, without a wait.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from tierstore._tiers.gpu.abi import TIER
@@ -21,8 +22,7 @@ PLACES: Any = TIER.structure("Places")
 
 _PLACE_BYTES = 12
 _PER_SLOT = 2
-_HEADER = 40
-_TAKEN = 24  # where the structure counts taken places
+_HEADER = ctypes.sizeof(PLACES)
 _UNMADE = 1 << 62  # more taken places than any map has: the next sweep makes it
 
 
@@ -96,7 +96,7 @@ class Places:
         """Empty the map, in the order of the stream, and take no place."""
         for array, size in ((self._rows, 8), (self._entries, 4)):
             self._device.fill(self._device.pointer(array), 0xFF, size * self._count, stream)
-        self._device.fill(self.address + _TAKEN, 0, 8, stream)
+        self._device.fill(self.address + PLACES.taken.offset, 0, PLACES.taken.size, stream)
         self._free = self._room
 
     def provide(self, kept: int, rows: int) -> int:
