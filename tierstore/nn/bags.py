@@ -196,8 +196,9 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
 
     def _trains(self, parts: Sequence[Part]) -> bool:
         """Tell whether rows or weights of a call may get a gradient."""
-        for group in range(len(self.groups._modules)):
-            if self._layer(group)._trains():
+        layers: Any = self._modules["groups"]._modules.values()  # `self.groups` is a call, too
+        for layer in layers:
+            if layer._trains():
                 return True
         given = [part.bags.weights for part in parts]
         weighed = any(weights is not None and weights.requires_grad for weights in given)

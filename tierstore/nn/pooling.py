@@ -21,7 +21,7 @@ from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Batch, accumulates, is_deterministic
 from tierstore.nn.jagged import Bags
 from tierstore.nn.keyed import FirstRows, Reading
-from tierstore.nn.pooled import MODES, Composed, Launched, Pooled, positions_of
+from tierstore.nn.pooled import MODES, Composed, Form, Launched, Pooled, positions_of
 from tierstore.spec import Field
 
 __all__ = ["Columns", "Part", "Pooling", "pool", "read_pooled", "side_by_side"]
@@ -41,6 +41,7 @@ class Columns:
         dim: how many each has.
         width: of the output, columns of other features included.
         aligned: what every first column is a multiple of.
+        form: the last one that a kernel pooled them in.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Columns:
         self.dim = dim
         self.width = width
         self.aligned: int = math.gcd(width, *first)
+        self.form: Form | None = None
         self._described: dict[torch.device, Tensor] = {}
 
     def batch(self, bags: Bags) -> int:
@@ -223,11 +225,12 @@ class Part:
             weighed: whether the weights need one.
         """
         pooled: Launched | Composed
-        can_launch = lease.device is not None and self.first is None and not is_deterministic()
-        item = self.item
-        if can_launch and Launched.knows(item, dtype):
-            pooled = Launched(self, item, lease, dtype, trained=trained, weighed=weighed)
-            return pooled.forward(lease, out), pooled
+        on: Any = lease.device
+        if on is not None and self.first is None and not is_deterministic():
+            form = Form.of(self, dtype, on)
+            if form is not None:
+                pooled = Launched(self, form, lease, trained=trained, weighed=weighed)
+                return pooled.forward(lease, out), pooled
         positions = positions_of(lease)
         expanded = lease.device is not None or self.first is not None
         padding: int | None
