@@ -347,7 +347,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         if weights is not None:
             self._check_weighted(names)
             pieces = weights.split(list(lengths))
-        found = self._parted(names, features.values(), lengths)
+        found = self._parted(self._plan(names), features.values(), lengths)
         for number, (part, ids, own) in enumerate(found):
             of, own_weights = offsets, weights
             if part.places is not None:

@@ -289,8 +289,9 @@ def read_pooled(parts: Sequence[Part], dtype: torch.dtype | None = None) -> Tens
 
 def type_of(parts: Sequence[Part]) -> torch.dtype:
     """Return the type that takes the rows of all layers."""
-    first, *others = [part.layer._anchor.dtype for part in parts]
-    return functools.reduce(torch.promote_types, others, first)
+    if len(parts) == 1:
+        return parts[0].layer._anchor.dtype
+    return functools.reduce(torch.promote_types, [part.layer._anchor.dtype for part in parts])
 
 
 @dataclass
@@ -376,19 +377,26 @@ class _Lookup(torch.autograd.Function):
         return (out, *(() if split is None else torch.unsafe_split_with_sizes(out, split, 1)))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_all: Tensor | None, *of_each: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         """Give the layers the gradient of their rows, and return those of the weights."""
-        needed, count = ctx.needs_input_grad[2:], len(ctx.pooling.parts)
-        gradient, given = _joined(of_all, of_each, ctx.split)
-        if gradient is None:
-            return None, None, *[None] * len(needed)
-        nodes = [node for node, _ in ctx.next_functions[:count]]
-        trained = [
-            need and accumulates(node) for need, node in zip(needed[:count], nodes, strict=True)
-        ]
-        of_weights = ctx.pooling.backward(gradient, given, trained, needed[count:])
-        return None, None, *[None] * count, *of_weights
+        # What refuses a second derivative takes as long as a launch, also where none is asked for.
+        found: tuple[Any, ...] = (_once if torch.is_grad_enabled() else _back)(ctx, *gradients)
+        return found
+
+
+def _back(ctx: Any, of_all: Tensor | None, *of_each: Tensor | None) -> tuple[Any, ...]:
+    """Do what `_Lookup.backward` does."""
+    needed, count = ctx.needs_input_grad[2:], len(ctx.pooling.parts)
+    gradient, given = _joined(of_all, of_each, ctx.split)
+    if gradient is None:
+        return None, None, *[None] * len(needed)
+    nodes = [node for node, _ in ctx.next_functions[:count]]
+    trained = [need and accumulates(node) for need, node in zip(needed[:count], nodes, strict=True)]
+    of_weights = ctx.pooling.backward(gradient, given, trained, needed[count:])
+    return None, None, *[None] * count, *of_weights
+
+
+_once: Any = torch.autograd.function.once_differentiable(_back)
 
 
 def _joined(
