@@ -316,7 +316,9 @@ class DeviceLease:
         """Promote and pin the distinct rows of a batch, within a use; see `GpuTier.lease`."""
         self._access = access
         self._kind = ids.kind
-        access.extent.epoch.check_open()
+        epoch = access.extent.epoch
+        if epoch.ended:
+            epoch.check_open()
         stream = access.stream(ids.kind)
         self.gpu: GpuLease = access.gpu.lease(
             ids.rows, *into, within=access.within, features=features, stream=stream

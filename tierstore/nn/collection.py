@@ -363,8 +363,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
         """Bring rows nearer for features that have row numbers in place of keys."""
         if is_keyed(features):
             names = tuple(features.keys())
-            lengths = lengths_of(features, len(names))
-            wanted = self._parted(self._plan(names), features.values(), lengths)
+            plan, every = self._plan(names), lengths_of(features, len(names))
+            wanted = self._parted(plan, features.values(), every)
         else:
             wanted = []
             for part in self._plan(tuple(features)):

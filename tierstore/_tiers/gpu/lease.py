@@ -266,7 +266,8 @@ class GpuLease:
             ends: whether the lease ends with it; it calls `unpin` for each record.
             stream: where to run it.
         """
-        self._begin(stream)
+        if self._released or self._epoch.ended or self.spilled.size:
+            self._begin(stream)
         rows, arguments = self._room.rows, self._room.work
         rows.positions, rows.n = positions or (self._batch.positions, self._batch.n)
         rows.stamp, rows.pins = self._room.pins if ends else (0, 0)
