@@ -508,7 +508,8 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         if moved.ndim != 1 or moved.dtype is not torch.int64:
             return None
         features = len(lengths)
-        moved[:-1].view(features, (moved.shape[0] - 1) // features).add_(begins)
+        batch = (moved.shape[0] - 1) // features
+        moved.as_strided((features, batch), (batch, 1)).add_(begins)  # all but the last, one view
         return moved
 
     def _even_offsets(self, batch: int, each: tuple[int, ...], device: torch.device) -> Tensor:
