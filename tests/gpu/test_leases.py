@@ -442,3 +442,36 @@ def test_a_fetch_holds_up_commits_but_no_batch(make: Any, monkeypatch: pytest.Mo
     commit.join(60)
     assert committed.is_set() and fetcher
     np.testing.assert_array_equal(table.read(EVERY), before)
+
+
+def test_lists_that_a_lease_has_shown_stay_as_they_are(make: Any, place: Place) -> None:
+    table = make("gpu")["t"]
+    first = place.put(np.array([4, 1, 4, 2]))
+    with table.lease(first) as lease:
+        positions, rows, held = lease.positions, lease.rows, lease.gpu.count
+    kept = [place.get(each).copy() for each in (positions, rows, held)]
+    del lease
+    for ids in ([7, 7, 8, 9], [3, 5, 6, 0], [2]):
+        table.lease(place.put(np.array(ids))).release()
+    for each, before in zip((positions, rows, held), kept, strict=True):
+        np.testing.assert_array_equal(place.get(each), before)
+
+
+def test_a_lease_finds_the_lists_of_one_that_is_gone(make: Any, place: Place) -> None:
+    table = make("gpu")["t"]
+    ids, more = place.put(np.arange(4)), place.put(np.arange(5))
+    lease = table.lease(ids)
+    block = lease.gpu.arguments.batch.count
+    lease.release()
+    other = table.lease(ids)  # the first one has ended, and still has its lists
+    assert other.gpu.arguments.batch.count != block
+    other.release()
+    del lease, other
+    with table.lease(ids[:3]) as again:
+        written = values(3, seed=5)
+        again.write("weight", place.put(written))
+        np.testing.assert_array_equal(place.get(again.read("weight")), written)
+        assert place.get(again.gpu.count)[0] == 3
+    assert table._space.gpu.rooms
+    with table.lease(more):
+        assert not table._space.gpu.rooms  # those that are left are too small, and were dropped

@@ -220,6 +220,17 @@ def test_weights_and_their_gradient(place: Place) -> None:
         torch.testing.assert_close(grad, given[name][2].grad)
 
 
+def test_there_is_no_second_derivative(place: Place) -> None:
+    twins = Twins(place, [9])
+    ids = place.ids(7, rows=9)
+    offsets = torch.tensor([0, 2, 5]).to(place.torch)
+    weights = torch.ones(7, device=place.torch, requires_grad=True)
+    out = twins.bags.cat({"t0": (ids, offsets, weights)})
+    (first,) = torch.autograd.grad((out**2).sum(), [weights], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        first.sum().backward()
+
+
 def test_weights_get_the_gradient_of_rows_that_a_step_changed(place: Place) -> None:
     twins = Twins(place, [9])
     (ids, offsets, weights) = twins.ragged("t0", weighted=True)

@@ -316,7 +316,9 @@ class DeviceLease:
         """Promote and pin the distinct rows of a batch, within a use; see `GpuTier.lease`."""
         self._access = access
         self._kind = ids.kind
-        access.extent.epoch.check_open()
+        epoch = access.extent.epoch
+        if epoch.ended:
+            epoch.check_open()
         stream = access.stream(ids.kind)
         self.gpu: GpuLease = access.gpu.lease(
             ids.rows, *into, within=access.within, features=features, stream=stream
@@ -659,10 +661,23 @@ class DeviceAccess(DeviceArrays):
             return like.new_zeros((len(like), nbytes))
         return np.zeros((len(like), nbytes), np.uint8)
 
-    def lease(self, ids: Ids, features: FeatureIds | None = None) -> DeviceLease:
-        """Pin the distinct rows of a batch; on the device, ids may be those of `features`."""
-        with self.using():
-            return DeviceLease(self, ids, features=features)
+    def lease(
+        self, ids: Ids, features: FeatureIds | None = None, into: Sequence[Any] = ()
+    ) -> DeviceLease:
+        """Pin the distinct rows of a batch; on the device, ids may be those of `features`.
+
+        `into` are memory on the device, and the bytes of the record of each id to copy there.
+        """
+        together = self.together_in
+        if together is None or together.thread != get_ident():
+            with self.using():
+                return DeviceLease(self, ids, *into, features=features)
+        try:  # see `DeviceLease.launch`
+            together.check(write=False)
+            return DeviceLease(self, ids, *into, features=features)
+        except BaseException as error:
+            together.explain(error)
+            raise
 
     def lease_and_read(
         self, ids: Ids, field: str, features: FeatureIds | None = None
@@ -675,8 +690,7 @@ class DeviceAccess(DeviceArrays):
         if ids.kind == "torch" and dtype is not None:
             shape = (*ids.shape, item.dim)
             out = self._torch.empty(shape, dtype=dtype, device=self.torch_device)
-            with self.using():
-                return DeviceLease(self, ids, out, lo, hi, features=features), out
+            return self.lease(ids, features, (out, lo, hi)), out
         out = self.room(item, ids)
         with self.using():
             lease = DeviceLease(self, ids, out, lo, hi, features=features)

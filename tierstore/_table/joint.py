@@ -117,12 +117,14 @@ class Location:
         gpu, layout = self.space.gpu, first.spec.layout
         self.access: Access
         self._on_device: DeviceAccess | None = None
+        self._device_type = ""
         if gpu is None:
             self.access = HostAccess(self.space, whole, layout, door)
         else:
             checks = first._owner.sync_checks
             found = DeviceAccess(gpu, whole, layout, door, sync_checks=checks)
             self.access = self._on_device = found
+            self._device_type = found.torch_device.type
         self._order = np.argsort(self.starts)
         self._numbers: dict[Features, Rows] = {}
         self._bounds: dict[Features, Any] = {}
@@ -186,7 +188,7 @@ class Location:
 
     def has(self, ids: Tensor) -> bool:
         """Whether ids are on the device of a GPU tier."""
-        return self.space.gpu is not None and ids.device.type == self._torch_device.type
+        return self._on_device is not None and ids.device.type == self._device_type
 
     def _checked_on_device(
         self, ids: Tensor, features: Features, lengths: tuple[int, ...]

@@ -204,7 +204,9 @@ class SplitAccess(DeviceAccess):
         """Raise InvalidInputError: a column that is held whole is only read."""
         self._refuse()
 
-    def lease(self, ids: Ids, features: FeatureIds | None = None) -> NoReturn:
+    def lease(
+        self, ids: Ids, features: FeatureIds | None = None, into: Sequence[Any] = ()
+    ) -> NoReturn:
         """Raise InvalidInputError: leases are of whole records."""
         self._refuse()
 

@@ -196,8 +196,9 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
 
     def _trains(self, parts: Sequence[Part]) -> bool:
         """Tell whether rows or weights of a call may get a gradient."""
-        for group in range(len(self.groups._modules)):
-            if self._layer(group)._trains():
+        layers: Any = self._modules["groups"]._modules.values()  # `self.groups` is a call, too
+        for layer in layers:
+            if layer._trains():
                 return True
         given = [part.bags.weights for part in parts]
         weighed = any(weights is not None and weights.requires_grad for weights in given)
@@ -346,7 +347,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         if weights is not None:
             self._check_weighted(names)
             pieces = weights.split(list(lengths))
-        found = self._parted(names, features.values(), lengths)
+        found = self._parted(self._plan(names), features.values(), lengths)
         for number, (part, ids, own) in enumerate(found):
             of, own_weights = offsets, weights
             if part.places is not None:
@@ -507,7 +508,8 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         if moved.ndim != 1 or moved.dtype is not torch.int64:
             return None
         features = len(lengths)
-        moved[:-1].view(features, (moved.shape[0] - 1) // features).add_(begins)
+        batch = (moved.shape[0] - 1) // features
+        moved.as_strided((features, batch), (batch, 1)).add_(begins)  # all but the last, one view
         return moved
 
     def _even_offsets(self, batch: int, each: tuple[int, ...], device: torch.device) -> Tensor:

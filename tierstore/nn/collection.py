@@ -180,7 +180,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
             return self._in_graph(features)
         features, first = self._numbered(features)
         names, found = tuple(features.keys()), dict[str, Tensor]()
-        wanted = self._wanted(names, features)
+        wanted = self._wanted(self._plan(names), features, len(names))
         for part, ids, lengths in wanted:
             own = part.features.names
             counted = self._trained(own, ids, lengths, first)
@@ -206,7 +206,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
         names = tuple(features.keys())
         parts = self._plan(names)
         if len(parts) == 1 and not self._by_key:
-            ((part, ids, lengths),) = self._wanted(names, features)
+            ((part, ids, lengths),) = self._wanted(parts, features, len(names))
             counted = self._counted(names, ids, lengths) if self.padding else None
             return part.layer.look_up(ids, part.features, lengths, counted, apart=False)[0]
         dims = {part.layer.embedding_dim for part in parts}
@@ -264,13 +264,13 @@ class TieredEmbeddingCollection(torch.nn.Module):
         return given, first
 
     def _wanted(
-        self, names: tuple[str, ...], features: Any
+        self, plan: Sequence[_Part], features: Any, keys: int
     ) -> list[tuple[_Part, Tensor, Sequence[int]]]:
         """Return for each layer its features, their ids as one tensor, and how many each has."""
         if is_keyed(features):
-            return self._parted(names, features.values(), lengths_of(features, len(names)))
+            return self._parted(plan, features.values(), lengths_of(features, keys))
         found: list[tuple[_Part, Tensor, Sequence[int]]] = []
-        for part in self._plan(names):
+        for part in plan:
             own = part.features.names
             given = [features[name] for name in own]
             found.append((part, *(part.layer.coming.find(given) or concatenated(own, given))))
@@ -301,7 +301,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
         return counted
 
     def _parted(
-        self, names: tuple[str, ...], values: Tensor, lengths: Sequence[int]
+        self, plan: Sequence[_Part], values: Tensor, lengths: Sequence[int]
     ) -> list[tuple[_Part, Tensor, Sequence[int]]]:
         """Return for each layer its features, and their part of the values of all of them."""
         values, found, pieces = _whole_numbers(values, "values"), [], None
@@ -309,7 +309,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
             raise InvalidInputError(
                 f"the keys have {sum(lengths)} ids by their lengths, and there are {len(values)}"
             )
-        for part in self._plan(names):
+        for part in plan:
             if part.places is None:
                 found.append((part, values, lengths))
                 continue
@@ -363,7 +363,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
         """Bring rows nearer for features that have row numbers in place of keys."""
         if is_keyed(features):
             names = tuple(features.keys())
-            wanted = self._parted(names, features.values(), lengths_of(features, len(names)))
+            plan, every = self._plan(names), lengths_of(features, len(names))
+            wanted = self._parted(plan, features.values(), every)
         else:
             wanted = []
             for part in self._plan(tuple(features)):

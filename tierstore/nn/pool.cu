@@ -21,7 +21,8 @@ struct Pool {
     const i64 *offsets;      // [all + 1]: where each bag begins among the ids
     const u32 *features;     // [all / batch][2]: first column of each feature, and SUM, MEAN or MAX
     const float *weights;    // [n]: factor of each id, or null where all are 1
-    float *share;            // [all]: what an id gets of the gradient of its bag; null out of training
+    float *share;            // [all]: what an id gets of the gradient of its bag; null where that is
+                             // all of it, and out of training
     i32 *chosen;             // [all][dim]: the id that each maximum is of, or -1; null likewise
     float *total;            // [count][dim]: gradient of each record
     const u8 *rows;          // [count][dim] of ROW: the records as they were pooled
@@ -165,7 +166,7 @@ __device__ void begin(Tile &tile, const Rows &rows, const Pool &pool) {
         if (tile.row[k] < 0) continue;
         const u32 bag = bag_from(pool, id, tile.edge[0], tile.edge[1] + 1);
         tile.place[k] = place_of(pool, bag);
-        tile.share[k] = pool.share[bag] * (pool.weights ? pool.weights[id] : 1);
+        tile.share[k] = (pool.share ? pool.share[bag] : 1) * (pool.weights ? pool.weights[id] : 1);
         if (MAXIMA) tile.maximum[k] = is_maximum(pool, bag) ? (i32)bag : -1;
     }
     __syncthreads();
@@ -306,7 +307,7 @@ extern "C" __global__ void tierstore_weigh(const Rows rows, const Pool pool) {
                 const Pooled g = ((const Pooled *)own)[pack];
                 for (u32 e = 0; e < VECTOR; ++e) sum += value(x.at[e]) * value(g.at[e]);
             }
-            sum *= pool.share[bag];
+            if (pool.share) sum *= pool.share[bag];
         }
         for (u32 d = lanes / 2; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
         if (id < rows.n && first == 0) pool.of_weights[id] = sum;

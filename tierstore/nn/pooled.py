@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -14,14 +13,15 @@ from torch.nn.functional import pad
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._table.host import Lease
 from tierstore._tiers.gpu.abi import RECORDS
+from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
 from tierstore.nn.autograd import Batch, Gradient, cleared, left_over
-from tierstore.spec import Field
+from tierstore.spec import Field, RecordLayout
 
 if TYPE_CHECKING:
     from tierstore.nn.pooling import Columns, Part
 
-__all__ = ["MODES", "Composed", "Launched", "Pooled", "positions_of"]
+__all__ = ["MODES", "Composed", "Form", "Launched", "Pooled", "positions_of"]
 
 _SOURCE = RECORDS.extended("tierstore.nn", "pool.cu")
 _Pool: Any = _SOURCE.structure("Pool")
@@ -31,7 +31,6 @@ _TORCH_MODES = {"sum": 0, "mean": 1, "max": 2}
 _KERNEL_TYPES = {
     element.torch_dtype(): element.kernel for element in ELEMENT_TYPES.values() if element.kernel
 }
-_device_of = functools.cache(torch.device)
 _LARGE = 1 << 28
 """Bytes of a gradient above which to wait for the number of its rows, to allocate no more."""
 
@@ -234,44 +233,76 @@ def _pooled(
     return found
 
 
+class Form:
+    """How a kernel pools a field of records into columns; the same for every batch.
+
+    Attributes:
+        device: where, `on` the device of a lease.
+        dtype: of the result, and `row_dtype` that of the rows.
+        kernels: the kernels.
+        has_means, has_maxima: whether there are bags of those modes.
+    """
+
+    def __init__(
+        self, columns: Columns, layout: RecordLayout, field: str, dtype: torch.dtype, on: Device
+    ) -> None:
+        self._layout, self._field, self._on = layout, field, on
+        item, start = layout.field(field), layout.span(field)[0]
+        self.device = torch.device(on.torch_name)
+        self.dtype: torch.dtype = dtype
+        self.row_dtype: torch.dtype = item.element.torch_dtype()
+        self.kernels = _kernels_for(item, start, columns, dtype)
+        self.has_means, self.has_maxima = "mean" in columns.modes, "max" in columns.modes
+        self._features, self._count = columns.described(self.device), len(columns.modes)
+        self._work: Any = _Pool(dim=columns.dim, width=columns.width, start=start)
+        self._work.features = self._features.data_ptr()
+
+    @classmethod
+    def of(cls, part: Part, dtype: torch.dtype, on: Device) -> Form | None:
+        """Return the one for bags, or None if the kernel does not know their types."""
+        columns, layer = part.columns, part.layer
+        layout: RecordLayout = layer.table.spec.layout
+        kept = columns.form
+        if (
+            kept is not None
+            and kept._layout is layout
+            and kept._field == layer.field
+            and kept._on is on
+            and kept.dtype is dtype
+        ):
+            return kept
+        if layout.field(layer.field).element.kernel is None or dtype not in _KERNEL_TYPES:
+            return None
+        columns.form = cls(columns, layout, layer.field, dtype, on)
+        return columns.form
+
+    def work(self, bags: int) -> Any:
+        """Return what a kernel is to do with so many bags, all but where they are."""
+        work = _Pool.from_buffer_copy(self._work)
+        work.all, work.batch = bags, bags // self._count
+        return work
+
+
 class Launched:
     """Bags pooled by a kernel on the records."""
 
-    @staticmethod
-    def knows(item: Field, dtype: torch.dtype) -> bool:
-        """Tell whether the kernel can pool a field into a type."""
-        return item.element.kernel is not None and dtype in _KERNEL_TYPES
-
     def __init__(
-        self,
-        part: Part,
-        item: Field,
-        lease: Lease,
-        dtype: torch.dtype,
-        *,
-        trained: bool,
-        weighed: bool,
+        self, part: Part, form: Form, lease: Lease, *, trained: bool, weighed: bool
     ) -> None:
-        self._part, columns, bags = part, part.columns, part.bags
-        on: Any = lease.device
-        self._dtype, self._device = dtype, _device_of(on.torch_name)
-        self._row_dtype: torch.dtype = item.element.torch_dtype()
-        start = part.layer.table.spec.layout.span(part.layer.field)[0]
-        self._kernels = _kernels_for(item, start, columns, dtype)
+        self._part, self._form, columns, bags = part, form, part.columns, part.bags
+        self._device = form.device
         count = len(bags)
-        work = self._work = _Pool(all=count, batch=count // len(columns.modes))
-        work.dim, work.width, work.start = columns.dim, columns.width, start
+        work = self._work = form.work(count)
         self._offsets = bags.offsets.to(self._device, torch.int64).contiguous()
-        self._features = columns.described(self._device)
-        work.offsets, work.features = self._offsets.data_ptr(), self._features.data_ptr()
+        work.offsets = self._offsets.data_ptr()
         if bags.weights is not None:
             self._weights = bags.weights.detach().to(self._device, torch.float32).contiguous()
             work.weights = self._weights.data_ptr()
-        if trained or weighed:
+        if form.has_means and (trained or weighed):
             self._share = torch.empty(count, device=self._device)
             work.share = self._share.data_ptr()
-        if trained and "max" in columns.modes:
-            shape = len(bags), columns.dim
+        if form.has_maxima and trained:
+            shape = count, columns.dim
             self._chosen = torch.empty(shape, dtype=torch.int32, device=self._device)
             work.chosen = self._chosen.data_ptr()
         self._positions: Any = None
@@ -286,9 +317,10 @@ class Launched:
 
     def forward(self, lease: Lease, out: Tensor | None) -> Tensor:
         """Return what the bags come to, in `out` unless it is None."""
-        work, kernels = self._work, self._kernels
+        work, kernels = self._work, self._form.kernels
         if out is None:
-            out = torch.empty(work.batch, work.width, dtype=self._dtype, device=self._device)
+            shape = work.batch, work.width
+            out = torch.empty(shape, dtype=self._form.dtype, device=self._device)
         work.bags = out.data_ptr()
         self._launch(kernels.pool, lease, work.all * kernels.lanes, self._positions)
         return out
@@ -303,9 +335,10 @@ class Launched:
         weighed: bool,
     ) -> tuple[Gradient | None, Tensor | None]:
         """Return the gradients; see `Pooled.backward`."""
-        part, work, kernels = self._part, self._work, self._kernels
-        batch = batch.renewed(part.touched())
-        gradient = gradient.to(self._device, self._dtype).contiguous()
+        part, work, form = self._part, self._work, self._form
+        if batch.lease.ended:
+            batch = batch.renewed(part.touched())
+        gradient = gradient.to(self._device, form.dtype).contiguous()
         if gradient.data_ptr() % 16:
             gradient = gradient.clone()
         work.bags = gradient.data_ptr()
@@ -313,14 +346,14 @@ class Launched:
         if weighed:
             of_weights = torch.empty(len(self._weights), device=self._device)
             work.of_weights = of_weights.data_ptr()
-            self._launch(kernels.weigh, batch.lease, len(of_weights), self._positions)
+            self._launch(form.kernels.weigh, batch.lease, len(of_weights), self._positions)
         if trained:
             batch.lease.trim(wait=4 * work.dim * batch.lease.bound > _LARGE)
             total = cleared(batch.lease, work.dim, batch.zeros)
             work.total = total.data_ptr()
             positions = part.trained_positions(batch, given)
-            self._launch(kernels.scatter, batch.lease, batch.size, positions)
-            of_rows = total.to(self._row_dtype)
+            self._launch(form.kernels.scatter, batch.lease, batch.size, positions)
+            of_rows = total if total.dtype is form.row_dtype else total.to(form.row_dtype)
             whole = batch.gathered(of_rows, positions, part.touched(given))
             if whole.trained is None:
                 whole.zeros = left_over(whole.values, batch.zeros)

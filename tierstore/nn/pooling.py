@@ -21,7 +21,7 @@ from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Batch, accumulates, is_deterministic
 from tierstore.nn.jagged import Bags
 from tierstore.nn.keyed import FirstRows, Reading
-from tierstore.nn.pooled import MODES, Composed, Launched, Pooled, positions_of
+from tierstore.nn.pooled import MODES, Composed, Form, Launched, Pooled, positions_of
 from tierstore.spec import Field
 
 __all__ = ["Columns", "Part", "Pooling", "pool", "read_pooled", "side_by_side"]
@@ -41,6 +41,7 @@ class Columns:
         dim: how many each has.
         width: of the output, columns of other features included.
         aligned: what every first column is a multiple of.
+        form: the last one that a kernel pooled them in.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Columns:
         self.dim = dim
         self.width = width
         self.aligned: int = math.gcd(width, *first)
+        self.form: Form | None = None
         self._described: dict[torch.device, Tensor] = {}
 
     def batch(self, bags: Bags) -> int:
@@ -223,11 +225,12 @@ class Part:
             weighed: whether the weights need one.
         """
         pooled: Launched | Composed
-        can_launch = lease.device is not None and self.first is None and not is_deterministic()
-        item = self.item
-        if can_launch and Launched.knows(item, dtype):
-            pooled = Launched(self, item, lease, dtype, trained=trained, weighed=weighed)
-            return pooled.forward(lease, out), pooled
+        on: Any = lease.device
+        if on is not None and self.first is None and not is_deterministic():
+            form = Form.of(self, dtype, on)
+            if form is not None:
+                pooled = Launched(self, form, lease, trained=trained, weighed=weighed)
+                return pooled.forward(lease, out), pooled
         positions = positions_of(lease)
         expanded = lease.device is not None or self.first is not None
         padding: int | None
@@ -286,8 +289,9 @@ def read_pooled(parts: Sequence[Part], dtype: torch.dtype | None = None) -> Tens
 
 def type_of(parts: Sequence[Part]) -> torch.dtype:
     """Return the type that takes the rows of all layers."""
-    first, *others = [part.layer._anchor.dtype for part in parts]
-    return functools.reduce(torch.promote_types, others, first)
+    if len(parts) == 1:
+        return parts[0].layer._anchor.dtype
+    return functools.reduce(torch.promote_types, [part.layer._anchor.dtype for part in parts])
 
 
 @dataclass
@@ -373,19 +377,26 @@ class _Lookup(torch.autograd.Function):
         return (out, *(() if split is None else torch.unsafe_split_with_sizes(out, split, 1)))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_all: Tensor | None, *of_each: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         """Give the layers the gradient of their rows, and return those of the weights."""
-        needed, count = ctx.needs_input_grad[2:], len(ctx.pooling.parts)
-        gradient, given = _joined(of_all, of_each, ctx.split)
-        if gradient is None:
-            return None, None, *[None] * len(needed)
-        nodes = [node for node, _ in ctx.next_functions[:count]]
-        trained = [
-            need and accumulates(node) for need, node in zip(needed[:count], nodes, strict=True)
-        ]
-        of_weights = ctx.pooling.backward(gradient, given, trained, needed[count:])
-        return None, None, *[None] * count, *of_weights
+        # What refuses a second derivative takes as long as a launch, also where none is asked for.
+        found: tuple[Any, ...] = (_once if torch.is_grad_enabled() else _back)(ctx, *gradients)
+        return found
+
+
+def _back(ctx: Any, of_all: Tensor | None, *of_each: Tensor | None) -> tuple[Any, ...]:
+    """Do what `_Lookup.backward` does."""
+    needed, count = ctx.needs_input_grad[2:], len(ctx.pooling.parts)
+    gradient, given = _joined(of_all, of_each, ctx.split)
+    if gradient is None:
+        return None, None, *[None] * len(needed)
+    nodes = [node for node, _ in ctx.next_functions[:count]]
+    trained = [need and accumulates(node) for need, node in zip(needed[:count], nodes, strict=True)]
+    of_weights = ctx.pooling.backward(gradient, given, trained, needed[count:])
+    return None, None, *[None] * count, *of_weights
+
+
+_once: Any = torch.autograd.function.once_differentiable(_back)
 
 
 def _joined(

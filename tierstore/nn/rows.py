@@ -419,7 +419,10 @@ class RowsParameter(torch.nn.Parameter):
             self._run_hooks()
         if len(self._waiting) >= _WAITING:
             self.gather()
-        _engine.queue_callback(self._stand_in)  # after DistributedDataParallel has looked at it
+        if in_group():
+            _engine.queue_callback(self._stand_in)  # after DistributedDataParallel looked at it
+        else:
+            self._stand_in()
 
     def _run_hooks(self) -> None:
         """Call hooks as torch does: some with the gradient that came, others with the whole."""

@@ -227,7 +227,6 @@ class _Places:
         columns: list[int],
     ) -> None:
         self.spans: list[tuple[int, int]] = [layout.span(name) for name in names]
-        self._columns = columns
         fields = [layout.field(name) for name in names]
         self._dim = fields[0].dim
         self._starts = [start for start, _ in self.spans]
@@ -247,6 +246,9 @@ class _Places:
             "SCALED": int(any(field.scaled for field in fields)),
         }
         self._kernels: dict[tuple[int, torch.dtype], Kernel] = {}
+        self._work: Any = _Step(dim=self._dim, weight=self._starts[0], share=1 / self._dim)
+        self._work.state[: len(self._starts) - 1] = self._starts[1:]
+        self._work.column[: len(columns)] = columns
 
     def readable(self, gradient: Tensor) -> Tensor:
         """Return a gradient as the kernel takes it: what float32 holds exactly stays as it is."""
@@ -255,13 +257,10 @@ class _Places:
         return gradient.contiguous()
 
     def work(self, gradient: Tensor, trained: Tensor | None) -> Any:
-        """Return what the kernel is to do, all but its numbers."""
-        marks = 0 if trained is None else trained.data_ptr()
-        work = _Step(gradient.data_ptr(), marks)
-        work.dim, work.weight = self._dim, self._starts[0]
-        work.state[: len(self._starts) - 1] = self._starts[1:]
-        work.column[: len(self._columns)] = self._columns
-        work.share = 1 / self._dim
+        """Return what the kernel is to do, all but its numbers; until the next step."""
+        work = self._work
+        work.gradient = gradient.data_ptr()
+        work.trained = 0 if trained is None else trained.data_ptr()
         return work
 
     def kernel(self, gradient: Tensor) -> Kernel:

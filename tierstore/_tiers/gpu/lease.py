@@ -10,17 +10,25 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._tiers.base import ROLLED_BACK, lease_ended
-from tierstore._tiers.gpu.abi import Arguments, BatchArgument, BatchArguments, Structure
+from tierstore._tiers.gpu.abi import (
+    Arguments,
+    BatchArgument,
+    BatchArguments,
+    Structure,
+    bytes_of,
+)
 from tierstore._tiers.gpu.launcher import OWN, Kernel, Launcher
 from tierstore._tiers.gpu.link import AsyncScalar
 
 if TYPE_CHECKING:
     from tierstore._tiers.gpu import GpuTier
 
-__all__ = ["NO_ROWS", "GpuLease", "PinnedLeases"]
+__all__ = ["NO_ROWS", "GpuLease", "PinnedLeases", "Room"]
 
 NO_ROWS = np.empty(0, np.int64)
 _MUCH = 16 << 20
+_LITTLE = 1 << 20
+"""Bytes of lists up to which they are kept for a later lease."""
 
 
 class PinnedLeases:
@@ -70,6 +78,62 @@ class PinnedLeases:
         self._ended.clear()
 
 
+class Room:
+    """The lists of a lease on the device, and the structures that describe them to kernels.
+
+    To make them takes the host longer than to launch a kernel, so small ones are left to a later
+    lease: kernels use them in the order of their launches.
+
+    Attributes:
+        ids: most ids that it has room for.
+        stream: of the lease.
+        block: the lists.
+        batch: what the tier's own kernels know of a lease.
+        arguments: for them.
+        rows: what other kernels know of it.
+        work: the arguments of one of these; the second structure is of the last launch.
+        pins: what unpins the rows of a lease; see `Rows`.
+        is_spare: whether another lease may have it; not if others may refer to the lists.
+    """
+
+    def __init__(self, tier: GpuTier, ids: int, stream: int) -> None:
+        """Reserve the lists of a batch of so many ids."""
+        self.ids = ids
+        self.stream = stream
+        self.block: Any = tier.device.borrow(24 * ids + 16, np.uint8, stream)
+        self.batch = BatchArgument()
+        self.arguments = BatchArguments(tier.memory.argument, self.batch)
+        self.rows: Any = tier.memory.described()
+        self.work = Arguments(self.rows, self.rows)
+        self.pins: tuple[int, int] = tier.memory.argument.stamp, tier.memory.argument.pins
+        self.is_spare: bool = 24 * ids <= _LITTLE
+        self._start: int = tier.device.pointer(self.block)
+        self._bytes = bytes_of(self.batch)
+        self.rows.count, self.rows.records = self._start, self._start + 16
+        self.rows.held = self._start + 16 + 8 * ids
+
+    @classmethod
+    def of(cls, tier: GpuTier, ids: int, stream: int, batch: memoryview) -> Room:
+        """Return room for a batch, of which `batch` are the bytes of what describes it."""
+        room = None
+        while tier.rooms and room is None:
+            room = tier.rooms.pop()
+            room = room if ids <= room.ids and stream == room.stream else None
+        if room is None:
+            room = cls(tier, ids, stream)
+        room._bytes[:] = batch
+        own, start, lists = room.batch, room._start, room._start + 16
+        own.count, own.records, own.held = start, lists, lists + 8 * room.ids
+        own.positions, own.rows = lists + 12 * room.ids, lists + 16 * room.ids
+        return room
+
+    def shown(self, before: int, nbytes: int, dtype: npt.DTypeLike) -> Any:
+        """Return a list of so many bytes an id, given the bytes an id of the lists before it."""
+        self.is_spare = False
+        start = 16 + before * self.ids
+        return self.block[start : start + nbytes * self.batch.n].view(dtype)
+
+
 class GpuLease:
     """The distinct records of a batch of ids, pinned until `release`.
 
@@ -87,20 +151,13 @@ class GpuLease:
     All arrays are on the device, in no particular order of rows, valid in the stream of the lease.
     """
 
-    def __init__(self, tier: GpuTier, ids: int, batch: BatchArgument, stream: int) -> None:
-        """Make room for the lists of a batch of `ids` ids, described by a copy of `batch`."""
+    def __init__(self, tier: GpuTier, ids: int, room: Room) -> None:
+        """Lease the rows of a batch of `ids` ids, which its `room` describes."""
         self._tier = tier
-        self.bound: int = min(ids, tier.rows)
-        self._block = tier.device.borrow(24 * ids + 16, np.uint8, stream)
-        start = tier.device.pointer(self._block)
-        own, described = BatchArgument.from_buffer_copy(batch), tier.memory.described()
-        own.count = described.count = start
-        own.records = described.records = start + 16
-        own.held = described.held = start + 16 + 8 * ids
-        own.positions = start + 16 + 12 * ids
-        own.rows = start + 16 + 16 * ids
-        self._batch, self._rows = own, described
-        self.arguments: BatchArguments = BatchArguments(tier.memory.argument, own)
+        self._room = room
+        self._batch = room.batch
+        self.bound: int = ids if ids < tier.rows else tier.rows
+        self.arguments: BatchArguments = room.arguments
         self.kept_rows = True
         """Whether some rows may stay in the host tier's memory, not to be promoted meanwhile."""
         self.spill: Any = None
@@ -117,23 +174,26 @@ class GpuLease:
         self._epoch = tier.epoch
         self._released = False
 
+    def __del__(self) -> None:
+        """Leave the room to another lease."""
+        if self._room.is_spare:
+            self._tier.rooms.append(self._room)
+
     @property
     def positions(self) -> Any:
         """Int32 `(n,)`, for each id the index of its record; -1 for ids outside the table."""
-        return self._part(16 + 12 * self._batch.n, 4 * self._batch.n, np.int32)
+        return self._room.shown(12, 4, np.int32)
 
     @property
     def rows(self) -> Any:
         """Int64 `(n,)`, the row of each record; undefined after the first `count`."""
-        return self._part(16 + 16 * self._batch.n, 8 * self._batch.n, np.int64)
+        return self._room.shown(16, 8, np.int64)
 
     @property
     def count(self) -> Any:
         """uint32 `(1,)`, the number of distinct records."""
-        return self._part(0, 4, np.uint32)
-
-    def _part(self, start: int, nbytes: int, dtype: npt.DTypeLike) -> Any:
-        return self._block[start : start + nbytes].view(dtype)
+        self._room.is_spare = False
+        return self._room.block[:4].view(np.uint32)
 
     @property
     def ended(self) -> bool:
@@ -206,12 +266,13 @@ class GpuLease:
             ends: whether the lease ends with it; it calls `unpin` for each record.
             stream: where to run it.
         """
-        self._begin(stream)
-        rows, tier = self._rows, self._tier
+        if self._released or self._epoch.ended or self.spilled.size:
+            self._begin(stream)
+        rows, arguments = self._room.rows, self._room.work
         rows.positions, rows.n = positions or (self._batch.positions, self._batch.n)
-        if ends:
-            rows.stamp, rows.pins = tier.memory.argument.stamp, tier.memory.argument.pins
-        tier.launcher.launch(kernel, Arguments(rows, work), items, stream)
+        rows.stamp, rows.pins = self._room.pins if ends else (0, 0)
+        arguments.point(work)
+        self._tier.launcher.launch(kernel, arguments, items, stream)
         if ends:
             self._end(stream, unpinned=True)
         if writes:

@@ -7,6 +7,7 @@ of the host. Every call puts its work into the caller's stream and returns; only
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._tiers.base import OPENED_ANEW, ROLLED_BACK, Epoch
-from tierstore._tiers.gpu.abi import BatchArgument, BatchArguments, Mode
+from tierstore._tiers.gpu.abi import BatchArgument, BatchArguments, Mode, bytes_of
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.exchange import Staging
 from tierstore._tiers.gpu.keys import DeviceKeys
 from tierstore._tiers.gpu.launcher import OWN, Launcher
-from tierstore._tiers.gpu.lease import NO_ROWS, GpuLease, PinnedLeases
+from tierstore._tiers.gpu.lease import NO_ROWS, GpuLease, PinnedLeases, Room
 from tierstore._tiers.gpu.link import FeatureIds, Inbox, Mailbox, Ordering
 from tierstore._tiers.gpu.memory import Counts, GpuMemory, Scores, Workspace
 from tierstore._tiers.gpu.places import Places
@@ -35,6 +36,8 @@ __all__ = ["GpuTier"]
 _MOST_IDS = 2**31 - 8
 _LAST_BATCH = 2**30 - 2
 _UNLIMITED = 2**32 - 1
+_SPARE = 2
+"""Most rooms of leases that are kept: one batch may begin before the one before it is dropped."""
 
 
 class GpuTier:
@@ -80,6 +83,7 @@ class GpuTier:
         )
         self.memory.reach(host)
         self._batch = BatchArgument()
+        self._batch_bytes = bytes_of(self._batch)
         self._arguments = BatchArguments(self.memory.argument, self._batch)
         launcher = Launcher(device, sparse=self.memory.places is not None)
         self.launcher: Launcher = launcher
@@ -99,6 +103,8 @@ class GpuTier:
         self._undivided = self.slots if host.direct else _MOST_IDS
         self.mailbox: Mailbox = Mailbox(device)
         self.leases: PinnedLeases = PinnedLeases(launcher)
+        self.rooms: deque[Room] = deque(maxlen=_SPARE)
+        """Rooms of leases that are gone."""
         self.epoch: Epoch = Epoch()
         """The epoch of leases; a new one after each `discard`."""
         self._counts = Counts(self.memory, writable=writable)
@@ -206,14 +212,16 @@ class GpuTier:
         does, in the same launches. With `features`, rows on the device are ids of theirs.
         """
         if not rows.shape[0]:
-            lease = GpuLease(self, 0, BatchArgument(), self.launcher.enter(stream))
+            room = Room.of(self, 0, self.launcher.enter(stream), bytes_of(BatchArgument()))
+            lease = GpuLease(self, 0, room)
             self.device.fill(lease.arguments.batch.count, 0, 4, self.launcher.stream)
             return lease
         self._begin(Mode.LEASE, rows, stream, within=within, features=features)
         self._batch.data = 0
         if out is not None:
             self.describe(self._batch, out, lo, hi)
-        lease = GpuLease(self, rows.shape[0], self._batch, self.launcher.stream)
+        n = rows.shape[0]
+        lease = GpuLease(self, n, Room.of(self, n, self.launcher.stream, self._batch_bytes))
         lease.kept_rows = self._staging is None and not self._has_room(lease.bound)
         lease.spilled = self._run(lease)
         self.leases.add(lease)
@@ -555,6 +563,7 @@ class GpuTier:
         self._drain()
         self.host.before_change = nothing_to_await
         self.leases.clear()
+        self.rooms.clear()
         self._fetches.close()
         self.replays.close()
         for each in self._keys.values():
