@@ -1115,6 +1115,25 @@ MUTANTS = [
         "[None] * len(self.rest)",
         "tests/test_parts.py",
     ),
+    # What a user is told: of rows in the way of a change, and of a call that removed nothing.
+    Mutant(
+        "_table/expiry.py",
+        "self._begun = True\n        return next(self._blocks)",
+        "return next(self._blocks)",
+        "tests/keys/test_keyed.py::test_expiry_without_a_loop_removes_nothing_and_warns",
+    ),
+    Mutant(
+        "_store/state.py",
+        "if space.uncommitted(extent).size\n",
+        "if not space.uncommitted(extent).size\n",
+        "tests/store/test_schema.py::test_a_change_says_what_is_in_its_way_and_what_it_is",
+    ),
+    Mutant(
+        "_io/allocated.py",
+        "yield from _statuses(entry.path)",
+        "yield entry.stat(follow_symlinks=False)",
+        "tests/cli/test_inspect.py::test_what_a_store_takes_beside_its_data_and_how_to_get_it_back",
+    ),
 ]
 
 

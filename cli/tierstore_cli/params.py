@@ -169,8 +169,18 @@ class InitializerType(ParamType):
             self.fail(str(error), param, ctx)
 
 
+class RowIdType(click.IntRange):
+    """The id of a row."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the id; what is no number may be meant as a key."""
+        if isinstance(value, str) and not re.fullmatch(r"\s*[+-]?[\d_]+\s*", value):
+            self.fail(f"{value!r} is not the id of a row; a key is named by --key", param, ctx)
+        return int(super().convert(value, param, ctx))
+
+
 SEED = click.IntRange(0, 2**64 - 1)
-ROW_ID = click.IntRange(0, 2**63 - 1)
+ROW_ID = RowIdType(0, 2**63 - 1)
 INIT_SEED = click.option("--seed", type=SEED, metavar="S", help="Seed of --init.")
 
 

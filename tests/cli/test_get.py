@@ -69,3 +69,11 @@ def test_control_characters_of_keys_do_not_reach_the_terminal(run, single):
     first, second = run("get", single, 0, 1).stdout.splitlines()
     assert first.split("\t")[1] == "\\x1b[31m"
     assert second.split("\t")[1] == "tab\\there" and len(second.split("\t")) == 18
+
+
+def test_what_is_no_id_may_be_meant_as_a_key(run, pair):
+    assert (
+        "'w1' is not the id of a row; a key is named by --key"
+        in run("get", pair, "w1", "--table", "item", code=2).stderr
+    )
+    assert "-1" in run("near", pair, "--id", "-1", "--table", "item", code=2).stderr

@@ -148,8 +148,10 @@ def _check_alike(old: Source, new: Source) -> None:
             f"{between} are of an older format, in which versions cannot be told apart in copies; "
             "commit twice and make a patch between these commits"
         )
-    if set(old.tables) != set(new.tables):
-        raise InvalidInputError(f"{between} have different tables; save a new copy instead")
+    if only := sorted(set(old.tables) ^ set(new.tables)):
+        raise InvalidInputError(
+            f"{between} have different tables, as only one has {only[0]!r}; save a new copy instead"
+        )
     for name, table in new.tables.items():
         other = old.tables[name]
         if table.rows != other.rows or not same_fields(other, table):

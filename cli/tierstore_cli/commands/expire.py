@@ -48,7 +48,9 @@ def expire(
     with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
         chosen = choose_table(opened, table)
         if not isinstance(chosen, KeyedTable):
-            raise click.UsageError(f"table {chosen.name!r} is not by key; its rows do not expire")
+            raise click.UsageError(
+                f"table {chosen.name!r} is not by key (init --keys), so its rows do not expire"
+            )
         if unused_for is fewer_than is keep_at_most is None:
             raise click.UsageError("give --unused-for, --fewer-than or --keep-at-most")
         gone = chosen.expire(
@@ -70,7 +72,6 @@ def expire(
         "version": version,
     }
     verb = "would remove" if dry_run else "removed"
-    out.show(
-        data,
-        f"{verb} {counted(removed, 'key')} of {chosen.name}: {counted(left, 'is', 'are')} left",
-    )
+    now = f"; {store} is now at version {version}" if removed and not dry_run else ""
+    rest = f"{counted(left, 'is', 'are')} left"
+    out.show(data, f"{verb} {counted(removed, 'key')} of table {chosen.name}: {rest}{now}")

@@ -76,7 +76,10 @@ def put(
         "id": int(number),
         "version": version,
     }
-    out.show(data, f"wrote row {number} of {name} {field}; {store} is now at version {version}")
+    out.show(
+        data,
+        f"wrote row {number} of table {name}, field {field}; {store} is now at version {version}",
+    )
 
 
 def _given() -> str:
