@@ -71,8 +71,8 @@ MUTANTS = [
     ),
     Mutant(
         "_keys/hashmap.py",
-        "self._put(entries[kept > 0])",
-        "self._put(entries[kept > 1])",
+        "self._put(kept[kept > 0])",
+        "self._put(kept[kept > 1])",
         "tests/keys/test_hashmap.py",
     ),
     Mutant(
@@ -83,8 +83,8 @@ MUTANTS = [
     ),
     Mutant(
         "_keys/hashmap.py",
-        "is_there = rows < self._rows",
-        "is_there = rows < self._rows + (1 << 40)",
+        "found[left] = -1",
+        "found[left] += 0",
         "tests/keys/test_hashmap.py",
     ),
     Mutant(

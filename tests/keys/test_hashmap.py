@@ -69,13 +69,15 @@ class MapMachine(RuleBasedStateMachine):
         assert self.map.find(codes(list(self.truth))).tolist() == list(self.truth.values())
 
 
-@pytest.mark.parametrize("bits", [4, 6, 13])
+@pytest.mark.parametrize("bits", [4, 6, 14])
 @pytest.mark.parametrize("probes", [1, 3, 64])
 def test_a_map_is_a_dict(monkeypatch, probes, bits):
-    """Of large and small segments, entered in small blocks, with few keys in the dict or many."""
+    """Of large and small segments, in small blocks and parts, with few keys in the dict or many."""
     monkeypatch.setattr(hashmap, "_BITS", bits)
     monkeypatch.setattr(hashmap, "_MOST_PROBES", probes)
     monkeypatch.setattr(hashmap, "_BLOCK", 50)
+    monkeypatch.setattr(hashmap, "_CACHED", 30)
+    monkeypatch.setattr(hashmap, "_FOR_A_THREAD", 70)
     monkeypatch.setattr(memory, "_LAZY_BYTES", 4096)
     machine = settings(max_examples=20, stateful_step_count=15, deadline=None)
     run_state_machine_as_test(MapMachine, settings=machine)

@@ -24,7 +24,7 @@ __all__ = ["KeyIndex"]
 
 _MAGIC = b"tierkeys"
 _HEADER = struct.Struct("<8sIIQQQ20xI")
-_FORM = 2
+_FORM = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +81,12 @@ class KeyIndex:
         segments, bits = shape_for(rows)
         if found != [_sum(info), rows, segments << bits]:
             raise CorruptStoreError("it is the index of other keys")
-        ends = np.cumsum([_HEADER.size, 8 * (segments << bits), 8 * min(far, rows)]).tolist()
+        ends = np.cumsum([_HEADER.size, 4 * (segments << bits), 8 * min(far, rows)]).tolist()
         if far > rows or data.size != ends[-1] + (8 * rows if is_text else 0):
             raise CorruptStoreError(f"it has {data.size} bytes, which do not fit {rows} keys")
-        places = data[ends[0] : ends[1]].view("<u8")
+        places = data[ends[0] : ends[1]].view("<u4")
         others = data[ends[1] : ends[2]].view("<i8")
-        most = (places & np.uint64((1 << 32) - 1)).max(initial=0)
+        most = places.max(initial=0)
         is_whole = np.count_nonzero(places) + far == rows and most <= rows
         if not is_whole or (others < 0).any() or (others >= rows).any():
             raise CorruptStoreError(f"it does not map {rows} rows")

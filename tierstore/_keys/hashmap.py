@@ -2,8 +2,10 @@
 
 The key of a row is not in the map: its 64-bit *code* is in an array by row. The code of an integer
 is the integer itself, that of a text a hash, so rows with equal codes may have different keys,
-which the caller compares. A place of the map contains a row + 1 and the 32 bits that the code is
-hashed to, or 0 if it is empty. All probes of a key follow from these bits.
+which the caller compares. A place of the map contains a row + 1, or 0 if it is empty. All probes of
+a key follow from the 32 bits that its code is hashed to. The map does not repeat these bits beside
+the row: in the same memory it has twice the places, so that nine of ten keys are at their first
+place, and a key with another's place costs one more access, to the code of that row.
 
 Places are in segments, and the probes of a key stay in one. The map grows by linear hashing (Litwin
 1980): one segment after another is split into itself and a new one after the last, by one more bit
@@ -30,7 +32,7 @@ __all__ = ["Codes", "HashMap", "Places", "Rows", "Same", "shape_for"]
 
 Codes: TypeAlias = npt.NDArray[np.uint64]
 Rows: TypeAlias = npt.NDArray[np.int64]
-Places: TypeAlias = npt.NDArray[np.uint64]
+Places: TypeAlias = npt.NDArray[np.uint32]
 Hashes: TypeAlias = npt.NDArray[np.uint32]
 Positions: TypeAlias = npt.NDArray[np.intp]
 
@@ -47,10 +49,10 @@ class Same(NamedTuple):
     names: Callable[[Any], list[Any]]
 
 
-_BITS = 13
+_BITS = 14
 """Of a place within a segment, whose 64 KiB the caches of a core hold."""
 _LEAST_BITS = 4
-_LOAD = 0.3
+_LOAD = 0.15
 """Share of the places that are in use; in the segments that are split next, up to twice as much."""
 _MOST_SEGMENTS = 1 << (32 - _BITS)
 _MOST_ROWS = (1 << 32) - 2
@@ -58,15 +60,13 @@ _MOST_PROBES = 64
 _FACTORS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _STEP = np.uint32(0x9E3779B1)
 _HALF = np.uint64(32)
-_ONE = np.uint64(1)
-_ROW = np.uint64((1 << 32) - 1)
 _BLOCK = 1 << 15
 """Keys worked on at once: their temporary memory stays in the caches of a core."""
 _CACHED = 1 << 15
 """Keys that make a probe at once."""
-_FOR_A_THREAD, _OTHERS_FOR_A_THREAD = 1 << 15, 1 << 13
-"""Keys whose first probe, and keys whose other probes pay off a thread: on fewer, two threads wait
-for the interpreter's lock as long as each saves."""
+_FOR_A_THREAD = 1 << 14
+"""Keys that pay off a thread: for fewer, two threads wait for the interpreter's lock as long as
+each saves."""
 _SHRUNK = 0.7
 """Share of the rows below which a map of the kept rows is built again, in less memory."""
 _SPLIT = 16
@@ -102,7 +102,7 @@ class HashMap:
         self._clear()
 
     def _clear(self) -> None:
-        self._places = Memory()
+        self._places = Memory(np.uint32)
         self._segments, self._bits = 1, _LEAST_BITS
         self._far: dict[Any, int] = {}
 
@@ -147,7 +147,7 @@ class HashMap:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the map and its keys take; a rough guess for those in a dict."""
-        return 8 * (self._segments << self._bits) + 8 * self._rows + 200 * len(self._far)
+        return 4 * (self._segments << self._bits) + 8 * self._rows + 200 * len(self._far)
 
     @property
     def codes(self) -> Codes:
@@ -163,7 +163,7 @@ class HashMap:
 
         `same` tells keys with equal codes apart; None if equal codes are equal keys.
         """
-        return self._find(codes, np.empty(codes.size, np.uint32), same)
+        return self._find(codes, same)
 
     def add(self, codes: Codes) -> Rows:
         """Return the row of each key; keys that are new get the next rows, in their order.
@@ -173,7 +173,7 @@ class HashMap:
         """
         self.reserve(self._rows + min(self._expected, self._rows // _SPLIT))
         hashes, ends = np.empty(codes.size, np.uint32), np.empty(codes.size, np.int64)
-        found = self._find(codes, hashes, None, ends)
+        found = self._find(codes, None, hashes, ends)
         missing = np.flatnonzero(found < 0)
         if missing.size:
             codes, hashes, ends = codes[missing], hashes[missing], ends[missing]
@@ -239,40 +239,37 @@ class HashMap:
         self._far = {name: number - 1 for name, number in far if number}
         for first in range(0, self._segments, _SPLIT):
             entries = self._taken_out(first, min(_SPLIT, self._segments - first))
-            kept = numbers.take((entries & _ROW).view(np.int64), mode="clip")
-            entries = (entries & ~_ROW) | kept
-            self._put(entries[kept > 0])
+            kept = numbers.take(entries, mode="clip")
+            self._put(kept[kept > 0])
 
     # -- finding
 
     def _find(
-        self, codes: Codes, hashes: Hashes, same: Same | None, ends: Rows | None = None
+        self,
+        codes: Codes,
+        same: Same | None,
+        hashes: Hashes | None = None,
+        ends: Rows | None = None,
     ) -> Rows:
         """Return the row of each key or -1.
 
         `hashes` get those of the keys, and `ends` the places where probing for each ended.
         """
         found = np.empty(codes.size, np.int64)
-        homes = np.empty(codes.size, np.int64) if ends is None else ends
-        going = [np.empty(0, np.intp)]
 
-        def first(part: slice) -> None:
+        def find(part: slice) -> None:
             for start in range(part.start, part.stop, _CACHED):
                 here = slice(start, min(start + _CACHED, part.stop))
-                hashes[here] = own = _hashed(codes[here])
-                homes[here] = at = self._homes(own)
-                found[here], on = self._probed(codes[here], own, at, same, start)
-                going.append(on + start)
+                own = _hashed(codes[here])
+                at = self._homes(own)
+                if hashes is not None:
+                    hashes[here] = own
+                if ends is not None:
+                    ends[here] = at
+                found[here], on = self._probed(codes[here], at, same, start)
+                self._find_others(on + start, own.take(on), at.take(on), codes, same, ends, found)
 
-        in_parts(first, codes.size, codes.size, least=_FOR_A_THREAD)
-        left = np.concatenate(going)
-
-        def others(part: slice) -> None:
-            for start in range(part.start, part.stop, _CACHED):
-                here = left[start : min(start + _CACHED, part.stop)]
-                self._find_others(here, codes, hashes, same, homes, ends, found)
-
-        in_parts(others, left.size, left.size, least=_OTHERS_FOR_A_THREAD)
+        in_parts(find, codes.size, codes.size, least=_FOR_A_THREAD)
         if self._far:
             lost = np.flatnonzero(found < 0)
             names = codes[lost].tolist() if same is None else same.names(lost)
@@ -282,53 +279,46 @@ class HashMap:
     def _find_others(
         self,
         left: Positions,
-        codes: Codes,
         hashes: Hashes,
+        at: Rows,
+        codes: Codes,
         same: Same | None,
-        homes: Rows,
         ends: Rows | None,
         found: Rows,
     ) -> None:
-        """Probe again for keys at `left` of a batch, until each is found or at an empty place."""
-        codes, hashes, at = codes.take(left), hashes.take(left), homes.take(left)
-        steps = self._steps(hashes)
+        """Probe again for keys at `left` of a batch, until each is found or at an empty place.
+
+        `hashes` and the places `at` of the probes before are those of these keys.
+        """
+        steps, own = self._steps(hashes), codes.take(left)
         for _ in range(_MOST_PROBES - 1):
             if not left.size:
                 break
             at = self._next(at, steps)
-            found[left], on = self._probed(codes, hashes, at, same, left)
+            found[left], on = self._probed(own, at, same, left)
             if ends is not None:
                 ends[left] = at
-            codes, hashes, left = codes.take(on), hashes.take(on), left.take(on)
-            at, steps = at.take(on), steps.take(on)
+            left, own, at, steps = left.take(on), own.take(on), at.take(on), steps.take(on)
+        found[left] = -1
 
     def _probed(
-        self,
-        codes: Codes,
-        hashes: Hashes,
-        at: Rows,
-        same: Same | None,
-        position: int | Positions,
+        self, codes: Codes, at: Rows, same: Same | None, position: int | Positions
     ) -> tuple[Rows, Positions]:
-        """Return the row of each code that is at its place, else -1, and which are to go on.
+        """Return the row at the place of each code, -1 if there is none, and which are to go on.
 
-        `position` is that of each key in its batch, or of the first of keys that follow it.
+        Those are the ones of other keys. `position` is that of each key in its batch, or of the
+        first of keys that follow it.
         """
         held = self._places.array.take(at, mode="clip")
-        rows = hashes.astype(np.uint64)
-        rows <<= _HALF
-        rows ^= held
-        rows -= _ONE  # of places with another tag, and of empty ones: beyond all rows
-        is_there = rows < self._rows
-        found = rows.view(np.int64)
-        is_there &= self._codes.array.take(found, mode="clip") == codes
+        found = held.astype(np.int64)
+        found -= 1
+        is_taken = held != 0
+        goes_on = is_taken & (self._codes.array.take(found, mode="clip") != codes)
         if same is not None:
-            asked = np.flatnonzero(is_there)
+            asked = np.flatnonzero(is_taken & ~goes_on)
             where = position + asked if isinstance(position, int) else position[asked]
-            is_there[asked] = same.equal(where, found[asked])
-        others = np.flatnonzero(~is_there)
-        found[others] = -1
-        return found, others.compress(held.take(others) != 0)
+            goes_on[asked] = ~same.equal(where, found[asked])
+        return found, goes_on.nonzero()[0]
 
     # -- entering
 
@@ -340,20 +330,19 @@ class HashMap:
         start, shape = self._rows, (self._segments, self._bits)
         self.reserve(start + codes.size)
         self._codes.array[start : start + codes.size] = codes
-        entries = _entries(hashes, start)
+        rows = np.arange(start, start + codes.size)
         if ends is None or shape != (self._segments, self._bits):
-            holders, taken = self._claimed(entries, known)
+            holders, taken = self._claimed(rows, hashes, known)
         else:
-            holders, taken = self._claimed_at(ends, entries, known)
-        is_new = holders == np.arange(start, start + codes.size)
+            holders, taken = self._claimed_at(ends, rows, hashes, known)
+        is_new = holders == rows
         count = int(is_new.sum())
         self._rows = start + count
         if count < codes.size:  # close the gaps in the numbers
             numbers = start - 1 + np.cumsum(is_new)
             self._codes.array[start : self._rows] = codes[is_new]
             placed = np.flatnonzero(is_new & (taken >= 0))
-            tags = entries[placed] & ~_ROW
-            self._places.array[taken[placed]] = tags | (numbers[placed] + 1).view(np.uint64)
+            self._places.array[taken[placed]] = numbers[placed] + 1
             for name, row in self._far.items():
                 if row >= start:
                     self._far[name] = int(numbers[row - start])
@@ -370,41 +359,40 @@ class HashMap:
         self._rows = rows
         holders = np.empty(rows, np.int64)
         for start in range(0, rows, _BLOCK):
-            part = slice(start, start + _BLOCK)
-            entries = _entries(_hashed(self._codes.array[:rows][part]), start)
-            holders[part], _ = self._claim(entries, 0)
+            part = slice(start, min(start + _BLOCK, rows))
+            hashes = _hashed(self._codes.array[part])
+            holders[part], _ = self._claim(np.arange(part.start, part.stop), hashes, 0)
         return holders
 
-    def _claimed(self, entries: Places, known: int) -> tuple[Rows, Rows]:
-        """Enter consecutive rows; the first row with a key keeps it.
+    def _claimed(self, rows: Rows, hashes: Hashes, known: int) -> tuple[Rows, Rows]:
+        """Enter rows, ascending; the first row with a key keeps it.
 
         Returns for each row the one that has its key, which is itself if it was entered, and the
         place of that, or -1 for one in the dict. Rows before `known` have other keys.
         """
-        holders, taken = np.empty((2, entries.size), np.int64)
-        for start in range(0, entries.size, _BLOCK):
+        holders, taken = np.empty((2, rows.size), np.int64)
+        for start in range(0, rows.size, _BLOCK):
             part = slice(start, start + _BLOCK)
-            holders[part], taken[part] = self._claim(entries[part], known)
+            holders[part], taken[part] = self._claim(rows[part], hashes[part], known)
         return holders, taken
 
-    def _claimed_at(self, ends: Rows, entries: Places, known: int) -> tuple[Rows, Rows]:
+    def _claimed_at(self, ends: Rows, rows: Rows, hashes: Hashes, known: int) -> tuple[Rows, Rows]:
         """Enter rows like `_claimed`, given the place where probing ended, usually free."""
-        places, rows = self._places.array, (entries & _ROW).view(np.int64) - 1
+        places, entries = self._places.array, _entries(rows)
         free = np.flatnonzero(places.take(ends, mode="clip") == 0)[::-1]
         to = ends.take(free)
         places[to] = entries.take(free)  # of rows that meet in a place the first takes it
         left = np.flatnonzero(places.take(ends, mode="clip") != entries)
-        holders, taken = rows, ends.copy()
+        holders, taken = rows.copy(), ends.copy()
         for start in range(0, left.size, _BLOCK):
             block = left[start : start + _BLOCK]
-            holders[block], taken[block] = self._claim(entries[block], known)
+            holders[block], taken[block] = self._claim(rows[block], hashes[block], known)
         return holders, taken
 
-    def _claim(self, entries: Places, known: int) -> tuple[Rows, Rows]:
+    def _claim(self, rows: Rows, hashes: Hashes, known: int) -> tuple[Rows, Rows]:
         """Enter a block of rows as `_claimed` does."""
-        places, rows = self._places.array, (entries & _ROW).view(np.int64) - 1
+        places, entries, left = self._places.array, _entries(rows), np.arange(rows.size)
         holders, taken = rows.copy(), np.full(rows.size, -1, np.int64)
-        hashes, left = (entries >> _HALF).astype(np.uint32), np.arange(rows.size)
         at = self._homes(hashes)
         for _ in range(_MOST_PROBES):
             held = places.take(at, mode="clip")
@@ -418,7 +406,7 @@ class HashMap:
             taken[left[is_mine]] = at[is_mine]
             on = np.flatnonzero(~is_mine)
             if on.size:
-                on = self._without_repeats(on, held, entries, left, holders, known)
+                on = self._without_repeats(on, held, rows, left, holders, known)
             left = left.take(on)
             if not left.size:
                 break
@@ -432,20 +420,19 @@ class HashMap:
         self,
         on: Positions,
         held: Places,
-        entries: Places,
+        rows: Rows,
         left: Positions,
         holders: Rows,
         known: int,
     ) -> Positions:
         """Return which of the remaining keys are distinct; note the holders of the others."""
-        others = held.take(on)
-        alike = np.flatnonzero((others ^ entries.take(on)) <= _ROW)
+        others = held.take(on).astype(np.int64) - 1
+        alike = np.flatnonzero(others >= known)
         if not alike.size:
             return on
-        theirs = (others[alike] & _ROW).view(np.int64) - 1
-        mine = (entries[on[alike]] & _ROW).view(np.int64) - 1
+        theirs, mine = others[alike], rows[left[on[alike]]]
         codes = self._codes.array
-        equal = (theirs >= known) & (codes[theirs] == codes[mine])
+        equal = codes[theirs] == codes[mine]
         if self._same_rows is not None:
             asked = np.flatnonzero(equal)
             equal[asked] = self._same_rows.equal(mine[asked], theirs[asked])
@@ -462,7 +449,8 @@ class HashMap:
 
     def _put(self, entries: Places) -> None:
         """Enter rows with keys of their own in segments that are empty."""
-        places, hashes = self._places.array, (entries >> _HALF).astype(np.uint32)
+        places = self._places.array
+        hashes = _hashed(self._codes.array.take(entries.astype(np.int64) - 1, mode="clip"))
         at = self._homes(hashes)
         places[at] = entries
         for _ in range(_MOST_PROBES - 1):
@@ -474,7 +462,7 @@ class HashMap:
             free = np.flatnonzero(places.take(at, mode="clip") == 0)
             places[at.take(free)] = entries.take(free)
         on = np.flatnonzero(places.take(at, mode="clip") != entries)
-        rows = (entries[on] & _ROW).view(np.int64) - 1
+        rows = entries[on].astype(np.int64) - 1
         self._far.update(zip(self._names(rows), rows.tolist(), strict=True))
 
     def _names(self, rows: Rows) -> list[Any]:
@@ -519,9 +507,6 @@ def _hashed(codes: Codes) -> Hashes:
     return hashes
 
 
-def _entries(hashes: Hashes, start: int) -> Places:
-    """Return the contents of the places of consecutive rows."""
-    entries = hashes.astype(np.uint64)
-    entries <<= _HALF
-    entries |= np.arange(start + 1, start + 1 + hashes.size, dtype=np.uint64)
-    return entries
+def _entries(rows: Rows) -> Places:
+    """Return the contents of the places of rows."""
+    return (rows + 1).astype(np.uint32)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import mmap
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +34,9 @@ bytes."""
 class Memory:
     """An array of zeros that grows without being copied, and takes memory as it is touched."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: type[np.unsignedinteger[Any]] = np.uint64) -> None:
         """Start with a few elements."""
-        self.array: npt.NDArray[np.uint64] = np.zeros(16, np.uint64)
+        self.array: npt.NDArray[Any] = np.zeros(16, dtype)
         self._map: mmap.mmap | None = None
         self._provider: _Provider | None = None
         self._provided = 0
@@ -48,13 +49,14 @@ class Memory:
         if size > self.array.size:
             self._grow(max(size, 2 * self.array.size))
         if self._map is not None:
-            self._provide(8 * size)
+            self._provide(self.array.itemsize * size)
 
     def _grow(self, size: int) -> None:
-        if 8 * size >= _LAZY_BYTES:
-            self._map_more(_ROOM * 8 * size)
+        nbytes = self.array.itemsize * size
+        if nbytes >= _LAZY_BYTES:
+            self._map_more(_ROOM * nbytes)
         else:
-            before, self.array = self.array, np.zeros(size, np.uint64)
+            before, self.array = self.array, np.zeros(size, self.array.dtype)
             self.array[: before.size] = before
 
     def _map_more(self, nbytes: int) -> None:
@@ -62,10 +64,10 @@ class Memory:
         nbytes = -(-nbytes // _PAGE) * _PAGE  # so that whole pages move if it moves
         before, mapped = self.array, self._map
         if mapped is not None:
-            self.array = before = np.empty(0, np.uint64)  # a view keeps the memory where it is
+            self.array = before = np.empty(0, before.dtype)  # a view keeps the memory where it is
             with contextlib.suppress(BufferError, OSError, SystemError):
                 mapped.resize(nbytes)
-            self.array = before = np.frombuffer(mapped, np.uint64)
+            self.array = before = np.frombuffer(mapped, before.dtype)
             if before.nbytes >= nbytes:
                 return
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -76,7 +78,7 @@ class Memory:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # where the system has none
                 self._map.madvise(mmap.MADV_HUGEPAGE)
-        self.array = np.frombuffer(self._map, np.uint64)
+        self.array = np.frombuffer(self._map, before.dtype)
         self.array[: before.size] = before
         self._provided = 0
 
