@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._dtypes import check_unmasked
+from tierstore._dtypes import check_unmasked, imported_class
 from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError
 from tierstore.policy.frequency import count_keys, most_used
 
@@ -49,14 +49,12 @@ class Ids(NamedTuple):
 
 def is_torch(value: object) -> bool:
     """Whether a value is a torch tensor; does not import torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    return isinstance(value, imported_class("torch", "Tensor"))
 
 
 def is_cupy(value: object) -> bool:
     """Whether a value is a CuPy array; does not import CuPy."""
-    cupy = sys.modules.get("cupy")
-    return cupy is not None and isinstance(value, cupy.ndarray)
+    return isinstance(value, imported_class("cupy", "ndarray"))
 
 
 def on_host(rows: Any) -> Any:
