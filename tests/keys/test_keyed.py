@@ -906,6 +906,46 @@ def test_merging_tables(store, kind, tmp_path, on_conflict):
     assert table.rows == 30
 
 
+@pytest.mark.parametrize("on_conflict", ["newest", "mean"])
+def test_merged_keys_expire_as_if_used_as_long_ago(tmp_path, kind, on_conflict):
+    tracked = TableSpec(dim=DIM, keys=kind, track_uses=True)
+    mine, fresh, shared, old = some(kind, 4)
+    with (
+        tierstore.create(tmp_path / "s", {"t": tracked}) as store,
+        tierstore.create(tmp_path / "o", {"t": tracked}) as other,
+    ):
+        other["t"].write([old], ones(1))
+        for _ in range(6):
+            other.commit()
+        other["t"].write([fresh], ones(1))
+        other["t"].write([shared], ones(1))
+        for _ in range(20):
+            store.commit()
+        other.commit()
+        for _ in range(2):
+            store["t"].write([mine, shared], ones(2))
+        store.commit()
+        assert store["t"].merge(other["t"], on_conflict=on_conflict) == 2
+        store.commit()
+        gone = [list(keys) for keys, _ in store["t"].expire(unused_for=5)]
+        assert gone == [[old]]
+        gone = [list(keys) for keys, _ in store["t"].expire(fewer_than=2)]
+        assert gone == [[fresh]]
+        store.commit()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_mean_is_finite_where_the_sum_is_not(tmp_path, dtype):
+    most = np.finfo(dtype).max
+    narrow = TableSpec(dim=2, keys="int64", dtype=dtype)
+    with tierstore.create(tmp_path / "s", {"t": narrow, "o": narrow}) as store:
+        store["t"].write([1], np.array([[most, -most]], dtype))
+        store["o"].write([1], np.array([[most, 0]], dtype))
+        store["t"].merge(store["o"], on_conflict="mean")
+        assert np.array_equal(store["t"].read([1]), np.array([[most, -most / 2]], dtype))
+        store.rollback()
+
+
 def test_keys_by_row(store, kind):
     table, keys = store["t"], some(kind, 5)
     table.write(keys, ones(5))

@@ -294,12 +294,14 @@ class KeyedTable(RowsByNumber):
             other: a table with keys of the same kind and the same fields, of this or another store;
                 it is only read.
             on_conflict: how to treat a key that both tables have: "newest" takes the row of
-                `other`, "keep" keeps the own one, "mean" the mean of both, of every field.
+                `other`, "keep" keeps the own one, "mean" the mean of both, of every field. Of
+                tracked uses, "newest" and "mean" take the larger number and the later last one.
             progress: called with rows done and in all.
 
-        Merged rows are durable after `store.commit()`. Raises InvalidInputError for tables that do
-        not fit, before any change, and if there is no room for all keys; then some blocks of rows
-        are merged and uncommitted.
+        The last use of a key is as many commits ago as it is in `other`. Merged rows are durable
+        after `store.commit()`. Raises InvalidInputError for tables that do not fit, before any
+        change, and if there is no room for all keys; then some blocks of rows are merged and
+        uncommitted.
         """
         if not isinstance(other, KeyedTable):
             raise InvalidTypeError(f"merge takes a table by key, not {other!r}")
