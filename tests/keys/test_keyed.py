@@ -934,6 +934,36 @@ def test_merged_keys_expire_as_if_used_as_long_ago(tmp_path, kind, on_conflict):
         store.commit()
 
 
+@pytest.mark.parametrize("how", ["restored", "discarded"])
+def test_keys_are_as_old_as_before_once_the_store_went_back(tmp_path, kind, how):
+    """Versions that it went back from do not count: their numbers are only skipped."""
+    path, (often, seldom) = tmp_path / "s", some(kind, 2)
+    spec = TableSpec(dim=DIM, keys=kind, track_uses=True)
+    with tierstore.create(path, {"t": spec}, keep=9) as store:
+        store["t"].write([often, seldom], ones(2))
+        good = store.commit(keep="good")
+        for _ in range(20):
+            store["t"].write([often], ones(1))
+            store.commit()
+        assert store.version == good + 20
+        if how == "restored":
+            store.restore("good")
+    again = {"version": good, "discard_newer": True} if how == "discarded" else {}
+    with tierstore.open(path, "r+", **again) as store:
+        store["t"].write([often], ones(1))
+        assert store.commit() > good + 20
+        assert list(store["t"].expire(unused_for=5)) == []
+        for _ in range(5):
+            store.commit()
+        store.release("good")
+        store.fold()
+        assert [list(keys) for keys, _ in store["t"].expire(unused_for=8)] == []
+        store["t"].write([often], ones(1))
+        store.commit()
+        assert [list(keys) for keys, _ in store["t"].expire(unused_for=6)] == [[seldom]]
+        store.commit()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_mean_is_finite_where_the_sum_is_not(tmp_path, dtype):
     most = np.finfo(dtype).max

@@ -590,7 +590,7 @@ class KeyedTable(RowsByNumber):
             with self._still():  # two threads that read the same counts would lose one
                 uses = self.by_row.read(used, USES)
                 uses[:, 0] += 1
-                uses[:, 1] = self.store.version + 1
+                uses[:, 1] = self.store._commits + 1
                 self.by_row.write(used, uses, USES)
 
     def expire(
@@ -644,7 +644,7 @@ class KeyedTable(RowsByNumber):
         """Return the uses `(rows, 2)` of rows that do not expire by the conditions."""
         self._check_tracked()
         uses = self._all_uses()
-        gone = expiry.expired(uses, self.store.version, keep_at_most=None, **conditions)
+        gone = expiry.expired(uses, self.store._commits, keep_at_most=None, **conditions)
         return np.delete(uses, gone, 0)
 
     def _all_uses(self) -> npt.NDArray[np.float64]:
@@ -659,7 +659,7 @@ class KeyedTable(RowsByNumber):
     ) -> Iterator[tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]]:
         epoch = self._extent.epoch
         uses = self._all_uses()
-        rows = expiry.expired(uses, self.store.version, **conditions)
+        rows = expiry.expired(uses, self.store._commits, **conditions)
         for start in range(0, rows.size, _BLOCK_ROWS):
             part = rows[start : start + _BLOCK_ROWS]
             epoch.check_open()

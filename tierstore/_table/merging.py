@@ -67,7 +67,7 @@ def merge(
             rows, keys = rows[wanted], keys[wanted]
         values = other.by_row.read(rows, list(other.fields), cache=False)
         if USES in values:  # the last ones are versions of the other store, which counts apart
-            values[USES][:, 1] += table.store.version - other.store.version
+            values[USES][:, 1] += table.store._commits - other.store._commits
         known = table.contains(keys)
         if on_conflict == "keep":
             keys = keys[~known]
