@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._dtypes import check_unmasked, imported_class
+from tierstore._dtypes import check_unmasked
 from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError
 from tierstore.policy.frequency import count_keys, most_used
 
@@ -49,12 +49,13 @@ class Ids(NamedTuple):
 
 def is_torch(value: object) -> bool:
     """Whether a value is a torch tensor; does not import torch."""
-    return isinstance(value, imported_class("torch", "Tensor"))
+    # As imported_class does, without its call: steps ask often.
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
 def is_cupy(value: object) -> bool:
     """Whether a value is a CuPy array; does not import CuPy."""
-    return isinstance(value, imported_class("cupy", "ndarray"))
+    return isinstance(value, getattr(sys.modules.get("cupy"), "ndarray", ()))
 
 
 def on_host(rows: Any) -> Any:
