@@ -878,6 +878,18 @@ def test_a_table_in_memory_has_no_keys(kind):
         MemoryTable(spec(kind))
 
 
+def test_an_error_that_closes_the_store_while_keys_are_added_is_raised(tmp_path, kind, monkeypatch):
+    with tierstore.create(tmp_path / "s", {"t": spec(kind)}) as store:
+
+        def interrupted(*_):
+            store.close()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(tierstore.KeyedTable, "_write_first", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store["t"].write(some(kind, 3), ones(3))
+
+
 @pytest.mark.parametrize("on_conflict", ["newest", "mean", "keep"])
 def test_merging_tables(store, kind, tmp_path, on_conflict):
     rng = np.random.default_rng(8)

@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import EllipsisType
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 
@@ -26,7 +26,7 @@ from tierstore._table.table import Owner, Table
 from tierstore._table.values import from_bytes, raw_rows
 from tierstore._tiers.gpu.keys import DeviceKeys, Guess
 from tierstore._tiers.space import Extent, Space
-from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
+from tierstore.errors import ClosedError, InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.spec import EXTENT_ROWS, USES, TableSpec
 from tierstore.stats import TableInformation, TierInformation
 
@@ -472,7 +472,8 @@ class KeyedTable(RowsByNumber):
             try:
                 self._write_first(np.arange(before, len(self._map)))
             except BaseException:
-                self._map.truncate(before)
+                with suppress(ClosedError):  # by the error: nobody asks for keys any more
+                    self._map.truncate(before)
                 raise
         return found
 
