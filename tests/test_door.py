@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import os
 import signal
 import sys
@@ -86,6 +87,23 @@ def test_any_other_part_ends_first(door: Door) -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # a second one is not held back
     assert door.closed
+    assert_nothing_is_left(door)
+
+
+def test_an_interrupt_that_waits_keeps_no_memory_in_use(door: Door) -> None:
+    """As that of a manifest, which a commit fills again before the interrupt is told."""
+    memory, done = io.BytesIO(b"old"), False
+
+    def interrupted() -> None:
+        view = memory.getbuffer()
+        signal.raise_signal(signal.SIGINT)
+        assert view == b"old"
+
+    with pytest.raises(KeyboardInterrupt), door.use():
+        interrupted()
+        memory.write(b"new")
+        done = True
+    assert done
     assert_nothing_is_left(door)
 
 

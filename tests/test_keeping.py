@@ -324,13 +324,21 @@ BAD = {
     "names": [{"": 1}, {"a\n": 1}, {"best": 0}, {"best": 9}, {"best": -1}, {"best": "1"}, [1]],
     "forks": [[[3, 3]], [[9, 1]], [[3]], [[3, 0]], [[3, 1], [2, 1]], [["3", 1]], {"3": 1}, [3]],
     "payload_mark": ["x", 3, "0" * 17],
+    "skipped": [6, -1, "1", 1.0],
 }
 
 
 @pytest.mark.parametrize("key", BAD)
 def test_a_manifest_that_was_made_up_is_refused(key):
     good = Manifest(
-        "0" * 32, 5, 5, last_version=5, names={"best": 3}, forks=((4, 2),), payload_mark="ab"
+        "0" * 32,
+        5,
+        5,
+        last_version=5,
+        names={"best": 3},
+        forks=((4, 2),),
+        skipped=1,
+        payload_mark="ab",
     )
     assert Manifest.decode(good.encode(), "m") == good
     body = json.loads(good.encode())["body"]

@@ -279,3 +279,20 @@ def test_keys_that_number_the_rows_of_a_text_are_keys_of_a_table_by_key(tmp_path
         assert import_table(store, tmp_path / "f.csv").added == 3
         keys = [0, 1, 2] if kind == "int64" else ["0", "1", "2"]
         assert store["item"].read(keys).tobytes() == matrix.tobytes()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_error_that_closes_the_store_is_not_hidden_by_that(tmp_path, monkeypatch, error):
+    """As a second Ctrl-C does, after which a command line says that it was interrupted."""
+    rows = made(tmp_path / "s.tier", WORDS)["weight"]
+    np.savez(tmp_path / "f.npz", keys=np.array(WORDS[:3]), weight=rows[3:6])
+    with tierstore.open(tmp_path / "s.tier", "r+") as store:
+
+        def write(*_):
+            store.close()
+            raise error
+
+        monkeypatch.setattr(type(store["item"]), "write", write)
+        with pytest.raises(error):
+            import_table(store, tmp_path / "f.npz", upsert=True)
+    assert np.array_equal(held(tmp_path / "s.tier")[1], rows)

@@ -128,7 +128,7 @@ class interrupts_deferred:  # noqa: N801 - used like a function
 
     __slots__ = ("_caught", "_handler", "_raised", "_through")
     _raised: bool
-    _caught: list[FrameType | None]
+    _caught: list[int]
     _handler: _Handler | None
     _through: bool
     _deferring: ClassVar[bool] = False  # in the main thread
@@ -149,10 +149,10 @@ class interrupts_deferred:  # noqa: N801 - used like a function
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        # A frame kept until it is told would keep memory in use that its function used.
+        self._caught.append(number)
         if frame is not None and frame.f_code in _undisturbed:
-            self._caught.append(None)  # told afterwards, when it may be raised
-            return
-        self._caught.append(frame)
+            return  # told afterwards, when it may be raised
         if self._handler is not None and (self._through or len(self._caught) > 1):
             self._raised = True
             self._handler(number, frame)
@@ -170,7 +170,7 @@ class interrupts_deferred:  # noqa: N801 - used like a function
             interrupts_deferred._deferring = False
             signal(SIGINT, self._handler)
             if self._caught and not self._raised:
-                self._handler(SIGINT, self._caught[0])
+                self._handler(self._caught[0], None)
 
 
 @undisturbed
@@ -297,7 +297,7 @@ class Call(interrupts_deferred):
     def _tell(self) -> None:
         """Deliver a deferred interrupt."""
         if self._handler is not None and self._caught:
-            self._handler(SIGINT, self._caught.pop())
+            self._handler(self._caught.pop(), None)
 
     def _judge(self, error: BaseException) -> None:
         """Close the store after an error that may leave its memory inconsistent.

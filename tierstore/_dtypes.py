@@ -33,6 +33,7 @@ __all__ = [
     "check_unmasked",
     "convert",
     "held_dtype",
+    "imported_class",
 ]
 
 Array = npt.NDArray[Any]
@@ -382,11 +383,18 @@ def held_dtype(dtype: str, held: Collection[str], what: str) -> str:
     )
 
 
+def imported_class(module: str, name: str) -> Any:
+    """Return a class for `isinstance`, or none while its module is not imported.
+
+    A module that another thread is importing lacks the class, and nobody has an instance yet.
+    """
+    return getattr(sys.modules.get(module), name, ())
+
+
 def check_unmasked(values: object, what: str) -> None:
     """Raise InvalidTypeError for a masked array that masks any of its elements."""
-    masked = sys.modules.get("numpy.ma")
-    if masked is not None and isinstance(values, masked.MaskedArray):
-        hidden = int(masked.count_masked(values))
+    if isinstance(values, imported_class("numpy.ma", "MaskedArray")):
+        hidden = int(np.ma.getmaskarray(values).sum())
         if hidden:
             raise InvalidTypeError(
                 f"{what}: a masked array whose mask hides {counted(hidden, 'element')}; give those "

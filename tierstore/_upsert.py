@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,13 @@ from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._keys.strings import Strings
 from tierstore._table.keyed import KeyedTable
 from tierstore.budget import Allowance, Size
-from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError, counted
+from tierstore.errors import (
+    ClosedError,
+    InvalidInputError,
+    InvalidTypeError,
+    RowIndexError,
+    counted,
+)
 
 if TYPE_CHECKING:
     from tierstore._store.store import Store
@@ -128,7 +135,8 @@ def _write(
             if progress is not None:
                 progress(done, source.rows)
     except BaseException:
-        store.rollback()
+        with contextlib.suppress(ClosedError):  # by the error, which dropped the rows
+            store.rollback()
         raise
     store.commit()
 

@@ -212,8 +212,8 @@ def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def _default_seed() -> int:
     """Return the seed that `torch.manual_seed` set, or draw one if torch is not seeded."""
-    torch = sys.modules.get("torch")
-    seed = _TORCH_SEED if torch is None else torch.initial_seed()
+    asked = getattr(sys.modules.get("torch"), "initial_seed", None)
+    seed = _TORCH_SEED if asked is None else asked()
     return secrets.randbits(64) if seed == _TORCH_SEED else int(seed)
 
 

@@ -513,6 +513,13 @@ def test_what_cannot_be_removed_is_named(tmp_path, monkeypatch):
         raise ZeroDivisionError
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_what_was_not_created_is_not_left_over(tmp_path, monkeypatch):
+    failing(monkeypatch, "rmdir", errno.EROFS)  # as a read-only file system answers for any name
+    with pytest.raises(StoreIOError, match="Read-only"), _io.publish(tmp_path / "target") as path:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+
 def test_what_is_published_appears_whole(tmp_path):
     with _io.publish(tmp_path / "file") as temporary:
         temporary.write_bytes(b"content")

@@ -931,6 +931,18 @@ def test_a_table_in_memory_has_no_keys(kind):
         MemoryTable(spec(kind))
 
 
+def test_an_error_that_closes_the_store_while_keys_are_added_is_raised(tmp_path, kind, monkeypatch):
+    with tierstore.create(tmp_path / "s", {"t": spec(kind)}) as store:
+
+        def interrupted(*_):
+            store.close()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(tierstore.KeyedTable, "_write_first", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store["t"].write(some(kind, 3), ones(3))
+
+
 @pytest.mark.parametrize("on_conflict", ["newest", "mean", "keep"])
 def test_merging_tables(store, kind, tmp_path, on_conflict):
     rng = np.random.default_rng(8)
@@ -957,6 +969,76 @@ def test_merging_tables(store, kind, tmp_path, on_conflict):
     assert np.array_equal(table.read(some(kind, 30)), whole)
     assert np.array_equal(table.read(some(kind, 10, 20), "age"), mine[10:, :1])
     assert table.rows == 30
+
+
+@pytest.mark.parametrize("on_conflict", ["newest", "mean"])
+def test_merged_keys_expire_as_if_used_as_long_ago(tmp_path, kind, on_conflict):
+    tracked = TableSpec(dim=DIM, keys=kind, track_uses=True)
+    mine, fresh, shared, old = some(kind, 4)
+    with (
+        tierstore.create(tmp_path / "s", {"t": tracked}) as store,
+        tierstore.create(tmp_path / "o", {"t": tracked}) as other,
+    ):
+        other["t"].write([old], ones(1))
+        for _ in range(6):
+            other.commit()
+        other["t"].write([fresh], ones(1))
+        other["t"].write([shared], ones(1))
+        for _ in range(20):
+            store.commit()
+        other.commit()
+        for _ in range(2):
+            store["t"].write([mine, shared], ones(2))
+        store.commit()
+        assert store["t"].merge(other["t"], on_conflict=on_conflict) == 2
+        store.commit()
+        gone = [list(keys) for keys, _ in store["t"].expire(unused_for=5)]
+        assert gone == [[old]]
+        gone = [list(keys) for keys, _ in store["t"].expire(fewer_than=2)]
+        assert gone == [[fresh]]
+        store.commit()
+
+
+@pytest.mark.parametrize("how", ["restored", "discarded"])
+def test_keys_are_as_old_as_before_once_the_store_went_back(tmp_path, kind, how):
+    """Versions that it went back from do not count: their numbers are only skipped."""
+    path, (often, seldom) = tmp_path / "s", some(kind, 2)
+    spec = TableSpec(dim=DIM, keys=kind, track_uses=True)
+    with tierstore.create(path, {"t": spec}, keep=9) as store:
+        store["t"].write([often, seldom], ones(2))
+        good = store.commit(keep="good")
+        for _ in range(20):
+            store["t"].write([often], ones(1))
+            store.commit()
+        assert store.version == good + 20
+        if how == "restored":
+            store.restore("good")
+    again = {"version": good, "discard_newer": True} if how == "discarded" else {}
+    with tierstore.open(path, "r+", **again) as store:
+        store["t"].write([often], ones(1))
+        assert store.commit() > good + 20
+        assert list(store["t"].expire(unused_for=5)) == []
+        for _ in range(5):
+            store.commit()
+        store.release("good")
+        store.fold()
+        assert [list(keys) for keys, _ in store["t"].expire(unused_for=8)] == []
+        store["t"].write([often], ones(1))
+        store.commit()
+        assert [list(keys) for keys, _ in store["t"].expire(unused_for=6)] == [[seldom]]
+        store.commit()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_mean_is_finite_where_the_sum_is_not(tmp_path, dtype):
+    most = np.finfo(dtype).max
+    narrow = TableSpec(dim=2, keys="int64", dtype=dtype)
+    with tierstore.create(tmp_path / "s", {"t": narrow, "o": narrow}) as store:
+        store["t"].write([1], np.array([[most, -most]], dtype))
+        store["o"].write([1], np.array([[most, 0]], dtype))
+        store["t"].merge(store["o"], on_conflict="mean")
+        assert np.array_equal(store["t"].read([1]), np.array([[most, -most / 2]], dtype))
+        store.rollback()
 
 
 def test_keys_by_row(store, kind):

@@ -1,10 +1,13 @@
+import sys
+from types import ModuleType
+
 import numpy as np
 import pytest
 
 import tierstore
 from tests.oracle import values
 from tests.reference.elements import DTYPES, element
-from tierstore._dtypes import ELEMENT_TYPES
+from tierstore._dtypes import ELEMENT_TYPES, check_unmasked
 from tierstore._table.address import Ids, as_dense
 from tierstore._table.values import Columns, from_bytes, to_bytes
 from tierstore.errors import InvalidInputError, InvalidTypeError
@@ -175,6 +178,22 @@ def test_what_a_mask_hides_is_not_taken(tmp_path):
         assert not store.uncommitted_rows() and not keyed.rows
         shown = np.ma.masked_equal(np.arange(6), 9)
         np.testing.assert_array_equal(table[shown], before)
+
+
+@pytest.mark.parametrize("module", ["torch", "cupy"])
+def test_a_module_that_another_thread_is_importing_is_not_looked_at(tmp_path, monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, ModuleType(module))  # it has no names yet
+    spec = TableSpec(6, 3, init=tierstore.normal())  # whose seed may be that of torch
+    with tierstore.create(tmp_path / "s", {"t": spec}, device="cpu") as store:
+        rows = np.ones((2, 3), np.float32)
+        store["t"].write([1, 4], rows.tolist())
+        store.commit(payload={"a": rows})
+        np.testing.assert_array_equal(store["t"].read([4, 1]), rows)
+
+
+def test_nor_is_that_of_masked_arrays(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy.ma", ModuleType("numpy.ma"))
+    check_unmasked(np.ones(3), "values")
 
 
 def test_reading_copies_nothing():

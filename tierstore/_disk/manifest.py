@@ -248,10 +248,11 @@ class Manifest:
     store; a version that restores an older one has the mark of that one. `payload_mark` is the mark
     of the version that committed the payload, if it is a different one. `names` maps names to
     versions that are kept regardless of `keep`. `forks` are ascending pairs of a version in this
-    one's history and the older version that it restored. `partitions` are the version and mark
-    of each partition, if the rows of every table are in partitions. `origin` is the version of
-    another store that this one was copied from and is equal to. `format` is the format of the
-    file that was read; manifests are always written in the current format.
+    one's history and the older version that it restored. `skipped` counts the version numbers
+    before this one's that are not in its history, since a writer went back. `partitions` are the
+    version and mark of each partition, if the rows of every table are in partitions. `origin` is
+    the version of another store that this one was copied from and is equal to. `format` is the
+    format of the file that was read; manifests are always written in the current format.
     """
 
     uuid: str
@@ -269,6 +270,7 @@ class Manifest:
     payload_mark: str = ""
     names: dict[str, int] = field(default_factory=dict)
     forks: tuple[tuple[int, int], ...] = ()
+    skipped: int = 0
     partitions: tuple[tuple[int, str], ...] = ()
     origin: Origin | None = None
     format: int = field(default=FORMAT, compare=False)
@@ -280,6 +282,11 @@ class Manifest:
     def restored(self) -> int | None:
         """The older version that this one restores unchanged, or None."""
         return self.forks[-1][1] if self.forks and self.forks[-1][0] == self.version else None
+
+    @property
+    def commits(self) -> int:
+        """The number of versions in this one's history, itself included."""
+        return self.version - self.skipped
 
     def paths(self) -> set[str]:
         """Return the paths in the store of all generations and all files except bases."""
@@ -375,6 +382,7 @@ class Manifest:
             **({"payload_mark": self.payload_mark} if self.payload_mark else {}),
             **({"names": self.names} if self.names else {}),
             **({"forks": [list(fork) for fork in self.forks]} if self.forks else {}),
+            **({"skipped": self.skipped} if self.skipped else {}),
             **({"partitions": [list(each) for each in self.partitions]} if self.partitions else {}),
             **({"origin": self.origin._asdict()} if self.origin else {}),
         }
@@ -399,7 +407,7 @@ class Manifest:
         is_first = number == 1
         if not is_first:
             names |= {"last_version", "previous", "mark", "payload_mark", "names", "forks"}
-            names |= {"partitions", "time", "origin"}
+            names |= {"partitions", "time", "origin", "skipped"}
         body.only(names | {"format", "payload", "tables"})
         last_version = version if is_first else _version(body, "last_version")
         floor, confirmed = body.natural("floor"), body.natural("confirmed")
@@ -408,6 +416,9 @@ class Manifest:
                 f"{name}: version {version} is not between the floor {floor}, the confirmed "
                 f"version {confirmed} and the last version {last_version}"
             )
+        skipped = body.natural("skipped") if "skipped" in body else 0
+        if skipped > version:
+            raise FormatError(f"{name}: version {version} skips {skipped} versions before it")
         step = None if body.value("step") is None else body.integer("step")
         payload = body.section("payload")
         tables = body.section("tables")
@@ -443,6 +454,7 @@ class Manifest:
             payload_mark=body.matching("payload_mark", _MARK) if "payload_mark" in body else "",
             names=_names(body.section("names"), version) if "names" in body else {},
             forks=_forks(body, version) if "forks" in body else (),
+            skipped=skipped,
             partitions=partitions,
             origin=_origin(body.section("origin")) if "origin" in body else None,
             format=number,

@@ -230,10 +230,11 @@ def _clean_up(temporary: Path) -> None:
                 _remove(str(temporary))
                 raise
     except OSError as error:
-        warn(
-            f"{temporary} is left over and could not be removed ({error}); remove it",
-            UpkeepWarning,
-        )
+        if os.path.lexists(temporary):  # a read-only file system says so even if it is not
+            warn(
+                f"{temporary} is left over and could not be removed ({error}); remove it",
+                UpkeepWarning,
+            )
 
 
 def _remove(path: str) -> None:

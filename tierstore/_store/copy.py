@@ -137,6 +137,7 @@ def write_copy(
         confirmed=manifest.version,
         payload=dict(payload),
         previous=manifest.previous,
+        skipped=manifest.skipped,
         mark=manifest.mark,
         payload_mark=manifest.payload_mark,
         origin=Origin(manifest.uuid, manifest.version) if is_whole else None,

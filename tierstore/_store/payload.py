@@ -6,7 +6,6 @@ import json
 import math
 import os
 import struct
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BufferedIOBase, BytesIO, RawIOBase
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._checksum import crc32c
 from tierstore._disk.manifest import PayloadInfo, unique_name
-from tierstore._dtypes import ELEMENT_TYPES, check_unmasked
+from tierstore._dtypes import ELEMENT_TYPES, check_unmasked, imported_class
 from tierstore._strictjson import Section, parse
 from tierstore.budget import DEFAULT_MEMORY, JSON_COST, Allowance, Size, format_bytes
 from tierstore.errors import (
@@ -201,8 +200,7 @@ def _key(key: object, where: str) -> str | int:
 
 
 def _leaf(value: Any, where: str) -> Leaf:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if isinstance(value, imported_class("torch", "Tensor")):
         value = value.detach().cpu().contiguous()
         for code, element in _AS_BITS.items():
             if value.dtype == element.torch_dtype():

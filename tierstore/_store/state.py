@@ -393,8 +393,11 @@ class State:
         callback has closed the store.
         """
         self.door.check_open(write=True)
+        before = self.manifest
+        version = changes.get("version", before.version)
+        changes.setdefault("skipped", before.skipped + max(0, version - before.version - 1))
         manifest = dataclasses.replace(
-            self.manifest,
+            before,
             seq=self.ledger.next_number(),
             keep=self.keep,
             last_version=self.ledger.last_version,
@@ -402,7 +405,7 @@ class State:
             **changes,
         )
         if replaced is not None:
-            manifest.note_changed(self.manifest, replaced)
+            manifest.note_changed(before, replaced)
 
         def make_durable() -> None:
             complete()

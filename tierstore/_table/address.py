@@ -49,14 +49,13 @@ class Ids(NamedTuple):
 
 def is_torch(value: object) -> bool:
     """Whether a value is a torch tensor; does not import torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    # As imported_class does, without its call: steps ask often.
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
 def is_cupy(value: object) -> bool:
     """Whether a value is a CuPy array; does not import CuPy."""
-    cupy = sys.modules.get("cupy")
-    return cupy is not None and isinstance(value, cupy.ndarray)
+    return isinstance(value, getattr(sys.modules.get("cupy"), "ndarray", ()))
 
 
 def on_host(rows: Any) -> Any:

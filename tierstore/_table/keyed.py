@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import EllipsisType
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 
@@ -26,7 +26,7 @@ from tierstore._table.table import Owner, Table
 from tierstore._table.values import from_bytes, raw_rows
 from tierstore._tiers.gpu.keys import DeviceKeys, Guess
 from tierstore._tiers.space import Extent, Space
-from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
+from tierstore.errors import ClosedError, InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.spec import EXTENT_ROWS, USES, TableSpec
 from tierstore.stats import TableInformation, TierInformation
 
@@ -294,12 +294,14 @@ class KeyedTable(RowsByNumber):
             other: a table with keys of the same kind and the same fields, of this or another store;
                 it is only read.
             on_conflict: how to treat a key that both tables have: "newest" takes the row of
-                `other`, "keep" keeps the own one, "mean" the mean of both, of every field.
+                `other`, "keep" keeps the own one, "mean" the mean of both, of every field. Of
+                tracked uses, "newest" and "mean" take the larger number and the later last one.
             progress: called with rows done and in all.
 
-        Merged rows are durable after `store.commit()`. Raises InvalidInputError for tables that do
-        not fit, before any change, and if there is no room for all keys; then some blocks of rows
-        are merged and uncommitted.
+        The last use of a key is as many commits ago as it is in `other`. Merged rows are durable
+        after `store.commit()`. Raises InvalidInputError for tables that do not fit, before any
+        change, and if there is no room for all keys; then some blocks of rows are merged and
+        uncommitted.
         """
         if not isinstance(other, KeyedTable):
             raise InvalidTypeError(f"merge takes a table by key, not {other!r}")
@@ -470,7 +472,8 @@ class KeyedTable(RowsByNumber):
             try:
                 self._write_first(np.arange(before, len(self._map)))
             except BaseException:
-                self._map.truncate(before)
+                with suppress(ClosedError):  # by the error: nobody asks for keys any more
+                    self._map.truncate(before)
                 raise
         return found
 
@@ -588,7 +591,7 @@ class KeyedTable(RowsByNumber):
             with self._still():  # two threads that read the same counts would lose one
                 uses = self.by_row.read(used, USES)
                 uses[:, 0] += 1
-                uses[:, 1] = self.store.version + 1
+                uses[:, 1] = self.store._commits + 1
                 self.by_row.write(used, uses, USES)
 
     def remove(self, keys: object) -> int:
@@ -669,7 +672,7 @@ class KeyedTable(RowsByNumber):
         """Return the uses `(rows, 2)` of rows that do not expire by the conditions."""
         self._check_tracked()
         uses = self._all_uses()
-        gone = expiry.expired(uses, self.store.version, keep_at_most=None, **conditions)
+        gone = expiry.expired(uses, self.store._commits, keep_at_most=None, **conditions)
         return np.delete(uses, gone, 0)
 
     def _all_uses(self) -> npt.NDArray[np.float64]:
@@ -682,7 +685,7 @@ class KeyedTable(RowsByNumber):
     def _expired(self, conditions: dict[str, int | None]) -> Iterator[expiry.Block]:
         epoch = self._extent.epoch
         uses = self._all_uses()
-        rows = expiry.expired(uses, self.store.version, **conditions)
+        rows = expiry.expired(uses, self.store._commits, **conditions)
         for start in range(0, rows.size, _BLOCK_ROWS):
             part = rows[start : start + _BLOCK_ROWS]
             epoch.check_open()

@@ -58,6 +58,7 @@ def merge(
     `is_wanted` tells which keys to take; None takes all.
     """
     before = table.rows
+    joined = list(other.fields) if on_conflict == "mean" else list({USES} & {*other.fields})
     for start in range(0, other.rows, _BLOCK_ROWS):
         rows = np.arange(start, min(start + _BLOCK_ROWS, other.rows))
         keys = other.keys_of(rows)
@@ -65,14 +66,16 @@ def merge(
             wanted = is_wanted(keys)
             rows, keys = rows[wanted], keys[wanted]
         values = other.by_row.read(rows, list(other.fields), cache=False)
+        if USES in values:  # the last ones are versions of the other store, which counts apart
+            values[USES][:, 1] += table.store._commits - other.store._commits
         known = table.contains(keys)
         if on_conflict == "keep":
             keys = keys[~known]
             values = {name: each[~known] for name, each in values.items()}
-        elif on_conflict == "mean" and known.any():
-            own = table.read(keys[known], list(table.fields))
-            for name, each in values.items():
-                each[known] = _mean(name, each[known], own[name])
+        elif joined and known.any():
+            own = table.read(keys[known], joined)
+            for name in joined:
+                values[name][known] = _mean(name, values[name][known], own[name])
         table.write(keys, values)
         if progress is not None:
             progress(min(start + _BLOCK_ROWS, other.rows), other.rows)
@@ -85,4 +88,4 @@ def _mean(name: str, one: Rows, other: Rows) -> Any:
         return np.maximum(one, other)
     if one.dtype.kind in "iu":  # whose sum would wrap
         return np.rint((one + other.astype(np.float32)) / 2)
-    return (one + other) / 2
+    return ((one + other.astype(np.float64)) / 2).astype(one.dtype)  # which may not hold the sum

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from tierstore._dtypes import imported_class
 from tierstore._tiers.base import LowestTier, MappedTier, Tier
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.device import CudaDevice, Device
@@ -47,8 +47,7 @@ def find_device(name: str | torch.device | Device) -> Device | None:
     Raises DeviceError, or MissingExtraError, if a requested GPU is unavailable. CuPy is imported
     only for a GPU.
     """
-    torch_module = sys.modules.get("torch")
-    if torch_module is not None and isinstance(name, torch_module.device):
+    if isinstance(name, imported_class("torch", "device")):
         name = str(name)
     if not isinstance(name, str):
         if not hasattr(name, "torch_name"):

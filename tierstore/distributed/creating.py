@@ -163,6 +163,7 @@ def _copied(root: _io.Directory, made: Manifest, source: Store) -> tuple[Identit
         confirmed=before.version,
         payload=payload,
         previous=before.previous,
+        skipped=before.skipped,
         mark=before.mark,
         payload_mark=before.payload_mark,
     )

@@ -307,6 +307,11 @@ class DistributedStore(Closing, Mapping[str, Any]):
         return self._manifest.version
 
     @property
+    def _commits(self) -> int:
+        """Number of versions in the history of the open one, by which uses of keys are dated."""
+        return self._manifest.commits
+
+    @property
     def step(self) -> int | None:
         """The step that was committed with this version."""
         return self._manifest.step
