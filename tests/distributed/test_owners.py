@@ -97,7 +97,7 @@ def test_distinct_ids_are_counted_and_placed_by_owner(access: Any, case: str) ->
         starts = np.cumsum(rows) - rows
         offsets = torch.from_numpy(starts[np.repeat(tables, lengths)].astype(np.int64))
         arrived = distinct.split([len(each) for each in expected])
-        assert torch.equal(with_words(arrived)[positions.long()], asked.ids + offsets)
+        assert torch.equal(distinct[positions.long()].long(), asked.ids + offsets)
         for rank, (owners, part) in enumerate(zip(every, arrived, strict=True)):
             mine = part.long().numpy()
             table = np.searchsorted(np.cumsum(rows), mine, side="right")
@@ -116,11 +116,6 @@ def test_the_last_features_are_remembered() -> None:
             numbers, positions = found.placed()
             assert torch.equal(numbers[positions.long()].long(), ids)
         assert len(owners._features) <= 64
-
-
-def with_words(parts: Any) -> torch.Tensor:
-    """Return what comes of the owners, as rows do: behind those of each is a word."""
-    return torch.cat([each for part in parts for each in (part.long(), torch.tensor([-1]))])
 
 
 def test_ids_of_no_row_are_told(access: Any) -> None:
@@ -150,8 +145,7 @@ def test_rows_by_key_have_their_owner_in_their_number(access: Any) -> None:
     expected = oracle(asked, place, ranks, [place.rows])
     assert found.told[0][:, 0].tolist() == [len(each) for each in expected]
     numbers, positions = found.placed()
-    arrived = numbers[: sum(map(len, expected))].split([len(each) for each in expected])
-    assert torch.equal(with_words(arrived)[positions.long()], ids)
+    assert torch.equal(numbers[positions.long()], ids)
     first, own = (len(each) for each in expected[:2])
     own_numbers = numbers[first : first + own]
     assert owners.rows_of(own_numbers).tolist() == (own_numbers & (2**36 - 1)).tolist()

@@ -30,7 +30,7 @@ struct Asked {
     u32 *counts;             // [ranks + 1]: distinct ids of each owner, and whether an id is of no row
     const i64 *told;         // [width - 2]: what every rank is told besides
     i64 *message;            // [ranks][width]: for each rank its count, whether ids failed, and that
-    i32 *positions;          // [n]: the place of each id among the rows, and a word of each owner
+    i32 *positions;          // [n]: the place of each id among the rows
     void *numbers;           // distinct ones by owner; those that came, [n]
     i64 *arrived;            // [n]: the row of each of these
     i64 width;
@@ -122,7 +122,7 @@ extern "C" __global__ void tierstore_place(const Places places, const Asked aske
         const i64 place = first + (u32)found, number = (i64)asked.keys[at] - 1;
         if (places.narrow) ((i32 *)asked.numbers)[place] = (i32)number;
         else ((i64 *)asked.numbers)[place] = number;
-        asked.positions[i] = (i32)(place + owner);
+        asked.positions[i] = (i32)place;
     }
 }
 

@@ -76,7 +76,7 @@ class Found(Protocol):
     def placed(self) -> tuple[Tensor, Tensor]:
         """Return the numbers by owner, and for each id the place of its row among those that come.
 
-        A word follows the rows of each owner. More numbers may follow the distinct ones.
+        More numbers may follow the distinct ones.
         """
 
 
@@ -155,7 +155,7 @@ class HostOwners(Owners):
         message[0] = uploaded([0, failed, *told], keys.device)
         message[0, :, 0] = torch.searchsorted(distinct, edges).diff()
         numbers = (distinct & ((1 << bits) - 1)).to(self._kind)
-        return _Sorted(message, numbers, positions + (keys >> bits))  # a word follows each owner's
+        return _Sorted(message, numbers, positions)
 
     def _bounds(self, looked: Looked) -> tuple[Tensor, Tensor, Tensor]:
         """Return the ids, and first number and rows of their tables, in shapes that agree."""
