@@ -15,8 +15,13 @@ from tests.distributed.test_ranks import assert_same, contents
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import distributed
 from tierstore.distributed import request, wire
-from tierstore.errors import InvalidInputError, RanksError, RowIndexError
-from tierstore.nn import TieredEmbedding, TieredEmbeddingBagCollection, TieredEmbeddingCollection
+from tierstore.errors import InvalidInputError, RanksError, RowIndexError, StoreIOError
+from tierstore.nn import (
+    TieredEmbedding,
+    TieredEmbeddingBagCollection,
+    TieredEmbeddingCollection,
+    remote,
+)
 from tierstore.optim import TieredOptimizer
 
 
@@ -168,6 +173,12 @@ def refused_over_a_data_group(rank: int, path: Path) -> None:
         layer = emb if rank else TieredEmbedding(store["user"])
         with pytest.raises(InvalidInputError, match=f"rank {1 - rank} of 2 does something else"):
             layer(torch.tensor([1, 2]))
+        failing = {"side_effect": StoreIOError("broken")} if rank else {"wraps": remote._answered}
+        with (
+            mock.patch.object(remote, "_answered", **failing),
+            pytest.raises(StoreIOError if rank else RanksError, match="broken"),
+        ):
+            emb(torch.tensor([1, 2]))
         assert emb(torch.tensor([1, 2])).shape == (2, store["item"].dim)
 
 

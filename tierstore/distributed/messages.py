@@ -1,8 +1,8 @@
 """Messages between ranks on hosts: each rank sends one to each other, in the order of the program.
 
-The head of a message tells what it is for, how long it is, and a word besides. Where one rank sends something else
-than the others, all ranks see that from the heads: none waits in vain, and none takes a message for
-another.
+The head of a message tells what it is for and how long it is, and takes a word along. Where one
+rank sends something else than the others, all ranks see that from the heads: none waits in vain,
+and none takes a message for another.
 """
 
 from __future__ import annotations
