@@ -118,6 +118,24 @@ def test_the_last_features_are_remembered() -> None:
         assert len(owners._features) <= 64
 
 
+@pytest.mark.parametrize(
+    ("dim", "dtype"),
+    [(4, torch.float32), (64, torch.float32), (24, torch.bfloat16), (3, torch.float32)],
+)
+def test_each_id_gets_its_row(access: Any, dim: int, dtype: torch.dtype) -> None:
+    owners = owned(access, Shard(8, 4, 0, 1), 1, [8], [0])
+    kind = torch.int32 if isinstance(owners, DeviceOwners) else torch.int64
+    for rows, ids in ((1, 1), (9, 70), (300, 1000), (5, 0), (0, 0)):
+        came = torch.randn(rows, dim).to(dtype)
+        positions = torch.randint(max(rows, 1), (ids,), dtype=kind)
+        found = owners.expand(came, positions)
+        assert torch.equal(found, came[positions.long()])
+        if rows > 1:
+            odd = came.view(-1)[1 : 1 + (rows - 1) * dim].view(-1, dim)  # not where units begin
+            positions = positions % (rows - 1)
+            assert torch.equal(owners.expand(odd, positions), odd[positions.long()])
+
+
 def test_ids_of_no_row_are_told(access: Any) -> None:
     owners = owned(access, Shard(100, 4, 0, 2), 2, [100, 7], [0, 0])
     for bad, at in ((-1, 3), (100, 0), (7, 5), (2**62, 1), (-(2**63), 4)):

@@ -218,6 +218,10 @@ class Request:
         with wire.ranks.midway(wire.what):
             return wire.swap(rows, self._taken, self._given, "rows", word)
 
+    def expand(self, rows: Tensor) -> Tensor:
+        """Return the row of each id, `(ids, dim)`, given the rows `(size, dim)` that came."""
+        return self._owners.expand(rows, self.positions)
+
     def deliver(self, values: Tensor, error: Exception | None = None) -> Tensor:
         """Give values `(size, dim)` of the rows to their owners; return `(asked, dim)`. Collective.
 
