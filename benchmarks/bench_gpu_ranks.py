@@ -22,6 +22,8 @@ QUESTION = "A training step over 26 tables that several ranks share, beside one 
 SHARE = 0.1
 """The share of the rows of a rank that its GPU tier holds."""
 IN_A_ROW = 10
+AHEAD = 2
+"""Steps ahead of which ids are given: rows of the host tier then come next to the model."""
 WARMING = 20
 LR = 1e-3
 BESIDE = 1.08
@@ -64,10 +66,13 @@ class Loop:
         self.optimizer.step()
 
     def ahead(self, batches: list[Any], products: int = 0) -> None:
-        """Take steps next to a dense model, with the ids of each given one step ahead."""
-        for number, batch in enumerate(batches):
-            for coming in batches[number + 1 : number + 2]:
-                self.layer.prefetch(dict(zip(self.names, coming, strict=True)), window=2)
+        """Take steps next to a dense model, with the ids of each given ahead."""
+        import tierstore
+
+        def named(batch: Any) -> dict[str, Any]:
+            return dict(zip(self.names, batch, strict=True))
+
+        for batch in tierstore.lookahead(batches, {self.layer: named}, depth=AHEAD):
             self(batch, products)
 
 

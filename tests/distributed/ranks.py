@@ -38,6 +38,8 @@ def in_turn(moments: Sequence[T]) -> list[tuple[int, T]]:
 
 
 CONTROL = "control"
+HEAD = 32
+"""Bytes of a message without content."""
 Sent = Callable[[str, int], object]
 
 
@@ -51,11 +53,10 @@ def watch(sent: Sent) -> None:
 
     send = Ranks.send
 
-    def watched(self: Ranks, what: str, kind: str, parts: Any, into: Any = None) -> Any:
-        head = 24
-        nbytes = sum(head + len(part) for at, part in enumerate(parts) if at != self.rank)
+    def watched(self: Ranks, what: str, kind: str, parts: Any, *more: Any) -> Any:
+        nbytes = sum(HEAD + len(part) for at, part in enumerate(parts) if at != self.rank)
         sent(CONTROL if kind in ("gather", "agree", "together") else kind, nbytes)
-        return send(self, what, kind, parts, into)
+        return send(self, what, kind, parts, *more)
 
     Ranks.send = watched  # type: ignore[method-assign]
 

@@ -350,7 +350,7 @@ def breaks_off(rank: int, path: Path) -> None:
         table = store["other"]
         if rank:
             with (
-                mock.patch("tierstore.distributed.request.with_words", side_effect=MemoryError),
+                mock.patch("tierstore.distributed.wire.Wire.swap", side_effect=MemoryError),
                 pytest.raises(MemoryError),
             ):
                 table.read(np.arange(50))

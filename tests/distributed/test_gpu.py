@@ -9,14 +9,19 @@ import torch
 import torch.distributed as dist
 
 import tierstore
-from tests.distributed.ranks import CONTROL, run, values, watch
+from tests.distributed.ranks import CONTROL, HEAD, run, values, watch
 from tests.distributed.test_collections import specs, train
 from tests.distributed.test_ranks import assert_same, contents
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import distributed
 from tierstore.distributed import request, wire
-from tierstore.errors import InvalidInputError, RanksError, RowIndexError
-from tierstore.nn import TieredEmbedding, TieredEmbeddingBagCollection, TieredEmbeddingCollection
+from tierstore.errors import InvalidInputError, RanksError, RowIndexError, StoreIOError
+from tierstore.nn import (
+    TieredEmbedding,
+    TieredEmbeddingBagCollection,
+    TieredEmbeddingCollection,
+    remote,
+)
 from tierstore.optim import TieredOptimizer
 
 
@@ -121,25 +126,29 @@ def test_a_run_on_devices_repeats_to_the_bit_where_that_is_asked_for(tmp_path: P
     assert_same(contents(tmp_path / "1"), contents(tmp_path / "2"), exact=True)
 
 
-def as_over_nccl() -> None:
-    """Have tensors on the host go the way of those on devices, through the group of the data."""
+def as_over_nccl() -> mock.Mock:
+    """Have tensors on the host go the way of those on devices, through the group of the data.
+
+    Return what stands for the stream that the host could wait for.
+    """
     stream = mock.Mock()
     for module in (wire, request):
         mock.patch.object(module, "on_host", lambda _: False).start()
     mock.patch.object(wire, "fetched", torch.clone).start()
     mock.patch("torch.cuda.current_stream", lambda _: stream).start()
+    return stream
 
 
 def train_over_a_data_group(rank: int, path: Path, kind: str) -> int:
-    as_over_nccl()
-    sent = 0
+    stream, sent = as_over_nccl(), 0
 
-    def counted(kind: str, _: int) -> None:
+    def counted(kind: str, nbytes: int) -> None:
         nonlocal sent
-        sent += kind != CONTROL
+        sent += kind != CONTROL and nbytes > HEAD  # a word on the outcome is in a head
 
     watch(counted)
     train_on_a_device(rank, path, kind)
+    stream.synchronize.assert_not_called()  # the host waits for counts alone
     return sent
 
 
@@ -164,6 +173,12 @@ def refused_over_a_data_group(rank: int, path: Path) -> None:
         layer = emb if rank else TieredEmbedding(store["user"])
         with pytest.raises(InvalidInputError, match=f"rank {1 - rank} of 2 does something else"):
             layer(torch.tensor([1, 2]))
+        failing = {"side_effect": StoreIOError("broken")} if rank else {"wraps": remote._answered}
+        with (
+            mock.patch.object(remote, "_answered", **failing),
+            pytest.raises(StoreIOError if rank else RanksError, match="broken"),
+        ):
+            emb(torch.tensor([1, 2]))
         assert emb(torch.tensor([1, 2])).shape == (2, store["item"].dim)
 
 

@@ -97,7 +97,7 @@ def test_distinct_ids_are_counted_and_placed_by_owner(access: Any, case: str) ->
         starts = np.cumsum(rows) - rows
         offsets = torch.from_numpy(starts[np.repeat(tables, lengths)].astype(np.int64))
         arrived = distinct.split([len(each) for each in expected])
-        assert torch.equal(with_words(arrived)[positions.long()], asked.ids + offsets)
+        assert torch.equal(distinct[positions.long()].long(), asked.ids + offsets)
         for rank, (owners, part) in enumerate(zip(every, arrived, strict=True)):
             mine = part.long().numpy()
             table = np.searchsorted(np.cumsum(rows), mine, side="right")
@@ -118,9 +118,22 @@ def test_the_last_features_are_remembered() -> None:
         assert len(owners._features) <= 64
 
 
-def with_words(parts: Any) -> torch.Tensor:
-    """Return what comes of the owners, as rows do: behind those of each is a word."""
-    return torch.cat([each for part in parts for each in (part.long(), torch.tensor([-1]))])
+@pytest.mark.parametrize(
+    ("dim", "dtype"),
+    [(4, torch.float32), (64, torch.float32), (24, torch.bfloat16), (3, torch.float32)],
+)
+def test_each_id_gets_its_row(access: Any, dim: int, dtype: torch.dtype) -> None:
+    owners = owned(access, Shard(8, 4, 0, 1), 1, [8], [0])
+    kind = torch.int32 if isinstance(owners, DeviceOwners) else torch.int64
+    for rows, ids in ((1, 1), (9, 70), (300, 1000), (5, 0), (0, 0)):
+        came = torch.randn(rows, dim).to(dtype)
+        positions = torch.randint(max(rows, 1), (ids,), dtype=kind)
+        found = owners.expand(came, positions)
+        assert torch.equal(found, came[positions.long()])
+        if rows > 1:
+            odd = came.view(-1)[1 : 1 + (rows - 1) * dim].view(-1, dim)  # not where units begin
+            positions = positions % (rows - 1)
+            assert torch.equal(owners.expand(odd, positions), odd[positions.long()])
 
 
 def test_ids_of_no_row_are_told(access: Any) -> None:
@@ -150,8 +163,7 @@ def test_rows_by_key_have_their_owner_in_their_number(access: Any) -> None:
     expected = oracle(asked, place, ranks, [place.rows])
     assert found.told[0][:, 0].tolist() == [len(each) for each in expected]
     numbers, positions = found.placed()
-    arrived = numbers[: sum(map(len, expected))].split([len(each) for each in expected])
-    assert torch.equal(with_words(arrived)[positions.long()], ids)
+    assert torch.equal(numbers[positions.long()], ids)
     first, own = (len(each) for each in expected[:2])
     own_numbers = numbers[first : first + own]
     assert owners.rows_of(own_numbers).tolist() == (own_numbers & (2**36 - 1)).tolist()

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import tierstore
-from tests.distributed.ranks import run, values, watch
+from tests.distributed.ranks import HEAD, run, values, watch
 from tierstore import distributed
 from tierstore.errors import InvalidInputError, RanksError
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBag
@@ -265,6 +265,5 @@ def test_no_more_is_sent_than_distinct_remote_rows(tmp_path: Path) -> None:
     distributed.create(tmp_path / "store", specs(), partitions=8).close()
     for found in values(run(3, counted, tmp_path / "store")):
         for sent, least in found:
-            # And how many are asked for, behind rows and gradients a word to each other rank, and
-            # what each of three messages to it is.
-            assert least <= sent <= least + 2 * (5 * 8 + 2 * 4 * DIM + 3 * 24)
+            # And how many are asked for, and the heads of three messages to each other rank.
+            assert least <= sent <= least + 2 * (5 * 8 + 3 * HEAD)

@@ -143,7 +143,7 @@ class DistributedJointTable:
             lambda request: Answer(read(request.asked, request.touched)),
             before,
         )
-        return rows.index_select(0, request.positions)
+        return request.expand(rows)
 
     def prefetch(self, numbers: Tensor, *, window: int = 16) -> None:
         """Announce a coming batch; see `DistributedTable.prefetch`. Collective."""

@@ -21,29 +21,18 @@ class Known:
         """Remember ids, which may be in several tensors."""
         parts = _parts(ids)
         self._ids = [each.clone() if on_host(each) else each.detach() for each in parts]
-        self._where = [_where(each) for each in parts]
+        self._what = list(map(_what, parts))
 
     def is_as(self, *ids: Tensor) -> bool:
         """Tell whether ids are these, and not known to be written since."""
         parts = _parts(ids)
-        if len(parts) != len(self._ids):
-            return False
-        return all(map(self._is_same, self._ids, self._where, parts))
-
-    @staticmethod
-    def _is_same(own: Tensor, where: object, ids: Tensor) -> bool:
-        if ids.device != own.device or ids.dtype != own.dtype or ids.numel() != own.numel():
-            return False
-        if on_host(ids):
-            same: bool = torch.equal(ids.reshape(-1), own.reshape(-1))
-            return same
-        return where == _where(ids)
+        return self._what == list(map(_what, parts)) and all(map(_is_equal, self._ids, parts))
 
 
 def on_host(ids: Tensor) -> bool:
     """Tell whether ids are on the host, where they can be compared."""
-    kind: str = ids.device.type
-    return kind == "cpu"
+    there: bool = ids.is_cpu
+    return there
 
 
 def _parts(ids: Sequence[Tensor]) -> list[Tensor]:
@@ -59,12 +48,27 @@ def _parts(ids: Sequence[Tensor]) -> list[Tensor]:
     return parts
 
 
-def _where(ids: Tensor) -> object:
-    """Return where ids are in memory, in whatever shape, and how often that was written.
+def _what(ids: Tensor) -> object:
+    """Return the type of ids and how many there are; on a device, where and how often written, too.
 
-    For tensors whose writes torch does not count, return an object that equals no other.
+    They are flat, in whatever shape they come. Return an object that equals no other for tensors
+    of a device whose writes torch does not count.
     """
-    if ids.is_inference() or ids.is_nested:
+    if on_host(ids):
+        return ids.dtype, ids.numel()
+    if ids.is_nested:
+        return object()
+    try:
+        writes = ids._version
+    except RuntimeError:  # within `torch.inference_mode`
         return object()
     layout = None if ids.is_contiguous() else (ids.shape, ids.stride())
-    return ids.data_ptr(), ids._version, layout
+    return ids.dtype, ids.numel(), ids.device, ids.data_ptr(), writes, layout
+
+
+def _is_equal(own: Tensor, ids: Tensor) -> bool:
+    """Tell whether ids on a host are equal; those on a device are recognized by where they are."""
+    if not on_host(own):
+        return True
+    same: bool = torch.equal(ids.reshape(-1), own.reshape(-1))
+    return same

@@ -1,8 +1,8 @@
 """Messages between ranks on hosts: each rank sends one to each other, in the order of the program.
 
-The head of a message tells what it is for and how long it is. Where one rank sends something else
-than the others, all ranks see that from the heads: none waits in vain, and none takes a message for
-another.
+The head of a message tells what it is for and how long it is, and takes a word along. Where one
+rank sends something else than the others, all ranks see that from the heads: none waits in vain,
+and none takes a message for another.
 """
 
 from __future__ import annotations
@@ -56,9 +56,15 @@ class Messages:
         self._left: list[Message] = []
 
     def send(
-        self, kind: int, parts: Sequence[Tensor], into: Sequence[Tensor] | None = None
+        self,
+        kind: int,
+        parts: Sequence[Tensor],
+        into: Sequence[Tensor] | None = None,
+        word: int = 0,
     ) -> Message:
         """Send bytes, uint8 `(n,)`, to each rank, this one among them; all send the same `kind`.
+
+        `word` goes to all of them, with the head.
 
         Returns at once; the parts must never change. Where a rank knows how much comes, it gives
         memory to put it `into`, and does not wait for the heads first: then the parts may change
@@ -67,7 +73,7 @@ class Messages:
         self._number += 1
         while self._open and self._open[0].number <= self._number - _NUMBERS // 2:
             self._open[0].take()  # before its tag comes again
-        message = Message(self, self._number, kind, parts, into)
+        message = Message(self, self._number, kind, parts, into, word)
         self._open.append(message)
         if into is None:
             self._sent.append(message)
@@ -92,7 +98,10 @@ class Message:
         number: from 1 on, equal on all ranks.
         is_taken: whether it is received, or left.
         is_left: whether a rank sent something else with this number, or receiving was broken off.
+        words: that of each rank, once it is taken.
     """
+
+    words: list[int]
 
     def __init__(
         self,
@@ -101,6 +110,7 @@ class Message:
         kind: int,
         parts: Sequence[Tensor],
         into: Sequence[Tensor] | None,
+        word: int,
     ) -> None:
         """Begin to send."""
         self.number: int = number
@@ -109,7 +119,7 @@ class Message:
         self._messages, self._kind, self._parts, self._into = messages, kind, parts, into
         self._tag = number % _NUMBERS * 2 * _KINDS
         self._others = [rank for rank in range(messages.count) if rank != messages.rank]
-        heads = torch.tensor([[kind, len(part), messages.taken] for part in parts])
+        heads = torch.tensor([[kind, len(part), messages.taken, word] for part in parts])
         self._heads, self._told = heads, heads.clone()
         self._sending: list[Any] = []
         self._coming: list[Any] = []
@@ -152,7 +162,7 @@ class Message:
         try:
             for each in self._coming:
                 each.wait()
-            kinds, sizes, taken = self._told.T.tolist()
+            kinds, sizes, taken, self.words = self._told.T.tolist()
             last = min(taken)
             if all(kind == self._kind for kind in kinds):
                 self._receive(sizes)

@@ -3,7 +3,7 @@
 // An id of a table has a number, unlike those of all other tables. A table of hashes finds the
 // distinct ones: `ask` counts those of each owner, `tell` makes a message of that for each rank, and
 // `place` puts every number after the others of its owner. Counts and keys are zero before.
-// `arrive` turns the numbers that come from the ranks into rows.
+// `arrive` turns the numbers that come from the ranks into rows, and `expand` has a row for each id.
 
 // Where rows are; see partitioning.py.
 struct Places {
@@ -30,10 +30,12 @@ struct Asked {
     u32 *counts;             // [ranks + 1]: distinct ids of each owner, and whether an id is of no row
     const i64 *told;         // [width - 2]: what every rank is told besides
     i64 *message;            // [ranks][width]: for each rank its count, whether ids failed, and that
-    i32 *positions;          // [n]: the place of each id among the rows, and a word of each owner
+    i32 *positions;          // [n]: the place of each id among the rows
     void *numbers;           // distinct ones by owner; those that came, [n]
     i64 *arrived;            // [n]: the row of each of these
-    i64 width;
+    i64 width;               // words of a message, or units of a row
+    const uint4 *rows;       // those that came, [][width]
+    uint4 *expanded;         // the row of each id, [n][width]
 };
 
 // As `mix` in partitioning.py.
@@ -122,7 +124,7 @@ extern "C" __global__ void tierstore_place(const Places places, const Asked aske
         const i64 place = first + (u32)found, number = (i64)asked.keys[at] - 1;
         if (places.narrow) ((i32 *)asked.numbers)[place] = (i32)number;
         else ((i64 *)asked.numbers)[place] = number;
-        asked.positions[i] = (i32)(place + owner);
+        asked.positions[i] = (i32)place;
     }
 }
 
@@ -143,5 +145,23 @@ extern "C" __global__ void tierstore_arrive(const Places places, const Asked ask
             row = block * places.count + place - (place >= wrapped ? start - wrapped : 0);
         }
         asked.arrived[i] = places.first_row[table] + row;
+    }
+}
+
+// A warp takes 32 ids at a time; about as many lanes share a row as it has units.
+extern "C" __global__ void tierstore_expand(const Places places, const Asked asked) {
+    const u32 lane = threadIdx.x & 31, units = (u32)asked.width;
+    u32 lanes = 32;
+    while (lanes > 1 && lanes / 2 >= units) lanes /= 2;
+    const u32 together = 32 / lanes, first = lane % lanes;
+    for (i64 base = (i64)wide_thread() - lane; base < asked.n; base += (i64)wide_threads()) {
+        const i32 mine = base + lane < asked.n ? asked.positions[base + lane] : -1;
+        for (u32 k = 0; k < 32; k += together) {
+            const u32 id = k + lane / lanes;
+            const i32 row = __shfl_sync(0xffffffffu, mine, id);
+            if (row < 0) continue;
+            for (u32 unit = first; unit < units; unit += lanes)
+                asked.expanded[((u64)base + id) * units + unit] = asked.rows[(u64)row * units + unit];
+        }
     }
 }

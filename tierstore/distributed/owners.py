@@ -37,9 +37,12 @@ Place = Shard | Numbers
 _SOURCE = RECORDS.extended("tierstore.distributed", "owners.cu")
 _Places: Any = _SOURCE.structure("Places")
 _Asked: Any = _SOURCE.structure("Asked")
-_ASK, _TELL, _PLACE, _ARRIVE = (
-    Kernel(_SOURCE, name, as_large_as_the_work) for name in ("ask", "tell", "place", "arrive")
+_ASK, _TELL, _PLACE, _ARRIVE, _EXPAND = (
+    Kernel(_SOURCE, name, as_large_as_the_work)
+    for name in ("ask", "tell", "place", "arrive", "expand")
 )
+_UNIT = 16
+"""Bytes of a row that a thread copies at a time."""
 _NARROW = torch.int32
 """What a number is sent as where it fits, in half the bytes."""
 _REMEMBERED = 64
@@ -76,7 +79,7 @@ class Found(Protocol):
     def placed(self) -> tuple[Tensor, Tensor]:
         """Return the numbers by owner, and for each id the place of its row among those that come.
 
-        A word follows the rows of each owner. More numbers may follow the distinct ones.
+        More numbers may follow the distinct ones.
         """
 
 
@@ -109,6 +112,10 @@ class Owners:
     def rows_of(self, numbers: Tensor) -> Tensor:
         """Return the row on this rank, int64, of each number that it owns."""
         raise NotImplementedError
+
+    def expand(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Return the row of each id, `(ids, dim)`, given those that came and the places of ids."""
+        return rows.index_select(0, positions)
 
 
 class _Sorted(NamedTuple):
@@ -155,7 +162,7 @@ class HostOwners(Owners):
         message[0] = uploaded([0, failed, *told], keys.device)
         message[0, :, 0] = torch.searchsorted(distinct, edges).diff()
         numbers = (distinct & ((1 << bits) - 1)).to(self._kind)
-        return _Sorted(message, numbers, positions + (keys >> bits))  # a word follows each owner's
+        return _Sorted(message, numbers, positions)
 
     def _bounds(self, looked: Looked) -> tuple[Tensor, Tensor, Tensor]:
         """Return the ids, and first number and rows of their tables, in shapes that agree."""
@@ -295,6 +302,19 @@ class DeviceOwners(Owners):
         asked = _Asked(numbers=numbers.data_ptr(), arrived=rows.data_ptr(), n=len(numbers))
         self._launch([(_ARRIVE, len(numbers))], self._places((0,)), asked)
         return rows
+
+    def expand(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """See `Owners.expand`; the kernel of torch leaves the memory idle most of the time."""
+        width = rows.shape[1] * rows.element_size()
+        fits = width % _UNIT == 0 and rows.data_ptr() % _UNIT == 0 and rows.is_contiguous()
+        if not fits or positions.dtype != torch.int32:
+            return super().expand(rows, positions)
+        found = rows.new_empty(len(positions), rows.shape[1])
+        asked = _Asked(n=len(positions), width=width // _UNIT)
+        asked.rows, asked.expanded = rows.data_ptr(), found.data_ptr()
+        asked.positions = positions.data_ptr()
+        self._launch([(_EXPAND, len(positions))], self._places((0,)), asked)
+        return found
 
     def _launch(self, kernels: Sequence[tuple[Kernel, int]], places: Any, asked: Any) -> None:
         """Launch kernels on so many items each, one after another."""

@@ -66,13 +66,18 @@ class Ranks:
                 self.data_group = dist.new_group(timeout=patience)
 
     def send(
-        self, what: str, kind: str, parts: Sequence[Tensor], into: Sequence[Tensor] | None = None
+        self,
+        what: str,
+        kind: str,
+        parts: Sequence[Tensor],
+        into: Sequence[Tensor] | None = None,
+        word: int = 0,
     ) -> Message:
         """Send bytes on the host to each rank; see `Messages.send`. `what` names it in errors."""
         with self.explained(what):
             if self._messages is None:
                 raise RuntimeError("one rank has no others")
-            return self._messages.send(zlib.crc32(kind.encode()), parts, into)
+            return self._messages.send(zlib.crc32(kind.encode()), parts, into, word)
 
     def receive(self, what: str, message: Message) -> Sequence[Tensor]:
         """Wait for what each rank sends. Raises InvalidInputError where one does something else."""

@@ -4,7 +4,7 @@ A request has two halves. The first sends how many rows are requested from each 
 which; the second waits for that, and on devices sends which. Nothing waits between them, so the
 first half of a batch that is announced runs in parallel with the batches before it.
 
-A word on the outcome follows the rows of an answer. An owner that fails still answers, so every
+A word on the outcome goes with the rows of an answer. An owner that fails still answers, so every
 rank knows.
 """
 
@@ -22,15 +22,7 @@ from torch import Tensor
 
 from tierstore.distributed.known import Known, on_host
 from tierstore.distributed.owners import Owners
-from tierstore.distributed.wire import (
-    FAILED,
-    FINE,
-    Asked,
-    Wire,
-    with_words,
-    without_words,
-    words_of,
-)
+from tierstore.distributed.wire import FAILED, FINE, Asked, Wire
 from tierstore.errors import InvalidInputError
 
 __all__ = ["WORD_BITS", "Call", "Request", "Wanted"]
@@ -111,7 +103,7 @@ class Request:
         wanted: what this rank requests.
         settled: whether the ranks know what is requested from them.
         positions: for each id the index of its row among those that come back.
-        size: how many rows come back: the distinct ones, and a word after those of each rank.
+        size: how many rows come back, the distinct ones.
         total: the number of ids of all ranks.
         asked: the rows of this rank that each rank requests, in the order of ranks; distinct for
             each rank, and perhaps not among them.
@@ -169,8 +161,7 @@ class Request:
         self._check(taken, given[self._wire.ranks.rank][1])
         self._given: list[int] = [each[0] for each in given]
         self._taken: list[int] = [each[0] for each in taken]
-        count = sum(self._given)
-        self.size = count + len(given)
+        self.size = sum(self._given)
         self.total = sum(each[3] for each in taken)
         used = [functools.reduce(operator.or_, words) for words in zip(*taken, strict=True)][4:]
         self.counts = [
@@ -224,28 +215,28 @@ class Request:
         Return this rank's, `(size, dim)`, and the word of each rank.
         """
         wire = self._wire
-        with wire.ranks.midway(self._wire.what):
-            taken, given = ([count + 1 for count in each] for each in (self._taken, self._given))
-            rows = wire.swap(with_words(rows, self._taken, word), taken, given, "rows")
-            return rows, words_of(rows, self._given)
+        with wire.ranks.midway(wire.what):
+            return wire.swap(rows, self._taken, self._given, "rows", word)
+
+    def expand(self, rows: Tensor) -> Tensor:
+        """Return the row of each id, `(ids, dim)`, given the rows `(size, dim)` that came."""
+        return self._owners.expand(rows, self.positions)
 
     def deliver(self, values: Tensor, error: Exception | None = None) -> Tensor:
         """Give values `(size, dim)` of the rows to their owners; return `(asked, dim)`. Collective.
 
-        The words among them are zeros. On hosts an `error` of a rank is raised there, and
-        RanksError on the others; a device would wait for that, so there it ends the exchange.
+        On hosts an `error` of a rank is raised there, and RanksError on the others; with devices
+        the ranks would wait for each other, so there it ends the exchange.
         """
         wire, what = self._wire, f"give the gradients of table {self._wire.name!r}"
-        host = on_host(values)
+        given, taken = self._given, self._taken
         with wire.ranks.midway(what):
-            if error is not None and not host:
-                raise error
-            if error is not None:
-                values.view(torch.uint8).fill_(FAILED)
-            taken, given = ([count + 1 for count in each] for each in (self._taken, self._given))
-            arrived = wire.swap(values, given, taken, "gradients")
-            arrived, words = without_words(arrived, self._taken)
-            failed = host and bool((words.view(torch.uint8) != FINE).any())
-        if failed:
+            if not on_host(values):
+                if error is not None:
+                    raise error
+                return wire.swap_on_device(values, given, taken, "gradients")
+            word = FINE if error is None else FAILED
+            arrived, words = wire.swap(values, given, taken, "gradients", word)
+        if FAILED in words:
             wire.ranks.failed(what, error)
         return arrived

@@ -272,7 +272,7 @@ class DistributedTable:
         request, rows = self.exchange.look_up(
             wanted, like, lambda request: Answer(read(request.asked))
         )
-        return rows.index_select(0, request.positions)
+        return request.expand(rows)
 
     def write(self, ids: Any, rows: Any, field: str | None = None) -> None:
         """Write rows `ids.shape + (dim,)` over those of `ids`. Collective.

@@ -1,8 +1,7 @@
-"""Rows between the ranks, each part with a word on the outcome."""
+"""Rows between the ranks, with a word of each on the outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -21,9 +20,6 @@ __all__ = [
     "Wire",
     "fetched",
     "fine_for",
-    "with_words",
-    "without_words",
-    "words_of",
 ]
 
 FINE, FAILED, OTHER = range(3)
@@ -35,9 +31,8 @@ _LEAST = 8 * 4
 
 
 def fine_for(call: int) -> int:
-    """Return the word that rows are as they should be for a call: one byte, as all words."""
-    first = OTHER + 1
-    return first + call % (256 - first)
+    """Return the word that rows are as they should be for a call."""
+    return OTHER + 1 + call
 
 
 class Asked(Protocol):
@@ -78,28 +73,51 @@ class Wire:
         """Send how many rows are requested, and which. Every rank does so at the same time."""
         return (_AskedOnHost if on_host(found.told) else _AskedOnDevice)(self, found)
 
-    def swap(self, values: Tensor, given: list[int], taken: list[int], what: str) -> Tensor:
-        """Send rows `(n, dim)` to the ranks, so many to each, and return what comes from each.
+    def swap(
+        self, values: Tensor, given: list[int], taken: list[int], what: str, word: int
+    ) -> tuple[Tensor, list[int]]:
+        """Send rows `(n, dim)` to the ranks, so many to each, and a word to all. Collective.
 
-        `what` they are is equal on all ranks.
+        Return the rows that come, and the word of each rank. Words go from host to host, so that
+        nothing here waits for rows of devices. `what` the rows are is equal on all ranks.
         """
-        what = f"exchange {what} of table {self.name!r}"
-        sent = values.contiguous()
-        wide = sent.view(torch.uint8)
-        out = wide.new_empty(sum(taken), wide.shape[1])
-        if not on_host(wide):
-            with self.ranks.explained(what):
-                group = self.ranks.data_group
-                dist.all_to_all_single(out, wide, taken, given, group=group)
-            return out.view(sent.dtype)
-        width = wide.shape[1]
-        parts, into = (
-            each.view(-1).split([count * width for count in counts])
-            for each, counts in ((wide, given), (out, taken))
-        )
-        message = self.ranks.send(what, f"{what} {width}", parts, into)
+        sent, out = self._buffers(values, taken)
+        width = sent.shape[1]
+        parts = into = [sent.new_empty(0, device="cpu")] * len(given)
+        if on_host(sent):
+            parts, into = (
+                list(each.view(-1).split([count * width for count in counts]))
+                for each, counts in ((sent, given), (out, taken))
+            )
+        what = self._exchange(what)
+        message = self.ranks.send(what, f"{what} {width}", parts, into, word)
+        if not on_host(sent):
+            self._swap(sent, out, given, taken, what)
         self.ranks.receive(what, message)
-        return out.view(sent.dtype)
+        return out.view(values.dtype), message.words
+
+    def swap_on_device(
+        self, values: Tensor, given: list[int], taken: list[int], what: str
+    ) -> Tensor:
+        """Send rows of a device without words; return those that come. Collective."""
+        sent, out = self._buffers(values, taken)
+        self._swap(sent, out, given, taken, self._exchange(what))
+        return out.view(values.dtype)
+
+    def _exchange(self, what: str) -> str:
+        return f"exchange {what} of table {self.name!r}"
+
+    @staticmethod
+    def _buffers(values: Tensor, taken: list[int]) -> tuple[Tensor, Tensor]:
+        """Return rows as bytes, and memory for those that come."""
+        sent = values.contiguous().view(torch.uint8)
+        return sent, sent.new_empty(sum(taken), sent.shape[1])
+
+    def _swap(
+        self, sent: Tensor, out: Tensor, given: list[int], taken: list[int], what: str
+    ) -> None:
+        with self.ranks.explained(what):
+            dist.all_to_all_single(out, sent, taken, given, group=self.ranks.data_group)
 
 
 class _AskedOnHost:
@@ -151,36 +169,7 @@ class _AskedOnDevice:
     def numbers(self) -> Tensor:
         given, taken = ([each[0] for each in side] for side in self._told.tolist())
         own = self._numbers[: sum(given)].view(-1, 1)
-        return self._wire.swap(own, given, taken, "numbers").view(-1)
-
-
-def with_words(rows: Tensor, counts: Sequence[int], word: int) -> Tensor:
-    """Return rows `(n, dim)` with one more, the word, after those of each rank."""
-    own = torch.full_like(rows.new_empty(1, rows.shape[1]).view(torch.uint8), word)
-    last = own.view(rows.dtype)
-    return torch.cat([part for each in rows.split(list(counts)) for part in (each, last)])
-
-
-def without_words(rows: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return rows without the last row of each rank, and these last rows."""
-    parts = _parted(rows, counts)
-    return torch.cat(parts[::2]), torch.cat(parts[1::2])
-
-
-def words_of(rows: Tensor, counts: Sequence[int]) -> list[int]:
-    """Return the word after the rows of each rank, once they are there."""
-    words = torch.cat(_parted(rows, counts)[1::2]).view(torch.uint8)[:, 0]
-    if not on_host(words):
-        words = fetched(words)
-        torch.cuda.current_stream(rows.device).synchronize()
-    found: list[int] = words.tolist()
-    return found
-
-
-def _parted(rows: Tensor, counts: Sequence[int]) -> tuple[Tensor, ...]:
-    """Return the rows of each rank, and after each part its word."""
-    found: tuple[Tensor, ...] = rows.split([size for count in counts for size in (count, 1)])
-    return found
+        return self._wire.swap_on_device(own, given, taken, "numbers").view(-1)
 
 
 def fetched(values: Tensor) -> Tensor:

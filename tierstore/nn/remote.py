@@ -68,7 +68,7 @@ class RemoteLease:
 
     def expand(self, field: str) -> Tensor:
         """Return the row of each id, `(ids, dim)`, of the requested field; once."""
-        return self.read(field).index_select(0, self._request.positions)
+        return self._request.expand(self.read(field))
 
     def __enter__(self) -> Self:
         """Return the lease itself."""
