@@ -29,6 +29,11 @@ MOST_MS = {"cuda": 9.0}
 """Maximum time of a step in three tiers on a GPU machine."""
 MOST_AHEAD = 1.15
 """Maximum of a step with ids given ahead, relative to the model alone."""
+AHEAD = 2
+"""Batches that stay, as `tierstore.lookahead` announces them one step ahead."""
+FULL_HOST, FULL_GPU, FILLING = 1 / 20, 3 / 100, 60
+"""Parts of the bytes in tiers that are full, so that each row that comes drives out a changed one,
+and the steps until they are."""
 
 
 class Run(NamedTuple):
@@ -39,6 +44,7 @@ class Run(NamedTuple):
         threads: cores, or None for all.
         ahead: whether ids are given a step ahead.
         model_ms: the time of the model during a step.
+        settling: steps before those that are measured.
     """
 
     name: str
@@ -47,6 +53,7 @@ class Run(NamedTuple):
     threads: int | None = None
     ahead: bool = False
     model_ms: float = 0
+    settling: int = BATCHES
 
 
 def model(device: str, seconds: float) -> None:
@@ -72,7 +79,7 @@ def measure(path: Path, run: Run, device: str, ids: int, repeat: int) -> dict[st
         if run.host is None:
             for start in range(0, layer.num_embeddings, 1 << 16):
                 layer.table.read(np.arange(start, min(start + (1 << 16), layer.num_embeddings)))
-        count = BATCHES + repeat + 1  # all different: otherwise all rows soon are nearest
+        count = run.settling + repeat + 1  # all different: otherwise all rows soon are nearest
         batches = iter(power_law(layer.num_embeddings, ids, SKEW, count, device=place))
         gradient = torch.randn(ids, layer.embedding_dim, device=place)
         seconds, used = zip(*steps(layer, optimizer, batches, gradient, run, repeat), strict=True)
@@ -97,10 +104,10 @@ def steps(
 ) -> Iterator[tuple[float, float]]:
     """Take steps; yield the seconds of each once the tiers have settled, and processor's time."""
     following = next(batches)
-    for number in range(BATCHES + repeat):
+    for number in range(run.settling + repeat):
         batch, following = following, next(batches)
         if run.ahead:
-            layer.prefetch(following)
+            layer.prefetch(following, window=AHEAD)
         wait()
         begin, used = time.perf_counter(), time.process_time()
         optimizer.zero_grad()
@@ -109,7 +116,7 @@ def steps(
         rows.backward(gradient)
         optimizer.step()
         wait()
-        if number >= BATCHES:
+        if number >= run.settling:
             yield time.perf_counter() - begin, time.process_time() - used
 
 
@@ -150,6 +157,18 @@ def main() -> None:
             Run("tiers, ids ahead", host, gpu, ahead=True),
             Run("tiers, beside a model", host, gpu, ahead=True, model_ms=options.model_ms),
         ]
+        on_gpu = options.device == "cuda"
+        full = int(FULL_HOST * nbytes), int(FULL_GPU * nbytes) if on_gpu else 0
+        runs += [
+            Run("full tiers", *full, settling=FILLING),
+            Run(
+                "full tiers, beside a model",
+                *full,
+                ahead=True,
+                model_ms=options.model_ms,
+                settling=FILLING,
+            ),
+        ]
         found = {}
         for run in runs:
             args = path, run, options.device, options.ids, options.repeat
@@ -170,6 +189,10 @@ def judge(answer: Answer, found: dict[str, Any], options: argparse.Namespace) ->
     modelled = found["tiers, beside a model"]
     beside = modelled["wall"] / modelled["model"]
     answer.ratios["beside a model, ids ahead, of the model alone"] = beside
+    full = found["full tiers, beside a model"]
+    of_full = full["wall"] / full["model"]
+    answer.ratios["full tiers, beside a model, of the model alone"] = of_full
+    answer.notes.append("full tiers: each row that comes drives out one that has changed")
     met = options.threads[-1] != 4 or faster >= FASTER
     if options.device in MOST_MS:
         met &= 1e3 * found["tiers"]["wall"] <= MOST_MS[options.device] and beside <= MOST_AHEAD
