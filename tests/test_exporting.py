@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 import tierstore
-from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of
+from tests.formats.matrices import (
+    random_matrix,
+    random_uint64,
+    random_words,
+    read_file,
+    read_keys_of,
+)
 from tests.reference.elements import BFLOAT16
 from tierstore._dtypes import convert
 from tierstore._formats import SINK_SUFFIXES, read_keys
@@ -20,6 +26,7 @@ from tierstore.errors import (
     UnknownNameError,
 )
 from tierstore.exporting import export_table
+from tierstore.importing import import_table
 from tierstore.spec import Field, TableSpec
 
 ROWS, DIM = 700, 5
@@ -169,6 +176,36 @@ def test_the_keys_of_the_table_go_along(store, tmp_path, keys):
         assert suffix == ".npy" if found is None else list(found) == list(keys)
     export_table(store["item"], tmp_path / "some.npz", rows=(10, 20))
     assert list(read_keys_of(tmp_path / "some.npz")) == list(keys[10:20])
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".csv", ".bin", ".parquet", ".safetensors", ".zarr"])
+def test_a_table_with_keys_beyond_int64_goes_out_and_comes_back(store, tmp_path, suffix):
+    keys = random_uint64(ROWS)
+    store.set_keys("item", keys)
+    export_table(store["item"], tmp_path / f"out{suffix}")
+    weight = store["item"].read(np.arange(ROWS))
+    import_table(tmp_path / "new.tier", tmp_path / f"out{suffix}", table="item")
+    with tierstore.open(tmp_path / "new.tier") as new:
+        assert new["item"].keys.kind == "uint64"
+        assert new["item"].lookup(keys).tolist() == list(range(ROWS))
+        assert new["item"].read(np.arange(ROWS)).tobytes() == weight.tobytes()
+
+
+@pytest.mark.parametrize("kind", [np.asarray, np.ndarray.tolist], ids=["array", "list"])
+def test_given_keys_are_uint64_only_if_one_of_all_needs_that(store, tmp_path, kind):
+    keys = np.arange(ROWS, dtype=np.uint64)
+    for last, dtype in [(2**63 - 1, np.int64), (2**63, np.uint64)]:
+        keys[-1] = last
+        export_table(store["item"], tmp_path / "out.npz", keys=kind(keys), rows=(0, 9), force=True)
+        with np.load(tmp_path / "out.npz") as file:
+            assert file["keys"].dtype == dtype
+            assert file["keys"].tolist() == keys[:9].tolist()
+
+
+def test_given_keys_of_some_rows_stay_whole_numbers(store, tmp_path):
+    keys = [*range(ROWS - 1), 2**64 - 1]
+    export_table(store["item"], tmp_path / "out.npz", rows=[ROWS - 1, 4], keys=keys)
+    assert read_keys_of(tmp_path / "out.npz").tolist() == [2**64 - 1, 4]
 
 
 def test_keys_that_are_given(store, tmp_path):

@@ -203,6 +203,48 @@ def test_keys_above_int64_stay(tmp_path):
     assert held(tmp_path / "s.tier")[0] == [*large, 12]
 
 
+@pytest.mark.parametrize("first", [0, 2**63])
+def test_keys_above_int64_are_found_and_added(tmp_path, first):
+    own = [first + row for row in range(ROWS)]
+    made(tmp_path / "s.tier", own)
+    matrix = random_matrix(3, DIM, seed=9)
+    write_file(tmp_path / "f.parquet", matrix, "float32", keys=[2**64 - 1, own[3], 2**63 - 1])
+    assert import_table(tmp_path / "s.tier", tmp_path / "f.parquet", upsert=True).added == 2
+    keys, weight = held(tmp_path / "s.tier")
+    assert keys == [*own, 2**64 - 1, 2**63 - 1]
+    assert weight[[ROWS, 3, ROWS + 1]].tobytes() == matrix.tobytes()
+
+
+def test_keys_above_int64_are_not_added_to_negative_ones(tmp_path):
+    rows = made(tmp_path / "s.tier", range(-5, ROWS - 5))
+    write_file(tmp_path / "f.npz", random_matrix(2, DIM), "float32", keys=[3, 2**63])
+    with pytest.raises(InvalidInputError, match="fit into int64, or all of them into uint64"):
+        import_table(tmp_path / "s.tier", tmp_path / "f.npz", upsert=True)
+    keys, weight = held(tmp_path / "s.tier")
+    assert keys == list(range(-5, ROWS - 5))
+    assert weight.tobytes() == rows["weight"].tobytes()
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet", ".csv", ".safetensors"])
+def test_a_table_by_key_takes_uint64_keys_by_their_bits(tmp_path, suffix):
+    keys = np.array([2**64 - 3, 7, 2**63], np.uint64)
+    matrix = random_matrix(3, DIM, seed=4)
+    spec = TableSpec(8, DIM, keys="int64")
+    for name in ("written", "loaded"):
+        with tierstore.create(tmp_path / name, {"item": spec}) as store:
+            store["item"].write([-3], matrix[:1] + 1)
+            store.commit()
+    with tierstore.open(tmp_path / "written", mode="r+") as store:
+        store["item"].write(keys, matrix)
+        store.commit()
+    write_file(tmp_path / f"f{suffix}", matrix, "float32", keys=keys)
+    assert import_table(tmp_path / "loaded", tmp_path / f"f{suffix}", upsert=True).added == 2
+    for name in ("written", "loaded"):
+        with tierstore.open(tmp_path / name) as store:
+            assert list(store["item"].keys) == [-3, 7, -(2**63)]
+            assert store["item"].read([-3, 7, -(2**63)]).tobytes() == matrix.tobytes()
+
+
 def test_what_does_not_fit_changes_nothing(tmp_path):
     rows = made(tmp_path / "s.tier", WORDS)
     write_file(tmp_path / "a.npz", random_matrix(3, DIM + 1), "float32", keys=["w1", "x", "y"])

@@ -113,7 +113,7 @@ def _ids_of(table: Table, keys: Keys) -> Ids:
             f"row {keys[outside][0]} is outside table {table.name!r}, which has "
             f"{counted(table.rows, 'row')} and no keys; grow it first (Store.grow, tierstore grow)"
         )
-    return keys
+    return keys.astype(np.int64, copy=False)
 
 
 def _write(
@@ -217,6 +217,6 @@ def _joined(table: Table, keys: KeyColumn, chosen: npt.NDArray[np.intp]) -> Any:
                 every.append(block[at - start])
         return every
     more = keys.integer_block(0, len(keys))[chosen]
-    if own.kind == "uint64":  # NumPy would convert both to floats
+    if own.kind != more.dtype.name:  # NumPy would convert both to floats
         return [*own[:].tolist(), *more.tolist()]
     return np.concatenate([own[:], more])

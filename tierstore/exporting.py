@@ -22,6 +22,7 @@ from tierstore._dtypes import (
 )
 from tierstore._formats import format_of, keys_beside, locate, open_sink, read_keys
 from tierstore._formats.base import block_rows_for
+from tierstore._formats.keys import typed
 from tierstore._kinds import check_table
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import (
@@ -321,8 +322,12 @@ def _keys_of(
         if table.keys is None:
             return ids
         keys = table.keys
+    else:
+        keys = typed(keys)
     if ids is not None and len(keys) == table.rows:
-        return keys[ids] if hasattr(keys, "lookup") else np.asarray(keys)[ids]
+        if hasattr(keys, "lookup") or isinstance(keys, np.ndarray):
+            return keys[ids]
+        return [keys[row] for row in ids.tolist()]
     if len(keys) not in (table.rows, stop - start):
         raise InvalidInputError(
             f"{counted(len(keys), 'key was', 'keys were')} given; give one for each of the "

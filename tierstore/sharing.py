@@ -189,8 +189,11 @@ def _join(
     keys: Any = None
     if first.keyed:
         parts = [_keys_of(file) for file in files]
-        whole_numbers = all(isinstance(each, np.ndarray) for each in parts)
-        keys = np.concatenate(parts) if whole_numbers else [key for each in parts for key in each]
+        one_type = {each.dtype if isinstance(each, np.ndarray) else None for each in parts}
+        if len(one_type) == 1 and None not in one_type:
+            keys = np.concatenate(parts)
+        else:  # of two types of integers NumPy would make floats
+            keys = [key for each in parts for key in each]
     with open_sink(
         target,
         rows=end - start,

@@ -17,6 +17,7 @@ from tierstore_cli.streams import as_file, is_stream
 __all__ = ["add_key", "chosen_ids", "ids_in", "ids_of_keys_in", "keys_in", "typed_keys"]
 
 Ids = npt.NDArray[np.int64]
+Keys = Ids | npt.NDArray[np.uint64] | Sequence[str]
 
 
 def chosen_ids(
@@ -42,7 +43,7 @@ def add_key(table: Table, key: str, field: str) -> None:
             table.write(keys, table.read(keys, field), field)
 
 
-def keys_in(file: str, memory: Size = DEFAULT_MEMORY) -> Ids | Sequence[str]:
+def keys_in(file: str, memory: Size = DEFAULT_MEMORY) -> Keys:
     """Return the keys in a file, .txt, .npy or FILE.parquet:COLUMN; of a stream, one a line."""
     with as_file(file, "txt" if is_stream(file) else None) as place:
         return read_keys(place, memory=memory)
@@ -53,6 +54,8 @@ def ids_in(file: str) -> Ids:
     found = keys_in(file)
     if not isinstance(found, np.ndarray):
         raise InvalidInputError(f"{file} holds {found[0]!r:.100}, which is no id of a row")
+    if found.dtype != np.int64:
+        raise InvalidInputError(f"{file} holds {found.max()}, which is no id of a row")
     return found.astype(np.int64)
 
 

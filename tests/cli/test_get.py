@@ -53,6 +53,8 @@ def test_ids_in_a_file(run, pair, tmp_path):
     np.save(tmp_path / "ids.npy", ids)
     lines = run("get", pair, "--table", "item", "--ids", tmp_path / "ids.npy").stdout.splitlines()
     assert [int(line.split("\t")[0]) for line in lines] == ids.tolist()
+    np.save(tmp_path / "hashes.npy", np.array([1, 2**64 - 1], np.uint64))
+    run("get", pair, "--table", "item", "--ids", tmp_path / "hashes.npy", code=1)
     (tmp_path / "words.txt").write_text("a\nb\n")
     run("get", pair, "--table", "item", "--ids", tmp_path / "words.txt", code=1)
 

@@ -17,14 +17,14 @@ def whole_of(path):
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".parquet"])
-@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("keyed", [None, "key {}".format, {7: 2**63}.get], ids=["", "text", "int"])
 def test_parts_of_an_export_make_one_target(run, run_json, pair, tmp_path, suffix, keyed):
     out, plain = tmp_path / f"items{suffix}", tmp_path / f"plain{suffix}"
     options = ["--table", "item", "--rows", "1:8"]
     if keyed:
         keys = tmp_path / "keys.txt"
         with tierstore.open(pair) as store:
-            keys.write_text("".join(f"key {row}\n" for row in range(store["item"].rows)))
+            keys.write_text("".join(f"{keyed(row, row)}\n" for row in range(store["item"].rows)))
         options += ["--keys", keys]
     for number in (2, 0):
         data = run_json("export", pair, out, *options, "--part", f"{number}/3")

@@ -42,6 +42,17 @@ def random_integers(count: int, seed: int = 7) -> npt.NDArray[np.int64]:
     return values.astype(np.int64)
 
 
+def random_uint64(count: int, seed: int = 7) -> npt.NDArray[np.uint64]:
+    """Distinct integers of all sizes, the extremes first."""
+    rng = np.random.default_rng([seed, count])
+    edges = np.array([2**63, 2**63 - 1, 2**64 - 1, 0], np.uint64)
+    values = rng.integers(1, 2**64 - 1, 2 * count, np.uint64) >> rng.integers(
+        0, 40, 2 * count, np.uint64
+    )
+    others = np.setdiff1d(values, edges)
+    return np.concatenate([edges, rng.permutation(others)])[:count]
+
+
 def write_file(
     path: Path, matrix: Array, dtype: str, *, block_rows: int = 5, **options: Any
 ) -> str:

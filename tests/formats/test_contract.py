@@ -15,6 +15,7 @@ import tierstore
 from tests.formats.matrices import (
     random_integers,
     random_matrix,
+    random_uint64,
     random_words,
     read_file,
     read_keys_of,
@@ -129,6 +130,39 @@ def test_integer_keys(tmp_path, suffix, count):
     assert list(found if found is not None else []) == list(keys)
 
 
+@every_keyed
+@pytest.mark.parametrize("kind", [np.asarray, np.ndarray.tolist], ids=["array", "list"])
+@pytest.mark.parametrize("count", [1, 3, 64])
+def test_integer_keys_beyond_int64(tmp_path, suffix, count, kind):
+    keys, path = random_uint64(count), tmp_path / f"file{suffix}"
+    write_file(path, random_matrix(count, 3), "float32", keys=kind(keys))
+    found = read_keys_of(path)
+    assert found.dtype == np.uint64
+    assert found.tolist() == keys.tolist()
+
+
+@every_keyed
+def test_the_last_of_many_keys_decides_their_type(tmp_path, suffix):
+    keys = [*range(70_000), 2**63]
+    write_file(tmp_path / f"file{suffix}", random_matrix(len(keys), 2), "float32", keys=keys)
+    found = read_keys_of(tmp_path / f"file{suffix}")
+    assert found.dtype == np.uint64
+    assert found.tolist() == keys
+
+
+@every_keyed
+def test_keys_that_fit_are_written_as_int64(tmp_path, suffix):
+    for name, dtype in [("signed", np.int64), ("listed", object), ("short", np.uint16)]:
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / f"file{suffix}"
+        write_file(path, random_matrix(9, 2), "float32", keys=np.arange(3, 12).astype(dtype))
+        assert read_keys_of(path).dtype == np.int64
+    if suffix not in DIRECTORIES:
+        assert (
+            len({(tmp_path / n / f"file{suffix}").read_bytes() for n in os.listdir(tmp_path)}) == 1
+        )
+
+
 KINDS_OF_WORDS = {
     "list": list,
     "array": np.array,
@@ -181,7 +215,8 @@ def test_keys_that_cannot_be(tmp_path, suffix):
         (["a", 1, "c"], InvalidTypeError),
         ([1.5, 2.5, 3.5], InvalidTypeError),
         ([True, False, True], InvalidTypeError),
-        (np.array([1, 2, 2**63], np.uint64), InvalidInputError),
+        ([-1, 2, 2**63], InvalidInputError),
+        ([1, 2, 2**64], InvalidInputError),
         ([b"a", b"b", b"c"], InvalidTypeError),
     ]:
         with pytest.raises(error):
@@ -190,7 +225,9 @@ def test_keys_that_cannot_be(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", sorted(set(SINK_SUFFIXES) - set(KEYED)))
-@pytest.mark.parametrize("keys", [random_words(9), random_integers(9)], ids=["words", "ids"])
+@pytest.mark.parametrize(
+    "keys", [random_words(9), random_integers(9), random_uint64(9)], ids=["words", "ids", "hashes"]
+)
 def test_keys_are_beside_a_file_that_has_no_place_for_them(tmp_path, suffix, keys):
     path = tmp_path / f"items.v2{suffix}"
     write_file(path, random_matrix(9, 2), "float32", keys=keys)

@@ -39,6 +39,15 @@ def test_reads_keys(tmp_path, keys):
     )
 
 
+@pytest.mark.parametrize("last", [2**63 - 1, 2**63, 2**64 - 1])
+def test_unsigned_keys(tmp_path, last):
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file["weight"], file["keys"] = MATRIX, np.array([*range(30), last], ">u8")
+    found = read_keys_of(tmp_path / "f.h5")
+    assert found.tolist() == [*range(30), last]
+    assert found.dtype == (np.uint64 if last >= 2**63 else np.int64)
+
+
 def test_chooses_among_several(tmp_path):
     path = tmp_path / "f.h5"
     with h5py.File(path, "w") as file:

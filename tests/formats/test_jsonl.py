@@ -31,6 +31,21 @@ def test_vectors_and_keys(tmp_path, keys):
     assert read_file(tmp_path / "f.jsonl.gz").tobytes() == MATRIX.tobytes()
 
 
+@pytest.mark.parametrize("last", [2**63 - 1, 2**63, 2**64 - 1])
+def test_unsigned_keys(tmp_path, last):
+    write(tmp_path / "f.jsonl", id=[*range(40, 48), last])
+    found = read_keys_of(tmp_path / "f.jsonl")
+    assert found.tolist() == [*range(40, 48), last]
+    assert found.dtype == (np.uint64 if last >= 2**63 else np.int64)
+
+
+@pytest.mark.parametrize("outer", [(-1, 2**63), (0, 2**64), (0, -(2**63) - 1)])
+def test_keys_that_no_type_holds(tmp_path, outer):
+    write(tmp_path / "f.jsonl", id=[*range(40, 47), *outer])
+    with pytest.raises(FormatError, match="'id': keys must fit into int64, or all of them into"):
+        read_keys_of(tmp_path / "f.jsonl")
+
+
 def test_several_keys_and_vectors(tmp_path):
     path = tmp_path / "f.jsonl"
     words = [f"w{n}" for n in range(9)]

@@ -119,10 +119,17 @@ def test_columns_that_are_no_vectors(tmp_path):
     pq.write_table(pa.table({"v": pa.array([[1.0], [2.0]]), "key": ["a", None]}), path)
     with pytest.raises(FormatError, match="nulls"):
         read_keys_of(path)
-    huge = pa.array([1, 2**63], pa.uint64())
-    pq.write_table(pa.table({"v": pa.array([[1.0], [2.0]]), "key": huge}), path)
-    with pytest.raises(FormatError):
-        read_keys_of(path)
+
+
+@pytest.mark.parametrize("keys", [[1, 2**64 - 1], [7, 2**63 - 1], [0, 255]])
+def test_unsigned_keys(tmp_path, keys):
+    path = tmp_path / "file.parquet"
+    kind = pa.uint64() if keys[1] > 255 else pa.uint8()
+    columns = {"v": pa.array([[1.0], [2.0]]), "key": pa.array(keys, kind)}
+    pq.write_table(pa.table(columns), path)
+    for found in (read_keys_of(path), read_keys(f"{path}:key")):
+        assert found.tolist() == keys
+        assert found.dtype == (np.uint64 if keys[1] >= 2**63 else np.int64)
 
 
 def test_without_pyarrow_the_pip_line_is_given(tmp_path, monkeypatch):

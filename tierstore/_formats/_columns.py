@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats.base import (
@@ -36,7 +35,8 @@ from tierstore._formats.base import (
     note_unread,
 )
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
-from tierstore._formats.keys import Keys, blob_to_strings
+from tierstore._formats.keys import Integers, KeyColumn, Keys, blob_to_strings
+from tierstore._keys.given import least
 from tierstore._keys.strings import Strings
 from tierstore.budget import Allowance, Size, format_bytes
 from tierstore.errors import FormatError, MissingExtraError, StoreIOError
@@ -83,8 +83,8 @@ class Columns:
         rows: number of rows in each file; None if it differs by column.
         kinds: the kind of each column, as reported by the child: `text` describes its type,
             `element` is the type of the numbers in lists, `size` the length of fixed-size lists,
-            `number` the type of single numbers, and `key` is "integer" or "string" if the column
-            can be keys.
+            `number` the type of single numbers, and `key` is "int64", "uint64" or "string" if
+            the column can be keys.
     """
 
     def __init__(self, kind: str, path: Path, memory: Size, parts: Sequence[Path] = ()) -> None:
@@ -152,13 +152,14 @@ class Columns:
                     break
                 yield found["rows"], buffers
 
-    def integers(self, column: str) -> npt.NDArray[np.int64]:
-        """Return a column of integers as int64, within the allowance."""
-        blocks = [np.empty(0, np.int64)]
+    def integers(self, column: str) -> Integers:
+        """Return a column of integers, as uint64 if one needs that, within the allowance."""
+        dtype = np.dtype(self.kinds[column]["key"])
+        blocks = [np.empty(0, dtype)]
         for _, (data,) in self.blocks([column], _KEY_ROWS):
             self.allowance.take(2 * len(data), f"the integers in {column!r}")
-            blocks.append(np.frombuffer(data, np.int64))
-        return np.concatenate(blocks)
+            blocks.append(np.frombuffer(data, dtype))
+        return least(np.concatenate(blocks))
 
     def _ask(self, part: int | None, **request: Any) -> tuple[dict[str, Any], list[bytes]]:
         """Send a request, about a file by its number; return the child's answer and its buffers."""
@@ -331,7 +332,7 @@ def column_keys(columns: Columns, column: str) -> Keys:
         raise FormatError(
             f"{columns.path}: no column {column!r} of integers or strings; such columns are {able}"
         )
-    if columns.kinds[column]["key"] == "integer":
+    if columns.kinds[column]["key"] != "string":
         keys: Keys = columns.integers(column)
     else:
         strings = Strings()
@@ -368,9 +369,15 @@ def arrow_schema(content: Content, key: str) -> Any:
         for name, dim in content.fields.items()
     ]
     if content.keys is not None:
-        kind = pyarrow.int64() if content.keys.integers else pyarrow.string()
+        kind = _key_type(content.keys)
         fields.insert(0, pyarrow.field(key, kind, nullable=False))
     return pyarrow.schema(fields)
+
+
+def _key_type(keys: KeyColumn) -> Any:
+    import pyarrow
+
+    return pyarrow.from_numpy_dtype(keys.dtype) if keys.integers else pyarrow.string()
 
 
 def arrow_batch(content: Content, schema: Any, start: int, block: Array) -> Any:

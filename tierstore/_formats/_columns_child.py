@@ -197,7 +197,7 @@ class Hdf5File:
         if len(shape) == 2:
             return kind | {"element": dataset.dtype.name, "size": shape[1]}
         if len(shape) == 1 and dataset.dtype.kind in "iu" and dataset.dtype.itemsize > 1:
-            return kind | {"key": "integer"}
+            return kind | {"key": wide_integer(dataset.dtype.kind == "u")}
         if len(shape) == 1 and (dataset.dtype.kind == "S" or self._is_text(dataset)):
             return kind | {"key": "string"}
         return kind
@@ -220,9 +220,7 @@ class Hdf5File:
                     native = part.astype(part.dtype.newbyteorder("<"), copy=False)
                     yield {"rows": len(part)}, [numpy.ascontiguousarray(native)]
                 elif part.dtype.kind in "iu":
-                    if part.dtype.kind == "u" and len(part) and int(part.max()) >= 2**63:
-                        raise Damage(f"a key in {columns[0]!r} is beyond int64")
-                    yield {"rows": len(part)}, [part.astype("<i8")]
+                    yield {"rows": len(part)}, [part.astype(wide_integer(part.dtype.kind == "u"))]
                 else:
                     yield {"rows": len(part)}, blob(part.tolist(), columns[0])
 
@@ -238,6 +236,11 @@ def blob(texts: list[Any], column: str) -> list[Any]:
     return [ends, b"".join(encoded)]
 
 
+def wide_integer(unsigned: bool) -> str:
+    """Return the type of integers as the answers have them."""
+    return "uint64" if unsigned else "int64"
+
+
 def kind_of(kind: Any) -> dict[str, Any]:
     """Return the kind in which an Arrow column of this type can be read."""
     from pyarrow import types
@@ -247,7 +250,7 @@ def kind_of(kind: Any) -> dict[str, Any]:
         return {"element": number_of(kind.value_type), "size": size}
     text = kind.value_type if types.is_dictionary(kind) else kind
     if types.is_integer(kind):
-        return {"key": "integer", "number": number_of(kind)}
+        return {"key": wide_integer(types.is_unsigned_integer(kind)), "number": number_of(kind)}
     if types.is_floating(kind):
         return {"number": number_of(kind)}
     is_text = types.is_string(text) or types.is_large_string(text) or types.is_string_view(text)
@@ -291,7 +294,8 @@ def keys(batch: Any, column: str) -> list[Any]:
     if batch.null_count:
         raise Damage(f"column {column!r} has nulls, {batch.null_count} of {len(batch)}")
     if pyarrow.types.is_integer(batch.type):
-        return [numpy.from_dlpack(batch.cast(pyarrow.int64()))]
+        wide = wide_integer(pyarrow.types.is_unsigned_integer(batch.type))
+        return [numpy.from_dlpack(batch.cast(wide))]
     strings = batch.cast(pyarrow.large_string())
     strings.validate(full=True)  # offsets, and that it is UTF-8
     offsets = numpy.from_dlpack(

@@ -147,9 +147,9 @@ class Source(Closing):
 
     @property
     def keys(self) -> Keys | None:
-        """The key of each row, int64 or str, or None if the file has none; read on first use.
+        """The key of each row, or None if the file has none; read on first use.
 
-        Raises FormatError.
+        Keys are int64, uint64 if one needs that, or str. Raises FormatError.
         """
         return None
 

@@ -23,6 +23,7 @@ from tierstore._formats._encoding import UNPACKING_ERRORS, text_stream
 from tierstore._formats.base import Array, Format, Source, Wanted, choose
 from tierstore._formats.files import InputFile, open_input, parsing, unless_it_fails
 from tierstore._formats.keys import Keys
+from tierstore._keys.given import integer_type
 from tierstore._keys.strings import Strings
 from tierstore.budget import JSON_COST
 from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
@@ -31,6 +32,7 @@ __all__ = ["JsonLines"]
 
 MAX_LINE_BYTES = 64 << 20
 _KEY = "key"
+_BITS = (1 << 64) - 1
 
 
 class _JsonSource(Source):
@@ -117,7 +119,8 @@ class _JsonSource(Source):
         if self._key is None:
             return None
         texts = Strings()
-        numbers = array("q")
+        numbers = array("Q")  # of int64 the same bits
+        lowest = highest = 0
         allowance = self._file.allowance
         for line, each in self._objects():
             key = each.get(self._key)
@@ -128,12 +131,8 @@ class _JsonSource(Source):
                 )
             if isinstance(key, int):
                 allowance.take(2 * numbers.itemsize, "its keys")  # a growing array is copied
-                try:
-                    numbers.append(key)
-                except OverflowError:
-                    raise FormatError(
-                        f"{self.path}: a whole number in {self._key!r} is beyond int64"
-                    ) from None
+                lowest, highest = min(lowest, key), max(highest, key)
+                numbers.append(key & _BITS)
             else:
                 allowance.take(4 * len(str(key)) + 8, "its keys")
                 try:
@@ -142,7 +141,10 @@ class _JsonSource(Source):
                     raise FormatError(
                         f"{self.path}: line {line}, {self._key!r} holds half a character"
                     ) from None
-        return texts or np.frombuffer(numbers, np.int64)
+        try:
+            return texts or np.frombuffer(numbers, integer_type(lowest, highest))
+        except InvalidInputError as error:
+            raise FormatError(f"{self.path}: {self._key!r}: {error}") from None
 
     def close(self) -> None:
         """Close the file."""

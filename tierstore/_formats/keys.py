@@ -6,20 +6,25 @@ checked for uniqueness.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._keys.given import given, integer_type, least
 from tierstore._keys.strings import Strings
+from tierstore._keys.text import Texts
 from tierstore.budget import Allowance
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, counted
 
 __all__ = [
+    "Integers",
     "KeyColumn",
     "Keys",
     "as_integers",
@@ -27,15 +32,21 @@ __all__ = [
     "integers_of",
     "strings_of",
     "take_words",
+    "typed",
     "without_row_numbers",
 ]
 
-Keys = npt.NDArray[np.int64] | Sequence[str]
-"""The key of each row: a 1-D int64 array, or strings."""
+Integers = npt.NDArray[np.int64] | npt.NDArray[np.uint64]
+"""Integer keys: int64, or uint64 where one of them needs that."""
+
+Keys = Integers | Sequence[str]
+"""The key of each row: a 1-D array of integers, or strings."""
+
+_Block = TypeVar("_Block")
 
 _BLOCK = 1 << 16
 _OFFSET_BYTES = 8
-_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,19}")
 
 
 class KeyColumn:
@@ -56,19 +67,42 @@ class KeyColumn:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def block(self, start: int, stop: int) -> npt.NDArray[np.int64] | list[str]:
-        """Return keys start..stop-1, int64 or strings."""
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of all integers, int64, or uint64 if one needs that; only if `integers`.
+
+        A part of an array keeps the type of the whole, so that all parts have one. Raises
+        InvalidInputError if neither type holds all of them.
+        """
+        first = self._keys[:1]
+        if isinstance(first, np.ndarray) and first.dtype.kind in "iu":
+            return np.dtype(np.int64 if np.can_cast(first.dtype, np.int64) else np.uint64)
+        lowest = highest = 0
+        for block in self._blocks(self._taken):
+            lowest = min(lowest, int(block.min()))
+            highest = max(highest, int(block.max()))
+        return integer_type(lowest, highest)
+
+    def _blocks(self, take: Callable[[int, int], _Block]) -> Iterator[_Block]:
+        for start in range(0, len(self), _BLOCK):
+            yield take(start, min(start + _BLOCK, len(self)))
+
+    def _taken(self, start: int, stop: int) -> Integers:
+        """Return integers of the type that this block needs."""
+        taken = self._keys[start:stop]
+        block = given(taken) if len(taken) else np.empty(0, np.int64)
+        if isinstance(block, Texts):
+            raise InvalidTypeError("keys must be all integers or all strings; these are mixed")
+        return block
+
+    def block(self, start: int, stop: int) -> Integers | list[str]:
+        """Return keys start..stop-1, integers or strings."""
         take = self.integer_block if self.integers else self.string_block
         return take(start, stop)
 
-    def integer_block(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Return keys start..stop-1 as int64; only if `integers` is true."""
-        block = np.asarray(self._keys[start:stop])
-        if block.size and block.dtype.kind not in "iu":
-            raise InvalidTypeError("keys must be all integers or all strings; these are mixed")
-        if block.dtype.kind == "u" and block.size and int(block.max()) >= 2**63:
-            raise InvalidInputError(f"keys must fit into int64; {int(block.max())} is too large")
-        return block.astype(np.int64)
+    def integer_block(self, start: int, stop: int) -> Integers:
+        """Return keys start..stop-1 as `dtype`; only if `integers` is true."""
+        return self._taken(start, stop).astype(self.dtype, copy=False)
 
     def string_block(self, start: int, stop: int) -> list[str]:
         """Return keys start..stop-1 as strings, integers in decimal."""
@@ -90,18 +124,15 @@ class KeyColumn:
 
     def string_blocks(self) -> Iterator[list[str]]:
         """Yield all keys as strings, in blocks."""
-        for start in range(0, len(self), _BLOCK):
-            yield self.string_block(start, min(start + _BLOCK, len(self)))
+        return self._blocks(self.string_block)
 
-    def integer_blocks(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield all keys as int64, in blocks."""
-        for start in range(0, len(self), _BLOCK):
-            yield self.integer_block(start, min(start + _BLOCK, len(self)))
+    def integer_blocks(self) -> Iterator[Integers]:
+        """Yield all keys as `dtype`, in blocks."""
+        return self._blocks(self.integer_block)
 
     def bytes_blocks(self) -> Iterator[list[bytes]]:
         """Yield all keys in UTF-8, in blocks."""
-        for start in range(0, len(self), _BLOCK):
-            yield self.bytes_block(start, min(start + _BLOCK, len(self)))
+        return self._blocks(self.bytes_block)
 
     def offset_blocks(self) -> Iterator[npt.NDArray[np.int64]]:
         """Yield, in blocks, the offset of each key in the joined UTF-8, and finally the end."""
@@ -121,6 +152,14 @@ class KeyColumn:
                 raise InvalidInputError(f"key {key!r:.100} of row {row} {why}")
 
 
+def typed(keys: Any) -> Any:
+    """Return integers as an array of the type that all of them need, other keys as they are.
+
+    Raises InvalidTypeError if only the first is an integer, InvalidInputError if no type holds all.
+    """
+    return given(keys) if len(keys) and _is_integer(keys[0]) else keys
+
+
 def _is_integer(key: object) -> bool:
     if isinstance(key, str):
         return False
@@ -129,22 +168,23 @@ def _is_integer(key: object) -> bool:
     raise InvalidTypeError(f"keys must be integers or strings, not {type(key).__name__}")
 
 
-def as_integers(words: Sequence[str], allowance: Allowance) -> npt.NDArray[np.int64] | None:
-    """Return words as int64 if all are plain decimal integers, else None."""
+def as_integers(words: Sequence[str], allowance: Allowance) -> Integers | None:
+    """Return words as integers if all are plain decimals that one type holds, else None."""
     if not all(_WHOLE_NUMBER.fullmatch(word) for word in words):
         return None
     allowance.check(8 * len(words), f"{len(words)} keys")
-    try:
+    with contextlib.suppress(OverflowError):
         return np.fromiter(map(int, words), np.int64, len(words))
-    except OverflowError:
-        return None
+    with contextlib.suppress(OverflowError):
+        return np.fromiter(map(int, words), np.uint64, len(words))
+    return None
 
 
 def without_row_numbers(words: Sequence[str], allowance: Allowance) -> Keys | None:
     """Return the keys that the words of a text file represent.
 
     Such a file has a word in every row. Words that merely number the rows, 0, 1, 2, …, are not
-    keys: None is returned. Words that are all integers are int64 keys.
+    keys: None is returned. Words that are all integers are integer keys.
     """
     numbers = as_integers(words, allowance)
     if numbers is None:
@@ -162,16 +202,16 @@ def take_words(words: Iterable[str], allowance: Allowance) -> Strings:
 
 
 def integers_of(
-    blocks: Iterable[npt.NDArray[Any]], count: int, allowance: Allowance
-) -> npt.NDArray[np.int64]:
-    """Return `count` integers of any width as int64; raises InvalidInputError for larger ones."""
+    blocks: Iterable[npt.NDArray[Any]], count: int, dtype: np.dtype[Any], allowance: Allowance
+) -> Integers:
+    """Return `count` integers, stored as `dtype`, as int64, or as uint64 if one needs that."""
     allowance.take(8 * count, f"{count} keys")
-    keys, filled = np.empty(count, np.int64), 0
+    keys, filled = np.empty(count, np.uint64 if dtype.kind == "u" else np.int64), 0
     for block in blocks:
         stop = filled + len(block)
-        keys[filled:stop] = KeyColumn(block, len(block)).integer_block(0, len(block))
+        keys[filled:stop] = block
         filled = stop
-    return keys
+    return least(keys)
 
 
 def strings_of(path: Path, blocks: Iterable[npt.NDArray[np.str_]], allowance: Allowance) -> Strings:

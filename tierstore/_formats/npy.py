@@ -251,7 +251,7 @@ def _read_keys(file: InputFile) -> Keys:
     blocks = _key_blocks(file, header)
     if header.dtype.kind == "U":
         return strings_of(file.path, blocks, file.allowance)
-    return integers_of(blocks, header.shape[0], file.allowance)
+    return integers_of(blocks, header.shape[0], header.dtype, file.allowance)
 
 
 def _key_blocks(file: InputFile, header: NpyHeader) -> Iterator[Array]:
@@ -376,7 +376,7 @@ class _NpzSource(Source):
         blocks = self._archive.read(_KEYS, block_rows_for(header.dtype.itemsize, _KEY_BLOCK_BYTES))
         if header.dtype.kind == "U":
             return strings_of(self.path, blocks, self._file.allowance)
-        return integers_of(blocks, self.rows, self._file.allowance)
+        return integers_of(blocks, self.rows, header.dtype, self._file.allowance)
 
     def close(self) -> None:
         self._file.close()
@@ -408,7 +408,7 @@ def write_keys(path: Path | RemoteFile, keys: KeyColumn) -> None:
 
 
 def _write_keys(file: IO[bytes], keys: KeyColumn) -> None:
-    dtype = np.dtype("<i8") if keys.integers else _string_dtype(keys)
+    dtype = keys.dtype if keys.integers else _string_dtype(keys)
     file.write(format_header(dtype, (len(keys),)))
     for block in keys.integer_blocks() if keys.integers else keys.string_blocks():
         file.write(np.array(block, dtype).tobytes())

@@ -35,6 +35,7 @@ from tierstore._formats.base import (
 )
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings
+from tierstore._keys.given import least
 from tierstore._scaled import SCALE_TYPES
 from tierstore.budget import JSON_COST, Size
 from tierstore.errors import FormatError
@@ -49,6 +50,8 @@ _NAMES = {each.safetensors: each.name for each in ELEMENT_TYPES.values() if not 
 _POWERS = "F8_E8M0"
 _WHOLE = {each.safetensors: each.stored for each in ELEMENT_TYPES.values() if each.integer}
 _WHOLE[_POWERS] = np.dtype("u1")
+_INTEGERS = {"I64": np.dtype("<i8"), "U64": np.dtype("<u8")}
+_CODES = {dtype: code for code, dtype in _INTEGERS.items()}
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
     "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "I16": 16, "U16": 16, "F16": 16,
@@ -178,8 +181,8 @@ class _SafetensorsSource(SpanSource):
     @cached_property
     def keys(self) -> Keys | None:
         keys, offsets = self._tensors.get(_KEYS), self._tensors.get(_OFFSETS)
-        if keys is not None and (keys.code, keys.shape) == ("I64", (self.rows,)):
-            return self._integers(keys)
+        if keys is not None and keys.code in _INTEGERS and keys.shape == (self.rows,):
+            return least(self._integers(keys))
         if keys is None or offsets is None or (keys.code, len(keys.shape)) != ("U8", 1):
             return None
         if (offsets.code, offsets.shape) != ("I64", (self.rows + 1,)):
@@ -191,8 +194,8 @@ class _SafetensorsSource(SpanSource):
         self._file.allowance.take(tensor.stop - tensor.start, f"keys as {tensor}")
         return self._file.read_at(self._data_offset + tensor.start, tensor.stop - tensor.start)
 
-    def _integers(self, tensor: _Tensor) -> npt.NDArray[np.int64]:
-        return np.frombuffer(self._bytes(tensor), "<i8")
+    def _integers(self, tensor: _Tensor) -> npt.NDArray[Any]:
+        return np.frombuffer(self._bytes(tensor), _INTEGERS[tensor.code])
 
 
 def _format_header(content: Content) -> bytes:
@@ -208,7 +211,7 @@ def _format_header(content: Content) -> bytes:
     if keys is not None:
         add(
             *(
-                (_KEYS, "I64", content.rows)
+                (_KEYS, _CODES[keys.dtype], content.rows)
                 if keys.integers
                 else (_OFFSETS, "I64", content.rows + 1)
             )
@@ -250,13 +253,13 @@ class Safetensors(Format):
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write tensors in order of decreasing alignment: int64 keys or offsets, matrix, UTF-8."""
+        """Write tensors in order of decreasing alignment: integers, matrix, UTF-8."""
         keys = content.keys
         with path.open("xb") as file:
             file.write(_format_header(content))
             if keys is not None:
                 for numbers in keys.integer_blocks() if keys.integers else keys.offset_blocks():
-                    file.write(numbers.astype("<i8", copy=False).data)
+                    file.write(numbers.data)
             yield lambda _, block: file.write(block.data)
             if keys is not None and not keys.integers:
                 for strings in keys.bytes_blocks():

@@ -40,6 +40,7 @@ from tierstore._formats.base import (
 )
 from tierstore._formats.files import parsing
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings
+from tierstore._keys.given import least
 from tierstore.budget import JSON_COST, Allowance
 from tierstore.errors import ExistsError, FormatError
 
@@ -116,7 +117,7 @@ class _ZarrSource(Source):
         if keys is None or keys.ndim != 1 or keys.name == self._array.name:
             return None
         if keys.dtype.kind in "iu" and keys.dtype.itemsize > 1 and keys.shape == (self.rows,):
-            return KeyColumn(self._all(keys), self.rows).integer_block(0, self.rows)
+            return least(self._all(keys))
         if offsets is None or keys.dtype != np.uint8:
             return None
         if offsets.shape != (self.rows + 1,) or offsets.dtype != np.int64:
@@ -308,7 +309,7 @@ def _new_array(group: Any, name: str, **described: Any) -> Write:
 
 def _write_keys(group: Any, keys: KeyColumn) -> None:
     if keys.integers:
-        _write_vector(group, _KEYS, "<i8", len(keys), keys.integer_blocks())
+        _write_vector(group, _KEYS, keys.dtype.str, len(keys), keys.integer_blocks())
         return
     _write_vector(group, _OFFSETS, "<i8", len(keys) + 1, keys.offset_blocks())
     nbytes = sum(len(key) for block in keys.bytes_blocks() for key in block)

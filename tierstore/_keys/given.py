@@ -13,7 +13,15 @@ from tierstore._keys.strings import Strings
 from tierstore._keys.text import Texts
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["bits_asked", "given", "integers_asked", "texts_asked", "unknown_keys"]
+__all__ = [
+    "bits_asked",
+    "given",
+    "integer_type",
+    "integers_asked",
+    "least",
+    "texts_asked",
+    "unknown_keys",
+]
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
@@ -29,7 +37,7 @@ def given(keys: Any) -> npt.NDArray[Any] | Texts:
         return Texts.packed(keys)
     check_unmasked(keys, "keys")
     if isinstance(keys, np.ndarray) and keys.ndim == 1 and keys.dtype.kind in "iu":
-        return _least(keys)
+        return least(keys)
     listed = keys.tolist() if isinstance(keys, np.ndarray) else list(keys)
     kinds = set(map(type, listed))
     if kinds and all(issubclass(kind, str) for kind in kinds):
@@ -54,21 +62,28 @@ def _is_integer(kind: type) -> bool:
     return kind is int or issubclass(kind, np.integer)
 
 
-def _least(keys: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return integers as int64, or as uint64 if one of them does not fit."""
-    if keys.dtype.kind == "u" and keys.size and int(keys.max()) not in _INT64:
-        return np.ascontiguousarray(keys, np.uint64)
-    return np.ascontiguousarray(keys, np.int64)
+def integer_type(lowest: int, highest: int) -> np.dtype[Any]:
+    """Return the type of integer keys of a range: int64, or uint64 if one needs that.
+
+    Raises InvalidInputError if neither holds all of them.
+    """
+    for kind, fitting in ((np.int64, _INT64), (np.uint64, _UINT64)):
+        if lowest in fitting and highest in fitting:
+            return np.dtype(kind)
+    raise InvalidInputError(
+        f"keys must fit into int64, or all of them into uint64; these are {lowest} to {highest}"
+    )
+
+
+def least(keys: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return integers of any width as int64, or as uint64 if one needs that, maybe not copied."""
+    unsigned = keys.dtype.kind == "u"
+    wide = np.ascontiguousarray(keys, np.uint64 if unsigned else np.int64)
+    return wide.view(integer_type(0, int(wide.max()) if unsigned and wide.size else 0))
 
 
 def _integers(listed: list[Any]) -> npt.NDArray[Any]:
-    least, most = int(min(listed)), int(max(listed))
-    for kind, fitting in ((np.int64, _INT64), (np.uint64, _UINT64)):
-        if least in fitting and most in fitting:
-            return np.array(listed, kind)
-    raise InvalidInputError(
-        f"keys must fit into int64, or all of them into uint64; these are {least} to {most}"
-    )
+    return np.array(listed, integer_type(int(min(listed)), int(max(listed))))
 
 
 def bits_asked(keys: object) -> tuple[Codes, tuple[int, ...]]:

@@ -168,7 +168,11 @@ def _read_ids(path: Path, column: str | None, memory: Size) -> npt.NDArray[Any]:
             return _read_npz(Arrays(file), column, file.allowance)
     if kind == ".parquet":
         with contextlib.closing(open_columns(path, memory)) as columns:
-            able = [name for name, kind in columns.kinds.items() if kind.get("key") == "integer"]
+            able = [
+                name
+                for name, kind in columns.kinds.items()
+                if kind.get("key") in ("int64", "uint64")
+            ]
             return columns.integers(_chosen(path, column, list(columns.kinds), able))
     raise FormatError(f"{path} is neither a recorded trace nor .npy, .npz or .parquet")
 
