@@ -262,6 +262,14 @@ def test_every_row_in_blocks():
         assert sum(block.sum() for block in store["item"].scan("weight")) == 40_000
 
 
+def test_some_rows_in_blocks():
+    with tierstore.create("emb.tier", {"item": random(700, 12)}) as store:
+        item = store["item"]
+        assert np.array_equal(np.concatenate([*item.scan(100, 350)]), item[100:350])
+        assert np.array_equal(np.concatenate([*item.scan("weight", 100, 350)]), item[100:350])
+        assert np.array_equal(np.concatenate([*item.scan("weight", start=100)]), item[100:])
+
+
 def test_export_with_keys_and_import_again():
     pq = pytest.importorskip("pyarrow.parquet")
     with tierstore.create("emb.tier", {"item": random(3, 4)}) as store:
