@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore import _io
 from tierstore._disk import generation as generations
-from tierstore._disk.base import Progress
 from tierstore._disk.key_log import write_log
 from tierstore._disk.keys import remove_keys, write_keys
-from tierstore._disk.manifest import TableInfo
+from tierstore._disk.manifest import KeysInfo, TableInfo
+from tierstore._progress import Overall, Progress, report_nothing
 from tierstore._store.commit import clean_up, put_off
 from tierstore._store.compaction import Folder
-from tierstore._store.copy import Overall
 from tierstore._store.state import State
 from tierstore._strictjson import json_values
 from tierstore._table.keyed import KeyedTable
@@ -126,6 +126,7 @@ def _rewrite(
         for each in tables:
             write_table(state, each, written, report)
             report.passed(each.spec.rows)
+        report.finish()
         state.directory.sync()
         with state.unbroken():
             state.commit_tables({**kept, **written})
@@ -357,24 +358,47 @@ def more_keys(table: Table, count: int, keys: Sequence[Any] | None) -> Sequence[
 
 
 def set_keys(
-    state: State, folder: Folder, table: Table, keys: Sequence[Any] | None, *, commit: bool
+    state: State,
+    folder: Folder,
+    table: Table,
+    keys: Sequence[Any] | None,
+    *,
+    commit: bool,
+    progress: Progress | None = None,
 ) -> None:
     """Set or remove the external keys of a table's rows, and commit or leave that to the next."""
     _check_numbered(table)
     if commit:
-        alone_to("set keys", state, folder, lambda: _set_keys(state, table, keys))
+        alone_to("set keys", state, folder, lambda: _set_keys(state, table, keys, progress))
         return
-    with state.door.use(write=True), state.alone("set keys"):
-        take_keys(state, table, keys)
+    with state.door.use(write=True) as use, state.alone("set keys"):
+
+        def report(done: int, total: int) -> None:
+            if progress is not None:
+                with use.interruptible():
+                    progress(done, total)
+
+        take_keys(state, table, keys, report)
 
 
-def take_keys(state: State, table: Table, keys: Sequence[Any] | None) -> None:
+def take_keys(
+    state: State, table: Table, keys: Sequence[Any] | None, progress: Progress | None = None
+) -> None:
     """Set or remove the keys of a table's rows; they are part of the next commit."""
     with table._generation.directory.use() as directory:
-        written = None if keys is None else write_keys(directory, keys, table.rows)
+        written = _written_keys(directory, keys, table.rows, progress)
     state.drop_coming_keys(table.name)
     state.touched.keys[table.name] = written
     table._forget_keys()
+
+
+def _written_keys(
+    directory: _io.Directory, keys: Sequence[Any] | None, rows: int, progress: Progress | None
+) -> KeysInfo | None:
+    if keys is None:
+        report_nothing(progress)
+        return None
+    return write_keys(directory, keys, rows, progress=progress)
 
 
 def _check_numbered(table: Table) -> None:
@@ -382,11 +406,13 @@ def _check_numbered(table: Table) -> None:
         raise InvalidInputError(f"table {table.name!r} is by key: its keys come with their rows")
 
 
-def _set_keys(state: State, table: Table, keys: Sequence[Any] | None) -> None:
+def _set_keys(
+    state: State, table: Table, keys: Sequence[Any] | None, progress: Progress | None
+) -> None:
     state.check_clean(f"set keys of table {table.name!r}")
     generation = table._generation
     with generation.directory.use() as directory:
-        written = None if keys is None else write_keys(directory, keys, table.rows)
+        written = _written_keys(directory, keys, table.rows, progress)
 
         def remove() -> None:
             if written is not None:

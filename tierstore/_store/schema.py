@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
-from tierstore._disk.base import Progress
+from tierstore._progress import Progress
 from tierstore._store import alter
 from tierstore._store.alter import Rewrite
 from tierstore._store.compaction import Folder
@@ -225,15 +225,25 @@ class SchemaChanges(Mapping[str, Table]):
             self[name]
         self._rewrite(f"drop table {name!r}", list, drop=[name])
 
-    def set_keys(self, name: str, keys: Sequence[Any] | None, *, commit: bool = True) -> None:
+    def set_keys(
+        self,
+        name: str,
+        keys: Sequence[Any] | None,
+        *,
+        commit: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
         """Set external keys for all rows of a table; commits separately.
 
         Keys must be distinct, and all ints or all strings of at most 64 KiB; None removes existing
         keys. With `commit=False` they are part of the next commit, like rows that were written:
         `table.keys` shows them at once, and a rollback drops them. Raises InvalidInputError that
-        names the key and both rows where one repeats.
+        names the key and both rows where one repeats. `progress(done, total)` counts the keys
+        twice: they are checked, then written.
         """
-        alter.set_keys(self._state, self._folder, self[name], keys, commit=commit)
+        alter.set_keys(
+            self._state, self._folder, self[name], keys, commit=commit, progress=progress
+        )
 
     def _check_free(self, name: str) -> None:
         if name in self:

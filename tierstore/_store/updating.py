@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._disk.base import Progress
 from tierstore._disk.manifest import Manifest, Origin, PayloadInfo
+from tierstore._progress import Overall, Progress
 from tierstore._store.alter import remove_written, rewritten, take_keys, write_table
 from tierstore._store.changes import candidates, same_fields
 from tierstore._store.commit import CommitDraft, commit, flush, put_off
 from tierstore._store.compaction import Folder
-from tierstore._store.copy import Overall
 from tierstore._store.patching import Source, keys_of
 from tierstore._store.payload import Encoded
 from tierstore._store.state import State
@@ -123,6 +122,7 @@ def lacking(
         rows[name] += table.rows - copy.tables[name].rows
         report.passed(table.rows)
         report(0, 0)
+    report.finish()
     return plan.result(copy, source, rows)
 
 
@@ -307,6 +307,7 @@ def _write(
             take_keys(copy, own, None if table.keys is None else table.keys[:])
         report.passed(table.rows)
         report(0, 0)
+    report.finish()
     return counts
 
 

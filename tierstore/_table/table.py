@@ -22,11 +22,11 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation, Later
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import INTERNAL, Door, internal_error, internal_errors
 from tierstore._dtypes import DTypeName, check_unmasked
+from tierstore._progress import Progress, report_nothing
 from tierstore._table.address import Ids, as_dense, as_written, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
@@ -655,6 +655,7 @@ class Table(NamedRows):
         """
         host, extent = self._space.host, self._extent
         if host is None:
+            report_nothing(progress)
             return 0
         rows, keys = rows_to_warm(self.rows, host.slots, ids, counts)
         with self._owner.door.use() as use:
@@ -668,6 +669,8 @@ class Table(NamedRows):
 
             if keys is not None:
                 host.map.prime(keys, extent.start)
+            if not rows.size:
+                report_nothing(report)
             return host.warm(extent.in_space(rows), report)
 
     def prefetch(self, ids: IntegerArrayLike | Tensor, *, window: int = 16) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 from tierstore import _io
 from tierstore._disk import generation as generations
 from tierstore._disk import key_log
-from tierstore._disk.base import Progress
 from tierstore._disk.keys import write_keys
 from tierstore._disk.manifest import (
     Identity,
@@ -31,7 +30,7 @@ from tierstore._disk.partitioning import (
     partition_name,
     partition_of_key,
 )
-from tierstore._store.copy import Overall
+from tierstore._progress import Overall, Progress
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.options import whole_number
 from tierstore._store.payload import copy_payload

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._disk.base import Progress
 from tierstore._disk.generation import (
     as_kept,
     create_partitions,
@@ -25,8 +24,8 @@ from tierstore._disk.manifest import KeysInfo, TableInfo, unique_name
 from tierstore._disk.partitioning import Shard
 from tierstore._keys.given import given
 from tierstore._keys.text import Texts
+from tierstore._progress import Overall, Progress
 from tierstore._store.alter import Rewrite, more_keys, records_of
-from tierstore._store.copy import Overall
 from tierstore._store.store import Store
 from tierstore.distributed.creating import same_seeds, shape_of
 from tierstore.distributed.prepared import agreed
@@ -247,14 +246,19 @@ class _Keys:
         self._generation, self._stem = ranks.gather("name the keys", drawn)[0]
         self._info: KeysInfo | None = None
 
-    def write(self) -> None:
-        """Write them, durable on return. Collective."""
+    def write(self, progress: Progress | None = None) -> None:
+        """Write them, durable on return, and report that they are. Collective."""
         root, keys = self._store._root, self._keys
-        if keys is not None:
-            self._info = self._store._ranks.together(
-                "write the keys",
-                lambda: root.write_keys(self._name, self._generation, self._stem, keys, self._rows),
-            )[0]
+
+        def write() -> KeysInfo | None:
+            info = None
+            if keys is not None:
+                info = root.write_keys(self._name, self._generation, self._stem, keys, self._rows)
+            if progress is not None:
+                progress(self._rows, self._rows)
+            return info
+
+        self._info = self._store._ranks.together("write the keys", write)[0]
 
     def named_by(self, info: TableInfo) -> TableInfo:
         """Return what the root states of a table that has these keys, or none any more."""
@@ -358,7 +362,12 @@ def append(
     return ids
 
 
-def set_keys(store: DistributedStore, name: str, keys: Sequence[Any] | None) -> None:
+def set_keys(
+    store: DistributedStore,
+    name: str,
+    keys: Sequence[Any] | None,
+    progress: Progress | None = None,
+) -> None:
     """Set or remove external keys; see `DistributedStore.set_keys`."""
     store._agree("set keys", {"name": name, "count": None if keys is None else len(keys)})
     store[name]
@@ -370,7 +379,7 @@ def set_keys(store: DistributedStore, name: str, keys: Sequence[Any] | None) -> 
         ranks.together("check that it can set keys", lambda: store._check_clean("set keys"))
         draft = store._root.draft()
         try:
-            written.write()
+            written.write(progress)
             ready = ranks.gather("set keys", store._prepared({name: written.named_by(info)}, draft))
         except Exception:
             written.remove()
