@@ -31,6 +31,14 @@ def reads(store: tierstore.Store, ids: npt.NDArray[np.int64]) -> None:
         assert_type(block, npt.NDArray[Any])
 
 
+def first_values() -> None:
+    field = tierstore.Field(3, init=0.5)
+    spec = tierstore.TableSpec(4, 4, init=1)
+    assert_type(field.init, tierstore.initializers.Initializer | None)
+    assert_type(spec.init, tierstore.initializers.Initializer | None)
+    tierstore.TableSpec(4, 4, init="zeros")  # type: ignore[arg-type]
+
+
 def refused(store: tierstore.Store, ids: npt.NDArray[np.int64]) -> None:
     table = store["item"]
     table.read(ids, 5)  # type: ignore[call-overload]

@@ -35,7 +35,7 @@ from tierstore.errors import (
     UnknownNameError,
     counted,
 )
-from tierstore.initializers import Initializer
+from tierstore.initializers import Initializer, as_initializer
 from tierstore.spec import USES, Field, TableSpec
 
 __all__ = [
@@ -275,13 +275,16 @@ def _altered_fields(
     return {**kept, **new}
 
 
-def grown(table: Table, rows: int, init: Initializer | None, keys: Sequence[Any] | None) -> Rewrite:
+def grown(
+    table: Table, rows: int, init: Initializer | float | None, keys: Sequence[Any] | None
+) -> Rewrite:
     """Return a table with more rows, initialized by `init` or the table's own initializers."""
     if rows < table.spec.rows:
         raise InvalidInputError(
             f"a table cannot shrink: {counted(table.spec.rows, 'row')} to {rows}"
         )
     spec = _with_rows(table, rows)
+    init = as_initializer(init)
     if init is not None:
         first, item = next(iter(spec.fields.items()))
         bound = init.bound(table.name, (rows, item.dim))

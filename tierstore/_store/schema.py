@@ -165,15 +165,16 @@ class SchemaChanges(Mapping[str, Table]):
         name: str,
         rows: int,
         *,
-        init: Initializer | None = None,
+        init: Initializer | float | None = None,
         keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Grow a table to `rows` rows; commits separately.
 
-        `init` initializes the first field of the new rows. Without it, and in other fields, the
-        initializers of the table are used, or zero if it has none. If rows have external keys,
-        `keys` are those of the new rows. Writes a complete new copy of the table.
+        `init` initializes the first field of the new rows; a number is `constant` of it. Without
+        it, and in other fields, the initializers of the table are used, or zero if it has none. If
+        rows have external keys, `keys` are those of the new rows. Writes a complete new copy of the
+        table.
         """
         table = self[name]
         rows = whole_number("rows", rows)

@@ -37,7 +37,7 @@ from tierstore.errors import (
     counted,
     named,
 )
-from tierstore.initializers import Constant, Initializer
+from tierstore.initializers import Constant, Initializer, as_initializer
 from tierstore.spec import Field, TableSpec, check_name
 
 if TYPE_CHECKING:
@@ -311,11 +311,12 @@ def grow(
     store: DistributedStore,
     name: str,
     rows: int,
-    init: Initializer | None = None,
+    init: Initializer | float | None = None,
     keys: Sequence[Any] | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Grow a table; see `DistributedStore.grow`."""
+    init = as_initializer(init)
     store._agree("grow a table", {"name": name, "rows": rows, "init": init and init.text})
     store[name]
     info = store._manifest.tables[name]

@@ -661,7 +661,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
         name: str,
         rows: int,
         *,
-        init: Initializer | None = None,
+        init: Initializer | float | None = None,
         keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
     ) -> None:
