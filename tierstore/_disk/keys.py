@@ -40,6 +40,7 @@ from tierstore.errors import (
 __all__ = [
     "KeyFile",
     "Keys",
+    "as_stored",
     "indexed_keys",
     "open_index",
     "open_keys",
@@ -117,6 +118,11 @@ class Keys(Sequence[Any]):
             raise CorruptStoreError(
                 f"{_path(files)} has {data.size} bytes, keys of {self._rows} rows take {expected}"
             )
+
+    @property
+    def stored(self) -> npt.NDArray[Any] | Texts:
+        """All keys as the files have them, not copied and not to be changed."""
+        return self._keys
 
     def __repr__(self) -> str:
         return f"Keys({self._rows} of {self.kind})"
@@ -284,6 +290,13 @@ def indexed_keys(directory: _io.Directory, info: KeysInfo, rows: int) -> Keys:
 
 def _path(files: Mapping[str, KeyFile]) -> str:
     return next(iter(files.values())).path
+
+
+def as_stored(keys: Sequence[Any] | None) -> Any:
+    """Return all keys, to write them to another table: without a Python object for each."""
+    if isinstance(keys, Keys):
+        return keys.stored
+    return None if keys is None else keys[:]
 
 
 def open_index(directory: _io.Directory, info: KeysInfo) -> KeyFile:

@@ -18,8 +18,9 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._disk import generation as generations
 from tierstore._disk.key_log import write_log
-from tierstore._disk.keys import remove_keys, write_keys
+from tierstore._disk.keys import as_stored, remove_keys, write_keys
 from tierstore._disk.manifest import KeysInfo, TableInfo
+from tierstore._keys.given import given, joined
 from tierstore._progress import Overall, Progress, report_nothing
 from tierstore._store.commit import clean_up, put_off
 from tierstore._store.compaction import Folder
@@ -196,20 +197,20 @@ def replaced(
         )
     if old is not None:
         if keys is None and spec.keys is None and old.rows == spec.rows:
-            keys = _keys_of(old)
+            keys = as_stored(old.keys)
         return Rewrite(name, spec, blocks, old.scalars, keys)
     return Rewrite(name, spec, blocks, {} if known is None else known.scalars, keys)
 
 
 def rewritten(table: Table) -> Rewrite:
     """Return a table as it is, of this or another store."""
-    return Rewrite(table.name, table.spec, table._records(), table.scalars, _keys_of(table))
+    return Rewrite(table.name, table.spec, table._records(), table.scalars, as_stored(table.keys))
 
 
 def renamed(table: Table, name: str) -> Rewrite:
     """Return a table under another name, which is also the name of its directory."""
     spec = dataclasses.replace(table.spec, sparse=False)
-    return Rewrite(name, spec, table._records(), table.scalars, _keys_of(table))
+    return Rewrite(name, spec, table._records(), table.scalars, as_stored(table.keys))
 
 
 def altered(
@@ -238,7 +239,7 @@ def altered(
         track_uses=table.spec.track_uses and USES in fields,
         admit_after=table.spec.admit_after,
     )
-    return Rewrite(table.name, spec, _converted(table, spec), table.scalars, _keys_of(table))
+    return Rewrite(table.name, spec, _converted(table, spec), table.scalars, as_stored(table.keys))
 
 
 def _altered_fields(
@@ -294,7 +295,7 @@ def grown(
     if spec.keys is not None:
         if keys is not None:
             raise InvalidInputError(f"table {table.name!r} is by key: write the rows of new keys")
-        return Rewrite(table.name, spec, table._records(), table.scalars, _keys_of(table))
+        return Rewrite(table.name, spec, table._records(), table.scalars, as_stored(table.keys))
 
     def blocks() -> Blocks:
         yield from table._records()
@@ -343,11 +344,7 @@ def _with_rows(table: Table, rows: int) -> TableSpec:
     return dataclasses.replace(table.spec, rows=rows, chunk_rows=None)
 
 
-def _keys_of(table: Table) -> Sequence[Any] | None:
-    return None if table.keys is None else table.keys[:]
-
-
-def more_keys(table: Table, count: int, keys: Sequence[Any] | None) -> Sequence[Any] | None:
+def more_keys(table: Table, count: int, keys: Sequence[Any] | None) -> Any:
     """Return the external keys of a table and those of `count` new rows; None if it has none."""
     if table.keys is None:
         if keys is not None:
@@ -357,7 +354,8 @@ def more_keys(table: Table, count: int, keys: Sequence[Any] | None) -> Sequence[
         raise InvalidInputError(
             f"the rows of table {table.name!r} have keys: give keys= for the {count} new rows"
         )
-    return [*table.keys[:].tolist(), *keys]
+    own = given(as_stored(table.keys))
+    return joined(own, given(keys)) if count else own
 
 
 def set_keys(

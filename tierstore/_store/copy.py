@@ -12,7 +12,7 @@ from pathlib import Path
 from tierstore import _io
 from tierstore._disk import generation as generations
 from tierstore._disk.key_log import write_log
-from tierstore._disk.keys import write_keys
+from tierstore._disk.keys import as_stored, write_keys
 from tierstore._disk.manifest import (
     Identity,
     KeysInfo,
@@ -188,7 +188,7 @@ def _copy_table(
 
 def _copy_keys(generation: _io.Directory, table: Table, skipped: Skipped | None) -> KeysInfo | None:
     try:
-        keys = None if table.keys is None else table.keys[:]
+        keys = as_stored(table.keys)
     except CorruptStoreError:
         if skipped is None:
             raise

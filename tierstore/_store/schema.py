@@ -193,8 +193,11 @@ class SchemaChanges(Mapping[str, Table]):
         """Append rows with values to a table, and return their ids; commits separately.
 
         `rows` is an array `(n, dim)` for the first field, or a dict from field to array; omitted
-        fields are zero. If rows have external keys, `keys` are those of the new rows. Writes a
-        complete new copy of the table.
+        fields are zero. If rows have external keys, `keys` are those of the new rows.
+
+        Writes a complete new copy of the table, with its checksums and the map of its keys, and so
+        takes as long for one row as for many: append them together. For rows that arrive all the
+        time use a table by key, `TableSpec(keys=...)`, which grows in place.
         """
         table = self[name]
         before = table.rows

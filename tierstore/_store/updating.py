@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._disk.keys import as_stored
 from tierstore._disk.manifest import Manifest, Origin, PayloadInfo
 from tierstore._progress import Overall, Progress
 from tierstore._store.alter import remove_written, rewritten, take_keys, write_table
@@ -304,7 +305,7 @@ def _write(
         if isinstance(own, KeyedTable) and isinstance(table, KeyedTable):
             counts[name] += _add_keys(own, table)
         elif keys_of(copy.manifest, name) != keys_of(source.manifest, name):
-            take_keys(copy, own, None if table.keys is None else table.keys[:])
+            take_keys(copy, own, as_stored(table.keys))
         report.passed(table.rows)
         report(0, 0)
     report.finish()

@@ -20,6 +20,7 @@ from tierstore._disk.generation import (
     of_partition,
     remove_generation,
 )
+from tierstore._disk.keys import as_stored
 from tierstore._disk.manifest import KeysInfo, TableInfo, unique_name
 from tierstore._disk.partitioning import Shard
 from tierstore._keys.given import given
@@ -277,7 +278,7 @@ def rename(store: DistributedStore, name: str, new: str, progress: Progress | No
     table, info = store[name], store._manifest.tables[name]
     if new in store:
         raise ExistsError(f"{store.path} already has a table {new!r}; choose another name")
-    keys = None if info.keys is None or info.spec.keys is not None else table.keys[:]
+    keys = None if info.spec.keys is not None else as_stored(table.keys)
     written = None if keys is None else _Keys(store, new, keys, info.spec.rows)
 
     def renamed() -> dict[str, TableInfo]:
