@@ -59,6 +59,12 @@ def test_a_spec_like_another():
         assert (store["wide"].shape, store["wide"].dtype) == ((50, 20), np.float16)
 
 
+def test_a_number_as_first_value():
+    with tierstore.create("emb.tier", {"item": tierstore.TableSpec(10, 4, init=0.5)}) as store:
+        store.grow("item", 12, init=2)
+        assert store["item"][8:].tolist() == [[0.5] * 4, [0.5] * 4, [2] * 4, [2] * 4]
+
+
 def test_a_whole_table_as_an_array():
     with tierstore.create("emb.tier", {"item": random(100, 4)}) as store:
         whole = np.asarray(store["item"])
@@ -260,6 +266,14 @@ def test_every_row_in_blocks():
         "emb.tier", {"item": tierstore.TableSpec(10_000, fields=fields)}
     ) as store:
         assert sum(block.sum() for block in store["item"].scan("weight")) == 40_000
+
+
+def test_some_rows_in_blocks():
+    with tierstore.create("emb.tier", {"item": random(700, 12)}) as store:
+        item = store["item"]
+        assert np.array_equal(np.concatenate([*item.scan(100, 350)]), item[100:350])
+        assert np.array_equal(np.concatenate([*item.scan("weight", 100, 350)]), item[100:350])
+        assert np.array_equal(np.concatenate([*item.scan("weight", start=100)]), item[100:])
 
 
 def test_export_with_keys_and_import_again():

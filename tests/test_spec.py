@@ -138,6 +138,38 @@ def test_specs_of_wrong_kinds(change):
         TableSpec(**{"rows": 10, "dim": 3, **change})
 
 
+@pytest.mark.parametrize("init", [0.5, 1, 0, -0.0, np.float32(0.25), np.int8(3)])
+def test_a_number_is_a_constant(init):
+    same = tierstore.constant(float(init))
+    assert TableSpec(10, 3, init=init).init == same
+    assert TableSpec(10, 3, init=init).fields["weight"].init == same
+    assert Field(3, init=init).init == same
+    assert TableSpec(10, fields={"a": Field(3), "b": Field(1)}, init=init).fields["a"].init == same
+
+
+@pytest.mark.parametrize("init", [float("nan"), float("inf")])
+def test_a_number_of_init_is_finite(init):
+    with pytest.raises(InvalidInputError, match="finite"):
+        Field(3, init=init)
+
+
+@pytest.mark.parametrize(
+    ("init", "function"),
+    [
+        ("zeros", r"tierstore\.zeros\(\)"),
+        ("normal(0, 0.01)", r"tierstore\.normal\(mean, std\)"),
+        ("constant", r"tierstore\.constant\(value\)"),
+        ("ones", r"tierstore\.constant\(0\.5\)"),
+        (True, "a number"),
+        (np.zeros((10, 3)), "a number"),
+    ],
+)
+def test_other_first_values_are_refused_with_the_function(init, function):
+    for make in (lambda: Field(3, init=init), lambda: TableSpec(10, 3, init=init)):
+        with pytest.raises(InvalidTypeError, match=function):
+            make()
+
+
 def test_whole_numbers_may_be_numpy_s():
     assert TableSpec(np.int64(10), np.uint8(3)).rows == 10
 

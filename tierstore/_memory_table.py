@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from tierstore import _rowcopy
 from tierstore._closing import Closing
-from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation, initial_records
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import Door
+from tierstore._progress import Progress
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
 from tierstore._tiers.base import Bytes, LowestTier, Rows

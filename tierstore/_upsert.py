@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from tierstore._dtypes import Converter
 from tierstore._formats.base import SelectedSource, Source
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._keys.strings import Strings
+from tierstore._progress import Progress
 from tierstore._table.keyed import KeyedTable
 from tierstore.budget import Allowance, Size
 from tierstore.errors import (
@@ -35,7 +36,6 @@ _KEYS = 1 << 16
 
 Records = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int64]
-Progress = Callable[[int, int], None]
 
 
 def upsert_rows(

@@ -24,6 +24,7 @@ from tierstore._formats import format_of, keys_beside, locate, open_sink, read_k
 from tierstore._formats.base import block_rows_for
 from tierstore._formats.keys import typed
 from tierstore._kinds import check_table
+from tierstore._progress import report_nothing
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import (
     InvalidInputError,
@@ -166,6 +167,8 @@ def export_table(
             done += len(parts[0])
             if progress is not None:
                 progress(done, stop - start)
+        if start == stop:
+            report_nothing(progress)
 
     for each in columns:
         each.converter.warn(f"field {each.name!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import compress
 from pathlib import Path
@@ -21,6 +21,7 @@ from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._io import publish
 from tierstore._keys.strings import Strings, may_repeat
 from tierstore._kinds import check_store
+from tierstore._progress import Progress
 from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
 from tierstore._table.keyed import KeyedTable
@@ -40,7 +41,6 @@ DEFAULT_TABLE = "embeddings"
 
 _NO_CACHES = Budget(host=0, gpu=0)
 
-Progress = Callable[[int, int], None]
 Records = npt.NDArray[np.uint8]
 
 

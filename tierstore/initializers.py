@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._dtypes import check_unmasked
-from tierstore.errors import FormatError, InvalidInputError, MissingFileError
+from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, MissingFileError
 
 __all__ = [
     "BLOCK_ROWS",
@@ -39,6 +39,7 @@ __all__ = [
     "Uniform",
     "XavierUniform",
     "Zeros",
+    "as_initializer",
     "constant",
     "from_array",
     "from_call",
@@ -383,6 +384,23 @@ def from_file(path: str | os.PathLike[str]) -> Initializer:
     if not isinstance(values, np.ndarray):
         raise FormatError(f"{path}: not a .npy file; import other formats with tierstore load")
     return from_array(values)
+
+
+def as_initializer(given: object) -> Initializer | None:
+    """Return what is given as `init`: an initializer, a number for `constant` of it, or None.
+
+    Raises InvalidTypeError for other objects, naming the function for the name of an initializer.
+    """
+    if given is None or isinstance(given, Initializer):
+        return given
+    if isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool):
+        return Constant(float(given))
+    wanted = "tierstore.zeros() or tierstore.constant(0.5), or a number"
+    if isinstance(given, str) and (found := re.match(r"\s*(\w+)", given)):
+        kind = INITIALIZERS.get(found[1])
+        if kind is not None:
+            wanted = f"tierstore.{found[1]}({', '.join(_numbers(kind))})"
+    raise InvalidTypeError(f"init must be an initializer such as {wanted}, not {given!r}")
 
 
 def syntax() -> str:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 
 from tierstore._formats import Source, format_of, keys_beside, open_sink, open_source, read_keys
 from tierstore._io import publish
+from tierstore._progress import Progress
 from tierstore.errors import FormatError, InvalidInputError
 
 __all__ = ["PartNote", "finish", "part_file", "write_note"]
@@ -30,7 +30,6 @@ _LISTED = (".parquet",)
 """Files that a directory of parts is read as."""
 _NAME = re.compile(r"part-(\d+)-of-(\d+)\.json", re.ASCII)
 _SHOWN = 8
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

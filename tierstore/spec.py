@@ -19,7 +19,7 @@ from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementTy
 from tierstore._registry import Registry
 from tierstore._scaled import SCALE_TYPES, ScaledElements
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
-from tierstore.initializers import Initializer
+from tierstore.initializers import Initializer, as_initializer
 
 if TYPE_CHECKING:
     from tierstore._disk.backends import Backend
@@ -53,6 +53,18 @@ CompressionName: TypeAlias = Literal["lz4", "zstd"] | str
 
 DeviceName: TypeAlias = Literal["cpu", "cuda", "auto"] | str
 """The name of a device: one of these (for completion in editors), or "cuda:1" and so on."""
+
+if TYPE_CHECKING:
+
+    class FirstValues:
+        """What `init` takes, of which an initializer is made."""
+
+        def __set__(self, spec: object, init: Initializer | float | None) -> None: ...
+
+        def __get__(self, spec: object, kind: type | None = None) -> Initializer | None: ...
+
+else:
+    FirstValues: TypeAlias = Initializer | float | None
 
 KeyName: TypeAlias = Literal["int64", "text"]
 """The kinds of keys of a table by key."""
@@ -115,24 +127,21 @@ class Field:
     """A named, typed vector in every record.
 
     `dim` is the number of elements, `dtype` one of DTYPES and `init` the initializer of the first
-    values (zeros if None). Comparisons of fields ignore `init`. `scale` is for 8-bit elements: rows
-    are then float32 to users, and an element times its scale in the file.
+    values; a number is `constant` of it, None zeros. Comparisons of fields ignore `init`. `scale`
+    is for 8-bit elements: rows are then float32 to users, and an element times its scale in the
+    file.
     """
 
     dim: int
     dtype: DTypeName = DEFAULT_DTYPE
-    init: Initializer | None = field(default=None, compare=False)
+    init: FirstValues = field(default=None, compare=False)  # type: ignore[assignment]
     scale: Scale | None = None
 
     def __post_init__(self) -> None:
         """Validate the values and replace the dtype by its name."""
         object.__setattr__(self, "dim", _check_count(self.dim, "dim", MAX_RECORD_BYTES))
         object.__setattr__(self, "dtype", check_dtype(self.dtype))
-        if self.init is not None and not isinstance(self.init, Initializer):
-            raise InvalidTypeError(
-                "init must be an initializer such as tierstore.zeros() or tierstore.constant(0.5), "
-                f"not {self.init!r}"
-            )
+        object.__setattr__(self, "init", as_initializer(self.init))
         if self.scale is not None and not isinstance(self.scale, Scale):
             raise InvalidTypeError(f"scale must be a tierstore.Scale, not {self.scale!r}")
         if self.scale is not None and ELEMENT_TYPES[self.dtype].largest is None:
@@ -304,7 +313,8 @@ class TableSpec:
         rows: number of rows, 1..2**40. Left out for a table by key, the table `grows`.
         dim: number of elements of `weight`.
         dtype: element type of `weight`, one of DTYPES; float32 if None.
-        init: the initializer of `weight`, or of the first of `fields`; zeros if None.
+        init: the initializer of `weight`, or of the first of `fields`; a number is `constant` of
+            it, None zeros.
         backend: "memmap" (a plain .npy file) or "zarr" (one zarr v3 array).
         fields: the fields by name, in record order.
         sparse: leave holes in the files until rows are written; requires zeros as first values.
@@ -326,7 +336,7 @@ class TableSpec:
     rows: int = None  # type: ignore[assignment]  # may be left out, and is filled in
     dim: int | None = None
     dtype: DTypeName | None = None
-    init: Initializer | None = field(default=None, compare=False)
+    init: FirstValues = field(default=None, compare=False)  # type: ignore[assignment]
     backend: BackendName = "memmap"
     fields: Mapping[str, Field] = field(default_factory=dict, hash=False)
     sparse: bool = False

@@ -279,7 +279,9 @@ def set_and_use_keys(rank: int, path: Path) -> list[str]:
         assert table.keys is None
         with pytest.raises(InvalidInputError, match="has no keys"):
             table.lookup(["x"])
-        store.set_keys("item", KEYS)
+        calls: list[tuple[int, int]] = []
+        store.set_keys("item", KEYS, progress=lambda *call: calls.append(call))
+        assert calls == [(len(KEYS), len(KEYS))]
         ids = np.array([7, 3, 50])
         assert np.array_equal(table.lookup([KEYS[each] for each in ids.tolist()]), ids)
         assert table.keys[:].tolist() == KEYS

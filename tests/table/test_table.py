@@ -338,6 +338,13 @@ def test_scans_give_the_stored_bits_in_order(make, slots):
             table.scan(block_rows=wrong)
 
 
+@pytest.mark.parametrize("given", [(100,), (100, 200, 300), (1.5, 2), (100, "weight")])
+def test_a_scan_of_rows_takes_both_ends(make, given):
+    table = make()
+    with pytest.raises(InvalidTypeError):
+        table.scan(*given)
+
+
 @every_budget
 @pytest.mark.parametrize("name", FIELDS)
 def test_rows_are_read_into_what_is_given(make, slots, name):

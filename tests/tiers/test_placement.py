@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from unittest import mock
 
@@ -13,6 +14,7 @@ from tierstore import Budget, TableSpec
 from tierstore._tiers import placement
 from tierstore._tiers.placement import Part, Placement, divided
 from tierstore._tiers.slots import bytes_for
+from tierstore.budget import parse_bytes, size_of_at_least
 from tierstore.errors import CapacityError
 from tierstore.policy import lru
 from tierstore.sizing import plan, plan_tables
@@ -89,10 +91,22 @@ def test_the_budget_that_an_error_names_for_all_tables_is_the_least(tmp_path: Pa
     specs = {"few": TableSpec(10, 64), "many": TableSpec(30_000, 16)}
     with pytest.raises(CapacityError, match="1000 bytes are divided among the tables") as caught:
         tierstore.create(tmp_path / "s", specs, budget=1000)
-    least = int(str(caught.value).split()[-2])
-    with pytest.raises(CapacityError, match=f"at least {least} together"):
-        tierstore.create(tmp_path / "s", specs, budget=least - 1)
-    tierstore.create(tmp_path / "s", specs, budget=least).close()
+    found = re.search(r"give at least host='(\w+)'$", str(caught.value))
+    assert found is not None
+    with pytest.raises(CapacityError, match=f"at least host='{found[1]}'"):
+        tierstore.create(tmp_path / "s", specs, budget=int(0.99 * parse_bytes(found[1])))
+    tierstore.create(tmp_path / "s", specs, budget=Budget(host=found[1])).close()
+
+
+@pytest.mark.parametrize("budget", ["1KB", Budget(host="20KiB"), Budget(host={"t": 5000})])
+def test_the_budget_that_an_error_names_for_a_table_suffices(
+    tmp_path: Path, budget: str | Budget
+) -> None:
+    with pytest.raises(CapacityError) as caught:
+        tierstore.create(tmp_path / "s", {"t": TableSpec(20_000, 8)}, budget=budget)
+    found = re.search(r"take (\d+KiB); give more", str(caught.value))
+    assert found is not None
+    tierstore.create(tmp_path / "s", {"t": TableSpec(20_000, 8)}, budget=found[1]).close()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 1.0])
@@ -103,7 +117,8 @@ def test_the_index_of_changed_rows_is_inside_the_budget(tmp_path: Path, share: f
     slots = max(1, int(share * rows))
     needed = bytes_for(rows, 64, slots) + 4 * rows
     if share == 0.0:
-        message = rf"table 't'.*index of those that change, {4 * rows} bytes.*takes {needed};"
+        least = size_of_at_least(needed)
+        message = rf"table 't'.*index of those that change, {4 * rows} bytes.*take {least};"
         with pytest.raises(CapacityError, match=message):
             tierstore.create(path, {"t": spec}, budget=needed - 1)
         assert not path.exists()

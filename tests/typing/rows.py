@@ -25,8 +25,18 @@ def reads(store: tierstore.Store, ids: npt.NDArray[np.int64]) -> None:
     assert_type(table[3:10], Rows)
     assert_type(table.shape, tuple[int, int])
     assert_type(table.dtype, np.dtype[Any])
+    for block in table.scan(3, 7, block_rows=2):
+        assert_type(block, npt.NDArray[Any])
     for block in table.scan("weight", start=3):
         assert_type(block, npt.NDArray[Any])
+
+
+def first_values() -> None:
+    field = tierstore.Field(3, init=0.5)
+    spec = tierstore.TableSpec(4, 4, init=1)
+    assert_type(field.init, tierstore.initializers.Initializer | None)
+    assert_type(spec.init, tierstore.initializers.Initializer | None)
+    tierstore.TableSpec(4, 4, init="zeros")  # type: ignore[arg-type]
 
 
 def refused(store: tierstore.Store, ids: npt.NDArray[np.int64]) -> None:
@@ -34,7 +44,7 @@ def refused(store: tierstore.Store, ids: npt.NDArray[np.int64]) -> None:
     table.read(ids, 5)  # type: ignore[call-overload]
     table.read(ids, {"weight": 1})  # type: ignore[call-overload]
     table.prefetch(ids, 16)  # type: ignore[call-arg]
-    table.scan("weight", 3)  # type: ignore[call-arg]
+    table.scan("weight", 3, 7, 2)  # type: ignore[call-overload]
     tierstore.open("emb.tier", "w")  # type: ignore[arg-type]
     tierstore.open("emb.tier", check_ids="maybe")  # type: ignore[arg-type]
     tierstore.open("emb.tier", policy=5)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property, partial
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from tierstore._disk.backends import Records
 from tierstore._disk.manifest import DigestInfo
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.records import BLOCK_BYTES, Files, RecordFiles, pass_on, record_files
+from tierstore._progress import Progress
 from tierstore._rowcopy import take_part
 from tierstore.errors import (
     ROW_CURE,
@@ -47,8 +48,6 @@ __all__ = [
 ]
 
 CHECKSUMS = "rows.crc"
-
-Progress = Callable[[int, int], None]
 
 
 class Base:
@@ -122,7 +121,7 @@ class Base:
             for block in blocks:
                 base.append(done, block)
                 done += len(block)
-                if progress is not None:
+                if progress is not None and len(block):
                     progress(done, spec.rows)
             if done != spec.rows and not spec.sparse:
                 raise InvalidInputError(f"the blocks hold {done} rows, the table {spec.rows}")

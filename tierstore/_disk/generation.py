@@ -24,7 +24,6 @@ from tierstore._disk.base import (
     CHECKSUMS,
     DIGEST_ROWS,
     Base,
-    Progress,
     block_sums,
     foreign_blocks,
     padded,
@@ -49,6 +48,7 @@ from tierstore._disk.merging import Compaction
 from tierstore._disk.partitioning import Shard
 from tierstore._disk.tier import DiskTier
 from tierstore._keys.growing import KeyMap, key_map
+from tierstore._progress import Progress
 from tierstore._threads import Worker
 from tierstore.errors import CorruptStoreError, InvalidInputError, TierStoreError
 from tierstore.initializers import BLOCK_ROWS, zeros

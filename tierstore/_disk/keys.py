@@ -25,6 +25,7 @@ from tierstore._disk.manifest import KeysInfo
 from tierstore._keys.given import given, integers_asked, texts_asked, unknown_keys
 from tierstore._keys.hashmap import Rows
 from tierstore._keys.text import Texts
+from tierstore._progress import Progress
 from tierstore._rowcopy import ascends
 from tierstore.errors import (
     FILE_CURE,
@@ -39,6 +40,7 @@ from tierstore.errors import (
 __all__ = [
     "KeyFile",
     "Keys",
+    "as_stored",
     "indexed_keys",
     "open_index",
     "open_keys",
@@ -116,6 +118,11 @@ class Keys(Sequence[Any]):
             raise CorruptStoreError(
                 f"{_path(files)} has {data.size} bytes, keys of {self._rows} rows take {expected}"
             )
+
+    @property
+    def stored(self) -> npt.NDArray[Any] | Texts:
+        """All keys as the files have them, not copied and not to be changed."""
+        return self._keys
 
     def __repr__(self) -> str:
         return f"Keys({self._rows} of {self.kind})"
@@ -285,6 +292,13 @@ def _path(files: Mapping[str, KeyFile]) -> str:
     return next(iter(files.values())).path
 
 
+def as_stored(keys: Sequence[Any] | None) -> Any:
+    """Return all keys, to write them to another table: without a Python object for each."""
+    if isinstance(keys, Keys):
+        return keys.stored
+    return None if keys is None else keys[:]
+
+
 def open_index(directory: _io.Directory, info: KeysInfo) -> KeyFile:
     """Map the index of keys; raises FileNotFoundError."""
     name = info.index
@@ -311,13 +325,17 @@ def write_index(
 
 
 def write_keys(
-    directory: _io.Directory, keys: Sequence[Any], rows: int, name: str | None = None
+    directory: _io.Directory,
+    keys: Sequence[Any],
+    rows: int,
+    name: str | None = None,
+    progress: Progress | None = None,
 ) -> KeysInfo:
     """Write the keys of a table's rows, and their index, to new, durable files of its generation.
 
     `keys` are `rows` distinct ints or strings; `name` is in the names of the files, by default
-    another one each time. Raises InvalidInputError or InvalidTypeError before
-    anything is written.
+    another one each time. `progress` counts the keys twice: they are checked, then written. Raises
+    InvalidInputError or InvalidTypeError before anything is written.
     """
     if len(keys) != rows:
         raise InvalidInputError(
@@ -332,6 +350,8 @@ def write_keys(
         raise InvalidInputError(
             f"the key {key!r} occurs more than once: rows {first} and {row} have it"
         )
+    if progress is not None:
+        progress(rows, 2 * rows)
     if isinstance(values, Texts):
         kind = "str"
         offsets = values.offsets.astype("<i8", copy=False)
@@ -352,6 +372,8 @@ def write_keys(
             directory.write_file(stem + ending, *data)
         directory.write_file(info.index, *index.encode(info))
         directory.sync()
+        if progress is not None:
+            progress(2 * rows, 2 * rows)
     except BaseException:
         with contextlib.suppress(TierStoreError, OSError):
             remove_keys(directory, info)

@@ -30,9 +30,11 @@ _UINT64 = range(1 << 64)
 def given(keys: Any) -> npt.NDArray[Any] | Texts:
     """Return keys of rows: int64, uint64 if one of them needs that, or texts.
 
-    `keys` is an array or another sequence. Raises InvalidTypeError and InvalidInputError for values
-    that cannot be keys.
+    `keys` is an array, another sequence, or what this function returned. Raises InvalidTypeError
+    and InvalidInputError for values that cannot be keys.
     """
+    if isinstance(keys, Texts):
+        return keys
     if isinstance(keys, Strings):
         return Texts.packed(keys)
     check_unmasked(keys, "keys")
@@ -46,6 +48,17 @@ def given(keys: Any) -> npt.NDArray[Any] | Texts:
         return _integers(listed)
     names = ", ".join(sorted(each.__name__ for each in kinds))
     raise InvalidTypeError(f"keys must be all ints or all strings, not {names or 'none'}")
+
+
+def joined(first: npt.NDArray[Any] | Texts, then: npt.NDArray[Any] | Texts) -> Any:
+    """Return keys, and others after them; raises InvalidTypeError if they are of two kinds."""
+    if isinstance(first, Texts) and isinstance(then, Texts):
+        return first.followed_by(then)
+    if isinstance(first, Texts) or isinstance(then, Texts):
+        raise InvalidTypeError("keys must be all ints or all strings, not int, str")
+    if first.dtype == then.dtype:
+        return np.concatenate([first, then])
+    return _integers([*first.tolist(), *then.tolist()])
 
 
 def unknown_keys(keys: npt.NDArray[Any]) -> str:

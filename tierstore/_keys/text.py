@@ -86,6 +86,11 @@ class Texts:
             blob[first:end] = self.blob[np.arange(first, end) + shifts]
         return Texts(blob, offsets)
 
+    def followed_by(self, others: Texts) -> Texts:
+        """Return these texts and the others; copies both."""
+        offsets = np.concatenate([self.offsets, others.offsets[1:] + self.offsets[-1]])
+        return Texts(np.concatenate([self.blob, others.blob]), offsets)
+
     def encoded(self, number: int) -> bytes:
         """Return the UTF-8 of one text."""
         begin, end = self.offsets[number : number + 2].tolist()

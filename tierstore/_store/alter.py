@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore import _io
 from tierstore._disk import generation as generations
-from tierstore._disk.base import Progress
 from tierstore._disk.key_log import write_log
-from tierstore._disk.keys import remove_keys, write_keys
-from tierstore._disk.manifest import TableInfo
+from tierstore._disk.keys import as_stored, remove_keys, write_keys
+from tierstore._disk.manifest import KeysInfo, TableInfo
+from tierstore._keys.given import given, joined
+from tierstore._progress import Overall, Progress, report_nothing
 from tierstore._store.commit import clean_up, put_off
 from tierstore._store.compaction import Folder
-from tierstore._store.copy import Overall
 from tierstore._store.state import State
 from tierstore._strictjson import json_values
 from tierstore._table.keyed import KeyedTable
@@ -35,7 +36,7 @@ from tierstore.errors import (
     UnknownNameError,
     counted,
 )
-from tierstore.initializers import Initializer
+from tierstore.initializers import Initializer, as_initializer
 from tierstore.spec import USES, Field, TableSpec
 
 __all__ = [
@@ -126,6 +127,7 @@ def _rewrite(
         for each in tables:
             write_table(state, each, written, report)
             report.passed(each.spec.rows)
+        report.finish()
         state.directory.sync()
         with state.unbroken():
             state.commit_tables({**kept, **written})
@@ -195,20 +197,20 @@ def replaced(
         )
     if old is not None:
         if keys is None and spec.keys is None and old.rows == spec.rows:
-            keys = _keys_of(old)
+            keys = as_stored(old.keys)
         return Rewrite(name, spec, blocks, old.scalars, keys)
     return Rewrite(name, spec, blocks, {} if known is None else known.scalars, keys)
 
 
 def rewritten(table: Table) -> Rewrite:
     """Return a table as it is, of this or another store."""
-    return Rewrite(table.name, table.spec, table._records(), table.scalars, _keys_of(table))
+    return Rewrite(table.name, table.spec, table._records(), table.scalars, as_stored(table.keys))
 
 
 def renamed(table: Table, name: str) -> Rewrite:
     """Return a table under another name, which is also the name of its directory."""
     spec = dataclasses.replace(table.spec, sparse=False)
-    return Rewrite(name, spec, table._records(), table.scalars, _keys_of(table))
+    return Rewrite(name, spec, table._records(), table.scalars, as_stored(table.keys))
 
 
 def altered(
@@ -237,7 +239,7 @@ def altered(
         track_uses=table.spec.track_uses and USES in fields,
         admit_after=table.spec.admit_after,
     )
-    return Rewrite(table.name, spec, _converted(table, spec), table.scalars, _keys_of(table))
+    return Rewrite(table.name, spec, _converted(table, spec), table.scalars, as_stored(table.keys))
 
 
 def _altered_fields(
@@ -274,13 +276,16 @@ def _altered_fields(
     return {**kept, **new}
 
 
-def grown(table: Table, rows: int, init: Initializer | None, keys: Sequence[Any] | None) -> Rewrite:
+def grown(
+    table: Table, rows: int, init: Initializer | float | None, keys: Sequence[Any] | None
+) -> Rewrite:
     """Return a table with more rows, initialized by `init` or the table's own initializers."""
     if rows < table.spec.rows:
         raise InvalidInputError(
             f"a table cannot shrink: {counted(table.spec.rows, 'row')} to {rows}"
         )
     spec = _with_rows(table, rows)
+    init = as_initializer(init)
     if init is not None:
         first, item = next(iter(spec.fields.items()))
         bound = init.bound(table.name, (rows, item.dim))
@@ -290,7 +295,7 @@ def grown(table: Table, rows: int, init: Initializer | None, keys: Sequence[Any]
     if spec.keys is not None:
         if keys is not None:
             raise InvalidInputError(f"table {table.name!r} is by key: write the rows of new keys")
-        return Rewrite(table.name, spec, table._records(), table.scalars, _keys_of(table))
+        return Rewrite(table.name, spec, table._records(), table.scalars, as_stored(table.keys))
 
     def blocks() -> Blocks:
         yield from table._records()
@@ -339,11 +344,7 @@ def _with_rows(table: Table, rows: int) -> TableSpec:
     return dataclasses.replace(table.spec, rows=rows, chunk_rows=None)
 
 
-def _keys_of(table: Table) -> Sequence[Any] | None:
-    return None if table.keys is None else table.keys[:]
-
-
-def more_keys(table: Table, count: int, keys: Sequence[Any] | None) -> Sequence[Any] | None:
+def more_keys(table: Table, count: int, keys: Sequence[Any] | None) -> Any:
     """Return the external keys of a table and those of `count` new rows; None if it has none."""
     if table.keys is None:
         if keys is not None:
@@ -353,28 +354,52 @@ def more_keys(table: Table, count: int, keys: Sequence[Any] | None) -> Sequence[
         raise InvalidInputError(
             f"the rows of table {table.name!r} have keys: give keys= for the {count} new rows"
         )
-    return [*table.keys[:].tolist(), *keys]
+    own = given(as_stored(table.keys))
+    return joined(own, given(keys)) if count else own
 
 
 def set_keys(
-    state: State, folder: Folder, table: Table, keys: Sequence[Any] | None, *, commit: bool
+    state: State,
+    folder: Folder,
+    table: Table,
+    keys: Sequence[Any] | None,
+    *,
+    commit: bool,
+    progress: Progress | None = None,
 ) -> None:
     """Set or remove the external keys of a table's rows, and commit or leave that to the next."""
     _check_numbered(table)
     if commit:
-        alone_to("set keys", state, folder, lambda: _set_keys(state, table, keys))
+        alone_to("set keys", state, folder, lambda: _set_keys(state, table, keys, progress))
         return
-    with state.door.use(write=True), state.alone("set keys"):
-        take_keys(state, table, keys)
+    with state.door.use(write=True) as use, state.alone("set keys"):
+
+        def report(done: int, total: int) -> None:
+            if progress is not None:
+                with use.interruptible():
+                    progress(done, total)
+
+        take_keys(state, table, keys, report)
 
 
-def take_keys(state: State, table: Table, keys: Sequence[Any] | None) -> None:
+def take_keys(
+    state: State, table: Table, keys: Sequence[Any] | None, progress: Progress | None = None
+) -> None:
     """Set or remove the keys of a table's rows; they are part of the next commit."""
     with table._generation.directory.use() as directory:
-        written = None if keys is None else write_keys(directory, keys, table.rows)
+        written = _written_keys(directory, keys, table.rows, progress)
     state.drop_coming_keys(table.name)
     state.touched.keys[table.name] = written
     table._forget_keys()
+
+
+def _written_keys(
+    directory: _io.Directory, keys: Sequence[Any] | None, rows: int, progress: Progress | None
+) -> KeysInfo | None:
+    if keys is None:
+        report_nothing(progress)
+        return None
+    return write_keys(directory, keys, rows, progress=progress)
 
 
 def _check_numbered(table: Table) -> None:
@@ -382,11 +407,13 @@ def _check_numbered(table: Table) -> None:
         raise InvalidInputError(f"table {table.name!r} is by key: its keys come with their rows")
 
 
-def _set_keys(state: State, table: Table, keys: Sequence[Any] | None) -> None:
+def _set_keys(
+    state: State, table: Table, keys: Sequence[Any] | None, progress: Progress | None
+) -> None:
     state.check_clean(f"set keys of table {table.name!r}")
     generation = table._generation
     with generation.directory.use() as directory:
-        written = None if keys is None else write_keys(directory, keys, table.rows)
+        written = _written_keys(directory, keys, table.rows, progress)
 
         def remove() -> None:
             if written is not None:

@@ -27,14 +27,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Protocol
 
-from tierstore._disk.base import Progress
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import DeltaInfo, DigestInfo, Manifest, TableInfo
 from tierstore._disk.merging import Compaction, spans
 from tierstore._disk.readahead import PAGE, at_leisure
 from tierstore._disk.tier import DiskTier
-from tierstore._store.copy import Overall
+from tierstore._progress import Overall, Progress
 from tierstore._store.state import State
 from tierstore._table.table import Table
 from tierstore._threads import Event, Worker
@@ -97,6 +96,7 @@ class _Fold:
             generation = self._state.tables[name]._generation
             if not generation.is_bound(self._upto):
                 self._digests[name] = generation.bind(self._upto)
+        self._report.finish()
 
     def publish(self) -> None:
         state = self._state

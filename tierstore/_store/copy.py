@@ -11,9 +11,8 @@ from pathlib import Path
 
 from tierstore import _io
 from tierstore._disk import generation as generations
-from tierstore._disk.base import Progress
 from tierstore._disk.key_log import write_log
-from tierstore._disk.keys import write_keys
+from tierstore._disk.keys import as_stored, write_keys
 from tierstore._disk.manifest import (
     Identity,
     KeysInfo,
@@ -24,6 +23,7 @@ from tierstore._disk.manifest import (
     TableInfo,
     unique_name,
 )
+from tierstore._progress import Overall, Progress
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.payload import Payload, copy_payload
 from tierstore._store.versions import check_free
@@ -32,7 +32,7 @@ from tierstore._tiers import memory
 from tierstore.errors import CorruptStoreError, ExistsError, InvalidInputError
 from tierstore.spec import BACKENDS, TableSpec
 
-__all__ = ["Overall", "Skipped", "save_store", "write_copy"]
+__all__ = ["Skipped", "save_store", "write_copy"]
 
 
 @dataclass
@@ -79,6 +79,7 @@ def save_store(
         for name, table in tables.items():
             infos[name] = _copy_table(directory, table, specs[name], report, skipped)
             report.passed(table.rows)
+        report.finish()
         files: dict[str, PayloadInfo] = {}
         for name, value in payload.items():
             try:
@@ -90,25 +91,6 @@ def save_store(
         write_copy(directory, manifest, infos, files, is_whole=not skipped)
     memory.give_back()
     return skipped or Skipped()
-
-
-class Overall:
-    """Combines the progress of consecutive tables into the total."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        """Report to `progress` the rows done of a `total`."""
-        self._progress = progress
-        self._total = total
-        self._before = 0
-
-    def __call__(self, done: int, _: int) -> None:
-        """Report rows of the table that is being written."""
-        if self._progress is not None:
-            self._progress(self._before + done, self._total)
-
-    def passed(self, rows: int) -> None:
-        """Note that a table is done."""
-        self._before += rows
 
 
 def write_copy(
@@ -206,7 +188,7 @@ def _copy_table(
 
 def _copy_keys(generation: _io.Directory, table: Table, skipped: Skipped | None) -> KeysInfo | None:
     try:
-        keys = None if table.keys is None else table.keys[:]
+        keys = as_stored(table.keys)
     except CorruptStoreError:
         if skipped is None:
             raise

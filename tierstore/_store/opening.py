@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tierstore import _io
 from tierstore._disk import generation as generations
-from tierstore._disk.base import Progress
 from tierstore._disk.manifest import Identity, Manifest, TableInfo, new_mark
 from tierstore._door import internal_errors
-from tierstore._store.copy import Overall
+from tierstore._progress import Overall, Progress
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.locking import WriterLock, require_tested
 from tierstore._store.options import Options
@@ -274,6 +273,7 @@ def _create_store(
             with directory.make_directory(name) as table:
                 infos[name] = generations.create(table, spec.bound(name), 1, progress=report)
             report.passed(spec.rows)
+        report.finish()
         first = Manifest(identity.uuid, 1, 1, infos, confirmed=1, mark=new_mark())
         write_skeleton(directory, identity, first)
 

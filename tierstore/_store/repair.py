@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._disk import generation as generations
-from tierstore._disk.base import Progress
 from tierstore._disk.generation import of_partition
 from tierstore._disk.images import LOST, OLDER, WHOLE, Found, Images
 from tierstore._disk.key_log import load_keys, write_log
@@ -30,7 +29,8 @@ from tierstore._disk.manifest import (
 )
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
 from tierstore._keys.growing import key_map
-from tierstore._store.copy import Overall, write_copy
+from tierstore._progress import Overall, Progress
+from tierstore._store.copy import write_copy
 from tierstore._store.lineage import descends
 from tierstore._store.locking import folds_kept_away
 from tierstore._store.partitions import partition_directory

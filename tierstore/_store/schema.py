@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
-from tierstore._disk.base import Progress
+from tierstore._progress import Progress
 from tierstore._store import alter
 from tierstore._store.alter import Rewrite
 from tierstore._store.compaction import Folder
@@ -165,15 +165,16 @@ class SchemaChanges(Mapping[str, Table]):
         name: str,
         rows: int,
         *,
-        init: Initializer | None = None,
+        init: Initializer | float | None = None,
         keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Grow a table to `rows` rows; commits separately.
 
-        `init` initializes the first field of the new rows. Without it, and in other fields, the
-        initializers of the table are used, or zero if it has none. If rows have external keys,
-        `keys` are those of the new rows. Writes a complete new copy of the table.
+        `init` initializes the first field of the new rows; a number is `constant` of it. Without
+        it, and in other fields, the initializers of the table are used, or zero if it has none. If
+        rows have external keys, `keys` are those of the new rows. Writes a complete new copy of the
+        table.
         """
         table = self[name]
         rows = whole_number("rows", rows)
@@ -192,8 +193,11 @@ class SchemaChanges(Mapping[str, Table]):
         """Append rows with values to a table, and return their ids; commits separately.
 
         `rows` is an array `(n, dim)` for the first field, or a dict from field to array; omitted
-        fields are zero. If rows have external keys, `keys` are those of the new rows. Writes a
-        complete new copy of the table.
+        fields are zero. If rows have external keys, `keys` are those of the new rows.
+
+        Writes a complete new copy of the table, with its checksums and the map of its keys, and so
+        takes as long for one row as for many: append them together. For rows that arrive all the
+        time use a table by key, `TableSpec(keys=...)`, which grows in place.
         """
         table = self[name]
         before = table.rows
@@ -225,15 +229,25 @@ class SchemaChanges(Mapping[str, Table]):
             self[name]
         self._rewrite(f"drop table {name!r}", list, drop=[name])
 
-    def set_keys(self, name: str, keys: Sequence[Any] | None, *, commit: bool = True) -> None:
+    def set_keys(
+        self,
+        name: str,
+        keys: Sequence[Any] | None,
+        *,
+        commit: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
         """Set external keys for all rows of a table; commits separately.
 
         Keys must be distinct, and all ints or all strings of at most 64 KiB; None removes existing
         keys. With `commit=False` they are part of the next commit, like rows that were written:
         `table.keys` shows them at once, and a rollback drops them. Raises InvalidInputError that
-        names the key and both rows where one repeats.
+        names the key and both rows where one repeats. `progress(done, total)` counts the keys
+        twice: they are checked, then written.
         """
-        alter.set_keys(self._state, self._folder, self[name], keys, commit=commit)
+        alter.set_keys(
+            self._state, self._folder, self[name], keys, commit=commit, progress=progress
+        )
 
     def _check_free(self, name: str) -> None:
         if name in self:

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._closing import call_each
-from tierstore._disk.base import Progress
 from tierstore._door import Errand, internal_errors
+from tierstore._progress import Progress, report_nothing
 from tierstore._store import closing, keeping, locking
 from tierstore._store.changes import changed_rows
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
@@ -443,9 +443,10 @@ class Store(SchemaChanges):
 
         Afterwards the base files alone contain the tables, readable with NumPy or zarr. Returns the
         dropped versions. `progress(done, total)` counts the rows of tables that have deltas, twice:
-        they are written, then verified. An error that it raises ends the fold, which a later one
-        repeats. Raises LockedError while an older version is open for reading, and
-        InvalidInputError if there are uncommitted rows or an older version is kept under a name.
+        they are written, then verified; without deltas it is called once, with 1 of 1. An error
+        that it raises ends the fold, which a later one repeats. Raises LockedError while an older
+        version is open for reading, and InvalidInputError if there are uncommitted rows or an older
+        version is kept under a name.
         """
         state = self._state
         with self._door.use(write=True) as use, state.alone("fold"), use.interruptible():
@@ -552,12 +553,14 @@ class Store(SchemaChanges):
             options = Options(path=where, budget=_NOTHING)
             with Store(options) as copy:  # a writer would tidy up what may be another store
                 if not check_copy(where, copy._state, source.manifest):
+                    report_nothing(progress)
                     return CopyUpdate(where, new.version, new.version)
                 if dry_run:
                     return lacking(copy._state, source, self._like(copy, opened), progress)
             options = dataclasses.replace(options, mode="r+", allow_untested=allow_untested)
             with Store(options) as copy:
                 if not check_copy(where, copy._state, source.manifest):
+                    report_nothing(progress)
                     return CopyUpdate(where, new.version, new.version)
                 base = self._like(copy, opened)
                 return update(copy._state, copy._folder, source, base, progress)

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._disk.base import Progress
+from tierstore._disk.keys import as_stored
 from tierstore._disk.manifest import Manifest, Origin, PayloadInfo
+from tierstore._progress import Overall, Progress
 from tierstore._store.alter import remove_written, rewritten, take_keys, write_table
 from tierstore._store.changes import candidates, same_fields
 from tierstore._store.commit import CommitDraft, commit, flush, put_off
 from tierstore._store.compaction import Folder
-from tierstore._store.copy import Overall
 from tierstore._store.patching import Source, keys_of
 from tierstore._store.payload import Encoded
 from tierstore._store.state import State
@@ -123,6 +123,7 @@ def lacking(
         rows[name] += table.rows - copy.tables[name].rows
         report.passed(table.rows)
         report(0, 0)
+    report.finish()
     return plan.result(copy, source, rows)
 
 
@@ -304,9 +305,10 @@ def _write(
         if isinstance(own, KeyedTable) and isinstance(table, KeyedTable):
             counts[name] += _add_keys(own, table)
         elif keys_of(copy.manifest, name) != keys_of(source.manifest, name):
-            take_keys(copy, own, None if table.keys is None else table.keys[:])
+            take_keys(copy, own, as_stored(table.keys))
         report.passed(table.rows)
         report(0, 0)
+    report.finish()
     return counts
 
 

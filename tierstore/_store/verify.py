@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._disk import base as bases
-from tierstore._disk.base import CHECKSUMS, Base, Progress
+from tierstore._disk.base import CHECKSUMS, Base
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.key_log import load_keys
@@ -21,6 +21,7 @@ from tierstore._disk.keys import indexed_keys, open_keys
 from tierstore._disk.manifest import KeysInfo, Manifest, TableInfo
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
 from tierstore._keys.growing import key_map
+from tierstore._progress import Progress, report_nothing
 from tierstore._store.locking import folds_kept_away
 from tierstore._store.partitions import partition_directory
 from tierstore._store.payload import Payload
@@ -138,6 +139,7 @@ def verify_store(
     check.total(chosen)
     if chosen.partitions:
         _verify_partitions(check, found, chosen, version, payload)
+        check.finish()
         return report
     with contextlib.closing(check):
         whole = check.version(chosen, opened or {}, payload, newest=True)
@@ -148,6 +150,7 @@ def verify_store(
                 if older.version != chosen.version and check.version(older, {}, None):
                     report.whole.append(older.version)
     report.whole.sort()
+    check.finish()
     memory.give_back()
     return report
 
@@ -291,6 +294,13 @@ class _Check:
         if progress is None:
             return None
         return lambda done, _: progress(before + done, max(before + done, self._total))
+
+    def finish(self) -> None:
+        """Report the end, if rows could not be read or there are none."""
+        if not self._total:
+            report_nothing(self._progress)
+        elif self._progress is not None and self.report.rows_checked < self._total:
+            self._progress(self._total, self._total)
 
     def payload_of(self, manifest: Manifest, payload: Mapping[str, Payload] | None) -> bool:
         """Check the payload of a version; return whether it is whole."""

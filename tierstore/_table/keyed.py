@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation, first_records
 from tierstore._keys.admission import Candidates
 from tierstore._keys.given import unknown_keys
 from tierstore._keys.growing import Asked, KeyMap
+from tierstore._progress import Progress
 from tierstore._table import expiry, merging
 from tierstore._table.address import Ids, as_dense, as_written, host_ids, is_cupy, is_torch, on_host
 from tierstore._table.gpu import DeviceAccess

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._disk.base import Progress
+from tierstore._progress import Progress, report_nothing
 from tierstore.errors import InvalidInputError
 from tierstore.spec import USES
 
@@ -79,6 +79,8 @@ def merge(
         table.write(keys, values)
         if progress is not None:
             progress(min(start + _BLOCK_ROWS, other.rows), other.rows)
+    if not other.rows:
+        report_nothing(progress)
     return table.rows - before
 
 

@@ -22,11 +22,11 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation, Later
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import INTERNAL, Door, internal_error, internal_errors
 from tierstore._dtypes import DTypeName, check_unmasked
+from tierstore._progress import Progress, report_nothing
 from tierstore._table.address import Ids, as_dense, as_written, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
@@ -655,6 +655,7 @@ class Table(NamedRows):
         """
         host, extent = self._space.host, self._extent
         if host is None:
+            report_nothing(progress)
             return 0
         rows, keys = rows_to_warm(self.rows, host.slots, ids, counts)
         with self._owner.door.use() as use:
@@ -668,6 +669,8 @@ class Table(NamedRows):
 
             if keys is not None:
                 host.map.prime(keys, extent.start)
+            if not rows.size:
+                report_nothing(report)
             return host.warm(extent.in_space(rows), report)
 
     def prefetch(self, ids: IntegerArrayLike | Tensor, *, window: int = 16) -> None:
@@ -680,12 +683,36 @@ class Table(NamedRows):
             self._owner.door.check()
             self._access.prefetch(ids, window, self._owner.prefetcher)
 
+    @overload
     def scan(
         self,
         field: str | None = None,
-        *,
-        start: int = 0,
+        start: int | None = None,
         stop: int | None = None,
+        *,
+        block_rows: int | None = None,
+        raw: bool = False,
+        damaged: list[int] | None = None,
+    ) -> Iterator[npt.NDArray[Any]]: ...
+
+    @overload
+    def scan(
+        self,
+        start: int,
+        stop: int,
+        /,
+        *,
+        block_rows: int | None = None,
+        raw: bool = False,
+        damaged: list[int] | None = None,
+    ) -> Iterator[npt.NDArray[Any]]: ...
+
+    def scan(
+        self,
+        field: str | int | None = None,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
         block_rows: int | None = None,
         raw: bool = False,
         damaged: list[int] | None = None,
@@ -693,8 +720,8 @@ class Table(NamedRows):
         """Yield rows `start:stop` of a field in order, in blocks `(n, dim)` as `read` returns them.
 
         Args:
-            field: the field; the first if None.
-            start: the first row.
+            field: the field; the first if None, or if the call is `scan(start, stop)`.
+            start: the first row; None begins with row 0.
             stop: the row after the last; None includes the last row.
             block_rows: rows of a block; None chooses.
             raw: yield values as they are stored: bfloat16 as its bits, uint16.
@@ -704,8 +731,16 @@ class Table(NamedRows):
         Uncommitted rows are included; the caches keep their contents. Arguments are checked at
         once. If the table gets other fields or rows meanwhile, the next block raises ClosedError.
         """
+        if field is not None and not isinstance(field, str):
+            if start is None or stop is not None:
+                raise InvalidTypeError(
+                    f"a field is given by name, not {field!r}; for rows give both ends as in "
+                    "scan(start, stop), or scan(start=...) or scan(stop=...)"
+                )
+            field, start, stop = None, field, start
         name = self._named(field)
-        start, stop = _whole(start, "start"), _whole(self.rows if stop is None else stop, "stop")
+        start = _whole(0 if start is None else start, "start")
+        stop = _whole(self.rows if stop is None else stop, "stop")
         if not 0 <= start <= stop <= self.rows:
             raise InvalidInputError(f"rows {start}:{stop} are not within 0:{self.rows}")
         if block_rows is None:

@@ -19,7 +19,7 @@ from tierstore._tiers.memory import available_bytes
 from tierstore._tiers.slots import bytes_for, queue_bytes, slots_for
 from tierstore._tiers.space import Space, laid_out, lowest_of
 from tierstore._tiers.split import Selected, Selection, Split
-from tierstore.budget import Budget
+from tierstore.budget import Budget, size_of_at_least
 from tierstore.errors import (
     CapacityError,
     DeviceError,
@@ -361,10 +361,10 @@ class Placement:
                 held[part] = _held(part, shares[part] if nbytes is None else nbytes, sizes)
             except CapacityError as error:
                 if nbytes is None and len(rest) > 1 and not may_do_without:
-                    needed = sum(_least(each, sizes) for each in rest)
+                    needed = size_of_at_least(sum(_least(each, sizes) for each in rest))
                     raise CapacityError(
                         f"{error}; {total} bytes are divided among the tables without a {tier} "
-                        f"budget of their own, which take at least {needed} together"
+                        f"budget of their own: give at least {tier}={needed!r}"
                     ) from None
                 if nbytes is not None or not may_do_without:
                     raise

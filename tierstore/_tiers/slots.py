@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tierstore import _rowmap
 from tierstore._rowcopy import unique
 from tierstore._rowmap import RowMap, Take
+from tierstore.budget import size_of_at_least
 from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
 
@@ -511,6 +512,6 @@ def slots_for(
         changed = f", the index of those that change, {index} bytes," if index else ""
         raise CapacityError(
             f"a host budget of {nbytes} bytes cannot hold the map of {rows} rows{changed} and one "
-            f"record: that takes {least}; give more, or 0 for no host tier"
+            f"record, which take {size_of_at_least(least)}; give more, or 0 for no host tier"
         )
     return low

@@ -14,8 +14,7 @@ import numpy as np
 from tierstore import _io
 from tierstore._disk import generation as generations
 from tierstore._disk import key_log
-from tierstore._disk.base import Progress
-from tierstore._disk.keys import write_keys
+from tierstore._disk.keys import as_stored, write_keys
 from tierstore._disk.manifest import (
     Identity,
     Manifest,
@@ -31,7 +30,7 @@ from tierstore._disk.partitioning import (
     partition_name,
     partition_of_key,
 )
-from tierstore._store.copy import Overall
+from tierstore._progress import Overall, Progress
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.options import whole_number
 from tierstore._store.payload import copy_payload
@@ -152,7 +151,7 @@ def _copied(root: _io.Directory, made: Manifest, source: Store) -> tuple[Identit
         if table.keys is None or table.spec.keys is not None:
             continue
         with root.make_directory(name) as place, place.make_directory(generation) as directory:
-            keys = write_keys(directory, table.keys[:], table.rows)
+            keys = write_keys(directory, as_stored(table.keys), table.rows)
             place.sync()
         tables[name] = dataclasses.replace(tables[name], generation=generation, keys=keys)
     manifest = dataclasses.replace(

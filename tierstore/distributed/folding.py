@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tierstore.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from tierstore._disk.base import Progress
+    from tierstore._progress import Progress
     from tierstore.distributed.store import DistributedStore
 
 __all__ = ["fold"]

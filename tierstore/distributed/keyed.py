@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tierstore._disk.base import Progress
 from tierstore._disk.partitioning import partition_of_key
 from tierstore._keys.growing import Asked
+from tierstore._progress import Progress
 from tierstore._table import expiry, merging
 from tierstore._table.keyed import KeyedTable
 from tierstore.distributed.key_exchange import KeyExchange, Numbers

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tierstore import _io
-from tierstore._disk.base import Progress
 from tierstore._door import internal_errors
+from tierstore._progress import Progress
 from tierstore._store.locking import require_tested
 from tierstore._store.opening import check_tables, discard_store
 from tierstore._store.opening import open as open_plain

@@ -8,12 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, cast
 
-from tierstore._disk.base import Progress
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._disk.partitioned import PartitionedGeneration
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
+from tierstore._progress import Progress
 from tierstore._store.options import Options
 from tierstore._store.partitions import check_part, missing_partition
 from tierstore._store.store import Store

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._disk.base import Progress
 from tierstore._disk.generation import (
     as_kept,
     create_partitions,
@@ -21,12 +20,13 @@ from tierstore._disk.generation import (
     of_partition,
     remove_generation,
 )
+from tierstore._disk.keys import as_stored
 from tierstore._disk.manifest import KeysInfo, TableInfo, unique_name
 from tierstore._disk.partitioning import Shard
 from tierstore._keys.given import given
 from tierstore._keys.text import Texts
+from tierstore._progress import Overall, Progress
 from tierstore._store.alter import Rewrite, more_keys, records_of
-from tierstore._store.copy import Overall
 from tierstore._store.store import Store
 from tierstore.distributed.creating import same_seeds, shape_of
 from tierstore.distributed.prepared import agreed
@@ -38,7 +38,7 @@ from tierstore.errors import (
     counted,
     named,
 )
-from tierstore.initializers import Constant, Initializer
+from tierstore.initializers import Constant, Initializer, as_initializer
 from tierstore.spec import Field, TableSpec, check_name
 
 if TYPE_CHECKING:
@@ -247,14 +247,19 @@ class _Keys:
         self._generation, self._stem = ranks.gather("name the keys", drawn)[0]
         self._info: KeysInfo | None = None
 
-    def write(self) -> None:
-        """Write them, durable on return. Collective."""
+    def write(self, progress: Progress | None = None) -> None:
+        """Write them, durable on return, and report that they are. Collective."""
         root, keys = self._store._root, self._keys
-        if keys is not None:
-            self._info = self._store._ranks.together(
-                "write the keys",
-                lambda: root.write_keys(self._name, self._generation, self._stem, keys, self._rows),
-            )[0]
+
+        def write() -> KeysInfo | None:
+            info = None
+            if keys is not None:
+                info = root.write_keys(self._name, self._generation, self._stem, keys, self._rows)
+            if progress is not None:
+                progress(self._rows, self._rows)
+            return info
+
+        self._info = self._store._ranks.together("write the keys", write)[0]
 
     def named_by(self, info: TableInfo) -> TableInfo:
         """Return what the root states of a table that has these keys, or none any more."""
@@ -273,7 +278,7 @@ def rename(store: DistributedStore, name: str, new: str, progress: Progress | No
     table, info = store[name], store._manifest.tables[name]
     if new in store:
         raise ExistsError(f"{store.path} already has a table {new!r}; choose another name")
-    keys = None if info.keys is None or info.spec.keys is not None else table.keys[:]
+    keys = None if info.spec.keys is not None else as_stored(table.keys)
     written = None if keys is None else _Keys(store, new, keys, info.spec.rows)
 
     def renamed() -> dict[str, TableInfo]:
@@ -307,11 +312,12 @@ def grow(
     store: DistributedStore,
     name: str,
     rows: int,
-    init: Initializer | None = None,
+    init: Initializer | float | None = None,
     keys: Sequence[Any] | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Grow a table; see `DistributedStore.grow`."""
+    init = as_initializer(init)
     store._agree("grow a table", {"name": name, "rows": rows, "init": init and init.text})
     store[name]
     info = store._manifest.tables[name]
@@ -358,7 +364,12 @@ def append(
     return ids
 
 
-def set_keys(store: DistributedStore, name: str, keys: Sequence[Any] | None) -> None:
+def set_keys(
+    store: DistributedStore,
+    name: str,
+    keys: Sequence[Any] | None,
+    progress: Progress | None = None,
+) -> None:
     """Set or remove external keys; see `DistributedStore.set_keys`."""
     store._agree("set keys", {"name": name, "count": None if keys is None else len(keys)})
     store[name]
@@ -370,7 +381,7 @@ def set_keys(store: DistributedStore, name: str, keys: Sequence[Any] | None) -> 
         ranks.together("check that it can set keys", lambda: store._check_clean("set keys"))
         draft = store._root.draft()
         try:
-            written.write()
+            written.write(progress)
             ready = ranks.gather("set keys", store._prepared({name: written.named_by(info)}, draft))
         except Exception:
             written.remove()

@@ -22,12 +22,12 @@ import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._closing import Closing, call_each
-from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import Shard
 from tierstore._door import Door, Use
+from tierstore._progress import Progress
 from tierstore._store import closing, keeping, locking
 from tierstore._store.commit import CommitDraft
 from tierstore._store.options import Options, version_or_name, whole_number
@@ -661,7 +661,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
         name: str,
         rows: int,
         *,
-        init: Initializer | None = None,
+        init: Initializer | float | None = None,
         keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -706,12 +706,15 @@ class DistributedStore(Closing, Mapping[str, Any]):
         """
         schema.drop(self, name)
 
-    def set_keys(self, name: str, keys: Sequence[Any] | None) -> None:
+    def set_keys(
+        self, name: str, keys: Sequence[Any] | None, *, progress: Progress | None = None
+    ) -> None:
         """Set external keys for all rows of a table, as `Store.set_keys` does, or remove them.
 
-        Collective, and a commit of its own. Every rank gives the same keys.
+        Collective, and a commit of its own. Every rank gives the same keys. `progress(done, total)`
+        is called when they are written.
         """
-        schema.set_keys(self, name, keys)
+        schema.set_keys(self, name, keys, progress)
 
     # -- pointers, for states that hold no rows
 

@@ -14,6 +14,7 @@ from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import STORE, TABLE, UNTESTED
 from tierstore_cli.picking import keys_in
+from tierstore_cli.progress import Progress
 
 
 @click.command(cls=Command)
@@ -43,9 +44,12 @@ def keys(
     if (file is None) == (action == "set"):
         raise click.UsageError("`keys set STORE FILE`, or `keys forget STORE`")
     found: Any = None if file is None else keys_in(file)
-    with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
+    with (
+        open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened,
+        Progress("writing keys") as progress,
+    ):
         name = choose_table(opened, table).name
-        opened.set_keys(name, found)
+        opened.set_keys(name, found, progress=progress)
         version = opened.version
     count = None if found is None else len(found)
     data = {"store": os.path.abspath(store), "table": name, "keys": count, "version": version}

@@ -23,6 +23,7 @@ from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.link import region_bits
 from tierstore._tiers.gpu.places import Places
 from tierstore._tiers.host import HostTier
+from tierstore.budget import size_of_at_least
 from tierstore.errors import CapacityError, NotPrefetchedError, RowIndexError
 from tierstore.policy.base import DeviceScores
 from tierstore.stats import TierStats, tally
@@ -317,7 +318,7 @@ class GpuMemory:
         if nbytes < takes(1):
             raise CapacityError(
                 f"a GPU budget of {nbytes} bytes cannot hold the map of {rows} rows and one "
-                f"record: that takes {takes(1)}; give more, or 0 for no GPU tier"
+                f"record, which take {size_of_at_least(takes(1))}; give more, or 0 for no GPU tier"
             )
         per_slot = cls._slot_bytes(record_bytes, keyed=keyed) + (4 if scored else 0)
         rest = nbytes - 4 * -(-rows // 32) - (4 * rows if scored else 0) - record_bytes

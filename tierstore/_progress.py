@@ -1,0 +1,49 @@
+"""How calls report the progress of their parts, and that they are at the end.
+
+The last call of a `progress` is always with done equal to the total. The total is never 0, since
+people divide by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["Overall", "Progress", "report_nothing"]
+
+Progress = Callable[[int, int], None]
+"""A function that is called with how much is done, and how much there is in all."""
+
+
+def report_nothing(progress: Progress | None) -> None:
+    """Report the end of a call that has nothing to do, as 1 of 1."""
+    if progress is not None:
+        progress(1, 1)
+
+
+class Overall:
+    """Combines the progress of consecutive tables into the total."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        """Report to `progress` the rows done of a `total`."""
+        self._progress = progress
+        self._total = total
+        self._before = 0
+        self._reported = -1
+
+    def __call__(self, done: int, _: int) -> None:
+        """Report rows of the table that is being written."""
+        self._reported = self._before + done
+        if self._progress is not None:
+            self._progress(self._reported, self._total)
+
+    def passed(self, rows: int) -> None:
+        """Note that a table is done."""
+        self._before += rows
+
+    def finish(self) -> None:
+        """Report that all is done, unless the last report did."""
+        if self._total == 0:
+            report_nothing(self._progress)
+        elif self._reported != self._total:
+            self._before = 0
+            self(self._total, self._total)
