@@ -34,6 +34,8 @@ AHEAD = 2
 FULL_HOST, FULL_GPU, FILLING = 1 / 20, 3 / 100, 60
 """Parts of the bytes in tiers that are full, so that each row that comes drives out a changed one,
 and the steps until they are."""
+LEAST_HOST = 16
+"""Bytes a row, of which a small host tier has its maps and some records."""
 
 
 class Run(NamedTuple):
@@ -158,7 +160,8 @@ def main() -> None:
             Run("tiers, beside a model", host, gpu, ahead=True, model_ms=options.model_ms),
         ]
         on_gpu = options.device == "cuda"
-        full = int(FULL_HOST * nbytes), int(FULL_GPU * nbytes) if on_gpu else 0
+        least = LEAST_HOST * options.rows
+        full = max(least, int(FULL_HOST * nbytes)), int(FULL_GPU * nbytes) if on_gpu else 0
         runs += [
             Run("full tiers", *full, settling=FILLING),
             Run(
