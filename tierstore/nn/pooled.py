@@ -248,11 +248,12 @@ class Form:
     ) -> None:
         self._layout, self._field, self._on = layout, field, on
         item, start = layout.field(field), layout.span(field)[0]
-        self.device = torch.device(on.torch_name)
+        self.device: torch.device = torch.device(on.torch_name)
         self.dtype: torch.dtype = dtype
         self.row_dtype: torch.dtype = item.element.torch_dtype()
-        self.kernels = _kernels_for(item, start, columns, dtype)
-        self.has_means, self.has_maxima = "mean" in columns.modes, "max" in columns.modes
+        self.kernels: _Kernels = _kernels_for(item, start, columns, dtype)
+        self.has_means: bool = "mean" in columns.modes
+        self.has_maxima: bool = "max" in columns.modes
         self._features, self._count = columns.described(self.device), len(columns.modes)
         self._work: Any = _Pool(dim=columns.dim, width=columns.width, start=start)
         self._work.features = self._features.data_ptr()
@@ -378,10 +379,10 @@ class _Kernels:
     """
 
     def __init__(self, macros: dict[str, object], packs: int) -> None:
-        self.pool = Kernel(_SOURCE, "pool", as_large_as_the_work, macros)
-        self.scatter = Kernel(_SOURCE, "scatter", macros=macros)
-        self.weigh = Kernel(_SOURCE, "weigh", macros=macros)
-        self.lanes = min(32, 1 << (packs - 1).bit_length())
+        self.pool: Kernel = Kernel(_SOURCE, "pool", as_large_as_the_work, macros)
+        self.scatter: Kernel = Kernel(_SOURCE, "scatter", macros=macros)
+        self.weigh: Kernel = Kernel(_SOURCE, "weigh", macros=macros)
+        self.lanes: int = min(32, 1 << (packs - 1).bit_length())
 
 
 _kernels: dict[tuple[Any, ...], _Kernels] = {}

@@ -98,13 +98,13 @@ class Room:
 
     def __init__(self, tier: GpuTier, ids: int, stream: int) -> None:
         """Reserve the lists of a batch of so many ids."""
-        self.ids = ids
-        self.stream = stream
+        self.ids: int = ids
+        self.stream: int = stream
         self.block: Any = tier.device.borrow(24 * ids + 16, np.uint8, stream)
-        self.batch = BatchArgument()
-        self.arguments = BatchArguments(tier.memory.argument, self.batch)
+        self.batch: BatchArgument = BatchArgument()
+        self.arguments: BatchArguments = BatchArguments(tier.memory.argument, self.batch)
         self.rows: Any = tier.memory.described()
-        self.work = Arguments(self.rows, self.rows)
+        self.work: Arguments = Arguments(self.rows, self.rows)
         self.pins: tuple[int, int] = tier.memory.argument.stamp, tier.memory.argument.pins
         self.is_spare: bool = 24 * ids <= _LITTLE
         self._start: int = tier.device.pointer(self.block)
