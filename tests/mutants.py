@@ -458,6 +458,13 @@ MUTANTS = [
         "if match is None:",
         "tests/durability/test_manifests.py",
     ),
+    # Files that a version gone back to names again.
+    Mutant(
+        "_store/ledger.py",
+        "self._runs[path] = self._runs.get(path, 0) + 1",
+        "self._runs[path] = 1",
+        "tests/store/test_needed.py",
+    ),
     # Checksums.
     Mutant(
         "_checksum.py",

@@ -82,19 +82,8 @@ def _check_store(path: Path, allowed: list[int | None], states: list[State]) -> 
         report = writer.verify()
         if not report.ok:
             raise Failure(f"verify: {report.bad_rows} {report.bad_files}")
-        try:
-            check_files(path, writer)
-            is_clean = True
-        except Failure:
-            is_clean = False
-        else:
-            found = _go_on(writer)
-    if not is_clean:
-        # A version that a writer goes back to names its files again. They stay as long as versions
-        # between are kept, or until the next writer opens the store.
-        with tierstore.open(path, "r+", budget=Budget(host_rows=3)) as writer:
-            check_files(path, writer)
-            found = _go_on(writer)
+        check_files(path, writer)
+        found = _go_on(writer)
     with tierstore.open(path, budget=Budget(host=0)) as reader:
         if observe(reader) != found:
             raise Failure("the commit after the crash did not hold")

@@ -21,6 +21,7 @@ def test_what_goes_is_what_no_other_manifest_names(seed):
         else:
             number += rng.choice((1, 1, 3))
             before, named = named, {name for name in named if rng.random() < 0.8}
+            named |= rng.choice([set(), *kept.values()])  # of a version that a writer goes back to
             for _ in range(rng.randrange(4)):
                 fresh += 1
                 named.add(f"t/g/{fresh}")
@@ -30,7 +31,7 @@ def test_what_goes_is_what_no_other_manifest_names(seed):
         assert all(name in needed for name in named)
 
 
-def test_a_name_that_comes_back_is_needed_by_all_in_between():
+def test_a_name_that_comes_back_is_needed_still():
     needed = NeededFiles()
     needed.add(1, {"a"}, set())
     needed.add(2, {"b"}, {"a"})
@@ -38,6 +39,15 @@ def test_a_name_that_comes_back_is_needed_by_all_in_between():
     assert needed.remove(1) == set()
     assert needed.remove(2) == {"b"}
     assert needed.paths() == {"a"}
+
+
+def test_a_name_that_came_back_and_went_is_not_needed_by_what_was_in_between():
+    needed = NeededFiles()
+    for number, (new, gone) in enumerate([("a", ""), ("b", "a"), ("a", ""), ("", "a")], 1):
+        needed.add(number, set(new), set(gone))
+    assert needed.remove(1) == set()
+    assert needed.remove(3) == {"a"}
+    assert needed.paths() == {"b"}
 
 
 def test_a_manifest_that_is_not_known_names_nothing():

@@ -143,24 +143,29 @@ def write_skeleton(directory: _io.Directory, identity: Identity, manifest: Manif
 class NeededFiles:
     """Tracks which manifests name which files.
 
-    A file that a manifest no longer names is not named again by a later one, so it is needed as
-    long as any manifest between the first and the last that name it is kept. Memory and time grow
-    with the number of changed names, not with the number of kept manifests.
+    Manifests in a row that name a file are a run of it; there is another one where a version that a
+    writer goes back to names it again. A file is needed as long as some manifest of some run is
+    kept. Memory and time grow with the number of changed names, not with the number of kept
+    manifests.
     """
 
     def __init__(self) -> None:
         """Start without manifests."""
         self._numbers: list[int] = []
-        self._first: dict[str, int] = {}
-        self._ending: dict[int, set[str]] = {}
+        self._runs: dict[str, int] = {}
+        """The number of runs of each file."""
+        self._open: dict[str, int] = {}
+        """The first manifest of each run that the newest manifest is in, by file."""
+        self._ending: dict[int, dict[str, int]] = {}
+        """By the last manifest of other runs, the first one of each, by file."""
 
     def __contains__(self, path: str) -> bool:
         """Whether any manifest names a file."""
-        return path in self._first
+        return path in self._runs
 
     def paths(self) -> set[str]:
         """Return all files named by any manifest."""
-        return set(self._first)
+        return set(self._runs)
 
     def add(self, number: int, new: set[str], gone: set[str]) -> None:
         """Add a manifest that is newer than all others.
@@ -168,13 +173,10 @@ class NeededFiles:
         `new` are the names that the previous manifest lacks, `gone` those that only that one has.
         """
         if self._numbers:
-            self._ending[self._numbers[-1]] = gone
+            self._ending[self._numbers[-1]] = {path: self._open.pop(path) for path in gone}
         for path in new:
-            if path in self._first:  # of a version to which a writer went back
-                for ending in self._ending.values():
-                    ending.discard(path)
-            else:
-                self._first[path] = number
+            self._open[path] = number
+            self._runs[path] = self._runs.get(path, 0) + 1
         self._numbers.append(number)
 
     def remove(self, number: int) -> set[str]:
@@ -185,11 +187,13 @@ class NeededFiles:
         del self._numbers[at]
         before = self._numbers[at - 1] if at else 0
         gone = set()
-        for path in self._ending.pop(number, ()):
-            if self._first[path] <= before:
-                self._ending[before].add(path)
-            else:
-                del self._first[path]
+        for path, first in self._ending.pop(number, {}).items():
+            if first <= before:
+                self._ending[before][path] = first
+                continue
+            self._runs[path] -= 1
+            if not self._runs[path]:
+                del self._runs[path]
                 gone.add(path)
         return gone
 
