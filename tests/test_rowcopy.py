@@ -77,8 +77,21 @@ def test_the_order_of_values_is_that_of_a_stable_sort(count, largest, words, mon
     assert np.array_equal(_rowcopy.unique(negative), np.unique(negative))
 
 
-def test_the_faster_way_to_sort_is_found():
-    assert _rowcopy._sorts_words.__wrapped__() in (False, True)
+@pytest.mark.parametrize(("by_words", "by_digits"), [(2, 3), (3, 2)])
+def test_the_faster_way_to_sort_is_found(by_words, by_digits, monkeypatch):
+    now = 0
+
+    def taking(time):
+        def sort(values, bits):
+            nonlocal now
+            now += time
+
+        return sort
+
+    monkeypatch.setattr(_rowcopy.time, "perf_counter_ns", lambda: now)
+    monkeypatch.setattr(_rowcopy, "_by_words", taking(by_words))
+    monkeypatch.setattr(_rowcopy, "_by_digits", taking(by_digits))
+    assert _rowcopy._sorts_words.__wrapped__() is (by_words < by_digits)
 
 
 def test_read_only_records_and_no_rows():

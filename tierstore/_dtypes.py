@@ -386,7 +386,7 @@ def held_dtype(dtype: str, held: Collection[str], what: str) -> str:
 def imported_class(module: str, name: str) -> Any:
     """Return a class for `isinstance`, or none while its module is not imported.
 
-    A module that another thread is importing lacks the class, and nobody has an instance yet.
+    A module that another thread is importing lacks the class, of which there is no instance yet.
     """
     return getattr(sys.modules.get(module), name, ())
 

@@ -260,10 +260,9 @@ def open_source(
 
 
 def read_keys(path: str | Path, *, memory: Size = DEFAULT_MEMORY) -> Keys:
-    """Return the keys in a file of keys, in order: an array of integers or a list of strings.
+    """Return the keys in a file of keys, in order: integers, uint64 if one needs that, or texts.
 
-    Integers are int64, or uint64 if one needs that. `.txt` has one key per line, in UTF-8; if all
-    are integers they become an array. `.npy` is a 1-D array of integers or fixed-width strings.
+    `.txt` has one key per line, in UTF-8. `.npy` is a 1-D array of integers or fixed-width strings.
     `FILE.parquet:COLUMN` is a column of integers or strings, by default `key`. Raises FormatError
     for any other content or if the keys need more than `memory` bytes, InvalidInputError for
     another suffix.

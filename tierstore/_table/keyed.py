@@ -472,7 +472,7 @@ class KeyedTable(RowsByNumber):
             try:
                 self._write_first(np.arange(before, len(self._map)))
             except BaseException:
-                with suppress(ClosedError):  # by the error: nobody asks for keys any more
+                with suppress(ClosedError):  # by the error, which closed the store
                     self._map.truncate(before)
                 raise
         return found
@@ -636,11 +636,11 @@ class KeyedTable(RowsByNumber):
                 until no more are left than this.
 
         Call it between steps: no other thread may train the table meanwhile. Keys are removed when
-        the last block has been taken, and not at all if the loop ends earlier; a call whose blocks
-        are never asked for issues a NotExpiredWarning. Then every lease of
-        the table ends, and other rows take the numbers of the removed ones, so that new keys use
-        their places before the table grows. Final after `store.commit()`; `store.rollback()` brings
-        them back, also after an error.
+        the last block has been taken. Then every lease of the table ends, and other rows take the
+        numbers of the removed ones, so that new keys use their places before the table grows. Final
+        after `store.commit()`; `store.rollback()` brings them back, also after an error. A loop
+        that ends earlier removes nothing; nor does a call without a loop, which issues a
+        NotExpiredWarning.
 
         >>> spec = tierstore.TableSpec(dim=16, keys="int64", track_uses=True)
         >>> store.rollback()
