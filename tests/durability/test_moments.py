@@ -117,7 +117,7 @@ def test_commits_from_within(path: Path) -> None:
             ),
             lambda: store.create_table("new", spec, progress=lambda *_: store.grow("t", ROWS + 1)),
         ):
-            with pytest.raises(InvalidInputError, match="about to change a table"):
+            with pytest.raises(InvalidInputError, match="within a call that is about to"):
                 within()
         assert (store.version, list(store)) == (2, ["t"])
         rows = store["t"].read(torch.arange(3)).requires_grad_()
@@ -219,7 +219,7 @@ def test_clocks_may_jump(path: Path) -> None:
 
 @fault(32)
 def test_nothing_that_is_stored_asks_for_the_time() -> None:
-    """The clocks below the store are for timeouts, and for how long the log says that work took."""
+    """The clocks below the store are for timeouts, for the log, and for choosing a way to sort."""
     root = Path(tierstore.__file__).parent
     asked = set()
     for file in [*root.glob("*.py"), *root.glob("_store/*.py"), *root.glob("_disk/*.py")]:
@@ -230,4 +230,5 @@ def test_nothing_that_is_stored_asks_for_the_time() -> None:
                     asked.add(file.name)
     patient = {"locking.py", "readahead.py", "_threads.py", "following.py"}
     logging = {"commit.py", "write_queue.py"}
-    assert asked <= patient | logging | {"reporting.py"}
+    trying = {"_rowcopy.py"}  # which of two ways to sort is the faster here, in memory
+    assert asked <= patient | logging | trying | {"reporting.py"}
