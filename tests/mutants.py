@@ -201,10 +201,10 @@ MUTANTS = [
     ),
     # A commit copies rows while those before are written.
     Mutant(
-        "_tiers/host.py",
-        "spare = blocks[(number + 1) % 2,",
-        "spare = blocks[number % 2,",
-        "tests/tiers/test_host.py",
+        "_disk/write_queue.py",
+        "spare = blocks[(number + 1) % 2, : part",
+        "spare = blocks[number % 2, : part",
+        "tests/disk/test_write_queue.py",
     ),
     Mutant(
         "_checksum.py",
@@ -294,8 +294,8 @@ MUTANTS = [
     ),
     Mutant(
         "_tiers/space.py",
-        "rows, records = rows.take(order), records.take(order, axis=0)",
-        "rows = rows.take(order)",
+        "partial(call_at, get, order[part])",
+        "partial(call_at, get, np.arange(rows.size)[part])",
         "tests/tiers/test_space.py",
     ),
     Mutant(

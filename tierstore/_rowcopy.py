@@ -21,6 +21,8 @@ __all__ = [
     "Groups",
     "Windows",
     "ascends",
+    "call_at",
+    "copy",
     "gather",
     "gathered",
     "looked_up",
@@ -162,6 +164,24 @@ def take(records: Bytes, slots: Index, out: Bytes) -> None:
 def take_part(records: Bytes, slots: Index, out: Bytes, part: slice) -> None:
     """Copy a part of what `take` copies, in the caller's thread."""
     records.take(slots[part], axis=0, out=out[part], mode="clip")
+
+
+def copy(records: Bytes, which: Any, out: Bytes) -> None:
+    """Copy whole records, a slice or those at positions, into contiguous `out`."""
+    if isinstance(which, slice):
+        out[:] = records[which]
+    else:
+        take(records, which, out)
+
+
+def call_at(
+    call: Callable[[Any, Bytes], object],
+    which: npt.NDArray[np.intp],
+    part: Any,
+    records: Bytes,
+) -> None:
+    """Call with records that are a part, a slice or positions, of those at positions `which`."""
+    call(which[part], records)
 
 
 def looked_up(numbers: npt.NDArray[Integer], rows: Index) -> npt.NDArray[Integer]:

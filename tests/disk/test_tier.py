@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from functools import partial
 
 import numpy as np
 import pytest
@@ -240,7 +241,7 @@ def test_a_delta_finds_the_last_record_of_a_row(tmp_path):
     writer = Writer(tmp_path, SPECS["memmap"], records(rng, ROWS, WIDTH))
     live = writer.generation._new_live()
     ids = rng.integers(0, ROWS // 2, 50)
-    live.put(np.arange(50), ids, records(rng, 50, WIDTH))
+    live.put(np.arange(50), ids, partial(_rowcopy.copy, records(rng, 50, WIDTH)))
     found, positions = live.seal(store=bytes(16), version=2).find(np.arange(ROWS))
     last = {int(row): position for position, row in enumerate(ids)}
     assert dict(zip(found.tolist(), positions.tolist(), strict=True)) == last

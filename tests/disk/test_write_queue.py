@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import records
+from tierstore import _parts
 from tierstore._disk import write_queue
 from tierstore._disk.behind import Behind
 from tierstore._disk.write_queue import Piece, WriteQueue
@@ -62,6 +63,13 @@ class Gate:
         self._write(piece)
 
 
+def put(queue: WriteQueue, piece: Piece, *, now: bool = False) -> None:
+    def fill(part: slice, out: np.ndarray) -> None:
+        out[:] = piece.records[part]
+
+    queue.put(piece.positions, piece.rows, fill, cached=piece.cached, now=now)
+
+
 def some(rng: np.random.Generator, count: int) -> Piece:
     positions = np.sort(rng.permutation(ROWS)[:count]).astype(np.int64)
     return Piece(positions, positions + 7, records(rng, count, WIDTH))
@@ -88,7 +96,7 @@ def test_any_sequence_of_calls(monkeypatch, threads, seed, room):
             piece = some(rng, int(rng.integers(1, ROWS)))
             positions, data = piece.positions.copy(), piece.records.copy()
             try:
-                file.queue.put(piece, now=rng.random() < 0.2)
+                put(file.queue, piece, now=rng.random() < 0.2)
             except OSError:
                 found = file.read(positions)
                 taken = (found == data).all(axis=1)
@@ -115,6 +123,32 @@ def test_any_sequence_of_calls(monkeypatch, threads, seed, room):
     assert file.most <= room * WIDTH and not file.queue._spare
 
 
+def there_first(here, there):
+    """Call two functions, the second first, as a thread may that is faster."""
+    there()
+    here()
+
+
+def here_first(here, there):
+    """Call two functions in order, as where no thread is free."""
+    here()
+    there()
+
+
+@pytest.mark.parametrize("beside", [there_first, here_first, _parts.beside])
+@pytest.mark.parametrize("count", [0, 1, 6, 7, 8, 29, ROWS])
+def test_who_waits_copies_each_part_while_the_one_before_is_written(monkeypatch, beside, count):
+    monkeypatch.setattr(write_queue, "_PART_BYTES", 7 * WIDTH)
+    monkeypatch.setattr(write_queue, "beside", beside)
+    rng, file = np.random.default_rng(count), File(1000 * WIDTH)
+    piece = some(rng, count)
+    put(file.queue, piece, now=True)
+    expected = np.zeros_like(file.data)
+    expected[piece.positions] = piece.records
+    assert np.array_equal(file.data, expected)
+    assert len(file.threads) == -(-count // 7) and not file.queue._spare
+
+
 def none_to_be_had(thread):
     raise RuntimeError("can't start new thread")
 
@@ -124,7 +158,7 @@ def test_a_caller_goes_on_while_a_thread_writes():
     gate = Gate(file)
     pieces = [one(rng, 4), one(rng, 9), one(rng, 4)]
     for piece in pieces:
-        file.queue.put(piece)
+        put(file.queue, piece)
     assert gate.reached.wait(60) and not file.threads
     assert np.array_equal(
         file.read(np.array([9, 4, 3]))[:2, 0], [p.records[0, 0] for p in pieces[1:]]
@@ -142,7 +176,7 @@ def test_who_finds_no_room_waits_for_it():
 
     def put_all():
         for piece in pieces:
-            file.queue.put(piece)
+            put(file.queue, piece)
 
     caller = threading.Thread(target=put_all)
     caller.start()
@@ -162,16 +196,16 @@ def test_what_a_thread_could_not_write_is_the_next_callers_error():
     rng, file = np.random.default_rng(3), File(9 * WIDTH)
     file.failing = lambda: True
     first, second = one(rng, 1), one(rng, 2)
-    file.queue.put(first)
+    put(file.queue, first)
     while not file.queue._idle():
         pass
-    for attempt in (lambda: file.queue.put(second), file.queue.drain):
+    for attempt in (lambda: put(file.queue, second), file.queue.drain):
         with pytest.raises(OSError, match="the disk is full"):
             attempt()
         assert np.array_equal(file.read(np.array([1])), first.records)
         assert not file.read(np.array([2])).any()
     file.failing = lambda: False
-    file.queue.put(second)
+    put(file.queue, second)
     file.queue.drain()
     assert np.array_equal(file.data[1:3], np.concatenate([first.records, second.records]))
 
@@ -181,7 +215,7 @@ def test_what_is_dropped_is_not_written():
     gate = Gate(file)
     pieces = [one(rng, position) for position in range(3)]
     for piece in pieces:
-        file.queue.put(piece)
+        put(file.queue, piece)
     assert gate.reached.wait(60)
     dropping = threading.Thread(target=file.queue.drop)
     dropping.start()
@@ -202,26 +236,26 @@ def test_one_thread_writes_the_queues_of_a_store_in_turn():
         file.queue._write = lambda piece, n=number, whole=whole: (whole(piece), order.append(n))
     for round in range(3):  # the thread waits at the first piece
         for file in files:
-            file.queue.put(one(rng, round))
+            put(file.queue, one(rng, round))
     assert gate.reached.wait(60)
     thread = behind._thread
     gate.open.set()
     for file in files:
         file.queue.drain()
     assert order == [0, 1, 2] * 3
-    files[1].queue.put(one(rng, 7))
+    put(files[1].queue, one(rng, 7))
     files[1].queue.drain()
     assert behind._thread is thread and thread.is_alive()
     behind.close()
     assert not thread.is_alive()
-    files[1].queue.put(one(rng, 8))  # by the caller, where it is not written in the end
+    put(files[1].queue, one(rng, 8))  # by the caller, where it is not written in the end
     files[1].queue.drain()
     assert files[1].threads[-1] == threading.current_thread().name
 
 
 def test_a_thread_ends_with_the_last_reference(monkeypatch):
     file = File(9 * WIDTH)
-    file.queue.put(one(np.random.default_rng(9), 3))
+    put(file.queue, one(np.random.default_rng(9), 3))
     file.queue.drain()
     thread = file.queue._behind._thread
     assert thread.is_alive()
@@ -246,7 +280,7 @@ def test_no_caller_finds_the_thread_idle_between_two_pieces():
     gate = Gate(file)
     pieces = [one(rng, position) for position in range(4)]
     for piece in pieces:
-        file.queue.put(piece)
+        put(file.queue, piece)
     assert gate.reached.wait(60)
     gate.open.set()
     file.queue.drain()
@@ -259,14 +293,14 @@ def test_a_new_thread_leaves_the_pieces_of_a_dead_one_to_the_caller(monkeypatch)
     file, other = File(9 * WIDTH, behind), File(9 * WIDTH, behind)
     with monkeypatch.context() as patch:
         patch.setattr(Behind, "alive", property(lambda behind: True))  # it dies before it begins
-        file.queue.put(one(rng, 1))
+        put(file.queue, one(rng, 1))
         behind._jobs.put(behind._jobs.get())
     assert not file.threads
     gate = Gate(file)
     drain = threading.Thread(target=file.queue.drain)
     drain.start()
     assert gate.reached.wait(60)
-    other.queue.put(one(rng, 2))
+    put(other.queue, one(rng, 2))
     other.queue.drain()  # after the job of the first queue, which the new thread has found
     assert other.threads == ["tierstore-write"]
     gate.open.set()
@@ -287,8 +321,8 @@ def test_threads_end_together_where_starting_one_was_interrupted(monkeypatch):
     file = File(9 * WIDTH, behind)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(threading.Thread, "start", interrupted)
-        file.queue.put(one(rng, 1))
-    file.queue.put(one(rng, 2))
+        put(file.queue, one(rng, 1))
+    put(file.queue, one(rng, 2))
     file.queue.drain()
     assert sorted(file.data.any(axis=1).nonzero()[0]) == [1, 2] and behind.alive
     behind.close()
@@ -302,7 +336,7 @@ def test_a_thread_that_died_leaves_its_work_to_the_caller(monkeypatch):
     monkeypatch.setattr(Behind, "ask", lambda behind, job: True)
     pieces = [one(rng, position) for position in range(3)]
     for piece in pieces:
-        file.queue.put(piece)
+        put(file.queue, piece)
     file.queue.drain()
     assert np.array_equal(file.data[:3], np.concatenate([p.records for p in pieces]))
 
@@ -319,9 +353,9 @@ def test_an_interrupt_while_the_thread_is_asked_loses_nothing(monkeypatch, asked
     pieces = [one(rng, position) for position in range(3)]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Behind, "ask", interrupted)
-        file.queue.put(pieces[0])
+        put(file.queue, pieces[0])
     for piece in pieces[1:]:
-        file.queue.put(piece)
+        put(file.queue, piece)
     file.queue.drain()
     assert np.array_equal(file.data[:3], np.concatenate([p.records for p in pieces]))
 
@@ -331,7 +365,7 @@ def test_records_lie_in_pages_as_in_the_file():
     gate = Gate(file)
     for first in (0, 3, 40):
         positions = np.arange(first, first + 5)
-        file.queue.put(Piece(positions, positions, records(rng, 5, WIDTH), cached=first > 3))
+        put(file.queue, Piece(positions, positions, records(rng, 5, WIDTH), cached=first > 3))
     assert gate.reached.wait(60)
     for piece, _ in file.queue._waiting:
         assert (piece.records.ctypes.data - piece.positions[0] * WIDTH) % mmap.PAGESIZE == 0
@@ -342,13 +376,13 @@ def test_records_lie_in_pages_as_in_the_file():
 
 def test_no_thread_lives_where_nothing_waits(monkeypatch):
     rng, file = np.random.default_rng(5), File(0)
-    file.queue.put(some(rng, 20))
+    put(file.queue, some(rng, 20))
     assert file.threads == [threading.current_thread().name]
     monkeypatch.setattr(write_queue, "_MIN_QUEUED_BYTES", 3 * WIDTH)
     small = File(99 * WIDTH)
-    small.queue.put(some(rng, 2))
+    put(small.queue, some(rng, 2))
     assert small.threads == [threading.current_thread().name]
-    small.queue.put(some(rng, 3))
+    put(small.queue, some(rng, 3))
     small.queue.drain()
     assert small.threads[1:] == ["tierstore-write"] and small.queue._idle()
 
@@ -359,7 +393,7 @@ def test_no_thread_lives_where_the_room_is_for_small_blocks(monkeypatch):
     rng = np.random.default_rng(7)
     little, enough = File(8 * WIDTH), File(12 * WIDTH)
     for file in (little, enough):
-        file.queue.put(some(rng, 40))
+        put(file.queue, some(rng, 40))
         file.queue.drain()
     assert little.threads == [threading.current_thread().name]
     assert set(enough.threads) == {"tierstore-write"}
@@ -371,7 +405,7 @@ def test_what_is_put_now_is_written_by_the_caller_after_what_waits():
     expected = file.data.copy()
     for piece in (first, last):
         expected[piece.positions] = piece.records
-    file.queue.put(first)
-    file.queue.put(last, now=True)
+    put(file.queue, first)
+    put(file.queue, last, now=True)
     assert file.threads == ["tierstore-write", threading.current_thread().name]
     assert np.array_equal(file.data, expected) and not file.queue._waiting

@@ -118,13 +118,16 @@ def test_a_write_that_waits_for_the_queue_is_logged(
         begun.set()
         assert end.wait(60)
 
+    def fill(part: slice, out: np.ndarray) -> None:
+        out[:] = part.stop
+
     queue = WriteQueue(write, 64, 4 * 64)
     at = np.arange(1)
     caplog.set_level(logging.DEBUG, "tierstore")
     for _ in range(4):
-        queue.put(Piece(at, at, np.zeros((1, 64), np.uint8)))
+        queue.put(at, at, fill)
     assert begun.wait(60) and not caplog.messages
-    one_more = threading.Thread(target=queue.put, args=(Piece(at, at, np.ones((1, 64), np.uint8)),))
+    one_more = threading.Thread(target=queue.put, args=(at, at, fill))
     one_more.start()
     while not queue._changed._waiters:
         pass

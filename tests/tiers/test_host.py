@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.oracle import records
 from tests.tiers.stack import ArrayTier, check, random_span, read
-from tierstore import _parts, _rowcopy
+from tierstore import _rowcopy
 from tierstore._rowcopy import Groups
 from tierstore._tiers import host
 from tierstore._tiers.host import HostTier
@@ -86,23 +86,9 @@ def run_any_calls(seed: int, slots: list[int], policy: PolicySpec) -> None:
     assert np.array_equal(below.records, oracle)
 
 
-def there_first(here, there):
-    """Call two functions, the second first, as a thread may that is faster."""
-    there()
-    here()
-
-
-def here_first(here, there):
-    """Call two functions in order, as where no thread is free."""
-    here()
-    there()
-
-
-@pytest.mark.parametrize("beside", [there_first, here_first, _parts.beside])
 @pytest.mark.parametrize("changed", [0, 1, 6, 7, 8, 29, ROWS])
-def test_a_flush_copies_each_part_while_the_one_before_is_written(monkeypatch, beside, changed):
+def test_a_flush_writes_part_by_part(monkeypatch, changed):
     monkeypatch.setattr(host, "staging_rows", lambda record_bytes: 7)
-    monkeypatch.setattr(host, "beside", beside)
     rng = np.random.default_rng(changed)
     for slots in (ROWS, ROWS - 1):
         (tier,), below, oracle = stacked(3, slots)
@@ -115,10 +101,8 @@ def test_a_flush_copies_each_part_while_the_one_before_is_written(monkeypatch, b
         check(tier)
 
 
-@pytest.mark.parametrize("beside", [there_first, here_first])
-def test_a_flush_that_fails_keeps_what_it_did_not_hand_down(monkeypatch, beside):
+def test_a_flush_that_fails_keeps_what_it_did_not_hand_down(monkeypatch):
     monkeypatch.setattr(host, "staging_rows", lambda record_bytes: 7)
-    monkeypatch.setattr(host, "beside", beside)
     (tier,), below, oracle = stacked(4, ROWS)
     write, parts = below.write, []
 

@@ -37,7 +37,7 @@ from tierstore._disk.footer import FOOTER_BYTES
 from tierstore._disk.manifest import DeltaInfo
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.write_queue import Piece, WriteQueue
-from tierstore._rowcopy import ascends, take_part
+from tierstore._rowcopy import ascends, call_at, take_part
 from tierstore.errors import (
     ROW_CURE,
     ConcurrentWriterError,
@@ -47,7 +47,10 @@ from tierstore.errors import (
     counted,
 )
 
-__all__ = ["Delta", "LiveDelta"]
+__all__ = ["Delta", "Get", "LiveDelta"]
+
+Get = Callable[[Any, npt.NDArray[np.uint8]], object]
+"""Copies some of the records to be written, a slice or positions, to where they are wanted."""
 
 _CHECKED_BYTES = 4 << 20
 _IDS = 1 << 20
@@ -319,11 +322,11 @@ class LiveDelta:
         self,
         positions: npt.NDArray[np.int64],
         rows: npt.NDArray[np.int64],
-        records: npt.NDArray[np.uint8],
+        get: Get,
         *,
         resident: bool = False,
     ) -> None:
-        """Put records `(n, record_bytes)` at distinct positions; new positions start at `count`.
+        """Put records that `get` copies at distinct positions `(n,)`; new ones start at `count`.
 
         All but the first records that stay `resident` in the tier above bypass the page cache.
         Nothing is durable before the delta is sealed and synced. If the disk is full, nothing has
@@ -335,10 +338,10 @@ class LiveDelta:
         self._reserve(count)
         if (positions[1:] < positions[:-1]).any():
             order = np.argsort(positions, kind="stable")
-            positions, rows, records = positions[order], rows[order], records[order]
-        self._resident_bytes += records.nbytes if resident else 0
+            positions, rows, get = positions[order], rows[order], partial(call_at, get, order)
+        self._resident_bytes += positions.size * self.record_bytes if resident else 0
         cached = not resident or self._resident_bytes <= _CACHED_BYTES
-        self._queue.put(Piece(positions, rows, records, cached), now=resident and cached)
+        self._queue.put(positions, rows, get, cached=cached, now=resident and cached)
         self._ids[positions] = rows
         self.count = count
 

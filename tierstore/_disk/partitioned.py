@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._disk.delta import Delta
+from tierstore._disk.delta import Delta, Get
 from tierstore._disk.generation import Generation
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._disk.records import BLOCK_BYTES
 from tierstore._disk.tier import DiskTier
+from tierstore._rowcopy import call_at, copy
 from tierstore.spec import TableSpec
 from tierstore.stats import TierStats
 
@@ -125,8 +127,12 @@ class PartitionedTier:
 
     def write(self, rows: Rows, records: Bytes, *, resident: bool = False) -> None:
         """Write `records` `(n, record_bytes)` over those of `rows` `(n,)`, distinct."""
+        self.collect(rows, partial(copy, np.ascontiguousarray(records)), resident=resident)
+
+    def collect(self, rows: Rows, get: Get, *, resident: bool = False) -> None:
+        """Write the records that `get` copies over those of `rows` `(n,)`, distinct."""
         for tier, which, own in self._routed(rows):
-            tier.write(own, records[which], resident=resident)
+            tier.collect(own, partial(call_at, get, which), resident=resident)
 
     def stage(self, rows: Rows) -> Callable[[], None]:
         """Return a function that prefetches `rows`; it may block, so call it without a lock."""

@@ -20,12 +20,12 @@ from tierstore._checksum import Put
 from tierstore._closing import call_each
 from tierstore._disk import readahead
 from tierstore._disk.base import Base
-from tierstore._disk.delta import Delta, LiveDelta
+from tierstore._disk.delta import Delta, Get, LiveDelta
 from tierstore._disk.index import FEW, DeltaIndex, check_positions, check_rows
 from tierstore._disk.merging import Merge
 from tierstore._disk.readahead import MappedRows, paced
 from tierstore._disk.records import BLOCK_BYTES, block_rows
-from tierstore._rowcopy import scatter, unique
+from tierstore._rowcopy import call_at, copy, scatter, unique
 from tierstore.errors import (
     CorruptRowError,
     StoreFullError,
@@ -35,6 +35,8 @@ from tierstore.stats import TierStats
 
 __all__ = ["DiskTier"]
 
+_COLLECTED_BYTES = 8 << 20
+"""Bytes of records to write for which readers of others wait at a time."""
 _ROWS_AHEAD = 2048
 """Rows that are prefetched and then copied at a time, enough to keep a disk busy."""
 _SAMPLE = 1024
@@ -60,11 +62,14 @@ def _spread(
         scatter(out, which, records)
 
 
-def _put_at(
-    put: Put, which: npt.NDArray[np.intp], part: Any, records: npt.NDArray[np.uint8]
+def _read_at(
+    live: LiveDelta,
+    places: npt.NDArray[np.int64],
+    which: Any,
+    out: npt.NDArray[np.uint8],
 ) -> None:
-    """Put records that are a part of those at positions `which`."""
-    put(which[part], records)
+    """Copy the records at some of `places` in a live delta."""
+    live.read(places[which], out)
 
 
 class DiskTier:
@@ -320,16 +325,16 @@ class DiskTier:
             for source, start, which in index.by_delta(entries, self.live):
                 positions = entries[which].astype(np.int64) - 1 - start
                 if isinstance(source, LiveDelta):
-                    left, deliver = source.begin(positions, partial(_put_at, put, which))
+                    left, deliver = source.begin(positions, partial(call_at, put, which))
                     positions, which = positions[left], which[left]
                 else:
                     deliver = source.deliver
                 if which.size:
-                    found.append(partial(deliver, positions, partial(_put_at, put, which)))
+                    found.append(partial(deliver, positions, partial(call_at, put, which)))
         in_base = np.flatnonzero(entries == 0)
         if in_base.size:
             deliver = self._base.deliver
-            found.append(partial(deliver, rows[in_base], partial(_put_at, put, in_base)))
+            found.append(partial(deliver, rows[in_base], partial(call_at, put, in_base)))
         return found
 
     def let_go(self, rows: npt.NDArray[np.int64]) -> None:
@@ -363,17 +368,27 @@ class DiskTier:
     ) -> None:
         """Overwrite the records of distinct `rows` `(n,)` with `records` `(n, record_bytes)`.
 
-        A thread may write them in the background, except for small amounts that stay `resident`
-        above, for which a caller waits. A full disk raises StoreFullError without changing
-        anything.
+        See `collect`.
         """
-        if rows.size:
-            with self._lock:
-                self._write(rows, records, resident=resident)
+        self.collect(rows, partial(copy, np.ascontiguousarray(records)), resident=resident)
 
-    def _write(
-        self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8], *, resident: bool
-    ) -> None:
+    def collect(self, rows: npt.NDArray[np.int64], get: Get, *, resident: bool = False) -> None:
+        """Overwrite the records of distinct `rows` `(n,)` with those that `get` copies.
+
+        `get` is called for parts of them, with a slice of `rows` or positions there, and the memory
+        for them. A thread may write them in the background, except for small amounts that stay
+        `resident` above, for which a caller waits. A full disk raises StoreFullError; nothing has
+        changed then, or only whole records of the first rows have.
+        """
+        step, some = max(1, _COLLECTED_BYTES // self.record_bytes), get
+        for at in range(0, rows.size, step):
+            part = rows[at : at + step]
+            if part.size < rows.size:
+                some = partial(call_at, get, np.arange(at, at + part.size))
+            with self._lock:
+                self._collect(part, some, resident=resident)
+
+    def _collect(self, rows: npt.NDArray[np.int64], get: Get, *, resident: bool) -> None:
         live = self.live
         if live is None:
             live = self.live = self._create_live()
@@ -391,12 +406,12 @@ class DiskTier:
         check_positions(start + count)
         replaced = _grown(index.replaced, count)
         try:
-            live.put(positions, rows, records, resident=resident)
+            live.put(positions, rows, get, resident=resident)
         except StoreFullError:
             if not superseded:
                 raise
             live.full = True
-            self._write(rows, records, resident=resident)
+            self._collect(rows, get, resident=resident)
             return
         places[known] = replaced[there]
         new = slice(None) if count == first + rows.size else positions >= first
@@ -423,10 +438,8 @@ class DiskTier:
         try:
             live.drain()  # both deltas share the memory of one queue
             for at in range(0, rows.size, step):
-                part = rows[at : at + step]
-                records = np.empty((part.size, self.record_bytes), np.uint8)
-                live.read(places[at : at + step], records)
-                compact.put(np.arange(at, at + part.size), part, records)
+                part, there = rows[at : at + step], places[at : at + step]
+                compact.put(np.arange(at, at + part.size), part, partial(_read_at, live, there))
         except TierStoreError:
             compact.remove()
             live.full = True

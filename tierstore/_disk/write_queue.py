@@ -19,21 +19,27 @@ import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._disk.behind import Behind
+from tierstore._parts import beside
 from tierstore._threads import Condition
 
-__all__ = ["Piece", "WriteQueue"]
+__all__ = ["Fill", "Piece", "WriteQueue"]
 
 _LOG = logging.getLogger("tierstore")
 
 _MIN_QUEUED_BYTES = 128 << 10
 """Size below which writing takes no longer than handing over to a thread."""
-_BLOCK_BYTES = 2 << 20
+_PART_BYTES = 2 << 20
+"""Bytes written at a time by who waits for it, while as many are copied."""
+_BLOCK_BYTES = 4 << 20
+"""Most bytes queued at a time: several threads copy them, and few blocks are handed over."""
 _BLOCKS = 4
 """Minimum number of blocks: one is written while others are filled."""
 _PATIENCE = 0.05
 """Seconds after which a waiter checks whether the thread is alive."""
 
 Bytes = npt.NDArray[np.uint8]
+Fill = Callable[[slice, Bytes], object]
+"""Copies a part of the records that are put to where they are wanted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,18 +53,6 @@ class Piece:
     rows: npt.NDArray[np.int64]
     records: Bytes
     cached: bool = True
-
-    def part(self, which: slice) -> Piece:
-        """Return a slice of the piece."""
-        return Piece(self.positions[which], self.rows[which], self.records[which], self.cached)
-
-    def copy(self, block: Bytes) -> Piece:
-        """Return a copy with records in a block, aligned to pages as in the file."""
-        records = self.records
-        offset = int(self.positions[0]) * records.shape[1]
-        records = _io.direct.placed(block, records.nbytes, offset).reshape(records.shape)
-        records[:] = self.records
-        return Piece(self.positions.copy(), self.rows.copy(), records, self.cached)
 
     def find(
         self, positions: npt.NDArray[np.int64]
@@ -89,6 +83,7 @@ class WriteQueue:
         `behind` writes them, by default a thread that ends with the queue.
         """
         self._write = write
+        self._record_bytes = record_bytes
         self._behind = behind or Behind()
         self._rows = max(1, min(_BLOCK_BYTES, room // _BLOCKS) // record_bytes)
         self._block_bytes = self._rows * record_bytes + _io.direct.BLOCK
@@ -99,26 +94,64 @@ class WriteQueue:
         self._turn: object | None = None  # for which the thread is to write, or writes
         self._changed = Condition()
 
-    def put(self, piece: Piece, *, now: bool = False) -> None:
-        """Queue a copy of a piece; wait until there is room.
+    def put(
+        self,
+        positions: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.int64],
+        fill: Fill,
+        *,
+        cached: bool = True,
+        now: bool = False,
+    ) -> None:
+        """Queue records, which `fill` copies part by part; wait until there is room.
 
-        A small one is written at once if none waits, and so are all with `now`, or where the room
-        is for small blocks: to hand one over and back takes a few tenths of a millisecond. Raises
-        what writing raises, for this piece or those before it; of this one, parts may be taken.
+        Few are written at once if none waits, and so are all with `now`, or where the room is for
+        small blocks: to hand one over and back takes a few tenths of a millisecond. Raises what
+        writing raises, for these records or those before; of these, some may be taken.
         """
         if now:
             self.drain()
-        if (
-            now
-            or not self._most
-            or (piece.records.nbytes < _MIN_QUEUED_BYTES and not self._waiting)
-        ):
-            self._write(piece)
+        if not positions.size:
             return
-        for start in range(0, len(piece.records), self._rows):
-            self._put(piece.part(slice(start, start + self._rows)))
+        nbytes = positions.size * self._record_bytes
+        if now or not self._most or (nbytes < _MIN_QUEUED_BYTES and not self._waiting):
+            self._write_now(positions, rows, fill, cached=cached)
+            return
+        for start in range(0, positions.size, self._rows):
+            part = slice(start, min(start + self._rows, positions.size))
+            self._put(positions[part], rows[part], partial(fill, part), cached=cached)
 
-    def _put(self, piece: Piece) -> None:
+    def _write_now(
+        self,
+        positions: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.int64],
+        fill: Fill,
+        *,
+        cached: bool,
+    ) -> None:
+        """Write records; copy each part while the one before is written, which also computes."""
+        count, step = positions.size, max(1, _PART_BYTES // self._record_bytes)
+        blocks = np.empty((1 + (count > step), min(step, count), self._record_bytes), np.uint8)
+        part = slice(0, min(step, count))
+        fill(part, blocks[0])
+        for number in range(-(-count // step)):
+            block = blocks[number % 2, : part.stop - part.start]
+            write = partial(self._write, Piece(positions[part], rows[part], block, cached))
+            part = slice(part.stop, min(part.stop + step, count))
+            if part.start < count:
+                spare = blocks[(number + 1) % 2, : part.stop - part.start]
+                beside(write, partial(fill, part, spare))
+            else:
+                write()
+
+    def _put(
+        self,
+        positions: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.int64],
+        fill: Callable[[Bytes], object],
+        *,
+        cached: bool,
+    ) -> None:
         with self._changed:
             begin = time.monotonic()
             full = not self._has_room()
@@ -134,7 +167,10 @@ class WriteQueue:
         if mine:
             self._write_waiting()
         block = self._spare.pop() if self._spare else np.empty(self._block_bytes, np.uint8)
-        piece = piece.copy(block)
+        nbytes, offset = (self._record_bytes * int(n) for n in (positions.size, positions[0]))
+        records = _io.direct.placed(block, nbytes, offset).reshape(-1, self._record_bytes)
+        fill(records)
+        piece = Piece(positions.copy(), rows.copy(), records, cached)
         with self._changed:
             self._waiting.append((piece, block))
             if self._idle():

@@ -17,6 +17,7 @@ __all__ = [
     "REFRESHED",
     "ROLLED_BACK",
     "Bytes",
+    "Collecting",
     "Delivering",
     "DeviceView",
     "Epoch",
@@ -73,6 +74,20 @@ class Delivering(Protocol):
 
         That is a slice or positions. `put` is called for parts of them, in several threads at a
         time; an array is valid until it returns. After an error, what it was given is undefined.
+        """
+
+
+@runtime_checkable
+class Collecting(Protocol):
+    """A tier that copies the records to write from where they are, part by part."""
+
+    def collect(
+        self, rows: Rows, get: Callable[[Any, Bytes], object], *, resident: bool = False
+    ) -> None:
+        """Write the records of distinct `rows` as `write` does, which `get` copies.
+
+        `get` is called for parts of them, with a slice of `rows` or positions there, and the memory
+        for them.
         """
 
 

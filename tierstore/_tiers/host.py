@@ -20,18 +20,17 @@ import itertools
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy, _rowmap
-from tierstore._parts import beside, in_parts
+from tierstore._parts import in_parts
 from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
 from tierstore._tiers import memory
-from tierstore._tiers.base import Bytes, Delivering, DeviceView, Renewed, Rows, Tier
+from tierstore._tiers.base import Bytes, Collecting, Delivering, DeviceView, Renewed, Rows, Tier
 from tierstore._tiers.changes import Changes
 from tierstore._tiers.memory import ALIGNMENT, Arrays
 from tierstore._tiers.slots import (
@@ -169,6 +168,7 @@ class HostTier:
             raise CapacityError(f"a host tier needs at least one slot, not {slots}")
         self.below = below
         self._delivering = below if isinstance(below, Delivering) else None
+        self._collecting = below if isinstance(below, Collecting) else None
         self.policy: str = policy.name
         self.rows: int = below.rows
         self.record_bytes: int = below.record_bytes
@@ -764,23 +764,21 @@ class HostTier:
     def _write_back(self, slots: Slots, rows: Rows, *, resident: bool = False) -> None:
         """Write the records in `slots`, those of `rows`, to the tier below and mark them clean.
 
-        Copy each part while the previous one is written, which takes computation. Either nothing
-        else refers to the slots, or no other thread is in a call.
+        Either nothing else refers to the slots, or no other thread is in a call.
         """
-        parts, most = self._parts(slots.size), min(self._part, slots.size)
-        blocks = np.empty((min(len(parts), 2), most, self.record_bytes), np.uint8)
-        for number, part in enumerate(parts):
+        if self._collecting is not None:
+            self._collecting.collect(
+                rows,
+                lambda which, out: _rowcopy.gather(self.records, slots[which], out),
+                resident=resident,
+            )
+            self.map.dirty[slots] = 0
+            return
+        block = np.empty((min(self._part, slots.size), self.record_bytes), np.uint8)
+        for part in self._parts(slots.size):
             here = slots[part]
-            block = blocks[number % 2, : here.size]
-            if not number:
-                _rowcopy.gather(self.records, here, block)
-            hand_down = partial(self.below.write, rows[part], block, resident=resident)
-            if number + 1 < len(parts):
-                after = slots[parts[number + 1]]
-                spare = blocks[(number + 1) % 2, : after.size]
-                beside(hand_down, partial(_rowcopy.gather, self.records, after, spare))
-            else:
-                hand_down()
+            _rowcopy.gather(self.records, here, block[: here.size])
+            self.below.write(rows[part], block[: here.size], resident=resident)
             self.map.dirty[here] = 0
 
     def _read_below(self, rows: Rows, which: Positions, out: Bytes, lo: int) -> None:

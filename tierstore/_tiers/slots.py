@@ -38,7 +38,7 @@ _SMALL_BATCH = 500
 """Most rows that NumPy indexes without releasing the interpreter's lock. `take` always releases it,
 and a thread that computes may then keep it for 5 ms (`NPY_BEGIN_THREADS_THRESHOLDED`)."""
 
-_QUEUE_BYTES = 8 << 20
+_QUEUE_BYTES = 32 << 20
 _QUEUE_SHARE = 16
 
 

@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from tierstore._rowcopy import call_at, copy
 from tierstore._tiers.base import (
     OPENED_ANEW,
     REFRESHED,
     ROLLED_BACK,
     Bytes,
+    Collecting,
     Delivering,
     Epoch,
     LowestTier,
@@ -30,6 +32,7 @@ from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.device import device_error
 from tierstore._tiers.gpu.whole import WholeColumns
 from tierstore._tiers.host import HostTier
+from tierstore._tiers.slots import staging_rows
 from tierstore._tiers.uncached import Uncached
 from tierstore.stats import Occupancy, TierInformation, TierStats
 
@@ -119,11 +122,6 @@ def lowest_of(extents: Sequence[Extent]) -> MappedTier:
     return extents[0].tier if len(extents) == 1 else Router([extent.tier for extent in extents])
 
 
-def _put_at(put: Callable[[Any, Bytes], object], which: Rows, part: Any, records: Bytes) -> None:
-    """Put records that are a part of those at positions `which`."""
-    put(which[part], records)
-
-
 class Router:
     """The lowest tier of a space of several extents, placed end to end."""
 
@@ -158,7 +156,7 @@ class Router:
         for tier, part, own in self._routed(rows):
             which = np.arange(part.start, part.stop)
             if isinstance(tier, Delivering):
-                tier.deliver(own, partial(_put_at, put, which))
+                tier.deliver(own, partial(call_at, put, which))
                 continue
             with contextlib.closing(tier.stream(own)) as stream:
                 for within, records in stream:
@@ -166,11 +164,26 @@ class Router:
 
     def write(self, rows: Rows, records: Bytes, *, resident: bool = False) -> None:
         """Write `records` `(n, record_bytes)` over those of `rows` `(n,)`, in any order."""
+        self.collect(rows, partial(copy, np.ascontiguousarray(records)), resident=resident)
+
+    def collect(
+        self, rows: Rows, get: Callable[[Any, Bytes], object], *, resident: bool = False
+    ) -> None:
+        """Write the records of `rows` `(n,)`, in any order, that `get` copies; see `Collecting`."""
+        order = np.arange(rows.size)
         if (rows[1:] < rows[:-1]).any():
             order = np.argsort(rows)
-            rows, records = rows.take(order), records.take(order, axis=0)
+            rows = rows.take(order)
         for tier, part, own in self._routed(rows):
-            tier.write(own, records[part], resident=resident)
+            if isinstance(tier, Collecting):
+                tier.collect(own, partial(call_at, get, order[part]), resident=resident)
+                continue
+            step = staging_rows(self.record_bytes)
+            block = np.empty((min(step, own.size), self.record_bytes), np.uint8)
+            for at in range(0, own.size, step):
+                some, records = own[at : at + step], block[: own.size - at]
+                get(order[part][at : at + step], records)
+                tier.write(some, records, resident=resident)
 
     def stage(self, rows: Rows) -> Callable[[], None] | None:
         """Return a call that brings `rows`, ascending, nearer in all the tiers, or None."""
