@@ -59,7 +59,7 @@ def verify(out: Output, store: Place, version: int | str | None, sample: int | N
         "bad_files": report.bad_files,
         "whole": report.whole,
     }
-    damage = [(name, some_ids(ids)) for name, ids in report.bad_rows.items() if ids]
+    damage = [(name, some_ids(ids)) for name, ids in report.bad_rows.items()]
     summary = f"version {report.version}: {counted(report.rows_checked, 'row')} checked"
     parts = [f"damaged: {each}" for each in report.bad_files]
     out.show(data, f"{summary}, no damage" if report.ok else summary, *parts, *_grid(damage))
