@@ -338,7 +338,8 @@ def test_a_closed_store_says_so(store):
     store.close()
     store.close()
     assert store.closed
-    for call in (store.commit, store.info, store.verify, lambda: item.read([1])):
+    calls = (store.commit, store.info, store.verify, lambda: store["item"], lambda: item.read([1]))
+    for call in calls:
         with pytest.raises(ClosedError, match="it was closed"):
             call()
 

@@ -86,6 +86,7 @@ class Store(SchemaChanges):
 
     def __getitem__(self, name: str) -> Table:
         """Return a table; raises UnknownNameError, a KeyError, or CorruptStoreError."""
+        self._door.check_open(write=False)
         if name in self._state.damaged:
             raise self._state.damaged[name]
         try:
