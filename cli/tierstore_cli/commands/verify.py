@@ -37,6 +37,8 @@ def verify(out: Output, store: Place, version: int | str | None, sample: int | N
     To repair damaged rows, write and commit them again, or copy the intact rows: `tierstore
     repair`.
 
+    With --json, bad_rows are the ids of damaged rows, by table; tables without any are left out.
+
     \b
     Examples:
       tierstore verify emb.tier
