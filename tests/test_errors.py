@@ -110,6 +110,13 @@ def test_a_lookahead_says_how_ids_are_given():
                 tierstore.lookahead([], wrong)
 
 
+def test_a_store_in_memory_is_closed_without_a_warning():
+    """There is nothing that a commit would have kept."""
+    with warnings.catch_warnings(), tierstore.create(None, SPEC) as store:
+        warnings.simplefilter("error")
+        store["t"].write([1, 2], np.ones((2, 4), np.float32))
+
+
 def test_warnings_can_be_told_apart(tmp_path):
     store = tierstore.create(tmp_path / "emb.tier", SPEC)
     store["t"].write([1, 2], np.ones((2, 4), np.float32))

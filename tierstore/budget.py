@@ -85,7 +85,7 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Budget:
-    """Hard caps on the memory of the host and GPU tiers.
+    """Hard caps on the memory of the host and GPU tiers of one open store.
 
     `host` and `gpu` are bytes and cover slots, per-row maps, policy arrays and staging; `host` also
     the index of changed rows that the disk tier keeps, at most 4 bytes a row. `host_rows`

@@ -111,8 +111,13 @@ class Hits:
 
     @property
     def unique_hit_rate(self) -> float:
-        """Hits divided by requests, over distinct ids per batch; it determines the bytes moved."""
-        return self.unique_hits / self.unique if self.unique else 0.0
+        """Hits divided by requests, over distinct ids per batch; it determines the bytes moved.
+
+        0 before the first request; NaN if no batch so far was one of those whose ids are counted.
+        """
+        if self.unique:
+            return self.unique_hits / self.unique
+        return math.nan if self.requested else 0.0
 
 
 def tally(counters: Hits, **amounts: int) -> None:

@@ -83,7 +83,7 @@ def test_verify(run, run_json, pair):
         "version": 3,
         "ok": True,
         "rows_checked": 320,
-        "bad_rows": {"item": [], "user": []},
+        "bad_rows": {},
         "bad_files": [],
         "whole": [2, 3],
     }

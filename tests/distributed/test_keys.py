@@ -498,8 +498,7 @@ def use_and_remove(rank: int, path: Path) -> int:
 @pytest.mark.slow
 def test_each_rank_removes_keys_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "parts"
-    tables = {"user": spec("int64", track_uses=True)}
-    distributed.create(path, tables, partitions=5).close()
+    distributed.create(path, {"user": spec("int64")}, partitions=5).close()
     one, other = values(run(2, use_and_remove, path))
     assert one and other and one + other == 50
     assert len(by_key(path)) == 150

@@ -188,6 +188,17 @@ class KeyedMachine(RuleBasedStateMachine):
                 self.order.append(key)
             self.truth[key] = row
 
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        keys = data.draw(st.lists(KEYS[self.kind], max_size=12))
+        gone = set(keys) & set(self.order)
+        assert self.table.remove(self.given(keys)) == len(gone)
+        for key in gone:
+            del self.truth[key]
+        left = [key for key in self.order if key not in gone]
+        self.order = list(self.table.keys)
+        assert sorted(self.order, key=repr) == sorted(left, key=repr)
+
     @rule()
     def fold(self) -> None:
         if not self.store.uncommitted_rows():
@@ -257,9 +268,9 @@ class TextMachine(KeyedMachine):
     kind = "text"
 
 
-def tracking(kind: str) -> TableSpec:
+def tracking(kind: str, *, tracked: bool = True) -> TableSpec:
     fields = {"weight": Field(DIM, init=INIT), "age": Field(1)}
-    return TableSpec(CAPACITY, fields=fields, keys=kind, track_uses=True)
+    return TableSpec(CAPACITY, fields=fields, keys=kind, track_uses=tracked)
 
 
 class ExpiringMachine(KeyedMachine):
@@ -282,17 +293,6 @@ class ExpiringMachine(KeyedMachine):
         assert sorted(self.order, key=repr) == sorted(left, key=repr)
         for key in left:
             assert np.array_equal(self.table.read(given(self.kind, [key]), "uses")[0], before[key])
-
-    @rule(data=st.data())
-    def remove(self, data: st.DataObject) -> None:
-        keys = data.draw(st.lists(KEYS[self.kind], max_size=12))
-        gone = set(keys) & set(self.order)
-        assert self.table.remove(self.given(keys)) == len(gone)
-        for key in gone:
-            del self.truth[key]
-        left = [key for key in self.order if key not in gone]
-        self.order = list(self.table.keys)
-        assert sorted(self.order, key=repr) == sorted(left, key=repr)
 
 
 class ExpiringTextMachine(ExpiringMachine):
@@ -482,9 +482,10 @@ def test_expiry_without_a_loop_removes_nothing_and_warns(tmp_path, kind):
         assert s["t"].rows == 10
 
 
-def test_keys_are_removed(tmp_path, kind):
+@pytest.mark.parametrize("tracked", [False, True])
+def test_keys_are_removed(tmp_path, kind, tracked):
     keys, rows = some(kind, 30), np.random.default_rng(1).standard_normal((30, DIM), np.float32)
-    with tierstore.create(tmp_path / "s", {"t": tracking(kind)}) as s:
+    with tierstore.create(tmp_path / "s", {"t": tracking(kind, tracked=tracked)}) as s:
         table = s["t"]
         first = table.read(keys[:3])
         table.write(keys, rows)
@@ -563,11 +564,13 @@ def test_keys_that_expire_are_not_loaded_again(tmp_path, kind, monkeypatch):
         assert generation.key_count == 20
 
 
-def test_readers_and_writers_beside_expiry(tmp_path, kind):
+@pytest.mark.parametrize("tracked", [False, True])
+def test_readers_and_writers_beside_removals(tmp_path, kind, tracked):
     """A key has its own row or none, whatever other threads remove."""
     rows = np.random.default_rng(6).standard_normal((2000, DIM), np.float32)
     keys = some(kind, 2000)
-    with tierstore.create(tmp_path / "s", {"t": tracking(kind)}, budget=Budget(host_rows=9)) as s:
+    spec = tracking(kind, tracked=tracked)
+    with tierstore.create(tmp_path / "s", {"t": spec}, budget=Budget(host_rows=9)) as s:
         s.grow("t", 3000)
         table, wrong, done = s["t"], [], threading.Event()
         table.write(keys, rows)
@@ -598,7 +601,10 @@ def test_readers_and_writers_beside_expiry(tmp_path, kind):
             each.start()
         try:
             for number in range(12):
-                list(table.expire(keep_at_most=1500 - 100 * number))
+                if tracked:
+                    list(table.expire(keep_at_most=1500 - 100 * number))
+                else:
+                    table.remove(keys[100 * number : 100 * number + 150])
         finally:
             done.set()
             for each in threads:
@@ -729,8 +735,6 @@ def test_texts_of_one_hash(tmp_path, monkeypatch):
 def test_what_cannot_expire(store, kind):
     with pytest.raises(InvalidInputError, match="track_uses"):
         store["t"].expire(unused_for=1)
-    with pytest.raises(InvalidInputError, match="track_uses"):
-        store["t"].remove(some(kind, 1))
     with pytest.raises(InvalidInputError, match="at least one"):
         store["t"].expire()
     with pytest.raises(InvalidTypeError):

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -315,6 +317,9 @@ def test_counters():
     assert (stats.unique, stats.unique_hits, stats.unique_of) == (3, 0, 4)
     assert stats.unique_sampled
     assert stats.to_dict()["hit_rate"] == stats.hit_rate
+    assert (stats - stats).unique_hit_rate == 0  # nothing was requested
+    read(tier, [1])
+    assert math.isnan((tier.stats - stats).unique_hit_rate)  # it was, but not counted
 
 
 @pytest.mark.parametrize("slots", [ROWS, ROWS - 1])

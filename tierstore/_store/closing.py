@@ -28,18 +28,21 @@ __all__ = ["close", "leave_to_owner", "watch"]
 _LOG = logging.getLogger("tierstore")
 
 
-def close(state: State, folder: Folder, *, at_once: bool = False) -> None:
+def close(state: State, folder: Folder, *, at_once: bool = False, kept: bool = True) -> None:
     """Drop what is not committed with a warning that names it, and release all resources.
 
     An interrupt or `at_once` ends a wait for a running fold. If called by a callback within a use
-    of the store, the store closes when that use ends.
+    of the store, the store closes when that use ends. Without `kept` its files go as well: no
+    commit would have saved anything, so there is no warning.
     """
     door = state.door
     if os.getpid() != door.pid:
         return
     state.prefetcher.close()
     if door.held:
-        door.close("it was closed from within this call", then=partial(close, state, folder))
+        door.close(
+            "it was closed from within this call", then=partial(close, state, folder, kept=kept)
+        )
         return
     lost = ""
     try:
@@ -54,7 +57,7 @@ def close(state: State, folder: Folder, *, at_once: bool = False) -> None:
         finally:
             state.release()
     _LOG.info("%s: closed", state.directory.path)
-    if lost:
+    if lost and kept:
         warn(
             f"{state.directory.path} was closed with {lost}, now dropped; call commit() to keep "
             "what was written",

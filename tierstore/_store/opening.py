@@ -58,7 +58,7 @@ def create(
     """Create a store with these tables at `path`, which must not exist, and open it for writing.
 
     If `path` is None, the store is created in memory (under /dev/shm, if available) and removed
-    when it is closed; use this for tests.
+    when it is closed, without a warning about uncommitted rows; use this for tests.
 
     The arguments are checked before anything is written. All rows are written and their disk space
     is reserved before the store appears under its name, so a full disk, a kill or a power failure

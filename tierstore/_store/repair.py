@@ -538,7 +538,7 @@ def mend_rows(state: State, report: VerifyReport) -> None:
         if each.seq < newest.seq and each.version <= newest.version
     ]
     for name, bad in report.bad_rows.items():
-        if bad and name in state.tables:
+        if name in state.tables:
             report.mended[name] = _mend(state, state.tables[name], bad, kept)
 
 

@@ -86,6 +86,7 @@ class Store(SchemaChanges):
 
     def __getitem__(self, name: str) -> Table:
         """Return a table; raises UnknownNameError, a KeyError, or CorruptStoreError."""
+        self._door.check_open(write=False)
         if name in self._state.damaged:
             raise self._state.damaged[name]
         try:
@@ -720,13 +721,19 @@ class Store(SchemaChanges):
         self._close()
 
     def _when_closed(self, work: Callable[[], object]) -> None:
-        """Call a function once the store is closed or garbage-collected."""
+        """Call a function that removes the files once the store is closed or garbage-collected."""
         self._afterwards.append(weakref.finalize(self, work))
 
     def _close(self, *, at_once: bool = False) -> None:
         call_each(
             self._raise_unseen,
-            partial(closing.close, self._state, self._folder, at_once=at_once),
+            partial(
+                closing.close,
+                self._state,
+                self._folder,
+                at_once=at_once,
+                kept=not self._afterwards,  # which removes the files
+            ),
             self._forget,
             *self._afterwards,
         )

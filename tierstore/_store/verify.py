@@ -48,7 +48,8 @@ class VerifyReport:
     Attributes:
         version: the verified version; of other versions, only additional files were checked.
         rows_checked: number of checked rows in its bases.
-        bad_rows: ascending rows that are damaged in the base or in a delta, by table.
+        bad_rows: ascending rows that are damaged in the base or in a delta, by table; tables
+            without such rows are left out.
         bad_files: other damage: manifests, files of tables, keys and payload, each with a reason.
         whole: the checked versions in which every row, key and payload can be read; empty if only a
             sample was checked.
@@ -65,7 +66,7 @@ class VerifyReport:
     @property
     def ok(self) -> bool:
         """Whether nothing is damaged."""
-        return not self.bad_files and not any(self.bad_rows.values())
+        return not self.bad_files and not self.bad_rows
 
     def __bool__(self) -> bool:
         """Return `ok`: a report that lists damage is falsy."""
@@ -164,7 +165,6 @@ def _verify_partitions(
 ) -> None:
     """Check every partition of a store as a store, and the payload of the root."""
     report, several = check.report, check.sample is None and version is None
-    report.bad_rows = {name: [] for name in chosen.tables}
     wanted = [each for each in found.versions.values() if several or each.version == chosen.version]
     roots = {each.version: each for each in wanted} | {chosen.version: chosen}
     whole = {
@@ -180,7 +180,8 @@ def _verify_partitions(
         report.bad_files += [f"{where}: {each}" for each in part.bad_files]
         for name, rows in part.bad_rows.items():
             ids = _ids(chosen, name, number, rows, keys_before.get(name, 0))
-            report.bad_rows.setdefault(name, []).extend(ids)
+            if ids:
+                report.bad_rows.setdefault(name, []).extend(ids)
         for name, count in keys.items():
             keys_before[name] += count
         whole -= {v for v, root in roots.items() if root.partitions[number][0] not in part.whole}
@@ -379,8 +380,6 @@ class _Check:
     ) -> bool:
         """Check a table; return whether a reader of this version can read all its rows."""
         where = f"table {name} of version {manifest.version}"
-        if newest:
-            self.report.bad_rows[name] = []
         with contextlib.ExitStack() as files:
             directory: _io.Directory | None = None
             try:
@@ -397,7 +396,7 @@ class _Check:
             base = self._check_base(where, info, whole, opened, directory)
             keys = self._check_keys(where, info, opened, directory)
         bad = np.concatenate([_NOTHING if base is None else base, *(rows for _, rows in deltas)])
-        if newest:
+        if newest and bad.size:
             self.report.bad_rows[name] = np.unique(bad).tolist()
         if base is None or not keys or any(delta is None for delta, _ in deltas):
             return False

@@ -602,17 +602,14 @@ class KeyedTable(RowsByNumber):
         so call it between steps. Final after `store.commit()`; `store.rollback()` brings them back.
         Older versions have the rows until they are dropped.
 
-        Raises InvalidTypeError for keys of another kind than the table's, and InvalidInputError for
-        a table that does not track uses: its rows keep their numbers.
+        Raises InvalidTypeError for keys of another kind than the table's.
 
-        >>> spec = tierstore.TableSpec(dim=16, keys="int64", track_uses=True)
-        >>> user = store.create_table("members", spec)
+        >>> user = store.create_table("members", tierstore.TableSpec(dim=16, keys="int64"))
         >>> user.write([7, -5], np.ones((2, 16), np.float32))
         >>> user.remove([7, 11])
         1
         >>> store.rollback()
         """
-        self._check_tracked()
         with self._owner.door.use(write=True), self._map.lock:
             rows = np.unique(self.lookup(keys, missing=-1))
             rows = rows[rows >= 0]
@@ -741,7 +738,7 @@ class KeyedTable(RowsByNumber):
             super().write(ids, rows, field)
 
     def _still(self) -> AbstractContextManager[object]:
-        """Prevent other threads from removing keys, if that is possible."""
+        """Prevent other threads from removing keys before their uses are counted, if they are."""
         if not (self.spec.track_uses and self._owner.door.writable):
             return nullcontext()
         return self._owner.door.use(write=True)

@@ -359,12 +359,13 @@ class Placement:
         for part, nbytes in own.items():
             try:
                 held[part] = _held(part, shares[part] if nbytes is None else nbytes, sizes)
-            except CapacityError as error:
+            except CapacityError:
                 if nbytes is None and len(rest) > 1 and not may_do_without:
                     needed = size_of_at_least(sum(_least(each, sizes) for each in rest))
                     raise CapacityError(
-                        f"{error}; {total} bytes are divided among the tables without a {tier} "
-                        f"budget of their own: give at least {tier}={needed!r}"
+                        f"{part} cannot be placed: a {tier} budget of {total} bytes cannot hold "
+                        f"the maps and one record of each table that shares it; give at least "
+                        f"{tier}={needed!r}, or 0 for no {tier} tier"
                     ) from None
                 if nbytes is not None or not may_do_without:
                     raise

@@ -44,10 +44,7 @@ def log(out: Output, store: Place) -> None:
         )
         for each in versions
     ]
-    data = {
-        "store": full_name(store),
-        "versions": [{**dataclasses.asdict(each), "time": _iso(each)} for each in versions],
-    }
+    data = {"store": full_name(store), "versions": [dataclasses.asdict(each) for each in versions]}
     headers = ("VERSION", "TIME (UTC)", "STEP", "ROWS", "BYTES", "KEPT AS", "PAYLOAD")
     out.show(data, Grid(headers, rows, right=frozenset({0, 2, 3, 4})))
 
@@ -56,9 +53,3 @@ def _time(version: Version) -> str:
     if version.time is None:
         return "–"
     return datetime.fromtimestamp(version.time, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _iso(version: Version) -> str | None:
-    if version.time is None:
-        return None
-    return datetime.fromtimestamp(version.time, UTC).isoformat()

@@ -37,6 +37,8 @@ def verify(out: Output, store: Place, version: int | str | None, sample: int | N
     To repair damaged rows, write and commit them again, or copy the intact rows: `tierstore
     repair`.
 
+    With --json, bad_rows are the ids of damaged rows, by table; tables without any are left out.
+
     \b
     Examples:
       tierstore verify emb.tier
@@ -59,7 +61,7 @@ def verify(out: Output, store: Place, version: int | str | None, sample: int | N
         "bad_files": report.bad_files,
         "whole": report.whole,
     }
-    damage = [(name, some_ids(ids)) for name, ids in report.bad_rows.items() if ids]
+    damage = [(name, some_ids(ids)) for name, ids in report.bad_rows.items()]
     summary = f"version {report.version}: {counted(report.rows_checked, 'row')} checked"
     parts = [f"damaged: {each}" for each in report.bad_files]
     out.show(data, f"{summary}, no damage" if report.ok else summary, *parts, *_grid(damage))
