@@ -117,6 +117,7 @@ def write_copy(
         tables=dict(tables),
         step=manifest.step,
         confirmed=manifest.version,
+        keep=manifest.keep,
         payload=dict(payload),
         previous=manifest.previous,
         skipped=manifest.skipped,

@@ -117,7 +117,12 @@ def write_patch(
         "format": _FORMAT,
         "store": after.uuid,
         "from": {"version": before.version, "mark": before.mark},
-        "to": {"version": after.version, "mark": after.mark, "payload_mark": after.payload_mark},
+        "to": {
+            "version": after.version,
+            "mark": after.mark,
+            "payload_mark": after.payload_mark,
+            "commits": after.commits,
+        },
         "step": after.step,
         "tables": tables,
         "payload": None
@@ -314,6 +319,8 @@ class Patch:
         draft.numbers["mark"] = self.new.text("mark")
         draft.numbers["payload_mark"] = self.new.text("payload_mark")
         draft.numbers["origin"] = self.origin
+        if "commits" in self.new:  # by which the records of uses are dated
+            draft.numbers["commits"] = self.new.natural("commits")
         return draft
 
     def info(self) -> PatchInfo:

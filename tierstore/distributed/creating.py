@@ -160,6 +160,7 @@ def _copied(root: _io.Directory, made: Manifest, source: Store) -> tuple[Identit
         tables=tables,
         step=before.step,
         confirmed=before.version,
+        keep=before.keep,
         payload=payload,
         previous=before.previous,
         skipped=before.skipped,
