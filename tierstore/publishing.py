@@ -14,12 +14,13 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tierstore import _io
+from tierstore._progress import Overall, Progress, report_nothing
 from tierstore.errors import ExistsError, InvalidInputError
 from tierstore.exporting import export_table
 
@@ -56,7 +57,7 @@ def publish_tables(
     tables: Iterable[str] | None = None,
     format: str = ".npy",
     keep: int = 2,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> PublishResult:
     """Export tables of the open version, and make the link `directory/current` lead to them.
 
@@ -89,6 +90,7 @@ def publish_tables(
         # It exists if a process was killed before it set the link, or if the link was set back.
         if os.path.exists(target):
             _check_note(target, note)
+            report_nothing(progress)
         else:
             _check_store(place, store.uuid)
             _write(store, names, format, target, note, progress)
@@ -119,21 +121,17 @@ def _write(
     format: str,
     target: Path,
     note: dict[str, object],
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
 ) -> None:
     """Write the directory of a version, which appears complete."""
-    total, before = sum(store[name].rows for name in names), 0
-
-    def report(done: int, _: int) -> None:
-        if progress is not None:
-            progress(before + done, total)
-
+    report = Overall(progress, sum(store[name].rows for name in names))
     with _io.publish(target) as partial:
         partial.mkdir()
         for name in names:
             export_table(store[name], partial / f"{name}{format}", progress=report)
-            before += store[name].rows
+            report.passed(store[name].rows)
         (partial / _NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
+    report.finish()
 
 
 def _check_note(target: Path, note: dict[str, object]) -> None:

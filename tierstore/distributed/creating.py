@@ -122,6 +122,7 @@ def make_store(
                     for number, info in enumerate(found, first):
                         infos[number][name] = info
                     report.passed(spec.rows)
+            report.finish()
             for number, (each, mark) in enumerate(parts):
                 with place.directory(partition_name(number)) as directory:
                     manifest = Manifest(each, 1, 1, infos[number], confirmed=1, mark=mark)
