@@ -63,8 +63,9 @@ def publish_tables(
 
     Programs open `directory/current/item.npy`, which always is a complete file of the version that
     was published last; those that open several files resolve the link once. A kill or a power
-    failure leaves the link at the old version or at the new one. Files of versions that are removed
-    remain readable to processes that have opened them.
+    failure leaves the link at the old version or at the new one, and may leave files that take
+    space: from an hour later on, an UpkeepWarning of a call that writes names them with their size.
+    Files of versions that are removed remain readable to processes that have opened them.
 
     Args:
         store: a reader, or a writer without uncommitted rows.
@@ -125,13 +126,18 @@ def _write(
 ) -> None:
     """Write the directory of a version, which appears complete."""
     report = Overall(progress, sum(store[name].rows for name in names))
-    with _io.publish(target) as partial:
+    with _io.publish(target, kin=_is_own) as partial:
         partial.mkdir()
         for name in names:
             export_table(store[name], partial / f"{name}{format}", progress=report)
             report.passed(store[name].rows)
         (partial / _NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
     report.finish()
+
+
+def _is_own(name: str) -> bool:
+    """Whether an entry has a name of those that are published here."""
+    return name == _LINK or _VERSION.fullmatch(name) is not None
 
 
 def _check_note(target: Path, note: dict[str, object]) -> None:
