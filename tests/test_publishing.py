@@ -229,8 +229,10 @@ def test_what_is_refused(store, tmp_path):
             publish_tables(other, tmp_path / "mine")
     with pytest.raises(InvalidInputError):
         publish_tables(store, place, keep=0)
-    with pytest.raises(InvalidInputError, match="inside the store"):
-        publish_tables(store, store.path / "serving")
+    for inside in (store.path, store.path / "serving"):
+        with pytest.raises(InvalidInputError, match=rf"^{inside}/version-2 is inside the store"):
+            publish_tables(store, inside)
+    assert not (store.path / "serving").exists()
     store["item"].write([1], np.ones((1, 8), "f4"))
     with pytest.raises(InvalidInputError, match="uncommitted"):
         publish_tables(store, place)

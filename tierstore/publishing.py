@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from tierstore import _io
 from tierstore._progress import Overall, Progress, report_nothing
 from tierstore.errors import ExistsError, InvalidInputError
-from tierstore.exporting import export_table
+from tierstore.exporting import export_table, refuse_inside_store
 
 if TYPE_CHECKING:
     from tierstore._store.store import Store
@@ -75,8 +75,8 @@ def publish_tables(
         keep: how many versions remain, the newest included.
         progress: called with rows done and in all.
 
-    Raises InvalidInputError for uncommitted rows, ExistsError if the directory has versions of
-    another store, and the errors of `export_table`.
+    Raises InvalidInputError for uncommitted rows and for a directory in a store, ExistsError if the
+    directory has versions of another store, and the errors of `export_table`.
     """
     if keep < 1:
         raise InvalidInputError(f"keep must be at least 1, not {keep}")
@@ -87,6 +87,7 @@ def publish_tables(
     target, link = place / f"version-{store.version}", place / _LINK
     note = {"store": store.uuid, "version": store.version, "step": store.step}
     note |= {"tables": names, "format": format}
+    refuse_inside_store(target)
     with _made(place):
         # It exists if a process was killed before it set the link, or if the link was set back.
         if os.path.exists(target):
