@@ -190,7 +190,7 @@ def _copy_table(
             skipped.rows[table.name] = bad
         with target.directory(info.generation) as generation:
             keys = _copy_keys(generation, table, skipped)
-    return TableInfo(info.spec, info.generation, scalars=dict(table.scalars), keys=keys)
+    return dataclasses.replace(info, scalars=dict(table.scalars), keys=keys)
 
 
 def _copy_keys(generation: _io.Directory, table: Table, skipped: Skipped | None) -> KeysInfo | None:
