@@ -398,7 +398,7 @@ class State:
         before = self.manifest
         version = changes.get("version", before.version)
         if commits is None:
-            commits = before.commits + (version > before.version)
+            commits = before.version - before.skipped + (version > before.version)
         manifest = dataclasses.replace(
             before,
             seq=self.ledger.next_number(),
