@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import threading
 
 import numpy as np
@@ -10,7 +11,15 @@ import pytest
 
 import tierstore
 from tierstore import _io, publishing
-from tierstore.errors import CommitFailedError, ExistsError, InvalidInputError, StoreIOError
+from tierstore._io import allocated_bytes
+from tierstore.budget import format_bytes
+from tierstore.errors import (
+    CommitFailedError,
+    ExistsError,
+    InvalidInputError,
+    StoreIOError,
+    UpkeepWarning,
+)
 from tierstore.publishing import publish_tables
 
 
@@ -141,6 +150,29 @@ def test_a_kill_or_fault_at_any_call_leaves_the_old_or_the_new(store, tmp_path, 
     assert number > 8 and True in outcomes and False in outcomes
 
 
+def test_what_killed_processes_left_is_mentioned(store, tmp_path):
+    """Whatever version they were publishing or removing; others may be at work."""
+    place = tmp_path / "serving"
+    publish_tables(store, place)
+    old = place / ".version-1.0123abcd.partial"
+    shutil.copytree(place / f"version-{store.version}", old)
+    new, link = place / ".version-77.0123abcd.partial", place / ".current.0123abcd.partial"
+    new.mkdir()
+    link.symlink_to(f"version-{store.version}")
+    (place / ".notes.0123abcd.partial").write_bytes(b"of another program")
+    for each in (old, *old.iterdir(), link, place / ".notes.0123abcd.partial"):
+        os.utime(each, (1, 1), follow_symlinks=False)
+    store.commit(step=1)
+    with pytest.warns(UpkeepWarning) as seen:
+        publish_tables(store, place)
+    said = sorted(str(each.message) for each in seen)
+    assert len(said) == 2
+    assert f"{link}, 0 B, " in said[0]
+    assert f"{old}, {format_bytes(allocated_bytes(old))}, " in said[1]
+    assert f"rm -r {old}" in said[1]
+    assert new.exists() and old.exists()
+
+
 def _remove(path):
     if path.is_symlink() or path.is_file():
         path.unlink()
@@ -197,8 +229,10 @@ def test_what_is_refused(store, tmp_path):
             publish_tables(other, tmp_path / "mine")
     with pytest.raises(InvalidInputError):
         publish_tables(store, place, keep=0)
-    with pytest.raises(InvalidInputError, match="inside the store"):
-        publish_tables(store, store.path / "serving")
+    for inside in (store.path, store.path / "serving"):
+        with pytest.raises(InvalidInputError, match=rf"^{inside}/version-2 is inside the store"):
+            publish_tables(store, inside)
+    assert not (store.path / "serving").exists()
     store["item"].write([1], np.ones((1, 8), "f4"))
     with pytest.raises(InvalidInputError, match="uncommitted"):
         publish_tables(store, place)

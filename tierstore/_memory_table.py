@@ -22,7 +22,7 @@ from tierstore._closing import Closing
 from tierstore._disk.generation import Generation, initial_records
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import Door
-from tierstore._progress import Progress
+from tierstore._progress import Progress, report_nothing
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
 from tierstore._tiers.base import Bytes, LowestTier, Rows
@@ -178,7 +178,9 @@ class MemoryTable(Closing):
             self._space,
             extent,
         )
-        if not all(item.init is None or item.init.is_zero for item in spec.fields.values()):
+        if all(item.init is None or item.init.is_zero for item in spec.fields.values()):
+            report_nothing(progress)
+        else:
             self._load(progress)
 
     def _load(self, progress: Progress | None) -> None:

@@ -21,24 +21,27 @@ def report_nothing(progress: Progress | None) -> None:
 
 
 class Overall:
-    """Combines the progress of consecutive tables into the total."""
+    """Combines the progress of consecutive parts, such as tables, into the total."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
-        """Report to `progress` the rows done of a `total`."""
+        """Report to `progress` how much is done of a `total`."""
         self._progress = progress
         self._total = total
         self._before = 0
         self._reported = -1
 
     def __call__(self, done: int, _: int) -> None:
-        """Report rows of the table that is being written."""
-        self._reported = self._before + done
+        """Report what is done of this part, which reports 1 of 1 if it has nothing to do."""
+        done = min(self._before + done, self._total)
+        if not self._total or done == self._reported == self._total:
+            return
+        self._reported = done
         if self._progress is not None:
             self._progress(self._reported, self._total)
 
-    def passed(self, rows: int) -> None:
-        """Note that a table is done."""
-        self._before += rows
+    def passed(self, done: int) -> None:
+        """Note that this part is done, which had so much to do."""
+        self._before += done
 
     def finish(self) -> None:
         """Report that all is done, unless the last report did."""

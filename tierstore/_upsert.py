@@ -15,7 +15,7 @@ from tierstore._dtypes import Converter
 from tierstore._formats.base import SelectedSource, Source
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._keys.strings import Strings
-from tierstore._progress import Progress
+from tierstore._progress import Progress, report_nothing
 from tierstore._table.keyed import KeyedTable
 from tierstore.budget import Allowance, Size
 from tierstore.errors import (
@@ -67,6 +67,7 @@ def upsert_rows(
             f"{source.path} holds no keys, by which rows are found: give them (--keys, keys=)"
         )
     if not len(keys):
+        report_nothing(progress)
         return 0
     if isinstance(table, KeyedTable):
         before = table.rows

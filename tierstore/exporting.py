@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tierstore._table.table import Table
     from tierstore.spec import Field
 
-__all__ = ["ExportResult", "export_table"]
+__all__ = ["ExportResult", "export_table", "refuse_inside_store"]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def export_table(
     target = locate(out, write=True)
     path, elsewhere = target.path, target.store is not None or target.url is not None
     if not elsewhere:
-        _refuse_inside_store(path)
+        refuse_inside_store(path)
     fields = _checked_fields(table, field)
     wanted = _common_dtype(fields) if dtype is None else check_dtype(dtype)
     _refuse_bare_elements(fields, wanted)
@@ -346,7 +346,8 @@ def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _refuse_inside_store(path: Path) -> None:
+def refuse_inside_store(path: Path) -> None:
+    """Raise InvalidInputError for a path inside a store."""
     for parent in path.resolve().parents:
         if os.path.isfile(parent / "STORE.json"):
             raise InvalidInputError(f"{path} is inside the store {parent}; write it elsewhere")

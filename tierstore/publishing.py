@@ -14,14 +14,15 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tierstore import _io
+from tierstore._progress import Overall, Progress, report_nothing
 from tierstore.errors import ExistsError, InvalidInputError
-from tierstore.exporting import export_table
+from tierstore.exporting import export_table, refuse_inside_store
 
 if TYPE_CHECKING:
     from tierstore._store.store import Store
@@ -56,14 +57,15 @@ def publish_tables(
     tables: Iterable[str] | None = None,
     format: str = ".npy",
     keep: int = 2,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> PublishResult:
     """Export tables of the open version, and make the link `directory/current` lead to them.
 
     Programs open `directory/current/item.npy`, which always is a complete file of the version that
     was published last; those that open several files resolve the link once. A kill or a power
-    failure leaves the link at the old version or at the new one. Files of versions that are removed
-    remain readable to processes that have opened them.
+    failure leaves the link at the old version or at the new one, and may leave files that take
+    space: from an hour later on, an UpkeepWarning of a call that writes names them with their size.
+    Files of versions that are removed remain readable to processes that have opened them.
 
     Args:
         store: a reader, or a writer without uncommitted rows.
@@ -73,8 +75,8 @@ def publish_tables(
         keep: how many versions remain, the newest included.
         progress: called with rows done and in all.
 
-    Raises InvalidInputError for uncommitted rows, ExistsError if the directory has versions of
-    another store, and the errors of `export_table`.
+    Raises InvalidInputError for uncommitted rows and for a directory in a store, ExistsError if the
+    directory has versions of another store, and the errors of `export_table`.
     """
     if keep < 1:
         raise InvalidInputError(f"keep must be at least 1, not {keep}")
@@ -85,10 +87,12 @@ def publish_tables(
     target, link = place / f"version-{store.version}", place / _LINK
     note = {"store": store.uuid, "version": store.version, "step": store.step}
     note |= {"tables": names, "format": format}
+    refuse_inside_store(target)
     with _made(place):
         # It exists if a process was killed before it set the link, or if the link was set back.
         if os.path.exists(target):
             _check_note(target, note)
+            report_nothing(progress)
         else:
             _check_store(place, store.uuid)
             _write(store, names, format, target, note, progress)
@@ -119,21 +123,22 @@ def _write(
     format: str,
     target: Path,
     note: dict[str, object],
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
 ) -> None:
     """Write the directory of a version, which appears complete."""
-    total, before = sum(store[name].rows for name in names), 0
-
-    def report(done: int, _: int) -> None:
-        if progress is not None:
-            progress(before + done, total)
-
-    with _io.publish(target) as partial:
+    report = Overall(progress, sum(store[name].rows for name in names))
+    with _io.publish(target, kin=_is_own) as partial:
         partial.mkdir()
         for name in names:
             export_table(store[name], partial / f"{name}{format}", progress=report)
-            before += store[name].rows
+            report.passed(store[name].rows)
         (partial / _NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
+    report.finish()
+
+
+def _is_own(name: str) -> bool:
+    """Whether an entry has a name of those that are published here."""
+    return name == _LINK or _VERSION.fullmatch(name) is not None
 
 
 def _check_note(target: Path, note: dict[str, object]) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from tierstore._formats import Source, format_of, keys_beside, open_sink, open_source, read_keys
 from tierstore._io import publish
-from tierstore._progress import Progress
+from tierstore._progress import Overall, Progress, report_nothing
 from tierstore.errors import FormatError, InvalidInputError
 
 __all__ = ["PartNote", "finish", "part_file", "write_note"]
@@ -103,6 +103,7 @@ def finish(target: Path, *, force: bool = False, progress: Progress | None = Non
         begun.touch()  # so that a second try replaces what the first one made
     if target.suffix.lower() in _LISTED:
         _list(target, files, force=force)
+        report_nothing(progress)
     else:
         _join(target, files, notes, force=force, progress=progress)
     shutil.rmtree(place)
@@ -184,7 +185,8 @@ def _join(
 ) -> None:
     """Copy the parts into one file."""
     first = notes[0]
-    (start, end), done = first.all_rows, 0
+    start, end = first.all_rows
+    report, done = Overall(progress, end - start), 0
     keys: Any = None
     if first.keyed:
         parts = [_keys_of(file) for file in files]
@@ -209,8 +211,8 @@ def _join(
                 for block in source.blocks():
                     sink.write(block)
                     done += len(block)
-                    if progress is not None:
-                        progress(done, end - start)
+                    report(done, end - start)
+    report.finish()
 
 
 def _check(source: Source, file: Path, about: PartNote) -> None:

@@ -97,3 +97,11 @@ def test_versions_with_what_they_wrote(run, run_json, changed):
     assert -2 <= (datetime.now(UTC) - made).total_seconds() <= 3600
     text = run("log", changed).stdout
     assert "later" in text and f"{made:%Y-%m-%d %H:%M:%S}" in text
+
+
+def test_what_is_no_patch_is_named(run, single, tmp_path):
+    np.save(tmp_path / "rows.npy", np.zeros(3))
+    (tmp_path / "one").write_text("line of text\n")
+    for other in (single, tmp_path / "rows.npy", tmp_path / "one"):
+        said = run("patch", single, other, code=3).stderr
+        assert "a patch is a file that write_patch or 'tierstore diff --out' made" in said

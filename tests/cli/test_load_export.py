@@ -215,6 +215,27 @@ def test_load_of_a_store_that_is_no_store_or_locked(run, pair, tmp_path):
         run("load", pair, tmp_path / "a.npy", "--table", "new", code=5)
 
 
+@pytest.mark.parametrize("other", ["other.tier", "other.tier:item", "other.tier/item"])
+@pytest.mark.parametrize("do", ["load", "load --dry-run", "keys set"])
+def test_a_store_is_no_file_of_rows(run, pair, tmp_path, other, do):
+    run("save", pair, tmp_path / "other.tier")
+    command = [*do.split(), pair, f"{tmp_path}/{other}", "--table", "item"]
+    said = run(*command, code=3).stderr
+    assert "store" in said and "not a file of rows or keys: export a table" in said
+    assert "tierstore save copies a whole store" in said
+
+
+def test_a_store_with_a_suffix_of_files_is_no_file_either(run, pair, tmp_path):
+    run("save", pair, tmp_path / "other.zarr")
+    said = run("load", pair, tmp_path / "other.zarr", "--table", "item", code=3).stderr
+    assert "is a store, not a file" in said
+
+
+def test_a_table_is_no_part_of_the_name_of_a_store(run, pair):
+    said = run("inspect", f"{pair}:item", code=3).stderr
+    assert f"{pair} is a store, of which a table is chosen by its name: store['item']" in said
+
+
 def test_load_says_how_it_read_a_text(run, run_json, tmp_path):
     rows = np.random.default_rng(4).normal(size=(5, 3)).astype("f4")
     lines = [f"{n + 10};" + ";".join(map(repr, row)) for n, row in enumerate(rows.tolist())]

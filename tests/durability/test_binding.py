@@ -172,6 +172,30 @@ def test_a_base_that_was_half_copied_is_refused(
     is_refused(path)
 
 
+@pytest.mark.fault(53)
+@pytest.mark.parametrize("how", ["saved", "repaired", "updated"])
+def test_the_base_of_another_copy_is_refused(path: Path, tmp_path: Path, how: str) -> None:
+    """Copies have digests of their own, from the start."""
+    copies = [tmp_path / "one", tmp_path / "other"]
+    for seed, copy in enumerate(copies, 2):
+        with opened(path, "r+") as store:
+            write(store, seed)
+            store.commit()
+            if how == "updated":
+                store.update_copy(copy)
+            elif how == "saved":
+                store.save(copy)
+        if how == "repaired":
+            tierstore.repair(path, copy)
+        with opened(copy) as store:
+            assert store.verify().ok
+    one, other = map(generation, copies)
+    for file in base_files(copies[0]):
+        inside = (copies[0] / file).relative_to(one)
+        shutil.copy(one / inside, other / inside)
+    is_refused(copies[1])
+
+
 @pytest.mark.fault(54)
 def test_lost_extents_of_a_sparse_table_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "s"

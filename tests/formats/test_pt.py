@@ -1,6 +1,7 @@
 """.pt: tensors that torch saved, alone or in dicts, and files that are something else."""
 
 import pickle
+import re
 import zipfile
 from collections import OrderedDict
 from contextlib import suppress
@@ -8,6 +9,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+import tierstore
 from tests.formats.matrices import random_matrix, read_file, read_keys_of
 from tierstore._formats import open_sink, open_source
 from tierstore.errors import FormatError, InvalidInputError
@@ -57,6 +59,45 @@ def test_reads_a_parameter_and_integer_keys(tmp_path):
     torch.save({"weight": weight, "keys": keys}, tmp_path / "file.pt")
     assert read_file(tmp_path / "file.pt").tobytes() == random_matrix(9, 4).tobytes()
     assert read_keys_of(tmp_path / "file.pt").tolist() == keys.tolist()
+
+
+@pytest.mark.parametrize("keys", [["a", "é", ""], [5, -(2**63), 3], [2**64 - 1, 0, 2**63]], ids=str)
+def test_keys_in_a_list(tmp_path, keys):
+    torch.save({"w": torch.ones(3, 2), "keys": keys}, tmp_path / "file.pt")
+    assert list(read_keys_of(tmp_path / "file.pt")) == keys
+
+
+def test_keys_that_are_a_view(tmp_path):
+    keys = torch.from_numpy(np.arange(2**64 - 40, 2**64 - 10, dtype=np.uint64))[3::4]
+    torch.save({"w": torch.ones(len(keys), 2), "keys": keys}, tmp_path / "file.pt")
+    assert read_keys_of(tmp_path / "file.pt").tolist() == keys.tolist()
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [
+        (torch.ones(3), r"a tensor of float32 \(3,\)"),
+        (torch.ones(4, dtype=torch.uint64), r"a tensor of uint64 \(4,\)"),
+        (["a", 1, "b"], "a list of 3"),
+        ([1, 2], "a list of 2"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_keys_is_said(tmp_path, keys, what):
+    torch.save({"w": torch.ones(3, 2), "keys": keys}, tmp_path / "file.pt")
+    done = tierstore.import_table(tmp_path / "s.tier", tmp_path / "file.pt", table="t")
+    assert any(re.match(f"'keys' is not read: it is {what};", note) for note in done.notes)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_reads_tensors_of_types_without_a_storage_of_their_own(tmp_path, dtype):
+    matrix = random_matrix(9, 4, dtype)
+    tensor = torch.from_numpy(matrix).view(getattr(torch, dtype))
+    for name, save in (("new.pt", torch.save), ("old.pt", save_as_before)):
+        save({"w": tensor}, tmp_path / name)
+        with open_source(tmp_path / name) as source:
+            assert source.dtype == dtype
+        assert read_file(tmp_path / name, block_rows=4).tobytes() == matrix.tobytes()
 
 
 class Evil:

@@ -1033,6 +1033,37 @@ def test_keys_are_as_old_as_before_once_the_store_went_back(tmp_path, kind, how)
         store.commit()
 
 
+@pytest.mark.parametrize("how", ["saved", "updated", "patched"])
+@pytest.mark.parametrize("went_back", [False, True])
+def test_keys_are_as_old_in_a_copy(tmp_path, kind, how, went_back):
+    """A copy takes several versions as one, with numbers of its own."""
+    place, (often, seldom) = tmp_path / "copy", some(kind, 2)
+    spec = TableSpec(dim=DIM, keys=kind, track_uses=True)
+    with tierstore.create(tmp_path / "s", {"t": spec}, keep=9) as store:
+        store["t"].write([often, seldom], ones(2))
+        store.commit(keep="start")
+        if how != "saved":
+            store.save(place)
+        for at in range(14):
+            if went_back and at == 7:
+                store.restore("start")
+            store["t"].write([often], ones(1))
+            store.commit()
+        if how == "patched":
+            store.write_patch(tmp_path / "p.patch", "start")
+            with tierstore.open(place, "r+") as copy:
+                copy.apply_patch(tmp_path / "p.patch")
+        else:
+            store.update_copy(place)
+        age = 8 if went_back else 14  # the restored version is one, too
+        with tierstore.open(place, "r+") as copy:
+            for each in store, copy:
+                assert list(each["t"].expire(unused_for=age + 1)) == []
+                assert [list(keys) for keys, _ in each["t"].expire(unused_for=age)] == [[seldom]]
+                each.commit()
+            assert copy._commits == store._commits
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_mean_is_finite_where_the_sum_is_not(tmp_path, dtype):
     most = np.finfo(dtype).max

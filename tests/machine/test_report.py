@@ -48,7 +48,11 @@ def test_leftovers_beside_a_path_and_in_it(tmp_path):
     (beside / "rows.npy").write_bytes(b"x" * 5000)
     inside.write_bytes(b"y")
     (tmp_path / "mine.partial").write_bytes(b"z")
+    (tmp_path / ".current.0123abcd.partial").symlink_to(tmp_path)
+    (tmp_path / ".tierstore-bench-x").write_bytes(b"z" * 9000)
     found = machine.leftovers(tmp_path / "s")
-    assert [each.path for each in found] == [beside, inside]
+    names = [".a.tier.0123abcd.partial", ".current.0123abcd.partial", ".tierstore-bench-x"]
+    assert [each.path for each in found] == [*(tmp_path / name for name in names), inside]
     assert found[0].disk_bytes >= 5000
+    assert found[1].disk_bytes <= 4096 < 9000 <= found[2].disk_bytes
     assert machine.leftovers(tmp_path / "missing" / "path") == []

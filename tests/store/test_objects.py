@@ -172,6 +172,17 @@ def test_what_is_there_is_never_written_over(store, saved):
     assert {key: value.to_bytes() for key, value in saved._store_dict.items()} == before
 
 
+def test_what_a_killed_copy_left_is_named(store, saved):
+    """The other objects are there, the manifest and what marks a store are not."""
+    with pytest.raises(ExistsError) as whole:
+        store.save(saved)
+    assert "killed" not in str(whole.value)
+    for key in [each for each in saved._store_dict if "manifest" in each or "STORE" in each]:
+        del saved._store_dict[key]
+    with pytest.raises(ExistsError, match="what a copy left that was killed, remove it"):
+        store.save(saved)
+
+
 def test_what_cannot_be_done_there_is_said(store, saved):
     with pytest.raises(InvalidInputError, match="can only be read; save it to a disk"):
         tierstore.open(saved, "r+")

@@ -299,6 +299,19 @@ def test_a_copy_with_changes_of_its_own_is_refused_until_they_are_undone(store, 
     check(store, copy)
 
 
+def test_copies_keep_as_many_versions_as_the_original(store, rng, tmp_path):
+    copy = tmp_path / "new"
+    for _ in range(2):
+        write(store, rng)
+        store.update_copy(copy)
+    store.save(tmp_path / "saved")
+    tierstore.repair(store.path, tmp_path / "repaired")
+    tierstore.distributed.save(store.path, tmp_path / "parts", partitions=2)
+    for place in (copy, tmp_path / "saved", tmp_path / "repaired", tmp_path / "parts"):
+        with tierstore.open(place) as opened:
+            assert opened.info().keep == 50, place
+
+
 def test_after_a_patch(store, copy, rng, tmp_path):
     write(store, rng)
     store.write_patch(tmp_path / "x.patch", 1)

@@ -248,8 +248,9 @@ class Manifest:
     store; a version that restores an older one has the mark of that one. `payload_mark` is the mark
     of the version that committed the payload, if it is a different one. `names` maps names to
     versions that are kept regardless of `keep`. `forks` are ascending pairs of a version in this
-    one's history and the older version that it restored. `skipped` counts the version numbers
-    before this one's that are not in its history, since a writer went back. `partitions` are the
+    one's history and the older version that it restored. `skipped` is by how much `version`
+    exceeds the number of versions in its history, since a writer went back; it is negative in a
+    copy that took several versions of the original as one. `partitions` are the
     version and mark of each partition, if the rows of every table are in partitions. `origin` is
     the version of another store that this one was copied from and is equal to. `format` is the
     format of the file that was read; manifests are always written in the current format.
@@ -416,8 +417,8 @@ class Manifest:
                 f"{name}: version {version} is not between the floor {floor}, the confirmed "
                 f"version {confirmed} and the last version {last_version}"
             )
-        skipped = body.natural("skipped") if "skipped" in body else 0
-        if skipped > version:
+        skipped = body.integer("skipped") if "skipped" in body else 0
+        if not version - MAX_VERSION <= skipped <= version:
             raise FormatError(f"{name}: version {version} skips {skipped} versions before it")
         step = None if body.value("step") is None else body.integer("step")
         payload = body.section("payload")

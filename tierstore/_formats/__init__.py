@@ -44,6 +44,7 @@ from tierstore._formats.files import open_input
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._formats.npy import write_keys
 from tierstore._io import publish, reach
+from tierstore._store.versions import STORE
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import (
     FormatError,
@@ -95,9 +96,12 @@ def format_of(path: Path, *, write: bool = False) -> Format:
     """Return the format of a file by its suffix, ignoring case.
 
     A directory to read may have any name: the files in it decide. Raises InvalidInputError
-    that lists the readable or writable formats, FormatError for a directory of other files.
+    that lists the readable or writable formats, FormatError for a directory of other files, such as
+    a store.
     """
     suffix = format_suffix(path)
+    if not write and path.is_dir():
+        _refuse_store(path)
     if suffix == ".zip" and not write and path.is_file():
         with open_input(path) as file:
             inner = Path(packed_name(file))
@@ -122,6 +126,18 @@ def format_of(path: Path, *, write: bool = False) -> Format:
             f"{' '.join(known)}"
         )
     return FORMATS[suffix]
+
+
+def _refuse_store(path: Path) -> None:
+    """Raise FormatError for a store or the directory of a table in one."""
+    for store in (path, path.absolute().parent):
+        if (store / STORE).is_file():
+            what = "a store" if store is path else f"part of the store {store}"
+            raise FormatError(
+                f"{path} is {what}, not a file of rows or keys: export a table of the store to "
+                ".safetensors, which holds its keys too, and read that (export_table, tierstore "
+                "export); tierstore save copies a whole store"
+            )
 
 
 def format_suffix(path: Path) -> str:

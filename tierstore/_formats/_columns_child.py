@@ -196,7 +196,7 @@ class Hdf5File:
             return kind | {"text": f"{kind['text']} in other files"}
         if len(shape) == 2:
             return kind | {"element": dataset.dtype.name, "size": shape[1]}
-        if len(shape) == 1 and dataset.dtype.kind in "iu" and dataset.dtype.itemsize > 1:
+        if len(shape) == 1 and dataset.dtype.kind in "iu":
             return kind | {"key": wide_integer(dataset.dtype.kind == "u")}
         if len(shape) == 1 and (dataset.dtype.kind == "S" or self._is_text(dataset)):
             return kind | {"key": "string"}

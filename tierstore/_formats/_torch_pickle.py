@@ -26,7 +26,10 @@ _STORAGES = {
     "BFloat16Storage": "bfloat16", "LongStorage": "int64", "IntStorage": "int32",
     "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8", "BoolStorage": "bool",
     "ComplexFloatStorage": "complex64", "ComplexDoubleStorage": "complex128",
+    "UntypedStorage": "uint8",
 }  # fmt: skip
+"""The elements of each storage; an untyped one has bytes, whose type its tensors name."""
+
 _HARMLESS = {("collections", "OrderedDict"), ("_codecs", "encode")}
 _BY_VALUE = {
     "BINUNICODE", "BINUNICODE8", "SHORT_BINUNICODE", "UNICODE", "BININT", "BININT1", "BININT2",
@@ -201,7 +204,7 @@ class _Machine:
         return _Storage(dtype, key)
 
     def _reduced(self) -> Any:
-        """Return the result of a known function without calling it; three are known."""
+        """Return the result of a known function without calling it."""
         function, arguments = self._popped(2)
         if not isinstance(function, _Global) or type(arguments) is not tuple:
             raise TypeError("a call of something that is not a function")
@@ -209,6 +212,11 @@ class _Machine:
             return {}
         if function.name in ("_rebuild_tensor", "_rebuild_tensor_v2"):
             return self._tensor(*arguments[:4])
+        if function.name == "_rebuild_tensor_v3":  # of a type that came after typed storages
+            storage, offset, shape, strides, _, _, dtype = arguments[:7]
+            if not isinstance(dtype, _Global):
+                raise TypeError("the type of a tensor is not a name")
+            return self._tensor(_Storage(dtype.name, storage.key), offset, shape, strides)
         if function.name in ("_rebuild_parameter", "_rebuild_parameter_with_state"):
             return arguments[0]
         return _OTHER

@@ -33,6 +33,7 @@ __all__ = [
     "strings_of",
     "take_words",
     "typed",
+    "widened",
     "without_row_numbers",
 ]
 
@@ -212,6 +213,13 @@ def integers_of(
         keys[filled:stop] = block
         filled = stop
     return least(keys)
+
+
+def widened(integers: npt.NDArray[Any], allowance: Allowance) -> Integers:
+    """Return integers of any width as int64, or as uint64 if one needs that, maybe not copied."""
+    if integers.itemsize < 8:
+        allowance.take(8 * len(integers), f"{len(integers)} keys")
+    return least(integers)
 
 
 def strings_of(path: Path, blocks: Iterable[npt.NDArray[np.str_]], allowance: Allowance) -> Strings:

@@ -34,8 +34,7 @@ from tierstore._formats.base import (
     note_unread,
 )
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
-from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings
-from tierstore._keys.given import least
+from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings, widened
 from tierstore._scaled import SCALE_TYPES
 from tierstore.budget import JSON_COST, Size
 from tierstore.errors import FormatError
@@ -50,7 +49,9 @@ _NAMES = {each.safetensors: each.name for each in ELEMENT_TYPES.values() if not 
 _POWERS = "F8_E8M0"
 _WHOLE = {each.safetensors: each.stored for each in ELEMENT_TYPES.values() if each.integer}
 _WHOLE[_POWERS] = np.dtype("u1")
-_INTEGERS = {"I64": np.dtype("<i8"), "U64": np.dtype("<u8")}
+_INTEGERS = {
+    f"{kind}{8 * n}": np.dtype(f"<{kind.lower()}{n}") for kind in "IU" for n in (1, 2, 4, 8)
+}
 _CODES = {dtype: code for code, dtype in _INTEGERS.items()}
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
@@ -181,14 +182,16 @@ class _SafetensorsSource(SpanSource):
     @cached_property
     def keys(self) -> Keys | None:
         keys, offsets = self._tensors.get(_KEYS), self._tensors.get(_OFFSETS)
-        if keys is not None and keys.code in _INTEGERS and keys.shape == (self.rows,):
-            return least(self._integers(keys))
-        if keys is None or offsets is None or (keys.code, len(keys.shape)) != ("U8", 1):
+        if keys is None or keys.code not in _INTEGERS or len(keys.shape) != 1:
             return None
-        if (offsets.code, offsets.shape) != ("I64", (self.rows + 1,)):
+        if offsets is not None and keys.code == "U8":
+            if (offsets.code, offsets.shape) != ("I64", (self.rows + 1,)):
+                return None
+            blob, bounds = self._bytes(keys), self._integers(offsets)
+            return blob_to_strings(self.path, blob, bounds, self._file.allowance)
+        if keys.shape != (self.rows,):
             return None
-        blob, bounds = self._bytes(keys), self._integers(offsets)
-        return blob_to_strings(self.path, blob, bounds, self._file.allowance)
+        return widened(self._integers(keys), self._file.allowance)
 
     def _bytes(self, tensor: _Tensor) -> bytes:
         self._file.allowance.take(tensor.stop - tensor.start, f"keys as {tensor}")

@@ -7,6 +7,7 @@ rows is read from its storage on demand.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -23,19 +24,21 @@ from tierstore._formats.base import (
     Format,
     Source,
     Wanted,
+    block_rows_for,
     choose,
     element_of,
     note_unread,
     reject_name,
 )
 from tierstore._formats.files import open_input, unless_it_fails
-from tierstore._formats.keys import Keys
+from tierstore._formats.keys import Keys, integers_of, typed
 from tierstore.errors import FormatError
 
 __all__ = ["Torch"]
 
 _KEYS = "keys"
-_KEY_DTYPE = np.dtype("<i8")
+_INTEGER = re.compile("u?int(8|16|32|64)")
+_KEY_ROWS = block_rows_for(8)
 _WASTE = 8
 """A span of a storage is read whole up to this multiple of the requested elements."""
 
@@ -84,18 +87,39 @@ class _Tensors:
         view = np.lib.stride_tricks.as_strided(span, shape, (down, across), writeable=False)
         return np.ascontiguousarray(view, dtype)
 
-    def integer_keys(self, rows: int) -> Keys | None:
-        """Return the tensor `keys`, if it has one int64 per row."""
-        keys = self.content.get(_KEYS) if isinstance(self.content, dict) else None
-        if not isinstance(keys, StoredTensor) or (keys.dtype, keys.shape) != (
-            _KEY_DTYPE.name,
-            (rows,),
-        ):
+    def keys(self, rows: int) -> Keys | None:
+        """Return the tensor or list `keys`, if it has one integer or text per row."""
+        keys = self._called_keys()
+        if isinstance(keys, list):
+            return _listed(keys) if len(keys) == rows else None
+        if keys is None or keys.shape != (rows,) or not _INTEGER.fullmatch(keys.dtype):
             return None
         self.check(keys)
-        self.file.allowance.take(8 * rows, f"{rows} keys")
         column = replace(keys, shape=(rows, 1), strides=(*keys.strides, 1))
-        return self.read(column, 0, rows)[:, 0]
+        blocks = (
+            self.read(column, start, min(_KEY_ROWS, rows - start))[:, 0]
+            for start in range(0, rows, _KEY_ROWS)
+        )
+        return integers_of(blocks, rows, _dtype(keys), self.file.allowance)
+
+    def describe_keys(self) -> str | None:
+        """Say what the file has under the name `keys`; None for nothing that could be keys."""
+        keys = self._called_keys()
+        if isinstance(keys, list):
+            return f"a list of {len(keys)}"
+        return None if keys is None else f"a tensor of {keys}"
+
+    def _called_keys(self) -> StoredTensor | list[Any] | None:
+        keys = self.content.get(_KEYS) if isinstance(self.content, dict) else None
+        return keys if isinstance(keys, StoredTensor | list) else None
+
+
+def _listed(keys: list[Any]) -> Keys | None:
+    """Return keys that were saved as a list, if they are all integers or all texts."""
+    kinds = set(map(type, keys))
+    if kinds == {str}:
+        return keys
+    return typed(keys) if kinds == {int} else None
 
 
 def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
@@ -119,7 +143,7 @@ class _PtSource(Source):
 
     @cached_property
     def keys(self) -> Keys | None:
-        return self._tensors.integer_keys(self.rows)
+        return self._tensors.keys(self.rows)
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         stored = ELEMENT_TYPES[self.dtype].stored
@@ -162,6 +186,5 @@ class Torch(Format):
             source = _PtSource(tensors, tensor)
             shapes = {name: each.shape for name, each in named.items() if name != _KEYS}
             source.notes = note_unread(source.rows, shapes, "save it under the name 'keys'")
-            if _KEYS in named:
-                source.called_keys = f"a tensor of {named[_KEYS]}"
+            source.called_keys = tensors.describe_keys()
             return source

@@ -39,8 +39,7 @@ from tierstore._formats.base import (
     note_unread,
 )
 from tierstore._formats.files import parsing
-from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings
-from tierstore._keys.given import least
+from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings, widened
 from tierstore.budget import JSON_COST, Allowance
 from tierstore.errors import ExistsError, FormatError
 
@@ -116,14 +115,14 @@ class _ZarrSource(Source):
         keys, offsets = self._siblings.get(_KEYS), self._siblings.get(_OFFSETS)
         if keys is None or keys.ndim != 1 or keys.name == self._array.name:
             return None
-        if keys.dtype.kind in "iu" and keys.dtype.itemsize > 1 and keys.shape == (self.rows,):
-            return least(self._all(keys))
-        if offsets is None or keys.dtype != np.uint8:
+        if offsets is not None and keys.dtype == np.uint8:
+            if offsets.shape != (self.rows + 1,) or offsets.dtype != np.int64:
+                return None
+            blob, bounds = self._all(keys).tobytes(), self._all(offsets)
+            return blob_to_strings(self.path, blob, bounds, self._allowance)
+        if keys.dtype.kind not in "iu" or keys.shape != (self.rows,):
             return None
-        if offsets.shape != (self.rows + 1,) or offsets.dtype != np.int64:
-            return None
-        blob, bounds = self._all(keys).tobytes(), self._all(offsets)
-        return blob_to_strings(self.path, blob, bounds, self._allowance)
+        return widened(self._all(keys), self._allowance)
 
     def _all(self, array: Any) -> Array:
         nbytes = array.shape[0] * array.dtype.itemsize

@@ -13,13 +13,18 @@ _BLOCK_BYTES = 512
 
 
 def allocated_bytes(path: str | os.PathLike[str]) -> int:
-    """Return the bytes that a file takes on the disk, or a directory with all that is in it."""
+    """Return the bytes that a file takes on the disk, or a directory with all that is in it.
+
+    A symbolic link takes its own; what it leads to is not counted.
+    """
     return sum(each.st_blocks for each in _statuses(os.fspath(path))) * _BLOCK_BYTES
 
 
 def _statuses(path: str) -> Iterator[os.stat_result]:
     with contextlib.suppress(FileNotFoundError):  # a writer may remove files meanwhile
         yield os.lstat(path)
+    if os.path.islink(path):
+        return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

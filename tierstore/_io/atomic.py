@@ -6,14 +6,17 @@ import contextlib
 import errno
 import os
 import re
+import shlex
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tierstore._io import system
+from tierstore._io.allocated import allocated_bytes
 from tierstore._io.directory import Directory
 from tierstore._io.system import FULL, explained
+from tierstore.budget import format_bytes
 from tierstore.errors import (
     CommitFailedError,
     ExistsError,
@@ -27,11 +30,13 @@ from tierstore.errors import (
 
 __all__ = ["leftovers", "publish", "relink", "withdraw"]
 
-_ENDING = "01234567.partial"
+_NAME_LENGTH = 50
+"""Characters of the target's name in the name of its temporary file."""
+
 _STALE_SECONDS = 3600
 """A temporary file that nothing was written to for so long is taken for left over."""
 
-_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial", re.ASCII | re.DOTALL)
+_PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.ASCII | re.DOTALL)
 
 
 @contextlib.contextmanager
@@ -40,6 +45,7 @@ def publish(
     *,
     force: bool = False,
     replaceable: Callable[[Path], bool] = lambda _: False,
+    kin: Callable[[str], object] = lambda _: False,
 ) -> Iterator[Path]:
     """Create a file or directory that appears complete and durable, or not at all.
 
@@ -49,13 +55,17 @@ def publish(
     symbolic links themselves, never their targets, that are `replaceable`. Write errors in the body
     become StoreFullError or StoreIOError.
 
+    An UpkeepWarning names what killed processes left when they wrote the target, or an entry beside
+    it of the same `kin`, told by its name: nothing is removed that another process may be writing.
+
     CommitFailedError means that the target exists and is complete, but may not be durable. A
     RuntimeWarning names files that could not be removed after another error.
     """
     target = Path(os.path.abspath(target))
     with explained("create", str(target)):
         _check_target(target, force, replaceable)
-    _mention_leftovers(target)
+    own = target.name[:_NAME_LENGTH]
+    _mention_leftovers(target.parent, lambda name: name == own or kin(name))
     temporary = _beside(target)
     try:
         with _writing(temporary, target):
@@ -106,25 +116,26 @@ def leftovers(place: str | Path) -> list[Path]:
 
 def _beside(path: Path) -> Path:
     """Return a new temporary name beside `path`."""
-    return path.with_name(f".{path.name[:50]}.{uuid.uuid4().hex[:8]}.partial")
+    return path.with_name(f".{path.name[:_NAME_LENGTH]}.{uuid.uuid4().hex[:8]}.partial")
 
 
-def _mention_leftovers(target: Path) -> None:
-    """Warn of temporary files that killed processes left when they wrote the target."""
-    begin, limit = f".{target.name[:50]}.", time.time() - _STALE_SECONDS
+def _mention_leftovers(place: Path, wanted: Callable[[str], object]) -> None:
+    """Warn of temporary files that killed processes left when they wrote entries of these names."""
+    limit = time.time() - _STALE_SECONDS
     with contextlib.suppress(OSError):  # such as a directory that cannot be listed
-        for each in leftovers(target.parent):
-            named = each.name.startswith(begin) and len(each.name) == len(begin + _ENDING)
-            if named and _last_written(each) < limit:
+        for each in leftovers(place):
+            match = _PARTIAL.fullmatch(each.name)
+            if match and wanted(match[1]) and _last_written(each) < limit:
+                size = format_bytes(allocated_bytes(each))
                 warn(
-                    f"{each} is left of a process that was killed while it wrote {target.name}; "
-                    "remove it",
+                    f"{each}, {size}, is left of a process that was killed while it wrote or "
+                    f"removed {match[1]}; remove it: rm -r {shlex.quote(str(each))}",
                     UpkeepWarning,
                 )
 
 
 def _last_written(path: Path) -> float:
-    parts = [path, *path.rglob("*")] if path.is_dir() else [path]
+    parts = [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]
     return max(part.lstat().st_mtime for part in parts)
 
 

@@ -26,7 +26,7 @@ from tierstore._disk.manifest import (
 from tierstore._progress import Overall, Progress
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.payload import Payload, copy_payload
-from tierstore._store.versions import check_free
+from tierstore._store.versions import STORE, check_free
 from tierstore._table.table import Table
 from tierstore._tiers import memory
 from tierstore.errors import CorruptStoreError, ExistsError, InvalidInputError
@@ -117,6 +117,7 @@ def write_copy(
         tables=dict(tables),
         step=manifest.step,
         confirmed=manifest.version,
+        keep=manifest.keep,
         payload=dict(payload),
         previous=manifest.previous,
         skipped=manifest.skipped,
@@ -141,8 +142,14 @@ def _new_directory(where: Path | _io.Objects) -> Iterator[_io.Directory]:
             yield directory
         return
     directory = where.open(write=True)
-    if directory.names():
-        raise ExistsError(f"{where} is not empty; choose another name", filename=str(where))
+    if names := directory.names():
+        raise ExistsError(
+            f"{where} is not empty; choose another name"
+            if STORE in names
+            else f"{where} is not empty, though it has no store: if it is what a copy left that "
+            "was killed, remove it; else choose another name",
+            filename=str(where),
+        )
     try:
         yield directory
     except BaseException:
@@ -183,7 +190,7 @@ def _copy_table(
             skipped.rows[table.name] = bad
         with target.directory(info.generation) as generation:
             keys = _copy_keys(generation, table, skipped)
-    return TableInfo(info.spec, info.generation, scalars=dict(table.scalars), keys=keys)
+    return dataclasses.replace(info, scalars=dict(table.scalars), keys=keys)
 
 
 def _copy_keys(generation: _io.Directory, table: Table, skipped: Skipped | None) -> KeysInfo | None:

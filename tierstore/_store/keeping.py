@@ -83,6 +83,6 @@ def as_restored(older: Manifest, before: Manifest, version: int) -> dict[str, An
         # A model elsewhere may need unconfirmed versions.
         "confirmed": version if before.confirmed >= before.version else before.confirmed,
         "origin": older.origin,
-        "skipped": older.skipped + version - older.version - 1,
+        "commits": older.commits + 1,
         "forks": pruned((*older.forks, (version, older.version)), before.floor),
     }

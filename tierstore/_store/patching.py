@@ -55,6 +55,7 @@ __all__ = [
 _FORMAT = 1
 _MAX_HEAD = 16 << 20
 _BLOCK_BYTES = 4 << 20
+_MADE = "a patch is a file that write_patch or 'tierstore diff --out' made"
 
 Rows = npt.NDArray[np.int64]
 
@@ -117,7 +118,12 @@ def write_patch(
         "format": _FORMAT,
         "store": after.uuid,
         "from": {"version": before.version, "mark": before.mark},
-        "to": {"version": after.version, "mark": after.mark, "payload_mark": after.payload_mark},
+        "to": {
+            "version": after.version,
+            "mark": after.mark,
+            "payload_mark": after.payload_mark,
+            "commits": after.commits,
+        },
         "step": after.step,
         "tables": tables,
         "payload": None
@@ -226,8 +232,8 @@ class Patch:
         self.name = name
         self._file = file
         line = file.readline(_MAX_HEAD)
-        if not line.endswith(b"\n"):
-            raise FormatError(f"{name} is not a patch: it does not begin with a line of JSON")
+        if not (line.startswith(b"{") and line.endswith(b"\n")):
+            raise FormatError(f"{name} does not begin with a line of JSON; {_MADE}")
         head = unseal(line, name, _FORMAT)
         head.only({"format", "store", "from", "to", "step", "tables", "payload"})
         self.store: str = head.text("store")
@@ -314,6 +320,8 @@ class Patch:
         draft.numbers["mark"] = self.new.text("mark")
         draft.numbers["payload_mark"] = self.new.text("payload_mark")
         draft.numbers["origin"] = self.origin
+        if "commits" in self.new:  # by which the records of uses are dated
+            draft.numbers["commits"] = self.new.natural("commits")
         return draft
 
     def info(self) -> PatchInfo:
@@ -356,6 +364,8 @@ def _change(name: str, entry: Section, offset: int) -> Change:
 def open_patch(path: str | os.PathLike[str]) -> Iterator[Patch]:
     """Open a patch; raises MissingFileError or, where it is damaged, FormatError."""
     name = os.fspath(path)
+    if os.path.isdir(name):
+        raise FormatError(f"{name} is a directory; {_MADE}")
     with contextlib.ExitStack() as opened:
         try:
             with _io.explained("open", name):

@@ -143,8 +143,9 @@ def repair(
         report = RepairReport(chosen.version, to, left_out=list(found.damage))
         total = sum(info.spec.rows for info in chosen.tables.values())
         kind = _PartitionedRepair if chosen.partitions else _Repair
-        job = kind(directory, found, chosen, fills, Overall(progress, total), report)
-        job.run(where)
+        overall = Overall(progress, total)
+        kind(directory, found, chosen, fills, overall, report).run(where)
+        overall.finish()
         return report
 
 

@@ -384,23 +384,27 @@ class State:
         self,
         complete: Callable[[], object] = _nothing,
         replaced: Sequence[str] | None = None,
+        commits: int | None = None,
         **changes: Any,
     ) -> Manifest:
         """Publish the manifest with changes and return it; `adopt` must follow, in `unbroken`.
 
         `complete` makes the remaining files of the manifest durable. `replaced` are the tables
-        that differ, if the caller knows that all others are the same. Raises ClosedError if a
-        callback has closed the store.
+        that differ, if the caller knows that all others are the same. `commits` is the number of
+        versions in the history, itself included; a new version adds one by default. Raises
+        ClosedError if a callback has closed the store.
         """
         self.door.check_open(write=True)
         before = self.manifest
         version = changes.get("version", before.version)
-        changes.setdefault("skipped", before.skipped + max(0, version - before.version - 1))
+        if commits is None:
+            commits = before.version - before.skipped + (version > before.version)
         manifest = dataclasses.replace(
             before,
             seq=self.ledger.next_number(),
             keep=self.keep,
             last_version=self.ledger.last_version,
+            skipped=version - commits,
             format=FORMAT,
             **changes,
         )

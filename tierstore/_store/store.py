@@ -204,7 +204,7 @@ class Store(SchemaChanges):
             payload=tuple(self._state.payload),
             writer=locking.writer_of(self.path) if isinstance(self.path, Path) else None,
             allocated_bytes=(
-                _io.allocated_bytes(self.path) if isinstance(self.path, Path) else None
+                _io.allocated_bytes(self.path.resolve()) if isinstance(self.path, Path) else None
             ),
         )
 

@@ -276,6 +276,7 @@ def _draft(copy: State, source: Source, plan: _Plan) -> CommitDraft:
         "mark": manifest.mark,
         "payload_mark": manifest.payload_mark,
         "origin": Origin(manifest.uuid, manifest.version),
+        "commits": manifest.commits,  # by which the records of uses are dated
     }
     return draft
 

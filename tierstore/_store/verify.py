@@ -278,7 +278,7 @@ class _Check:
         self.directory = directory
         self._found = found
         self.sample = sample
-        self._progress = progress
+        self._progress, self._shown = progress, 0
         self._total = 0
         self._bases: dict[str, Rows | None] = {}  # None: cannot be read at all
         self._deltas: dict[str, tuple[Delta | None, Rows]] = {}
@@ -291,17 +291,28 @@ class _Check:
 
     def progress_of_part(self) -> Progress | None:
         """Return a function that reports the rows of a partition after those of earlier ones."""
-        before, progress = self.report.rows_checked, self._progress
-        if progress is None:
+        before = self.report.rows_checked
+        if self._progress is None:
             return None
-        return lambda done, _: progress(before + done, max(before + done, self._total))
+
+        def report(done: int, total: int) -> None:
+            if total > 1:  # a part without rows reports 1 of 1
+                self._show(before + done)
+
+        return report
+
+    def _show(self, done: int) -> None:
+        """Report the rows that are checked, which are more than those of one version."""
+        self._shown = done
+        if self._progress is not None:
+            self._progress(done, max(done, self._total))
 
     def finish(self) -> None:
         """Report the end, if rows could not be read or there are none."""
-        if not self._total:
+        if not self._shown and not self._total:
             report_nothing(self._progress)
-        elif self._progress is not None and self.report.rows_checked < self._total:
-            self._progress(self._total, self._total)
+        elif self._shown < self._total:
+            self._show(self._total)
 
     def payload_of(self, manifest: Manifest, payload: Mapping[str, Payload] | None) -> bool:
         """Check the payload of a version; return whether it is whole."""
@@ -470,9 +481,7 @@ class _Check:
         for rows in self._blocks(base):
             bad += base.damaged(rows[~np.isin(rows, held)] if held.size else rows)
             self.report.rows_checked += rows.size
-            if self._progress is not None:
-                done = self.report.rows_checked
-                self._progress(done, max(done, self._total))
+            self._show(self.report.rows_checked)
         found = np.array(bad, np.int64)
         if found.size:
             found = found[~np.isin(found, _rows_up_to(self._found.history.floor(), deltas))]

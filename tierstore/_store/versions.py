@@ -212,11 +212,13 @@ def open_directory(path: Path | _io.Objects) -> _io.Directory:
     try:
         return _io.Directory.open(path)
     except FileNotFoundError:
-        raise NotAStoreError(
-            f"{path} does not exist; check the path, or create a store with tierstore.create or "
-            "'tierstore init'",
-            filename=path,
-        ) from None
+        store, _, table = str(path).rpartition(":")
+        advice = (
+            f"{store} is a store, of which a table is chosen by its name: store[{table!r}], --table"
+            if store and os.path.isfile(os.path.join(store, STORE))
+            else "check the path, or create a store with tierstore.create or 'tierstore init'"
+        )
+        raise NotAStoreError(f"{path} does not exist; {advice}", filename=path) from None
     except NotADirectoryError:
         raise NotAStoreError(f"{path} is a file; a store is a directory", filename=path) from None
 

@@ -122,6 +122,7 @@ def make_store(
                     for number, info in enumerate(found, first):
                         infos[number][name] = info
                     report.passed(spec.rows)
+            report.finish()
             for number, (each, mark) in enumerate(parts):
                 with place.directory(partition_name(number)) as directory:
                     manifest = Manifest(each, 1, 1, infos[number], confirmed=1, mark=mark)
@@ -160,6 +161,7 @@ def _copied(root: _io.Directory, made: Manifest, source: Store) -> tuple[Identit
         tables=tables,
         step=before.step,
         confirmed=before.version,
+        keep=before.keep,
         payload=payload,
         previous=before.previous,
         skipped=before.skipped,

@@ -13,7 +13,7 @@ from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._disk.partitioned import PartitionedGeneration
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
-from tierstore._progress import Progress
+from tierstore._progress import Overall, Progress
 from tierstore._store.options import Options
 from tierstore._store.partitions import check_part, missing_partition
 from tierstore._store.store import Store
@@ -177,11 +177,12 @@ class Parts:
     def fold(self, progress: Progress | None = None) -> None:
         """Merge all deltas, and keep no version but the newest; report the partitions done."""
         total = len(self.stores)
+        report = Overall(progress, total)
         for start in range(0, total, _THREADS):
             for call in _side_by_side(Store.fold, self.stores[start : start + _THREADS]):
                 call.result()
-            if progress is not None:
-                progress(min(start + _THREADS, total), total)
+            report(min(start + _THREADS, total), total)
+        report.finish()
 
     def each(self, work: Callable[[Store], object]) -> None:
         """Do something to every partition, several at a time; raise once all are done."""

@@ -90,6 +90,7 @@ def alter_tables(
         for part in parts:
             part.alter_tables(changes, progress=report)
             report.passed(sum(part[name].rows for name in changes))
+        report.finish()
         return {
             name: _with_fields(store._manifest.tables[name], parts[0][name].spec, added[name])
             for name in changes
@@ -118,11 +119,13 @@ def create_table(
         if spec.sparse:
             for part in store._parts.stores:
                 part.create_table(name, of_part)
+            report.finish()
             return {name: TableInfo(as_kept(spec), "")}
         for part, at, records in _new_in_parts(store, spec, 0, lambda: initial_records(spec)):
             rest = np.zeros((shard.blocks - at.size, records.shape[1]), np.uint8)
             part.create_table(name, of_part, blocks=[records, rest], progress=report)
             report.passed(shard.blocks)
+        report.finish()
         return {name: TableInfo(as_kept(spec), "")}
 
     _change(store, "create", {name: dataclasses.replace(of_part, rows=len(shard))}, create)
@@ -158,10 +161,12 @@ def replace_table(
     stays = known is not None and keys is None and known.spec.rows == spec.rows
     of_whole = known if known is not None and stays else TableInfo(spec, "")
     written = None if keys is None else _Keys(store, name, keys, spec.rows)
-    made = _Made(store, name, (shard, spec, blocks, progress), written)
+    report = Overall(progress, spec.rows)
+    made = _Made(store, name, (shard, spec, blocks, report), written)
 
     def replace() -> dict[str, TableInfo]:
         made.adopt()
+        report.finish()
         info = dataclasses.replace(of_whole, spec=as_kept(spec), scalars=scalars)
         return {name: info if written is None else written.named_by(info)}
 
@@ -255,8 +260,7 @@ class _Keys:
             info = None
             if keys is not None:
                 info = root.write_keys(self._name, self._generation, self._stem, keys, self._rows)
-            if progress is not None:
-                progress(self._rows, self._rows)
+            Overall(progress, self._rows).finish()
             return info
 
         self._info = self._store._ranks.together("write the keys", write)[0]
@@ -288,6 +292,7 @@ def rename(store: DistributedStore, name: str, new: str, progress: Progress | No
             rows = part[name].spec.rows
             part.rename(name, new, progress=report)
             report.passed(rows)
+        report.finish()
         moved = dataclasses.replace(info, spec=dataclasses.replace(info.spec, sparse=False))
         return {new: moved if written is None else written.named_by(moved)}
 
@@ -421,6 +426,7 @@ def _extend_all(
         for part, at, records in _new_in_parts(store, spec, info.spec.rows, blocks):
             _extend(part, name, store._parts.shard(rows).blocks, at, records, report)
             report.passed(store._parts.shard(rows).blocks)
+        report.finish()
         larger = dataclasses.replace(info, spec=as_kept(spec))
         return {name: larger if written is None else written.named_by(larger)}
 

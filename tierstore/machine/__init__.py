@@ -19,7 +19,7 @@ from tierstore._disk import readahead
 from tierstore._io import TESTED, allocated_bytes, filesystem
 from tierstore._io import leftovers as partial_files
 from tierstore._parts import most_threads
-from tierstore.machine.speeds import Speeds, known_speeds
+from tierstore.machine.speeds import BENCH_PREFIX, Speeds, known_speeds
 
 __all__ = [
     "Cuda",
@@ -262,12 +262,16 @@ class Leftover:
 
 
 def leftovers(path: str | os.PathLike[str] = ".") -> list[Leftover]:
-    """Return unfinished files and stores next to `path`, then those in it."""
+    """Return unfinished files and stores next to `path`, then those in it.
+
+    They are left of killed processes, or written just now.
+    """
     path = Path(os.path.abspath(path))
     found: list[Path] = []
     for directory in (path.parent, path):
         with contextlib.suppress(OSError):  # missing or unreadable
             found += partial_files(directory)
+            found += sorted(directory.glob(f"{BENCH_PREFIX}*"))
     return [Leftover(each, allocated_bytes(each)) for each in found]
 
 

@@ -21,7 +21,15 @@ from tierstore._store.opening import open as open_store
 from tierstore._table.table import Table
 from tierstore.budget import Budget
 from tierstore.initializers import uniform
-from tierstore.machine.speeds import HOT_BYTES, ROW_BYTES, BatchTimes, Ids, Speeds, save_speeds
+from tierstore.machine.speeds import (
+    BENCH_PREFIX,
+    HOT_BYTES,
+    ROW_BYTES,
+    BatchTimes,
+    Ids,
+    Speeds,
+    save_speeds,
+)
 from tierstore.spec import TableSpec
 
 __all__ = ["Comparison", "compare"]
@@ -85,7 +93,7 @@ def compare(
     The rates are saved with `speeds`, which `tierstore.sizing.plan` then uses.
     """
     rows = max(1000, store_bytes // ROW_BYTES)
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".tierstore-bench-") as temporary:
+    with tempfile.TemporaryDirectory(dir=directory, prefix=BENCH_PREFIX) as temporary:
         path = Path(temporary) / "bench.tier"
         spec = TableSpec(rows=rows, dim=ROW_BYTES // 4, init=uniform(-1, 1, seed=0))
         create(path, {"t": spec}, budget=Budget(host=0), progress=progress).close()

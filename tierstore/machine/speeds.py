@@ -113,6 +113,9 @@ HOT_BYTES = 16 << 20
 ROW_BYTES = 512
 """Bytes of a gathered row: 128 float32 elements."""
 
+BENCH_PREFIX = ".tierstore-bench-"
+"""Of the names of temporary files and directories."""
+
 _BLOCK = 4096
 _THREADS = 64
 
@@ -296,7 +299,7 @@ def save_speeds(directory: str | os.PathLike[str], found: Speeds) -> None:
 def _file(directory: str | os.PathLike[str], nbytes: int) -> Iterator[str]:
     """Create a synced file of random bytes, which is removed at the end."""
     block = np.random.default_rng(0).integers(0, 256, 4 * MIB, np.uint8)
-    with tempfile.NamedTemporaryFile(dir=directory, prefix=".tierstore-bench-") as file:
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=BENCH_PREFIX) as file:
         for number in range(-(-nbytes // block.size)):
             block[:8].view(np.int64)[0] = number
             file.write(block.data)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._disk.index import DeltaIndex
+from tierstore._progress import Overall, Progress, report_nothing
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.memory import available_bytes
 from tierstore._tiers.placement import Placement, check_names
@@ -20,7 +21,6 @@ from tierstore.machine.speeds import HOT_BYTES, ROW_BYTES, BatchTimes, Speeds
 from tierstore.policy import Policies, PolicySpec, lru
 from tierstore.sizing.simulation import (
     SIZES,
-    Progress,
     Rates,
     Replay,
     first_measured,
@@ -243,6 +243,8 @@ def plan(
             rows, stream, sizes, policy, training, depth, measured, record_bytes, progress
         )
         touched = first_touches(stream, measured)
+    else:
+        report_nothing(progress)
     tiers = []
     if gpu_slots:
         nbytes = GpuMemory.bytes_for(rows, record_bytes, gpu_slots)
@@ -303,13 +305,8 @@ def plan_budgets(
 
     `options` are those of `plan`; `progress` is called with batches replayed and the total of all.
     """
-    policy, done, index = policy or lru(), 0, DeltaIndex.bytes_for(rows)
-    total = len(shares) * len(stream.batches)
-
-    def advanced(count: int, _: int) -> None:
-        if progress is not None:
-            progress(done + count, total)
-
+    policy, index = policy or lru(), DeltaIndex.bytes_for(rows)
+    report = Overall(progress, len(shares) * len(stream.batches))
     found = []
     for share in shares:
         slots = max(1, int(rows * share))
@@ -321,11 +318,12 @@ def plan_budgets(
                 host=host,
                 policy=policy,
                 stream=stream,
-                progress=advanced,
+                progress=report,
                 **options,
             )
         )
-        done += len(stream.batches)
+        report.passed(len(stream.batches))
+    report.finish()
     return found
 
 
@@ -344,30 +342,36 @@ def host_for_hits(
     """Return the bytes of a host tier that answers a fraction of the ids of a stream.
 
     It is found by replaying the stream through tiers of several sizes, to one percent of the rows.
-    The other arguments are those of `plan`. Raises InvalidInputError if a tier that holds every row
+    `progress` is called with batches replayed and the most that all replays may have; the other
+    arguments are those of `plan`. Raises InvalidInputError if a tier that holds every row
     hits less, since the stream requests too many rows for the first time.
     """
     policy = policy or lru()
     if not 0 < hits <= 1:
         raise InvalidInputError(f"hits is more than 0 and at most 1, not {hits}")
 
+    low, high, close = 0, rows, max(1, rows // 100)
+    replays = 1 + (-(-rows // close) - 1).bit_length()
+    report = Overall(progress, replays * len(stream.batches))
+
     def reached(slots: int) -> float:
         sizes = {"host": slots}
         rates, _ = _replayed(
-            rows, stream, sizes, policy, training, depth, measured, record_bytes, progress
+            rows, stream, sizes, policy, training, depth, measured, record_bytes, report
         )
+        report.passed(len(stream.batches))
         return rates["host"].hit_rate
 
-    low, high = 0, rows
     best = reached(rows)
     if best < hits:
         raise InvalidInputError(
             f"a host tier with every row hits {best:.1%} of the ids: the others are asked for the "
             "first time; use a longer trace"
         )
-    while high - low > max(1, rows // 100):
+    while high - low > close:
         middle = (low + high) // 2
         low, high = (low, middle) if reached(middle) >= hits else (middle, high)
+    report.finish()
     return bytes_for(rows, record_bytes, high, policy, index=DeltaIndex.bytes_for(rows))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._progress import Overall, Progress
 from tierstore._tiers.slots import CachedSlots
 from tierstore.errors import InvalidInputError
 from tierstore.policy import PolicyLike, PolicySpec, choose
@@ -20,7 +21,6 @@ __all__ = [
     "POLICIES",
     "SIZES",
     "Point",
-    "Progress",
     "Rates",
     "Replay",
     "Simulation",
@@ -30,10 +30,6 @@ __all__ = [
     "replay",
     "simulate",
 ]
-
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with what is done, and the total."""
 
 NEVER = np.iinfo(np.int32).max
 
@@ -327,28 +323,27 @@ def simulate(
     counts = {_slots(size, stream.rows): None for size in sizes}
     if not counts:
         raise InvalidInputError("give at least one size")
-    total = len(counts) * (len(named) + with_optimum) * len(stream.batches)
+    replays = len(counts) * (len(named) + with_optimum)
+    report = Overall(progress, replays * len(stream.batches))
     points: list[Point] = []
 
     def add(policy: str, slots: int, rates: Rates) -> None:
         points.append(_point(policy, slots, stream.rows, rates))
-
-    def advanced(batches: int, _: int) -> None:
-        if progress is not None:
-            progress(len(points) * len(stream.batches) + batches, total)
+        report.passed(len(stream.batches))
 
     rates = Rates()
     for name, policy in named.items():
         for slots in counts:
             rates = replay(
                 stream, choose(policy), slots,
-                leases=leases, chance=chance, depth=depth, measured=measured, progress=advanced,
+                leases=leases, chance=chance, depth=depth, measured=measured, progress=report,
             )  # fmt: skip
             add(name, slots, rates)
     uses = next_uses(stream) if with_optimum else []
     for slots in counts if with_optimum else ():
-        rates = optimum(stream, slots, uses, measured=measured, progress=advanced)
+        rates = optimum(stream, slots, uses, measured=measured, progress=report)
         add(OPTIMUM, slots, rates)
+    report.finish()
     return Simulation(
         rows=stream.rows,
         batches=len(stream.batches),
