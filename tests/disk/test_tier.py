@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import threading
 from functools import partial
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.tiers import stack
 from tests.tiers.stack import random_span, read
 from tierstore import _checksum, _io, _parts, _rowcopy
 from tierstore._disk import delta as live_delta
-from tierstore._disk import footer, index, write_queue
+from tierstore._disk import footer, index, tier, write_queue
 from tierstore._disk.generation import Generation, create
 from tierstore._disk.manifest import TableInfo
 from tierstore._disk.tier import DiskTier
@@ -134,7 +135,8 @@ def all_of_it_waits(monkeypatch):
 
 @pytest.fixture(params=["over", "behind"])
 def where(request, monkeypatch):
-    """Whether rows that are written again are written over, or behind all others."""
+    """Whether rows written again are written over, or behind all others; in several parts."""
+    monkeypatch.setattr(tier, "_COLLECTED_BYTES", 16 * WIDTH)
     if request.param == "behind":
         monkeypatch.setattr(live_delta, "_FEW", 1)
         monkeypatch.setattr(live_delta, "_ROWS_A_WRITE", 1000)
@@ -233,6 +235,35 @@ def test_what_is_read_ahead_is_of_no_delta_that_a_later_one_covers(tmp_path):
     reader.follow(oracle.copy())
     reader.check()
     reader.close()
+    writer.generation.close()
+
+
+def test_readers_do_not_wait_while_a_writer_waits_for_the_disk(tmp_path, monkeypatch):
+    write_piece, disk = live_delta.LiveDelta._write_piece, threading.Event()
+
+    def slowly(live, piece):
+        assert disk.wait(60)
+        write_piece(live, piece)
+
+    monkeypatch.setattr(live_delta.LiveDelta, "_write_piece", slowly)
+    rng = np.random.default_rng(10)
+    oracle, rows = records(rng, ROWS, WIDTH), np.arange(ROWS)
+    writer = Writer(tmp_path, SPECS["memmap"], oracle, queue_bytes=8 * WIDTH)
+    new = records(rng, ROWS, WIDTH)
+    writer.tier.write(rows[:2], new[:2])
+    writing = threading.Thread(target=writer.tier.write, args=(rows[2:], new[2:]))
+    monkeypatch.setattr(tier, "_COLLECTED_BYTES", 2 * WIDTH)
+    writing.start()
+    while not writer.tier.live._queue._changed._waiters:
+        assert writing.is_alive()
+    found = []
+    reading = threading.Thread(target=lambda: found.append(read(writer.tier, rows[-9:])))
+    reading.start()
+    reading.join(60)
+    disk.set()
+    writing.join(60)
+    assert np.array_equal(found[0], oracle[-9:])
+    assert np.array_equal(read(writer.tier, rows), new)
     writer.generation.close()
 
 

@@ -345,6 +345,10 @@ class LiveDelta:
         self._ids[positions] = rows
         self.count = count
 
+    def await_room(self) -> None:
+        """Wait until the disk has written enough of what is queued; any thread may do so."""
+        self._queue.await_room()
+
     def _write_piece(self, piece: Piece) -> None:
         """Write a piece to the file and record its checksums."""
         positions = piece.positions

@@ -35,8 +35,9 @@ from tierstore.stats import TierStats
 
 __all__ = ["DiskTier"]
 
-_COLLECTED_BYTES = 8 << 20
-"""Bytes of records to write for which readers of others wait at a time."""
+_COLLECTED_BYTES = 4 << 20
+"""Bytes of records to write for which readers of others wait at a time, as many as a queue takes at
+once."""
 _ROWS_AHEAD = 2048
 """Rows that are prefetched and then copied at a time, enough to keep a disk busy."""
 _SAMPLE = 1024
@@ -385,6 +386,8 @@ class DiskTier:
             part = rows[at : at + step]
             if part.size < rows.size:
                 some = partial(call_at, get, np.arange(at, at + part.size))
+            if self.live is not None and not resident:
+                self.live.await_room()  # without the lock, for which readers wait
             with self._lock:
                 self._collect(part, some, resident=resident)
 

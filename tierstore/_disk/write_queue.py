@@ -152,18 +152,9 @@ class WriteQueue:
         *,
         cached: bool,
     ) -> None:
+        self.await_room()
         with self._changed:
-            begin = time.monotonic()
-            full = not self._has_room()
-            self._wait_for(self._has_room)
             mine = self._take_over()
-        if full:
-            _LOG.debug(
-                "a write waited %d ms for the disk: %d blocks of %d bytes are queued",
-                round((time.monotonic() - begin) * 1000),
-                self._most,
-                self._block_bytes,
-            )
         if mine:
             self._write_waiting()
         block = self._spare.pop() if self._spare else np.empty(self._block_bytes, np.uint8)
@@ -175,6 +166,20 @@ class WriteQueue:
             self._waiting.append((piece, block))
             if self._idle():
                 self._start()
+
+    def await_room(self) -> None:
+        """Wait until there is room for a block; other threads may do so as well."""
+        with self._changed:
+            if self._has_room():
+                return
+            begin = time.monotonic()
+            self._wait_for(self._has_room)
+        _LOG.debug(
+            "a write waited %d ms for the disk: %d blocks of %d bytes are queued",
+            round((time.monotonic() - begin) * 1000),
+            self._most,
+            self._block_bytes,
+        )
 
     def find(
         self, positions: npt.NDArray[np.int64]
