@@ -268,13 +268,18 @@ _CACHED_BYTES = 32 << 20
 """Bytes of a commit that the page cache absorbs; larger commits wait for the disk anyway."""
 
 
-def _parts(positions: npt.NDArray[np.int64], record_bytes: int) -> list[slice]:
-    """Split ascending positions at wide gaps and where a piece would become too long."""
-    if positions.size and positions[-1] - positions[0] == positions.size - 1:
-        return [slice(0, positions.size)]
+def _splits(positions: npt.NDArray[np.int64], record_bytes: int) -> npt.NDArray[np.intp]:
+    """Return where ascending positions have wide gaps, or a piece would become too long."""
     blocks = positions // max(1, _PIECE_BYTES // record_bytes)
     wide = np.diff(positions) > 1 + _NEAR_BYTES // record_bytes
-    edges = [0, *(1 + np.flatnonzero(wide | (np.diff(blocks) != 0))).tolist(), positions.size]
+    return 1 + np.flatnonzero(wide | (np.diff(blocks) != 0))
+
+
+def _parts(positions: npt.NDArray[np.int64], record_bytes: int) -> list[slice]:
+    """Return the parts of ascending positions that are written in one piece."""
+    if positions.size and positions[-1] - positions[0] == positions.size - 1:
+        return [slice(0, positions.size)]
+    edges = [0, *_splits(positions, record_bytes).tolist(), positions.size]
     return [slice(first, stop) for first, stop in pairwise(edges) if first < stop]
 
 
@@ -392,8 +397,8 @@ class LiveDelta:
         """Whether overwriting records at `positions` is slower than appending them."""
         if self.full or positions.size < _FEW:
             return False
-        parts = _parts(np.sort(positions), self.record_bytes)
-        return len(parts) * _ROWS_A_WRITE > positions.size
+        parts = 1 + _splits(np.sort(positions), self.record_bytes).size
+        return parts * _ROWS_A_WRITE > positions.size
 
     def _reserve(self, count: int) -> None:
         self._ids = _grown(self._ids, count)
