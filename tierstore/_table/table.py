@@ -913,7 +913,7 @@ class Table(NamedRows):
             dtype=self._layout.fields[0][1].dtype,
             fields=tuple(
                 {"name": name, "dim": item.dim, "dtype": item.dtype}
-                | ({"init": item.init.text} if item.init and item.init.text else {})
+                | {"init": (item.init and item.init.text) or None}
                 | ({} if item.scale is None else {"scale": vars(item.scale)})
                 for name, item in self._layout.fields
             ),
