@@ -55,6 +55,19 @@ def test_errors_name_the_file(tmp_path):
     assert (found.value.errno, found.value.filename) == (errno.EACCES, str(path))
 
 
+def test_errors_name_a_store_by_its_absolute_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError) as missing:
+        tierstore.open("emb.tier")
+    tierstore.create("emb.tier", SPEC).close()
+    with pytest.raises(FileExistsError) as existing:
+        tierstore.create("emb.tier", SPEC)
+    with tierstore.open("emb.tier", "r+"), pytest.raises(BlockingIOError) as locked:
+        tierstore.open("emb.tier", "r+")
+    for found in (missing, existing, locked):
+        assert found.value.filename == str(tmp_path / "emb.tier")
+
+
 @pytest.mark.parametrize(
     "call",
     [

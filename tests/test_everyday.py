@@ -240,6 +240,40 @@ def test_find_damage():
         assert list(raised.value.rows) == [7]
 
 
+def test_damaged_rows_come_back_from_a_copy():
+    pair = {"weight": tierstore.Field(4, init=tierstore.normal(seed=1)), "age": tierstore.Field(1)}
+    specs = {"item": tierstore.TableSpec(100, fields=pair), "user": random(100, 4)}
+    specs["word"] = tierstore.TableSpec(100, 4, keys="text", init=tierstore.normal(seed=2))
+    with tierstore.create("emb.tier", specs) as store:
+        store["word"].write(["a", "b"], np.ones((2, 4), "f4"))
+        store["item"].write([3], np.full((1, 1), 7, "f4"), field="age")
+        store.commit()
+        store.fold()
+        store.save("copy.tier")
+        bases = {table.name: table.base for table in store.info().tables}
+    damaged = {"item": [3, 40], "user": [0], "word": [1]}
+    for name, rows in damaged.items():
+        records = np.load(bases[name], mmap_mode="r+")
+        for row in rows:
+            records[row : row + 1].view("u1")[..., 0] ^= 1
+        records.flush()
+    report = tierstore.verify("emb.tier")
+    assert report.bad_rows == damaged
+    with tierstore.open("emb.tier", "r+") as store, tierstore.open("copy.tier") as copy:
+        for name, rows in report.bad_rows.items():
+            fields = list(store[name].fields)
+            store[name].by_row.write(rows, copy[name].by_row.read(rows, fields))
+        store.commit()
+        store.fold()
+        for name in store:
+            for field in store[name].fields:
+                assert np.array_equal(
+                    np.concatenate(list(store[name].by_row.scan(field))),
+                    np.concatenate(list(copy[name].by_row.scan(field))),
+                )
+    assert tierstore.verify("emb.tier")
+
+
 def test_a_payload_and_back():
     torch = pytest.importorskip("torch")
     head = torch.nn.Linear(4, 1)

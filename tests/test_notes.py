@@ -64,7 +64,17 @@ def test_columns_of_identities_that_are_not_read(tmp_path, path, matrix, name):
         again = tierstore.import_table(
             path, tmp_path / name, table="b", keys=f"{tmp_path / name}:item_id"
         )
-        assert again.keys
+        assert again.keys and again.notes == ()
+
+
+def test_a_column_that_is_read_as_keys_is_not_noted_and_others_are(tmp_path, path, matrix):
+    ids = np.arange(ROWS) * 3 + 1
+    parquet(tmp_path / "f.parquet", matrix, {"a": ids, "b": ids + 1})
+    done = tierstore.import_table(path, tmp_path / "f.parquet", keys=f"{tmp_path}/f.parquet:a")
+    assert done.keys and noted(done, "row: b;", "keys='f.parquet:b'")
+    parquet(tmp_path / "other.parquet", matrix, {"a": ids})
+    done = tierstore.import_table(path, tmp_path / "f.parquet", keys=f"{tmp_path}/other.parquet:a")
+    assert done.keys and noted(done, "row: a, b;")
 
 
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "f.parquet"])

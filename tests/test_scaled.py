@@ -363,6 +363,8 @@ def test_what_has_no_scale_says_so(tmp_path):
             table.read([1], dtype="int8")
         with pytest.raises(InvalidInputError, match="give one of"):
             table.read([1], dtype="float32", raw=True)
+        with pytest.raises(InvalidInputError, match="give one of"):
+            table.read([1], dtype="float32", out=np.empty((1, table.dim), np.float32))
         half = table.read(torch.arange(5), dtype=torch.bfloat16)
         assert bits_or_nan(half, expected[:5].bfloat16())
         assert table.read([[1, 2]], raw=True).shape == (1, 2, 16)

@@ -2,7 +2,7 @@
 
 Each class also derives from the builtin that a caller would catch anyway, and each message says
 what happened, the numbers involved and the next step. Classes derived from OSError set `errno`, and
-`filename` when a single file or store is at fault.
+`filename` when a single file or store is at fault; that of a store is an absolute path.
 
     TierStoreError
     ├── NotAStoreError         FileNotFoundError   the path holds no store

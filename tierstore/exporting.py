@@ -25,6 +25,7 @@ from tierstore._formats.base import block_rows_for
 from tierstore._formats.keys import typed
 from tierstore._kinds import check_table
 from tierstore._progress import report_nothing
+from tierstore._store.versions import refuse_inside_store
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import (
     InvalidInputError,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from tierstore._table.table import Table
     from tierstore.spec import Field
 
-__all__ = ["ExportResult", "export_table", "refuse_inside_store"]
+__all__ = ["ExportResult", "export_table"]
 
 
 @dataclass(frozen=True)
@@ -344,10 +345,3 @@ def _keys_of(
 def _size(path: Path) -> int:
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return sum(file.stat().st_size for file in files)
-
-
-def refuse_inside_store(path: Path) -> None:
-    """Raise InvalidInputError for a path inside a store."""
-    for parent in path.resolve().parents:
-        if os.path.isfile(parent / "STORE.json"):
-            raise InvalidInputError(f"{path} is inside the store {parent}; write it elsewhere")

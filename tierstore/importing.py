@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tierstore._disk.partitioning import PARTITIONS
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, Converter, DTypeName, check_dtype
-from tierstore._formats import TextOptions, fetched, open_source, read_keys
+from tierstore._formats import TextOptions, fetched, open_source, read_keys, split_name
 from tierstore._formats.base import SelectedSource, Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._io import publish
@@ -219,11 +219,25 @@ def import_table(
     text = TextOptions(header, key_column, sep, decimal, tuple(null))
     if duplicates not in ("error", "first", "last"):
         raise InvalidInputError(f"duplicates is 'error', 'first' or 'last', not {duplicates!r}")
+    keys_from = None
     if isinstance(keys, str | os.PathLike):
-        keys = read_keys(os.fspath(keys), memory=memory)
+        keys_from = os.fspath(keys)
+        keys = read_keys(keys_from, memory=memory)
     with fetched(src) as place, _opened(store, allow_untested) as opened:
         where = table, field
-        return _load(opened, place, *where, keys, dtype, text, duplicates, upsert, memory, progress)
+        return _load(
+            opened,
+            place,
+            *where,
+            keys,
+            keys_from,
+            dtype,
+            text,
+            duplicates,
+            upsert,
+            memory,
+            progress,
+        )
 
 
 @contextmanager
@@ -256,6 +270,7 @@ def _load(
     table: str | None,
     field: str | None,
     keys: Any,
+    keys_from: str | None,
     dtype: str | None,
     text: TextOptions,
     duplicates: str,
@@ -283,7 +298,7 @@ def _load(
         if keys is None and existing is not None and upsert and source.numbering is not None:
             keys = range(source.rows)  # rows with these keys, whatever their place in the file
         keys = _checked_keys(source, keys)
-        notes = _notes(source, existing, keys, wanted or source.dtype)
+        notes = _notes(source, existing, keys, keys_from, wanted or source.dtype)
         kept = None if keys is None else _kept_rows(source.path, keys, duplicates)
         if kept is not None and keys is not None:
             left_out = len(keys) - int(kept.sum())
@@ -335,9 +350,15 @@ def _unread(source: Source) -> list[str]:
     return notes
 
 
-def _notes(source: Source, table: Table | None, keys: Keys | None, dtype: str) -> list[str]:
+def _notes(
+    source: Source, table: Table | None, keys: Keys | None, keys_from: str | None, dtype: str
+) -> list[str]:
     """Return what is left out, kept or narrowed, one sentence each."""
     notes = list(source.notes) if keys is not None else _unread(source)
+    if keys_from is not None:
+        file, column = split_name(keys_from)
+        if column is not None and os.path.abspath(file) == os.path.abspath(source.path):
+            notes = list(source.notes_beside(column))
     if keys is None and source.called_keys is not None:
         notes.append(
             f"'keys' is not read: it is {source.called_keys}; keys are whole numbers or texts, one "

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 
 from tierstore import _io
 from tierstore._progress import Overall, Progress, report_nothing
+from tierstore._store.versions import refuse_inside_store
 from tierstore.errors import ExistsError, InvalidInputError
-from tierstore.exporting import export_table, refuse_inside_store
+from tierstore.exporting import export_table
 
 if TYPE_CHECKING:
     from tierstore._store.store import Store

@@ -365,6 +365,8 @@ class TierInformation:
 class TableInformation:
     """One table: its shape, its files and its tiers.
 
+    `fields` are dicts of name, dim, dtype, init, which is the initializer as text or None, and of
+    scale where there is one. `base` is the path of the file or zarr array that a fold makes whole.
     `disk_bytes` is the size of the base and its checksums, `allocated_bytes` what the files of the
     generation take on the disk: less where blocks were never written, as of sparse tables. `keys`
     is the kind of external keys, "int64" or "str", or None. `delta_rows` and `delta_bytes` count

@@ -21,6 +21,7 @@ from tierstore.errors import (
     LockedError,
     MissingExtraError,
     RowIndexError,
+    UnknownNameError,
 )
 from tierstore_cli.command import MADE, WAITING, WRITTEN
 from tierstore_cli.params import Place, Rows, Share
@@ -144,8 +145,13 @@ def choose_table(store: Mapping[str, Table], name: str | None) -> Table:
 
 
 def choose_field(table: Table, name: str | None) -> str:
-    """Return `name`, or the name of the first field if it is None."""
-    return name if name is not None else next(iter(table.fields))
+    """Return `name`, or the name of the first field if it is None; raises UnknownNameError."""
+    if name is None:
+        return next(iter(table.fields))
+    if name not in table.fields:
+        known = ", ".join(table.fields)
+        raise UnknownNameError(f"table {table.name!r} has no field {name!r}, only {known}")
+    return name
 
 
 def choose_rows(table: Table, rows: Rows | None, part: Share | None = None) -> tuple[int, int]:

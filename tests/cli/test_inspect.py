@@ -47,7 +47,7 @@ def test_json_is_what_the_contract_says(run_json, pair):
     init = tierstore.normal(std=1.0, seed=1).bound("item", (300, 8)).text
     assert item["fields"] == [
         {"name": "weight", "dim": 8, "dtype": "float32", "init": init},
-        {"name": "exp_avg", "dim": 8, "dtype": "float32"},
+        {"name": "exp_avg", "dim": 8, "dtype": "float32", "init": None},
     ]
     assert (item["name"], item["rows"], item["dim"], item["dtype"]) == ("item", 300, 8, "float32")
     assert item["record_bytes"] == 64 and item["delta_rows"] == 5

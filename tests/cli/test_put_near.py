@@ -32,6 +32,13 @@ def test_put_writes_one_row_of_one_field(run, run_json, pair):
     assert rows_of(pair, "item", "exp_avg")[3].tolist() == [-1, *[0.5] * 7]
 
 
+@pytest.mark.parametrize("command", ["get 3", "put --id 3 1", "near --id 3", "inspect --rows 0:2"])
+def test_a_field_that_is_not_there_is_named(run, pair, command):
+    name, *arguments = command.split()
+    done = run(name, pair, *arguments, "--table", "item", "--field", "nope", code=1)
+    assert "table 'item' has no field 'nope', only weight, exp_avg" in done.stderr
+
+
 def test_put_by_key_and_from_a_pipe(run, pair):
     run("put", pair, "--table", "user", "--key", "name_7", "1", "-2", "nan")
     assert rows_of(pair, "user")[7][:2].tolist() == [1, -2]

@@ -106,6 +106,21 @@ def test_progress_counts_the_rows_of_all_tables(path):
     assert seen[-1] == (10_100, 10_100)
 
 
+def test_no_store_is_made_inside_a_store(path, store):
+    """A table of that name could not be made, and what removes the store removes both."""
+    inside = path / "copy"
+    for make in (
+        lambda: store.save(inside),
+        lambda: store.update_copy(inside),
+        lambda: tierstore.repair(path, inside),
+        lambda: tierstore.create(inside, {"t": tierstore.TableSpec(2, 4)}),
+    ):
+        before = sorted(os.listdir(path))
+        with pytest.raises(InvalidInputError, match="copy is inside "):
+            make()
+        assert sorted(os.listdir(path)) == before
+
+
 def test_nothing_that_exists_is_replaced(path, store):
     with pytest.raises(ExistsError):
         tierstore.create(path, SPECS)

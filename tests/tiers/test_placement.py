@@ -98,6 +98,28 @@ def test_the_budget_that_an_error_names_for_all_tables_is_the_least(tmp_path: Pa
     tierstore.create(tmp_path / "s", specs, budget=Budget(host=found[1])).close()
 
 
+def test_a_table_that_grows_leaves_room_for_the_others(tmp_path: Path) -> None:
+    """A budget that holds the rows there are suffices, and the least that an error names does."""
+    specs = {"item": TableSpec(3_000, 8), "user": TableSpec(dim=4, keys="int64")}
+    with pytest.raises(CapacityError) as caught:
+        tierstore.create(tmp_path / "s", specs, budget="64KiB")
+    found = re.search(r"give at least host='(\w+)', or 0", str(caught.value))
+    assert found is not None and parse_bytes(found[1]) < 1 << 20
+    keys, rows = np.arange(100_000) * 7 - 5, np.zeros((100_000, 4), np.float32)
+    rows[:] = keys[:, None]
+    with tierstore.create(tmp_path / "s", specs, budget=found[1]) as store:
+        store["item"].write([7], np.ones((1, 8), np.float32))
+        store["user"].write(keys, rows)  # more than there were at first
+        store.commit()
+        assert store["item"].read([7]).sum() == 8
+        assert np.array_equal(store["user"].read(keys), rows)
+    least = "2MiB"
+    with tierstore.open(tmp_path / "s", budget=least) as store:
+        tiers = [tier for space in store.info().spaces for tier in space.tiers]
+        assert sum(tier.nbytes for tier in tiers if tier.tier == "host") <= parse_bytes(least)
+        assert np.array_equal(store["user"].read(keys), rows)
+
+
 @pytest.mark.parametrize("budget", ["1KB", Budget(host="20KiB"), Budget(host={"t": 5000})])
 def test_the_budget_that_an_error_names_for_a_table_suffices(
     tmp_path: Path, budget: str | Budget

@@ -262,21 +262,23 @@ class ColumnSource(Source):
             columns.path, columns.rows_of(self._names[0]), dim, str(element_of(number))
         )
         self._stored = np.dtype(ELEMENT_TYPES[number].stored if number in ELEMENT_TYPES else number)
-        rest = {
-            name: (columns.rows_of(name),)
-            for name, kind in columns.kinds.items()
-            if "key" in kind and name != key and name not in self._names
-        }
-        others = list(note_unread(self.rows, rest, ""))
-        if others:
-            first = next(name for name, shape in rest.items() if shape == (self.rows,))
-            beside = f"{columns.path.name}:{first}"
-            how = f"keys={beside!r} makes it the keys (--keys)"
-            self.notes = note_unread(self.rows, rest, how)
+        self.notes = self.notes_beside(key)
         if len(self._names) > 1:
             self.read_as = f'{dim} numbers from columns "{self._names[0]}" to "{self._names[-1]}"'
         if key in columns.kinds:
             self.called_keys = f"a column of {columns.kinds[key]['text']}"
+
+    def notes_beside(self, key: str) -> tuple[str, ...]:
+        """Name the other columns that could be keys."""
+        rest = {
+            name: (self.rows,)
+            for name, kind in self._columns.kinds.items()
+            if "key" in kind
+            and name not in (self._key, key, *self._names)
+            and self._columns.rows_of(name) == self.rows
+        }
+        beside = f"{self.path.name}:{next(iter(rest), '')}"
+        return note_unread(self.rows, rest, f"keys={beside!r} makes it the keys (--keys)")
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         for rows, (data,) in self._columns.blocks(self._names, block_rows, self.dim):

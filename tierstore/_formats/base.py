@@ -145,6 +145,10 @@ class Source(Closing):
         self.dim = dim
         self.dtype = dtype
 
+    def notes_beside(self, key: str) -> tuple[str, ...]:
+        """Return `notes` if the column `key` of the file is read as the keys after all."""
+        return self.notes
+
     @property
     def keys(self) -> Keys | None:
         """The key of each row, or None if the file has none; read on first use.

@@ -19,6 +19,7 @@ from tierstore.errors import (
     AccessError,
     ExistsError,
     FormatError,
+    InvalidInputError,
     NotAStoreError,
     StoreIOError,
     TierStoreError,
@@ -35,6 +36,7 @@ __all__ = [
     "check_readable",
     "open_directory",
     "read_identity",
+    "refuse_inside_store",
     "survey",
 ]
 
@@ -226,10 +228,11 @@ def open_directory(path: Path | _io.Objects) -> _io.Directory:
 def check_free(where: str | Path, of_store: str = "") -> None:
     """Raise ExistsError for a path that is taken: what is there, and what else to do with a store.
 
-    A store is never replaced, not even by force.
+    A store is never replaced, not even by force. Raises InvalidInputError for one inside a store.
     """
     path = Path(os.path.abspath(where))
     if not os.path.lexists(path):
+        refuse_inside_store(path)
         return
     instead = ""
     if path.is_symlink():
@@ -241,6 +244,13 @@ def check_free(where: str | Path, of_store: str = "") -> None:
     raise ExistsError(
         f"{path} exists and is {kind}; choose another name{instead}", filename=str(path)
     )
+
+
+def refuse_inside_store(path: Path) -> None:
+    """Raise InvalidInputError for a path inside a store."""
+    for parent in path.resolve().parents:
+        if os.path.isfile(parent / STORE):
+            raise InvalidInputError(f"{path} is inside the store {parent}; write it elsewhere")
 
 
 def check_readable(directory: _io.Directory) -> None:

@@ -358,10 +358,10 @@ class Table(NamedRows):
                 result, contiguous; of a field with scales of any type of floats; for a list of
                 fields a dict of them. After an error its contents are undefined.
 
-        bfloat16 fields are returned as float32 for NumPy ids, as bfloat16 otherwise. Raises
-        RowIndexError, InvalidTypeError, UnknownNameError, and CorruptRowError rather than return
-        damaged rows. Ids on a GPU are checked there: rows of bad ids read NaN, and the next call
-        that waits raises.
+        Give one of `dtype`, `raw` and `out` at most. bfloat16 fields are returned as float32 for
+        NumPy ids, as bfloat16 otherwise. Raises RowIndexError, InvalidTypeError, UnknownNameError,
+        and CorruptRowError rather than return damaged rows. Ids on a GPU are checked there: rows of
+        bad ids read NaN, and the next call that waits raises.
         """
         try:
             if dtype is not None or raw:
@@ -913,7 +913,7 @@ class Table(NamedRows):
             dtype=self._layout.fields[0][1].dtype,
             fields=tuple(
                 {"name": name, "dim": item.dim, "dtype": item.dtype}
-                | ({"init": item.init.text} if item.init and item.init.text else {})
+                | {"init": (item.init and item.init.text) or None}
                 | ({} if item.scale is None else {"scale": vars(item.scale)})
                 for name, item in self._layout.fields
             ),

@@ -346,22 +346,26 @@ class Placement:
     ) -> list[int]:
         """Return the slots of each part in a tier: as requested, or as many as its bytes hold."""
         slots = [self._asked(tier, part, specs) for part in parts]
-        sharing = [part for part, count in zip(parts, slots, strict=True) if count is None]
-        own = {part: self._budget._nbytes(tier, part.tables[0]) for part in sharing}
-        rest = [part for part in sharing if own[part] is None]
+        by_bytes = [part for part, count in zip(parts, slots, strict=True) if count is None]
+        own = {part: self._budget._nbytes(tier, part.tables[0]) for part in by_bytes}
+        rest = [part for part in by_bytes if own[part] is None]
         total = self._budget._total(tier)
         may_do_without = tier == "host" and total is None and self._device is None
         if rest and total is None:
             whole = sum(part.nbytes for part in rest) / sum(part.nbytes for part in parts)
             total = int(sizes.free() * whole)
-        shares = divided(total or 0, rest, sizes)
+        sharing = rest
+        if sum(_least(part, sizes) for part in rest) > (total or 0):
+            sharing = [_present(part) for part in rest]  # no room for rows that are yet to come
+        divisions = divided(total or 0, sharing, sizes)
+        shares = {part: divisions[each] for part, each in zip(rest, sharing, strict=True)}
         held = {}
         for part, nbytes in own.items():
             try:
                 held[part] = _held(part, shares[part] if nbytes is None else nbytes, sizes)
             except CapacityError:
                 if nbytes is None and len(rest) > 1 and not may_do_without:
-                    needed = size_of_at_least(sum(_least(each, sizes) for each in rest))
+                    needed = size_of_at_least(sum(_least(each, sizes) for each in sharing))
                     raise CapacityError(
                         f"{part} cannot be placed: a {tier} budget of {total} bytes cannot hold "
                         f"the maps and one record of each table that shares it; give at least "
@@ -420,14 +424,21 @@ def _least(part: Part, sizes: Sizes) -> int:
     return min(sizes.bytes_for(part, 1), sizes.bytes_for(part, part.rows))
 
 
+def _present(part: Part) -> Part:
+    """Return a part with only the rows that its table has now, if that grows in place."""
+    if part.growing is None:
+        return part
+    index_bytes = part.index_bytes * part.growing // part.rows
+    return part._replace(rows=part.growing, index_bytes=index_bytes)
+
+
 def _held(part: Part, nbytes: int, sizes: Sizes) -> int:
     """Return the slots that bytes hold; CapacityError, naming the tables, if they hold none."""
     try:
         return sizes.slots_for(part, nbytes)
     except CapacityError as error:
-        if part.growing is not None and part.growing < part.rows:
-            index_bytes = part.index_bytes * part.growing // part.rows
-            fewer = part._replace(rows=part.growing, index_bytes=index_bytes)
+        fewer = _present(part)
+        if fewer != part:
             return _held(fewer, nbytes, sizes)
         raise CapacityError(f"{part} cannot be placed: {error}") from None
 
