@@ -593,3 +593,21 @@ def test_where_no_more_fits_rows_are_written_over(writer, narrow, monkeypatch):
         check(writer)
     writer.commit()
     check(writer)
+
+
+def test_rows_damaged_by_a_failed_write_are_written_over(writer, narrow, monkeypatch):
+    """Behind all others they would leave the damage in the file, which then is no delta."""
+    write(writer, np.random.default_rng(7).permutation(3000))
+    writer.tier.live.drain()
+    new = records(np.random.default_rng(8), 1, WIDTH)
+
+    def fail(file, data, offset):
+        raise StoreFullError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_io.File, "write", fail)
+        with pytest.raises(StoreFullError):
+            writer.tier.write(SCATTERED[:1], new, resident=True)
+    write(writer, SCATTERED)
+    writer.commit()
+    check(writer)

@@ -389,8 +389,11 @@ class LiveDelta:
                 file.start_writing(offset, data.nbytes)
 
     def scattered(self, positions: npt.NDArray[np.int64]) -> bool:
-        """Whether overwriting records at `positions` is slower than appending them."""
-        if self.full or positions.size < _FEW:
+        """Whether overwriting records at `positions` is slower than appending them.
+
+        Damaged ones are overwritten: only that makes the file whole again.
+        """
+        if self.full or positions.size < _FEW or np.isin(positions, self._torn).any():
             return False
         parts = _parts(np.sort(positions), self.record_bytes)
         return len(parts) * _ROWS_A_WRITE > positions.size
