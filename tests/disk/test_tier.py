@@ -21,7 +21,7 @@ from tierstore._disk.manifest import TableInfo
 from tierstore._disk.tier import DiskTier
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.uncached import Uncached
-from tierstore.errors import CorruptRowError, CorruptStoreError, StoreFullError
+from tierstore.errors import CorruptRowError, CorruptStoreError, StoreFullError, StoreIOError
 from tierstore.spec import TableSpec
 
 ROWS, DIM, WIDTH = 60, 12, 48
@@ -591,5 +591,81 @@ def test_where_no_more_fits_rows_are_written_over(writer, narrow, monkeypatch):
         write(writer, SCATTERED)
         assert live.count == 3000 and live.full
         check(writer)
+    writer.commit()
+    check(writer)
+
+
+def test_rows_damaged_by_a_failed_write_are_written_over(writer, narrow, monkeypatch):
+    """Behind all others they would leave the damage in the file, which then is no delta."""
+    write(writer, np.random.default_rng(7).permutation(3000))
+    writer.tier.live.drain()
+    new = records(np.random.default_rng(8), 1, WIDTH)
+
+    def fail(file, data, offset):
+        raise StoreFullError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_io.File, "write", fail)
+        with pytest.raises(StoreFullError):
+            writer.tier.write(SCATTERED[:1], new, resident=True)
+    write(writer, SCATTERED)
+    writer.commit()
+    check(writer)
+
+
+def once(patch, place, name, wanted=lambda *given: True):
+    """Let a function fail the next time, as if memory had run out."""
+    work, failed = getattr(place, name), []
+
+    def fail(*given):
+        if not failed and wanted(*given):
+            failed.append(given)
+            raise MemoryError
+        return work(*given)
+
+    patch.setattr(place, name, fail)
+
+
+def test_rows_written_without_their_checksums_are_damaged(writer, narrow, monkeypatch):
+    """Memory for the checksums may lack once the records are in the file."""
+    write(writer, np.arange(2000))
+    writer.tier.live.drain()
+    mixed = np.arange(1900, 2500)
+    with monkeypatch.context() as patch:
+        once(patch, live_delta, "_grown", lambda array, count: array.dtype == np.uint32)
+        with pytest.raises(MemoryError):
+            writer.tier.write(
+                mixed, records(np.random.default_rng(9), mixed.size, WIDTH), resident=True
+            )
+    with pytest.raises(StoreIOError, match="damaged"):
+        writer.commit()
+    write(writer, mixed)
+    writer.commit()
+    check(writer)
+
+
+def test_records_that_the_index_does_not_take_are_not_committed(writer, monkeypatch):
+    write(writer, np.arange(100))
+    with monkeypatch.context() as patch:
+        once(patch, index.Entries, "__setitem__")
+        with pytest.raises(MemoryError):
+            writer.tier.write(np.arange(200, 250), np.zeros((50, WIDTH), np.uint8))
+    check(writer)
+    writer.commit()
+    writer.generation.close()
+    writer.open()
+    check(writer)
+
+
+def test_without_memory_to_compact_rows_are_written_over(writer, narrow, monkeypatch):
+    rng = np.random.default_rng(10)
+    write(writer, rng.permutation(3000))
+    names = set(writer.path.glob("g*/delta-*"))
+    with monkeypatch.context() as patch:
+        once(patch, tier, "_read_at")
+        while not writer.tier.live.full:
+            write(writer, rng.permutation(3000)[:200])
+    assert set(writer.path.glob("g*/delta-*")) == names
+    check(writer)
     writer.commit()
     check(writer)

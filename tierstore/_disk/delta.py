@@ -361,13 +361,13 @@ class LiveDelta:
             for part in _parts(positions, self.record_bytes):
                 self._write(positions[part], piece.records[part], cached=piece.cached)
             sums = _checksum.row_checksums(piece.rows, piece.records)  # while the disk works
+            self._sums = _grown(self._sums, int(positions.max(initial=-1)) + 1)
+            self._sums[positions] = sums
+            if self._torn.size:
+                self._torn = np.setdiff1d(self._torn, positions)
         except BaseException:
             self._torn = np.union1d(self._torn, positions[positions < self.count])
             raise
-        if self._torn.size:
-            self._torn = np.setdiff1d(self._torn, positions)
-        self._sums = _grown(self._sums, int(positions.max(initial=-1)) + 1)
-        self._sums[positions] = sums
 
     def _write(
         self, positions: npt.NDArray[np.int64], records: npt.NDArray[np.uint8], *, cached: bool
@@ -394,8 +394,11 @@ class LiveDelta:
                 file.start_writing(offset, data.nbytes)
 
     def scattered(self, positions: npt.NDArray[np.int64]) -> bool:
-        """Whether overwriting records at `positions` is slower than appending them."""
-        if self.full or positions.size < _FEW:
+        """Whether overwriting records at `positions` is slower than appending them.
+
+        Damaged ones are overwritten: only that makes the file whole again.
+        """
+        if self.full or positions.size < _FEW or np.isin(positions, self._torn).any():
             return False
         parts = 1 + _splits(np.sort(positions), self.record_bytes).size
         return parts * _ROWS_A_WRITE > positions.size

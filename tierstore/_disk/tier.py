@@ -408,19 +408,21 @@ class DiskTier:
         count = first + rows.size - known.size + superseded
         check_positions(start + count)
         replaced = _grown(index.replaced, count)
-        try:
-            live.put(positions, rows, get, resident=resident)
-        except StoreFullError:
-            if not superseded:
-                raise
-            live.full = True
-            self._collect(rows, get, resident=resident)
-            return
         places[known] = replaced[there]
         new = slice(None) if count == first + rows.size else positions >= first
         replaced[first:count] = places[new]
         index.replaced = replaced
-        index.entries[rows[new]] = (positions[new] + 1 + start).astype(np.int32)
+        appended, numbers = rows[new], (positions[new] + 1 + start).astype(np.int32)
+        try:
+            live.put(positions, rows, get, resident=resident)
+            index.entries[appended] = numbers
+        except BaseException as error:
+            live.count = first  # without entries, nothing was appended
+            if not (superseded and isinstance(error, StoreFullError)):
+                raise
+            live.full = True
+            self._collect(rows, get, resident=resident)
+            return
         self.stats.written += rows.size
         self.stats.bytes_in += rows.size * self.record_bytes
         self._superseded += superseded
@@ -430,8 +432,8 @@ class DiskTier:
     def _compact(self, live: LiveDelta) -> None:
         """Rewrite the live delta in row order, without superseded records.
 
-        If the disk has no space for that, the delta remains, and rows are overwritten in place from
-        now on.
+        If the disk or memory has no space for that, the delta remains, and rows are overwritten in
+        place from now on.
         """
         rows = unique(live.ids)
         index = self._made or self._make_index()
@@ -443,13 +445,13 @@ class DiskTier:
             for at in range(0, rows.size, step):
                 part, there = rows[at : at + step], places[at : at + step]
                 compact.put(np.arange(at, at + part.size), part, partial(_read_at, live, there))
-        except TierStoreError:
+            replaced = index.replaced[places]
+            index.entries[rows] = np.arange(1, rows.size + 1, dtype=np.int32) + index.stop
+        except (TierStoreError, MemoryError):
             compact.remove()
             live.full = True
             return
-        index.replaced = index.replaced[places]
-        self.live, self._superseded = compact, 0
-        index.entries[rows] = np.arange(1, rows.size + 1, dtype=np.int32) + index.stop
+        index.replaced, self.live, self._superseded = replaced, compact, 0
         live.remove()
 
     def _create_live(self) -> LiveDelta:

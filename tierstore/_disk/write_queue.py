@@ -248,8 +248,9 @@ class WriteQueue:
 
         Called with the lock: where it is interrupted, the thread finds that its turn is over.
         """
-        self._turn = turn = object()
+        turn = object()
         try:
+            self._turn = turn
             asked = self._behind.ask(partial(self._work, turn))
         except BaseException:
             self._turn = None
