@@ -1,4 +1,5 @@
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -121,6 +122,36 @@ def test_a_flush_that_fails_keeps_what_it_did_not_hand_down(monkeypatch):
     assert tier.dirty().tolist() == list(range(14, ROWS))
     tier.flush()
     assert np.array_equal(below.records, oracle)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_who_presses_ctrl_c_often_leaves_the_lock_to_others(times):
+    (tier,), _, oracle = stacked(6, 10)
+    lock, presses = tier._lock, list(range(times))
+
+    class Impatient:
+        release = lock.release
+
+        def acquire(self) -> None:
+            if presses:
+                presses.pop()
+                raise KeyboardInterrupt
+            lock.acquire()
+
+        def __enter__(self) -> None:
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    tier._lock = Impatient()
+    with pytest.raises(KeyboardInterrupt):
+        read(tier, np.arange(5))
+    found = []
+    other = threading.Thread(target=lambda: found.append(read(tier, np.arange(20))))
+    other.start()
+    other.join(60)
+    assert np.array_equal(found[0], oracle[:20])
 
 
 def test_leased_rows_stay_whatever_else_is_read():

@@ -732,11 +732,11 @@ class HostTier:
             self._arrived.notify_all()
 
     def _lock_again(self) -> None:
-        """Take the lock, even if a second Ctrl-C comes."""
+        """Take the lock, however often Ctrl-C is pressed meanwhile."""
         try:
             self._lock.acquire()
         except BaseException:
-            self._lock.acquire()
+            self._lock_again()
             raise
 
     def _are_moving(self, rows: Rows) -> bool:
