@@ -574,7 +574,7 @@ class State:
             with contextlib.ExitStack() as unless_prepared:
                 unless_prepared.callback(opening.close)
                 opening.damaged = self._explained(opening)
-                for name in opening.damaged.keys() & self.tables.keys():
+                for name in filter(self.tables.__contains__, opening.damaged):
                     raise opening.damaged[name]
                 opening.renewed = self.spaces.read_ahead(opening.later)
                 unless_prepared.pop_all()
@@ -655,7 +655,7 @@ class State:
             for extent in space.extents
             if space.uncommitted(extent).size
         )
-        touched = self.touched.rows.keys() & self.tables.keys()
+        touched = [name for name in self.touched.rows if name in self.tables]
         removed = [name for name in touched if self.tables[name]._generation.removed_keys]
         return written | dict.fromkeys(removed)
 
