@@ -65,7 +65,9 @@ def create(
     leaves nothing behind. A new store that cannot be opened is removed again. `progress(done,
     total)` is called with numbers of rows. For `allow_untested` see `open`.
 
-    Raises ExistsError, StoreFullError, StoreIOError, CapacityError, InvalidInputError.
+    Raises ExistsError, StoreFullError, StoreIOError, CapacityError, InvalidInputError,
+    UnknownNameError for a budget or a policy that names a table which is not among these,
+    DeviceError for a GPU that is not there, and MissingExtraError for one without CuPy.
     """
     if path is None:
         return _create_in_memory(
@@ -221,7 +223,9 @@ def open(
         check_ids: "async" checks ids in GPU memory without waiting, and raises at the next call
             that waits; "sync" raises at once.
 
-    Raises NotAStoreError, FormatError, CorruptStoreError, LockedError and VersionError.
+    Raises NotAStoreError, FormatError, CorruptStoreError, LockedError, VersionError,
+    UnknownNameError for a budget or a policy that names a table which the store does not have,
+    DeviceError for a GPU that is not there, and MissingExtraError for one without CuPy.
     """
     with internal_errors():
         options = Options(
