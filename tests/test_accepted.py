@@ -1,6 +1,8 @@
 """What people write is taken, and nothing that is given is ignored."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +56,29 @@ def test_a_table_that_is_not_there_is_not_ignored(tmp_path, given):
     with pytest.raises(UnknownNameError, match="'itm'"):
         tierstore.open(path, "r+", **given)
     tierstore.open(path, "r+").close()  # it was given back
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "2"])
+def test_errors_list_tables_in_the_order_of_the_store(tmp_path, seed):
+    program = (
+        "import sys, tierstore\n"
+        "names = ['tag', 'album', 'song', 'artist', 'year']\n"
+        "specs = dict.fromkeys(names, tierstore.TableSpec(9, 2))\n"
+        "typos = dict.fromkeys(['sogn', 'tga', 'albm'], '1MiB')\n"
+        "for given in ({'budget': tierstore.Budget(host=typos)}, {'policy': typos}):\n"
+        "    try: tierstore.create(sys.argv[1], specs, **given)\n"
+        "    except tierstore.errors.UnknownNameError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "emb.tier"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout.splitlines() == [
+        f"the {what} names a table 'sogn'; there are: tag, album, song, artist, year"
+        for what in ("budget", "policy")
+    ], done.stderr
 
 
 def test_arguments_that_would_do_nothing_are_refused(tmp_path):

@@ -394,6 +394,97 @@ def test_folds_leave_every_version_and_reader_as_it_was(seed):
         assert wander(seed) > 0
 
 
+@pytest.fixture
+def five(tmp_path):
+    """A store of five versions of which a writer kept all."""
+    spec = tierstore.TableSpec(ROWS, DIM)
+    with tierstore.create(tmp_path / "s", {"t": spec}, budget=NONE, keep=10) as made:
+        for seed in range(4):
+            change(made, seed)
+    return tmp_path / "s"
+
+
+def files(path):
+    """Return every file but LOCK, which says who had the store open."""
+    every = [each for each in path.rglob("*") if each.is_file() and each.name != "LOCK"]
+    return {each: each.read_bytes() for each in every}
+
+
+def test_a_new_store_keeps_as_many_as_it_is_made_to(tmp_path):
+    tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(ROWS, DIM)}, keep=10).close()
+    with tierstore.open(tmp_path / "s") as reader:
+        assert reader.info().keep == 10
+
+
+def test_opening_to_keep_fewer_removes_nothing(five):
+    before = files(five)
+    with tierstore.open(five, "r+", budget=NONE, keep=1) as looked:
+        assert numbers(looked) == [1, 2, 3, 4, 5]
+        assert looked.info().keep == 10
+    assert files(five) == before
+    with pytest.raises(UnknownNameError):
+        tierstore.open(five, "r+", keep=1, policy={"typo": "lfu"})
+    assert files(five) == before
+
+
+def test_fewer_are_kept_from_the_next_commit_on(five):
+    with tierstore.open(five, "r+", budget=NONE, keep=2) as store:
+        change(store, 9)
+        assert numbers(store) == [5, 6]
+        assert store.info().keep == 2
+    with tierstore.open(five, "r+", budget=NONE) as store:
+        change(store, 10)
+        assert numbers(store) == [6, 7]
+
+
+def test_names_and_confirmations_are_no_commits(five):
+    with tierstore.open(five, "r+", budget=NONE, keep=1) as store:
+        store.keep(3, "third")
+        store.release("third")
+        store.confirm(5)
+        assert numbers(store) == [1, 2, 3, 4, 5]
+        assert store.info().keep == 10
+    with tierstore.open(five, budget=NONE) as reader:
+        assert numbers(reader) == [1, 2, 3, 4, 5]
+        assert reader.info().keep == 10
+
+
+@pytest.mark.parametrize(
+    "commit",
+    [
+        lambda store: store.restore(2),
+        lambda store: store.add_fields("t", {"age": tierstore.Field(1)}),
+        lambda store: store.commit_async().result(),
+    ],
+    ids=["restore", "a new field", "behind"],
+)
+def test_every_new_version_is_a_commit(five, commit):
+    with tierstore.open(five, "r+", budget=NONE, keep=2) as store:
+        commit(store)
+        assert numbers(store) == [5, 6]
+        assert store.info().keep == 2
+
+
+def test_a_fold_leaves_how_many_are_kept(five):
+    with tierstore.open(five, "r+", budget=NONE, keep=1) as store:
+        store.fold()
+        assert numbers(store) == [5]
+    with tierstore.open(five, "r+", budget=NONE) as store:
+        change(store, 9)
+        assert numbers(store) == [5, 6]
+
+
+def test_more_are_kept_at_once(five):
+    """Also where the writer before was killed before it removed what is too many for it."""
+    with (
+        mock.patch.object(Ledger, "sweep"),
+        tierstore.open(five, "r+", budget=NONE, keep=1) as store,
+    ):
+        change(store, 9)
+    with tierstore.open(five, "r+", budget=NONE, keep=4) as store:
+        assert numbers(store) == [3, 4, 5, 6]
+
+
 def two_lines(root):
     """Keep the ends of two lines that part at version 3, one of them newest; fold at the close."""
     spec = tierstore.TableSpec(ROWS, DIM, init=tierstore.normal(std=1, seed=1))

@@ -185,8 +185,9 @@ def attach(
 
     Raises FormatError for files that are damaged or cannot be read in place, such as columns first
     or the wrong byte order (import these), InvalidInputError for other kinds of files, matrices of
-    different rows and checksums of other tables, MissingFileError, InvalidTypeError, CapacityError
-    and DeviceError.
+    different rows and checksums of other tables, UnknownNameError for a budget or a policy that
+    names another table, MissingFileError, InvalidTypeError, CapacityError, DeviceError for a GPU
+    that is not there, and MissingExtraError for one without CuPy.
     """
     with internal_errors():
         if not isinstance(tables, Mapping):

@@ -90,7 +90,8 @@ class Budget:
     `host` and `gpu` are bytes and cover slots, per-row maps, policy arrays and staging; `host` also
     the index of changed rows that the disk tier keeps, at most 4 bytes a row. `host_rows`
     and `gpu_rows` are numbers of slots a table instead, with the maps on top. Each is one value, or
-    a dict from table name to value. None takes the default: the host tier the tables or a quarter
+    a dict from table name to value; `open` and `create` raise UnknownNameError for a name that no
+    table has. None takes the default: the host tier the tables or a quarter
     of the available RAM, the GPU tier the tables or half of the free device memory, whichever is
     less; a table whose maps alone take more than that quarter gets no host tier. 0 leaves the tier
     out, and only the index is left, without a limit.
@@ -154,10 +155,10 @@ class Budget:
         return cls(host=value)
 
     @property
-    def _tables(self) -> set[str]:
-        """The tables with individual values."""
+    def _tables(self) -> dict[str, None]:
+        """The tables with individual values, as keys, in the order given."""
         values = (getattr(self, name) for name in _CHECKS)
-        return {name for value in values if isinstance(value, Mapping) for name in value}
+        return {name: None for value in values if isinstance(value, Mapping) for name in value}
 
     def __repr__(self) -> str:
         given = [(name, getattr(self, name)) for name in _CHECKS]

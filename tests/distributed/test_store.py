@@ -24,6 +24,7 @@ from tierstore.errors import (
     ExistsError,
     ForkedStoreError,
     InvalidInputError,
+    InvalidTypeError,
     LockedError,
     UnclosedStoreWarning,
     UncommittedRowsWarning,
@@ -224,6 +225,47 @@ def test_versions_are_kept_named_and_opened(path: Path) -> None:
             assert same(contents(reader), seen[number])
     with pytest.raises(VersionError, match="version 4 is not kept"):
         tierstore.open(path, version=4)
+
+
+def test_a_new_store_keeps_as_many_as_it_is_made_to(tmp_path: Path) -> None:
+    distributed.create(tmp_path / "emb.tier", specs(), partitions=4, keep=9).close()
+    with distributed.open(tmp_path / "emb.tier") as store:
+        assert store.info().keep == 9
+
+
+def test_opening_to_keep_fewer_removes_nothing(tmp_path: Path) -> None:
+    seen = {}
+    path = tmp_path / "emb.tier"
+    with distributed.create(path, specs(), partitions=4, keep=9) as store:
+        for step in range(4):
+            store["item"].write([step], np.full((1, 5), step, np.float32))
+            seen[store.commit(step)] = contents(store)
+    for _ in range(2):
+        with distributed.open(path, keep=1) as store:
+            assert store.info().keep == 9
+            store.keep(2, "second")
+            store.release("second")
+    for number, expected in seen.items():
+        with tierstore.open(path, version=number) as reader:
+            assert same(contents(reader), expected)
+    with distributed.open(path, keep=1) as store:
+        store["item"].write([1], np.ones((1, 5), np.float32))
+        number = store.commit()
+        assert [each.version for each in store.versions()] == [number]
+        assert store.info().keep == 1
+    for part in path.glob("partitions/*"):
+        with tierstore.open(part) as reader:
+            assert len(reader.versions()) <= 2
+    assert tierstore.verify(path).ok
+
+
+@pytest.mark.parametrize(("keep", "error"), [(0, InvalidInputError), ("two", InvalidTypeError)])
+def test_a_store_that_keeps_no_versions_is_not_made(
+    tmp_path: Path, keep: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        distributed.create(tmp_path / "emb.tier", specs(), partitions=4, keep=keep)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_writer_goes_back_to_a_version(path: Path) -> None:

@@ -238,6 +238,24 @@ def test_what_cannot_be_done_changes_nothing(tmp_path: Path, ranks: int) -> None
     assert tierstore.verify(tmp_path / "before").ok
 
 
+def look_and_commit(rank: int, path: Path) -> list[list[int]]:
+    """Return the versions that remain while a store is open to keep one, and after its commit."""
+    with distributed.open(path, keep=1) as store:
+        looked = [each.version for each in store.versions()]
+    with distributed.open(path, keep=1) as store:
+        store["item"].write([rank], rows_of(rank, 1, 3))
+        store.commit()
+        return [looked, [each.version for each in store.versions()]]
+
+
+def test_ranks_that_keep_fewer_remove_none_before_a_commit(tmp_path: Path) -> None:
+    start(tmp_path / "s")
+    before = list(range(1, contents(tmp_path / "s")[0] + 1))
+    found = values(run(2, look_and_commit, tmp_path / "s"))
+    assert found == [[before, [before[-1] + 1]]] * 2
+    assert tierstore.verify(tmp_path / "s").ok
+
+
 # -- a rank is killed
 
 

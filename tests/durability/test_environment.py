@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -27,9 +28,11 @@ from tests.durability.test_power import mounted, run, unmount
 from tests.durability.writer import DIM, ROWS, changes, content
 from tierstore import _io
 from tierstore._io.system import Calls
+from tierstore._tiers.gpu import device
 from tierstore.errors import (
     CommitFailedError,
     DeviceError,
+    MissingExtraError,
     StoreFullError,
     StoreIOError,
     TierStoreError,
@@ -301,6 +304,24 @@ def test_without_a_gpu(path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1
     assert issubclass(DeviceError, RuntimeError)
+
+
+@fault(56)
+@pytest.mark.parametrize("found", ["/dev/nvidiactl", "libcuda.so.1", None])
+def test_without_cupy(path: Path, monkeypatch: pytest.MonkeyPatch, found: str | None) -> None:
+    """CuPy is no help where there is no driver."""
+
+    def load(name: str) -> None:
+        if name != found:
+            raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(device, "ctypes", SimpleNamespace(CDLL=load))
+    paths = SimpleNamespace(exists=lambda name: name == found)
+    monkeypatch.setattr(device, "os", SimpleNamespace(path=paths))
+    error, told = (MissingExtraError, "cuda13x") if found else (DeviceError, "no NVIDIA driver")
+    with pytest.raises(error, match=told):
+        tierstore.open(path, device="cuda")
 
 
 SAME = """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tierstore import _io
 from tierstore._disk import generation as generations
-from tierstore._disk.manifest import Identity, Manifest, TableInfo, new_mark
+from tierstore._disk.manifest import DEFAULT_KEEP, Identity, Manifest, TableInfo, new_mark
 from tierstore._door import internal_errors
 from tierstore._progress import Overall, Progress
 from tierstore._store.ledger import write_skeleton
@@ -65,7 +65,9 @@ def create(
     leaves nothing behind. A new store that cannot be opened is removed again. `progress(done,
     total)` is called with numbers of rows. For `allow_untested` see `open`.
 
-    Raises ExistsError, StoreFullError, StoreIOError, CapacityError, InvalidInputError.
+    Raises ExistsError, StoreFullError, StoreIOError, CapacityError, InvalidInputError,
+    UnknownNameError for a budget or a policy that names a table which is not among these,
+    DeviceError for a GPU that is not there, and MissingExtraError for one without CuPy.
     """
     if path is None:
         return _create_in_memory(
@@ -98,7 +100,7 @@ def create(
         if not allow_untested and where.parent.is_dir():
             with _io.Directory.open(where.parent) as parent:
                 require_tested(parent)
-        _create_store(where, tables, progress)
+        _create_store(where, tables, progress, keep=options.keep)
         try:
             return Store(options)
         except BaseException as error:
@@ -212,8 +214,8 @@ def open(
         version: a kept version to read, or with "r+" and `discard_newer` to continue from: its
             number, or the name under which it is kept.
         discard_newer: drop the versions after `version`, including named ones.
-        keep: number of versions that a writer keeps; None uses the number of the last writer,
-            initially 2.
+        keep: number of versions that a writer keeps from its first commit on; opening removes none.
+            None uses the number of the last writer, initially 2.
         allow_untested: write on a file system on which locks and syncs were not tested, such as a
             remote one; the page "Durability" lists those that were.
         device: the device of the nearest tier and of returned tensors: "cpu", "cuda", "cuda:1", a
@@ -221,7 +223,9 @@ def open(
         check_ids: "async" checks ids in GPU memory without waiting, and raises at the next call
             that waits; "sync" raises at once.
 
-    Raises NotAStoreError, FormatError, CorruptStoreError, LockedError and VersionError.
+    Raises NotAStoreError, FormatError, CorruptStoreError, LockedError, VersionError,
+    UnknownNameError for a budget or a policy that names a table which the store does not have,
+    DeviceError for a GPU that is not there, and MissingExtraError for one without CuPy.
     """
     with internal_errors():
         options = Options(
@@ -261,7 +265,10 @@ def is_store(path: Any) -> bool:
 
 
 def _create_store(
-    path: str | Path, tables: Mapping[str, TableSpec], progress: Progress | None = None
+    path: str | Path,
+    tables: Mapping[str, TableSpec],
+    progress: Progress | None = None,
+    keep: int | None = None,
 ) -> None:
     """Write a store with these tables beside `path`, and rename it when it is complete."""
     report = Overall(progress, sum(spec.rows for spec in tables.values()))
@@ -274,7 +281,9 @@ def _create_store(
                 infos[name] = generations.create(table, spec.bound(name), 1, progress=report)
             report.passed(spec.rows)
         report.finish()
-        first = Manifest(identity.uuid, 1, 1, infos, confirmed=1, mark=new_mark())
+        first = Manifest(
+            identity.uuid, 1, 1, infos, confirmed=1, keep=keep or DEFAULT_KEEP, mark=new_mark()
+        )
         write_skeleton(directory, identity, first)
 
 

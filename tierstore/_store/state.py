@@ -391,18 +391,21 @@ class State:
 
         `complete` makes the remaining files of the manifest durable. `replaced` are the tables
         that differ, if the caller knows that all others are the same. `commits` is the number of
-        versions in the history, itself included; a new version adds one by default. Raises
-        ClosedError if a callback has closed the store.
+        versions in the history, itself included; a new version adds one by default. A new version
+        is also what makes the number of versions to keep that of the store. Raises ClosedError if a
+        callback has closed the store.
         """
         self.door.check_open(write=True)
         before = self.manifest
         version = changes.get("version", before.version)
+        is_new = version > before.version
         if commits is None:
-            commits = before.version - before.skipped + (version > before.version)
+            commits = before.version - before.skipped + is_new
+        if is_new and self._options.keep is not None:
+            changes["keep"] = self._options.keep
         manifest = dataclasses.replace(
             before,
             seq=self.ledger.next_number(),
-            keep=self.keep,
             last_version=self.ledger.last_version,
             skipped=version - commits,
             format=FORMAT,
@@ -571,7 +574,7 @@ class State:
             with contextlib.ExitStack() as unless_prepared:
                 unless_prepared.callback(opening.close)
                 opening.damaged = self._explained(opening)
-                for name in opening.damaged.keys() & self.tables.keys():
+                for name in filter(self.tables.__contains__, opening.damaged):
                     raise opening.damaged[name]
                 opening.renewed = self.spaces.read_ahead(opening.later)
                 unless_prepared.pop_all()
@@ -607,8 +610,8 @@ class State:
 
     @property
     def keep(self) -> int:
-        """How many versions are kept."""
-        return self._options.keep or self.manifest.keep
+        """How many versions are kept; fewer than before only once this writer has committed."""
+        return max(self._options.keep or 0, self.manifest.keep)
 
     def sweep(self, keep: int) -> None:
         """Remove versions that need not be kept, and files that only they need.
@@ -652,7 +655,7 @@ class State:
             for extent in space.extents
             if space.uncommitted(extent).size
         )
-        touched = self.touched.rows.keys() & self.tables.keys()
+        touched = [name for name in self.touched.rows if name in self.tables]
         removed = [name for name in touched if self.tables[name]._generation.removed_keys]
         return written | dict.fromkeys(removed)
 

@@ -44,8 +44,8 @@ def find_device(name: str | torch.device | Device) -> Device | None:
 
     A torch.device stands for its name.
 
-    Raises DeviceError, or MissingExtraError, if a requested GPU is unavailable. CuPy is imported
-    only for a GPU.
+    Raises DeviceError for a requested GPU that is not there, and MissingExtraError for one without
+    CuPy, which is imported only for a GPU.
     """
     if isinstance(name, imported_class("torch", "device")):
         name = str(name)
@@ -69,8 +69,8 @@ def find_device(name: str | torch.device | Device) -> Device | None:
 
 def check_names(tables: Iterable[str], budget: Budget, policy: Policies | None) -> None:
     """Check that a budget and a policy name only tables that exist; raises UnknownNameError."""
-    known = set(tables)
-    named = {"budget": budget._tables, "policy": set(policy) if isinstance(policy, Mapping) else ()}
+    known = dict.fromkeys(tables)
+    named = {"budget": budget._tables, "policy": policy if isinstance(policy, Mapping) else ()}
     for what, names in named.items():
         for name in names:
             if name not in known:

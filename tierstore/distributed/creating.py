@@ -16,6 +16,7 @@ from tierstore._disk import generation as generations
 from tierstore._disk import key_log
 from tierstore._disk.keys import as_stored, write_keys
 from tierstore._disk.manifest import (
+    DEFAULT_KEEP,
     Identity,
     Manifest,
     Parent,
@@ -101,6 +102,7 @@ def make_store(
     identities: list[tuple[str, str]],
     progress: Progress | None = None,
     source: Store | None = None,
+    keep: int | None = None,
 ) -> None:
     """Write a partitioned store, which appears under its name when it is complete.
 
@@ -130,7 +132,14 @@ def make_store(
         tables = {name: TableInfo(spec, "") for name, spec in kept(specs).items()}
         partitions = tuple((1, mark) for _, mark in parts)
         manifest = Manifest(
-            root_uuid, 1, 1, tables, confirmed=1, mark=root_mark, partitions=partitions
+            root_uuid,
+            1,
+            1,
+            tables,
+            confirmed=1,
+            keep=keep or DEFAULT_KEEP,
+            mark=root_mark,
+            partitions=partitions,
         )
         if source is None:
             write_skeleton(root, Identity(root_uuid), manifest)

@@ -79,6 +79,7 @@ def create(
     with internal_errors():
         where = _local(path)
         check_tables(tables)
+        options = Options(path=where, mode="r+", keep=keep)
         ranks = Ranks(timeout)
         try:
             number = check_partitions(partitions, ranks.count)
@@ -93,7 +94,7 @@ def create(
                     if not allow_untested and where.parent.is_dir():
                         with _io.Directory.open(where.parent) as parent:
                             require_tested(parent)
-                    make_store(where, specs, identities, progress)
+                    make_store(where, specs, identities, progress, keep=options.keep)
 
             ranks.together("make the store", make)
         finally:
@@ -147,7 +148,8 @@ def open(
         policy: which rows the tiers keep.
         version: a kept version to go on from, or its name; with `discard_newer`.
         discard_newer: drop the versions after it.
-        keep: how many versions are kept; None keeps as many as the last writer did.
+        keep: how many versions are kept from the first commit on; opening removes none. None keeps
+            as many as the last writer did.
         allow_untested: write on a file system on which locks and syncs were not tested.
         device: where the nearest tier of this rank is, such as f"cuda:{local_rank}".
         check_ids: see `tierstore.open`.

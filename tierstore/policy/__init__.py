@@ -2,7 +2,8 @@
 
 `lru` keeps the most recently used rows, `lfu` the most frequently used of recent batches, `static`
 those with the highest given counts, and `lookahead` those that announced batches use soonest. Pass
-names or values to `tierstore.open(..., policy=)`. Every module of this package that declares a
+names or values to `tierstore.open(..., policy=)`, one for all tables or a dict by table, of which a
+name that no table has raises UnknownNameError. Every module of this package that declares a
 `PolicySpec` adds a policy.
 """
 

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -142,6 +144,17 @@ class Device(Protocol):
         """Wait on the host until the marker is reached."""
 
 
+def _has_driver() -> bool:
+    """Return whether this machine has an NVIDIA driver."""
+    if os.path.exists("/dev/nvidiactl"):
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 class CudaDevice(Device):
     """One CUDA device. Driver errors are CuPy's, except for a missing device."""
 
@@ -151,6 +164,10 @@ class CudaDevice(Device):
             import cupy
             from cupyx.profiler import time_range
         except ImportError as error:
+            if not _has_driver():
+                raise DeviceError(
+                    "no CUDA device can be used: there is no NVIDIA driver on this machine"
+                ) from None
             raise MissingExtraError(
                 f"the GPU tier needs CuPy ({error}); pip install 'tierstore[cuda13x]', "
                 "or 'tierstore[cuda12x]' for a driver before 580"
