@@ -85,7 +85,7 @@ def moved(
     width: int,
 ) -> npt.NDArray[np.uint32]:
     """Return the checksums that records of `rows`, of `width` bytes, have as those of `others`."""
-    return sums ^ _id_parts(rows, width) ^ _id_parts(others, width)
+    return sums ^ (_id_parts(rows, width) ^ _id_parts(others, width))
 
 
 def mismatches(

@@ -655,6 +655,32 @@ def test_records_that_the_index_does_not_take_are_not_committed(writer, monkeypa
     check(writer)
 
 
+def test_a_write_that_fails_over_dead_records_leaves_no_damage(writer, narrow, monkeypatch):
+    """Some of them are in the file then, with the checksums of rows that they are not for."""
+    for name in ("_PART_BYTES", "_BLOCK_BYTES"):
+        monkeypatch.setattr(write_queue, name, 10 * WIDTH)
+    rng, calls = np.random.default_rng(11), []
+    write(writer, rng.permutation(3000))
+    segments = writer.tier.live.segments
+    while segments.ordered or segments.choose(150)[-1] >= segments.count:
+        write(writer, rng.permutation(3000)[:150])
+
+    def get(which, out):
+        calls.append(which)
+        if len(calls) > 4:
+            raise MemoryError
+        out[:] = 77
+
+    with pytest.raises(MemoryError):
+        writer.tier.collect(SCATTERED, get)
+    check(writer)
+    writer.commit()
+    assert [delta.damaged() for delta in writer.tier.deltas] == [[]]
+    writer.generation.close()
+    writer.open()
+    check(writer)
+
+
 def test_without_memory_to_compact_rows_are_written_over(writer, narrow, monkeypatch):
     rng = np.random.default_rng(10)
     write(writer, rng.permutation(3000))

@@ -262,6 +262,7 @@ _ALLOCATION = (1 << 20, 64 << 20)
 _NEAR_BYTES = 16 << 10
 _PIECE_BYTES = 4 << 20
 _FEW = 64
+_FEW_POSITIONS = 1024
 _ROWS_A_WRITE = 8
 """Cost of one scattered write, in records that are appended and copied once more later."""
 _SENT_AT_ONCE = 1 << 20
@@ -317,8 +318,8 @@ class LiveDelta:
         self._allocated = 0
         self._resident_bytes = 0
         self._mapped = np.empty((0, record_bytes), np.uint8)
-        self._ids = np.empty(0, np.int64)
-        self._sums = np.empty(0, np.uint32)
+        self._ids = np.zeros(_FEW_POSITIONS, np.int64)
+        self._sums = np.zeros(_FEW_POSITIONS, np.uint32)
         self._torn = np.empty(0, np.int64)
         self._loose = np.empty(0, np.int64)  # dead ones whose bytes may have changed
         self._queue = WriteQueue(self._write_piece, record_bytes, room, behind)
@@ -354,15 +355,15 @@ class LiveDelta:
         they cannot be read and the delta cannot be sealed. The same holds for queued records that
         cannot be written; they are not lost.
         """
-        count = max(self.count, int(positions.max(initial=-1)) + 1)
+        count = max(self.segments.count, int(positions.max(initial=-1)) + 1)
         self._reserve(count)
         if (positions[1:] < positions[:-1]).any():
             order = np.argsort(positions, kind="stable")
             positions, rows, get = positions[order], rows[order], partial(call_at, get, order)
         self._resident_bytes += positions.size * self.record_bytes if resident else 0
         cached = not resident or self._resident_bytes <= _CACHED_BYTES
-        used = positions[: np.searchsorted(positions, self.count)]
-        again = used[self.segments.dead(used)]
+        used = positions[: np.searchsorted(positions, self.segments.count)]
+        again = used[self.segments.dead(used)] if used.size else used
         try:
             self._queue.put(positions, rows, get, cached=cached, now=resident and cached)
         except BaseException:
@@ -384,12 +385,13 @@ class LiveDelta:
             for part in _parts(positions, self.record_bytes):
                 self._write(positions[part], piece.records[part], cached=piece.cached)
             sums = _checksum.row_checksums(piece.rows, piece.records)  # while the disk works
-            self._sums = _grown(self._sums, int(positions.max(initial=-1)) + 1)
+            if (count := int(positions.max(initial=-1)) + 1) > self._sums.size:
+                self._sums = _grown(self._sums, count)
             self._sums[positions] = sums
             if self._torn.size:
                 self._torn = np.setdiff1d(self._torn, positions)
         except BaseException:
-            used = positions[positions < self.count]
+            used = positions[positions < self.segments.count]
             self._torn = np.union1d(self._torn, used[~self.segments.dead(used)])
             raise
 
@@ -428,7 +430,8 @@ class LiveDelta:
         return parts * _ROWS_A_WRITE > positions.size
 
     def _reserve(self, count: int) -> None:
-        self._ids = _grown(self._ids, count)
+        if count > self._ids.size:
+            self._ids = _grown(self._ids, count)
         needed = count * self.record_bytes
         if needed > self._allocated:
             least, most = _ALLOCATION
@@ -469,7 +472,7 @@ class LiveDelta:
         left = np.flatnonzero(written)
         if left.size and self._torn.size:
             self._refuse(np.intersect1d(positions[left], self._torn))
-        records = self._records(self.count) if left.size else self._mapped
+        records = self._records(self.segments.count) if left.size else self._mapped
         rows, sums = rows[left], self._sums
 
         def deliver(positions: npt.NDArray[np.int64], put: _checksum.Put) -> None:
@@ -482,7 +485,7 @@ class LiveDelta:
         written = np.ones(positions.size, np.bool_)
         for which, _, _ in self._queue.find(positions):
             written[which] = False
-        return [MappedRows(self._records(self.count), positions[written])]
+        return [MappedRows(self._records(self.segments.count), positions[written])]
 
     def drain(self) -> None:
         """Wait until all records are in the file, not yet durable; raises the errors of `put`."""
@@ -495,7 +498,7 @@ class LiveDelta:
         again. Raises StoreIOError if a failed write damaged records, ConcurrentWriterError if
         another program removed the file.
         """
-        self.drain()
+        self._queue.drain()
         if self._torn.size:
             self._refuse(self._torn)
         ids, sums = self._as_sealed()
@@ -569,9 +572,7 @@ class LiveDelta:
 
 
 def _grown(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
-    """Return the array grown to at least `count` elements, keeping its contents."""
-    if count <= array.size:
-        return array
-    room = np.zeros(max(count, 2 * array.size, 1024), array.dtype)
+    """Return a larger array of at least `count` elements, with the same contents."""
+    room = np.zeros(max(count, 2 * array.size), array.dtype)
     room[: array.size] = array
     return room

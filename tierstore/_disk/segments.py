@@ -18,6 +18,8 @@ __all__ = ["Segments"]
 
 Positions = npt.NDArray[np.int64]
 
+_FEW = 1024
+"""Positions for which there is room at first."""
 _NONE = np.empty(0, np.int64)
 
 
@@ -26,6 +28,7 @@ class Segments:
 
     Attributes:
         count: the first position that was never used.
+        alive: newest records.
         garbage: dead records in segments that are not free.
         ordered: whether the last record of each row is its newest one.
     """
@@ -33,17 +36,13 @@ class Segments:
     def __init__(self, rows: int) -> None:
         """Use no position yet; a segment has so many `rows`."""
         self.count = 0
+        self.alive = 0
         self.garbage = 0
         self.ordered = True
         self._rows = rows
-        self._dead = np.empty(0, np.bool_)
-        self._dead_of = np.empty(0, np.int64)  # dead records by segment, 0 in free ones
+        self._dead = np.zeros(_FEW, np.bool_)
+        self._dead_of = np.zeros(_FEW // rows + 1, np.int64)  # by segment, 0 in free ones
         self._free: Positions = _NONE
-
-    @property
-    def alive(self) -> int:
-        """The number of newest records."""
-        return self.count - self.garbage - self._free.size
 
     def newest(self) -> Positions:
         """Return the positions of the newest records, ascending."""
@@ -66,11 +65,12 @@ class Segments:
         again = int(np.searchsorted(positions, self.count))
         end = int(positions[-1]) + 1
         if end > self._dead.size:
-            room = max(end, 2 * self._dead.size, 1024)
+            room = max(end, 2 * self._dead.size)
             self._dead = _grown(self._dead, room)
-            self._dead_of = _grown(self._dead_of, -(-room // self._rows))
+            self._dead_of = _grown(self._dead_of, room // self._rows + 1)
         self._free = self._free[again:]
         self._dead[positions] = False
+        self.alive += positions.size
         self.ordered &= not again
         self.count = max(self.count, end)
 
@@ -80,6 +80,7 @@ class Segments:
         counts = np.bincount(positions // self._rows)
         self._dead_of[: counts.size] += counts
         self.garbage += positions.size
+        self.alive -= positions.size
 
     def drop(self, positions: Positions) -> None:
         """Note that no row has the records at distinct `positions` `(n,)` after all."""

@@ -403,15 +403,19 @@ class DiskTier:
         known = np.flatnonzero(places > start)  # already in the live delta
         there = places[known].astype(np.int64) - 1 - start
         fresh, positions = np.arange(rows.size), np.empty(rows.size, np.int64)
-        apart = moves or live.scattered(there)
-        if known.size and not apart:
+        apart = moves or (known.size > 0 and live.scattered(there))
+        if not apart and known.size:
             fresh = np.flatnonzero(places <= start)
             positions[known] = there
         chosen = live.segments.choose(fresh.size)
         positions[fresh] = chosen
-        count = max(live.count, int(chosen[-1]) + 1) if chosen.size else live.count
+        count = live.segments.count
+        if chosen.size:
+            count = max(count, int(chosen[-1]) + 1)
         check_positions(start + count)
-        replaced = _grown(index.replaced, count)
+        replaced = index.replaced
+        if count > replaced.size:
+            replaced = _grown(replaced, count)
         places[known] = replaced[there]
         numbers = (chosen + 1 + start).astype(np.int32)
         try:
@@ -525,8 +529,6 @@ class DiskTier:
 
 
 def _grown(array: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int32]:
-    if count <= array.size:
-        return array
     room = np.zeros(max(count, 2 * array.size, 1024), np.int32)
     room[: array.size] = array
     return room
