@@ -582,7 +582,7 @@ MUTANTS = [
     ),
     Mutant(
         "_disk/delta.py",
-        "self._torn = np.union1d(self._torn, positions[positions < self.count])",
+        "self._torn = np.union1d(self._torn, used[~self.segments.dead(used)])",
         "pass",
         "tests/durability/test_places.py",
     ),
@@ -594,7 +594,7 @@ MUTANTS = [
     ),
     Mutant(
         "_disk/delta.py",
-        "self.drain()\n        if self._torn.size:",
+        "self._queue.drain()\n        if self._torn.size:",
         "self.drain()\n        if False:",
         "tests/durability/test_places.py",
     ),
@@ -612,9 +612,33 @@ MUTANTS = [
     ),
     Mutant(
         "_disk/tier.py",
-        "if self._superseded > live.count // 2 and not live.full:",
-        "if False:",
-        "tests/disk/test_tier.py tests/disk/test_compacting.py",
+        "while segments.garbage > segments.alive and not live.full:",
+        "while False:",
+        "tests/disk/test_tier.py",
+    ),
+    Mutant(
+        "_disk/segments.py",
+        "counts[np.unique(self._free // self._rows)] = 0",
+        "pass",
+        "tests/disk/test_segments.py",
+    ),
+    Mutant(
+        "_disk/segments.py",
+        "self.ordered &= not again",
+        "pass",
+        "tests/disk/test_tier.py",
+    ),
+    Mutant(
+        "_disk/delta.py",
+        "for position in self._loose[self._loose < count]:",
+        "for position in []:",
+        "tests/disk/test_tier.py",
+    ),
+    Mutant(
+        "_disk/delta.py",
+        "used[~self.segments.dead(used)]",
+        "used",
+        "tests/disk/test_tier.py",
     ),
     # Folds.
     Mutant(

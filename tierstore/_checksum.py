@@ -27,7 +27,7 @@ from crc32c import crc32c as _crc32c
 
 from tierstore._parts import in_parts, threads_here
 
-__all__ = ["Put", "crc32c", "deliver", "mismatches", "row_checksums"]
+__all__ = ["Put", "crc32c", "deliver", "mismatches", "moved", "row_checksums"]
 
 
 _MANY = 512
@@ -76,6 +76,16 @@ def row_checksums(
         part = sums[at : at + _AT_ONCE]
         part[:] = np.fromiter(each, np.uint32, part.size)
     return sums ^ _id_parts(rows, width)
+
+
+def moved(
+    sums: npt.NDArray[np.uint32],
+    rows: npt.NDArray[np.int64],
+    others: npt.NDArray[np.int64],
+    width: int,
+) -> npt.NDArray[np.uint32]:
+    """Return the checksums that records of `rows`, of `width` bytes, have as those of `others`."""
+    return sums ^ (_id_parts(rows, width) ^ _id_parts(others, width))
 
 
 def mismatches(

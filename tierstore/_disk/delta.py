@@ -11,8 +11,9 @@ these and the checksums are compared with the footer at their first use.
 
 A live delta collects the records of the version being written. Each evicted record gets a position.
 A row that is evicted again overwrites its old record if the positions of the batch are close
-together, and otherwise supersedes it at a new position. Sealing turns a live delta into a delta. No
-manifest names a live delta, so a crash leaves a file that the next writer removes.
+together, and otherwise gets another position; see `Segments`. Sealing turns a live delta into a
+delta, in which dead records count as earlier ones of the last row. No manifest names a live delta,
+so a crash leaves a file that the next writer removes.
 
 `put` allocates space in the file and records the ids, so a full disk raises in the caller. A thread
 (`WriteQueue`) may write the bytes and compute their checksums; `_sums`, `_torn` and the mapping are
@@ -36,6 +37,7 @@ from tierstore._disk.behind import Behind
 from tierstore._disk.footer import FOOTER_BYTES
 from tierstore._disk.manifest import DeltaInfo
 from tierstore._disk.readahead import MappedRows
+from tierstore._disk.segments import Segments
 from tierstore._disk.write_queue import Piece, WriteQueue
 from tierstore._rowcopy import ascends, call_at, take_part
 from tierstore.errors import (
@@ -260,10 +262,13 @@ _ALLOCATION = (1 << 20, 64 << 20)
 _NEAR_BYTES = 16 << 10
 _PIECE_BYTES = 4 << 20
 _FEW = 64
+_FEW_POSITIONS = 1024
 _ROWS_A_WRITE = 8
 """Cost of one scattered write, in records that are appended and copied once more later."""
 _SENT_AT_ONCE = 1 << 20
 """Size of a write from which its records are unlikely to change again before the commit."""
+_SEGMENT_BYTES = 4 << 20
+"""Bytes of positions that are used again together, written in one piece then."""
 _CACHED_BYTES = 32 << 20
 """Bytes of a commit that the page cache absorbs; larger commits wait for the disk anyway."""
 
@@ -287,7 +292,7 @@ class LiveDelta:
     """The delta of the version that is being written.
 
     Attributes:
-        count: positions in use, including those of superseded records.
+        segments: which positions are in use.
         full: whether the disk has no space beyond the needed bytes.
     """
 
@@ -306,22 +311,32 @@ class LiveDelta:
         """
         self.name = name
         self.record_bytes = record_bytes
-        self.count: int = 0
+        self.segments = Segments(max(1, _SEGMENT_BYTES // record_bytes))
         self.full = False
         self._directory = directory
         self._file = _io.hold_file(directory, name, create=True)
         self._allocated = 0
         self._resident_bytes = 0
         self._mapped = np.empty((0, record_bytes), np.uint8)
-        self._ids = np.empty(0, np.int64)
-        self._sums = np.empty(0, np.uint32)
+        self._ids = np.zeros(_FEW_POSITIONS, np.int64)
+        self._sums = np.zeros(_FEW_POSITIONS, np.uint32)
         self._torn = np.empty(0, np.int64)
+        self._loose = np.empty(0, np.int64)  # dead ones whose bytes may have changed
         self._queue = WriteQueue(self._write_piece, record_bytes, room, behind)
 
     @property
+    def count(self) -> int:
+        """The number of positions, including those of dead records."""
+        return self.segments.count
+
+    @property
     def ids(self) -> npt.NDArray[np.int64]:
-        """Row ids by position."""
-        return self._ids[: self.count]
+        """The distinct rows that have records here."""
+        return self._ids[self.segments.newest()]
+
+    def rows_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the rows of the records at used `positions` `(n,)`."""
+        return self._ids[positions]
 
     def put(
         self,
@@ -331,24 +346,33 @@ class LiveDelta:
         *,
         resident: bool = False,
     ) -> None:
-        """Put records that `get` copies at distinct positions `(n,)`; new ones start at `count`.
+        """Put records that `get` copies at distinct positions `(n,)`.
 
+        New and dead ones among them are those that `segments` chose; they are used from now on.
         All but the first records that stay `resident` in the tier above bypass the page cache.
         Nothing is durable before the delta is sealed and synced. If the disk is full, nothing has
         changed. A failed write may damage the records that it replaces: until these are put again,
         they cannot be read and the delta cannot be sealed. The same holds for queued records that
         cannot be written; they are not lost.
         """
-        count = max(self.count, int(positions.max(initial=-1)) + 1)
+        count = max(self.segments.count, int(positions.max(initial=-1)) + 1)
         self._reserve(count)
         if (positions[1:] < positions[:-1]).any():
             order = np.argsort(positions, kind="stable")
             positions, rows, get = positions[order], rows[order], partial(call_at, get, order)
         self._resident_bytes += positions.size * self.record_bytes if resident else 0
         cached = not resident or self._resident_bytes <= _CACHED_BYTES
-        self._queue.put(positions, rows, get, cached=cached, now=resident and cached)
+        used = positions[: np.searchsorted(positions, self.segments.count)]
+        again = used[self.segments.dead(used)] if used.size else used
+        try:
+            self._queue.put(positions, rows, get, cached=cached, now=resident and cached)
+        except BaseException:
+            self._loose = np.union1d(self._loose, again)
+            raise
         self._ids[positions] = rows
-        self.count = count
+        self.segments.use(np.concatenate([again, positions[used.size :]]))
+        if self._loose.size:
+            self._loose = np.setdiff1d(self._loose, again)
 
     def await_room(self) -> None:
         """Wait until the disk has written enough of what is queued; any thread may do so."""
@@ -361,12 +385,14 @@ class LiveDelta:
             for part in _parts(positions, self.record_bytes):
                 self._write(positions[part], piece.records[part], cached=piece.cached)
             sums = _checksum.row_checksums(piece.rows, piece.records)  # while the disk works
-            self._sums = _grown(self._sums, int(positions.max(initial=-1)) + 1)
+            if (count := int(positions.max(initial=-1)) + 1) > self._sums.size:
+                self._sums = _grown(self._sums, count)
             self._sums[positions] = sums
             if self._torn.size:
                 self._torn = np.setdiff1d(self._torn, positions)
         except BaseException:
-            self._torn = np.union1d(self._torn, positions[positions < self.count])
+            used = positions[positions < self.segments.count]
+            self._torn = np.union1d(self._torn, used[~self.segments.dead(used)])
             raise
 
     def _write(
@@ -404,7 +430,8 @@ class LiveDelta:
         return parts * _ROWS_A_WRITE > positions.size
 
     def _reserve(self, count: int) -> None:
-        self._ids = _grown(self._ids, count)
+        if count > self._ids.size:
+            self._ids = _grown(self._ids, count)
         needed = count * self.record_bytes
         if needed > self._allocated:
             least, most = _ALLOCATION
@@ -426,17 +453,17 @@ class LiveDelta:
 
     def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and verify them."""
-        left, deliver = self.begin(positions, out.__setitem__)
+        left, deliver = self.begin(positions, self._ids[positions], out.__setitem__)
         if left.size:
             deliver(positions[left], lambda which, records: out.__setitem__(left[which], records))
 
     def begin(
-        self, positions: npt.NDArray[np.int64], put: _checksum.Put
+        self, positions: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], put: _checksum.Put
     ) -> tuple[npt.NDArray[np.intp], Callable[[npt.NDArray[np.int64], _checksum.Put], None]]:
-        """Pass those records at `positions` `(n,)` that are queued to `put`.
+        """Pass those records at `positions` `(n,)`, of `rows`, that are queued to `put`.
 
         Returns which of them are in the file, and a function that delivers these. It may be called
-        while another thread writes: a record that is superseded then does not match.
+        while another thread writes: a record in whose place there is another then does not match.
         """
         written = np.ones(positions.size, np.bool_)
         for which, records, at in self._queue.find(positions):
@@ -445,11 +472,11 @@ class LiveDelta:
         left = np.flatnonzero(written)
         if left.size and self._torn.size:
             self._refuse(np.intersect1d(positions[left], self._torn))
-        records = self._records(self.count) if left.size else self._mapped
-        ids, sums = self._ids, self._sums
+        records = self._records(self.segments.count) if left.size else self._mapped
+        rows, sums = rows[left], self._sums
 
         def deliver(positions: npt.NDArray[np.int64], put: _checksum.Put) -> None:
-            _deliver(self.name, records, positions, ids[positions], sums[positions], put)
+            _deliver(self.name, records, positions, rows, sums[positions], put)
 
         return left, deliver
 
@@ -458,7 +485,7 @@ class LiveDelta:
         written = np.ones(positions.size, np.bool_)
         for which, _, _ in self._queue.find(positions):
             written[which] = False
-        return [MappedRows(self._records(self.count), positions[written])]
+        return [MappedRows(self._records(self.segments.count), positions[written])]
 
     def drain(self) -> None:
         """Wait until all records are in the file, not yet durable; raises the errors of `put`."""
@@ -471,23 +498,24 @@ class LiveDelta:
         again. Raises StoreIOError if a failed write damaged records, ConcurrentWriterError if
         another program removed the file.
         """
-        self.drain()
+        self._queue.drain()
         if self._torn.size:
             self._refuse(self._torn)
-        ids, sums = self.ids, self._sums[: self.count]
+        ids, sums = self._as_sealed()
+        count = ids.size
         tail = ids.astype("<i8").tobytes() + sums.astype("<u4").tobytes()
         first, tail_sum = footer.run_of(ids), _checksum.crc32c(tail)
-        end, crc32c = footer.make(store, version, self.count, self.record_bytes, tail_sum, first)
-        body = self.count * self.record_bytes
+        end, crc32c = footer.make(store, version, count, self.record_bytes, tail_sum, first)
+        body = count * self.record_bytes
         size = body + len(tail) + FOOTER_BYTES
-        info = DeltaInfo(self.name, size, self.count, version, crc32c)
+        info = DeltaInfo(self.name, size, count, version, crc32c)
         with self._file.use() as file:
             if size > self._allocated:
                 file.allocate(body, size - body)
             file.write(tail + end, body)
             file.truncate(size)
             self._allocated = body
-            self._mapped = self._mapped[: self.count]
+            self._mapped = self._mapped[:count]
             file.start_writing(body, size - body)
             if file.nameless:
                 raise ConcurrentWriterError(
@@ -497,6 +525,26 @@ class LiveDelta:
             sealed = Delta(file, info, store=store, record_bytes=self.record_bytes)
         sealed.check()
         return sealed
+
+    def _as_sealed(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+        """Return ids and checksums up to the last of the newest records.
+
+        Of a row that repeats, the last record counts. A dead record may come after the newest of
+        its row, but never after that at the end, whose row it counts for.
+        """
+        count = int(self.segments.newest()[-1]) + 1
+        ids, sums = self._ids[:count], self._sums[:count]
+        if self.segments.ordered:
+            return ids, sums
+        ids, sums = ids.copy(), sums.copy()
+        dead = np.flatnonzero(self.segments.dead(np.arange(count)))
+        last = np.full(dead.size, ids[-1])
+        sums[dead] = _checksum.moved(sums[dead], ids[dead], last, self.record_bytes)
+        ids[dead] = last
+        for position in self._loose[self._loose < count]:
+            record = self._records(count)[position : position + 1]
+            sums[position] = _checksum.row_checksums(last[:1], record)[0]
+        return ids, sums
 
     def sync(self) -> None:
         """Make the file durable; its name becomes durable when the directory is synced."""
@@ -524,9 +572,7 @@ class LiveDelta:
 
 
 def _grown(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
-    """Return the array grown to at least `count` elements, keeping its contents."""
-    if count <= array.size:
-        return array
-    room = np.zeros(max(count, 2 * array.size, 1024), array.dtype)
+    """Return a larger array of at least `count` elements, with the same contents."""
+    room = np.zeros(max(count, 2 * array.size), array.dtype)
     room[: array.size] = array
     return room

@@ -378,7 +378,7 @@ class Generation:
     def seal(self, version: int) -> DeltaInfo | None:
         """Seal the live delta and map it; return None if nothing was written."""
         self._coming, live = [], self.tier.live
-        if live is None or not live.count:
+        if live is None or not live.segments.alive:
             return None
         sealed = live.seal(store=self._store, version=version)
         self._coming = [sealed]

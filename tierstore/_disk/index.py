@@ -220,10 +220,10 @@ class DeltaIndex:
         self.deltas.append(delta)
         self.starts = np.append(self.starts, self.starts[-1] + delta.info.rows)
 
-    def follow(self, deltas: Sequence[Delta], live_ids: Rows) -> bool:
+    def follow(self, deltas: Sequence[Delta], live: LiveDelta | None) -> bool:
         """Replace the committed deltas by `deltas`, oldest first; remaining ones do not move.
 
-        `live_ids` are the ids in the live delta. Returns whether any delta was removed, so that
+        `live` is the live delta, if any. Returns whether any delta was removed, so that
         rows may now be in the base. Raises CorruptStoreError without changing anything.
         """
         segments = self._segments(deltas)
@@ -231,14 +231,16 @@ class DeltaIndex:
             check_rows(coming, self.rows)
         if not segments:
             return False
-        self.lift(live_ids)
+        if live is not None:
+            self.lift(live)
         for begin, end, coming in reversed(segments):
             self._exchange(begin, end, coming)
         if self.stop > _MAX_POSITIONS // 2:
             gaps = self.stop - sum(delta.info.rows for delta in self.deltas)
             if gaps > _MAX_POSITIONS // 8:
                 self._close_gaps()
-        self._lay(live_ids)
+        if live is not None:
+            self._lay(live)
         return any(end > begin for begin, end, _ in segments)
 
     def changed(self, deltas: Sequence[Delta], folded: int, rows: int) -> Rows:
@@ -334,17 +336,20 @@ class DeltaIndex:
             at = np.flatnonzero(np.isin(ids, rows))
             self.entries.point(ids[at], (self.starts[number] + 1 + at).astype(np.int32))
 
-    def lift(self, ids: Rows) -> Rows:
-        """Point all entries to committed records; return `ids`, those of the live delta."""
-        self.entries[ids] = self.replaced[: ids.size]  # the same for all repetitions of an id
-        return ids
+    def lift(self, live: LiveDelta) -> Rows:
+        """Point all entries to committed records; return the rows in the live delta, distinct."""
+        positions = live.segments.newest()
+        rows = live.rows_at(positions)
+        self.entries[rows] = self.replaced[positions]
+        return rows
 
-    def _lay(self, ids: Rows) -> None:
-        """Add the live delta with these ids on top of the committed ones again."""
-        if ids.size:
-            check_positions(self.stop + 1 + ids.size)
-            self.replaced[: ids.size] = self.entries.take(ids)
-            self.entries.point(ids, _numbered(self.stop, ids.size))
+    def _lay(self, live: LiveDelta) -> None:
+        """Add the live delta on top of the committed ones again."""
+        positions = live.segments.newest()
+        rows = live.rows_at(positions)
+        check_positions(self.stop + 1 + live.count)
+        self.replaced[positions] = self.entries.take(rows)
+        self.entries.point(rows, (self.stop + 1 + positions).astype(np.int32))
 
     def _close_gaps(self) -> None:
         """Renumber the positions of the committed deltas without gaps."""

@@ -25,7 +25,7 @@ from tierstore._disk.index import FEW, DeltaIndex, check_positions, check_rows
 from tierstore._disk.merging import Merge
 from tierstore._disk.readahead import MappedRows, paced
 from tierstore._disk.records import BLOCK_BYTES, block_rows
-from tierstore._rowcopy import call_at, copy, scatter, unique
+from tierstore._rowcopy import call_at, copy, scatter
 from tierstore.errors import (
     CorruptRowError,
     StoreFullError,
@@ -113,7 +113,6 @@ class DiskTier:
         self._step = max(1, BLOCK_BYTES // self.record_bytes)
         self._new_live = new_live
         self.live: LiveDelta | None = None
-        self._superseded = 0
         self._warm = 0
         self._made: DeltaIndex | None = None
         self.deltas: list[Delta] = []
@@ -125,7 +124,7 @@ class DiskTier:
         with self._lock:
             if self._made is None:  # otherwise another thread was faster
                 index = DeltaIndex(self.rows)
-                index.follow(self.deltas, _NO_ROWS)
+                index.follow(self.deltas, None)
                 self._made, self.deltas = index, index.deltas
             return self._made
 
@@ -158,8 +157,7 @@ class DiskTier:
             self.deltas, before = [*deltas], self.deltas
             has_gone = not {*map(id, before)} <= {*map(id, deltas)}
         else:
-            live_ids = _NO_ROWS if self.live is None else self.live.ids
-            has_gone = self._made.follow(deltas, live_ids)
+            has_gone = self._made.follow(deltas, self.live)
         if has_gone:
             self._base.forget()
         self.delta_bytes = sum(map(attrgetter("info.size"), self.deltas))
@@ -326,7 +324,8 @@ class DiskTier:
             for source, start, which in index.by_delta(entries, self.live):
                 positions = entries[which].astype(np.int64) - 1 - start
                 if isinstance(source, LiveDelta):
-                    left, deliver = source.begin(positions, partial(call_at, put, which))
+                    own = rows[which]
+                    left, deliver = source.begin(positions, own, partial(call_at, put, which))
                     positions, which = positions[left], which[left]
                 else:
                     deliver = source.deliver
@@ -391,68 +390,77 @@ class DiskTier:
             with self._lock:
                 self._collect(part, some, resident=resident)
 
-    def _collect(self, rows: npt.NDArray[np.int64], get: Get, *, resident: bool) -> None:
+    def _collect(
+        self, rows: npt.NDArray[np.int64], get: Get, *, resident: bool, moves: bool = False
+    ) -> None:
+        """Do what `collect` does, with the lock; `moves`: the records stay what they are."""
         live = self.live
         if live is None:
             live = self.live = self._create_live()
-            self._superseded = 0
         index = self._made or self._make_index()
-        start, first = index.stop, live.count
+        start = index.stop
         places = index.entries.take(rows)
         known = np.flatnonzero(places > start)  # already in the live delta
         there = places[known].astype(np.int64) - 1 - start
-        positions, superseded = np.arange(first, first + rows.size), known.size
-        if superseded and not live.scattered(there):
-            added, superseded = np.flatnonzero(places <= start), 0
-            positions[added], positions[known] = positions[: added.size].copy(), there
-        count = first + rows.size - known.size + superseded
+        fresh, positions = np.arange(rows.size), np.empty(rows.size, np.int64)
+        apart = moves or (known.size > 0 and live.scattered(there))
+        if not apart and known.size:
+            fresh = np.flatnonzero(places <= start)
+            positions[known] = there
+        chosen = live.segments.choose(fresh.size)
+        positions[fresh] = chosen
+        count = live.segments.count
+        if chosen.size:
+            count = max(count, int(chosen[-1]) + 1)
         check_positions(start + count)
-        replaced = _grown(index.replaced, count)
+        replaced = index.replaced
+        if count > replaced.size:
+            replaced = _grown(replaced, count)
         places[known] = replaced[there]
-        new = slice(None) if count == first + rows.size else positions >= first
-        replaced[first:count] = places[new]
-        index.replaced = replaced
-        appended, numbers = rows[new], (positions[new] + 1 + start).astype(np.int32)
+        numbers = (chosen + 1 + start).astype(np.int32)
         try:
             live.put(positions, rows, get, resident=resident)
-            index.entries[appended] = numbers
-        except BaseException as error:
-            live.count = first  # without entries, nothing was appended
-            if not (superseded and isinstance(error, StoreFullError)):
+        except StoreFullError:
+            if moves or not (apart and known.size):
                 raise
             live.full = True
             self._collect(rows, get, resident=resident)
             return
+        try:
+            index.entries[rows[fresh]] = numbers
+        except MemoryError:
+            live.segments.drop(chosen)
+            raise
+        replaced[chosen] = places[fresh]
+        index.replaced = replaced
+        if apart and known.size:
+            live.segments.supersede(there)
+        if moves:
+            return
         self.stats.written += rows.size
         self.stats.bytes_in += rows.size * self.record_bytes
-        self._superseded += superseded
-        if self._superseded > live.count // 2 and not live.full:
-            self._compact(live)
+        if apart and known.size:
+            self._clean(live)
 
-    def _compact(self, live: LiveDelta) -> None:
-        """Rewrite the live delta in row order, without superseded records.
+    def _clean(self, live: LiveDelta) -> None:
+        """Move newest records out of segments until dead ones are no more than these.
 
-        If the disk or memory has no space for that, the delta remains, and rows are overwritten in
-        place from now on.
+        If the disk or memory has no space for that, rows are overwritten in place from now on.
         """
-        rows = unique(live.ids)
-        index = self._made or self._make_index()
-        places = index.entries.take(rows).astype(np.int64) - 1 - index.stop
-        compact = self._create_live()
-        step = max(1, 4 * BLOCK_BYTES // self.record_bytes)
-        try:
-            live.drain()  # both deltas share the memory of one queue
-            for at in range(0, rows.size, step):
-                part, there = rows[at : at + step], places[at : at + step]
-                compact.put(np.arange(at, at + part.size), part, partial(_read_at, live, there))
-            replaced = index.replaced[places]
-            index.entries[rows] = np.arange(1, rows.size + 1, dtype=np.int32) + index.stop
-        except (TierStoreError, MemoryError):
-            compact.remove()
-            live.full = True
-            return
-        index.replaced, self.live, self._superseded = replaced, compact, 0
-        live.remove()
+        segments = live.segments
+        while segments.garbage > segments.alive and not live.full:
+            segment = segments.fullest()
+            if segment is None:
+                return
+            places = segments.newest_in(segment)
+            try:
+                if places.size:
+                    get = partial(_read_at, live, places)
+                    self._collect(live.rows_at(places), get, resident=False, moves=True)
+            except (TierStoreError, MemoryError):
+                live.full = True
+                return
+            segments.free(segment)
 
     def _create_live(self) -> LiveDelta:
         if self._new_live is None:
@@ -477,7 +485,7 @@ class DiskTier:
         if live is None:
             return _NO_ROWS
         index = self._made or self._make_index()
-        rows = unique(index.lift(live.ids))
+        rows = np.sort(index.lift(live))
         live.remove()
         return rows
 
@@ -521,8 +529,6 @@ class DiskTier:
 
 
 def _grown(array: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int32]:
-    if count <= array.size:
-        return array
     room = np.zeros(max(count, 2 * array.size, 1024), np.int32)
     room[: array.size] = array
     return room

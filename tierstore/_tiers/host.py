@@ -880,7 +880,7 @@ class HostTier:
         """Write every changed record to the tier below, by ascending row, and flush that tier."""
         self.before_change()
         dirty = self._changed()
-        rows = self.map.rows(dirty)
+        rows = self.map.rows(dirty) if self._direct is None else dirty.astype(np.int64, copy=False)
         order = _rowcopy.order(rows)
         self._write_back(dirty[order], rows[order], resident=True)
         counts = np.diff(np.searchsorted(rows[order], self._edges))
