@@ -417,6 +417,8 @@ class DiskTier:
         if count > replaced.size:
             replaced = _grown(replaced, count)
         places[known] = replaced[there]
+        # Before `put`: they are read of newest records alone, and these must have theirs.
+        replaced[chosen], index.replaced = places[fresh], replaced
         numbers = (chosen + 1 + start).astype(np.int32)
         try:
             live.put(positions, rows, get, resident=resident)
@@ -431,8 +433,6 @@ class DiskTier:
         except MemoryError:
             live.segments.drop(chosen)
             raise
-        replaced[chosen] = places[fresh]
-        index.replaced = replaced
         if apart and known.size:
             live.segments.supersede(there)
         if moves:
