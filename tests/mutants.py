@@ -624,6 +624,12 @@ MUTANTS = [
     ),
     Mutant(
         "_disk/segments.py",
+        "return others + self._rows <= most",
+        "return True",
+        "tests/disk/test_tier.py tests/durability/test_bounds.py",
+    ),
+    Mutant(
+        "_disk/segments.py",
         "self.ordered &= not again",
         "pass",
         "tests/disk/test_tier.py",

@@ -17,7 +17,7 @@ from tierstore import _checksum, _io, _parts, _rowcopy
 from tierstore._disk import delta as live_delta
 from tierstore._disk import footer, index, tier, write_queue
 from tierstore._disk.generation import Generation, create
-from tierstore._disk.manifest import TableInfo
+from tierstore._disk.manifest import MAX_DELTA_IMAGES, TableInfo
 from tierstore._disk.tier import DiskTier
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.uncached import Uncached
@@ -211,6 +211,7 @@ def test_any_sequence_of_calls(tmp_path_factory, kind, where, run_rows, seed):
             assert np.array_equal(read(writer.tier, np.arange(ROWS)), oracle)
             writer.generation.close()
             writer.open()
+        assert tier.live is None or tier.live.count <= MAX_DELTA_IMAGES * ROWS
         reader.check()
         if rng.random() < 0.4:
             reader.follow(committed)

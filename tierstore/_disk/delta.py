@@ -268,7 +268,9 @@ _ROWS_A_WRITE = 8
 _SENT_AT_ONCE = 1 << 20
 """Size of a write from which its records are unlikely to change again before the commit."""
 _SEGMENT_BYTES = 4 << 20
-"""Bytes of positions that are used again together, written in one piece then."""
+"""Most bytes of positions that are used again together, written in one piece then."""
+_SEGMENTS = 16
+"""Least number of segments that the rows of a table take."""
 _CACHED_BYTES = 32 << 20
 """Bytes of a commit that the page cache absorbs; larger commits wait for the disk anyway."""
 
@@ -302,16 +304,18 @@ class LiveDelta:
         name: str,
         record_bytes: int,
         *,
+        rows: int,
         room: int = 0,
         behind: Behind | None = None,
     ) -> None:
-        """Create the file; up to `room` bytes of records may be queued in memory for a thread.
+        """Create the file of a table of so many `rows`.
 
-        `behind` is that of the store, by default one of its own.
+        Up to `room` bytes of records may be queued in memory for a thread. `behind` is that of the
+        store, by default one of its own.
         """
         self.name = name
         self.record_bytes = record_bytes
-        self.segments = Segments(max(1, _SEGMENT_BYTES // record_bytes))
+        self.segments = Segments(max(1, min(_SEGMENT_BYTES // record_bytes, rows // _SEGMENTS)))
         self.full = False
         self._directory = directory
         self._file = _io.hold_file(directory, name, create=True)

@@ -370,7 +370,9 @@ class Generation:
         self._on_write()
         tier, name = self.tier, self._new_name("delta-", ".bin")
         room, behind = tier.queue_bytes, self._behind
-        return LiveDelta(self.directory, name, tier.record_bytes, room=room, behind=behind)
+        return LiveDelta(
+            self.directory, name, tier.record_bytes, rows=tier.rows, room=room, behind=behind
+        )
 
     def _new_name(self, kind: str, ending: str) -> str:
         return unique_name(kind, 0 if self._next_seq is None else self._next_seq(), ending)

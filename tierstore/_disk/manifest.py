@@ -54,9 +54,8 @@ MAX_BYTES = 16 << 20
 DEFAULT_KEEP = 2
 MAX_VERSION = 2**62 - 1
 MAX_DELTA_IMAGES = 3
-"""Maximum records of a delta per row of its table. A live delta is compacted when more than half of
-its records are superseded, as may happen after one batch with every row.
-"""
+"""Maximum records of a delta per row of its table: one that is its newest, and two others or the
+room for them; see `Segments.has_room`."""
 
 MANIFEST_NAME = re.compile(r"manifest-(\d{20})\.json", re.ASCII)
 GENERATION_NAME = re.compile(r"g\d{20}-[0-9a-f]{8}", re.ASCII)

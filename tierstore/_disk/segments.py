@@ -52,6 +52,16 @@ class Segments:
         """Whether the records at used `positions` `(n,)` are dead."""
         return self._dead[positions]
 
+    def has_room(self, rows: int, known: int, most: int) -> bool:
+        """Whether so many records may be put at other positions than those of `known` of them.
+
+        Afterwards, at most `most` positions would not hold the newest record of a row, even if a
+        segment had to be moved to the end then. Records of other rows do not add to them.
+        """
+        count = self.count + max(0, rows - self._free.size)
+        others = count - (self.alive + rows - known)
+        return others + self._rows <= most
+
     def choose(self, rows: int) -> Positions:
         """Return ascending positions for so many records, free ones if there are; see `use`."""
         again = self._free[:rows]

@@ -22,6 +22,7 @@ from tierstore._disk import readahead
 from tierstore._disk.base import Base
 from tierstore._disk.delta import Delta, Get, LiveDelta
 from tierstore._disk.index import FEW, DeltaIndex, check_positions, check_rows
+from tierstore._disk.manifest import MAX_DELTA_IMAGES
 from tierstore._disk.merging import Merge
 from tierstore._disk.readahead import MappedRows, paced
 from tierstore._disk.records import BLOCK_BYTES, block_rows
@@ -403,7 +404,7 @@ class DiskTier:
         known = np.flatnonzero(places > start)  # already in the live delta
         there = places[known].astype(np.int64) - 1 - start
         fresh, positions = np.arange(rows.size), np.empty(rows.size, np.int64)
-        apart = moves or (known.size > 0 and live.scattered(there))
+        apart = moves or (known.size > 0 and self._goes_apart(live, rows, there))
         if not apart and known.size:
             fresh = np.flatnonzero(places <= start)
             positions[known] = there
@@ -441,6 +442,13 @@ class DiskTier:
         self.stats.bytes_in += rows.size * self.record_bytes
         if apart and known.size:
             self._clean(live)
+
+    def _goes_apart(
+        self, live: LiveDelta, rows: npt.NDArray[np.int64], there: npt.NDArray[np.int64]
+    ) -> bool:
+        """Whether to put `rows` at other positions than those `there`, which hold some of them."""
+        most = (MAX_DELTA_IMAGES - 1) * self.rows
+        return live.scattered(there) and live.segments.has_room(rows.size, there.size, most)
 
     def _clean(self, live: LiveDelta) -> None:
         """Move newest records out of segments until dead ones are no more than these.
