@@ -630,7 +630,7 @@ MUTANTS = [
     ),
     Mutant(
         "_disk/segments.py",
-        "self.ordered &= not again",
+        "self.ordered = self.ordered and not again",
         "pass",
         "tests/disk/test_tier.py",
     ),

@@ -315,7 +315,8 @@ class LiveDelta:
         """
         self.name = name
         self.record_bytes = record_bytes
-        self.segments = Segments(max(1, min(_SEGMENT_BYTES // record_bytes, rows // _SEGMENTS)))
+        segment = max(1, min(_SEGMENT_BYTES // record_bytes, rows // _SEGMENTS))
+        self.segments: Segments = Segments(segment)
         self.full = False
         self._directory = directory
         self._file = _io.hold_file(directory, name, create=True)

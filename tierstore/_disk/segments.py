@@ -35,10 +35,10 @@ class Segments:
 
     def __init__(self, rows: int) -> None:
         """Use no position yet; a segment has so many `rows`."""
-        self.count = 0
-        self.alive = 0
-        self.garbage = 0
-        self.ordered = True
+        self.count: int = 0
+        self.alive: int = 0
+        self.garbage: int = 0
+        self.ordered: bool = True
         self._rows = rows
         self._dead = np.zeros(_FEW, np.bool_)
         self._dead_of = np.zeros(_FEW // rows + 1, np.int64)  # by segment, 0 in free ones
@@ -81,7 +81,7 @@ class Segments:
         self._free = self._free[again:]
         self._dead[positions] = False
         self.alive += positions.size
-        self.ordered &= not again
+        self.ordered = self.ordered and not again
         self.count = max(self.count, end)
 
     def supersede(self, positions: Positions) -> None:
