@@ -44,11 +44,11 @@ def check(segments: Segments, model: Model) -> None:
 def test_any_sequence_of_calls(seed, rows):
     rng = np.random.default_rng(seed)
     segments, model = Segments(rows), Model(rows)
-    for _ in range(int(rng.integers(1, 60))):
+    for _ in range(int(rng.integers(1, 90))):
         action = rng.choice(["use", "use", "supersede", "drop", "clean"])
         newest = segments.newest()
         if action == "use":
-            count = int(rng.integers(0, 30))
+            count = int(rng.integers(0, 2 * rows + 1))
             chosen = segments.choose(count)
             free = model.free()
             assert chosen.size == count and (np.diff(chosen) > 0).all()

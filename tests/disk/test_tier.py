@@ -18,6 +18,7 @@ from tierstore._disk import delta as live_delta
 from tierstore._disk import footer, index, tier, write_queue
 from tierstore._disk.generation import Generation, create
 from tierstore._disk.manifest import MAX_DELTA_IMAGES, TableInfo
+from tierstore._disk.segments import Segments
 from tierstore._disk.tier import DiskTier
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.uncached import Uncached
@@ -535,6 +536,20 @@ def test_scattered_rows_are_appended_and_the_delta_stays_bounded(writer, narrow)
     writer.open()
     check(writer)
     writer.fold(writer.version)
+    check(writer)
+
+
+def test_where_nothing_can_be_cleaned_rows_are_written_over(writer, narrow, monkeypatch):
+    """Readers refuse a delta with more than three records a row."""
+    monkeypatch.setattr(Segments, "fullest", lambda segments: None)
+    rng = np.random.default_rng(12)
+    write(writer, rng.permutation(3000))
+    for _ in range(60):
+        write(writer, rng.permutation(3000)[:150])
+        assert writer.tier.live.count <= MAX_DELTA_IMAGES * 3000
+    assert writer.tier.live.count > 8000
+    check(writer)
+    writer.commit()
     check(writer)
 
 
