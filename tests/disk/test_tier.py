@@ -671,7 +671,8 @@ def test_records_that_the_index_does_not_take_are_not_committed(writer, monkeypa
     check(writer)
 
 
-def test_a_write_that_fails_over_dead_records_leaves_no_damage(writer, narrow, monkeypatch):
+@pytest.mark.parametrize("place", ["copying", "writing"])
+def test_a_write_that_fails_over_dead_records_leaves_no_damage(writer, narrow, monkeypatch, place):
     """Some of them are in the file then, with the checksums of rows that they are not for."""
     for name in ("_PART_BYTES", "_BLOCK_BYTES"):
         monkeypatch.setattr(write_queue, name, 10 * WIDTH)
@@ -681,14 +682,23 @@ def test_a_write_that_fails_over_dead_records_leaves_no_damage(writer, narrow, m
     while segments.ordered or segments.choose(150)[-1] >= segments.count:
         write(writer, rng.permutation(3000)[:150])
 
-    def get(which, out):
-        calls.append(which)
+    def fail(*given):
+        calls.append(given)
         if len(calls) > 4:
             raise MemoryError
+
+    def get(which, out):
+        if place == "copying":
+            fail(which)
         out[:] = 77
 
-    with pytest.raises(MemoryError):
-        writer.tier.collect(SCATTERED, get)
+    work = _io.File.write
+    writer.tier.live.drain()
+    with monkeypatch.context() as patch:
+        if place == "writing":
+            patch.setattr(_io.File, "write", lambda *given: fail(*given) or work(*given))
+        with pytest.raises(MemoryError):
+            writer.tier.collect(SCATTERED, get, resident=True)
     check(writer)
     writer.commit()
     assert [delta.damaged() for delta in writer.tier.deltas] == [[]]

@@ -118,7 +118,7 @@ def test_commits_from_within(path: Path) -> None:
             lambda: store.create_table("new", spec, progress=lambda *_: store.grow("t", ROWS + 1)),
         ):
             with pytest.raises(
-                InvalidInputError, match="about to (create|replace) table (.new.|.t.)"
+                InvalidInputError, match=r"about to (create|replace) table (.new.|.t.)"
             ):
                 within()
         assert (store.version, list(store)) == (2, ["t"])
