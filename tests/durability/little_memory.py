@@ -7,6 +7,7 @@ and the number that failed last.
 from __future__ import annotations
 
 import _testcapi  # type: ignore[import-not-found]
+import dis
 import faulthandler
 import os
 import shutil
@@ -17,8 +18,9 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import IO, Any
 
 import numpy as np
@@ -175,6 +177,28 @@ class Judge:
         return all(np.array_equal(found[name], rows[name]) for name in SPECS)
 
 
+def leaves(frame: FrameType) -> bool:
+    """Whether a frame is between the body of a `with` and the call of `__exit__`.
+
+    A tracer can raise there, and what was entered is never left; no handler of a signal can: the
+    interpreter looks for signals after calls, at the start of functions and when it jumps back.
+    """
+    entered = _entries(frame.f_code).get(frame.f_lineno)
+    return entered is not None and frame.f_lasti > entered
+
+
+@cache
+def _entries(code: CodeType) -> dict[int, int]:
+    """Return by line the offset of the last instruction that enters a `with`."""
+    return {
+        each.positions.lineno: each.offset
+        for each in dis.get_instructions(code)
+        if (each.opname == "BEFORE_WITH" or each.argrepr == "__exit__")
+        and each.positions is not None
+        and each.positions.lineno is not None
+    }
+
+
 @contextmanager
 def failing(number: int, many: int, *, lines: bool) -> Iterator[None]:
     """Make a number of allocations in the body fail, or raise Odd at a line of the library."""
@@ -184,7 +208,7 @@ def failing(number: int, many: int, *, lines: bool) -> Iterator[None]:
         nonlocal left
         if PACKAGE not in frame.f_code.co_filename or frame.f_code.co_name in SPARED:
             return None
-        if event == "line":
+        if event == "line" and not leaves(frame):
             left -= 1
             if left == 0:
                 raise Odd(f"{frame.f_code.co_filename}:{frame.f_lineno}")
