@@ -81,6 +81,7 @@ export emb.tier out.npy
 restore emb.tier before
 release emb.tier before
 add-field emb.tier --table item exp_avg
+drop-field emb.tier --table item exp_avg
 grow emb.tier --table item --rows 120 --keys more.txt
 rename emb.tier item thing
 verify emb.tier

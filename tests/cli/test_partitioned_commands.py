@@ -59,6 +59,7 @@ WRITING = [
     "grow s.tier --table item --rows 80",
     "init s.tier --table more --rows 3 --dim 2",
     "add-field s.tier more --table item --dim 4",
+    "drop-field s.tier more --table item",
     "rename s.tier item other",
     "rename s.tier user other",
     "rename s.tier who other",
@@ -89,6 +90,7 @@ KINDS = ("parts", "plain")
 
 
 PREPARED = {
+    "drop-field s.tier more --table item": ["add-field s.tier more --table item --dim 4"],
     "fold s.tier": ["release s.tier good", "release s.tier base"],
     "patch copy.tier some.patch": [
         "save s.tier copy.tier",

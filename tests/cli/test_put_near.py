@@ -1,4 +1,4 @@
-"""tierstore put, near, keys and add-field: rows and fields changed and found from the shell."""
+"""tierstore put, near, keys, add-field and drop-field: rows and fields from the shell."""
 
 import importlib.util
 import json
@@ -225,6 +225,26 @@ def test_fields_are_added(run, run_json, pair):
     assert rows_of(pair, "item").tobytes() == before.tobytes()
     run("add-field", pair, "age", "--table", "item", code=1)
     run("add-field", pair, "c", "--table", "item", "--seed", 3, code=2)
+
+
+def test_fields_are_dropped(run, run_json, pair):
+    before = rows_of(pair, "item")
+    for name in ("age", "b", "c"):
+        run("add-field", pair, name, "--table", "item", "--dim", 2)
+    data = run_json("drop-field", pair, "age", "c", "--table", "item")
+    assert (data["dropped"], data["fields"]) == (["age", "c"], ["weight", "exp_avg", "b"])
+    with tierstore.open(pair) as store:
+        assert list(store["item"].fields) == data["fields"]
+        assert store.version == data["version"]
+    assert rows_of(pair, "item").tobytes() == before.tobytes()
+    assert "has no b from version" in run("drop-field", pair, "b", "--table", "item").stdout
+    assert "no field 'b'" in run("drop-field", pair, "b", "--table", "item", code=1).output
+    assert (
+        "drop the table"
+        in run("drop-field", pair, "weight", "exp_avg", "--table", "item", code=1).output
+    )
+    run("drop-field", pair, "--table", "item", code=2)
+    assert rows_of(pair, "item").tobytes() == before.tobytes()
 
 
 # -- rows chosen for an export
