@@ -59,7 +59,10 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 autodoc_type_aliases = {name: name for name in ("DTypeName", "IntegerArrayLike")}
-autodoc_default_options = {"members": True}
+autodoc_default_options = {
+    "members": True,
+    "special-members": "__getitem__, __setitem__, __array__, __bool__",
+}
 python_use_unqualified_type_names = True
 toc_object_entries_show_parents = "hide"
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tierstore
 from tierstore.budget import Budget, format_bytes, parse_bytes, size_of_at_least
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
@@ -107,3 +108,29 @@ def test_a_size_of_at_least_some_bytes_is_short():
     given = [0, 2_000, 100_402, (64 << 30) - 3_000, 64 << 30, 1 << 40]
     told = ["0B", "2000B", "100402B", "64GiB", "64GiB", "1TiB"]
     assert [size_of_at_least(nbytes) for nbytes in given] == told
+
+
+@pytest.mark.parametrize(
+    ("size", "budget"),
+    [("24KiB", Budget(host="24KiB")), (" 0 ", Budget(host="0")), ("", Budget()), (" ", Budget())],
+)
+def test_the_environment_gives_a_budget_where_a_program_does_not(
+    size: str, budget: Budget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIERSTORE_BUDGET", size)
+    assert Budget.of(None) == budget
+    assert Budget.of("8GiB") == Budget(host="8GiB")
+    assert Budget.of(Budget()) == Budget()
+
+
+def test_a_budget_in_the_environment_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIERSTORE_BUDGET", "128KiB")
+    with tierstore.create(None, {"t": tierstore.TableSpec(10_000, 16)}) as store:
+        (tier,) = store.info().tables[0].tiers
+        assert 0 < tier.nbytes <= 128 << 10
+
+
+def test_what_is_no_size_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIERSTORE_BUDGET", "8 gigs")
+    with pytest.raises(InvalidInputError, match=r"^TIERSTORE_BUDGET=8 gigs: not a size: '8 gigs'"):
+        tierstore.create(None, {"t": tierstore.TableSpec(10, 16)})

@@ -7,6 +7,7 @@ exhaust the machine's memory.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ __all__ = ["Budget", "Size", "format_bytes", "parse_bytes", "size_of_at_least"]
 
 Size = int | str
 """A number of bytes: an int, or a string such as "2GiB"."""
+
+BUDGET_VARIABLE = "TIERSTORE_BUDGET"
+"""The environment variable with the budget of the host tier where a program gives none."""
 
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE | re.ASCII)
@@ -94,7 +98,8 @@ class Budget:
     table has. None takes the default: the host tier the tables or a quarter
     of the available RAM, the GPU tier the tables or half of the free device memory, whichever is
     less; a table whose maps alone take more than that quarter gets no host tier. 0 leaves the tier
-    out, and only the index is left, without a limit.
+    out, and only the index is left, without a limit. Where no budget is given at all, the host tier
+    gets the size in the environment variable TIERSTORE_BUDGET, if that is set.
 
     `gpu_whole` names columns that a GPU is to hold for every row, beside the cache of the rest of
     each record: fields, or `"weight.scale"` for the scales of the field `weight`. It is for tables
@@ -138,13 +143,16 @@ class Budget:
 
     @classmethod
     def of(cls, value: Budget | Size | None) -> Budget:
-        """Return a budget as it is, a size as the budget of the host tier, None as the default.
+        """Return a budget as it is, and a size as the budget of the host tier.
+
+        None is the size in the environment variable TIERSTORE_BUDGET, where that is not empty, or
+        else the default. Raises InvalidInputError for what is no size.
 
         >>> Budget.of("8GiB")
         Budget(host='8GiB')
         """
         if value is None:
-            return cls()
+            return cls._of_environment()
         if isinstance(value, Budget):
             return value
         if isinstance(value, bool) or not isinstance(value, int | str):
@@ -153,6 +161,14 @@ class Budget:
                 f"tierstore.Budget(host={{'item': '6GiB'}}), not {value!r}"
             )
         return cls(host=value)
+
+    @classmethod
+    def _of_environment(cls) -> Budget:
+        size = os.environ.get(BUDGET_VARIABLE, "").strip()
+        try:
+            return cls(host=size or None)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{BUDGET_VARIABLE}={size}: {error}") from None
 
     @property
     def _tables(self) -> dict[str, None]:

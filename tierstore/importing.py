@@ -187,7 +187,8 @@ def import_table(
             and float32 for text. "int8" and "uint8" quantise floats, with a scale for each row.
         header: whether the first line of a file in text names its columns. What None leaves open
             here and below is decided from the types of the cells, and `read_as` describes how.
-        key_column: the column of keys, its name or its number from 1; False if there is none.
+        key_column: the column of keys, its name or its number from 1; False if there is none. Of
+            Parquet, Arrow and HDF5, too, where it is `key` if None.
         sep: what is between the cells of a text, one character; " " is any run of blanks and tabs.
         decimal: what is before the decimals of a number in text, "." or ",".
         null: cells that are read as NaN, such as "" or "NA"; otherwise they are errors.

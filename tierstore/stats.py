@@ -343,9 +343,10 @@ def _sampled(data: dict[str, Any]) -> tuple[dict[str, float], dict[tuple[str, st
 
 @dataclass(frozen=True)
 class TierInformation:
-    """The memory of a tier: bytes, slots, kind, and the tables that share it.
+    """The memory of a tier in this process: bytes, slots, kind, and the tables that share it.
 
-    `policy` is the name of the policy that makes room in it once it is full.
+    `nbytes` is what is reserved for it, as the budget allows; `Table.occupancy` tells how many of
+    the `slots` hold rows. `policy` is the name of the policy that makes room in it once it is full.
     """
 
     tier: str

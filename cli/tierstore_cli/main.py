@@ -215,7 +215,8 @@ def cli() -> None:
 
     A store is a directory of tables that are committed together. Every command takes --json for
     one object on stdout, {"error": …} where it fails, and --debug for a traceback. `tierstore
-    COMMAND -h` shows examples.
+    COMMAND -h` shows examples. An option that is not given is that of the environment:
+    TIERSTORE_EXPORT_TABLE is --table of export.
 
     \b
     Examples:

@@ -403,7 +403,7 @@ def text_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--null", multiple=True, metavar="TEXT", help="Read such cells as NaN."),
         click.option("--decimal", type=click.Choice([".", ","]), help="The decimal mark."),
         click.option("--sep", type=SepType(), help="What is between cells."),
-        click.option("--key-column", type=KeyColumnType(), help="The column of keys."),
+        click.option("--key-column", type=KeyColumnType(), help="The column of keys in SRC."),
         click.option(
             "--header/--no-header", default=None, help="Whether the first line names columns."
         ),

@@ -327,3 +327,17 @@ def test_a_load_says_in_words_what_it_did(run, tmp_path):
     assert said.startswith("loaded table person, field weight: 3 rows of 2 float32; ")
     run("init", store, "--rows", 1, "--dim", 1, "--table", "other")
     assert "--table" in run("load", store, tmp_path / "rows.npy", code=1).stderr
+
+
+@pytest.mark.parametrize("how", [("--key-column", "sku"), ("--keys", "{}:sku")])
+def test_the_keys_are_a_column_of_parquet(run, tmp_path, how):
+    pa = pytest.importorskip("pyarrow")
+    rows = np.random.default_rng(4).random((3, 4), np.float32)
+    table = pa.table({"sku": ["a", "b", "c"], "vector": pa.array(list(rows))})
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "items.parquet")
+    options = [each.format(tmp_path / "items.parquet") for each in how]
+    done = run("load", tmp_path / "s.tier", tmp_path / "items.parquet", *options)
+    assert "Note" not in done.stderr
+    with tierstore.open(tmp_path / "s.tier") as store:
+        table = store["embeddings"]
+        assert table.read(table.lookup(["b", "c", "a"])).tobytes() == rows[[1, 2, 0]].tobytes()

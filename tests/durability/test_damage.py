@@ -148,6 +148,13 @@ def test_verify_of_a_directory_lists_all_damage(two: Two) -> None:
     for name in ("STORE.json", two.delta().name, payload.name):
         assert sum(name in each for each in report.bad_files) == 1, name
     assert report.whole == [] and two.files() == before
+    named = rf"^version {two.newest} is damaged: 1 row of table 'sound', such as row {row}; "
+    with pytest.raises(CorruptStoreError, match=named + r".*; and \d more; .*mend=True"):
+        report.raise_if_damaged()
+
+
+def test_a_report_without_damage_raises_nothing(two: Two) -> None:
+    tierstore.verify(two.path).raise_if_damaged()
 
 
 def test_verify_names_the_versions_that_are_whole(two: Two) -> None:

@@ -252,7 +252,7 @@ def open_source(
         text_dtype: the element type for text formats, which do not specify one.
         memory: limit in bytes for reading, in addition to a block of rows, such as 536870912 or
             "512MiB". Sizes that the file claims are checked against it before memory is allocated.
-        text: options for a text file.
+        text: options for a text file; `key_column` for other files with columns, too.
 
     Raises:
         AmbiguousFileError: a text file can be read in two ways, and `text` does not decide.
@@ -263,16 +263,30 @@ def open_source(
     """
     found = locate(path)
     dtype = check_dtype(text_dtype)
+    options = TextOptions() if text is None else text
     if found.store is not None:
+        _check_no_text(found.path, format_of(found.path), options)
         wanted = Wanted(None, field, dtype, memory)
         return format_of(found.path).open_store(found.store, found.path, wanted)
     file, name = split_name(found.path)
     if format_suffix(file) not in FORMATS and not os.path.lexists(file):
         raise MissingFileError(f"{file}: no such file", filename=file)
     format_ = format_of(file)
-    if text not in (None, TextOptions()) and not format_.is_text:
+    if not format_.is_text:
+        _check_no_text(file, format_, options)
+    return format_.open(file, Wanted(name, field, dtype, memory, options))
+
+
+def _check_no_text(file: Path, format_: Format, options: TextOptions) -> None:
+    """Raise InvalidInputError for options that say nothing about a file that is no text."""
+    column = options.key_column
+    if column is not None and not format_.has_columns:
+        raise InvalidInputError(
+            f"{file}: has no columns, so that --key-column (key_column) says nothing about it; "
+            "--keys (keys=) gives a file of keys"
+        )
+    if options != TextOptions(key_column=column):
         raise InvalidInputError(f"{file}: is no text, so that header, sep, … say nothing about it")
-    return format_.open(file, Wanted(name, field, dtype, memory, text or TextOptions()))
 
 
 def read_keys(path: str | Path, *, memory: Size = DEFAULT_MEMORY) -> Keys:

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import socket
 import struct
 import subprocess
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -39,7 +40,7 @@ from tierstore._formats.keys import Integers, KeyColumn, Keys, blob_to_strings
 from tierstore._keys.given import least
 from tierstore._keys.strings import Strings
 from tierstore.budget import Allowance, Size, format_bytes
-from tierstore.errors import FormatError, MissingExtraError, StoreIOError
+from tierstore.errors import FormatError, InvalidInputError, MissingExtraError, StoreIOError
 
 __all__ = [
     "ColumnSource",
@@ -256,17 +257,17 @@ class ColumnSource(Source):
     def __init__(self, columns: Columns, wanted: Wanted, key: str) -> None:
         """Choose the matrix among `columns`, which the source closes; `key` names the keys."""
         self._columns = columns
-        self._key = key
-        self._names, dim, number = _matrix(columns, wanted, key)
+        self._key = _key_column(columns, wanted.text.key_column, key)
+        self._names, dim, number = _matrix(columns, wanted, self._key)
         super().__init__(
             columns.path, columns.rows_of(self._names[0]), dim, str(element_of(number))
         )
         self._stored = np.dtype(ELEMENT_TYPES[number].stored if number in ELEMENT_TYPES else number)
-        self.notes = self.notes_beside(key)
+        self.notes = () if self._key is None else self.notes_beside(self._key)
         if len(self._names) > 1:
             self.read_as = f'{dim} numbers from columns "{self._names[0]}" to "{self._names[-1]}"'
-        if key in columns.kinds:
-            self.called_keys = f"a column of {columns.kinds[key]['text']}"
+        if self._key in columns.kinds:
+            self.called_keys = f"a column of {columns.kinds[self._key]['text']}"
 
     def notes_beside(self, key: str) -> tuple[str, ...]:
         """Name the other columns that could be keys."""
@@ -277,8 +278,9 @@ class ColumnSource(Source):
             and name not in (self._key, key, *self._names)
             and self._columns.rows_of(name) == self.rows
         }
-        beside = f"{self.path.name}:{next(iter(rest), '')}"
-        return note_unread(self.rows, rest, f"keys={beside!r} makes it the keys (--keys)")
+        column = next(iter(rest), "")
+        how = f"--key-column {shlex.quote(column)} (key_column={column!r}) makes it the keys"
+        return note_unread(self.rows, rest, how)
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         for rows, (data,) in self._columns.blocks(self._names, block_rows, self.dim):
@@ -292,8 +294,9 @@ class ColumnSource(Source):
     @cached_property
     def keys(self) -> Keys | None:
         """The column of keys, if it has integers or strings, one for each row."""
-        found = self._columns.kinds.get(self._key, {}).get("key")
-        if found is None or self._columns.rows_of(self._key) != self.rows:
+        if self._key is None or "key" not in self._columns.kinds.get(self._key, {}):
+            return None
+        if self._columns.rows_of(self._key) != self.rows:
             return None
         return column_keys(self._columns, self._key)
 
@@ -302,7 +305,26 @@ class ColumnSource(Source):
         self._columns.close()
 
 
-def _matrix(columns: Columns, wanted: Wanted, key: str) -> tuple[list[str], int, str]:
+def _key_column(
+    columns: Columns, wanted: str | int | Literal[False] | None, default: str
+) -> str | None:
+    """Return the name of the column of keys, if there are to be any.
+
+    The default need not be there; raises InvalidInputError if the wanted one cannot be keys.
+    """
+    if wanted is None or wanted is False:
+        return default if wanted is None else None
+    names = list(columns.kinds)
+    name = dict(enumerate(names, 1)).get(wanted) if isinstance(wanted, int) else wanted
+    able = [each for each in names if "key" in columns.kinds[each]]
+    if name not in able:
+        raise InvalidInputError(
+            f"{columns.path}: no column {wanted!r} of integers or strings; such columns are {able}"
+        )
+    return name
+
+
+def _matrix(columns: Columns, wanted: Wanted, key: str | None) -> tuple[list[str], int, str]:
     """Return the columns to read, the length of rows, and NumPy's name of their numbers."""
     described = {name: kind["text"] for name, kind in columns.kinds.items()}
     lists = {
@@ -316,7 +338,7 @@ def _matrix(columns: Columns, wanted: Wanted, key: str) -> tuple[list[str], int,
     return [name], columns.length(name), columns.kinds[name]["element"]
 
 
-def _single_numbers(columns: Columns, key: str) -> list[str]:
+def _single_numbers(columns: Columns, key: str | None) -> list[str]:
     """Return the columns of floats, or of bytes if there are none."""
     numbers = {
         name: kind["number"]

@@ -224,7 +224,8 @@ class TextOptions:
 
     Attributes:
         header: whether the first line names the columns.
-        key_column: the column of keys, its name or its number from 1; False if there is none.
+        key_column: the column of keys, its name or its number from 1; False if there is none. Of
+            other files that have columns, too.
         sep: what is between cells, one character; a blank is any run of blanks and tabs.
         decimal: what is before the decimals of a number.
         null: texts that mean NaN.
@@ -337,6 +338,7 @@ class Format(ABC):
         takes_stores: whether the format supports zarr stores in addition to paths.
         is_directory: whether what is written is a directory; others are streams of bytes.
         is_text: whether files are text: read with `TextOptions`, and packed ones too.
+        has_columns: whether files have named columns, of which `key_column` selects the keys.
         several: whether a written file can hold several matrices.
     """
 
@@ -346,6 +348,7 @@ class Format(ABC):
     takes_stores: ClassVar[bool] = False
     is_directory: ClassVar[bool] = False
     is_text: ClassVar[bool] = False
+    has_columns: ClassVar[bool] = False
     several: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:

@@ -42,6 +42,7 @@ class Arrow(Format):
 
     suffixes = (".arrow", ".feather")
     several = True
+    has_columns = True
     block_bytes = 16 << 20
 
     def holds(self, element: ElementType) -> bool:

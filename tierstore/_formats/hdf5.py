@@ -24,6 +24,7 @@ class Hdf5(Format):
     """Named datasets, in groups."""
 
     suffixes = (".h5", ".hdf5")
+    has_columns = True
 
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open a dataset of two dimensions."""

@@ -62,6 +62,7 @@ class Parquet(Format):
 
     suffixes = (".parquet",)
     several = True
+    has_columns = True
     block_bytes = 16 << 20
 
     def holds(self, element: ElementType) -> bool:

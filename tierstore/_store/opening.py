@@ -206,8 +206,8 @@ def open(
         path: the directory of the store. For reading also the place of a copy that `Store.save`
             wrote: a URL for fsspec, such as "s3://bucket/emb.tier", or a zarr store.
         mode: "r" for reading one version, by any number of readers; "r+" for the single writer.
-        budget: memory for the tiers; see Budget for the defaults. A size such as "8GiB" applies to
-            the host tier.
+        budget: memory for the tiers; a size such as "8GiB" applies to the host tier. None is what
+            TIERSTORE_BUDGET says in the environment, or the default of Budget.
         policy: the replacement policy of the tiers: "lru" (the default), "lfu", "lookahead", or a
             value of `tierstore.policy` such as `static(counts)`; one for all tables, or a dict by
             table.

@@ -29,7 +29,7 @@ from tierstore._store.state import State
 from tierstore._store.versions import Survey, check_readable, open_directory, survey
 from tierstore._tiers import memory
 from tierstore._tiers.uncached import pieces_of
-from tierstore.errors import TierStoreError, counted
+from tierstore.errors import CorruptStoreError, TierStoreError, counted
 
 __all__ = ["VerifyReport", "verify", "verify_open"]
 
@@ -38,6 +38,8 @@ Rows = npt.NDArray[np.int64]
 _BLOCK_BYTES = 1 << 20
 """Records checked at a time, few enough to stay in the CPU cache between copy and checksum."""
 _ATTEMPTS = 8
+_NAMED = 3
+"""Tables and files that an error names."""
 _NOTHING = np.empty(0, np.int64)
 
 
@@ -71,6 +73,22 @@ class VerifyReport:
     def __bool__(self) -> bool:
         """Return `ok`: a report that lists damage is falsy."""
         return self.ok
+
+    def raise_if_damaged(self) -> None:
+        """Raise CorruptStoreError that names the damaged tables and files, if there are any."""
+        if self.ok:
+            return
+        rows = [
+            f"{counted(len(bad), 'row')} of table {name!r}, such as row {bad[0]}"
+            for name, bad in self.bad_rows.items()
+        ]
+        found = rows + self.bad_files
+        more = f"; and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
+        raise CorruptStoreError(
+            f"version {self.version} is damaged: {'; '.join(found[:_NAMED])}{more}; "
+            "Store.verify(mend=True) rewrites rows that are intact elsewhere, and "
+            "tierstore.repair copies the intact ones"
+        )
 
 
 def verify(

@@ -53,7 +53,8 @@ class Lease(Protocol):
     Every computation on rows uses a lease: `read` the fields it needs as compact arrays, `write`
     the changed ones, `release`. Rows that find no room in the nearest tier are read and written in
     the tier below, with the same results: every later read and commit contains the writes of a
-    lease, and a lease reads what others wrote meanwhile.
+    lease, and a lease reads what others wrote meanwhile. It excludes nobody: threads that compute
+    new rows from the old ones of each other share a lock of their own.
 
     A lease ends at `release`, at `store.rollback()`, and when its table gets other fields or rows,
     or another version. From then on `trim`, reads and writes raise ClosedError; `release` does

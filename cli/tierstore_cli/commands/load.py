@@ -28,7 +28,7 @@ from tierstore_cli.params import (
 )
 from tierstore_cli.picking import keys_in
 from tierstore_cli.progress import Progress
-from tierstore_cli.streams import FORMAT, as_file
+from tierstore_cli.streams import FORMAT, as_file, is_stream
 
 
 @click.command(cls=Command)
@@ -108,7 +108,7 @@ def load(
                 file,
                 table=table,
                 field=field,
-                keys=None if keys is None else keys_in(keys, memory),
+                keys=keys_in(keys, memory) if keys and is_stream(keys) else keys,
                 dtype=dtype,
                 duplicates=duplicates,
                 upsert=upsert,
