@@ -29,11 +29,13 @@ from hypothesis.stateful import (
 import tierstore
 from tests.pairs import pairs
 from tierstore import Budget, Field, TableSpec
-from tierstore._disk import generation, key_log
+from tierstore._disk import generation, key_log, partitioned_keys
+from tierstore._disk.tier import DiskTier
 from tierstore._keys import growing as growing_keys
 from tierstore._keys.hashmap import HashMap
 from tierstore._keys.text import Texts
 from tierstore._memory_table import MemoryTable
+from tierstore._table import keyed
 from tierstore._table.keyed import KeyedTable
 from tierstore._tiers.space import Space
 from tierstore.errors import (
@@ -46,6 +48,7 @@ from tierstore.errors import (
     NotExpiredWarning,
     ReadOnlyError,
     RowIndexError,
+    StoreFullError,
     UncommittedRowsWarning,
     UnknownNameError,
 )
@@ -61,8 +64,9 @@ def spec(kind: str, rows: int = CAPACITY) -> TableSpec:
     return TableSpec(rows, fields={"weight": Field(DIM, init=INIT), "age": Field(1)}, keys=kind)
 
 
-def growing(kind: str) -> TableSpec:
-    return TableSpec(fields={"weight": Field(DIM, init=INIT), "age": Field(1)}, keys=kind)
+def growing(kind: str, *, track_uses: bool = False) -> TableSpec:
+    fields = {"weight": Field(DIM, init=INIT), "age": Field(1)}
+    return TableSpec(fields=fields, keys=kind, track_uses=track_uses)
 
 
 def grow(table: KeyedTable) -> None:
@@ -506,6 +510,82 @@ def test_keys_are_removed(tmp_path, kind, tracked):
         assert np.array_equal(s["t"].read(keys[3:]), rows[3:])
         with pytest.raises(ReadOnlyError):
             s["t"].remove(keys[3:4])
+
+
+@pytest.mark.parametrize("partitions", [0, 3])
+@pytest.mark.parametrize("call", ["remove", "expire"])
+def test_an_error_in_the_middle_of_a_removal_awaits_a_rollback(
+    tmp_path, kind, partitions, call, monkeypatch
+):
+    """The disk is full at any of the writes: no key gets the row of another, in no version."""
+    for module in (keyed, partitioned_keys):
+        monkeypatch.setattr(module, "_BLOCK_ROWS", 3)
+    rng, keys = np.random.default_rng(8), some(kind, 40)
+    rows, later = rng.standard_normal((2, 40, DIM), np.float32)
+    gone, kept = np.arange(0, 24, 2), np.setdiff1d(np.arange(40), np.arange(0, 24, 2))
+
+    def remove(table: Any) -> None:
+        if call == "remove":
+            table.remove([keys[each] for each in gone])
+        else:
+            list(table.expire(fewer_than=2))
+
+    failures = 0
+    for number in itertools.count():
+        path, specs = tmp_path / str(number), {"t": growing(kind, track_uses=True)}
+        made: Any = tierstore.distributed.create if partitions else tierstore.create
+        more = {"partitions": partitions} if partitions else {}
+        with made(path, specs, budget=Budget(host_rows=2), **more) as s:
+            table = s["t"]
+            table.write(keys, rows)
+            table.write([keys[each] for each in kept], rows[kept])  # used twice
+            s.commit()
+            with monkeypatch.context() as patch:
+                full = FullAt(number, patch)
+                try:
+                    remove(table)
+                except StoreFullError:
+                    failures += 1
+            if table._extent.epoch.ended:
+                for refused in (s.commit, lambda table=table: table.read(keys[:1])):
+                    with pytest.raises(ClosedError, match=r"halfway; store\.rollback\(\) brings"):
+                        refused()
+                s.rollback()
+                assert (table.rows, s.uncommitted_rows()) == (40, 0)
+                assert np.array_equal(on_host(table.read(keys)), rows)
+                remove(table)
+            assert table.rows == kept.size
+            fresh = some(kind, 9, 900)
+            table.write(fresh, later[:9])
+            s.commit()
+        with tierstore.open(path) as s:
+            table = s["t"]
+            assert table.rows == kept.size + 9 and s.verify()
+            assert np.array_equal(on_host(table.read([keys[each] for each in kept])), rows[kept])
+            assert np.array_equal(on_host(table.read(fresh)), later[:9])
+            assert not table.contains([keys[each] for each in gone]).any()
+        if not full.reached:
+            break
+    assert failures > 3
+
+
+class FullAt:
+    """Make the call of that number that writes to a lowest tier find the disk full."""
+
+    def __init__(self, number: int, patch: pytest.MonkeyPatch) -> None:
+        self.left, self.reached = number, False
+        for name in ("write", "collect"):
+            patch.setattr(DiskTier, name, self.failing(getattr(DiskTier, name)))
+
+    def failing(self, real: Any) -> Any:
+        def call(tier: DiskTier, *arguments: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left < 0:
+                self.reached = True
+                raise StoreFullError("no space left")
+            return real(tier, *arguments, **options)
+
+        return call
 
 
 @pytest.mark.parametrize("gone", [slice(0, 3), slice(7, 10), slice(0, 10), slice(0, 0)])

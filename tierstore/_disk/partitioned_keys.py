@@ -411,12 +411,12 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
         of those that are gone.
         """
         keys = self.key_map
-        keys.keep(rows)
         self._has_moved_keys = True
-        moves = self._places.keep(rows)
-        for part, writer, (moved, to) in zip(self.parts, self._writers, moves, strict=True):
+        for part, writer in zip(self.parts, self._writers, strict=True):
             writer.touch()
-            part.note_moved_keys()
+            part.note_moved_keys()  # of all, first: a rollback after an error loads them again
+        keys.keep(rows)
+        for part, (moved, to) in zip(self.parts, self._places.keep(rows), strict=True):
             for start in range(0, moved.size, _BLOCK_ROWS):
                 block, at = (each[start : start + _BLOCK_ROWS] for each in (moved, to))
                 records = np.empty((block.size, self.tier.record_bytes), np.uint8)

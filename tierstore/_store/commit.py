@@ -164,7 +164,14 @@ def _log(state: State, manifest: Manifest, seconds: float) -> None:
 
 
 def flush(draft: CommitDraft) -> None:
-    """Write every changed record to the delta of its table."""
+    """Write every changed record to the delta of its table.
+
+    Raises ClosedError where an error has ended a removal of keys halfway.
+    """
+    for name in draft.state.touched.rows:
+        table = draft.state.tables.get(name)
+        if table is not None and table._extent.epoch.ended:
+            table._extent.epoch.check_open()
     for name in list(draft.state.touched.scalars):
         if (table := draft.state.tables.get(name)) is not None:
             draft.scalars[name] = json_values(table._scalars)

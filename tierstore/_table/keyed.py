@@ -24,6 +24,7 @@ from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Lease
 from tierstore._table.table import Owner, Table
 from tierstore._table.values import from_bytes, raw_rows
+from tierstore._tiers.base import HALF_REMOVED
 from tierstore._tiers.gpu.keys import DeviceKeys, Guess
 from tierstore._tiers.space import Extent, Space
 from tierstore.errors import ClosedError, InvalidInputError, InvalidTypeError, UnknownNameError
@@ -600,6 +601,7 @@ class KeyedTable(RowsByNumber):
         Keys without a row are ignored, and a removed one reads as its first row again. As after
         `expire`, every lease of the table ends and other rows take the numbers of the removed ones,
         so call it between steps. Final after `store.commit()`; `store.rollback()` brings them back.
+        After an error halfway, such as of a full disk, nothing is read or committed until then.
         Older versions have the rows until they are dropped.
 
         Raises InvalidTypeError for keys of another kind than the table's.
@@ -635,9 +637,9 @@ class KeyedTable(RowsByNumber):
         Call it between steps: no other thread may train the table meanwhile. Keys are removed when
         the last block has been taken. Then every lease of the table ends, and other rows take the
         numbers of the removed ones, so that new keys use their places before the table grows. Final
-        after `store.commit()`; `store.rollback()` brings them back, also after an error. A loop
-        that ends earlier removes nothing; nor does a call without a loop, which issues a
-        NotExpiredWarning.
+        after `store.commit()`; `store.rollback()` brings them back. After an error halfway, such as
+        of a full disk, nothing is read or committed until then. A loop that ends earlier removes
+        nothing; nor does a call without a loop, which issues a NotExpiredWarning.
 
         >>> spec = tierstore.TableSpec(dim=16, keys="int64", track_uses=True)
         >>> store.rollback()
@@ -698,13 +700,21 @@ class KeyedTable(RowsByNumber):
         self._owner.touched.rows.setdefault(self.name)
         count = len(self._map)
         moved, to = expiry.moves(count, rows)
-        for start in range(0, moved.size if self._generation.moves_rows else 0, _BLOCK_ROWS):
-            part = slice(start, start + _BLOCK_ROWS)
-            values = self.by_row.read(moved[part], list(self.fields), cache=False)
-            self.by_row.write(to[part], values)
         order = np.arange(count - rows.size)
         order[to] = moved
-        self._generation.keep_keys(order)
+        begun = False
+        try:
+            for start in range(0, moved.size if self._generation.moves_rows else 0, _BLOCK_ROWS):
+                part = slice(start, start + _BLOCK_ROWS)
+                values = self.by_row.read(moved[part], list(self.fields), cache=False)
+                begun = True
+                self.by_row.write(to[part], values)
+            begun = True
+            self._generation.keep_keys(order)
+        except BaseException:
+            if begun:  # keys may have the rows of others, which no version shall
+                self._extent.epoch.end(HALF_REMOVED)
+            raise
 
     @property
     def _candidates(self) -> Candidates:
