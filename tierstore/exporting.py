@@ -26,6 +26,7 @@ from tierstore._formats.keys import typed
 from tierstore._kinds import check_table
 from tierstore._progress import report_nothing
 from tierstore._store.versions import refuse_inside_store
+from tierstore._table.keyed import RowKeys
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import (
     InvalidInputError,
@@ -118,6 +119,8 @@ def export_table(
         warning gives the number.
 
     Raises:
+        ClosedError: rows of a table by key got other keys meanwhile: by a removal, a rollback or a
+            refresh in another thread.
         ExistsError: `out` exists, or is a link or a directory.
         FormatError: the file of keys is missing, damaged or needs more than `memory`.
         InvalidInputError: the suffix is unknown, the format cannot hold the keys or the dtype, or
@@ -134,17 +137,22 @@ def export_table(
     fields = _checked_fields(table, field)
     wanted = _common_dtype(fields) if dtype is None else check_dtype(dtype)
     _refuse_bare_elements(fields, wanted)
+    own: object = table.keys
+    settled = own.settled() if isinstance(own, RowKeys) else None
+    count = table.rows if settled is None else len(settled)  # keys may come meanwhile
     ids = None
     if rows is None or isinstance(rows, tuple):
-        start, stop = _checked_range(cast("tuple[int, int] | None", rows), table.rows)
+        start, stop = _checked_range(cast("tuple[int, int] | None", rows), count)
     else:
-        ids = _checked_ids(rows, table.rows)
+        ids = _checked_ids(rows, count)
         start, stop = 0, len(ids)
     if ids is not None and damaged == "skip":
         raise InvalidInputError("damaged rows of a list of ids cannot be skipped: leave them out")
     if isinstance(keys, str | os.PathLike):
         keys = read_keys(os.fspath(keys), memory=memory)
-    keys = _keys_of(table, keys, start, stop, ids)
+    known = own if settled is None else settled
+    keys = known if keys is None else typed(keys)
+    keys = ids if keys is None else _keys_of(keys, count, start, stop, ids)
     columns = [
         _Column(table, name, wanted, skips=_checked_choice(damaged) == "skip") for name in fields
     ]
@@ -164,6 +172,8 @@ def export_table(
         size = block_rows_for(sum(item.nbytes for item in fields.values()))
         blocks = [each.blocks(start, stop, ids, size) for each in columns]
         for parts in zip(*blocks, strict=True):
+            if settled is not None:
+                settled.check_settled()
             sink.write(parts[0] if len(parts) == 1 else np.hstack(parts))
             done += len(parts[0])
             if progress is not None:
@@ -318,25 +328,17 @@ def _chosen(
         yield np.ascontiguousarray(table.spec.layout.view(records, field))
 
 
-def _keys_of(
-    table: Table, keys: Any, start: int, stop: int, ids: npt.NDArray[np.int64] | None
-) -> Any:
-    """Return the keys of rows start..stop-1, or of `ids`, or None."""
-    if keys is None:
-        if table.keys is None:
-            return ids
-        keys = table.keys
-    else:
-        keys = typed(keys)
-    if ids is not None and len(keys) == table.rows:
+def _keys_of(keys: Any, rows: int, start: int, stop: int, ids: npt.NDArray[np.int64] | None) -> Any:
+    """Return the keys of rows start..stop-1 of so many, or of `ids`."""
+    if ids is not None and len(keys) == rows:
         if hasattr(keys, "lookup") or isinstance(keys, np.ndarray):
             return keys[ids]
         return [keys[row] for row in ids.tolist()]
-    if len(keys) not in (table.rows, stop - start):
+    if len(keys) not in (rows, stop - start):
         raise InvalidInputError(
             f"{counted(len(keys), 'key was', 'keys were')} given; give one for each of the "
-            f"{counted(table.rows, 'row')} of the table"
-            + (f" or of the {stop - start} rows to write" if stop - start != table.rows else "")
+            f"{counted(rows, 'row')} of the table"
+            + (f" or of the {stop - start} rows to write" if stop - start != rows else "")
             + "; to choose rows by key, name their ids (rows=, --keys-from)"
         )
     return keys if len(keys) == stop - start else keys[start:stop]

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 
 import tierstore
 from tests.pairs import pairs
-from tierstore import Budget, Field, TableSpec
+from tierstore import Budget, Field, TableSpec, exporting
 from tierstore._disk import generation, key_log, partitioned_keys
 from tierstore._disk.tier import DiskTier
 from tierstore._keys import growing as growing_keys
@@ -510,6 +510,94 @@ def test_keys_are_removed(tmp_path, kind, tracked):
         assert np.array_equal(s["t"].read(keys[3:]), rows[3:])
         with pytest.raises(ReadOnlyError):
             s["t"].remove(keys[3:4])
+
+
+def renumbered(how: str, store: Any, reader: Any, keys: Any) -> None:
+    """Give rows other keys, as another thread might, that of the reader too."""
+    if how == "rollback":
+        store.rollback()
+    else:
+        store["t"].remove(keys[:2])
+    if how == "refresh":
+        store.commit()
+        assert reader.refresh()
+
+
+@pytest.mark.parametrize("suffix", ["npz", "parquet", "npy", "csv"])
+@pytest.mark.parametrize("how", ["remove", "rollback", "refresh"])
+def test_no_row_is_paired_with_the_key_of_another(tmp_path, kind, how, suffix, monkeypatch):
+    monkeypatch.setattr(exporting, "block_rows_for", lambda nbytes: 7)
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    rows, keys = np.random.default_rng(3).standard_normal((40, DIM), np.float32), some(kind, 40)
+    with tierstore.create(tmp_path / "s", {"t": growing(kind)}) as store:
+        store["t"].write(keys[:30], rows[:30])
+        store.commit()
+        reader = tierstore.open(tmp_path / "s")
+        store["t"].write(keys[30:], rows[30:])
+        table = reader["t"] if how == "refresh" else store["t"]
+        count, out = table.rows, tmp_path / f"out.{suffix}"
+        pairs_of = table.items(block_rows=7)
+        found, block = next(pairs_of)
+        assert list(found) == list(keys[:7]) and np.array_equal(on_host(block), rows[:7])
+
+        def interfere(done: int, total: int) -> None:
+            assert total == count
+            if not fired:
+                fired.append(done)
+                renumbered(how, store, reader, keys)
+
+        fired: list[int] = []
+        with pytest.raises(ClosedError, match="removed, rolled back or refreshed while this"):
+            tierstore.export_table(table, out, progress=interfere)
+        assert fired == [7] and not out.exists()
+        with pytest.raises(ClosedError, match="removed, rolled back or refreshed while this"):
+            next(pairs_of)
+        reader.close()
+        store.rollback()
+
+
+def test_keys_that_come_meanwhile_are_left_out(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(exporting, "block_rows_for", lambda nbytes: 7)
+    rows, keys = np.random.default_rng(3).standard_normal((90, DIM), np.float32), some(kind, 90)
+    with tierstore.create(tmp_path / "s", {"t": growing(kind)}) as store:
+        table = store["t"]
+        table.write(keys[:40], rows[:40])
+        found = []
+        for number, (names, block) in enumerate(table.items(block_rows=10)):
+            table.write(keys[40 + 5 * number :][:5], rows[40 + 5 * number :][:5])
+            found.append((names, on_host(block)))
+        assert list(np.concatenate([names for names, _ in found])) == list(keys[:40])
+        assert np.array_equal(np.concatenate([block for _, block in found]), rows[:40])
+        more = iter(range(60, 90))
+
+        def add(done: int, total: int) -> None:
+            assert total == 60
+            table.write(keys[(each := next(more)) :][:1], rows[each : each + 1])
+
+        tierstore.export_table(table, tmp_path / "out.npz", progress=add)
+        with np.load(tmp_path / "out.npz", allow_pickle=False) as file:
+            assert len(file["keys"]) == 60 and np.array_equal(file["weight"], rows[:60])
+        store.rollback()
+
+
+def test_the_other_table_of_a_merge_keeps_its_keys(tmp_path, kind):
+    rows, keys = np.random.default_rng(4).standard_normal((20, DIM), np.float32), some(kind, 20)
+    with tierstore.create(tmp_path / "s", {"t": growing(kind), "u": growing(kind)}) as store:
+        store["t"].write(keys, rows)
+        removed = []
+
+        def remove(table: Any, *_: Any) -> Any:
+            if not removed:
+                removed.append(store["t"].remove(keys[:2]))
+            return real(table, *_)
+
+        real = KeyedTable.contains
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(KeyedTable, "contains", remove)
+            assert store["u"].merge(store["t"]) == 20
+        assert np.array_equal(on_host(store["u"].read(keys)), rows)
+        store.rollback()
 
 
 @pytest.mark.parametrize("partitions", [0, 3])

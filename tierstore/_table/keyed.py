@@ -123,6 +123,10 @@ class RowKeys(Sequence[Any]):
         self._table = table
         self.kind: str = "str" if table.spec.keys == "text" else "int64"
 
+    def settled(self) -> SettledKeys:
+        """Return the present keys, without later ones, while rows keep them; see SettledKeys."""
+        return SettledKeys(self._table)
+
     def __repr__(self) -> str:
         return f"RowKeys({len(self)} of {self.kind})"
 
@@ -146,6 +150,39 @@ class RowKeys(Sequence[Any]):
         if np.ndim(index):
             return self._table.keys_of(index)
         return self._table.keys_of(rows[operator.index(index)]).item()
+
+
+class SettledKeys(RowKeys):
+    """The keys that a table by key has now; reading them raises ClosedError once rows have others.
+
+    That is after a removal, a rollback or a refresh, in whatever thread: what was read of the rows
+    before belongs to keys that are not there any more.
+    """
+
+    def __init__(self, table: KeyedTable) -> None:
+        """Show the keys of the rows that a table has now."""
+        super().__init__(table)
+        self._numbering = table._map.numbering
+        self._count = table.rows
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the key of a row, or an array of keys for a slice or an array of rows."""
+        try:
+            return super().__getitem__(index)
+        finally:  # rows that are gone are errors of another kind
+            self.check_settled()
+
+    def check_settled(self) -> None:
+        """Raise ClosedError if rows may have other keys by now."""
+        if self._table._map.numbering is not self._numbering:
+            raise ClosedError(
+                f"keys of table {self._table.name!r} were removed, rolled back or refreshed while "
+                "this call read them; repeat it"
+            )
 
 
 class RowsByNumber(Table):
@@ -261,17 +298,31 @@ class KeyedTable(RowsByNumber):
 
         Raises RowIndexError for a row that belongs to no key.
         """
-        batch = host_ids(rows, self.rows)
-        return self._map.keys_of(batch.rows).reshape(batch.shape)
+        keys = self._map
+        with keys.lock:  # or another thread could remove some of these rows
+            batch = host_ids(rows, len(keys))
+            return keys.keys_of(batch.rows).reshape(batch.shape)
 
     def items(
         self, field: str | None = None, *, block_rows: int = _BLOCK_ROWS
     ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-        """Yield all keys with their rows of a field, `(n,)` and `(n, dim)`, in blocks."""
+        """Yield all keys with their rows of a field, `(n,)` and `(n, dim)`, in blocks.
+
+        Keys that are added meanwhile are left out. Raises ClosedError once rows have other keys:
+        after a removal, a rollback or a refresh, in whatever thread.
+        """
+        keys = self.keys.settled()
+        return self._items(keys, self.scan(field, stop=len(keys), block_rows=block_rows))
+
+    @staticmethod
+    def _items(
+        keys: SettledKeys, blocks: Iterator[npt.NDArray[Any]]
+    ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         begin = 0
-        for block in self.scan(field, block_rows=block_rows):
-            yield self.keys_of(np.arange(begin, begin + len(block))), block
-            begin += len(block)
+        for block in blocks:
+            end = begin + len(block)
+            yield keys[begin:end], block
+            begin = end
 
     def _asked(self, keys: object) -> tuple[Asked, str]:
         """Check a batch of keys; also return the kind of the resulting array."""

@@ -57,15 +57,16 @@ def merge(
 
     `is_wanted` tells which keys to take; None takes all.
     """
-    before = table.rows
+    before, others = table.rows, other.keys.settled()
     joined = list(other.fields) if on_conflict == "mean" else list({USES} & {*other.fields})
-    for start in range(0, other.rows, _BLOCK_ROWS):
-        rows = np.arange(start, min(start + _BLOCK_ROWS, other.rows))
-        keys = other.keys_of(rows)
+    for start in range(0, len(others), _BLOCK_ROWS):
+        rows = np.arange(start, min(start + _BLOCK_ROWS, len(others)))
+        keys = others[rows]
         if is_wanted is not None:
             wanted = is_wanted(keys)
             rows, keys = rows[wanted], keys[wanted]
         values = other.by_row.read(rows, list(other.fields), cache=False)
+        others.check_settled()
         if USES in values:  # the last ones are versions of the other store, which counts apart
             values[USES][:, 1] += table.store._commits - other.store._commits
         known = table.contains(keys)
@@ -78,8 +79,8 @@ def merge(
                 values[name][known] = _mean(name, values[name][known], own[name])
         table.write(keys, values)
         if progress is not None:
-            progress(min(start + _BLOCK_ROWS, other.rows), other.rows)
-    if not other.rows:
+            progress(min(start + _BLOCK_ROWS, len(others)), len(others))
+    if not len(others):
         report_nothing(progress)
     return table.rows - before
 
