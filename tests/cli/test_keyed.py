@@ -89,3 +89,21 @@ def test_growth_and_expiry(run, run_json, tmp_path, kind):
             assert np.array_equal(table.read(keys[:5].tolist()), rows[:5])
     run("init", path, "--dim", 2, "--rows", 5, "--table", "plain")
     run("expire", path, "--table", "plain", "--keep-at-most", 5, code=2)
+
+
+@pytest.mark.parametrize(("gone", "since"), [(["c"], 10), (["a"], 0)])
+def test_keys_that_were_removed_are_a_change(run, run_json, tmp_path, gone, since):
+    path, out = tmp_path / "s", tmp_path / "user.npz"
+    with tierstore.create(path, {"user": tierstore.TableSpec(dim=4, keys="text")}) as store:
+        store["user"].write(["a", "b", "c"], np.ones((3, 4), np.float32))
+        store.commit(keep="night")
+    run("export", path, out)
+    run("export", path, out, "--force", "--if-changed", "night", code=10)
+    with tierstore.open(path, "r+") as store:
+        store["user"].remove(gone)
+        store.commit()
+    assert run_json("diff", path, "night")["tables"] == {"user": len(gone) - (gone == ["c"])}
+    run("export", path, out, "--force", "--if-changed", "night")
+    with np.load(out, allow_pickle=False) as file:
+        assert sorted(file["keys"]) == sorted({"a", "b", "c"} - set(gone))
+    run("export", path, tmp_path / "since.npz", "--since", "night", code=since)

@@ -600,6 +600,73 @@ def test_the_other_table_of_a_merge_keeps_its_keys(tmp_path, kind):
         store.rollback()
 
 
+@pytest.mark.parametrize("partitions", [0, 1, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_changed_leads_from_one_version_to_the_next(tmp_path, kind, partitions, seed):
+    """Of few different records, so that a key takes the place of another with an equal one."""
+    rng = np.random.default_rng(seed)
+    made: Any = tierstore.distributed.create if partitions else tierstore.create
+    more = {"partitions": partitions} if partitions else {}
+    before: dict[Any, Any] = {}
+    with (
+        made(tmp_path / "s", {"t": growing(kind)}, keep=2, **more) as s,
+        tierstore.open(tmp_path / "s") as reader,
+    ):
+        for _ in range(12):
+            written = np.unique(rng.integers(0, 30, rng.integers(1, 6)))
+            values = rng.integers(0, 2, (written.size, 1)).repeat(DIM, 1).astype(np.float32)
+            gone = rng.integers(0, 30, rng.integers(0, 6))
+            s["t"].remove(named(kind, gone))
+            if rng.random() < 0.7:
+                s["t"].write(named(kind, written), values)
+            old = s.version
+            s.commit()
+            after = {key: row.tolist() for key, row in pairs_in(s["t"])}
+            with tierstore.open(tmp_path / "s") as again:
+                found = again.changed(old)
+                assert before == after or "t" in found
+                rows = found.get("t", np.empty(0, np.int64))
+                assert np.array_equal(rows, np.unique(rows))
+                changed = dict(
+                    zip(list(again["t"].keys_of(rows)), read_of(again, rows), strict=True)
+                )
+            for new in reader.follow(timeout=0):
+                assert np.array_equal(new.rows.get("t", []), rows)
+            kept = {key: row for key, row in before.items() if key in after}
+            assert kept | changed == after
+            before = after
+
+
+def named(kind: str, numbers: Any) -> Any:
+    return numbers * 7 - 9 if kind == "int64" else [f"key {number}" for number in numbers]
+
+
+def pairs_in(table: Any) -> Any:
+    keys = table.keys[:]
+    return zip(list(keys), on_host(table.read(keys)), strict=True)
+
+
+def read_of(store: Any, rows: Any) -> Any:
+    return on_host(store["t"].by_row.read(rows)).tolist()
+
+
+def test_other_keys_of_rows_that_stay_are_a_change(tmp_path):
+    with tierstore.create(tmp_path / "s", {"t": TableSpec(4, 2)}, keep=9) as s:
+        first = s.version
+        s.set_keys("t", ["a", "b", "c", "d"])
+        given = s.version
+        s.set_keys("t", ["b", "a", "c", "z"])
+        s["t"].write([2], np.ones((1, 2), np.float32))
+        s.commit()
+        assert s.changed(first)["t"].tolist() == [0, 1, 2, 3]
+        assert s.changed(given)["t"].tolist() == [0, 1, 2, 3]
+        s.set_keys("t", [5, 6, 7, 8])
+        kinds = s.version
+        s.set_keys("t", [5, 6, 9, 8])
+        assert s.changed(given)["t"].tolist() == [0, 1, 2, 3]
+        assert s.changed(kinds)["t"].tolist() == [2]
+
+
 @pytest.mark.parametrize("partitions", [0, 3])
 @pytest.mark.parametrize("call", ["remove", "expire"])
 def test_an_error_in_the_middle_of_a_removal_awaits_a_rollback(

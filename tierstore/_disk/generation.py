@@ -426,6 +426,10 @@ class Generation:
         with self.directory.use() as directory:
             return directory.filesystem != "overlay"
 
+    def continues_keys_of(self, before: Generation) -> bool:
+        """Whether its version has the keys of another, in the same rows, and perhaps more."""
+        return _continues(self.info.keys, before.info.keys)
+
     def later(self, info: TableInfo, folded: int) -> Later:
         """Open files that a later manifest names and that are not open yet; check `is_of` first.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tierstore._disk.generation import Generation
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._rowcopy import unique
+from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table
 
 __all__ = ["candidates", "changed_rows", "same_fields"]
@@ -19,15 +20,22 @@ __all__ = ["candidates", "changed_rows", "same_fields"]
 Rows = npt.NDArray[np.int64]
 
 _BLOCK_BYTES = 4 << 20
+_KEY_ROWS = 1 << 16
 
 
 def changed_rows(old: Mapping[str, Table], new: Mapping[str, Table]) -> dict[str, Rows]:
     """Return the ascending ids of the rows of each new table that differ from the old one.
 
-    Tables without such rows are left out. Every row of a table with other fields has changed.
+    They have other records or other keys. Tables without such rows are left out, but for those that
+    have fewer rows than before. Every row of a table with other fields has changed.
     """
-    found = {name: _changed(old.get(name), table) for name, table in new.items()}
-    return {name: rows for name, rows in found.items() if rows.size}
+    found = {}
+    for name, table in new.items():
+        before = old.get(name)
+        rows = _changed(before, table)
+        if rows.size or (before is not None and table.rows < before.rows):
+            found[name] = rows
+    return found
 
 
 def same_fields(old: Table, new: Table) -> bool:
@@ -47,7 +55,23 @@ def _changed(old: Table | None, new: Table) -> Rows:
             differ = (old._read_records(before) != new._read_records(after)).any(axis=1)
             found.append(after[differ])
         found.append(pair.in_new(np.arange(*pair.counts, dtype=np.int64)))
-    return np.sort(np.concatenate(found))
+    return np.unique(np.concatenate([*found, *_with_other_keys(old, new)]))
+
+
+def _with_other_keys(old: Table, new: Table) -> Iterator[Rows]:
+    """Yield, in blocks, the rows that both tables have, with different keys."""
+    if isinstance(old, KeyedTable) and isinstance(new, KeyedTable):
+        for pair in _pairs(old, new):
+            if not pair.new.continues_keys_of(pair.old):
+                yield from pair.differing(old.keys_of, new.keys_of)
+    elif old._generation.info.keys != new._generation.info.keys:
+        whole = _Pair(old._generation, new._generation, (old.rows, new.rows))
+        yield from whole.differing(_external(old.keys), _external(new.keys))
+
+
+def _external(keys: Any) -> Callable[[Rows], Any]:
+    """Return a function from rows to their external keys, all the same if there are none."""
+    return lambda rows: np.zeros(rows.size, object) if keys is None else keys[rows]
 
 
 def candidates(old: Table, new: Table) -> Iterator[Rows]:
@@ -100,6 +124,16 @@ class _Pair(NamedTuple):
         every = every[every < count]  # a table by key has more rows by now
         for start in range(0, every.size, step):
             yield every[start : start + step]
+
+    def differing(
+        self, old_keys: Callable[[Rows], Any], new_keys: Callable[[Rows], Any]
+    ) -> Iterator[Rows]:
+        """Yield, in blocks, the rows of the new table that have other keys than in the old one."""
+        for start in range(0, min(self.counts), _KEY_ROWS):
+            rows = np.arange(start, min(start + _KEY_ROWS, *self.counts), dtype=np.int64)
+            after = self.in_new(rows)
+            before = np.asarray(old_keys(self.in_old(rows)), object)
+            yield after[before != np.asarray(new_keys(after), object)]
 
 
 def _pairs(old: Table, new: Table) -> Iterator[_Pair]:

@@ -30,8 +30,8 @@ class NewVersion:
         version: its number.
         step: the step that was committed with it.
         since: the version that the reader had before.
-        rows: the ascending ids of the rows that changed since then, by table; tables without such
-            rows are left out.
+        rows: the ascending ids of the rows that changed since then, by table, as `Store.changed`
+            returns them.
     """
 
     version: int

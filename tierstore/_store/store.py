@@ -601,8 +601,9 @@ class Store(SchemaChanges):
         """Return the rows that differ between two kept versions: ascending ids, by table.
 
         Versions are numbers or names; `to_version` is the open version if None. Rows that were
-        added count; all rows of a table that is new or has other fields do. Tables without such
-        rows are left out, so the result is empty if no row differs. Uncommitted rows are not seen.
+        added or have other keys count; all rows of a table that is new or has other fields do.
+        Tables without such rows are left out, but for those that have fewer rows, such as tables by
+        key of which keys were removed: their ids may be none. Uncommitted rows are not seen.
 
         The cost depends on the rows that were written between the versions, unless the table was
         rewritten, as by `grow`: then it is read once per version. Raises VersionError.

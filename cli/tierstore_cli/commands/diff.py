@@ -45,9 +45,10 @@ def diff(
     """Count the rows of STORE that differ between versions V1 and V2, by default the newest.
 
     Versions are numbers or names that are kept; `tierstore log` lists them. The time depends on the
-    rows that were written in between, not on the size of the tables. Rows that were added count.
-    With --ids, a row is a line: table, id, and the key if there is one, divided by tabs. STORE may
-    be written meanwhile. With --out, the exit code is 10 if V1 is V2, and nothing is written.
+    rows that were written in between, not on the size of the tables. Rows that were added or have
+    other keys count; a table that only lost rows is listed with 0. With --ids, a row is a line:
+    table, id, and the key if there is one, divided by tabs. STORE may be written meanwhile. With
+    --out, the exit code is 10 if V1 is V2, and nothing is written.
 
     \b
     Examples:

@@ -123,7 +123,8 @@ def export(
 
     --ids, --keys-from and --since write some rows only, with their keys; of a table without keys
     the ids are the keys. Versions that --since and --if-changed compare with must be kept, see
-    `tierstore keep`. If nothing has changed, nothing is written and the exit code is 10.
+    `tierstore keep`. If nothing has changed, nothing is written and the exit code is 10. Keys that
+    were removed are a change for --if-changed alone: a file of --since has the rows that are there.
 
     STORE may also be a matrix of another program, FILE or FILE::NAME, which is read in place.
 
@@ -185,6 +186,8 @@ def export(
             picked = ids_of_keys_in(chosen, key_file)
         elif since is not None:
             picked = _changed(opened, chosen, since)
+            if not picked.size:  # keys were removed, which a file of rows cannot tell
+                raise _unchanged(chosen, since)
         else:
             picked = choose_rows(chosen, rows, part)
         if unless_like is not None:
@@ -268,10 +271,17 @@ def _finish(out: Output, target: Place, *, force: bool) -> None:
 
 
 def _changed(store: Store | Attached, table: Table, since: int | str) -> npt.NDArray[np.int64]:
-    """Return the rows of a table that changed since a version; raises Unchanged for none."""
+    """Return the rows of a table that changed since a version, none if it only lost some.
+
+    Raises Unchanged where it is the same.
+    """
     if isinstance(store, Attached):
         raise click.UsageError("a file has no versions; leave --since and --if-changed out")
     changed = store.changed(since).get(table.name)
     if changed is None:
-        raise Unchanged(f"no row of {table.name} changed since version {since}; nothing written")
+        raise _unchanged(table, since)
     return changed
+
+
+def _unchanged(table: Table, since: int | str) -> Unchanged:
+    return Unchanged(f"no row of {table.name} changed since version {since}; nothing written")
