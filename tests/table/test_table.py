@@ -1,7 +1,9 @@
 """Tables against NumPy arrays, through the public interface."""
 
+import contextlib
 import itertools
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -686,3 +688,67 @@ def test_an_ellipsis_is_all_rows(make):
     assert same(table[...], rows)
     table[...] = rows[::-1].copy()
     assert same(table[...], rows[::-1])
+
+
+@contextlib.contextmanager
+def moved_meanwhile(table: Any, move: Callable[[], object]) -> Iterator[list[object]]:
+    """Give a table other tiers, as another thread might, once a call has begun to use its own."""
+    moved: list[object] = []
+    kind = type(table._access)
+
+    def ids(access: Any, given: Any) -> Any:
+        if not moved and access is table._access:
+            moved.append(move())
+        return real(access, given)
+
+    real = kind.ids
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "ids", ids)
+        yield moved
+    assert moved
+
+
+@pytest.mark.parametrize("call", ["read", "into", "fields", "write", "lease"])
+def test_a_call_goes_on_in_the_tiers_that_a_table_gets_meanwhile(tmp_path, call):
+    rows = np.random.default_rng(5).standard_normal((50, 4), np.float32)
+    spec, ids = tierstore.TableSpec(50, 4, init=tierstore.from_array(rows)), np.array([7, 3, 7, 49])
+    with tierstore.create(
+        tmp_path / "s", {"t": spec}, budget=tierstore.Budget(host_rows=8)
+    ) as store:
+        table, more = store["t"], {"age": tierstore.Field(1)}
+        with moved_meanwhile(table, lambda: store.add_fields("t", more)) as moved:
+            if call == "read":
+                assert np.array_equal(table.read(ids, cache=False), rows[ids])
+            elif call == "into":
+                out = np.empty((4, 4), np.float32)
+                assert np.array_equal(table.read(ids, out=out), rows[ids])
+            elif call == "fields":
+                assert np.array_equal(table.read(ids, ["weight"])["weight"], rows[ids])
+            elif call == "write":
+                table.write(ids, -rows[ids])
+                rows[ids] *= -1
+            else:
+                with table.lease(ids) as lease:
+                    assert np.array_equal(lease.read("weight"), rows[[3, 7, 49]])
+        assert len(moved) == 1 and "age" in table.fields
+        assert np.array_equal(table[:], rows)
+        store.commit()
+
+
+@pytest.mark.parametrize("keys", [None, "int64"])
+def test_reads_of_partitions_beside_a_refresh(tmp_path, keys):
+    rows = np.random.default_rng(6).standard_normal((2, 50, 4), np.float32)
+    spec, ids = tierstore.TableSpec(None if keys else 50, 4, keys=keys), np.arange(50)
+    with tierstore.distributed.create(tmp_path / "s", {"t": spec}, partitions=3) as store:
+        store["t"].write(ids, rows[0])
+        store.commit()
+        with tierstore.open(tmp_path / "s") as reader:
+            table = reader["t"]
+            store["t"].write(ids, rows[1])
+            if keys:
+                store["t"].remove([0, 1])
+            store.commit()
+            with moved_meanwhile(table.by_row if keys else table, reader.refresh):
+                assert np.array_equal(table.read(ids[2:], cache=False), rows[1][2:])
+            if keys:
+                assert table.rows == 48 and not table.contains([0, 1]).any()

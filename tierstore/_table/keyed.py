@@ -27,7 +27,13 @@ from tierstore._table.values import from_bytes, raw_rows
 from tierstore._tiers.base import HALF_REMOVED
 from tierstore._tiers.gpu.keys import DeviceKeys, Guess
 from tierstore._tiers.space import Extent, Space
-from tierstore.errors import ClosedError, InvalidInputError, InvalidTypeError, UnknownNameError
+from tierstore.errors import (
+    ClosedError,
+    InvalidInputError,
+    InvalidTypeError,
+    RowIndexError,
+    UnknownNameError,
+)
 from tierstore.spec import EXTENT_ROWS, USES, TableSpec
 from tierstore.stats import TableInformation, TierInformation
 
@@ -378,14 +384,21 @@ class KeyedTable(RowsByNumber):
         A key without a row reads as its first row, and no key is added. Raises InvalidTypeError for
         keys of another kind than the table's.
         """
-        epoch, given = None, self._given(keys)
-        while epoch is not self._extent.epoch:  # otherwise keys have got other rows meanwhile
+        given = self._given(keys)
+        while True:
             epoch = self._extent.epoch
             found_in = self._resolved(given, self._map.find)
             ids = self._like(found_in.known_or_first(), found_in.kind)
-            found = self.by_row.read(
-                ids, field, cache=cache, as_tensor=as_tensor, dtype=dtype, raw=raw, out=out
-            )
+            try:
+                found = self.by_row.read(
+                    ids, field, cache=cache, as_tensor=as_tensor, dtype=dtype, raw=raw, out=out
+                )
+            except (ClosedError, RowIndexError):
+                if epoch is self._extent.epoch:
+                    raise
+                continue  # keys have got other rows meanwhile, or none
+            if epoch is self._extent.epoch:
+                break
         if found_in.unknown.size:
             records = first_records(self.spec, found_in.asked.codes)
             parts = found if isinstance(found, dict) else {self._named(_one(field)): found}

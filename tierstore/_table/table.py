@@ -45,7 +45,7 @@ from tierstore._table.values import (
     writable_bytes,
 )
 from tierstore._tiers.space import Extent, Nearest, Space
-from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
+from tierstore.errors import ClosedError, CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import Occupancy, TableInformation, TierInformation, TierStats
 
@@ -363,6 +363,7 @@ class Table(NamedRows):
         and CorruptRowError rather than return damaged rows. Ids on a GPU are checked there: rows of
         bad ids read NaN, and the next call that waits raises.
         """
+        access = self._access  # before the fields; see `_attach`
         try:
             if dtype is not None or raw:
                 if out is not None or (raw and dtype is not None):
@@ -376,7 +377,6 @@ class Table(NamedRows):
                         return found
             if isinstance(field, (list, tuple)):  # a union type would be created each time
                 return self._read_fields(ids, field, out, cache=cache, as_tensor=as_tensor)
-            access = self._access  # before its fields; see `_attach`
             item, lo, hi = self._spans[self._named(field)]
             batch = self._batch(ids, record=cache)
             batch = batch.for_tensors() if as_tensor else batch
@@ -385,6 +385,12 @@ class Table(NamedRows):
             return access.read_field(batch, item, lo, hi, admit=cache)
         except INTERNAL as error:
             raise internal_error(error) from error
+        except ClosedError:
+            if self._access is access:
+                raise
+        return self.read(  # in the tiers that another thread gave the table meanwhile
+            ids, field, cache=cache, as_tensor=as_tensor, dtype=dtype, raw=raw, out=out
+        )
 
     def _read_as(
         self,
@@ -544,9 +550,10 @@ class Table(NamedRows):
         self._owner.door.check(write=True)
         if isinstance(rows, Mapping) and field is not None:
             raise InvalidInputError("give a dict of fields or field=, not both")
+        access = self._access
         try:
             given = rows if isinstance(rows, Mapping) else {self._named(field): rows}
-            access, layout = self._access, self._layout
+            layout = self._layout
             batch = self._batch(ids)
             pieces = [
                 (*layout.span(name), access.to_bytes(values, layout.field(name), batch, name))
@@ -563,6 +570,10 @@ class Table(NamedRows):
                 written = access.write(placed, pieces)
         except INTERNAL as error:
             raise internal_error(error) from error
+        except ClosedError:
+            if self._access is access:
+                raise
+            self.write(ids, rows, field)  # as in `read`
 
     def __setitem__(self, ids: IntegerArrayLike | Tensor | slice, rows: Any) -> None:
         """Write the first field of some rows, or a dict of fields; see `write`, `__getitem__`.
@@ -584,14 +595,18 @@ class Table(NamedRows):
 
         Promotes the rows that are missing. Raises what `read` raises.
         """
+        access = self._access
         try:
-            access = self._access
             batch = access.ids(ids)
             if self._recording is not None:
                 self._record(on_host(batch.rows))
             return access.lease(batch)
         except INTERNAL as error:
             raise internal_error(error) from error
+        except ClosedError:
+            if self._access is access:
+                raise
+        return self.lease(ids)  # as in `read`
 
     def _lease_and_read(self, ids: object, field: str) -> tuple[Lease, Any]:
         """Lease a batch, and return one field of the row of each id, as `expand` does."""
