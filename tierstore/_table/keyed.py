@@ -210,7 +210,8 @@ class KeyedTable(RowsByNumber):
         before = cast(Grower, self._owner).keys_before(self.name)
         added = None if before is None else self.rows - before
         found = super()._information(tiers)
-        return dataclasses.replace(found, capacity=self.capacity, added=added)
+        kind = "int64" if self.spec.keys == "int64" else "str"  # also without keys, or in partitions
+        return dataclasses.replace(found, keys=kind, capacity=self.capacity, added=added)
 
     # -- keys and rows
 
