@@ -78,6 +78,9 @@ def test_growth_and_expiry(run, run_json, tmp_path, kind):
         done = run_json("expire", path, "--fewer-than", 2, *dry)
         assert (done["removed"], done["rows"]) == (69_995, 5)
     assert "removed 0" in run("expire", path, "--keep-at-most", 5).stdout
+    assert run_json("expire", path, "--keep-at-most", 0, "--dry-run")["removed"] == 5
+    for wrong in (["--keep-at-most", -1], ["--keep-at-most", "none"], ["--fewer-than", 0]):
+        run("expire", path, *wrong, code=2)
     run("verify", path)
     run("repair", path, tmp_path / "repaired")
     run("save", path, tmp_path / "saved")
@@ -89,6 +92,7 @@ def test_growth_and_expiry(run, run_json, tmp_path, kind):
             assert np.array_equal(table.read(keys[:5].tolist()), rows[:5])
     run("init", path, "--dim", 2, "--rows", 5, "--table", "plain")
     run("expire", path, "--table", "plain", "--keep-at-most", 5, code=2)
+    assert run_json("expire", path, "--table", "embeddings", "--keep-at-most", 0)["rows"] == 0
 
 
 @pytest.mark.parametrize("kind", ["int64", "text"])
