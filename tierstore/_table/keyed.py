@@ -569,6 +569,8 @@ class KeyedTable(RowsByNumber):
             admitted = unknown[uses >= self.spec.admit_after]
             if admitted.size:
                 rows[admitted] = self._add(asked.take(admitted))
+                with self._map.lock:  # a removed key is admitted as one that never had a row
+                    self._candidates.forget(asked.codes[admitted])
         return rows
 
     def _used(self, asked: Asked) -> Rows:
