@@ -294,9 +294,7 @@ def _load(
     text_dtype = _text_dtype(wanted)
     with ExitStack() as stack:
         source = stack.enter_context(
-            open_source(
-                src, field=field, text_dtype=text_dtype, memory=memory, text=text, dim=dim
-            )
+            open_source(src, field=field, text_dtype=text_dtype, memory=memory, text=text, dim=dim)
         )
         read_as, opened = source.read_as, source
         keys = source.keys if keys is None else keys

@@ -179,7 +179,9 @@ def _is_key(value: object) -> bool:
 def _described(value: object) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}"
-    return {dict: "an object", str: "a text", type(None): "missing or null"}.get(type(value), "a number")
+    return {dict: "an object", str: "a text", type(None): "missing or null"}.get(
+        type(value), "a number"
+    )
 
 
 def _chosen_key(

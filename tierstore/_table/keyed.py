@@ -210,7 +210,8 @@ class KeyedTable(RowsByNumber):
         before = cast(Grower, self._owner).keys_before(self.name)
         added = None if before is None else self.rows - before
         found = super()._information(tiers)
-        kind = "int64" if self.spec.keys == "int64" else "str"  # also without keys, or in partitions
+        # Known also without keys, and where partitions have their files.
+        kind = "int64" if self.spec.keys == "int64" else "str"
         return dataclasses.replace(found, keys=kind, capacity=self.capacity, added=added)
 
     # -- keys and rows

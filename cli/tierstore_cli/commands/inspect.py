@@ -290,7 +290,7 @@ def _spaces(spaces: list[SpaceInformation]) -> Grid:
 
 
 def _how_to_open(store: Place, info: StoreInfo, tables: list[Table]) -> Iterator[str]:
-    """Yield lines that open tables without tierstore; none for partitions, in files of their own."""
+    """Yield lines that open tables without tierstore; none where partitions have files each."""
     bases = {each.name: each.base for each in info.tables}
     if not all(bases.values()):
         return
