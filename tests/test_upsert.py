@@ -98,14 +98,14 @@ def test_rows_of_a_table_without_keys_go_by_id(tmp_path):
     assert held(tmp_path / "s.tier")[1].tobytes() == rows["weight"].tobytes()
 
 
-@pytest.mark.parametrize("strings", [False, True])
+@pytest.mark.parametrize("kind", ["i8", "U1", "f8"])
 @pytest.mark.parametrize(
     "held_keys", [None, WORDS, list(range(7, ROWS + 7))], ids=["none", "str", "int"]
 )
-def test_no_rows_change_nothing(tmp_path, held_keys, strings):
+def test_no_rows_change_nothing(tmp_path, held_keys, kind):
+    """Nor do keys of a type that no key has: `np.array([])` is float64."""
     rows = made(tmp_path / "s.tier", held_keys)
-    keys = np.empty(0, "U1" if strings else "i8")
-    np.savez(tmp_path / "f.npz", weight=np.empty((0, DIM), "f4"), keys=keys)
+    np.savez(tmp_path / "f.npz", weight=np.empty((0, DIM), "f4"), keys=np.empty(0, kind))
     with tierstore.open(tmp_path / "s.tier") as store:
         version = store.version
     result = import_table(tmp_path / "s.tier", tmp_path / "f.npz", upsert=True)
@@ -115,15 +115,35 @@ def test_no_rows_change_nothing(tmp_path, held_keys, strings):
     assert weight.tobytes() == rows["weight"].tobytes()
 
 
-def test_no_rows_change_no_table_by_key(tmp_path):
+@pytest.mark.parametrize("kind", ["U1", "f8"])
+def test_no_rows_change_no_table_by_key(tmp_path, kind):
     with tierstore.create(tmp_path / "s.tier", {"item": TableSpec(8, DIM, keys="int64")}) as store:
         store["item"].write([5], random_matrix(1, DIM))
         store.commit()
-    np.savez(tmp_path / "f.npz", weight=np.empty((0, DIM), "f4"), keys=np.empty(0, "U1"))
+    np.savez(tmp_path / "f.npz", weight=np.empty((0, DIM), "f4"), keys=np.empty(0, kind))
     with tierstore.open(tmp_path / "s.tier") as store:
         version = store.version
     result = import_table(tmp_path / "s.tier", tmp_path / "f.npz", upsert=True)
     assert (result.rows, result.added, result.version) == (0, 0, version)
+
+
+@pytest.mark.parametrize("size", [-1, DIM], ids=["any length", "fixed size"])
+def test_lists_without_rows_are_as_long_as_the_field_is_wide(tmp_path, size):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows, kind = made(tmp_path / "s.tier", WORDS), pa.list_(pa.float32(), size)
+    table = pa.table({"key": pa.array([], pa.string()), "weight": pa.array([], kind)})
+    (tmp_path / "parts.parquet").mkdir()
+    for name in ("f.parquet", "parts.parquet/1.parquet", "parts.parquet/2.parquet"):
+        pq.write_table(table, tmp_path / name)
+    for name in ("f.parquet", "parts.parquet"):
+        result = import_table(tmp_path / "s.tier", tmp_path / name, upsert=True)
+        assert (result.rows, result.added, result.dim) == (0, 0, DIM)
+        with pytest.raises(InvalidInputError, match="0 rows"):
+            import_table(tmp_path / "s.tier", tmp_path / name)
+        if size < 0:
+            with pytest.raises(FormatError, match=f"{name}: has no rows, and lists of any length"):
+                import_table(tmp_path / "new.tier", tmp_path / name)
+    assert held(tmp_path / "s.tier")[1].tobytes() == rows["weight"].tobytes()
 
 
 def test_a_table_by_key_gets_new_keys_up_to_its_capacity(tmp_path):

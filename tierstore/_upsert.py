@@ -62,13 +62,13 @@ def upsert_rows(
             f"{source.path} holds rows of {source.dim}, and field {field!r} of table "
             f"{table.name!r} has {dim}"
         )
+    if not source.rows:
+        report_nothing(progress)
+        return 0
     if keys is None:
         raise InvalidInputError(
             f"{source.path} holds no keys, by which rows are found: give them (--keys, keys=)"
         )
-    if not len(keys):
-        report_nothing(progress)
-        return 0
     if isinstance(table, KeyedTable):
         before = table.rows
         _write(store, table, field, source, _fitting(table, keys), converter, progress)

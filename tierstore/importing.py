@@ -284,15 +284,17 @@ def _load(
     if field is None:
         field = "weight" if existing is None else next(iter(existing.fields))
     wanted = None if dtype is None else check_dtype(dtype)
+    dim: int | None = None
     if existing is not None:
-        wanted = _field_of(existing, field, wanted).dtype
+        known = _field_of(existing, field, wanted)
+        wanted, dim = known.dtype, known.dim
 
     upsert = upsert or isinstance(existing, KeyedTable)
 
     text_dtype = _text_dtype(wanted)
     with ExitStack() as stack:
         source = stack.enter_context(
-            open_source(src, field=field, text_dtype=text_dtype, memory=memory, text=text)
+            open_source(src, field=field, text_dtype=text_dtype, memory=memory, text=text, dim=dim)
         )
         read_as, opened = source.read_as, source
         keys = source.keys if keys is None else keys

@@ -367,13 +367,14 @@ class TableInformation:
     """One table: its shape, its files and its tiers.
 
     `fields` are dicts of name, dim, dtype, init, which is the initializer as text or None, and of
-    scale where there is one. `base` is the path of the file or zarr array that a fold makes whole.
-    `disk_bytes` is the size of the base and its checksums, `allocated_bytes` what the files of the
-    generation take on the disk: less where blocks were never written, as of sparse tables. `keys`
-    is the kind of external keys, "int64" or "str", or None. `delta_rows` and `delta_bytes` count
-    what was committed since the last fold; `index_bytes` is the most memory that their index can
-    take. `capacity`, of a table by key alone, is how many keys it can hold, and `added` how many
-    more it has than in the version before, or None where that is not kept.
+    scale where there is one. `base` is the path of the file or zarr array that a fold makes whole,
+    and empty for a table in partitions, each of which has its own. `disk_bytes` is the size of the
+    base and its checksums, `allocated_bytes` what the files of the generation take on the disk:
+    less where blocks were never written, as of sparse tables. `keys` is the kind of external keys,
+    "int64" or "str", or None. `delta_rows` and `delta_bytes` count what was committed since the
+    last fold; `index_bytes` is the most memory that their index can take. `capacity`, of a table by
+    key alone, is how many keys it can hold, and `added` how many more it has than in the version
+    before, or None where that is not kept.
     """
 
     name: str

@@ -157,18 +157,18 @@ def choose_field(table: Table, name: str | None) -> str:
 def choose_rows(table: Table, rows: Rows | None, part: Share | None = None) -> tuple[int, int]:
     """Return (first, last + 1) of the rows, by default of all, or of one of N equal parts of them.
 
-    Raises RowIndexError.
+    All rows of a table by key may be none, and so are its parts. Raises RowIndexError.
     """
     start, stop = rows or (0, None)
     stop = table.rows if stop is None else stop
-    if not start < stop <= table.rows:
+    if not (start < stop <= table.rows or start == stop == table.rows == 0):
         raise RowIndexError(
             f"rows {start}:{stop} are outside table {table.name!r}, which has rows 0:{table.rows}"
         )
     if part is not None:
         number, count = part
         first, end = (start + (stop - start) * each // count for each in (number, number + 1))
-        if first == end:
+        if first == end and start < stop:
             raise RowIndexError(f"{stop - start} rows are too few for {count} parts")
         return first, end
     return start, stop

@@ -112,25 +112,30 @@ _THOUSANDS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 
 
 class Count(ParamType):
-    """A number of rows or elements, such as `10M`, `1e6` or `1_000`; at least 1."""
+    """A number of rows or elements, such as `10M`, `1e6` or `1_000`; at least 1, or `least`."""
 
     name = "N"
+
+    def __init__(self, least: int = 1) -> None:
+        """Take numbers from `least` on."""
+        self._least = least
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
         """Return the number."""
         try:
-            return whole_number(str(value))
+            return whole_number(str(value), self._least)
         except ValueError:
-            self.fail(f"{value!r} is no number from 1 on, such as 1000000, 1e6 or 10M", param, ctx)
+            why = f"is no number from {self._least} on, such as 1000000, 1e6 or 10M"
+            self.fail(f"{value!r} {why}", param, ctx)
 
 
-def whole_number(text: str) -> int:
-    """Return the whole number from 1 on that a text spells; raises ValueError."""
+def whole_number(text: str, least: int = 1) -> int:
+    """Return the whole number from `least` on that a text spells; raises ValueError."""
     match = _COUNT.fullmatch(text)
-    number = Decimal(re.sub("[_,]", "", match[1])) * _THOUSANDS[match[2]] if match else 0
-    if number < 1 or number != int(number):
+    number = Decimal(re.sub("[_,]", "", match[1])) * _THOUSANDS[match[2]] if match else -1
+    if number < least or number != int(number):
         raise ValueError(text)
     return int(number)
 

@@ -49,9 +49,12 @@ def _key(key: Any) -> str | int:
 
 
 def rows_grids(table: Table, field: str, ids: range) -> Iterator[Grid]:
-    """Yield one line a row, of its first elements, in blocks that are read as they are wanted."""
-    wide = [len(str(ids[-1])), *([_KEY_WIDTH] if table.keys is not None else [])]
-    for start in range(0, len(ids), _SHOWN_TOGETHER):
+    """Yield one line a row, of its first elements, in blocks that are read as they are wanted.
+
+    The first block comes also without rows, for its headers.
+    """
+    wide = [len(str(ids.stop - 1)), *([_KEY_WIDTH] if table.keys is not None else [])]
+    for start in range(0, max(1, len(ids)), _SHOWN_TOGETHER):
         grid = _grid(table, field, ids[start : start + _SHOWN_TOGETHER])
         if len(ids) <= _SHOWN_TOGETHER:
             yield grid
@@ -65,7 +68,7 @@ def _grid(table: Table, field: str, ids: range) -> Grid:
     dim = values.shape[1]
     count = min(dim, ELEMENTS_SHOWN)
     more = ["…"] if dim > count else []
-    keys = [] if table.keys is None else [map(_key, table.keys[np.asarray(ids)])]
+    keys = [] if table.keys is None else [map(_key, table.keys[np.asarray(ids, np.int64)])]
     head = ["ROW", "KEY"] if keys else ["ROW"]
     lines = [
         [*named, *(f"{x:.6g}" for x in vector), *more]

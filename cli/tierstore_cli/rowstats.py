@@ -63,7 +63,7 @@ def row_stats(
     """
     total = table.rows if full else min(table.rows, SAMPLE_ROWS)
     stride = -(-total // NORMS_KEPT)
-    kept: list[npt.NDArray[np.float64]] = []
+    kept: list[npt.NDArray[np.float64]] = [np.empty(0)]  # a table by key may have no rows
     done = zero = nan = inf = 0
     for values in _blocks(table, field, total):
         is_nan = np.isnan(values).any(axis=1)

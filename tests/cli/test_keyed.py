@@ -78,6 +78,9 @@ def test_growth_and_expiry(run, run_json, tmp_path, kind):
         done = run_json("expire", path, "--fewer-than", 2, *dry)
         assert (done["removed"], done["rows"]) == (69_995, 5)
     assert "removed 0" in run("expire", path, "--keep-at-most", 5).stdout
+    assert run_json("expire", path, "--keep-at-most", 0, "--dry-run")["removed"] == 5
+    for wrong in (["--keep-at-most", -1], ["--keep-at-most", "none"], ["--fewer-than", 0]):
+        run("expire", path, *wrong, code=2)
     run("verify", path)
     run("repair", path, tmp_path / "repaired")
     run("save", path, tmp_path / "saved")
@@ -89,6 +92,7 @@ def test_growth_and_expiry(run, run_json, tmp_path, kind):
             assert np.array_equal(table.read(keys[:5].tolist()), rows[:5])
     run("init", path, "--dim", 2, "--rows", 5, "--table", "plain")
     run("expire", path, "--table", "plain", "--keep-at-most", 5, code=2)
+    assert run_json("expire", path, "--table", "embeddings", "--keep-at-most", 0)["rows"] == 0
 
 
 @pytest.mark.parametrize(("gone", "since"), [(["c"], 10), (["a"], 0)])
@@ -107,3 +111,29 @@ def test_keys_that_were_removed_are_a_change(run, run_json, tmp_path, gone, sinc
     with np.load(out, allow_pickle=False) as file:
         assert sorted(file["keys"]) == sorted({"a", "b", "c"} - set(gone))
     run("export", path, tmp_path / "since.npz", "--since", "night", code=since)
+
+
+@pytest.mark.parametrize("kind", ["int64", "text"])
+def test_a_table_without_keys_is_read_as_one_without_rows(run, run_json, tmp_path, kind):
+    path = tmp_path / "s"
+    spec = tierstore.TableSpec(dim=3, keys=kind)
+    tierstore.create(path, {"user": spec}).close()
+    data = run_json("inspect", path, "--stats", "--rows", ":")
+    (table,) = data["tables"]
+    assert (table["rows"], table["keys"]) == (0, "int64" if kind == "int64" else "str")
+    assert (table["stats"]["rows_read"], table["stats"]["norm"]["max"]) == (0, None)
+    assert data["rows"]["rows"] == []
+    assert "all 0 rows" in run("inspect", path, "--stats").stdout
+    assert run("inspect", path, "--rows", ":").stdout.splitlines()[-1].split()[:2] == ["ROW", "KEY"]
+    run("inspect", path, "--rows", "0:1", code=1)
+    for given in (["--id", 0], ["--key", "7"]):
+        assert "table 'user' has no rows" in run("near", path, *given, code=1).stderr
+    for suffix in ("npy", "npz", "csv", "tsv", "vec", "txt", "bin", "fbin", "zarr"):
+        done = run_json("export", path, tmp_path / f"{suffix}.{suffix}")
+        assert (done["rows"], done["dim"]) == (0, 3), suffix
+    assert np.load(tmp_path / "npy.npy").shape == (0, 3)
+    for part in ("0/2", "1/2"):
+        assert run_json("export", path, tmp_path / "parts.npy", "--part", part)["rows"] == 0
+    run("export", path, tmp_path / "parts.npy", "--finish")
+    assert (tmp_path / "parts.npy").read_bytes() == (tmp_path / "npy.npy").read_bytes()
+    assert run_json("load", path, tmp_path / "npz.npz", "--table", "user")["rows"] == 0

@@ -255,3 +255,22 @@ def test_a_commit_counts_what_it_wrote_and_no_partition_twice(tmp_path: Path) ->
         assert reader.versions()[-1].delta_rows == sum(
             each.delta_rows for each in reader.info().tables
         )
+
+
+def test_inspect_asks_the_partitions(places: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their deltas and keys are in no manifest of the root, and their bases in several files."""
+    for line, folded in (("inspect s.tier", False), ("fold s.tier", True)):
+        for each in PREPARED[line] if folded else ():
+            outcomes(places, each, monkeypatch)
+        outcomes(places, line, monkeypatch)
+        shown = outcomes(places, "inspect s.tier --json", monkeypatch)
+        one, other = (json.loads(each.stdout) for each in shown)
+        assert one["folded"] is other["folded"] is folded
+        kinds = [{each["name"]: each["keys"] for each in data["tables"]} for data in (one, other)]
+        assert kinds == [{"item": None, "user": "str", "who": "str"}] * 2
+        assert any(each["delta_rows"] for each in one["tables"]) is not folded
+        text, plain = (each.stdout for each in outcomes(places, "inspect s.tier", monkeypatch))
+        assert ("not folded" in text) is ("not folded" in plain) is not folded
+        assert "np.load" in plain and "np.load" not in text and "without tierstore" not in text
+        with tierstore.open(places[0] / "s.tier") as store:
+            assert store.info().folded is folded

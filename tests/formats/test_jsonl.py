@@ -86,6 +86,34 @@ def test_damage_names_line_and_field(tmp_path, line, why):
         read_keys_of(tmp_path / "f.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        ({"key": None}, "line 1, 'key' is missing or null"),
+        ({"key": None, "id": 5}, "line 1, 'key' is missing or null"),
+        ({"key": 1.5}, "line 1, 'key' is a number, not of keys"),
+        ({}, "line 5 has 'key', a text, .* --key-column none"),
+    ],
+)  # fmt: skip
+def test_no_key_is_dropped_after_a_first_line_without_one(tmp_path, first, why):
+    path = tmp_path / "f.jsonl"
+    more = [first, first, first, {"key": "x"}] if not first else [first, {"key": "x"}]
+    rows = [each | {"v": row} for each, row in zip(more, MATRIX.tolist(), strict=False)]
+    path.write_text("\n" * (not first) + "".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(FormatError, match=why):
+        open_source(path)
+    with open_source(path, text=TextOptions(key_column=False)) as source:
+        assert source.keys is None
+        assert np.concatenate(list(source.blocks(2))).tobytes() == MATRIX[: len(more)].tobytes()
+
+
+def test_a_vector_may_be_called_key(tmp_path):
+    rows = [{"key": row} for row in MATRIX.tolist()]
+    (tmp_path / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_file(tmp_path / "f.jsonl").tobytes() == MATRIX.tobytes()
+    assert read_keys_of(tmp_path / "f.jsonl") is None
+
+
 def test_lines_are_held_against_the_memory(tmp_path):
     write(tmp_path / "f.jsonl", random_matrix(2, 3000))
     with pytest.raises(FormatError, match=r"line 1 .*--memory"):

@@ -101,7 +101,7 @@ def test_names_with_dots_and_several_vectors(tmp_path):
         ([[1.0, 2.0], [], [3.0, 4.0]], "not all 2 numbers"),
         ([None, [1.0, 2.0]], "missing or null"),
         ([[], [1.0, 2.0]], "1 to"),
-        ([], "missing or null"),
+        ([], "has no rows, and lists of any length"),
     ],
 )
 def test_lists_must_be_of_one_length_without_nulls(tmp_path, rows, why):

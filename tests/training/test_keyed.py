@@ -1,6 +1,7 @@
 """Layers over tables by key against torch's own over rows in the order of arrival."""
 
 import threading
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -358,6 +359,36 @@ def test_keys_are_admitted_with_their_third_use(tmp_path, kind):
         store.commit()
     with tierstore.open(tmp_path / "a") as store:
         assert store["t"].spec.admit_after == 3
+
+
+@pytest.mark.parametrize("how", ["remove", "expire", "rollback", "reopen"])
+def test_a_key_without_its_row_is_admitted_as_a_new_one(tmp_path, kind, how):
+    spec = TableSpec(dim=DIM, init=INIT, keys=kind, admit_after=3, track_uses=True)
+    keys = keys_for(kind, [5, 7])
+    with ExitStack() as opened:
+        store = opened.enter_context(tierstore.create(tmp_path / "a", {"t": spec}))
+        for turn in range(2):
+            table = store["t"]
+            layer = TieredEmbedding(table)
+            optimizer = TieredOptimizer(torch.optim.SGD, layer, lr=0.1)
+            counts = []
+            for _ in range(4):
+                layer(keys).sum().backward()
+                optimizer.step()
+                counts.append(table.rows)
+            assert counts == [0, 0, 2, 2], (how, turn)
+            if how == "rollback":
+                store.rollback()
+                continue
+            store.commit()
+            if how == "expire":
+                assert list(table.expire(keep_at_most=0))
+            else:
+                assert table.remove(keys) == 2
+            store.commit()
+            if how == "reopen":
+                opened.close()
+                store = opened.enter_context(tierstore.open(tmp_path / "a", "r+"))
 
 
 @pairs(

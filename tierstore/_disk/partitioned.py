@@ -227,8 +227,8 @@ class PartitionedGeneration:
 
     @property
     def base_path(self) -> str:
-        """Path of the base of the first partition."""
-        return self.parts[0].base_path
+        """Empty: each partition has a base of its own."""
+        return ""
 
     def close(self) -> None:
         """Close every file."""

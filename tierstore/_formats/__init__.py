@@ -242,6 +242,7 @@ def open_source(
     text_dtype: str = DEFAULT_DTYPE,
     memory: Size = DEFAULT_MEMORY,
     text: TextOptions | None = None,
+    dim: int | None = None,
 ) -> Source:
     """Open a file of vectors for reading; its suffix selects the format. Returns a `Source`.
 
@@ -253,6 +254,7 @@ def open_source(
         memory: limit in bytes for reading, in addition to a block of rows, such as 536870912 or
             "512MiB". Sizes that the file claims are checked against it before memory is allocated.
         text: options for a text file; `key_column` for other files with columns, too.
+        dim: the elements of a row, for files that say it in their rows alone and have none.
 
     Raises:
         AmbiguousFileError: a text file can be read in two ways, and `text` does not decide.
@@ -274,7 +276,7 @@ def open_source(
     format_ = format_of(file)
     if not format_.is_text:
         _check_no_text(file, format_, options)
-    return format_.open(file, Wanted(name, field, dtype, memory, options))
+    return format_.open(file, Wanted(name, field, dtype, memory, options, dim))
 
 
 def _check_no_text(file: Path, format_: Format, options: TextOptions) -> None:

@@ -335,7 +335,19 @@ def _matrix(columns: Columns, wanted: Wanted, key: str | None) -> tuple[list[str
         number = np.result_type(*(columns.kinds[name]["number"] for name in single)).name
         return single, len(single), number
     name = choose(columns.path, wanted, lists, described)
-    return [name], columns.length(name), columns.kinds[name]["element"]
+    return [name], _length(columns, name, wanted), columns.kinds[name]["element"]
+
+
+def _length(columns: Columns, name: str, wanted: Wanted) -> int:
+    """Return the length of the lists of a column, from its type, a list, or what is wanted."""
+    if columns.kinds[name]["size"] is not None or columns.rows_of(name):
+        return columns.length(name)
+    if wanted.dim is None:
+        raise FormatError(
+            f"{columns.path}: has no rows, and lists of any length in {name!r}, so that nothing "
+            "says how many numbers a row has; lists of a fixed size do"
+        )
+    return wanted.dim
 
 
 def _single_numbers(columns: Columns, key: str | None) -> list[str]:

@@ -263,6 +263,7 @@ class Wanted:
         text_dtype: element type for formats that do not specify one.
         memory: limit in bytes for keys, headers and directories, in addition to blocks.
         text: options for a text file.
+        dim: the elements of a row, for files that say it in their rows alone and have none.
     """
 
     name: str | None = None
@@ -270,6 +271,7 @@ class Wanted:
     text_dtype: str = DEFAULT_DTYPE
     memory: Size = DEFAULT_MEMORY
     text: TextOptions = TextOptions()
+    dim: int | None = None
 
 
 def reject_name(path: Path, wanted: Wanted) -> None:

@@ -384,8 +384,8 @@ class Csv(Format):
     block_bytes = 1 << 20
     is_text = True
     sep: ClassVar[str] = ","
-    unfit: ClassVar[str] = ""
-    """Characters that no key may have."""
+    unfit: ClassVar[str] = "\0"
+    """Characters that no key may have; readers take text with NUL for UTF-16."""
 
     def holds(self, element: ElementType) -> bool:
         """Whether text can be read as the type."""
@@ -416,8 +416,8 @@ class Csv(Format):
         if content.keys is not None:
             content.keys.reject(
                 lambda key: any(c in key for c in self.unfit) or len(key) > MAX_WORD_CHARACTERS,
-                f"holds a tab or a line end or has over {MAX_WORD_CHARACTERS} characters; text "
-                "cannot hold it: write .parquet or .safetensors instead",
+                f"holds NUL, a tab or a line end, or has over {MAX_WORD_CHARACTERS} characters; "
+                "text cannot hold it: write .parquet or .safetensors instead",
             )
         sep = self.sep.encode()
         with path.open("xb") as file:
@@ -439,7 +439,7 @@ class Tsv(Csv):
 
     suffixes = (".tsv",)
     sep = "\t"
-    unfit = "\t\r\n"
+    unfit = "\0\t\r\n"
 
 
 class Word2VecText(Csv):
@@ -451,7 +451,7 @@ class Word2VecText(Csv):
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
         """Write lines, after counts if wanted; raises InvalidInputError for unfit keys."""
-        reject_unfit_words(content)
+        reject_unfit_words(content, nul=False)
         with path.open("xb") as file:
             if content.header:
                 file.write(b"%d %d\n" % (content.rows, content.dim))
@@ -526,11 +526,17 @@ def format_rows(
     return b"".join([word + line for word, line in zip(words, lines, strict=True)])
 
 
-def reject_unfit_words(content: Content) -> None:
-    """Raise InvalidInputError if a key is empty, very long or contains white space."""
+def reject_unfit_words(content: Content, *, nul: bool = True) -> None:
+    """Raise InvalidInputError if a key is empty, very long or contains white space.
+
+    The same for one with NUL, unless the format can hold it: `nul`.
+    """
     if content.keys is not None:
         content.keys.reject(
-            lambda key: key.split() != [key] or len(key) > MAX_WORD_CHARACTERS,
-            f"is empty, contains white space or has over {MAX_WORD_CHARACTERS} characters; "
-            "word2vec files cannot hold it: write .parquet or .safetensors instead",
+            lambda key: (
+                key.split() != [key] or len(key) > MAX_WORD_CHARACTERS or (not nul and "\0" in key)
+            ),
+            f"is empty, contains white space{'' if nul else ' or NUL'} or has over "
+            f"{MAX_WORD_CHARACTERS} characters; word2vec files cannot hold it: write .parquet or "
+            ".safetensors instead",
         )

@@ -2,7 +2,7 @@
 
 Interfaces of embedding models and vector databases produce such files. The vector is the list of
 numbers that is named or the only one. The key is the text or whole number called `key`, or the only
-one in the first object.
+one in the first object. Either all lines have a key or none has.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ class _JsonSource(Source):
         first = next(self._objects(), None)
         if first is None:
             raise FormatError(f"{file.path}: empty")
-        _, found = first
+        line, found = first
         described = {name: _described(value) for name, value in found.items()}
         vectors = {name: described[name] for name, value in found.items() if _is_vector(value)}
         self._vector = choose(file.path, wanted, vectors, described)
         vector: Any = found[self._vector]
-        self._key = _chosen_key(file.path, found, wanted.text.key_column)
+        self._key = _chosen_key(file.path, line, found, self._vector, wanted.text.key_column)
+        guessed_none = self._key is None and wanted.text.key_column is None
         super().__init__(
             file.path,
-            sum(1 for _ in self._objects()),
+            sum(1 for _ in (self._without_keys() if guessed_none else self._objects())),
             len(vector),
             wanted.text_dtype,
         )
@@ -82,6 +83,18 @@ class _JsonSource(Source):
                 if not isinstance(found, dict):
                     raise FormatError(f"{self.path}: line {number} is no object")
                 yield number, found
+
+    def _without_keys(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the objects; raises FormatError for one with a key, as the first has none."""
+        for line, each in self._objects():
+            for name, value in each.items():
+                if _is_key(value):
+                    raise FormatError(
+                        f"{self.path}: line {line} has {name!r}, {_described(value)}, which can be "
+                        "the key, and the first line has no key: give each line one, or say "
+                        "--key-column none (key_column=False)"
+                    )
+            yield line, each
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         self.overflowed = 0
@@ -166,11 +179,18 @@ def _is_key(value: object) -> bool:
 def _described(value: object) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}"
-    return {dict: "an object", str: "a text", type(None): "missing"}.get(type(value), "a number")
+    return {dict: "an object", str: "a text", type(None): "missing or null"}.get(
+        type(value), "a number"
+    )
 
 
-def _chosen_key(path: Path, found: dict[str, Any], wanted: object) -> str | None:
-    """Return the name of the keys; raises AmbiguousFileError where there are several."""
+def _chosen_key(
+    path: Path, line: int, found: dict[str, Any], vector: str, wanted: object
+) -> str | None:
+    """Return the name of the keys in the first object, which is in `line`.
+
+    Raises AmbiguousFileError where there are several, FormatError if `key` is none.
+    """
     able = [name for name, value in found.items() if _is_key(value)]
     if wanted is False:
         return None
@@ -182,6 +202,11 @@ def _chosen_key(path: Path, found: dict[str, Any], wanted: object) -> str | None
         return str(wanted)
     if _KEY in able:
         return _KEY
+    if _KEY in found and vector != _KEY:  # keys of later lines would be lost
+        raise FormatError(
+            f"{path}: line {line}, {_KEY!r} is {_described(found[_KEY])}, not of keys; to read no "
+            "keys, say --key-column none (key_column=False)"
+        )
     if len(able) > 1:
         raise AmbiguousFileError(
             f"{path}: {', '.join(able[:8])} can be the keys: say --key-column {able[0]} "

@@ -90,8 +90,8 @@ class Projector(Format):
             raise InvalidInputError(".projector shows at least one row")
         if content.keys is not None:
             content.keys.reject(
-                lambda key: not key or any(each in key for each in "\t\r\n"),
-                "is empty, or holds a tab or a line end, which metadata.tsv cannot",
+                lambda key: not key or any(each in key for each in "\0\t\r\n"),
+                "is empty, or holds NUL, a tab or a line end, which metadata.tsv cannot",
             )
         path.mkdir()
         with ExitStack() as files:

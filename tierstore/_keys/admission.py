@@ -26,14 +26,19 @@ class Candidates:
     def use(self, codes: Codes) -> npt.NDArray[np.uint32]:
         """Count one use of each key of a batch, which may repeat; return how many it has now."""
         if len(self._map) + codes.size > self._most:
-            self._forget()
+            self._shrink()
         at = self._map.add(codes)
         if len(self._map) > self._uses.size:
             self._uses.resize(len(self._map) + len(self._map) // 4, refcheck=False)
         self._uses[np.unique(at)] += 1
         return self._uses[at]
 
-    def _forget(self) -> None:
+    def forget(self, codes: Codes) -> None:
+        """Count the next use of these keys, which have a row now, as their first."""
+        at = self._map.find(codes)
+        self._uses[at[at >= 0]] = 0
+
+    def _shrink(self) -> None:
         """Drop keys that were used once, or all if too many are left."""
         uses = self._uses[: len(self._map)]
         kept = np.flatnonzero(uses > 1)

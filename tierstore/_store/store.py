@@ -193,7 +193,8 @@ class Store(SchemaChanges):
             uuid=self.uuid,
             version=self.version,
             step=self.step,
-            folded=not any(info.deltas for info in self._state.manifest.tables.values()),
+            folded=not any(table.delta_rows for table in known.values())
+            and not any(info.deltas for info in self._state.manifest.tables.values()),
             tables=tuple(known.values()),
             spaces=tuple(
                 SpaceInformation.of([known[extent.table] for extent in space.extents])

@@ -253,7 +253,9 @@ class KeyedTable(RowsByNumber):
         before = cast(Grower, self._owner).keys_before(self.name)
         added = None if before is None else self.rows - before
         found = super()._information(tiers)
-        return dataclasses.replace(found, capacity=self.capacity, added=added)
+        # Known also without keys, and where partitions have their files.
+        kind = "int64" if self.spec.keys == "int64" else "str"
+        return dataclasses.replace(found, keys=kind, capacity=self.capacity, added=added)
 
     # -- keys and rows
 
@@ -632,6 +634,8 @@ class KeyedTable(RowsByNumber):
             admitted = unknown[uses >= self.spec.admit_after]
             if admitted.size:
                 rows[admitted] = self._add(asked.take(admitted))
+                with self._map.lock:  # a removed key is admitted as one that never had a row
+                    self._candidates.forget(asked.codes[admitted])
         return rows
 
     def _used(self, asked: Asked) -> Rows:

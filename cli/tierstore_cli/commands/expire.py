@@ -21,7 +21,7 @@ from tierstore_cli.params import STORE, TABLE, UNTESTED, Count
 @click.option("--unused-for", type=Count(), metavar="N", help="Keys last used N commits ago.")
 @click.option("--fewer-than", type=Count(), metavar="N", help="Keys used fewer times than N.")
 @click.option(
-    "--keep-at-most", type=Count(), metavar="N", help="The least used, until N keys are left."
+    "--keep-at-most", type=Count(0), metavar="N", help="The least used, until N keys are left."
 )
 @click.option("--dry-run", is_flag=True, help="Only count them; remove nothing.")
 @UNTESTED

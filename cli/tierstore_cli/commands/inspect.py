@@ -103,15 +103,11 @@ def inspect(
         data["tables"] = [entry for entry in data["tables"] if entry["name"] in names]
         data["spaces"] = [each for each in data["spaces"] if names & set(each["tables"])]
         spaces = [each for each in info.spaces if names & set(each.tables)]
-        bases = {each.name: each.base for each in info.tables}
         if len(tables) <= LISTED:
-            lines = [_opening_line(each, bases[each.name]) for each in tables]
             parts += [_tables(data["tables"]), *_sharing(spaces)]
         else:
-            lines = [_opening_line(each, bases[each.name]) for each in tables[:1]]
-            lines.append(f"# and {len(tables) - 1:,} more; each is shown by --table NAME")
             parts += [_spaces(spaces), _MANY]
-        parts += _how_to_open(store, info.folded, lines)
+        parts += _how_to_open(store, info, tables)
 
         if damaged:
             data["damaged"] = {name: str(error) for name, error in damaged.items()}
@@ -293,11 +289,21 @@ def _spaces(spaces: list[SpaceInformation]) -> Grid:
     return Grid(headers, rows, right=frozenset(range(1, len(headers))))
 
 
-def _how_to_open(store: Place, folded: bool, lines: list[str]) -> list[str]:
-    title = "open it without tierstore:"
-    if not folded:
-        title = f"the base files lack later commits; `tierstore fold {quoted(store)}`, then:"
-    return [title, *(f"  {line}" for line in lines)]
+def _how_to_open(store: Place, info: StoreInfo, tables: list[Table]) -> Iterator[str]:
+    """Yield lines that open tables without tierstore; none where partitions have files each."""
+    bases = {each.name: each.base for each in info.tables}
+    if not all(bases.values()):
+        return
+    yield (
+        "open it without tierstore:"
+        if info.folded
+        else f"the base files lack later commits; `tierstore fold {quoted(store)}`, then:"
+    )
+    many = len(tables) > LISTED
+    for each in tables[:1] if many else tables:
+        yield f"  {_opening_line(each, bases[each.name])}"
+    if many:
+        yield f"  # and {len(tables) - 1:,} more; each is shown by --table NAME"
 
 
 def _opening_line(table: Table, base: str) -> str:

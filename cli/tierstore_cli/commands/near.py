@@ -8,6 +8,7 @@ import click
 import numpy as np
 
 from tierstore import Store, Table
+from tierstore.errors import RowIndexError
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_table, open_to_read
 from tierstore_cli.output import Grid, Output
@@ -69,6 +70,8 @@ def near(
     with open_to_read(store, version, device=device) as opened:
         chosen = choose_table(opened, table)
         field = choose_field(chosen, field)
+        if not chosen.rows:
+            raise RowIndexError(f"table {chosen.name!r} has no rows")
         ids = chosen_ids(chosen, [] if row is None else [row], [] if key is None else [key])
         query = chosen.by_row.read(ids, field, cache=False)
         scores, found = chosen.topk(query, min(count, chosen.rows), field, exclude=[ids], metric=by)
