@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,3 +204,39 @@ def test_whether_a_path_of_objects_is_a_store(tmp_path):
         store.save("memory://copy.tier")
     assert tierstore.is_store("memory://copy.tier")
     assert not tierstore.is_store("memory://none.tier")
+
+
+MADE = """
+import sys, tierstore
+store = tierstore.create(None, {"t": tierstore.TableSpec(3, 2)})
+print(store.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_left_in_memory_is_removed():
+    makers = [
+        subprocess.Popen(
+            [sys.executable, "-c", MADE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    try:
+        places = [Path(each.stdout.readline().strip()).parent for each in makers]
+        makers[0].kill()
+        makers[0].wait()
+        tierstore.create(None, {"t": tierstore.TableSpec(3, 2)}).close()
+        assert all(each.exists() for each in places)  # too young: its maker may not have locked it
+        for each in places:
+            os.utime(each, (1, 1))
+        with tierstore.create(None, {"t": tierstore.TableSpec(3, 2)}):
+            assert [each.exists() for each in places] == [False, True]
+        makers[1].communicate("")
+        assert not places[1].exists()
+    finally:
+        for each in makers:
+            if each.poll() is None:
+                each.kill()
+            each.wait()
+            for pipe in (each.stdin, each.stdout):
+                pipe.close()

@@ -752,3 +752,15 @@ def test_reads_of_partitions_beside_a_refresh(tmp_path, keys):
                 assert np.array_equal(table.read(ids[2:], cache=False), rows[1][2:])
             if keys:
                 assert table.rows == 48 and not table.contains([0, 1]).any()
+
+
+def test_a_write_of_several_fields_is_told_of_the_dict(tmp_path):
+    spec = tierstore.TableSpec(5, fields={"weight": tierstore.Field(2), "age": tierstore.Field(1)})
+    with tierstore.create(tmp_path / "s", {"t": spec}) as store:
+        with pytest.raises(
+            InvalidTypeError, match=r"write takes one field, not \['age'\]; .* dict"
+        ):
+            store["t"].write([1], np.ones((1, 1), np.float32), ["age"])
+        store["t"].write([1], {"age": np.ones((1, 1), np.float32)})
+        assert store["t"].read([1], "age") == 1
+        store.rollback()

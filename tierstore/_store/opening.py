@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import reprlib
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Mapping
 from functools import partial
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["check_tables", "create", "discard_store", "is_store", "open", "open_or_create"]
 
 _MEMORY = "/dev/shm"
+_TEMPORARY = "tierstore-temporary-"
+_MADE_SECONDS = 60.0
+"""Age of a temporary directory from which on its maker has locked it."""
 
 
 def create(
@@ -110,8 +115,8 @@ def create(
 
 def _create_in_memory(tables: Mapping[str, TableSpec], **options: Any) -> Store:
     """Create a store in a temporary directory, which is removed when the store is closed."""
-    directory = _temporary_directory()
-    remove = partial(_remove_temporary, directory, os.getpid())
+    directory, lock = _temporary_directory()
+    remove = partial(_remove_temporary, directory, lock, os.getpid())
     try:
         store = create(Path(directory, "store"), tables, **options)
     except BaseException:
@@ -121,16 +126,44 @@ def _create_in_memory(tables: Mapping[str, TableSpec], **options: Any) -> Store:
     return store
 
 
-def _temporary_directory() -> str:
-    """Create a temporary directory, in memory if such a file system exists."""
+def _temporary_directory() -> tuple[str, int]:
+    """Create a temporary directory, in memory if such a file system exists.
+
+    Returns it with a descriptor that locks it as long as its process lives. Those of processes that
+    were killed are removed: in memory they would take room until the next boot.
+    """
     in_memory = os.path.isdir(_MEMORY) and os.access(_MEMORY, os.W_OK)
-    return tempfile.mkdtemp(prefix="tierstore-", dir=_MEMORY if in_memory else None)
+    parent = _MEMORY if in_memory else tempfile.gettempdir()
+    with contextlib.suppress(OSError):
+        _remove_abandoned(parent)
+    directory = tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent)
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return directory, lock
 
 
-def _remove_temporary(directory: str, made_by: int) -> None:
+def _remove_abandoned(parent: str) -> None:
+    """Remove temporary directories of this user that no process has locked any more."""
+    with os.scandir(parent) as entries:
+        found = [each for each in entries if each.name.startswith(_TEMPORARY)]
+    for each in found:
+        with contextlib.suppress(OSError):  # such as one that another process removes
+            status = each.stat(follow_symlinks=False)
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < _MADE_SECONDS:
+                continue
+            lock = os.open(each.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(each.path, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _remove_temporary(directory: str, lock: int, made_by: int) -> None:
     """Remove a temporary directory, in the process that created it."""
     if os.getpid() == made_by:
         shutil.rmtree(directory, ignore_errors=True)
+        os.close(lock)
 
 
 def open_or_create(

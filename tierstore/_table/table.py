@@ -253,7 +253,7 @@ class Table(NamedRows):
         if name is None:
             return self._layout.fields[0][0]
         if not isinstance(name, str):
-            raise InvalidTypeError(f"a field is a name or a list of names, not {name!r}")
+            raise InvalidTypeError(f"a field is a name, not {name!r}")
         if name not in self._spans:
             self._layout.field(name)
         return name
@@ -552,6 +552,11 @@ class Table(NamedRows):
             raise InvalidInputError("give a dict of fields or field=, not both")
         access = self._access
         try:
+            if isinstance(field, list | tuple):
+                raise InvalidTypeError(
+                    f"write takes one field, not {field!r}; for several give a dict, "
+                    "write(ids, {'weight': rows, 'age': ages})"
+                )
             given = rows if isinstance(rows, Mapping) else {self._named(field): rows}
             layout = self._layout
             batch = self._batch(ids)

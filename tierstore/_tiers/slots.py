@@ -509,9 +509,13 @@ def slots_for(
         low, high = (middle, high) if taken(middle) <= nbytes else (low, middle - 1)
     if low == 0:
         least = min(taken(slots) for slots in (1, rows))
-        changed = f", the index of those that change, {index} bytes," if index else ""
+        parts = [f"the map of {rows} rows"]
+        if index:
+            parts.append(f"the index of those that change, {index} bytes")
+        if policy is not None:
+            parts.append(f"what {policy.name} keeps of them")
         raise CapacityError(
-            f"a host budget of {nbytes} bytes cannot hold the map of {rows} rows{changed} and one "
-            f"record, which take {size_of_at_least(least)}; give more, or 0 for no host tier"
+            f"a host budget of {nbytes} bytes cannot hold {', '.join(parts)} and one record, which "
+            f"take {size_of_at_least(least)}; give more, or 0 for no host tier"
         )
     return low

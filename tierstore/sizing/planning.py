@@ -398,8 +398,8 @@ def _maps(records: int, nbytes: int) -> tuple[str, ...]:
     maps = nbytes - records
     if maps * 4 < nbytes:
         return ()
-    what = f"{format_bytes(maps)} of the host budget"
-    return (f"{what} are maps from rows to slots and to deltas, and hold no rows",)
+    what = "maps from rows to slots and to deltas, what the policy keeps, and room for moving rows"
+    return (f"{format_bytes(maps)} of the host budget are {what}",)
 
 
 def _unmeasured(speeds: Speeds, gpu: int) -> tuple[str, ...]:

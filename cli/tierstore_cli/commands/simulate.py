@@ -148,7 +148,7 @@ _FLOOR = "{} of the distinct rows are asked for the first time: no tier has thos
 def _head(found: Simulation) -> str:
     return (
         f"{counted(found.rows, 'row')}, {counted(found.batches, 'batch', 'batches')} of "
-        f"{found.ids_per_batch:,.0f} ids, {found.unique_per_batch:,.0f} of them distinct; "
+        f"{found.ids_per_batch:,.0f} ids, {found.unique_per_batch:,.0f} distinct in each; "
         f"{found.measured_batches:,} are measured"
     )
 
