@@ -71,7 +71,7 @@ def test_a_column_that_is_read_as_keys_is_not_noted_and_others_are(tmp_path, pat
     ids = np.arange(ROWS) * 3 + 1
     parquet(tmp_path / "f.parquet", matrix, {"a": ids, "b": ids + 1})
     done = tierstore.import_table(path, tmp_path / "f.parquet", keys=f"{tmp_path}/f.parquet:a")
-    assert done.keys and noted(done, "row: b;", "keys='f.parquet:b'")
+    assert done.keys and noted(done, "row: b;", "--key-column b (key_column='b')")
     parquet(tmp_path / "other.parquet", matrix, {"a": ids})
     done = tierstore.import_table(path, tmp_path / "f.parquet", keys=f"{tmp_path}/other.parquet:a")
     assert done.keys and noted(done, "row: a, b;")

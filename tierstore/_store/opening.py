@@ -8,7 +8,6 @@ import os
 import reprlib
 import shutil
 import tempfile
-import time
 import uuid
 from collections.abc import Mapping
 from functools import partial
@@ -45,8 +44,6 @@ __all__ = ["check_tables", "create", "discard_store", "is_store", "open", "open_
 
 _MEMORY = "/dev/shm"
 _TEMPORARY = "tierstore-temporary-"
-_MADE_SECONDS = 60.0
-"""Age of a temporary directory from which on its maker has locked it."""
 
 
 def create(
@@ -136,9 +133,11 @@ def _temporary_directory() -> tuple[str, int]:
     parent = _MEMORY if in_memory else tempfile.gettempdir()
     with contextlib.suppress(OSError):
         _remove_abandoned(parent)
-    directory = tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent)
-    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    made = tempfile.mkdtemp(prefix="tierstore-", dir=parent)
+    lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    directory = os.path.join(parent, _TEMPORARY + made.rpartition("-")[2])
+    os.rename(made, directory)  # the name that others look for: it is locked before it has that
     return directory, lock
 
 
@@ -148,8 +147,7 @@ def _remove_abandoned(parent: str) -> None:
         found = [each for each in entries if each.name.startswith(_TEMPORARY)]
     for each in found:
         with contextlib.suppress(OSError):  # such as one that another process removes
-            status = each.stat(follow_symlinks=False)
-            if status.st_uid != os.getuid() or time.time() - status.st_mtime < _MADE_SECONDS:
+            if each.stat(follow_symlinks=False).st_uid != os.getuid():
                 continue
             lock = os.open(each.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
