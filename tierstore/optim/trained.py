@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -156,7 +157,7 @@ class TrainedField:
         if (
             parted is None
             or (parted[0] is not gradient.touched and parted[0] != gradient.touched)
-            or not all([each.agree(names) for each in parted[1]])  # noqa: C419 - shorter
+            or not all(map(_Alike.agree, parted[1], repeat(names)))
         ):
             parted = self._parted = gradient.touched, self._part(gradient.touched)
         found = parted[1]
