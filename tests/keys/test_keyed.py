@@ -687,7 +687,8 @@ def test_an_error_in_the_middle_of_a_removal_awaits_a_rollback(
 
     failures = 0
     for number in itertools.count():
-        path, specs = tmp_path / str(number), {"t": growing(kind, track_uses=True)}
+        path = tmp_path / str(number)
+        specs = {name: growing(kind, track_uses=True) for name in ("t", "other")}
         made: Any = tierstore.distributed.create if partitions else tierstore.create
         more = {"partitions": partitions} if partitions else {}
         with made(path, specs, budget=Budget(host_rows=2), **more) as s:
@@ -701,12 +702,15 @@ def test_an_error_in_the_middle_of_a_removal_awaits_a_rollback(
                     remove(table)
                 except StoreFullError:
                     failures += 1
-            if table._extent.epoch.ended:
+            other = s["other"]
+            other.write(keys, rows)
+            other.remove(keys[:3])  # which ends leases of all tables of the space
+            if table._generation.key_map.half_removed:
                 for refused in (s.commit, lambda table=table: table.read(keys[:1])):
                     with pytest.raises(ClosedError, match=r"halfway; store\.rollback\(\) brings"):
                         refused()
                 s.rollback()
-                assert (table.rows, s.uncommitted_rows()) == (40, 0)
+                assert (table.rows, s["other"].rows, s.uncommitted_rows()) == (40, 0, 0)
                 assert np.array_equal(on_host(table.read(keys)), rows)
                 remove(table)
             assert table.rows == kept.size

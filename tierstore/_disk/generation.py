@@ -566,10 +566,14 @@ class Generation:
         return max(0, self.key_count - len(self._map))
 
     def seal_keys(self) -> KeysInfo | None:
-        """Make added keys durable; return their entry for the next version."""
+        """Make added keys durable; return their entry for the next version.
+
+        Raises ClosedError for keys that are half removed.
+        """
         keys, info = self._map, self.info.keys
         if keys is None or not self.has_new_keys:
             return info
+        keys.check_whole()
         with self.directory.use() as directory:
             continued = None if self._has_moved_keys else info
             return append_keys(directory, self.info.spec.keys or "int64", continued, keys)
@@ -579,13 +583,15 @@ class Generation:
         self._map = keys
 
     def keep_keys(self, rows: Rows) -> None:
-        """Keep only the keys of these rows, in this order; the next commit writes them all."""
-        keys = self.key_map
-        self.note_moved_keys()  # first: another thread would load keys of the version that are gone
-        keys.keep(rows)
+        """Keep only the keys of these rows, in this order, after `note_moved_keys`."""
+        self.key_map.keep(rows)
 
     def note_moved_keys(self) -> None:
-        """Note that keys have new rows: the next commit writes all of them."""
+        """Note that keys get other rows: the next commit writes all of them.
+
+        Call it first: another thread would load keys of the version that are gone, and a rollback
+        only drops later ones.
+        """
         self._has_moved_keys = True
 
     def drop_new_keys(self) -> None:

@@ -236,6 +236,9 @@ class _KeysOfPartition(KeyMap):
     def __len__(self) -> int:
         return int(self._whole._places.counts[self._number])
 
+    def check_whole(self) -> None:
+        self._whole.check_whole()
+
     def _rows(self, start: int = 0) -> Rows:
         """Return the rows in the shard of those of the partition from `start` on."""
         return self._whole._places.all_in(self._number, start)
@@ -405,17 +408,12 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
         return max(0, self.key_count - len(self._map))
 
     def keep_keys(self, rows: Rows) -> None:
-        """Keep only the keys of these rows, in this order.
+        """Keep only the keys of these rows, in this order, after `note_moved_keys`.
 
         Nothing of the table may be in memory. Within each partition the last rows take the places
         of those that are gone.
         """
-        keys = self.key_map
-        self._has_moved_keys = True
-        for part, writer in zip(self.parts, self._writers, strict=True):
-            writer.touch()
-            part.note_moved_keys()  # of all, first: a rollback after an error loads them again
-        keys.keep(rows)
+        self.key_map.keep(rows)
         for part, (moved, to) in zip(self.parts, self._places.keep(rows), strict=True):
             for start in range(0, moved.size, _BLOCK_ROWS):
                 block, at = (each[start : start + _BLOCK_ROWS] for each in (moved, to))
@@ -423,6 +421,13 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
                 order = np.argsort(block)
                 part.tier.read(block[order], records)
                 part.tier.write(at[order], records)
+
+    def note_moved_keys(self) -> None:
+        """Note that keys have new rows, in every partition, or a rollback would load only some."""
+        self._has_moved_keys = True
+        for part, writer in zip(self.parts, self._writers, strict=True):
+            writer.touch()
+            part.note_moved_keys()
 
     def keys_committed(self) -> None:
         """Record that the open version has the current keys."""

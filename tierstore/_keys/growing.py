@@ -54,17 +54,29 @@ class KeyMap(ABC):
     Attributes:
         lock: held while the map changes; hold it to prevent others from finding keys meanwhile.
         abandoned: set to stop the loading of stored keys, which then raises ClosedError.
+        half_removed: whether an error ended a removal of keys while rows moved; see `check_whole`.
     """
 
     def __init__(self) -> None:
         """Start without keys."""
         self.lock: Any = threading.RLock()
         self.abandoned = False
+        self.half_removed = False
         self._map: HashMap
 
     def __len__(self) -> int:
         """Return the number of keys."""
         return len(self._map)
+
+    def check_whole(self) -> None:
+        """Raise ClosedError for `half_removed` keys, which may have the rows of others.
+
+        A rollback loads keys anew, into another map.
+        """
+        if self.half_removed:
+            raise ClosedError(
+                "an error ended a removal of keys halfway; store.rollback() brings them back"
+            )
 
     @property
     def numbering(self) -> object:

@@ -164,14 +164,7 @@ def _log(state: State, manifest: Manifest, seconds: float) -> None:
 
 
 def flush(draft: CommitDraft) -> None:
-    """Write every changed record to the delta of its table.
-
-    Raises ClosedError where an error has ended a removal of keys halfway.
-    """
-    for name in draft.state.touched.rows:
-        table = draft.state.tables.get(name)
-        if table is not None and table._extent.epoch.ended:
-            table._extent.epoch.check_open()
+    """Write every changed record to the delta of its table."""
     for name in list(draft.state.touched.scalars):
         if (table := draft.state.tables.get(name)) is not None:
             draft.scalars[name] = json_values(table._scalars)

@@ -24,7 +24,6 @@ from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Lease
 from tierstore._table.table import Owner, Table
 from tierstore._table.values import from_bytes, raw_rows
-from tierstore._tiers.base import HALF_REMOVED
 from tierstore._tiers.gpu.keys import DeviceKeys, Guess
 from tierstore._tiers.space import Extent, Space
 from tierstore.errors import (
@@ -247,7 +246,10 @@ class KeyedTable(RowsByNumber):
     @property
     def _map(self) -> KeyMap:
         self._owner.door.check()  # before waiting for a thread that a forked child lacks
-        return self._generation.key_map
+        keys = self._generation.key_map
+        if keys.half_removed:
+            keys.check_whole()
+        return keys
 
     def _information(self, tiers: tuple[TierInformation, ...]) -> TableInformation:
         before = cast(Grower, self._owner).keys_before(self.name)
@@ -766,10 +768,11 @@ class KeyedTable(RowsByNumber):
         """Remove keys by their ascending rows; the last rows take their places."""
         cast(Grower, self._owner).end_leases(self.name)
         self._owner.touched.rows.setdefault(self.name)
-        count = len(self._map)
-        moved, to = expiry.moves(count, rows)
-        order = np.arange(count - rows.size)
+        keys = self._map
+        moved, to = expiry.moves(len(keys), rows)
+        order = np.arange(len(keys) - rows.size)
         order[to] = moved
+        self._generation.note_moved_keys()
         begun = False
         try:
             for start in range(0, moved.size if self._generation.moves_rows else 0, _BLOCK_ROWS):
@@ -780,8 +783,7 @@ class KeyedTable(RowsByNumber):
             begun = True
             self._generation.keep_keys(order)
         except BaseException:
-            if begun:  # keys may have the rows of others, which no version shall
-                self._extent.epoch.end(HALF_REMOVED)
+            keys.half_removed = begun
             raise
 
     @property

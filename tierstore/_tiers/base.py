@@ -13,7 +13,6 @@ from tierstore.stats import TierStats
 
 __all__ = [
     "GONE",
-    "HALF_REMOVED",
     "OPENED_ANEW",
     "REFRESHED",
     "ROLLED_BACK",
@@ -158,11 +157,6 @@ REFRESHED = "the store was refreshed"
 OPENED_ANEW = "the table got other fields or rows, or another version,"
 EXPIRED = "rows of the table expired"
 GONE = "the table was renamed or dropped"
-HALF_REMOVED = "an error ended the removal of keys halfway"
-_ADVICE = {
-    GONE: "take a table that the store has, such as store['name']",
-    HALF_REMOVED: "store.rollback() brings them back",
-}
 
 
 class Epoch:
@@ -185,8 +179,8 @@ class Epoch:
 
     def check_open(self) -> None:
         """Raise ClosedError for a call whose tiers have changed meanwhile."""
-        if self.ended in _ADVICE:
-            raise ClosedError(f"{self.ended}; {_ADVICE[self.ended]}")
+        if self.ended == GONE:
+            raise ClosedError(f"{GONE}; take a table that the store has, such as store['name']")
         if self.ended:
             raise ClosedError(f"{self.ended} while this call waited for another thread; repeat it")
 

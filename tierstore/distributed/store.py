@@ -431,9 +431,6 @@ class DistributedStore(Closing, Mapping[str, Any]):
             info, scalars = self._manifest.tables[name], json_values(self._tables[name]._scalars)
             if canonical(scalars) != canonical(info.scalars):
                 tables[name] = dataclasses.replace(info, scalars=scalars)
-        for name in self.touched.rows:
-            if name in self._tables:  # which no error must have left with half of its keys removed
-                self._tables[name]._extent.epoch.check_open()
         for space in self._spaces.open:
             space.flush()
         self._parts.commit()
