@@ -70,7 +70,7 @@ def _with_other_keys(old: Table, new: Table) -> Iterator[Rows]:
 
 
 def _external(keys: Any) -> Callable[[Rows], Any]:
-    """Return a function from rows to their external keys, all the same if there are none."""
+    """Return a function from rows to their external keys, or to zeros if there are none."""
     return lambda rows: np.zeros(rows.size, object) if keys is None else keys[rows]
 
 

@@ -135,7 +135,8 @@ def _temporary_directory() -> tuple[str, int]:
         _remove_abandoned(parent)
     made = tempfile.mkdtemp(prefix="tierstore-", dir=parent)
     lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.suppress(OSError):  # where none can lock, none takes it for abandoned
+        fcntl.flock(lock, fcntl.LOCK_EX)
     directory = os.path.join(parent, _TEMPORARY + made.rpartition("-")[2])
     os.rename(made, directory)  # the name that others look for: it is locked before it has that
     return directory, lock
