@@ -19,7 +19,9 @@ from tierstore import _cgroups
 
 __all__ = ["beside", "in_parts", "most_threads", "threads_here"]
 
-_MOST_THREADS = 16
+_MOST_THREADS = 8
+"""More would wait for their turns at the interpreter: on 16 cores beside an H100 a step in three
+tiers takes 6.7 ms with 6 to 10 threads, 7 to 9 ms with 16 (benchmarks/bench_three_tiers.py)."""
 _PATIENCE = 0.05
 """Seconds after which a caller looks again whether all parts have ended."""
 _here = threading.local()

@@ -337,7 +337,7 @@ class _Block:
         """Return the fields of records `(n, nbytes)`, views of them."""
         values = torch.from_numpy(data.view(self._storage))
         if self._adjacent:
-            parts: Sequence[Tensor] = values.split(self._dims, 1)
+            parts: Sequence[Tensor] = values.split_with_sizes(self._dims, 1)
             return parts
         places = zip(self._places, self._dims, strict=True)
         return [values.narrow(1, at, dim) for at, dim in places]
