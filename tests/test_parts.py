@@ -23,7 +23,7 @@ from tierstore import _cgroups, _parts, _rowcopy
         ("150000 100000", 8, 2),
         ("20000 100000", 8, 1),
         ("900000 100000", 4, 4),
-        ("", 64, 16),
+        ("", 64, 8),
     ],
 )
 @pytest.mark.parametrize("group", ["", "jobs", "jobs/mine/deep"])
@@ -44,7 +44,7 @@ def test_threads_are_as_many_as_the_process_may_use(
     monkeypatch.setattr(_cgroups, "_OWN_GROUP", own)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
     is_limited = group.startswith(limited)
-    assert _parts.most_threads.__wrapped__() == (threads if is_limited else min(cores, 16))
+    assert _parts.most_threads.__wrapped__() == (threads if is_limited else min(cores, 8))
 
 
 @pytest.mark.parametrize("own", [None, "", "nonsense\n", "0::/../../elsewhere\n"])
