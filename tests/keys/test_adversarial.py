@@ -187,6 +187,11 @@ def test_what_is_no_key(tmp_path, kind):
         if kind == "int64":
             with pytest.raises(InvalidInputError, match="lists of one length"):
                 table.read([[1], [2, 3]])
+        else:
+            with pytest.raises(
+                InvalidTypeError, match=r"not int64; Table\.by_row takes row numbers"
+            ):
+                table.read(np.arange(2))
         assert table.rows == 0
         with pytest.raises(UnknownNameError):
             table.lookup([7] if kind == "int64" else ["7"])

@@ -158,10 +158,11 @@ def _listed(
     return codes, possible, shape
 
 
-def texts_asked(keys: object) -> tuple[Texts, tuple[int, ...]]:
+def texts_asked(keys: object, remedy: str = "") -> tuple[Texts, tuple[int, ...]]:
     """Return keys to look up, and their shape; raises InvalidTypeError if one is no text.
 
-    Lists do not become arrays of text, which drop NUL at the end.
+    `remedy` is the end of its message. Lists do not become arrays of text, which drop NUL at the
+    end.
     """
     if type(keys) is list and set(map(type, keys)) <= {str}:
         return Texts.of(keys), (len(keys),)
@@ -171,5 +172,5 @@ def texts_asked(keys: object) -> tuple[Texts, tuple[int, ...]]:
     for key in listed:
         if not isinstance(key, str):
             kind = type(key).__name__ if array.dtype.kind == "O" else array.dtype
-            raise InvalidTypeError(f"this table's keys are strings, not {kind}")
+            raise InvalidTypeError(f"this table's keys are strings, not {kind}{remedy}")
     return Texts.of(listed), array.shape

@@ -239,7 +239,7 @@ class _Texts(KeyMap):
         return [texts.encoded(row) for row in rows.tolist()]
 
     def asked(self, keys: object) -> Asked:
-        texts, shape = texts_asked(keys)
+        texts, shape = texts_asked(keys, "; Table.by_row takes row numbers")
         return Asked(texts.hashes(), shape, texts)
 
     def find(self, asked: Asked) -> Rows:
