@@ -939,7 +939,11 @@ class Table(NamedRows):
             return self._space.stats(self._extent)
 
     def occupancy(self) -> dict[str, Occupancy]:
-        """Return how full the host tier is, under "host"; empty where there is none."""
+        """Return how full the host tier is, under "host"; empty where there is none.
+
+        Tables whose records are equally long share the tier, unless a budget keeps one apart: the
+        numbers are those of all of them.
+        """
         with self._access.using():
             self._extent.epoch.check_open()
             return self._space.occupancy()
