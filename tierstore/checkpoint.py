@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from tierstore._kinds import check_store
-from tierstore._random import every_state, python_state, set_every_state, set_python_state
+from tierstore._random import (
+    every_state,
+    generator_state,
+    is_generator,
+    set_every_state,
+    set_generator_state,
+)
 from tierstore._store.store import Store
 from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.loader import is_read_ahead
 
 __all__ = ["Checkpoint"]
 
@@ -41,12 +48,13 @@ class Checkpoint:
         for name, part in parts.items():
             if name in (_RANDOM, _EXTRA):
                 raise InvalidInputError(f"{name!r} is reserved for the checkpoint itself")
-            if not any(all(hasattr(part, each) for each in pair) for pair in _PROTOCOLS):
+            if not (_has_state(part) or is_generator(part)):
                 raise InvalidTypeError(
                     f"{name} has no state_dict and is not a random number generator: {part!r}"
                 )
         self._store = store
         self._parts = parts
+        self._check_read_ahead()
         self.extra: dict[str, Any] = {}
         """The additional values of the last commit; filled in by `resume`."""
 
@@ -57,7 +65,11 @@ class Checkpoint:
         is a name under which the version is kept; see `Store.commit`. Returns the version, and
         raises what `Store.commit` raises. Nothing is pickled.
         """
-        payload: dict[str, object] = {name: _state_of(part) for name, part in self._parts.items()}
+        self._check_read_ahead()
+        payload: dict[str, object] = {  # the commit itself calls `state_dict`
+            name: part if _has_state(part) else generator_state(part)
+            for name, part in self._parts.items()
+        }
         payload[_RANDOM] = every_state()
         payload[_EXTRA] = extra
         version = self._store.commit(step=step, payload=payload, keep=keep)
@@ -83,10 +95,23 @@ class Checkpoint:
                 "go back to one with store.restore(version)"
             )
         for name, part in self._parts.items():
-            _set_state(part, saved[name].state_dict())
+            state = saved[name].state_dict()
+            if _has_state(part):
+                part.load_state_dict(state)
+            else:
+                set_generator_state(part, state)
         self.extra = saved[_EXTRA].state_dict()
         set_every_state(saved[_RANDOM].state_dict())
         return step or 0
+
+    def _check_read_ahead(self) -> None:
+        """Raise InvalidInputError for a loader whose position is that of batches read ahead."""
+        for name, part in self._parts.items():
+            if is_read_ahead(part):
+                raise InvalidInputError(
+                    f"{name} is a loader that a lookahead reads, and so is batches ahead of those "
+                    "that are trained: leave it out, and give the lookahead, which has its position"
+                )
 
     def _with_state(self) -> list[int]:
         """Return the versions committed by a checkpoint with these parts."""
@@ -94,30 +119,5 @@ class Checkpoint:
         return [each.version for each in self._store.versions() if wanted <= set(each.payload)]
 
 
-_PROTOCOLS = (
-    ("state_dict", "load_state_dict"),
-    ("get_state", "set_state"),
-    ("getstate", "setstate"),
-    ("bit_generator",),
-)
-"""The accepted interfaces: a module, a torch.Generator, random.Random, a NumPy generator."""
-
-
-def _state_of(part: Any) -> object:
-    """Return the state of a generator; the commit itself calls `state_dict` of other parts."""
-    if hasattr(part, "state_dict"):
-        return part
-    if hasattr(part, "get_state"):
-        return {"state": part.get_state()}
-    return python_state(part) if hasattr(part, "getstate") else dict(part.bit_generator.state)
-
-
-def _set_state(part: Any, state: Any) -> None:
-    if hasattr(part, "load_state_dict"):
-        part.load_state_dict(state)
-    elif hasattr(part, "set_state"):
-        part.set_state(state["state"])
-    elif hasattr(part, "setstate"):
-        set_python_state(state, part)
-    else:
-        part.bit_generator.state = state
+def _has_state(part: object) -> bool:
+    return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")

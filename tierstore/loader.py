@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from tierstore._random import Apart
+from tierstore._random import Apart, State, generator_state, generators_of, set_generator_state
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["Lookahead", "lookahead"]
+__all__ = ["Lookahead", "is_read_ahead", "lookahead"]
 
 Batch = TypeVar("Batch")
 
@@ -23,9 +24,11 @@ class Lookahead(Generic[Batch]):
     therefore do not affect each other's random numbers, and results are the same for any depth.
 
     `state_dict()` contains the position of the last batch that was yielded and the loader's
-    generators. Make it part of a `Checkpoint` or of the state that a framework saves. The iteration
-    after `load_state_dict` continues with the next batch. A loader with `state_dict` and
-    `load_state_dict` provides its own position; any other loader draws the preceding batches again.
+    generators: its copies of the global ones, and those that it, its sampler, batch sampler or
+    data set has as attributes, as of the start of the iteration. Make it part of a `Checkpoint` or
+    of the state that a framework saves. The iteration after `load_state_dict` sets these generators
+    and continues with the next batch. A loader with `state_dict` and `load_state_dict` provides its
+    own position and generators; any other loader draws the preceding batches again.
 
     Attributes:
         epoch: number of completed iterations.
@@ -45,6 +48,7 @@ class Lookahead(Generic[Batch]):
         self._is_stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self._position: dict[str, Any] = {"given": 0}
         self._resumes = False
+        _lookaheads.add(self)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield each batch after drawing `depth` more and prefetching their rows."""
@@ -59,9 +63,7 @@ class Lookahead(Generic[Batch]):
         while waiting:
             yield self._given(*waiting.popleft())
         self.epoch += 1
-        self._position = {"given": 0}
-        if self._is_stateful:
-            self._position["loader"] = self._loader.state_dict()
+        self._position = {"given": 0, **self._state_of_loader()}
 
     def _given(self, batch: Batch, position: dict[str, Any]) -> Batch:
         self._position = position
@@ -72,9 +74,8 @@ class Lookahead(Generic[Batch]):
         begin: dict[str, Any] = self._position if self._resumes else {"given": 0}
         self._resumes = False
         given, apart = begin["given"], Apart(begin.get("random"))
-        start = apart.state
-        if self._is_stateful and "loader" in begin:
-            self._loader.load_state_dict(begin["loader"])
+        self._set_state_of_loader(begin)
+        start = {"random": apart.state, **self._state_of_loader()}
         with apart:
             batches = iter(self._loader)
             if not self._is_stateful:
@@ -88,10 +89,38 @@ class Lookahead(Generic[Batch]):
                 return
             given += 1
             if self._is_stateful:
-                position = {"random": apart.state, "loader": self._loader.state_dict()}
+                position = {"random": apart.state, **self._state_of_loader()}
             else:
-                position = {"random": start}
+                position = start
             yield batch, {"given": given, **position}
+
+    def _state_of_loader(self) -> State:
+        """Return where the loader is: by its own word, or by the generators that it draws from."""
+        if self._is_stateful:
+            return {"loader": self._loader.state_dict()}
+        generators = generators_of(self._loader)
+        return {"generators": {path: generator_state(own) for path, own in generators.items()}}
+
+    def _set_state_of_loader(self, position: Mapping[str, Any]) -> None:
+        """Bring the loader to where it was at the start of an iteration, or at its own position.
+
+        Raises InvalidInputError if it draws from other generators than it did.
+        """
+        if self._is_stateful:
+            if "loader" in position:
+                self._loader.load_state_dict(position["loader"])
+            return
+        states = position.get("generators")
+        if states is None:
+            return
+        generators = generators_of(self._loader)
+        if generators.keys() != states.keys():
+            raise InvalidInputError(
+                f"this loader draws from the generators {_names(generators)}, and the one whose "
+                f"position was saved from {_names(states)}: make it as it was made then"
+            )
+        for path, state in states.items():
+            set_generator_state(generators[path], state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the last yielded batch, as tensors and numbers."""
@@ -106,6 +135,18 @@ class Lookahead(Generic[Batch]):
     def __len__(self) -> int:
         """Return the number of batches, if the loader knows it."""
         return len(self._loader)
+
+
+_lookaheads: weakref.WeakSet[Lookahead[Any]] = weakref.WeakSet()
+
+
+def is_read_ahead(loader: object) -> bool:
+    """Tell whether a lookahead that is still in use reads a loader."""
+    return any(ahead._loader is loader for ahead in _lookaheads)
+
+
+def _names(generators: Mapping[str, Any]) -> str:
+    return ", ".join(generators) or "of the library alone"
 
 
 def lookahead(

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
 
 import tierstore
-from tierstore.errors import InvalidTypeError
+from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
 
@@ -171,3 +171,130 @@ def test_generators_are_parts_of_a_checkpoint(tmp_path: Path) -> None:
         assert draw() == expected
         with pytest.raises(InvalidTypeError, match="is not a random number generator"):
             tierstore.Checkpoint(store, other=object())
+
+
+class Noisy(Dataset[int]):
+    """Items that a generator of their own picks."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(7)
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, item: int) -> int:
+        return (item + int(self.rng.integers(3))) % ROWS
+
+
+class Shuffled(Sampler[int]):
+    """Shuffles by a generator of Python's or NumPy's."""
+
+    def __init__(self, rng: Any) -> None:
+        self.rng = rng
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(ROWS))
+        self.rng.shuffle(order)
+        return iter(order)
+
+    def __len__(self) -> int:
+        return ROWS
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+ITEMS = range(ROWS)
+WITH_GENERATORS = {
+    "of the loader": lambda: DataLoader(ITEMS, 6, shuffle=True, generator=generator()),
+    "of the loader, in order": lambda: DataLoader(ITEMS, 6, generator=generator()),
+    "of the sampler": lambda: DataLoader(
+        ITEMS, 6, sampler=RandomSampler(ITEMS, generator=generator())
+    ),
+    "with replacement": lambda: DataLoader(
+        ITEMS, 6, sampler=RandomSampler(ITEMS, True, 100, generator=generator())
+    ),
+    "of the batch sampler": lambda: DataLoader(
+        ITEMS,
+        batch_sampler=BatchSampler(RandomSampler(ITEMS, generator=generator()), 7, drop_last=True),
+    ),
+    "of Python": lambda: DataLoader(ITEMS, 6, sampler=Shuffled(random.Random(5))),
+    "of NumPy": lambda: DataLoader(ITEMS, 6, sampler=Shuffled(np.random.default_rng(5))),
+    "old, of NumPy": lambda: DataLoader(ITEMS, 6, sampler=Shuffled(np.random.RandomState(5))),
+    "of the data": lambda: DataLoader(Noisy(), 6, shuffle=True, generator=generator()),
+    "with workers": lambda: DataLoader(
+        ITEMS, 6, shuffle=True, generator=generator(), num_workers=1, collate_fn=negatives
+    ),
+}
+
+
+@pytest.mark.parametrize("make", WITH_GENERATORS.values(), ids=WITH_GENERATORS)
+@pytest.mark.parametrize(
+    "part",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["alone", "the generator a part too"],
+)
+def test_every_stop_of_three_epochs_draws_the_batches_that_come_next(
+    make: Any, part: bool, tmp_path: Path
+) -> None:
+    """Also where what the loader draws from is a part of the checkpoint itself."""
+    loader = make()
+    stops = range(1, 3 * len(loader) + 1, 5 if loader.num_workers else 1)
+
+    def began(loader: Any) -> tuple[Any, tierstore.Checkpoint]:
+        torch.manual_seed(1)
+        ahead = tierstore.lookahead(loader, {}, depth=3)
+        own = getattr(loader, "generator", None)
+        more = {"own": own} if part and own is not None else {}
+        return ahead, tierstore.Checkpoint(store, ahead=ahead, **more)
+
+    with tierstore.create(None, {"t": tierstore.TableSpec(2, 2)}, keep=100) as store:
+        ahead, checkpoint = began(loader)
+        batches, versions = [], {}
+        for _ in range(3):
+            for batch in ahead:
+                batches.append(batch.tolist())
+                if len(batches) in stops:
+                    versions[len(batches)] = checkpoint.commit(len(batches))
+        for stop, version in versions.items():
+            store.restore(version)
+            again, checkpoint = began(make())
+            assert checkpoint.resume() == stop
+            seen = []
+            while len(seen) < len(batches) - stop:
+                seen += [batch.tolist() for batch in again]
+            assert seen == batches[stop:], stop
+
+
+def test_a_stop_between_epochs_keeps_the_generators() -> None:
+    ahead = tierstore.lookahead(WITH_GENERATORS["of the loader"](), {}, depth=2)
+    list(ahead)
+    state = ahead.state_dict()
+    want = [batch.tolist() for batch in ahead]
+    other = tierstore.lookahead(WITH_GENERATORS["of the loader"](), {}, depth=2)
+    other.load_state_dict(state)
+    assert [batch.tolist() for batch in other] == want
+
+
+def test_a_loader_that_draws_from_other_generators_is_refused() -> None:
+    ahead = tierstore.lookahead(sampled(), {})
+    iterated = tierstore.lookahead(WITH_GENERATORS["of the loader"](), {})
+    next(iter(iterated))
+    ahead.load_state_dict(iterated.state_dict())
+    with pytest.raises(InvalidInputError, match=r"from generator: make it as it was made"):
+        next(iter(ahead))
+
+
+def test_a_loader_that_is_read_ahead_is_no_part_of_its_own() -> None:
+    with tierstore.create(None, {"t": tierstore.TableSpec(2, 2)}) as store:
+        loader = Positioned(10)
+        early = tierstore.Checkpoint(store, loader=loader)
+        early.commit(1)
+        ahead = tierstore.lookahead(loader, {}, depth=3)
+        with pytest.raises(InvalidInputError, match="loader is a loader that a lookahead reads"):
+            tierstore.Checkpoint(store, loader=loader, ahead=ahead)
+        with pytest.raises(InvalidInputError, match="give the lookahead"):
+            early.commit(2)
+        del ahead
+        early.commit(2)
