@@ -2,6 +2,9 @@
 # make test     the tests but the slow ones;  make test TESTS=tests/test_spec.py: some of them
 # make test-all all tests, those of the integrations with their libraries, pyright, and as root those
 #               that mount file systems (skipped otherwise)
+# make nightly  these, the blocks of the documentation and the benchmarks each in a process of its own,
+#               twenty times as many random examples, and all mutants, which make mutants tries alone
+# make install  all that the tests and the documentation site need
 # make torture  the long crash and fault runs, and the whole matrix of file systems (as root)
 # make lint     ruff, mypy, the import contracts;  make docs: regenerate docs/cli.md, docs/json.md and the layers in CONTRIBUTING.md
 # make docs-site  the documentation site, in build/site
@@ -16,12 +19,16 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH ?= torch==2.13.0
 CONSTRAINTS ?= constraints.txt
 TESTS ?=
+# Of `make nightly` and `make mutants`: words in the lines of the mutants to try, or --jobs 64, or --part 3/8.
+MUTANTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+OTHERS := $(VENV)/.others
+DOCS := $(VENV)/.docs
 DEMO ?= demo
 
-.PHONY: demo test test-all lint torture docs docs-site links wheel release bench clean
+.PHONY: demo test test-all nightly mutants install lint torture docs docs-site links wheel release bench clean
 .DEFAULT_GOAL := test
 
 $(VENV): $(READY)
@@ -48,14 +55,30 @@ demo: $(READY)
 
 # One process a processor that may be used, each with tests of its own files while it has some. They and
 # their children share compiled modules.
-test test-all: export PYTHONDONTWRITEBYTECODE :=
+test test-all nightly mutants: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal $(TESTS)
 
-test-all: $(READY)
+test-all: install
+	$(BIN)/python -m pytest -q -n auto --dist worksteal --slow --thorough
+
+nightly: install
+	$(BIN)/python -m pytest -q -n auto --dist worksteal --slow --thorough --nightly
+	$(BIN)/python -m tests.mutants $(MUTANTS)
+
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants $(MUTANTS)
+
+# Whatever the tests and the documentation need, at once: two pips in one environment would disturb each other.
+install: $(OTHERS) $(DOCS)
+
+$(OTHERS): $(READY)
 	$(BIN)/pip install --quiet --group integrations --group writers --group checker -c $(CONSTRAINTS)
-	$(BIN)/python -m pytest -q -n auto --dist worksteal --slow
-	$(BIN)/python -m pytest -q --thorough -m thorough
+	touch $(OTHERS)
+
+$(DOCS): $(READY)
+	$(BIN)/pip install --quiet --group docs -c $(CONSTRAINTS)
+	touch $(DOCS)
 
 ROUNDS ?= 20
 SEED ?= 0
@@ -75,13 +98,11 @@ docs: $(READY)
 	$(BIN)/python docs/generate_layers.py
 
 # Strict: a warning is an error, and so is a link to a page or heading that is not there.
-docs-site: $(READY)
-	$(BIN)/pip install --quiet --group docs -c $(CONSTRAINTS)
+docs-site: $(DOCS)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/site
 
 # Needs the network: other sites come and go, so no test depends on them.
-links: $(READY)
-	$(BIN)/pip install --quiet --group docs -c $(CONSTRAINTS)
+links: $(DOCS)
 	$(BIN)/python -m sphinx -q -b linkcheck docs build/links
 
 wheel:

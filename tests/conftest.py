@@ -3,13 +3,16 @@
 import gc
 import importlib.util
 import os
+import resource
 import signal
+import sys
 import tempfile
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
-from tests import processors
+from tests import processors, tries
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Before torch is imported, and for every child: xdist has a process on each core already."""
@@ -17,9 +20,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 LEFT_OUT_UNLESS_ASKED_FOR = {
     "slow": "make test-all",
     "thorough": "make test-all",
+    "nightly": "make nightly",
     "torture": "make torture",
 }
 """Markers of tests that run with the option of the same name, and the target that gives it."""
+
+
+REAL_SYNCS = Path(__file__).parent / "durability"
+"""Whose tests wait for the disk where slow ones run too."""
+
+MOST_SECONDS = 3.0
+"""Of processor time that a test takes in `make test`; four times what it may take by the rules."""
+_MANY_MODULES = 50
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Restore signals that a background shell or nohup ignores; let workers share kernels."""
+    tries.load("nightly" if config.getoption("--nightly") else "ci")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -94,15 +107,45 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-@pytest.fixture(autouse=True, scope="session")
+def asks_for_more(config: pytest.Config) -> bool:
+    """Tell whether more than `make test` runs."""
+    return any(config.getoption(f"--{name}") for name in LEFT_OUT_UNLESS_ASKED_FOR)
+
+
+def seconds_used() -> float:
+    """Return the processor time of this process and of the children that have ended."""
+    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(used.ru_utime + used.ru_stime for used in both)
+
+
+def modules_imported() -> int:
+    """Return the number of modules that this process has imported."""
+    return len(sys.modules)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Fail a test of `make test` that takes long: it is to be shorter, or marked slow.
+
+    Whoever imports a large library first pays for others, and is let off.
+    """
+    modules, start = modules_imported(), seconds_used()
+    yield
+    took = seconds_used() - start
+    imported = modules_imported() - modules > _MANY_MODULES
+    if took > MOST_SECONDS and not imported and not asks_for_more(item.config):
+        pytest.fail(f"takes {took:.1f} s of processor time: shorten it or mark it slow", False)
+
+
+@pytest.fixture(autouse=True, scope="module")
 def quick_syncs(request: pytest.FixtureRequest) -> Generator[None]:
-    """Let syncs return at once, unless slow tests run too, since no test cuts the power.
+    """Let syncs return at once, since no test cuts the power.
 
     They would wait for the disk a quarter of the time. Which syncs there are, and that each is
-    needed, the tests of durability find from the calls. `make test-all` waits for the disk.
+    needed, the tests of durability find from the calls; they alone wait, in `make test-all`.
     """
     with pytest.MonkeyPatch.context() as patch:
-        if not any(request.config.getoption(f"--{name}") for name in LEFT_OUT_UNLESS_ASKED_FOR):
+        if not (asks_for_more(request.config) and REAL_SYNCS in request.path.parents):
             from tierstore._io import system
 
             patch.setattr(system.Calls, "fsync", staticmethod(os.fstat))  # which refuses as well

@@ -1,10 +1,13 @@
 """Mutants: small mistakes in the library, each of which the tests of `make test` must detect.
 
-    python -m tests.mutants               every mutant, one at a time
-    python -m tests.mutants -j 4 slots    those with the word in file or text, four at a time
+    python -m tests.mutants                 every mutant
+    python -m tests.mutants --jobs 64       64 at a time: all take some minutes on 64 cores
+    python -m tests.mutants slots commit    those with one of the words in file or text
+    python -m tests.mutants --part 3/8      every eighth, from the third, for one machine of eight
 
-Each mutant is applied to a copy of the tree, where its tests must fail. First, the tests must pass
-without mutants. If a mutant survives, a test is missing.
+Each mutant is applied to a copy of the tree, where the tests that it names must fail. First, these
+must pass without a mutant. One that survives its tests is tried with all of `make test` where
+`--whole` is given: what fails then is to be named. If none does, a test is missing.
 """
 
 from __future__ import annotations
@@ -17,28 +20,39 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from tests import processors
+
 ROOT = Path(__file__).parents[1]
-_COPIED = ("tierstore", "cli", "tests", "docs", "pyproject.toml")
 _PASSED, _FAILED = 0, 1
 """Exit codes of pytest; other positive codes mean that it could not run."""
 _TIMEOUT = 900
 
 
 class Mutant(NamedTuple):
-    """A mistake: `old`, which occurs once in `file`, is replaced by `new`; `tests` detect it."""
+    """A mistake: `old`, which occurs once in `file`, is replaced by `new`; `tests` detect it.
+
+    `file` is in the library, or begins with `cli/`. `tests` are files or single tests, the quickest
+    that fail.
+    """
 
     file: str
     old: str
     new: str
     tests: str
 
+    @property
+    def path(self) -> Path:
+        """The file in the tree."""
+        return Path(self.file) if self.file.startswith("cli/") else Path("tierstore", self.file)
+
     def apply(self, tree: Path) -> None:
-        path = tree / "tierstore" / self.file
+        """Write the mistake into a copy of the tree."""
+        path = tree / self.path
         text = path.read_text(encoding="utf-8")
         if text.count(self.old) != 1:
             raise ValueError(f"{self.file} has {self.old!r} {text.count(self.old)} times, not once")
@@ -1174,34 +1188,25 @@ MUTANTS = [
 ]
 
 
+_LEFT = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "build", "dist")
+
+
 @contextmanager
-def copy() -> Iterator[Path]:
-    """Yield a temporary copy of the tree, including compiled modules."""
+def copy(of: Path = ROOT) -> Iterator[Path]:
+    """Yield a temporary copy of a tree, compiled modules included."""
     with tempfile.TemporaryDirectory(prefix="tierstore-mutant-") as folder:
-        tree = Path(folder)
-        for name in _COPIED:
-            source = ROOT / name
-            (shutil.copytree if source.is_dir() else shutil.copy2)(source, tree / name)
+        tree = Path(folder, "tree")
+        shutil.copytree(of, tree, ignore=_LEFT)
         yield tree
 
 
 def run_tests(tree: Path, tests: Sequence[str], *options: str) -> tuple[int, str]:
-    """Run tests of a copy; return pytest's exit code and its last line."""
+    """Run tests of a copy; return pytest's exit code, and its first failure or last line."""
     paths = {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'cli'}", "PYTEST_ADDOPTS": ""}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        *options,
-        *tests,
-    ]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(
-            command,
+            [*command, *options, *tests],
             cwd=tree,
             env={**os.environ, **paths},
             capture_output=True,
@@ -1216,37 +1221,69 @@ def run_tests(tree: Path, tests: Sequence[str], *options: str) -> tuple[int, str
     return done.returncode, (failed or done.stdout.splitlines() or [done.stderr])[-1]
 
 
-def survives(mutant: Mutant) -> bool:
-    """Try a mutant and print the result; return whether it survives."""
+class Tried(NamedTuple):
+    """What became of a mutant."""
+
+    mutant: Mutant
+    killed: bool
+    text: str
+
+
+def tried(mutant: Mutant, original: Path, whole: bool) -> Tried:
+    """Run the tests that a mutant names and, if these pass and `whole` says so, all tests."""
     start = time.monotonic()
-    with copy() as tree:
+    with copy(original) as tree:
         mutant.apply(tree)
         code, line = run_tests(tree, mutant.tests.split())
-    said = {_PASSED: "SURVIVED", _FAILED: "killed  "}.get(code, "NOT RUN ")
+        said = {_PASSED: "SURVIVED", _FAILED: "killed  "}.get(code, "NOT RUN ")
+        if code == _PASSED and whole:
+            code, line = run_tests(tree, [])
+            said = "BY OTHERS" if code == _FAILED else said
     seconds = time.monotonic() - start
-    print(f"{said} {seconds:4.0f} s  {mutant}\n{'':17}{line[:150]}", flush=True)
-    return code != _FAILED
+    text = f"{said} {seconds:4.0f} s  {mutant}\n{'':17}{line[:150]}"
+    return Tried(mutant, code == _FAILED, text)
+
+
+def part(text: str) -> tuple[int, int]:
+    """Read 3/8 as a part of MUTANTS."""
+    number, of = map(int, text.split("/"))
+    if not 1 <= number <= of:
+        raise ValueError(text)
+    return number, of
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("words", nargs="*", help="mutants with any of these in their lines")
-    parser.add_argument("-j", "--jobs", type=int, default=1, help="mutants at a time")
+    parser.add_argument(
+        "-j", "--jobs", type=int, default=processors.usable(), help="mutants at a time"
+    )
+    parser.add_argument("--part", type=part, default=(1, 1), metavar="N/OF", help="such as 3/8")
+    parser.add_argument(
+        "--whole", action="store_true", help="try those that survive with all of `make test`"
+    )
     given = parser.parse_args()
+    number, of = given.part
     chosen = [
         mutant
-        for mutant in MUTANTS
+        for mutant in MUTANTS[number - 1 :: of]
         if not given.words or any(word in str(mutant) for word in given.words)
     ]
-    with copy() as tree:
+    if not chosen:
+        parser.error("no mutant has one of these words")
+    with copy() as original:  # which has all modules compiled, once the tests have passed
         tests = sorted({test for mutant in chosen for test in mutant.tests.split()})
-        code, line = run_tests(tree, tests, "-n", str(given.jobs))
-    print(f"without a mutant: {line}", flush=True)
-    if code != _PASSED:
-        return 1
-    with ThreadPoolExecutor(given.jobs) as pool:
-        alive = sum(pool.map(survives, chosen))
-    print(f"{len(chosen) - alive} of {len(chosen)} mutants killed")
+        code, line = run_tests(original, tests, "-n", str(given.jobs), "--dist", "worksteal")
+        print(f"without a mutant: {line}", flush=True)
+        if code != _PASSED:
+            return 1
+        alive = []
+        with ThreadPoolExecutor(given.jobs) as pool:
+            trials = [pool.submit(tried, mutant, original, given.whole) for mutant in chosen]
+            for trial in as_completed(trials):
+                print(trial.result().text, flush=True)
+                alive.extend([] if trial.result().killed else [trial.result().text])
+    print(f"{len(chosen) - len(alive)} of {len(chosen)} mutants killed", *alive, sep="\n")
     return 1 if alive else 0
 
 

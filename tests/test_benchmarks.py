@@ -1,4 +1,4 @@
-"""Every benchmark runs with tiny arguments and answers its question.
+"""Every benchmark runs with tiny arguments each night and answers its question.
 
 What it measures then means nothing: no figure is compared with a target or with another.
 """
@@ -100,7 +100,7 @@ def test_every_benchmark_that_needs_no_gpu_is_run_here():
 
 
 @pytest.mark.parametrize("name", TINY)
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_benchmark_runs(tmp_path, name):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])

@@ -1,7 +1,7 @@
 """Every example in the documentation runs, and every page it links to is there.
 
-A block stands by itself: it runs with no names but its own, in an empty directory, and (a slow
-test) in a process of its own. Those of a page in SAME_DIRECTORY find the files of the blocks before
+A block stands by itself: it runs with no names but its own, in an empty directory, and (each night)
+in a process of its own. Those of a page in SAME_DIRECTORY find the files of the blocks before
 them, as these pages say. `sh` blocks of commands alone run in this process, others in a shell.
 Blocks without a language are not run: what is printed, and what one types to install.
 """
@@ -173,7 +173,7 @@ def test_the_examples_run(page, tmp_path, monkeypatch, request):
             assert directive, f"{page.name}, line {block.line}: {block.language}?"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @every_page
 def test_the_examples_need_nothing_of_another_process(page, tmp_path, monkeypatch, request):
     """What an earlier test has imported is there in this process, and not in that of a reader."""

@@ -93,7 +93,7 @@ def run(name: str, *given: object) -> str:
 
 @pytest.fixture
 def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Return `run` without a process: slow tests run every example in one of its own."""
+    """Return `run` without a process: each night every example runs in one of its own."""
 
     def run(name: str, *given: object) -> str:
         path = str(ROOT / "examples" / f"{name}.py")
@@ -119,7 +119,7 @@ def test_every_example_is_here() -> None:
 IMPORTED = {"with_accelerate", "with_lightning"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(SHORT))
 def test_the_short_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in IMPORTED:
@@ -137,7 +137,7 @@ def test_the_minimal_example_continues(
     assert [run_here("minimal").split(":")[0] for _ in range(2)] == ["step 100", "step 200"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_run_the_short_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
@@ -165,7 +165,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 CLICKS = ["--scale", "1e-4", "--batch", "64", "--budget", "100kB", "--every", "2"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(FIGURES))
 def test_the_example_runs(name: str, tmp_path: Path) -> None:
     data = file_for(name, tmp_path)
@@ -182,7 +182,7 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
     assert float(found[1]) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ranks_train_the_model_of_one_process(tmp_path: Path) -> None:
     data, stores = file_for("click_model", tmp_path), [tmp_path / name for name in ("one", "two")]
     given = ["--data", str(data), "--device", "cpu", *CLICKS]
@@ -234,7 +234,7 @@ def figures(printed: str) -> tuple[list[str], dict[str, Any]]:
     return [re.sub(r"[\d.]+ min", "", line) for line in lines], found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["knowledge_graph", "light_gcn", "matrix_factorization"])
 def test_a_tenth_of_the_rows_in_memory_gives_the_same_figures(name: str, tmp_path: Path) -> None:
     data = published(name, tmp_path)
@@ -248,7 +248,7 @@ def test_a_tenth_of_the_rows_in_memory_gives_the_same_figures(name: str, tmp_pat
 NGRAMS = ["--device", "cpu", "--rows", 5000, "--width", 32, "--layers", 1, "--every", 5]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_ngram_memory_helps_and_its_budget_changes_nothing(tmp_path: Path) -> None:
     data = file_for("ngram_memory", tmp_path)
     given = ["--data", data, *NGRAMS, "--epochs", 2]
@@ -261,7 +261,7 @@ def test_an_ngram_memory_helps_and_its_budget_changes_nothing(tmp_path: Path) ->
     assert tenth[1]["bits a byte"] < plain[1]["bits a byte"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("tokens", [[], ["--words", 500, "--context", 8, "--deterministic"]])
 def test_an_ngram_memory_goes_on_after_a_kill(tmp_path: Path, tokens: list[object]) -> None:
     data = file_for("ngram_memory", tmp_path)

@@ -39,23 +39,41 @@ def test_workflows_call_targets_that_exist(path):
     assert called and called <= make_targets()
 
 
+def pythons_of(workflow, job):
+    jobs = loaded(ROOT / ".github/workflows" / workflow)["jobs"]
+    return jobs[job]["strategy"]["matrix"]["python"]
+
+
 def test_the_workflows_run_every_python_that_is_supported():
-    tests = loaded(ROOT / ".github/workflows/ci.yml")["jobs"]["test"]
-    versions = tests["strategy"]["matrix"]["python"]
+    versions = pythons_of("nightly.yml", "pythons")
     assert f">={versions[0]}" == PROJECT["requires-python"]
     minors = [int(version.removeprefix("3.")) for version in versions]
     assert minors == list(range(minors[0], 15))
+    assert pythons_of("ci.yml", "test") == [versions[0], versions[-1]]
+
+
+def test_every_part_of_the_mutants_is_tried_each_night():
+    text = (ROOT / ".github/workflows/nightly.yml").read_text(encoding="utf-8")
+    first = [int(number) for number in re.findall(r'--part (\d+)/8"', text)]
+    jobs = loaded(ROOT / ".github/workflows/nightly.yml")["jobs"]
+    parts = first + jobs["mutants"]["strategy"]["matrix"]["part"]
+    assert parts == list(range(1, 9)) and "matrix.part }}/8" in text
 
 
 def test_every_mutant_can_be_made(tmp_path):
     """Each line to change stands once in the library, and the tests to run are there."""
     for mutant in MUTANTS:
-        path = tmp_path / "tierstore" / mutant.file
+        path = tmp_path / mutant.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes((ROOT / "tierstore" / mutant.file).read_bytes())
+        path.write_bytes((ROOT / mutant.path).read_bytes())
         mutant.apply(tmp_path)
-        assert path.read_bytes() != (ROOT / "tierstore" / mutant.file).read_bytes()
-        assert all((ROOT / test.partition("::")[0]).exists() for test in mutant.tests.split())
+        assert path.read_bytes() != (ROOT / mutant.path).read_bytes()
+        for test in mutant.tests.split():
+            file, _, name = test.partition("::")
+            assert (ROOT / file).exists(), test
+            if name:
+                text = (ROOT / file).read_text(encoding="utf-8")
+                assert f"def {name.partition('[')[0]}(" in text, test
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)

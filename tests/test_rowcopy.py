@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.oracle import records
@@ -15,7 +15,6 @@ spans = st.tuples(st.integers(1, 12), st.integers(0, 2**32)).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=120)
 @given(spans, st.integers(0, 40), st.sampled_from([np.int32, np.int64]), st.booleans(), st.data())
 def test_byte_ranges_are_copied_as_numpy_would(span, count, kind, small, data):
     with pytest.MonkeyPatch.context() as patch:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.oracle import records
 from tests.pairs import pairs
 from tests.reference.backends import variants
+from tests.tries import tries
 from tierstore import _checksum, _io
 from tierstore._disk import readahead
 from tierstore._disk import records as base_records
@@ -88,9 +89,7 @@ def test_what_was_created_is_read_in_any_order(tmp_path, kind, rows):
 
 
 @every_backend
-@settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@tries(10)
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(0, 2**32))
 def test_writes_over_some_rows_leave_the_others(tmp_path_factory, kind, rows, dim, seed):
     path, rng = tmp_path_factory.mktemp("base"), np.random.default_rng(seed)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tierstore._disk.segments import Segments
@@ -39,7 +39,6 @@ def check(segments: Segments, model: Model) -> None:
     assert segments.dead(every).tolist() == [what != "newest" for what in model.held]
 
 
-@settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 9))
 def test_any_sequence_of_calls(seed, rows):
     rng = np.random.default_rng(seed)

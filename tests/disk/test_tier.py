@@ -7,12 +7,13 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.oracle import records
 from tests.tiers import stack
 from tests.tiers.stack import random_span, read
+from tests.tries import tries
 from tierstore import _checksum, _io, _parts, _rowcopy
 from tierstore._disk import delta as live_delta
 from tierstore._disk import footer, index, tier, write_queue
@@ -156,9 +157,7 @@ def run_rows(request, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", SPECS)
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@tries(20)
 @given(seed=st.integers(0, 2**32))
 def test_any_sequence_of_calls(tmp_path_factory, kind, where, run_rows, seed):
     rng = np.random.default_rng(seed)

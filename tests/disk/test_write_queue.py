@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.oracle import records
@@ -80,7 +80,6 @@ def one(rng: np.random.Generator, position: int) -> Piece:
 
 
 @pytest.mark.parametrize("threads", [True, False])
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32), room=st.sampled_from([0, 1, 2, 5, 60, 1000]))
 def test_any_sequence_of_calls(monkeypatch, threads, seed, room):
     """Queued records are readable immediately and never lost, even if some writes fail."""

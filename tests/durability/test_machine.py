@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -20,6 +20,7 @@ from tests.durability.disk import Disk
 from tests.durability.recorder import Recorder
 from tests.durability.stepwise import folds_in_steps
 from tests.durability.twin import State, Twin, observe
+from tests.tries import tries
 from tierstore import _io
 from tierstore.budget import Budget
 from tierstore.errors import LockedError
@@ -134,17 +135,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.quiet.__exit__(None, None, None)
 
 
-QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-
-
 class TestStore(StoreMachine.TestCase):  # type: ignore[misc]
-    settings = settings(
-        max_examples=12, stateful_step_count=15, deadline=None, suppress_health_check=QUIET
-    )
+    settings = tries(12, stateful_step_count=15)
 
 
 @pytest.mark.torture
 class TestStoreForLong(StoreMachine.TestCase):  # type: ignore[misc]
-    settings = settings(
-        max_examples=500, stateful_step_count=60, deadline=None, suppress_health_check=QUIET
-    )
+    settings = settings(max_examples=500, stateful_step_count=60)

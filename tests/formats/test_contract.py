@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tierstore
@@ -23,6 +23,7 @@ from tests.formats.matrices import (
     write_file,
 )
 from tests.pairs import pairwise
+from tests.tries import tries
 from tierstore._dtypes import ELEMENT_TYPES, convert
 from tierstore._formats import (
     SINK_SUFFIXES,
@@ -82,9 +83,7 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path, suffix, dtype, shape):
 
 @pytest.mark.slow
 @every_sink
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@tries(15)
 @given(
     rows=st.integers(0, 70),
     dim=st.integers(1, 9),

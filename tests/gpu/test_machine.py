@@ -6,11 +6,11 @@ import shutil
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
-from tests.durability.test_machine import QUIET, StoreMachine
+from tests.durability.test_machine import StoreMachine
 from tests.gpu.conftest import cuda_device
 from tests.gpu.emulator import EmulatedDevice
+from tests.tries import tries
 
 
 class OnAnEmulator(StoreMachine):
@@ -27,13 +27,9 @@ class OnAGpu(StoreMachine):
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
 class TestEmulated(OnAnEmulator.TestCase):  # type: ignore[misc]
-    settings = settings(
-        max_examples=4, stateful_step_count=8, deadline=None, suppress_health_check=QUIET
-    )
+    settings = tries(4, stateful_step_count=8)
 
 
 @pytest.mark.gpu
 class TestOnAGpu(OnAGpu.TestCase):  # type: ignore[misc]
-    settings = settings(
-        max_examples=15, stateful_step_count=20, deadline=None, suppress_health_check=QUIET
-    )
+    settings = tries(15, stateful_step_count=20)

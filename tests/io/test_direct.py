@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tierstore import _io
@@ -20,7 +20,6 @@ random_ranges = given(
     ranges=st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)), max_size=8),
     aligned=st.booleans(),
 )
-repeated = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Calls:
@@ -104,7 +103,6 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@repeated
 @random_ranges
 def test_any_ranges(monkeypatch, directory, way, seed, ranges, aligned):
     """Direct reads and writes equal buffered ones on every file system."""
@@ -128,7 +126,6 @@ def test_any_ranges(monkeypatch, directory, way, seed, ranges, aligned):
 
 
 @pytest.mark.parametrize("way", [*WAYS, "no such threads"])
-@repeated
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(1, 60),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -12,6 +12,7 @@ from hypothesis.stateful import (
 )
 
 from tests.keys.colliding import of_one_hash
+from tests.tries import tries
 from tierstore._keys import hashmap, memory
 from tierstore._keys.hashmap import HashMap, Same
 from tierstore.errors import CapacityError
@@ -79,8 +80,7 @@ def test_a_map_is_a_dict(monkeypatch, probes, bits):
     monkeypatch.setattr(hashmap, "_CACHED", 30)
     monkeypatch.setattr(hashmap, "_FOR_A_THREAD", 70)
     monkeypatch.setattr(memory, "_LAZY_BYTES", 4096)
-    machine = settings(max_examples=20, stateful_step_count=15, deadline=None)
-    run_state_machine_as_test(MapMachine, settings=machine)
+    run_state_machine_as_test(MapMachine, settings=tries(20, stateful_step_count=15))
 
 
 def test_keys_of_one_hash_take_a_bounded_number_of_probes(monkeypatch):
@@ -168,7 +168,6 @@ def test_too_many_keys():
         HashMap().reserve(2**32 - 1)
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(max_size=3) | st.sampled_from(["", "\0", "🙂", "a\0"]), max_size=60))
 def test_rows_with_equal_codes_have_their_own_keys(keys):
     """Every key has the same code, so that only the comparison tells them apart."""

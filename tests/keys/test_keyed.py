@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -28,6 +27,7 @@ from hypothesis.stateful import (
 
 import tierstore
 from tests.pairs import pairs
+from tests.tries import tries
 from tierstore import Budget, Field, TableSpec, exporting
 from tierstore._disk import generation, key_log, partitioned_keys
 from tierstore._disk.tier import DiskTier
@@ -317,23 +317,13 @@ class GrowingMachine(KeyedMachine):
             assert np.array_equal(lease.read("weight")[0], self.truth[next(iter(self.truth))])
 
 
-def run(machine: type[KeyedMachine], examples: int = 12, steps: int = 25) -> None:
-    few = settings(
-        max_examples=examples,
-        stateful_step_count=steps,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(machine, settings=few)
-
-
 MACHINES = [KeyedMachine, TextMachine, GrowingMachine, ExpiringMachine, ExpiringTextMachine]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.filterwarnings("ignore")
 def test_a_table_by_key_is_a_dict(machine):
-    run(machine)
+    run_state_machine_as_test(machine, settings=tries(12, stateful_step_count=25))
 
 
 @pytest.fixture(params=["int64", "text"])

@@ -3,7 +3,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pairs import pairs
@@ -51,7 +51,6 @@ def short_entries():
         yield
 
 
-@settings(max_examples=100, deadline=None)
 @given(actions, st.sampled_from([0, 600, 100_000]))
 def test_lru_gives_up_what_was_used_longest_ago(steps, log_bytes):
     """Whether the log is compacted all the time, now and then or never."""

@@ -6,7 +6,7 @@ import uuid
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tierstore
@@ -293,7 +293,6 @@ def test_names_are_single_components(name):
     limits=st.tuples(st.integers(0, 300), st.integers(1, 2000), st.integers(1, 4000)),
     step=st.integers(1, 90),
 )
-@settings(max_examples=120, deadline=None)
 @pytest.mark.slow
 def test_records_in_ranges_are_those_that_were_written(
     rows, per_file, offset, wanted, limits, step

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tierstore
@@ -16,6 +16,7 @@ import tierstore._parts
 from tests.oracle import values
 from tests.pairs import pairs
 from tests.reference.elements import BFLOAT16, DTYPES, element
+from tests.tries import tries
 from tierstore._table.values import Columns
 from tierstore._tiers.host import HostTier
 from tierstore.errors import (
@@ -122,9 +123,7 @@ def test_numpy_ids_give_tensors_where_they_are_asked_for(make):
     assert all(isinstance(each, torch.Tensor) and not len(each) for each in both.values())
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@tries(30)
 @given(
     st.integers(0, 2**32),
     st.sampled_from(BUDGETS),

@@ -3,7 +3,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.oracle import records
@@ -31,7 +31,6 @@ def stacked(
     return tiers, below, below.records.copy()
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.integers(0, 2**32),
     st.lists(st.sampled_from([1, 2, 7, 39, 40, 99]), min_size=1, max_size=2),

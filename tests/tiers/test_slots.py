@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tierstore import _rowmap
@@ -21,7 +21,6 @@ def make() -> CachedSlots:
 rows_lists = st.lists(st.integers(0, ROWS - 1), max_size=20)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["use", "release", "dirty"]), rows_lists), max_size=30))
 def test_the_map_is_as_a_dict_of_rows(steps):
     """Rows get slots, evicting others, as a tier does it; a dict says who lies where."""

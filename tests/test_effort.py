@@ -1,0 +1,41 @@
+"""What the tests may take: `make test` fails for one that takes long and is not marked."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests import conftest
+
+
+def call(monkeypatch, took, asked=(), imported=0):
+    """Run the hook around a test that takes so many seconds and imports so many modules."""
+    clock = iter([5.0, 5.0 + took])
+    modules = iter([100, 100 + imported])
+    item = SimpleNamespace(config=SimpleNamespace(getoption=lambda name: name in asked))
+    with monkeypatch.context() as patch:  # which the hook around this very test does not see
+        patch.setattr(conftest, "seconds_used", lambda: next(clock))
+        patch.setattr(conftest, "modules_imported", lambda: next(modules))
+        hook = conftest.pytest_runtest_call(item)
+        next(hook)
+        with pytest.raises(StopIteration):
+            next(hook)
+
+
+def test_a_test_that_takes_long_fails_and_says_what_to_do(monkeypatch):
+    call(monkeypatch, 2.9)
+    with pytest.raises(pytest.fail.Exception, match=r"takes 3\.1 s of processor time: .* slow"):
+        call(monkeypatch, 3.1)
+
+
+def test_a_first_import_and_slow_runs_are_let_off(monkeypatch):
+    call(monkeypatch, 9, imported=900)
+    for option in conftest.LEFT_OUT_UNLESS_ASKED_FOR:
+        call(monkeypatch, 9, asked=[f"--{option}"])
+
+
+def test_the_time_of_children_that_have_ended_counts():
+    before = conftest.seconds_used()
+    subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
+    assert conftest.seconds_used() > before + 0.02
