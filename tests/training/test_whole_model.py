@@ -16,7 +16,7 @@ from tests.pairs import pairs
 from tests.training.conftest import DIM, PLACES, ROWS, Place, rows_of
 from tierstore.errors import InvalidInputError
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBag
-from tierstore.optim import TieredOptimizer
+from tierstore.optim import RowWiseAdagrad, TieredOptimizer
 
 
 class Model(torch.nn.Module):
@@ -283,3 +283,49 @@ def test_bags_and_biases_in_one_model(place: Place) -> None:
     torch.testing.assert_close(rows_of(table), plain[0].weight.detach().cpu())
     torch.testing.assert_close(rows_of(table, "bias"), plain[1].weight.detach().cpu())
     torch.testing.assert_close(model[2].weight, plain[2].weight)
+
+
+@pytest.mark.parametrize("options", [{}, {"lr_decay": 0.1, "weight_decay": 0.01, "maximize": True}])
+def test_row_wise_adagrad_trains_biases_as_adagrad(options: dict[str, Any]) -> None:
+    """A bias has no rows: each element has a sum of its own. Matrices have one a row."""
+    table = tierstore.TableSpec(ROWS, DIM, init=tierstore.normal())
+    with tierstore.create(None, {"t": table}) as store:
+        emb = TieredEmbedding(store["t"])
+        head = torch.nn.Sequential(torch.nn.Linear(DIM, 3), torch.nn.LayerNorm(3))
+        twin = copy.deepcopy(head)
+        scalar = torch.nn.Parameter(torch.rand(()))
+        scalars = [scalar, torch.nn.Parameter(scalar.detach().clone())]
+        ours = TieredOptimizer(RowWiseAdagrad, [emb, head, scalars[0]], lr=0.1, **options)
+        flat = [each for each in twin.parameters() if each.ndim != 2] + [scalars[1]]
+        theirs = [
+            torch.optim.Adagrad(flat, lr=0.1, **options),
+            RowWiseAdagrad([twin[0].weight], lr=0.1, **options),
+        ]
+        for _ in range(4):
+            rows = emb(torch.randint(ROWS, (7,)))
+            for layer, factor in ((head, scalars[0]), (twin, scalars[1])):
+                (layer(rows) * factor).sin().sum().backward(retain_graph=True)
+            for optimizer in (ours, *theirs):
+                optimizer.step()
+                optimizer.zero_grad()
+        for one, other in zip(
+            [*head.parameters(), scalars[0]], [*twin.parameters(), scalars[1]], strict=True
+        ):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_layer_that_is_thawed_later_says_how_it_is_trained(tmp_path: Path) -> None:
+    table = tierstore.TableSpec(ROWS, DIM, init=tierstore.normal())
+    with tierstore.create(tmp_path / "a.tier", {"t": table, "u": table}) as store:
+        first, late = (TieredEmbedding(store[name]) for name in "tu")
+        late.requires_grad_(False)
+        opt = TieredOptimizer(torch.optim.SGD, [first, late], lr=0.1)
+        late.requires_grad_(True)
+        before = rows_of(store["u"])
+        with pytest.raises(InvalidInputError, match=r"add_param_group\({'params': \[layer\]}\)"):
+            late(torch.tensor([1])).sum().backward()
+        opt.add_param_group({"params": [late]})
+        late(torch.tensor([1])).sum().backward()
+        opt.step()
+        assert torch.equal(rows_of(store["u"])[1], before[1] - 0.1)
+        store.rollback()

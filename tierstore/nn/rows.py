@@ -252,8 +252,9 @@ class RowsParameter(torch.nn.Parameter):
         if not self.optimizers:
             raise InvalidInputError(
                 f"the gradient of table {self.table.name!r} has nowhere to go: make a "
-                "tierstore.optim.TieredOptimizer over this layer before training, or freeze it "
-                "with requires_grad_(False)"
+                "tierstore.optim.TieredOptimizer over this layer before training; give one that "
+                "was made while the layer was frozen add_param_group({'params': [layer]}); or "
+                "freeze the layer with requires_grad_(False)"
             )
         if self._used_by:
             self.give_up()

@@ -1,4 +1,4 @@
-"""Adagrad with one sum a row."""
+"""Adagrad with one sum for each row of a matrix."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class RowWiseAdagrad(torch.optim.Optimizer):
     """Adagrad whose state is one number for each row: the mean square of the row's gradients.
 
     A row's elements share their learning rate, and its state takes 4 bytes where Adagrad's takes as
-    much as the row. Parameters are two-dimensional; all arguments are those of
-    `torch.optim.Adagrad`.
+    much as the row. Rows are those of tables and of two-dimensional parameters, such as the weight
+    of an `nn.Linear`; parameters of other shapes, such as biases, have none and are trained as by
+    `torch.optim.Adagrad`. All arguments are those of that class.
 
     >>> opt = tierstore.optim.TieredOptimizer(RowWiseAdagrad, [emb], lr=0.05)
     """
@@ -47,11 +48,10 @@ class RowWiseAdagrad(torch.optim.Optimizer):
         super().__init__(params, defaults)
         for group in self.param_groups:
             for parameter in group["params"]:
+                shape = parameter.shape[:1] if parameter.ndim == 2 else parameter.shape
                 self.state[parameter] = {
                     "step": torch.tensor(0.0),
-                    "sum": parameter.new_full(
-                        (len(parameter),), group["initial_accumulator_value"]
-                    ),
+                    "sum": parameter.new_full(shape, group["initial_accumulator_value"]),
                 }
 
     @torch.no_grad()
@@ -92,11 +92,18 @@ def update(
     rate: float,
     eps: float,
 ) -> None:
-    """Take a step on weights `(rows, dim)` and their sums `(rows,)`; `rate` is below zero."""
+    """Take a step on weights `(rows, dim)` and their sums `(rows,)`; `rate` is below zero.
+
+    Weights of another shape have a sum for each element.
+    """
     if maximize:
         gradient = -gradient
     if decay != 0:
         gradient = gradient.add(weight, alpha=decay)
+    if gradient.ndim != 2:
+        total.addcmul_(gradient, gradient)
+        weight.addcdiv_(gradient, total.sqrt().add_(eps), value=rate)
+        return
     total += _mean_squares(gradient)
     deviation = total.sqrt().add_(eps)
     weight.addcdiv_(gradient * rate, deviation[:, None])
