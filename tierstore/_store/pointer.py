@@ -62,8 +62,9 @@ def make_pointer(state: State) -> dict[str, Any]:
         )
         raise InvalidInputError(
             f"{what} not committed in {state.directory.path}, and a state taken now would "
-            "point to a version without them: call store.commit() before state_dict(), or commit "
-            "the module itself, store.commit(payload={'model': model}); store.rollback() drops them"
+            "point to a version without them: call store.commit() before state_dict(), or "
+            "store.commit(keep='best') if the state is to outlive the next commits; or commit the "
+            "module itself, store.commit(payload={'model': model}); store.rollback() drops them"
         )
     return {**where, "version": manifest.version, "mark": manifest.mark}
 

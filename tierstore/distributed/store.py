@@ -727,7 +727,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
         if rows:
             raise InvalidInputError(
                 f"{counted(rows, 'row is', 'rows are')} not committed in {self.path}, and a state "
-                "would point to a version without them: commit before state_dict()"
+                "would point to a version without them: commit before state_dict(), with "
+                "keep='best' if the state is to outlive the next commits"
             )
         where = {"path": str(self.path), "uuid": self.uuid}
         return {**where, "version": self.version, "mark": self._manifest.mark}
