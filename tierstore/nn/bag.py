@@ -25,6 +25,8 @@ class TieredEmbeddingBag(TieredEmbedding):
     in compiled graphs and under `torch.func`.
     """
 
+    _stands_for = torch.nn.EmbeddingBag
+
     def __init__(
         self,
         table: Table,
@@ -60,12 +62,18 @@ class TieredEmbeddingBag(TieredEmbedding):
             scale_grad_by_freq=scale_grad_by_freq,
             sparse=sparse,
         )
-        if mode not in ("sum", "mean", "max"):
-            raise InvalidInputError(f"mode is 'sum', 'mean' or 'max', not {mode!r}")
+        self._check_options(table.rows, mode=mode)
         self.mode = mode
         self.include_last_offset = include_last_offset
         columns = Columns((mode,), (0,), self.embedding_dim, self.embedding_dim)
         self._columns = columns
+
+    @classmethod
+    def _check_options(cls, rows: int, *, mode: str = "mean", **others: Any) -> None:
+        """Raise InvalidInputError for options that a layer over so many rows cannot have."""
+        super()._check_options(rows, **others)
+        if mode not in ("sum", "mean", "max"):
+            raise InvalidInputError(f"mode is 'sum', 'mean' or 'max', not {mode!r}")
 
     def forward(
         self,

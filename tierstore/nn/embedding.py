@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import weakref
 from typing import Any, Self
 
@@ -33,6 +34,7 @@ from tierstore.nn.average import Average
 from tierstore.nn.jagged import jagged
 from tierstore.nn.keyed import ByKey, FirstRows, numbered
 from tierstore.nn.layer import RowsLayer
+from tierstore.nn.pretrained import taken_over
 from tierstore.nn.remote import RemoteBatch
 from tierstore.nn.rows import RowsParameter
 from tierstore.spec import TableSpec
@@ -61,6 +63,7 @@ class TieredEmbedding(RowsLayer):
     """
 
     table: Table
+    _stands_for: type[torch.nn.Module] = torch.nn.Embedding
 
     def __init__(
         self,
@@ -96,12 +99,12 @@ class TieredEmbedding(RowsLayer):
             raise InvalidTypeError(
                 f"an embedding needs a table such as store['item'], not {table!r}"
             )
-        if max_norm is not None:
-            raise InvalidInputError(
-                "max_norm would write rows in a forward pass; renormalize them with table.write"
-            )
-        if scale_grad_by_freq:
-            raise InvalidInputError("scale_grad_by_freq is not supported: gradients are summed")
+        self._check_options(
+            table.rows,
+            padding_idx=padding_idx,
+            max_norm=max_norm,
+            scale_grad_by_freq=scale_grad_by_freq,
+        )
         keyed = table if isinstance(table, ByKey) else None
         if keyed is not None and padding_idx is not None:
             raise InvalidInputError(
@@ -116,6 +119,29 @@ class TieredEmbedding(RowsLayer):
         self._average: Average | None = None
         if not isinstance(table, ByKey):
             warn_of_zeros(table, self.field)
+
+    @classmethod
+    def _check_options(
+        cls,
+        rows: int,
+        *,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        scale_grad_by_freq: bool = False,
+        **_: Any,
+    ) -> None:
+        """Raise InvalidInputError for options that a layer over so many rows cannot have."""
+        if max_norm is not None:
+            raise InvalidInputError(
+                f"max_norm={max_norm} would write rows in a forward pass: leave it out, and "
+                "renormalize rows with table.write, or with project= of the TieredOptimizer"
+            )
+        if scale_grad_by_freq:
+            raise InvalidInputError(
+                "scale_grad_by_freq=True is not supported, gradients are summed: leave it out, and "
+                "divide the loss of each id by how often it is in the batch"
+            )
+        from_start(padding_idx, rows)
 
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
         """Take a parameter, and a name for the operators."""
@@ -134,6 +160,10 @@ class TieredEmbedding(RowsLayer):
     ) -> Self:
         """Make a table of a weight `(rows, dim)`, a commit of its own, and a layer over it.
 
+        A layer of torch is taken over whole: `padding_idx`, and for bags `mode` and
+        `include_last_offset`, are those that it has, unless `options` name others; so is whether it
+        is in training mode. The weight is copied.
+
         Args:
             embeddings: the weight, or the layer that has it; its type is that of the table.
             store: where the table goes.
@@ -141,16 +171,25 @@ class TieredEmbedding(RowsLayer):
             freeze: whether the layer only reads, as in torch; `requires_grad_(True)` trains it.
             options: what the layer takes besides a table: padding_idx, mode, …
 
+        Raises InvalidInputError, before anything is written, for a layer that does more than this
+        one can: with `max_norm` or `scale_grad_by_freq`, with hooks, a parametrization or a
+        `forward` of its own, and for one that pools where this one does not, or the reverse.
+        InvalidTypeError for what is neither a matrix nor such a layer.
+
         >>> plain = torch.nn.Embedding(1000, 16)
         >>> emb = TieredEmbedding.from_pretrained(plain, store, "word", freeze=False)
         """
         check_store(store, "from_pretrained")
-        weight = embeddings if isinstance(embeddings, Tensor) else embeddings.weight
-        dtype = str(weight.dtype).removeprefix("torch.")
+        weight, taken = taken_over(embeddings, cls._stands_for, cls)
+        options = {**taken, **options}
+        inspect.signature(cls).bind(None, **options)
         rows, dim = weight.shape
+        cls._check_options(rows, **options)
+        dtype = str(weight.dtype).removeprefix("torch.")
         spec = TableSpec(rows, dim, dtype, init=initializers.from_array(weight))
         layer = cls(store.create_table(name, spec), **options)
         layer.requires_grad_(not freeze)
+        layer.train(getattr(embeddings, "training", True))
         return layer
 
     def averaged(self) -> Self:
@@ -312,10 +351,21 @@ class TieredEmbedding(RowsLayer):
         """Explain what became of `weight`."""
         if name == "weight":
             raise AttributeError(
-                "the rows of a TieredEmbedding are not one tensor: read them with "
-                "emb.table.read(ids), write them with emb.table.write(ids, rows)"
+                f"the rows of a {type(self).__name__} are not one tensor, so it has no weight: for "
+                "all rows with gradients call emb(torch.arange(emb.num_embeddings)); without, "
+                "emb.table.read(ids) reads and emb.table.write(ids, rows) writes them"
             )
         return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse what would be accepted by a module and do nothing: a weight, other rows."""
+        if name == "weight":
+            raise AttributeError(
+                f"the rows of a {type(self).__name__} lie in a table, and a weight that is set "
+                "would not be used: write values with emb.table.write(ids, rows); tie an output "
+                "layer by F.linear(x, emb(torch.arange(emb.num_embeddings)))"
+            )
+        super().__setattr__(name, value)
 
     def get_extra_state(self) -> Tensor:
         """Return the pointer that `state_dict()` holds: store, version, table and field, as bytes.
