@@ -15,6 +15,7 @@ with needs("torch", "torch", "this needs PyTorch"):
     from tierstore.nn.bag import TieredEmbeddingBag
     from tierstore.nn.bags import FeatureBags, TieredEmbeddingBagCollection
     from tierstore.nn.collection import TieredEmbeddingCollection
+    from tierstore.nn.data_parallel import leave_rows_alone
     from tierstore.nn.embedding import TieredEmbedding
     from tierstore.nn.frozen import FrozenEmbedding
     from tierstore.nn.rows import RowsParameter
@@ -28,3 +29,5 @@ __all__ = [
     "TieredEmbeddingBagCollection",
     "TieredEmbeddingCollection",
 ]
+
+leave_rows_alone()
