@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import processors, tries
+from tests import decoders, processors, tries
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Before torch is imported, and for every child: xdist has a process on each core already."""
@@ -28,6 +28,9 @@ LEFT_OUT_UNLESS_ASKED_FOR = {
 
 REAL_SYNCS = Path(__file__).parent / "durability"
 """Whose tests wait for the disk where slow ones run too."""
+
+REAL_DECODERS = {"test_bounds.py", "test_key_memory.py"}
+"""Files of tests that start each process that decodes columns as a user does."""
 
 MOST_SECONDS = 3.0
 """Of processor time that a test takes in `make test`; four times what it may take by the rules."""
@@ -135,6 +138,17 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     imported = modules_imported() - modules > _MANY_MODULES
     if took > MOST_SECONDS and not imported and not asks_for_more(item.config):
         pytest.fail(f"takes {took:.1f} s of processor time: shorten it or mark it slow", False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_decoders(request: pytest.FixtureRequest) -> Generator[None]:
+    """Fork the processes that decode columns, but at night and where they are what is tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not (request.config.getoption("--nightly") or request.path.name in REAL_DECODERS):
+            from tierstore._formats import _columns
+
+            patch.setattr(_columns, "_child", decoders.start)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -565,6 +565,7 @@ BUDGETS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.nightly("cache", "one slot")
 def test_stores(tmp_path: Path, budget: str) -> None:
     StoreProgram(tmp_path / "s", 1, BUDGETS[budget], lfu(3)).run(60)
 

@@ -136,6 +136,7 @@ for name in ("numpy", "torch", "zarr", "click"):
     )
 
 
+@pytest.mark.slow
 def test_a_step_of_training_imports_little_beyond_torch():
     """A new process takes little longer to its first step than with torch alone."""
     pytest.importorskip("torch")

@@ -54,6 +54,7 @@ def place(single, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.fault(28, 68)
 @pytest.mark.slow
+@pytest.mark.nightly("15")
 def test_interrupted_in_the_middle_leaves_nothing(place, files, program, name, number):
     before = files(place)
     done = run_until(number, COMMANDS[name], place)

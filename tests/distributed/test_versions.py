@@ -289,6 +289,7 @@ def again(rank: int, path: Path, place: Path, change: Any, done: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [rename, restore, patch])
+@pytest.mark.nightly("restore", "rename")
 def test_a_rank_is_killed_at_each_moment(tmp_path: Path, change: Any) -> None:
     """One rank and the other in turn; when all know is as before what comes next.
 

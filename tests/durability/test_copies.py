@@ -154,6 +154,7 @@ def test_a_power_cut_leaves_one_of_both_versions(kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.nightly("keys")
 def test_many_power_cuts_leave_one_of_both_versions(kind: str) -> None:
     assert judged(recorded(kind), 2, 14) > 100
 
@@ -232,5 +233,6 @@ def test_a_fault_leaves_one_of_both_versions(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@pytest.mark.nightly("keys", "KeyboardInterrupt", "MemoryError", "EINTR", "EDQUOT", "ENOMEM")
 def test_faults_leave_one_of_both_versions(kind: str, fault: Fault) -> None:
     assert swept(kind, fault, 0.15) >= 0

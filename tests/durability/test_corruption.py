@@ -198,6 +198,7 @@ LONG = ("half", "a page less", "a page more", "ones", "doubled", "reversed")
 )
 @pytest.mark.fault(35, 36, 54)
 @pytest.mark.slow
+@pytest.mark.nightly("doubled", "reversed", "ones", "a page more", "a page less")
 def test_a_cut_or_extended_file_is_noticed(store: Sample, cut: str) -> None:
     for path in store.files():
         data = path.read_bytes()

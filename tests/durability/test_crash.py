@@ -96,6 +96,7 @@ def test_a_power_cut_in_a_short_workload_leaves_a_committed_state(backend: str) 
 @pytest.mark.parametrize(("seed", "steps", "backend"), WORKLOADS)
 @pytest.mark.fault(30)
 @pytest.mark.slow
+@pytest.mark.nightly("4", "5", "6", "7")
 def test_a_power_cut_leaves_a_committed_state(seed: int, steps: str, backend: str | None) -> None:
     recording = Recording.of(seed, steps.split(), backend=backend)
     assert survive(recording, seed, 1) > 150
@@ -104,6 +105,7 @@ def test_a_power_cut_leaves_a_committed_state(seed: int, steps: str, backend: st
 @pytest.mark.parametrize(("seed", "steps", "backend"), FOLDING)
 @pytest.mark.fault(30)
 @pytest.mark.slow
+@pytest.mark.nightly("zarr", "zstd", "None")
 def test_a_power_cut_while_a_fold_goes_on_behind(
     seed: int, steps: str, backend: str | None
 ) -> None:
@@ -121,6 +123,7 @@ COMPACTING = [
 @pytest.mark.parametrize(("seed", "steps", "backend"), COMPACTING)
 @pytest.mark.fault(30)
 @pytest.mark.slow
+@pytest.mark.nightly("memmap")
 def test_a_power_cut_while_deltas_are_compacted(seed: int, steps: str, backend: str) -> None:
     recording = Recording.of(seed, steps.split(), backend=backend, read=True)
     assert any("merging.Compaction" in site for site in recording.sites())
@@ -131,6 +134,7 @@ def test_a_power_cut_while_deltas_are_compacted(seed: int, steps: str, backend: 
 @pytest.mark.parametrize(("seed", "steps", "backend"), WORKLOADS[:1] + WORKLOADS[3:4])
 @pytest.mark.slow
 @pytest.mark.fault(30)
+@pytest.mark.nightly("4")
 def test_a_power_cut_in_a_recovery_leaves_a_committed_state(
     seed: int, steps: str, backend: str | None
 ) -> None:

@@ -344,6 +344,7 @@ def recording(backend: str) -> Recording:
 
 @pytest.mark.parametrize("backend", ["memmap", pytest.param("zstd", marks=pytest.mark.slow)])
 @pytest.mark.slow
+@pytest.mark.nightly("zstd")
 def test_a_power_cut_leaves_what_was_closed(backend: str) -> None:
     assert survive(recording(backend), 21, 1) > 50
 

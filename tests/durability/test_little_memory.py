@@ -38,9 +38,14 @@ def strike(act: str, first: int, step: int, *how: str) -> None:
     assert int(struck.split()[1]) > step
 
 
+LONG = ("create", "create_table", "fold", "lease", "open_again", "read", "verify", "write")
+"""Acts of so many lines and allocations that they are struck each night."""
+
+
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.fault(33)
 @pytest.mark.slow
+@pytest.mark.nightly(*LONG)
 def test_a_failed_allocation_leaves_the_store_right_or_closed(act: str) -> None:
     strike(act, 3, ACTS[act])
 
@@ -48,6 +53,7 @@ def test_a_failed_allocation_leaves_the_store_right_or_closed(act: str) -> None:
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.fault(33)
 @pytest.mark.slow
+@pytest.mark.nightly(*LONG)
 def test_an_error_at_any_line_leaves_the_store_right_or_closed(act: str) -> None:
     """Such as what a signal handler raises."""
     strike(act, 3, max(3, ACTS[act] // 6), "lines")

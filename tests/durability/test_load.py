@@ -108,6 +108,7 @@ def within(found: int, before: int) -> bool:
 
 @pytest.mark.fault(22, 33, 34)
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_mixed_load_takes_no_more_than_after_warming_up() -> None:
     with scratch() as root, warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -141,6 +141,7 @@ def test_integer_keys_beyond_int64(tmp_path, suffix, count, kind):
 
 
 @every_keyed
+@pytest.mark.slow(".csv", ".txt")
 def test_the_last_of_many_keys_decides_their_type(tmp_path, suffix):
     keys = [*range(70_000), 2**63]
     write_file(tmp_path / f"file{suffix}", random_matrix(len(keys), 2), "float32", keys=keys)

@@ -23,6 +23,20 @@ MATRIX = np.random.default_rng(0).standard_normal((COUNT, 2), np.float32)
 KEYS = {"words": [f"user-{n:07}" for n in range(COUNT)], "ids": np.arange(COUNT) * 3}
 
 
+ALSO_TEXT = (
+    ".bin",
+    ".tsv",
+    ".csv",
+    ".csv.gz",
+    ".csv.xz",
+    "pgvector.csv",
+    ".jsonl",
+    ".jsonl.gz",
+    ".txt",
+)
+"""They take ten seconds and more where every allocation is traced; at night, but for `.vec`."""
+
+
 def peak_while(work):
     """Return the most that Python and NumPy had allocated at once during `work`."""
     tracemalloc.start()
@@ -84,6 +98,7 @@ def peak_of(tmp_path, name, keys=None):
         ".pt",
     ],
 )
+@pytest.mark.nightly(*ALSO_TEXT)
 def test_keys_are_packed_while_they_are_loaded(tmp_path, suffix):
     if suffix in (".parquet", ".arrow", ".feather"):
         pytest.importorskip("pyarrow")

@@ -179,6 +179,7 @@ def nvrtc() -> ctypes.CDLL:
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90"])
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.slow
+@pytest.mark.nightly("sm_75", "sm_80")
 def test_kernels_compile(name: str, architecture: str) -> None:
     path, macros = SOURCES[name]
     assert log_of(source_of(path), macros, architecture) == ""

@@ -29,6 +29,7 @@ def test_random_work(place: Place, slots: int, host_slots: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.nightly("3")
 def test_more_random_work(place: Place, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = int(rng.choice([1, 5, 100, 3000]))

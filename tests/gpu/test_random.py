@@ -13,6 +13,7 @@ from tierstore.policy import PolicySpec
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("policy", PolicySpec.registry)
+@pytest.mark.nightly("3")
 def test_random_work(place: Place, policy: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = int(rng.choice([1, 5, 100, 700]))

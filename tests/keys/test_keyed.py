@@ -317,13 +317,17 @@ class GrowingMachine(KeyedMachine):
             assert np.array_equal(lease.read("weight")[0], self.truth[next(iter(self.truth))])
 
 
+def run(machine: type[KeyedMachine], examples: int = 12, steps: int = 25) -> None:
+    run_state_machine_as_test(machine, settings=tries(examples, stateful_step_count=steps))
+
+
 MACHINES = [KeyedMachine, TextMachine, GrowingMachine, ExpiringMachine, ExpiringTextMachine]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.filterwarnings("ignore")
 def test_a_table_by_key_is_a_dict(machine):
-    run_state_machine_as_test(machine, settings=tries(12, stateful_step_count=25))
+    run(machine)
 
 
 @pytest.fixture(params=["int64", "text"])
@@ -591,7 +595,7 @@ def test_the_other_table_of_a_merge_keeps_its_keys(tmp_path, kind):
 
 
 @pytest.mark.parametrize("partitions", [0, 1, 3])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_what_changed_leads_from_one_version_to_the_next(tmp_path, kind, partitions, seed):
     """Of few different records, so that a key takes the place of another with an equal one."""
     rng = np.random.default_rng(seed)
@@ -657,8 +661,15 @@ def test_other_keys_of_rows_that_stay_are_a_change(tmp_path):
         assert s.changed(kinds)["t"].tolist() == [2]
 
 
-@pytest.mark.parametrize("partitions", [0, 3])
-@pytest.mark.parametrize("call", ["remove", "expire"])
+@pytest.mark.parametrize(
+    ("partitions", "call"),
+    [
+        (0, "remove"),
+        pytest.param(0, "expire", marks=pytest.mark.slow),
+        pytest.param(3, "remove", marks=pytest.mark.slow),
+        (3, "expire"),
+    ],
+)
 def test_an_error_in_the_middle_of_a_removal_awaits_a_rollback(
     tmp_path, kind, partitions, call, monkeypatch
 ):

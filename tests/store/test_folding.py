@@ -103,6 +103,7 @@ def begun(trainer):
     return fold
 
 
+@pytest.mark.slow("zarr")
 def test_commits_reads_and_readers_go_on_while_it_does(trainer, steps):
     fold = begun(trainer)
     readers = []
@@ -275,6 +276,7 @@ def soon(monkeypatch):
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.slow("zarr")
 def test_a_thread_folds_behind_many_commits(trainer, soon):
     trainer.commit(60)
     trainer.store.close()

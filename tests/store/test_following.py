@@ -331,6 +331,7 @@ def test_a_delta_with_rows_that_no_table_has_leaves_what_was_open(root):
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.slow("zarr")
 def test_a_refresh_now_and_then_beside_folds_and_a_writer_that_goes_back(root, kind):
     trainer = Trainer(root / "s", **BACKENDS[kind])
     rng = np.random.default_rng(3)
@@ -436,6 +437,7 @@ def test_one_that_breaks_off_in_the_middle_closes_the_reader(root):
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.slow("zarr")
 def test_beside_a_reader_that_stays_deltas_stay_few(root, monkeypatch, kind):
     monkeypatch.setattr("tierstore._store.compaction._MOST_DELTAS", 16)
     trainer = Trainer(root / "s", **BACKENDS[kind])
@@ -494,6 +496,7 @@ def test_a_reader_that_follows_lets_folds_go_on(root):
     ("most", "count"),
     [pytest.param(16, 320, marks=pytest.mark.slow), pytest.param(64, 700, marks=pytest.mark.slow)],
 )
+@pytest.mark.nightly("64")
 def test_versions_that_wait_cost_no_more_each(root, monkeypatch, options, most, count):
     """Many versions that can all be opened: each of their manifests is small."""
     monkeypatch.setattr("tierstore._store.compaction._MOST_DELTAS", most)
@@ -515,7 +518,8 @@ def test_versions_that_wait_cost_no_more_each(root, monkeypatch, options, most, 
     trainer.store.close()
 
 
-@pytest.mark.parametrize("tables", [4, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tables", [4, 400])
+@pytest.mark.nightly("400")
 def test_four_tables_and_four_hundred(root, tables):
     """Mappings are what runs out first: 65,530 of them are all that Linux gives a process."""
     commits = 24 if tables == 400 else 150

@@ -119,7 +119,8 @@ def test_a_copy_is_the_layer_in_everything(place: Place, dtype: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="torch.compile needs a compiler")
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.nightly("inductor")
 def test_compiled_whole(tmp_path: Path, backend: str) -> None:
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor needs g++")

@@ -79,6 +79,7 @@ def trained(
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("mode", [None, "sum", "mean", "max"])
 @pytest.mark.slow("emulated")
+@pytest.mark.nightly("200")
 def test_tables_of_several_dims_train_as_layers_of_torch(
     place: Place, tables: int, share: str, mode: str | None
 ) -> None:

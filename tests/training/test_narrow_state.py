@@ -186,6 +186,7 @@ def test_it_is_torch_with_rounded_moments(place: Place, narrow: str) -> None:
 )
 @every_type
 @pytest.mark.slow("emulated")
+@pytest.mark.nightly("dtype1")
 def test_any_budget_gives_the_same_bits(
     place: Place, optimizer: Any, dtype: torch.dtype, narrow: str
 ) -> None:
@@ -221,6 +222,7 @@ KERNELS: list[Any] = [
 @pytest.mark.parametrize(("optimizer", "flags"), KERNELS)
 @pytest.mark.parametrize("dim", [pytest.param(DIM, marks=pytest.mark.slow), 70])
 @pytest.mark.slow("emulated")
+@pytest.mark.nightly("70")
 def test_both_ways_give_the_same_bits(
     place: Place, optimizer: Any, flags: dict[str, Any], narrow: str, dim: int
 ) -> None:

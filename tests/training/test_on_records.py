@@ -51,6 +51,7 @@ def trained(path: Path, kind: Any, spec: Any, ids: Any, padding: int | None, **o
 @pytest.mark.parametrize("kind", [ADAM, RowWiseAdagrad])
 @pytest.mark.parametrize("padding", [None, 5])
 @pytest.mark.parametrize(("cores", "dim"), [(1, 16), (4, 16), (4, 72)])
+@pytest.mark.slow("72")
 def test_bits_do_not_depend_on_the_threads(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
