@@ -140,6 +140,9 @@ class EmulatedDevice:
     def free_bytes(self) -> int:
         return 1 << 30
 
+    def total_bytes(self) -> int:
+        return 1 << 36
+
     def upload(self, array: Any, stream: int | None = None) -> Any:
         return np.array(array, order="C").view(OnDevice)
 

@@ -64,6 +64,7 @@ def restore(state: State, folder: Folder, version: int | str) -> None:
             state.discard()
             return
         state.check_whole(older)
+        state.spaces.check_fit({name: info.spec for name, info in older.tables.items()})
         changes = as_restored(older, state.manifest, state.ledger.last_version + 1)
         state.change_all(older, **changes)
 

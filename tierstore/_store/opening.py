@@ -98,7 +98,7 @@ def create(
             device=find_device(device),
         )
         check_names(tables, options.budget, policy)
-        options.placement().plan(tables)
+        options.placement().check(tables)
         if not allow_untested and where.parent.is_dir():
             with _io.Directory.open(where.parent) as parent:
                 require_tested(parent)

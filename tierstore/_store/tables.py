@@ -269,7 +269,7 @@ class Spaces:
 
         Raises CapacityError, and the errors of a policy that does not fit a table.
         """
-        self._placement.plan(specs)
+        self._placement.check(specs)
 
     def place(
         self, owner: Owner, new: Mapping[str, Generation], specs: Mapping[str, TableSpec]

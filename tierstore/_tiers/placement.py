@@ -15,17 +15,18 @@ from tierstore._tiers.gpu.device import CudaDevice, Device
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.gpu.whole import WholeColumns
 from tierstore._tiers.host import HostTier
-from tierstore._tiers.memory import available_bytes
+from tierstore._tiers.memory import allocate, available_bytes
 from tierstore._tiers.slots import bytes_for, queue_bytes, slots_for
 from tierstore._tiers.space import Space, laid_out, lowest_of
 from tierstore._tiers.split import Selected, Selection, Split
-from tierstore.budget import Budget, size_of_at_least
+from tierstore.budget import Budget, format_bytes, size_of_at_least
 from tierstore.errors import (
     CapacityError,
     DeviceError,
     InvalidInputError,
     InvalidTypeError,
     UnknownNameError,
+    counted,
 )
 from tierstore.policy import Policies, PolicySpec, choose
 from tierstore.spec import RECORD_ALIGNMENT, RecordLayout, TableSpec
@@ -270,7 +271,7 @@ class Placement:
         A GPU tier needs a host tier below it, and a requested device needs a GPU tier, so there
         each has at least one slot. With `any_gpu` the budget's bytes count for a GPU that this
         machine need not have. Raises CapacityError for a budget that is too small, naming the
-        tables, and the errors of a wrong policy. Only `place` detects that memory is missing.
+        tables, and the errors of a wrong policy. `check` also detects that memory is missing.
         """
         least = 0 if self._device is None and not any_gpu else 1
         parts = self.parts(specs, on_gpu=bool(least))
@@ -290,6 +291,32 @@ class Placement:
             part._replace(gpu_slots=max(slots, least))
             for part, slots in zip(parts, on_gpu, strict=True)
         ]
+
+    def check(self, specs: Mapping[str, TableSpec]) -> None:
+        """Check that tables of these specs can be placed, before anything is written for them.
+
+        Raises what `plan` does, and CapacityError for tiers that are larger than the memory that
+        this machine, or its GPU, can give at all. What others leave free only `place` detects.
+        """
+        for part in self.plan(specs):
+            nbytes = part.host_slots * part.record_bytes
+            try:
+                allocate(nbytes).close()  # no page of it is taken
+            except CapacityError as error:
+                raise CapacityError(
+                    f"{part} cannot be placed: {counted(part.host_slots, 'row')} in host memory "
+                    f"take {format_bytes(nbytes)}, which this machine cannot give ({error}); give "
+                    "a smaller host budget"
+                ) from None
+            if self._device is None:
+                continue
+            most = self._device.total_bytes()
+            if part.gpu_bytes > most:
+                raise CapacityError(
+                    f"{part} cannot be placed: {counted(part.gpu_slots, 'row')} on the GPU take "
+                    f"{format_bytes(part.gpu_bytes)}, and it has {format_bytes(most)}; give a "
+                    "smaller gpu budget"
+                )
 
     @property
     def _on_gpu(self) -> Sizes:

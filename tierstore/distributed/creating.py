@@ -41,7 +41,15 @@ from tierstore.distributed.ranks import Ranks
 from tierstore.errors import InvalidInputError
 from tierstore.spec import EXTENT_ROWS, TableSpec
 
-__all__ = ["check_partitions", "growing", "make_store", "new_identities", "same_seeds", "shape_of"]
+__all__ = [
+    "check_partitions",
+    "growing",
+    "make_store",
+    "new_identities",
+    "of_rank",
+    "same_seeds",
+    "shape_of",
+]
 
 _TOGETHER = 64
 """Partitions that are filled at a time: each has files open meanwhile."""
@@ -94,6 +102,14 @@ def same_seeds(ranks: Ranks, specs: Mapping[str, TableSpec]) -> dict[str, TableS
 def growing(spec: TableSpec) -> TableSpec:
     """Return a spec whose table grows with its keys, if it is by key; others are as they were."""
     return spec if spec.keys is None else dataclasses.replace(spec, rows=EXTENT_ROWS, grows=True)
+
+
+def of_rank(spec: TableSpec, partitions: int, rank: int, ranks: int) -> TableSpec:
+    """Return the spec of a new table of so many partitions on a rank."""
+    if spec.keys is not None:
+        return growing(spec)
+    shard = Shard.of_rank(spec.rows, partitions, rank, ranks)
+    return dataclasses.replace(spec, rows=len(shard), init=None)
 
 
 def make_store(

@@ -22,11 +22,12 @@ from tierstore.distributed.creating import (
     growing,
     make_store,
     new_identities,
+    of_rank,
     same_seeds,
     shape_of,
 )
 from tierstore.distributed.ranks import Ranks
-from tierstore.distributed.store import DistributedStore
+from tierstore.distributed.store import DistributedStore, within_share
 from tierstore.errors import InvalidInputError, RanksError
 from tierstore.policy import Policies
 from tierstore.spec import DeviceName, TableSpec
@@ -79,7 +80,15 @@ def create(
     with internal_errors():
         where = _local(path)
         check_tables(tables)
-        options = Options(path=where, mode="r+", keep=keep)
+        options = Options(
+            path=where,
+            mode="r+",
+            budget=Budget.of(budget),
+            policy=policy,
+            keep=keep,
+            device=find_device(device),
+            check_ids=check_ids,
+        )
         ranks = Ranks(timeout)
         try:
             number = check_partitions(partitions, ranks.count)
@@ -89,6 +98,13 @@ def create(
             identities = ranks.gather("name the store", new_identities(number))[0]
             leaders = ranks.leaders(where.parent) if where.parent.is_dir() else [0] * ranks.count
 
+            placement = within_share(options, ranks).placement()
+
+            def check() -> None:
+                check_names(tables, options.budget, policy)
+                share = number, ranks.rank, ranks.count
+                placement.check({name: of_rank(spec, *share) for name, spec in specs.items()})
+
             def make() -> None:
                 if leaders[ranks.rank] == ranks.rank:
                     if not allow_untested and where.parent.is_dir():
@@ -96,6 +112,7 @@ def create(
                             require_tested(parent)
                     make_store(where, specs, identities, progress, keep=options.keep)
 
+            ranks.together("check the budget", check)
             ranks.together("make the store", make)
         finally:
             ranks.close()

@@ -115,9 +115,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
 
     def _open(self) -> None:
         ranks = self._ranks
-        hosts = ranks.gather("count the ranks of each host", socket.gethostname())
-        options = _within_share(self._options, hosts.count(hosts[ranks.rank]))
-        self._spaces = Spaces(self._tables, options)
+        self._spaces = Spaces(self._tables, within_share(self._options, ranks))
         self._root.open()
         count = len(self._manifest.partitions)
         if ranks.count > count:
@@ -810,10 +808,15 @@ class DistributedStore(Closing, Mapping[str, Any]):
         """Do nothing in a forked child: a writer is the parent's alone."""
 
 
-def _within_share(options: Options, ranks: int) -> Options:
-    """Return options whose host tier takes this rank's part of what one process would by itself."""
+def within_share(options: Options, ranks: Ranks) -> Options:
+    """Return options whose host tier takes this rank's part of what one process would by itself.
+
+    Collective.
+    """
+    hosts = ranks.gather("count the ranks of each host", socket.gethostname())
+    here = hosts.count(hosts[ranks.rank])
     budget = options.budget
-    if ranks == 1 or not (budget.host is None and budget.host_rows is None):
+    if here == 1 or not (budget.host is None and budget.host_rows is None):
         return options
-    share = available_bytes() // 4 // ranks
+    share = available_bytes() // 4 // here
     return dataclasses.replace(options, budget=dataclasses.replace(budget, host=share))

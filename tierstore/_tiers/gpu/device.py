@@ -87,6 +87,9 @@ class Device(Protocol):
     def free_bytes(self) -> int:
         """Return the device memory that may still be taken."""
 
+    def total_bytes(self) -> int:
+        """Return the memory of the device, taken or not."""
+
     def upload(self, array: npt.NDArray[Any], stream: int | None = None) -> Any:
         """Copy a host array to the device, in the order of a stream, or the current one."""
 
@@ -300,6 +303,10 @@ class CudaDevice(Device):
     def free_bytes(self) -> int:
         with self.current():
             return int(self._runtime.memGetInfo()[0])
+
+    def total_bytes(self) -> int:
+        with self.current():
+            return int(self._runtime.memGetInfo()[1])
 
     def upload(self, array: npt.NDArray[Any], stream: int | None = None) -> Any:
         with self.current():
