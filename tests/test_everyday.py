@@ -407,6 +407,7 @@ def test_go_on_after_a_crash():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.nightly("spawn")
 def test_rows_in_the_workers_of_a_loader(start):
     pytest.importorskip("torch")
     page = Path(tierstore.__file__).parents[1] / "docs/how-to/workers-and-servers.md"

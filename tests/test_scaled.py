@@ -128,7 +128,7 @@ def shuffled(where):
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.nightly("float8_e5m2", "uint8", "float32")
+@pytest.mark.nightly("float8_e5m2", "uint8", "int8", "float32")
 def test_many_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, where):
     elements, scales = made(dtype, scale, 2, rows=MANY[where])
     save_tensors(tmp_path / "m.safetensors", {"w": elements, "s": scales})

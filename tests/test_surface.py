@@ -198,6 +198,7 @@ def docstrings(path: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_every_name_of_documents_and_docstrings_exists():
     """Those that are not public by themselves, which the first test looks for."""
     pytest.importorskip("torch")

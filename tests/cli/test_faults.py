@@ -127,6 +127,7 @@ def test_a_reader_that_goes_away_early(single):
 )
 @pytest.mark.fault(71, 74)
 @pytest.mark.slow
+@pytest.mark.nightly("env5", "env6", "env7")
 def test_odd_environments(program, pair, env):
     done = program("inspect", pair, "--stats", "--versions", **env)
     assert done.returncode == 0, done.stderr

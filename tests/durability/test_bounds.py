@@ -196,6 +196,7 @@ def with_empty_tensors(count: int) -> bytes:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_header_is_bounded_before_it_is_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

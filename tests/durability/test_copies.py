@@ -233,6 +233,8 @@ def test_a_fault_leaves_one_of_both_versions(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-@pytest.mark.nightly("keys", "KeyboardInterrupt", "MemoryError", "EINTR", "EDQUOT", "ENOMEM")
+@pytest.mark.nightly(
+    "keys", "tables", "KeyboardInterrupt", "MemoryError", "EINTR", "EDQUOT", "ENOMEM"
+)
 def test_faults_leave_one_of_both_versions(kind: str, fault: Fault) -> None:
     assert swept(kind, fault, 0.15) >= 0

@@ -96,7 +96,7 @@ def test_a_power_cut_in_a_short_workload_leaves_a_committed_state(backend: str) 
 @pytest.mark.parametrize(("seed", "steps", "backend"), WORKLOADS)
 @pytest.mark.fault(30)
 @pytest.mark.slow
-@pytest.mark.nightly("4", "5", "6", "7")
+@pytest.mark.nightly("4", "5", "6", "7", "8")
 def test_a_power_cut_leaves_a_committed_state(seed: int, steps: str, backend: str | None) -> None:
     recording = Recording.of(seed, steps.split(), backend=backend)
     assert survive(recording, seed, 1) > 150

@@ -202,6 +202,7 @@ print("done")
 
 @pytest.mark.fault(34)
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_table_of_many_chunks_needs_few_descriptors(tmp_path: Path) -> None:
     done = script(textwrap.dedent(MANY_CHUNKS), tmp_path / "s", 512 * 700)
     assert done.stdout.strip() == "done", done.stderr

@@ -38,7 +38,7 @@ def strike(act: str, first: int, step: int, *how: str) -> None:
     assert int(struck.split()[1]) > step
 
 
-LONG = ("create", "create_table", "fold", "lease", "open_again", "read", "verify", "write")
+LONG = ("create", "create_table", "fold", "lease", "open_again", "read", "save", "verify", "write")
 """Acts of so many lines and allocations that they are struck each night."""
 
 

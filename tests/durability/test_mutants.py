@@ -118,6 +118,7 @@ def test_every_sync_has_a_mutant() -> None:
 
 @pytest.mark.parametrize("site", NEEDED)
 @pytest.mark.slow
+@pytest.mark.nightly("alter._rewrite > Directory.sync", "ledger.Ledger.sweep > Directory.sync")
 def test_no_sync_can_be_left_out(site: str) -> None:
     assert is_caught(f"^{re.escape(site)}$")
 

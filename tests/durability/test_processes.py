@@ -207,6 +207,7 @@ class HeldRows:
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.fault(25)
+@pytest.mark.nightly("spawn")
 def test_workers_of_a_data_loader_read(path: Path, method: str) -> None:
     data = pytest.importorskip("torch.utils.data")
     with tierstore.open(path, "r+") as writer:

@@ -95,6 +95,7 @@ def soak(path: Path, commits: int) -> None:
 
 @pytest.mark.fault(22, 34)
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_two_thousand_commits_leave_nothing_behind() -> None:
     with scratch() as root:
         soak(root / "s", 2000)

@@ -225,6 +225,13 @@ CASES = {
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 @pytest.mark.fault(55)
 @pytest.mark.slow
+@pytest.mark.nightly(
+    "pt_of_empty_dicts",
+    "npz_of_many_entries",
+    "parquet_of_one_long_list",
+    "zarr_of_long_keys",
+    "hdf5_of_one_large_chunk",
+)
 def test_a_made_up_file_costs_an_error(tmp_path, make):
     suffix, control = CASES[make]
     path, good = tmp_path / f"file{suffix}", tmp_path / f"good{suffix}"

@@ -103,6 +103,7 @@ def test_the_sizes_of_blocks_do_not_matter(
 
 @pytest.mark.slow
 @every_sink
+@pytest.mark.nightly(".tsv", ".txt", ".projector", ".arrow")
 def test_more_rows_than_the_writer_takes_at_once(tmp_path, suffix):
     matrix = random_matrix(9_001, 60)
     path = tmp_path / f"file{suffix}"

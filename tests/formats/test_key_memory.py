@@ -23,18 +23,9 @@ MATRIX = np.random.default_rng(0).standard_normal((COUNT, 2), np.float32)
 KEYS = {"words": [f"user-{n:07}" for n in range(COUNT)], "ids": np.arange(COUNT) * 3}
 
 
-ALSO_TEXT = (
-    ".bin",
-    ".tsv",
-    ".csv",
-    ".csv.gz",
-    ".csv.xz",
-    "pgvector.csv",
-    ".jsonl",
-    ".jsonl.gz",
-    ".txt",
-)
-"""They take ten seconds and more where every allocation is traced; at night, but for `.vec`."""
+AT_NIGHT = (".arrow", ".feather", ".vec", ".bin", ".tsv", ".csv", ".csv.gz", ".csv.xz")
+AT_NIGHT += ("pgvector.csv", ".jsonl", ".jsonl.gz", ".txt")
+"""Texts take ten seconds and more where every allocation is traced."""
 
 
 def peak_while(work):
@@ -98,7 +89,7 @@ def peak_of(tmp_path, name, keys=None):
         ".pt",
     ],
 )
-@pytest.mark.nightly(*ALSO_TEXT)
+@pytest.mark.nightly(*AT_NIGHT)
 def test_keys_are_packed_while_they_are_loaded(tmp_path, suffix):
     if suffix in (".parquet", ".arrow", ".feather"):
         pytest.importorskip("pyarrow")
@@ -114,6 +105,7 @@ def test_keys_are_packed_while_they_are_loaded(tmp_path, suffix):
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".txt", ".npy"])
 @pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.nightly(".txt")
 def test_files_of_keys_are_packed(tmp_path, kind, suffix):
     write_file(tmp_path / "rows.npy", MATRIX, "float32", block_rows=10_000)
     keys = tmp_path / f"keys{suffix}"

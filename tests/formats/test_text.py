@@ -522,6 +522,7 @@ def test_rows_that_look_like_names_of_columns(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_hundred_thousand_columns(tmp_path):
     rows = np.random.default_rng(3).standard_normal((3, 100_000)).astype("f4")
     header = ["id", *(f"f{n}" for n in range(100_000))]

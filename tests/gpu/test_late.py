@@ -34,6 +34,7 @@ devices = pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("tiers", TIERS)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.slow
+@pytest.mark.nightly("1", "2")
 def test_random_programs(tmp_path: Path, device: str, tiers: str, seed: int) -> None:
     host, gpu = TIERS[tiers]
     Program(tmp_path / "s.tier", DEVICES[device](seed), seed, host=host, gpu=gpu).work(50)

@@ -224,6 +224,7 @@ if sys.argv[1:]:
 
 @pytest.mark.parametrize("arguments", [[], ["fail"]])
 @pytest.mark.slow
+@pytest.mark.nightly("arguments1")
 def test_the_end_of_a_script_commits(arguments: list[str]) -> None:
     command = [sys.executable, "-W", "error", "-c", PROGRAM, *arguments]
     without = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

@@ -54,6 +54,7 @@ def killed_at(path: Path, steps: int, last: int, *how: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", killed_run.LAYERS)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.nightly("together")
 def test_a_run_that_is_killed_goes_on_to_the_bytes_of_one_that_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, layers: str
 ) -> None:

@@ -157,7 +157,7 @@ def test_training_equals_one_layer_a_table(place: Place, variant: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", ["one slot", "all"])
-@pytest.mark.nightly("emulated")
+@pytest.mark.nightly("emulated", "one slot")
 def test_two_hundred_tables(place: Place, budget: str) -> None:
     check_tables(place, 200, budget)
 
