@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.every import every
+
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("bench_*.py"))
 TINY = {
@@ -117,7 +119,7 @@ def test_the_benchmark_runs(tmp_path, name):
     assert answer["machine"]["cpus"] >= 1
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/results").glob("*.json")), ids=str)
+@every(path=sorted((ROOT / "benchmarks/results").glob("*.json")))
 def test_committed_results_belong_to_a_benchmark(path):
     answer = json.loads(path.read_text())
     assert f"bench_{path.stem}" in SCRIPTS

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tests.every import every
 from tests.oracle import records
 from tests.pairs import pairs
 from tierstore import _checksum
@@ -22,9 +23,7 @@ def test_the_known_answer():
     assert _checksum.crc32c(b"456789", _checksum.crc32c(b"123")) == 0xE3069283
 
 
-@pytest.mark.parametrize("few", [0, 256])
-@pytest.mark.parametrize("width", [16, 48, 1040])
-@pytest.mark.parametrize("largest", [0, 1, 127, 255, 256, 1000, 2**24, 2**40 - 1])
+@every(few=[0, 256], width=[16, 48, 1040], largest=[0, 1, 127, 255, 256, 1000, 2**24, 2**40 - 1])
 def test_rows_are_checked_with_their_ids(monkeypatch, width, largest, few):
     """Only the bytes that the largest id needs are gone through."""
     monkeypatch.setattr(_checksum, "_FEW", few)

@@ -27,6 +27,7 @@ from click.testing import CliRunner
 
 import tierstore
 from tests import s3
+from tests.every import every
 from tierstore_cli.main import cli
 
 ROOT = Path(__file__).parents[1]
@@ -223,7 +224,7 @@ def test_a_page_whose_blocks_use_files_of_others_says_so():
         assert ("in one empty directory" in text) == (where in SAME_DIRECTORY), where
 
 
-@every_page
+@every(page=PAGES)
 def test_lists_and_emphasis_are_not_run_together(page):
     """As an editor that fills paragraphs leaves them: `… the new one. 5. The tables …`."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.DOTALL)
@@ -231,7 +232,7 @@ def test_lists_and_emphasis_are_not_run_together(page):
     assert not re.findall(r"^(?!\|).*\*{4}.*$", text, re.MULTILINE)
 
 
-@every_page
+@every(page=PAGES)
 def test_the_links_lead_somewhere(page):
     for target in LINK.findall(page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
-
-import pytest
 
 import tierstore
 
@@ -31,11 +30,12 @@ def public_methods(module: ModuleType) -> Iterator[tuple[str, object]]:
                 yield f"{cls.__name__}.{name}", getattr(cls, name)
 
 
-@pytest.mark.parametrize("name", list(modules()))
-def test_every_public_method_has_a_docstring(name: str) -> None:
-    try:
-        module = importlib.import_module(name)
-    except ImportError as error:
-        pytest.skip(f"{name}: {error}")
-    missing = [method for method, member in public_methods(module) if not inspect.getdoc(member)]
+def test_every_public_method_has_a_docstring() -> None:
+    missing, seen = [], 0
+    for name in modules():
+        with contextlib.suppress(ImportError):  # of an extra that is not installed
+            for method, member in public_methods(importlib.import_module(name)):
+                missing += [] if inspect.getdoc(member) else [f"{name}: {method}"]
+                seen += 1
     assert not missing
+    assert seen > 500

@@ -1,5 +1,6 @@
 """What the tests may take: `make test` fails for one that takes long and is not marked."""
 
+import inspect
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import conftest
+from tests.every import every
 
 
 def call(monkeypatch, took, asked=(), imported=0):
@@ -39,3 +41,23 @@ def test_the_time_of_children_that_have_ended_counts():
     before = conftest.seconds_used()
     subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
     assert conftest.seconds_used() > before + 0.02
+
+
+def test_a_loop_over_cases_names_the_one_that_fails():
+    seen = []
+
+    @every(one=[1, 2], other="ab")
+    def loop(one, fixture, other):
+        seen.append((one, other, fixture))
+        assert (one, other) != (2, "a")
+
+    assert list(inspect.signature(loop).parameters) == ["fixture"]
+    with pytest.raises(AssertionError) as failed:
+        loop(fixture="given")
+    assert failed.value.__notes__ == ["with one=2, other='a'"]
+    assert seen == [(1, "a", "given"), (1, "b", "given"), (2, "a", "given")]
+
+
+def test_a_loop_over_nothing_is_no_test():
+    with pytest.raises(AssertionError, match="no cases"):
+        every(one=[])(lambda one: None)()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.every import every
 from tierstore._rowcopy import Groups
 
 
@@ -18,8 +19,7 @@ def check(ids: np.ndarray) -> None:
     np.testing.assert_array_equal(found.repeats, counts)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 95, 96, 97, 4095, 4096, 5000, 9999])
-@pytest.mark.parametrize("rows", [1, 7, 300, 1 << 31, 1 << 40])
+@every(count=[0, 1, 2, 95, 96, 97, 4095, 4096, 5000, 9999], rows=[1, 7, 300, 1 << 31, 1 << 40])
 def test_ids_are_grouped_by_row(count: int, rows: int) -> None:
     check(np.random.default_rng(count + rows).integers(0, rows, count))
 

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.every import every
 from tests.oracle import records
 from tierstore import _rowcopy
 
@@ -57,9 +58,11 @@ def test_large_batches_are_split_among_threads_without_a_trace(lo, hi):
     assert np.array_equal(source, expected)
 
 
-@pytest.mark.parametrize("largest", [0, 7, 2**16 - 1, 2**16, 2**31, 2**33, 2**62])
-@pytest.mark.parametrize("count", [0, 1, 512, 513, 6000])
-@pytest.mark.parametrize("words", [False, True])
+@every(
+    largest=[0, 7, 2**16 - 1, 2**16, 2**31, 2**33, 2**62],
+    count=[0, 1, 512, 513, 6000],
+    words=[False, True],
+)
 def test_the_order_of_values_is_that_of_a_stable_sort(count, largest, words, monkeypatch):
     monkeypatch.setattr(_rowcopy, "_sorts_words", lambda: words)
     values = np.random.default_rng([count, largest]).integers(0, largest, count, endpoint=True)

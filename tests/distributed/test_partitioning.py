@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.every import every
 from tierstore._disk.partitioning import Shard
 
 RANDOM = np.random.default_rng(4)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 7, 64, 65, 1000])
-@pytest.mark.parametrize("partitions", [1, 2, 3, 8, 64])
+@every(rows=[1, 2, 7, 64, 65, 1000], partitions=[1, 2, 3, 8, 64])
 def test_every_row_is_in_one_partition_of_one_rank(rows: int, partitions: int) -> None:
     ids = np.arange(rows)
     for ranks in {1, 2, partitions} & set(range(1, partitions + 1)):

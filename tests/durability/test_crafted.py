@@ -17,6 +17,7 @@ import pytest
 import tierstore
 from tests.durability.crafting import crafted
 from tests.durability.sample import Sample, sample
+from tests.every import every
 from tierstore.budget import Budget
 from tierstore.errors import CorruptStoreError, FormatError, InvalidInputError, InvalidTypeError
 
@@ -106,7 +107,7 @@ TREES: dict[str, bytes] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TREES)
+@every(name=TREES)
 def test_a_crafted_tree_is_refused(store: Sample, name: str) -> None:
     with (
         crafted(store.path, "payload", "model", TREES[name]),

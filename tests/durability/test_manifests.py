@@ -15,6 +15,7 @@ import tierstore
 from tests.durability.crafting import body_of, newest_manifest, sealed
 from tests.durability.sample import Sample, sample
 from tests.durability.test_corruption import damaged
+from tests.every import every
 from tierstore import _io
 from tierstore._disk.manifest import manifest_name
 from tierstore.budget import Budget
@@ -125,8 +126,8 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.fault(38, 39)
+@every(damage=DAMAGE)
 def test_a_bad_manifest_is_refused(store: Sample, damage: str) -> None:
     with (
         damaged(newest_manifest(store.path), DAMAGE[damage]),

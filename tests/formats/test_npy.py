@@ -6,6 +6,7 @@ import struct
 import numpy as np
 import pytest
 
+from tests.every import every
 from tests.formats.matrices import random_matrix, read_file, write_file
 from tierstore._formats import open_source
 from tierstore.errors import FormatError
@@ -23,10 +24,7 @@ def header(descr: object = "<f4", order: object = False, shape: object = (2, 2))
     return {"descr": descr, "fortran_order": order, "shape": shape}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("layout", ["C", "F"])
-@pytest.mark.parametrize("shape", [(0, 3), (1, 4), (4, 1), (31, 6)], ids=str)
+@every(dtype=DTYPES, order=["<", ">"], layout=["C", "F"], shape=[(0, 3), (1, 4), (4, 1), (31, 6)])
 def test_reads_what_numpy_saves(tmp_path, dtype, order, layout, shape):
     matrix = random_matrix(*shape, dtype)
     stored = np.asarray(matrix.astype(matrix.dtype.newbyteorder(order)), order=layout)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.every import every
 from tierstore._keys.text import MAX_TEXT_BYTES, Texts
 from tierstore.errors import InvalidInputError
 
@@ -42,7 +43,7 @@ def test_texts_are_equal_as_in_python(texts, random):
     assert found.tolist() == [mine == other for mine, other in zip(texts, others, strict=True)]
 
 
-@pytest.mark.parametrize("at", range(300))
+@every(at=range(300))
 def test_one_other_character_is_seen(at):
     text = "z" * 300
     other = text[:at] + "y" + text[at + 1 :]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tierstore.speedtorch as ours
+from tests.every import every
 from tests.speedtorch.conftest import Place
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, RowIndexError
 from tierstore.speedtorch.base import as_numpy
@@ -69,7 +70,7 @@ def test_arrays_of_every_type_and_shape(
     assert np.load(tmp_path / "array.npy").dtype == array.dtype
 
 
-@pytest.mark.parametrize("index", INDEXES, ids=str)
+@every(index=INDEXES)
 def test_indexing_is_numpys(place: Place, rng: np.random.Generator, index: Any) -> None:
     array = noise(rng, (6, 3), "float64")
     gadget = place.gadget(array)

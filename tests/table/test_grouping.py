@@ -1,15 +1,14 @@
 """Ids grouped by row, and sums over the groups."""
 
 import numpy as np
-import pytest
 import torch
 
+from tests.every import every
 from tierstore._rowcopy import Groups
 from tierstore.nn.autograd import sum_by_row
 
 
-@pytest.mark.parametrize("largest", [0, 40, 2**31 - 1, 2**40])
-@pytest.mark.parametrize("count", [0, 1, 2, 96, 97, 1024, 5000])
+@every(largest=[0, 40, 2**31 - 1, 2**40], count=[0, 1, 2, 96, 97, 1024, 5000])
 def test_ids_are_grouped_by_row(count: int, largest: int) -> None:
     ids = np.random.default_rng([count, largest]).integers(0, largest + 1, count)
     groups = Groups(ids)
@@ -20,8 +19,7 @@ def test_ids_are_grouped_by_row(count: int, largest: int) -> None:
     assert np.array_equal(np.diff(groups.starts), np.bincount(positions, minlength=rows.size))
 
 
-@pytest.mark.parametrize("dim", [1, 3, 8, 15, 16, 17, 64, 100, 300])
-@pytest.mark.parametrize("count", [1, 5, 64, 3000])
+@every(dim=[1, 3, 8, 15, 16, 17, 64, 100, 300], count=[1, 5, 64, 3000])
 def test_bags_of_groups_are_sums_by_row_to_the_bit(dim: int, count: int) -> None:
     rng = np.random.default_rng([dim, count])
     groups = Groups(rng.integers(0, count // 3 + 1, count))

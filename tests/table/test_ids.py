@@ -3,14 +3,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.every import every
 from tierstore._table.address import host_ids, last_of_each
 from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError
 
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">i4", ">u8"]
 
 
-@pytest.mark.parametrize("kind", INTEGERS)
-@pytest.mark.parametrize("shape", [(), (0,), (7,), (2, 3), (2, 0, 3), (1, 1, 4)])
+@every(kind=INTEGERS, shape=[(), (0,), (7,), (2, 3), (2, 0, 3), (1, 1, 4)])
 def test_integers_of_any_width_and_shape(kind, shape):
     ids = np.random.default_rng(1).integers(0, 100, shape).astype(kind)
     found = host_ids(ids, 100)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.every import every
 from tierstore import Budget, TableSpec
 from tierstore._tiers import placement
 from tierstore._tiers.placement import Part, Placement, divided
@@ -33,7 +34,7 @@ def parts_of(rng: np.random.Generator, count: int) -> list[Part]:
     return [Part((f"t{n}",), rows[n], width, lru()) for n, width in enumerate(widths)]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@every(seed=range(40))
 def test_a_division_gives_no_more_than_there_is_and_each_what_it_needs(seed: int) -> None:
     rng = np.random.default_rng(seed)
     parts = parts_of(rng, int(rng.integers(1, 30)))
