@@ -6,7 +6,8 @@
 #               twenty times as many random examples, and all mutants, which make mutants tries alone
 # make install  all that the tests and the documentation site need
 # make torture  the long crash and fault runs, and the whole matrix of file systems (as root)
-# make lint     ruff, mypy, the import contracts;  make docs: regenerate docs/cli.md, docs/json.md and the layers in CONTRIBUTING.md
+# make lint     ruff, mypy, the import contracts;  make docs: regenerate docs/cli.md, docs/json.md, the layers in CONTRIBUTING.md
+#               and when each benchmark was measured
 # make docs-site  the documentation site, in build/site
 # make wheel    build the wheel and use it in fresh environments;  make release KEY=…: sign it, too
 # make links    visit the links of the documentation to other sites
@@ -96,6 +97,7 @@ docs: $(READY)
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_json.py
 	$(BIN)/python docs/generate_layers.py
+	$(BIN)/python docs/generate_benchmarks.py
 
 # Strict: a warning is an error, and so is a link to a page or heading that is not there.
 docs-site: $(DOCS)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from coldness import make_cold, random_reads
 from common import Answer, arguments, in_turn, medians, workspace
-from disk_peers import THREADS, Contestant, installed
+from disk_peers import THREADS, Contestant, Tierstore, TierstoreZarr, installed
+from figures import Figure, give, nothing, processor
 
 import tierstore
 
@@ -25,7 +27,11 @@ TARGETS = {
 MOST_RESIDENT = 0.001
 
 
-def prepare(directory: Path, options: argparse.Namespace) -> dict[str, Contestant]:
+def prepare(
+    directory: Path,
+    options: argparse.Namespace,
+    kinds: Mapping[str, Callable[[Path, np.ndarray, Path], Contestant]],
+) -> dict[str, Contestant]:
     """Write the same rows for every contestant."""
     spec = {"rows": options.rows, "dim": options.dim, "init": tierstore.uniform(-1, 1, seed=3)}
     for backend in ("memmap", "zarr"):
@@ -34,7 +40,7 @@ def prepare(directory: Path, options: argparse.Namespace) -> dict[str, Contestan
         tierstore.create(path, {"item": table}, budget=tierstore.Budget(host=0)).close()
     (rows,) = (directory / "memmap.tier").rglob("rows.npy")
     made = {}
-    for name, kind in installed().items():
+    for name, kind in kinds.items():
         place = directory / kind.__name__
         place.mkdir()
         made[name] = kind(place, np.load(rows, mmap_mode="r"), directory)
@@ -52,6 +58,28 @@ def cold(contestant: Contestant, ids: np.ndarray, expected: np.ndarray) -> tuple
     if not np.array_equal(found, expected):
         raise RuntimeError(f"{contestant.__class__.__name__} read other rows")
     return ids.size / seconds, share
+
+
+def compared(directory: Path, options: argparse.Namespace) -> dict[str, Figure]:
+    """Return what a gather of rows takes of which nothing is in memory."""
+    options.rows = min(options.rows, 1 << 18)
+    rng, found = np.random.default_rng(5), {}
+    ours = {"memmap": Tierstore, "zarr": TierstoreZarr}
+    for name, contestant in prepare(directory, options, ours).items():
+        drawn = [rng.permutation(options.rows)[: options.batch] for _ in range(options.repeat + 1)]
+
+        def make_ready(contestant: Contestant = contestant) -> None:
+            contestant.close()
+            make_cold(contestant.path)
+            contestant.open()
+
+        contestant.open()
+        for kind, before in (("cold", make_ready), ("warm", nothing)):
+            reads = (contestant.read(ids) for ids in drawn)
+            figure = processor(lambda reads=reads: next(reads), options.repeat, before)
+            found[f"{name}, {drawn[0].size:,} rows, {kind}"] = figure
+        contestant.close()
+    return found
 
 
 def warm(ours: list[Contestant], rows: int, batch: int, repeat: int) -> list[float]:
@@ -90,7 +118,10 @@ def main() -> None:
         ],
     )
     with workspace(options) as directory:
-        contestants = prepare(directory, options)
+        if options.figures:
+            give(options, compared(directory, options))
+            return
+        contestants = prepare(directory, options, installed())
         (file,) = (directory / "memmap.tier").rglob("rows.npy")
         sizes = (options.batch, min(4 * options.batch, options.rows))
         rounds = [measure(contestants, file, options, size) for size in sizes]

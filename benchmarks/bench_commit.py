@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from common import Answer, arguments, back_free_memory, in_turn, medians, workspace
+from figures import Figure, give, keep_in_memory, processor
 
 import tierstore
 
@@ -82,6 +83,33 @@ def measure(directory: Path, rows: int, dim: int, count: int, repeat: int) -> di
     return found
 
 
+def compared(directory: Path, rows: int, dim: int, count: int, repeat: int) -> dict[str, Figure]:
+    """Return what a write of `count` random rows takes, and the commit of them."""
+    rng = np.random.default_rng(7)
+    spec = tierstore.TableSpec(rows, dim, init=tierstore.normal(seed=7))
+    budget = tierstore.Budget(host=max(spec.nbytes // 4, 1 << 20))
+    with tierstore.create(directory / "bench.tier", {"item": spec}, budget=budget) as store:
+        batch: tuple[np.ndarray, np.ndarray]
+
+        def draw(count: int = count) -> None:
+            nonlocal batch
+            ids = rng.choice(rows, count, replace=False)
+            batch = ids, rng.standard_normal((count, dim), dtype=np.float32)
+
+        def write() -> None:
+            store["item"].write(*batch)
+
+        def change(count: int = count) -> None:
+            draw(count)
+            write()
+
+        return {
+            f"write of {count:,} rows": processor(write, repeat, draw),
+            f"commit of {count:,} rows": processor(store.commit, repeat, change),
+            "commit of one row": processor(store.commit, 4 * repeat, lambda: change(1)),
+        }
+
+
 def main() -> None:
     options = arguments(QUESTION, rows=1 << 21, dim=128, one_in=100).parse_args()
     count = options.rows // options.one_in
@@ -99,7 +127,14 @@ def main() -> None:
             "the host tier holds a quarter of the table",
         ],
     )
+    if options.figures:
+        keep_in_memory(options)
     with workspace(options) as directory:
+        if options.figures:
+            rows = min(options.rows, 1 << 18)
+            count = max(1, rows // options.one_in)
+            give(options, compared(directory, rows, options.dim, count, options.repeat))
+            return
         found = measure(directory, options.rows, options.dim, count, options.repeat)
     once, memmap = found["write once, fsync"], found["memmap scatter + flush"]
     for name, seconds in found.items():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import Answer, arguments, in_child, in_turn, medians, workspace
+from figures import Figure, give, processor
 
 import tierstore
 
@@ -49,6 +50,18 @@ def measure(path: Path, threads: int, ids_per_batch: int, repeat: int) -> dict[s
         )
 
 
+def compared(path: Path, batch: int, repeat: int) -> dict[str, Figure]:
+    """Return what a read of a batch takes, on one processor."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    rng = np.random.default_rng(7)
+    with tierstore.open(path, budget=tierstore.Budget(host="64GiB"), device="cpu") as store:
+        table = store["item"]
+        table.read(np.arange(table.rows))
+        batches = [rng.integers(0, table.rows, batch) for _ in range(8)]
+        every = processor(lambda: [table.read(ids) for ids in batches], repeat)
+        return {f"read of {batch:,} rows": Figure(every.seconds / len(batches))}
+
+
 def main() -> None:
     parser = arguments(QUESTION, rows=1 << 21, dim=128, batch=65_536)
     options = parser.parse_args()
@@ -62,8 +75,12 @@ def main() -> None:
     )
     cpus = len(os.sched_getaffinity(0))
     with workspace(options) as directory:
-        spec = tierstore.TableSpec(options.rows, options.dim, init=tierstore.normal(seed=7))
+        rows = min(options.rows, 1 << 17) if options.figures else options.rows
+        spec = tierstore.TableSpec(rows, options.dim, init=tierstore.normal(seed=7))
         tierstore.create(directory / "bench.tier", {"item": spec}).close()
+        if options.figures:
+            give(options, compared(directory / "bench.tier", options.batch, options.repeat))
+            return
         for threads in sorted({1, cpus}):
             found: dict[str, Any] = in_child(
                 measure, directory / "bench.tier", threads, options.batch, options.repeat

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from common import Answer, arguments, in_child, in_turn, medians, workspace
+from figures import Figure, give, processor
 
 import tierstore
-from tierstore import _rowcopy
 
 QUESTION = "Small steps of Adam, and small reads, of rows that are all in memory, against torch's"
 PEER = "nn.Embedding and SparseAdam"
@@ -43,6 +43,8 @@ def floor_of_a_step(weight: torch.Tensor, gradient: torch.Tensor) -> Any:
 
     Sort the ids, gather a row for each, sum gradients by row, gather records, update and scatter.
     """
+    from tierstore import _rowcopy
+
     dim = weight.shape[1]
     records = np.zeros((len(weight), 3 * dim), np.float32)
     records[:, :dim] = weight
@@ -161,6 +163,38 @@ def reads(path: Path, rows: int, dim: int, ids: int, repeat: int) -> dict[str, f
         )
 
 
+def compared(path: Path, rows: int, dim: int, sizes: list[int], repeat: int) -> dict[str, Figure]:
+    """Return what reads and steps of these numbers of ids take, on one processor."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    torch.set_num_threads(1)
+    found = {}
+    with tierstore.open(path, "r+", budget=tierstore.Budget(host_rows=rows), device="cpu") as store:
+        table = store[f"dim{dim}"]
+        tiered = tierstore.nn.TieredEmbedding(table)
+        optimizer = tierstore.optim.TieredOptimizer(torch.optim.Adam, [tiered], lr=0.01)
+        table.read(np.arange(rows))
+
+        def step(batch: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            tiered(batch).backward(gradient)
+            optimizer.step()
+
+        for ids in READS:
+            batches = drawn(rows, ids, seed=ids)
+            arrays: Any = [batch.numpy() for batch in batches]
+            for kind, each in {"arrays": arrays, "tensors": batches}.items():
+                read = Repeated(table.read, each)
+                taken = processor(read, repeat).seconds / read.times
+                found[f"read of {ids} ids, {kind}"] = Figure(taken)
+        for ids in sizes:
+            gradient = torch.randn(ids, dim, generator=torch.Generator().manual_seed(1))
+            each = Repeated(step, drawn(rows, ids, seed=ids))
+            taken = processor(each, repeat).seconds / each.times
+            found[f"step of {ids} ids, dim {dim}"] = Figure(taken)
+        store.rollback()
+    return found
+
+
 def main() -> None:
     parser = arguments(QUESTION, rows=200_000)
     parser.add_argument("--dims", type=int, nargs="+", default=list(STEPS))
@@ -189,6 +223,13 @@ def main() -> None:
             for dim in options.dims
         }
         tierstore.create(path, specs).close()
+        if options.figures:
+            figures: dict[str, Figure] = {}
+            for dim in options.dims:
+                sizes = [each for each in options.ids if each <= 4096]
+                figures |= compared(path, options.rows, dim, sizes, options.repeat)
+            give(options, figures)
+            return
         for ids, most in READS.items():
             dim = options.dims[0]
             found = in_child(reads, path, options.rows, dim, ids, options.repeat)

@@ -8,6 +8,8 @@ machine and its load. Trust ratios, not seconds, since they were measured side b
 from __future__ import annotations
 
 import argparse
+import hashlib
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from trees import CannotRunError, commit_of
 
 from tierstore.budget import format_bytes
 from tierstore.machine import examine
@@ -39,6 +42,9 @@ def arguments(question: str, **defaults: int) -> argparse.ArgumentParser:
     parser.add_argument("--repeat", type=int, default=15, help="number of measurements of each")
     parser.add_argument("--directory", type=Path, help="directory for temporary stores")
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory for the JSON")
+    parser.add_argument(
+        "--figures", type=Path, help="write what tierstore alone takes there, for compare_trees.py"
+    )
     return parser
 
 
@@ -155,12 +161,35 @@ class Answer:
             "arguments": {
                 name: value for name, value in vars(options).items() if isinstance(value, int | str)
             },
+            "taken": taken(),
             "machine": machine,
             "load_before_and_after": self._load,
         }
         options.output.mkdir(parents=True, exist_ok=True)
         path = options.output / f"{self.name}.json"
         path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def taken() -> dict[str, Any]:
+    """Return what a figure is of: the commit, the format of its stores, and the compiled core.
+
+    None stands for what there is not: a commit outside a checkout, a core that is not built.
+    """
+    from tierstore._disk.manifest import FORMAT
+
+    try:
+        commit = commit_of(Path(__file__).resolve().parents[1])
+    except CannotRunError:
+        commit = None
+    return {"commit": commit, "format": FORMAT, "core": _core()}
+
+
+def _core() -> str | None:
+    """Return the start of the SHA-256 of the compiled core, so that builds can be told apart."""
+    if importlib.util.find_spec("tierstore._core") is None:
+        return None
+    file = importlib.import_module("tierstore._core").__file__
+    return hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()[:12]
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
