@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -95,6 +97,29 @@ def test_the_wheel_installs_the_library_and_its_command_line():
     packages = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert [path.rpartition("/")[2] for path in packages] == ["tierstore", "tierstore_cli"]
     assert all((ROOT / path / "__init__.py").exists() for path in packages)
+
+
+def test_an_editable_install_works_from_the_directory_above_the_clone(tmp_path):
+    """To Python there, the clone itself is a namespace package `tierstore`; mypy asks no hook."""
+    assert "dev-mode-exact" not in PYPROJECT["tool"]["hatch"]["build"]
+    site, above = tmp_path / "site", tmp_path / "above"
+    site.mkdir()
+    above.mkdir()
+    (above / "tierstore").symlink_to(ROOT)
+    lines = [
+        str(above / "tierstore" / each)
+        for each in PYPROJECT["tool"]["hatch"]["build"]["dev-mode-dirs"]
+    ]
+    (site / "_tierstore.pth").write_text("\n".join(lines))  # as hatchling writes it
+    program = (
+        f"import site; site.addsitedir({str(site)!r}); import tierstore, tierstore_cli;"
+        "print(tierstore.__version__, tierstore_cli.__file__)"
+    )
+    command = [sys.executable, "-S", "-E", "-c", program]
+    done = subprocess.run(command, cwd=above, capture_output=True, text=True, check=True)
+    version, path = done.stdout.split()
+    assert version == tierstore.__version__
+    assert Path(path).resolve() == ROOT / "cli/tierstore_cli/__init__.py"
 
 
 def test_every_link_of_the_readme_works_on_the_package_index():

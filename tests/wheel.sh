@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Build the wheel and use it in fresh environments: without extras, on the lowest and the newest versions
-# of its dependencies, then with torch alone.
+# of its dependencies, then with torch alone. An editable install is used from the directory above its clone.
 # usage: tests/wheel.sh PYTHON TORCH...   where TORCH is what pip installs for torch
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -47,3 +47,14 @@ echo "== with torch"
 pip install --quiet "$@"
 python "$root/examples/minimal.py"
 python "$root/examples/matrix_factorization.py" --epochs 1 --device cpu
+
+echo "== editable, from the directory above the clone"
+mkdir "$work/above"
+ln -s "$root" "$work/above/tierstore"
+"$python" -m venv "$work/editable"
+"$work/editable/bin/pip" install --quiet -e "$work/above/tierstore" mypy
+cd "$work/above"
+"$work/editable/bin/python" -c 'import tierstore; tierstore.create(None, {"item": tierstore.TableSpec(10, 4)}).close()'
+"$work/editable/bin/tierstore" --version
+echo 'import tierstore; reveal_type(tierstore.open("a.tier"))' > typed.py
+"$work/editable/bin/mypy" --strict typed.py | grep 'Revealed type is "tierstore._store.store.Store"'
