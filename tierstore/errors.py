@@ -40,6 +40,7 @@ what happened, the numbers involved and the next step. Classes derived from OSEr
     ├── NotExpiredWarning                          `expire` was called, and its keys never taken
     ├── UpkeepWarning          RuntimeWarning      folding or removing old files was postponed
     ├── OverflowedValuesWarning                    values became infinite in a conversion
+    ├── FilledRowsWarning                          a repair filled rows without being told how
     ├── DuplicateRowsWarning                       copies of a row were trained as one row
     └── ZeroRowsWarning                            a layer over a table that is all zeros
 """
@@ -68,6 +69,7 @@ __all__ = [
     "DeviceLostError",
     "DuplicateRowsWarning",
     "ExistsError",
+    "FilledRowsWarning",
     "ForkedStoreError",
     "FormatError",
     "InternalError",
@@ -364,6 +366,10 @@ class UpkeepWarning(TierStoreWarning, RuntimeWarning):
 
 class OverflowedValuesWarning(TierStoreWarning):
     """Values overflowed an element type and became infinite."""
+
+
+class FilledRowsWarning(TierStoreWarning):
+    """A repair found no intact value of some rows, which became zero, as nobody said what else."""
 
 
 class DuplicateRowsWarning(TierStoreWarning):

@@ -652,7 +652,7 @@ def test_copies_and_checks(tmp_path: Path, kind: str) -> None:
     found = by_key(tmp_path / "filled")
     assert np.isnan(found.pop(key)).all() and expected.pop(key)
     assert found == expected
-    assert f"user,{bad},{bad},1,filled," in (tmp_path / "filled.rows.csv").read_text()
+    assert f"user,{key},{key},1,filled," in (tmp_path / "filled.rows.csv").read_text()
     damaged = next((path / "partitions" / "00002" / "user").glob("g*/keys.*"))
     data = bytearray(damaged.read_bytes())
     data[5] ^= 1

@@ -442,7 +442,7 @@ def test_a_damaged_partition_is_repaired_alone(path: Path, tmp_path: Path) -> No
     data = bytearray(base.read_bytes())
     data[-1] ^= 1  # of a row that a later test need not know
     base.write_bytes(data)
-    tierstore.repair(partition, tmp_path / "copy", version=2)
+    tierstore.repair(partition, tmp_path / "copy", version=2, fill="zeros")
     shutil.rmtree(partition)
     (tmp_path / "copy").rename(partition)
     assert tierstore.verify(path).ok

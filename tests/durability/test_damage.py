@@ -37,6 +37,8 @@ from tierstore.errors import (
 )
 from tierstore.exporting import export_table
 
+pytestmark = pytest.mark.filterwarnings("ignore::tierstore.errors.FilledRowsWarning")
+
 ROWS, DIM = 300, 4
 _NONE = Budget(host=0)
 

@@ -23,7 +23,7 @@ from tierstore._store.ledger import write_skeleton
 from tierstore._store.locking import WriterLock, require_tested
 from tierstore._store.options import Options
 from tierstore._store.store import Store
-from tierstore._store.versions import STORE, check_free, open_directory
+from tierstore._store.versions import STORE, check_free, has_manifests, open_directory
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import check_names, find_device
 from tierstore.budget import Budget, Size
@@ -284,14 +284,15 @@ def open(
 def is_store(path: Any) -> bool:
     """Return whether `path`, as `open` takes it, holds a store, damaged or not.
 
-    False for a path that does not exist, a file, and a directory of other files. Raises
+    False for a path that does not exist, a file, and a directory of other files. A directory that
+    lost its STORE.json and has manifests is a damaged store. Raises
     StoreIOError where that cannot be seen, such as without permission, and InvalidInputError for
     what is no path.
     """
     with internal_errors():
         try:
             with open_directory(_io.locate(path)) as directory:
-                return directory.exists(STORE)
+                return directory.exists(STORE) or has_manifests(directory)
         except NotAStoreError:
             return False
 

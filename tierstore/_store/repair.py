@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -28,19 +28,27 @@ from tierstore._disk.manifest import (
     unique_name,
 )
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
-from tierstore._keys.growing import key_map
+from tierstore._keys.growing import KeyMap, key_map
 from tierstore._progress import Overall, Progress
 from tierstore._store.copy import write_copy
 from tierstore._store.lineage import descends
 from tierstore._store.locking import folds_kept_away
 from tierstore._store.partitions import partition_directory
 from tierstore._store.payload import Payload, copy_payload
-from tierstore._store.row_list import RowList
+from tierstore._store.row_list import FILLED, RowList
 from tierstore._store.state import State
 from tierstore._store.verify import VerifyReport
 from tierstore._store.versions import Survey, check_free, check_readable, open_directory, survey
 from tierstore._table.table import Table
-from tierstore.errors import ExistsError, InvalidInputError, StoreIOError, TierStoreError
+from tierstore.errors import (
+    ExistsError,
+    FilledRowsWarning,
+    InvalidInputError,
+    StoreIOError,
+    TierStoreError,
+    counted,
+    warn,
+)
 from tierstore.initializers import BLOCK_ROWS, Initializer
 from tierstore.spec import TableSpec
 
@@ -48,6 +56,8 @@ __all__ = ["RepairReport", "TableRepair", "mend_rows", "repair"]
 
 Fill = str | Initializer
 """The replacement of a damaged row: "version", "zeros", "nan", or an initializer."""
+
+_DEFAULT_FILL = ("version", "zeros")
 
 Rows = npt.NDArray[np.int64]
 Records = npt.NDArray[np.uint8]
@@ -58,7 +68,7 @@ class TableRepair:
     """The outcome for a table.
 
     Attributes:
-        rows: total number of rows.
+        rows: total number of rows; of a table by key, those that have a key.
         older: rows with an older image than the damaged one.
         filled: rows with zeros, NaN or the values of an initializer.
         unknown: upper bound of further rows that are older but cannot be identified, because a
@@ -88,6 +98,11 @@ class RepairReport:
     left_out: list[str] = field(default_factory=list)
 
     @property
+    def filled(self) -> int:
+        """The number of rows, of all tables, that have no value of their own any more."""
+        return sum(each.filled for each in self.tables.values())
+
+    @property
     def complete(self) -> bool:
         """Whether the copy contains everything of the newest version."""
         counts = self.tables.values()
@@ -99,7 +114,7 @@ def repair(
     dest: str | os.PathLike[str],
     *,
     version: int | str | None = None,
-    fill: Fill | Sequence[Fill] = ("version", "zeros"),
+    fill: Fill | Sequence[Fill] | None = None,
     listed: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> RepairReport:
@@ -119,10 +134,11 @@ def repair(
         fill: replacements for rows whose newest image is damaged, tried in order: "version" is the
             newest intact older image; then "zeros", "nan", or an initializer such as
             `tierstore.normal(0, 0.01)`, which applies to the first field while others become zero.
-            The default is zeros. The initializers of the original table are not stored.
+            None is "version", then "zeros", and a FilledRowsWarning counts the rows that became
+            zero. The initializers of the original table are not stored.
         listed: path of the list, a CSV file with the columns table, first, last (rows), rows (their
-            number), outcome ("older", "filled" or "unknown") and version (of an older image). None
-            appends ".rows.csv" to `dest`.
+            number), outcome ("older", "filled" or "unknown") and version (of an older image). Of a
+            table by key, first and last are one key. None appends ".rows.csv" to `dest`.
         progress: called with the number of rows done and the total.
 
     Keys and payload are copied if they are intact, and otherwise named in the report.
@@ -130,7 +146,8 @@ def repair(
     Raises NotAStoreError, FormatError, VersionError, ExistsError, InvalidInputError, StoreFullError
     and StoreIOError; AccessError for a file that this process may not read, which may be intact.
     """
-    fills, source, where = _checked(fill), _io.locate(src), _on_disk(dest)
+    fills = _checked(_DEFAULT_FILL if fill is None else fill)
+    source, where = _io.locate(src), _on_disk(dest)
     to = _on_disk(where.with_name(where.name + ".rows.csv") if listed is None else listed)
     for path in (where, to):
         if isinstance(source, Path) and path.resolve().is_relative_to(source.resolve()):
@@ -146,7 +163,13 @@ def repair(
         overall = Overall(progress, total)
         kind(directory, found, chosen, fills, overall, report).run(where)
         overall.finish()
-        return report
+    if fill is None and report.filled:
+        warn(
+            f"{counted(report.filled, 'row')} of {source} had no intact value and became zero in "
+            f"{where}; {to} lists them: give fill= to choose what they become",
+            FilledRowsWarning,
+        )
+    return report
 
 
 def _on_disk(path: str | os.PathLike[str]) -> Path:
@@ -191,6 +214,8 @@ class _Repair:
         self._fills = fills
         self._progress = progress
         self._report = report
+        self._keys_before: dict[str, int] = {}
+        """Keys of the partitions before, by table."""
 
     def run(self, where: Path) -> None:
         """Write the list and the store; remove the list if the store cannot be published."""
@@ -241,7 +266,9 @@ class _Repair:
     def _copy_table(
         self, directory: _io.Directory, name: str, info: TableInfo, rows: RowList
     ) -> TableInfo:
-        outcome = self._report.tables.setdefault(name, TableRepair(info.spec.rows))
+        by_key = info.spec.keys is not None
+        outcome = self._report.tables.setdefault(name, TableRepair(0 if by_key else info.spec.rows))
+        outcome.rows += _known(info) if by_key else 0
         with (
             contextlib.closing(
                 _Sources(self._directory, name, self._manifest, self._older, self._floor)
@@ -250,15 +277,22 @@ class _Repair:
         ):
             outcome.unknown += sources.unknown
             rows.unknown(name, sources.unknown)
-            blocks = self._blocks(name, sources, rows, outcome)
+            found, damage = _read_keys(sources.table, info)
+            called = found.keys_of if isinstance(found, KeyMap) else None
+            blocks = self._blocks(name, sources, rows, outcome, called)
             created = generations.create(target, info.spec, 1, blocks, self._progress)
-            keys, damage = _copy_keys(sources.table, info, target, created.generation)
+            keys = _write_keys(found, info.spec, target, created.generation)
         if damage:
             self._report.left_out.append(f"keys of table {name}: {damage}")
         return dataclasses.replace(created, scalars=dict(info.scalars), keys=keys)
 
     def _blocks(
-        self, name: str, sources: _Sources, rows: RowList, outcome: TableRepair
+        self,
+        name: str,
+        sources: _Sources,
+        rows: RowList,
+        outcome: TableRepair,
+        called: Callable[[Rows], Iterable[Any]] | None,
     ) -> Iterator[Records]:
         """Yield the records of the new table, and record which are not the newest image."""
         filler = _filler(self._fills, self._manifest.tables[name].spec)
@@ -273,15 +307,23 @@ class _Repair:
             is_row = ids >= 0
             outcome.older += int((older & is_row).sum())
             outcome.filled += int((filled & is_row).sum())
-            rows.add(name, ids[is_row], older[is_row], filled[is_row], found.versions[is_row])
+            which = np.flatnonzero((older | filled) & is_row)
+            images = np.where(filled[which], FILLED, found.versions[which])
+            if called is None:
+                rows.add(name, ids[which], images)
+            elif which.size:
+                rows.add_keys(name, called(found.rows[which]), images)
             yield found.records
 
     def _see(self, found: Found) -> None:
         """Change the state of images that differs for the store as a whole."""
 
     def _ids_of(self, name: str, rows: Rows) -> Rows:
-        """Return the ids of rows, ascending; -1 for rows without an id."""
-        return rows
+        """Return the ids of rows, ascending; -1 for rows without an id, or without a key."""
+        info = self._manifest.tables[name]
+        if info.spec.keys is None:
+            return rows
+        return np.where(rows < _known(info), rows + self._keys_before.get(name, 0), -1)
 
     def _check_still_there(self) -> None:
         """Raise if a writer removed the version meanwhile, so missing files may not be damage."""
@@ -300,7 +342,8 @@ class _PartitionedRepair(_Repair):
     def _write(self, directory: _io.Directory, rows: RowList) -> None:
         manifest = self._manifest
         for name, info in manifest.tables.items():
-            self._report.tables[name] = TableRepair(info.spec.rows)
+            rows_by_id = info.spec.rows if info.spec.keys is None else 0
+            self._report.tables[name] = TableRepair(rows_by_id)
         self._keys_before = dict.fromkeys(manifest.tables, 0)
         with directory.make_directory(PARTITIONS) as place:
             for number in range(len(manifest.partitions)):
@@ -323,7 +366,8 @@ class _PartitionedRepair(_Repair):
             with contextlib.suppress(FileNotFoundError, TierStoreError):
                 table = held.enter_context(source.directory(name))
             target.make_directory(generation).close()
-            keys, damage = _copy_keys(table, info, target, generation)
+            found, damage = _read_keys(table, info)
+            keys = _write_keys(found, info.spec, target, generation)
             target.sync()
         if damage:
             self._report.left_out.append(f"keys of table {name}: {damage}")
@@ -345,20 +389,14 @@ class _PartitionedRepair(_Repair):
                 self._report.left_out.append(str(error))
             common = self._fills, self._progress, self._report
             job = _PartRepair(number, self._manifest, part, found, *common)
-            job.keys_before = self._keys_before
+            job._keys_before = self._keys_before
             job._write(target, rows)
             for name, info in job._manifest.tables.items():
-                self._keys_before[name] += 0 if info.keys is None else info.keys.count
+                self._keys_before[name] += _known(info)
 
 
 class _PartRepair(_Repair):
-    """The repair of a partition at the version that the store's manifest names.
-
-    Attributes:
-        keys_before: keys of the partitions before, by table.
-    """
-
-    keys_before: dict[str, int]
+    """The repair of a partition at the version that the store's manifest names."""
 
     def __init__(
         self,
@@ -390,10 +428,8 @@ class _PartRepair(_Repair):
             found.state[found.state == WHOLE] = OLDER
 
     def _ids_of(self, name: str, rows: Rows) -> Rows:
-        own = self._manifest.tables[name]
-        if own.spec.keys is not None:
-            known = 0 if own.keys is None else own.keys.count
-            return np.where(rows < known, rows + self.keys_before[name], -1)
+        if self._manifest.tables[name].spec.keys is not None:
+            return super()._ids_of(name, rows)
         total, count = self._whole.tables[name].spec.rows, len(self._whole.partitions)
         ids: Rows = Shard(total, count, 0, count).rows_in(self._number, rows)
         return np.where(ids < total, ids, -1)
@@ -467,10 +503,13 @@ class _Sources:
             self.table.close()
 
 
-def _copy_keys(
-    table: _io.Directory | None, info: TableInfo, target: _io.Directory, generation: str
-) -> tuple[KeysInfo | None, str]:
-    """Copy a table's keys; return what was written, or the damage."""
+def _known(info: TableInfo) -> int:
+    """Return the number of rows of a table by key that have a key; 0 of another."""
+    return 0 if info.spec.keys is None or info.keys is None else info.keys.count
+
+
+def _read_keys(table: _io.Directory | None, info: TableInfo) -> tuple[Any, str]:
+    """Return the keys of a table, of one by key as a map, or None; and the damage."""
     if info.keys is None:
         return None, ""
     try:
@@ -478,20 +517,28 @@ def _copy_keys(
             return None, "the table's directory is missing"
         with table.directory(info.generation) as directory:
             files = open_keys(directory, info.keys)
-            if info.spec.keys is not None:
-                made = key_map(info.spec.keys)
-                load_keys(made, files, info.keys, info.spec.rows)
-                keys: Any = made.keys_of(np.arange(len(made)))
-            else:
-                keys = Keys(files, info.keys, info.spec.rows)[:]
+            if info.spec.keys is None:
+                return Keys(files, info.keys, info.spec.rows)[:], ""
+            made = key_map(info.spec.keys)
+            load_keys(made, files, info.keys, info.spec.rows)
+            return made, ""
     except FileNotFoundError as error:
         return None, f"{error.filename} is missing"
     except TierStoreError as error:
         return None, str(error)
+
+
+def _write_keys(
+    keys: Any, spec: TableSpec, target: _io.Directory, generation: str
+) -> KeysInfo | None:
+    """Write what `_read_keys` returned to a generation; return its description."""
+    if keys is None:
+        return None
     with target.directory(generation) as directory:
-        if info.spec.keys is not None:
-            return write_log(directory, info.spec.keys, info.spec.rows, keys), ""
-        return write_keys(directory, keys, info.spec.rows), ""
+        if isinstance(keys, KeyMap):
+            every = keys.keys_of(np.arange(len(keys)))
+            return write_log(directory, spec.keys or "int64", spec.rows, every)
+        return write_keys(directory, keys, spec.rows)
 
 
 def _filler(fills: Sequence[Fill], spec: TableSpec) -> Callable[[Rows], Records]:

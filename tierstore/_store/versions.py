@@ -34,6 +34,7 @@ __all__ = [
     "Survey",
     "check_free",
     "check_readable",
+    "has_manifests",
     "open_directory",
     "read_identity",
     "refuse_inside_store",
@@ -223,6 +224,11 @@ def open_directory(path: Path | _io.Objects) -> _io.Directory:
         raise NotAStoreError(f"{path} does not exist; {advice}", filename=path) from None
     except NotADirectoryError:
         raise NotAStoreError(f"{path} is a file; a store is a directory", filename=path) from None
+
+
+def has_manifests(directory: _io.Directory) -> bool:
+    """Return whether a directory holds a manifest, readable or not."""
+    return any(map(MANIFEST_NAME.fullmatch, directory.names()))
 
 
 def check_free(where: str | Path, of_store: str = "") -> None:

@@ -47,7 +47,7 @@ def doctor(out: Output, path: Path) -> None:
         [("speeds", "not measured yet: tierstore bench")] if found is None else speed_lines(found)
     )
     left = machine.leftovers(path)
-    store = _examined(path) if (path / "STORE.json").exists() else None
+    store = _examined(path) if tierstore.is_store(path) else None
     data = {
         **facts.to_dict(),
         "speeds": None if found is None else found.to_dict(),

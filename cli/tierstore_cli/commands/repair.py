@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
+from collections.abc import Collection
 from pathlib import Path
 
 import click
 
 import tierstore
+from tierstore.errors import FilledRowsWarning, counted
 from tierstore_cli.command import Command
+from tierstore_cli.failure import Failure
 from tierstore_cli.opening import makes
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import READ_STORE, VERSION, Filling, FillType, Place, full_name
 from tierstore_cli.progress import Progress
+
+DAMAGE = 4
 
 
 @click.command(cls=Command)
@@ -58,8 +64,11 @@ def repair(
     first field, such as "normal(0,0.01)".
 
     The list is CSV: runs of rows that are older, with their version, or filled. "unknown" counts
-    rows that may be older because a delta is missing or its ids are damaged. Intact keys and
-    payload are copied. DEST appears complete or not at all.
+    rows that may be older because a delta is missing or its ids are damaged. Of a table by key, it
+    lists keys. Intact keys and payload are copied. DEST appears complete or not at all.
+
+    Rows without any intact value become zeros if there is no --fill, and the exit code is then 4:
+    DEST is complete, and lacks them.
 
     \b
     Examples:
@@ -70,21 +79,24 @@ def repair(
     """
     fill = [each if isinstance(each, str) else each(seed) for each in fills]
     makes(dest)
-    with Progress("repairing") as progress:
+    with Progress("repairing") as progress, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FilledRowsWarning)  # it is the failure at the end
         report = tierstore.repair(
             store,
             dest,
             version=version,
-            fill=fill or ("version", "zeros"),
+            fill=fill or None,
             listed=listed,
             progress=progress,
         )
+    tables = {name: dataclasses.asdict(each) for name, each in report.tables.items()}
     data = {
         "store": full_name(store),
         "dest": full_name(dest),
         "version": report.version,
         "complete": report.complete,
-        "tables": {name: dataclasses.asdict(each) for name, each in report.tables.items()},
+        "filled": report.filled,
+        "tables": tables,
         "left_out": report.left_out,
         "list": str(report.listed),
     }
@@ -100,11 +112,20 @@ def repair(
     )
     for each in report.left_out:
         out.note(f"Warning: omitted: {each}")
-    if not report.complete:
-        out.note(f"Warning: some rows are older or filled; {report.listed} lists the rows")
-    if not (fills or report.complete):
-        out.note(
-            "no --fill was given: damaged rows have their newest intact older value, else zeros; "
-            "to choose, repair to another DEST with --fill version, zeros, nan or an initializer "
-            'such as "normal(0,0.01)"'
+    if found := _counts(tables.values()):
+        out.note(f"Warning: {found}; {report.listed} lists them")
+    if report.filled and not fills:
+        raise Failure(
+            f"{counted(report.filled, 'row has', 'rows have')} no intact value, and became zeros; "
+            "to choose what they become, repair to another DEST with --fill version and --fill "
+            'zeros, nan or an initializer such as "normal(0,0.01)"',
+            DAMAGE,
         )
+
+
+def _counts(tables: Collection[dict[str, int]]) -> str:
+    """Say how many rows are not their newest image; nothing if all are."""
+    kinds = {"older": "older", "filled": "filled", "unknown": "perhaps older"}
+    totals = {what: sum(each[kind] for each in tables) for kind, what in kinds.items()}
+    found = [f"{count:,} {what}" for what, count in totals.items() if count]
+    return f"of the rows {', '.join(found)}" if found else ""
