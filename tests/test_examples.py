@@ -153,10 +153,10 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     notebook = json.loads((ROOT / "examples/tour.ipynb").read_text(encoding="utf-8"))
     names: dict[str, Any] = {"__name__": "__main__"}
-    for number, cell in enumerate(notebook["cells"]):
-        if cell["cell_type"] == "code":
-            assert not cell["outputs"]
-            exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] for cell in cells)
+    for cell in (cells[0], cells[0], cells[1], *cells):  # a cell can be run again, in one kernel
+        exec(compile("".join(cell["source"]), "cell", "exec"), names)
     assert (tmp_path / "hits.svg").exists()
     assert np.load("tour.npy").shape == (50_000, 32)
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +42,77 @@ def test_a_cell_that_makes_a_store_can_be_run_again(tmp_path):
     with cell() as store:
         assert store.step == 4
         assert np.array_equal(store["t"].read(EVERY), rows)
-        with pytest.raises(LockedError, match=r"by this very process.*use the Store that was op"):
-            cell()
+        store["t"].write([3], np.full((1, DIM), 7, np.float32))
+        assert cell() is store, "run again in the same kernel"
+        assert (store["t"].read([3]) == 7).all(), "with what was not committed"
+        store.rollback()
+
+
+OTHERS = {
+    r"budget=Budget\(host_rows=9\), not Budget\(host='1MiB'\)": {"budget": "1MiB"},
+    r"policy=None, not 'lfu'": {"policy": "lfu"},
+    r"keep=None, not 5 and": {"keep": 5, "allow_untested": True},
+    r"allow_untested=False, not True": {"allow_untested": True},
+}
+
+
+def test_a_cell_with_other_options_names_them_and_the_way_on(tmp_path):
+    arguments = {"budget": Budget(host_rows=9), "policy": None}
+    with tierstore.open_or_create(tmp_path / "s", {"t": SPEC}, **arguments) as store:
+        for message, other in OTHERS.items():
+            message = rf"by this very process with {message}.*; use the Store.* or close it"
+            with pytest.raises(LockedError, match=message):
+                tierstore.open_or_create(tmp_path / "s", {"t": SPEC}, **arguments | other)
+        with pytest.raises(InvalidInputError, match="no table 'u'"):
+            tierstore.open_or_create(tmp_path / "s", {"u": SPEC}, **arguments)
+        assert not store.closed, "the store of an earlier cell is not that of the one that failed"
+        with pytest.raises(LockedError, match="use the Store that was opened before"):
+            tierstore.open(tmp_path / "s", "r+", **arguments)
+
+
+def test_the_store_of_a_cell_is_found_by_any_name_of_its_path(tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    first = tierstore.open_or_create("s", {"t": SPEC}, budget="1MiB")
+    for name in ("s", tmp_path / "link" / "s", f"{tmp_path}/s/"):
+        assert tierstore.open_or_create(name, {"t": SPEC}, budget="1MiB") is first
+    other = tierstore.open_or_create("other", {"t": SPEC}, budget="1MiB")
+    assert other is not first
+    with tierstore.open("s") as reader:
+        assert reader is not first, "a reader is its own"
+        assert tierstore.open_or_create("s", {"t": SPEC}, budget="1MiB") is first
+    first.close()
+    second = tierstore.open_or_create("s", {"t": SPEC}, budget="1MiB")
+    assert second is not first
+    assert not second.closed
+    second.close()
+    other.close()
+
+
+def test_cells_of_several_threads_get_one_store(tmp_path):
+    def cell(_):
+        return tierstore.open_or_create(tmp_path / "s", {"t": SPEC}, budget="1MiB")
+
+    with ThreadPoolExecutor(8) as pool:
+        stores = list(pool.map(cell, range(16)))
+    assert len(set(map(id, stores))) == 1
+    stores[0].close()
+
+
+def test_a_forked_child_does_not_get_the_store_of_its_parent(tmp_path):
+    with tierstore.open_or_create(tmp_path / "s", {"t": SPEC}) as store:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of forks beside threads
+            child = os.fork()
+        if child == 0:
+            try:
+                tierstore.open_or_create(tmp_path / "s", {"t": SPEC})
+            except LockedError as error:
+                os._exit(0 if f"by pid {os.getppid()} on" in str(error) else 2)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert tierstore.open_or_create(tmp_path / "s", {"t": SPEC}) is store
 
 
 def test_another_table_than_the_one_there_is_an_error(tmp_path):

@@ -23,7 +23,7 @@ from tierstore.errors import (
     warn,
 )
 
-__all__ = ["close", "leave_to_owner", "watch"]
+__all__ = ["close", "leave_to_owner", "opened", "watch"]
 
 _LOG = logging.getLogger("tierstore")
 
@@ -110,21 +110,26 @@ class Closable(Protocol):
 _opened: weakref.WeakKeyDictionary[Closable, Sequence[Lock]] = weakref.WeakKeyDictionary()
 
 
-def watch(opened: Closable, path: str, locks: Sequence[Lock]) -> Callable[[], object]:
+def watch(store: Closable, path: str, locks: Sequence[Lock]) -> Callable[[], object]:
     """Supervise an open store until the returned function is called.
 
     The store is closed at exit. If it is garbage-collected without being closed, an
     UnclosedStoreWarning is issued and its locks are released.
     """
-    finalizer = weakref.finalize(opened, _abandoned, path, locks)
+    finalizer = weakref.finalize(store, _abandoned, path, locks)
     finalizer.atexit = False
-    _opened[opened] = locks
+    _opened[store] = locks
     return finalizer.detach
 
 
-def leave_to_owner(opened: Closable) -> None:
+def opened() -> list[Closable]:
+    """Return the supervised stores, closed ones and those of a parent process among them."""
+    return list(_opened)
+
+
+def leave_to_owner(store: Closable) -> None:
     """Stop supervising a store that belongs to another supervised one."""
-    _opened.pop(opened, None)
+    _opened.pop(store, None)
 
 
 def _abandoned(path: str, locks: Sequence[Lock]) -> None:
@@ -134,9 +139,9 @@ def _abandoned(path: str, locks: Sequence[Lock]) -> None:
 
 
 def _close_all() -> None:
-    for opened in list(_opened):
+    for store in opened():
         with contextlib.suppress(TierStoreError):  # of a commit in the background
-            opened.close()
+            store.close()
 
 
 def _after_fork() -> None:
@@ -144,11 +149,11 @@ def _after_fork() -> None:
 
     Readers are reopened if possible; every use of another store raises an error with the remedy.
     """
-    for opened, locks in list(_opened.items()):
+    for store, locks in list(_opened.items()):
         for lock in locks:
             lock.close()
         with contextlib.suppress(TierStoreError, OSError, MemoryError):
-            opened._open_again()
+            store._open_again()
 
 
 atexit.register(_close_all)

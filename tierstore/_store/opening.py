@@ -8,6 +8,7 @@ import os
 import reprlib
 import shutil
 import tempfile
+import threading
 import uuid
 from collections.abc import Mapping
 from functools import partial
@@ -19,6 +20,7 @@ from tierstore._disk import generation as generations
 from tierstore._disk.manifest import DEFAULT_KEEP, Identity, Manifest, TableInfo, new_mark
 from tierstore._door import internal_errors
 from tierstore._progress import Overall, Progress
+from tierstore._store import closing
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.locking import WriterLock, require_tested
 from tierstore._store.options import Options
@@ -30,6 +32,7 @@ from tierstore.budget import Budget, Size
 from tierstore.errors import (
     InvalidInputError,
     InvalidTypeError,
+    LockedError,
     NotAStoreError,
     TierStoreError,
     counted,
@@ -88,14 +91,13 @@ def create(
                 f"{where} is not on a disk: create the store on a disk, and save a copy there"
             )
         check_tables(tables)
-        options = Options(
-            path=where,
-            mode="r+",
-            budget=Budget.of(budget),
+        options = _for_writing(
+            where,
+            budget=budget,
             policy=policy,
             keep=keep,
             allow_untested=allow_untested,
-            device=find_device(device),
+            device=device,
         )
         check_names(tables, options.budget, policy)
         options.placement().check(tables)
@@ -108,6 +110,17 @@ def create(
         except BaseException as error:
             discard_store(where, error)
             raise
+
+
+def _for_writing(path: Any, *, budget: Any, device: Any, **options: Any) -> Options:
+    """Return the options of a writer, of the arguments that `create` and `open` share."""
+    return Options(
+        path=_io.locate(path),
+        mode="r+",
+        budget=Budget.of(budget),
+        device=find_device(device),
+        **options,
+    )
 
 
 def _create_in_memory(tables: Mapping[str, TableSpec], **options: Any) -> Store:
@@ -170,26 +183,88 @@ def open_or_create(
     tables: Mapping[str, TableSpec],
     *,
     progress: Progress | None = None,
-    **options: Any,
+    budget: Budget | Size | None = None,
+    policy: Policies | None = None,
+    keep: int | None = None,
+    allow_untested: bool = False,
+    device: DeviceName | torch.device | Device = "cpu",
 ) -> Store:
     """Open a store for writing, or create it if `path` does not exist; useful in notebooks.
 
     An existing store must have these tables with the fields of their specs. Additional fields and
-    rows, as added by an optimizer and `grow`, are allowed, and initializers are ignored. `options`
-    are arguments common to `open` and `create`: budget, policy, keep, device and allow_untested.
-    Raises InvalidInputError for different tables, and the errors of `open` and `create`.
+    rows, as added by an optimizer and `grow`, are allowed, and initializers are ignored. The other
+    arguments are those of `open` and `create`.
+
+    A store that this process has open for writing at this path is returned as it is, the same
+    object with its uncommitted rows, if all of these arguments are those it was opened or created
+    with. A policy given as an object equals itself, or one of equal parameters. One `close` closes
+    it for all. A store that a parent process has open is none of this process.
+
+    Raises InvalidInputError for different tables, LockedError for a store that another process has
+    open for writing, or this one with other arguments, and the errors of `open` and `create`.
     """
     check_tables(tables)
-    if not os.path.lexists(path):
-        return create(path, tables, progress=progress, **options)
-    store = open(path, "r+", **options)
+    arguments: dict[str, Any] = {
+        "budget": budget,
+        "policy": policy,
+        "keep": keep,
+        "allow_untested": allow_untested,
+        "device": device,
+    }
+    with _one_thread:  # or two would find no store, and one would find it locked
+        if not os.path.lexists(path):
+            return create(path, tables, progress=progress, **arguments)
+        try:
+            store = open(path, "r+", **arguments)
+        except LockedError as error:
+            store = _opened_before(_for_writing(path, **arguments), error)
+            _check_all_same(store, tables)
+            return store
     try:
-        for name, spec in tables.items():
-            _check_same(store, name, spec)
+        _check_all_same(store, tables)
     except BaseException:
         store.close()
         raise
     return store
+
+
+_one_thread = threading.RLock()
+"""Held by the thread that opens or creates a store which others may be about to open, too."""
+
+
+def _make_lock() -> None:
+    """Let a forked child open stores, whatever thread of its parent did."""
+    global _one_thread
+    _one_thread = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_make_lock)
+
+
+def _opened_before(options: Options, locked: LockedError) -> Store:
+    """Return the store that this process has open at a path with these options.
+
+    Raises `locked` if there is none, and LockedError that names the options that differ.
+    """
+    wanted = os.path.realpath(str(options.path))
+    for store in closing.opened():
+        if not isinstance(store, Store) or store.closed or store.mode != "r+":
+            continue
+        if store._door.pid != os.getpid() or os.path.realpath(str(store.path)) != wanted:
+            continue
+        if differing := store._options.differing(options):
+            raise LockedError(
+                f"{store.path} is open for writing by this very process with {differing}; use the "
+                "Store that was opened before, give the same arguments, or close it",
+                filename=str(store.path),
+            ) from None
+        return store
+    raise locked
+
+
+def _check_all_same(store: Store, tables: Mapping[str, TableSpec]) -> None:
+    for name, spec in tables.items():
+        _check_same(store, name, spec)
 
 
 def _check_same(store: Store, name: str, spec: TableSpec) -> None:

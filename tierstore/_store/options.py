@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from tierstore import _io
@@ -30,6 +30,11 @@ def whole_number(name: str, value: object) -> int:
 def version_or_name(version: object) -> int | str:
     """Return a version given by number or name; raises InvalidTypeError."""
     return version if isinstance(version, str) else whole_number("version", version)
+
+
+def _as_given(value: object) -> object:
+    """Return the name of a device, of which each call makes an object; others as they are."""
+    return getattr(value, "torch_name", value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +101,18 @@ class Options:
     def writable(self) -> bool:
         """Whether the store is opened for writing."""
         return self.mode == "r+"
+
+    def differing(self, other: Options) -> str:
+        """Describe how these differ from those of a store at the same path; "" if they do not."""
+        pairs = [
+            (each.name, getattr(self, each.name), getattr(other, each.name))
+            for each in fields(self)
+        ]
+        return " and ".join(
+            f"{name}={_as_given(one)!r}, not {_as_given(two)!r}"
+            for name, one, two in pairs
+            if name != "path" and _as_given(one) != _as_given(two)
+        )
 
     def placement(self) -> Placement:
         """Return the placement of tables and the indexes of their deltas within the budget."""
