@@ -1185,6 +1185,116 @@ MUTANTS = [
         "yield entry.stat(follow_symlinks=False)",
         "tests/cli/test_inspect.py::test_what_a_store_takes_beside_its_data_and_how_to_get_it_back",
     ),
+    # The command line: exit codes that scripts act on, and output that is whole and safe.
+    Mutant(
+        "cli/tierstore_cli/failure.py",
+        "(errors.CorruptStoreError, 4),",
+        "(errors.CorruptStoreError, 1),",
+        "tests/cli/test_main.py::test_exit_code_of_each_error",
+    ),
+    Mutant(
+        "cli/tierstore_cli/failure.py",
+        "(errors.LockedError, 5),",
+        "(errors.LockedError, 1),",
+        "tests/cli/test_main.py::test_exit_code_of_each_error",
+    ),
+    Mutant(
+        "cli/tierstore_cli/failure.py",
+        "if isinstance(error, OSError) and error.errno == errno.EPIPE:",
+        "if False:",
+        "tests/cli/test_main.py::test_a_closed_pipe_is_quiet",
+    ),
+    Mutant(
+        "cli/tierstore_cli/text.py",
+        "{code - 0xDC00:02x}",
+        "{code:02x}",
+        "tests/cli/test_output.py",
+    ),
+    Mutant(
+        "cli/tierstore_cli/text.py",
+        "rest = len(ids) - LISTED",
+        "rest = len(ids)",
+        "tests/cli/test_save_verify_fold.py::test_verify_does_not_list_endless_ids",
+    ),
+    Mutant(
+        "cli/tierstore_cli/rows.py",
+        "x if math.isfinite(x) else str(x)",
+        "x",
+        "tests/cli/test_inspect.py",
+    ),
+    Mutant(
+        "cli/tierstore_cli/rows.py",
+        "ids[start : start + _SHOWN_TOGETHER])\n        if len(ids)",
+        "ids[:_SHOWN_TOGETHER])\n        if len(ids)",
+        "tests/cli/test_inspect.py",
+    ),
+    Mutant(
+        "cli/tierstore_cli/commands/verify.py",
+        "    if not report.ok:\n",
+        "    if report.bad_rows:\n",
+        "tests/cli/test_save_verify_fold.py::test_verify_of_a_store_with_a_damaged_manifest",
+    ),
+    Mutant(
+        "cli/tierstore_cli/background.py",
+        "            stopped.set()\n",
+        "",
+        "tests/cli/test_background.py",
+    ),
+    Mutant(
+        "cli/tierstore_cli/picking.py",
+        "table.lookup([str(key) for key in found.tolist()])",
+        "table.lookup(found)",
+        "tests/cli/test_load_export.py tests/cli/test_partitioned_commands.py",
+    ),
+    # Imports, exports, files in place and plans: rows keep their keys, a tier its size.
+    Mutant(
+        "importing.py",
+        "            keys = _chosen(keys, kept)\n",
+        "",
+        "tests/test_importing.py",
+    ),
+    Mutant(
+        "importing.py",
+        "upsert = upsert or isinstance(existing, KeyedTable)",
+        "upsert = upsert and isinstance(existing, KeyedTable)",
+        "tests/test_upsert.py",
+    ),
+    Mutant(
+        "exporting.py",
+        "keys = ids if keys is None else",
+        "keys = None if keys is None else",
+        "tests/test_exporting.py",
+    ),
+    Mutant(
+        "exporting.py",
+        "                settled.check_settled()\n",
+        "                pass\n",
+        "tests/keys/test_keyed.py tests/test_exporting.py",
+    ),
+    Mutant(
+        "attaching.py",
+        "                opened.callback(bases[name].close)\n",
+        "",
+        "tests/test_attaching.py",
+    ),
+    Mutant(
+        "sizing/simulation.py",
+        "kept[held] = False\n        kept[candidates] = True",
+        "kept[candidates] = True",
+        "tests/sizing/test_simulate.py",
+    ),
+    Mutant(
+        "sizing/simulation.py",
+        'rows = rows[np.argsort(-counts, kind="stable")]',
+        'rows = rows[np.argsort(counts, kind="stable")]',
+        "tests/sizing/test_simulate.py",
+    ),
+    Mutant(
+        "distributed/owners.py",
+        "is_narrow = int(self._ends[-1]) <= torch.iinfo(_NARROW).max",
+        "is_narrow = True",
+        "tests/distributed/test_owners.py",
+    ),
 ]
 
 

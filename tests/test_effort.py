@@ -11,13 +11,14 @@ from tests import conftest
 from tests.every import every
 
 
-def call(monkeypatch, took, asked=(), imported=0):
+def call(monkeypatch, took, asked=(), imported=0, load=0.1):
     """Run the hook around a test that takes so many seconds and imports so many modules."""
     clock = iter([5.0, 5.0 + took])
     modules = iter([100, 100 + imported])
     item = SimpleNamespace(config=SimpleNamespace(getoption=lambda name: name in asked))
     with monkeypatch.context() as patch:  # which the hook around this very test does not see
         patch.setattr(conftest, "seconds_used", lambda: next(clock))
+        patch.setattr(conftest.os, "getloadavg", lambda: (load, load, load))
         patch.setattr(conftest, "modules_imported", lambda: next(modules))
         hook = conftest.pytest_runtest_call(item)
         next(hook)
@@ -33,6 +34,7 @@ def test_a_test_that_takes_long_fails_and_says_what_to_do(monkeypatch):
 
 def test_a_first_import_and_slow_runs_are_let_off(monkeypatch):
     call(monkeypatch, 9, imported=900)
+    call(monkeypatch, 9, load=99)
     for option in conftest.LEFT_OUT_UNLESS_ASKED_FOR:
         call(monkeypatch, 9, asked=[f"--{option}"])
 

@@ -1,7 +1,9 @@
 """Work in a thread of low priority."""
 
 import os
+import signal
 import threading
+import time
 
 import pytest
 
@@ -28,3 +30,18 @@ def test_errors_come_through():
 
     with pytest.raises(ValueError, match="mine"):
         in_background(work, lambda *_: None)
+
+
+def test_ctrl_c_ends_the_work_at_its_next_report():
+    ended = []
+
+    def work(progress):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        for number in range(5000):
+            progress(number, 5000)
+            time.sleep(0.001)
+        ended.append("by itself")
+
+    with pytest.raises(KeyboardInterrupt):
+        in_background(work, lambda *_: None)
+    assert not ended

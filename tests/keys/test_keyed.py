@@ -665,9 +665,9 @@ def test_other_keys_of_rows_that_stay_are_a_change(tmp_path):
     ("partitions", "call"),
     [
         (0, "remove"),
-        pytest.param(0, "expire", marks=pytest.mark.slow),
+        (0, "expire"),
         pytest.param(3, "remove", marks=pytest.mark.slow),
-        (3, "expire"),
+        pytest.param(3, "expire", marks=pytest.mark.slow),
     ],
 )
 def test_an_error_in_the_middle_of_a_removal_awaits_a_rollback(
