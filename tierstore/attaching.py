@@ -308,7 +308,8 @@ def _source(name: str, matrix: Any) -> Source:
     if not isinstance(matrix, str | os.PathLike):
         raise InvalidTypeError(f"table {name!r} is attached to a file or FILE:NAME, not {matrix!r}")
     file, within = split_name(os.fspath(matrix))
-    return open_source(file if within is None else f"{file}:{within.removeprefix(':')}")
+    place = file if within is None else f"{file}:{within.removeprefix(':')}"
+    return open_source(place, expand=True)  # read in place: nothing is reserved for it
 
 
 def _place(given: Column | Mapping[str, Column]) -> str:

@@ -112,6 +112,7 @@ def preview(
     sep: str | None = None,
     decimal: str | None = None,
     null: Sequence[str] = (),
+    expand: bool = False,
     rows: int = 3,
 ) -> Preview:
     """Read the first `rows` rows of a file as `import_table` would, and change nothing.
@@ -123,7 +124,12 @@ def preview(
     with (
         fetched(src) as place,
         open_source(
-            place, field=field, text_dtype=_text_dtype(wanted), memory=memory, text=text
+            place,
+            field=field,
+            text_dtype=_text_dtype(wanted),
+            memory=memory,
+            text=text,
+            expand=expand,
         ) as source,
     ):
         first = np.empty((0, source.dim), ELEMENT_TYPES[source.dtype].stored)
@@ -157,6 +163,7 @@ def import_table(
     null: Sequence[str] = (),
     duplicates: Literal["error", "first", "last"] = "error",
     upsert: bool = False,
+    expand: bool = False,
     memory: Size = DEFAULT_MEMORY,
     allow_untested: bool = False,
     progress: Progress | None = None,
@@ -197,6 +204,9 @@ def import_table(
             get initial values. A table without keys takes row ids for keys. To append, the table is
             rewritten, with the rows to replace in memory. A load into a table by key always is an
             upsert, and rewrites nothing.
+        expand: take a file that holds less than a 200th of the rows that it claims, beyond 64 MiB
+            of them, such as a sparse file or one of zeros. It is refused otherwise, before anything
+            is written, as a file of a kilobyte could fill the disk.
         memory: limit in bytes for keys, headers and directories of the file, on top of a block of
             rows. Sizes that the file claims are checked against it before memory is allocated.
         allow_untested: as in `tierstore.open`, if `store` is a path.
@@ -208,7 +218,8 @@ def import_table(
 
     Raises:
         AmbiguousFileError: a text can be read in two ways; the message describes how to choose one.
-        FormatError: a file is damaged, lacks the matrix or needs more than `memory`.
+        FormatError: a file is damaged, lacks the matrix, claims far more rows than it holds or
+            needs more than `memory`.
         InvalidInputError: shapes, dtypes or keys do not match, the suffix is unknown, or the store
             has uncommitted rows.
         InvalidTypeError: `store` is neither a store nor a path, or `src` is an array.
@@ -236,6 +247,7 @@ def import_table(
             text,
             duplicates,
             upsert,
+            expand,
             memory,
             progress,
         )
@@ -276,6 +288,7 @@ def _load(
     text: TextOptions,
     duplicates: str,
     upsert: bool,
+    expand: bool,
     memory: Size,
     progress: Progress | None,
 ) -> ImportResult:
@@ -294,7 +307,15 @@ def _load(
     text_dtype = _text_dtype(wanted)
     with ExitStack() as stack:
         source = stack.enter_context(
-            open_source(src, field=field, text_dtype=text_dtype, memory=memory, text=text, dim=dim)
+            open_source(
+                src,
+                field=field,
+                text_dtype=text_dtype,
+                memory=memory,
+                text=text,
+                dim=dim,
+                expand=expand,
+            )
         )
         read_as, opened = source.read_as, source
         keys = source.keys if keys is None else keys

@@ -206,7 +206,7 @@ def _join(
         force=force,
     ) as sink:
         for file, about in zip(files, notes, strict=True):
-            with open_source(file) as source:
+            with open_source(file, expand=True) as source:
                 _check(source, file, about)
                 for block in source.blocks():
                     sink.write(block)
@@ -231,5 +231,5 @@ def _keys_of(file: Path) -> Any:
     """Return the keys of a part, which may be in a file beside it."""
     if format_of(file).keys == "never":
         return read_keys(keys_beside(file))
-    with open_source(file) as source:
+    with open_source(file, expand=True) as source:
         return source.keys

@@ -40,7 +40,8 @@ from tierstore._formats.base import (
     Write,
     block_rows_for,
 )
-from tierstore._formats.files import open_input
+from tierstore._formats.claims import check_claim
+from tierstore._formats.files import open_input, unless_it_fails
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._formats.npy import write_keys
 from tierstore._io import publish, reach
@@ -243,6 +244,7 @@ def open_source(
     memory: Size = DEFAULT_MEMORY,
     text: TextOptions | None = None,
     dim: int | None = None,
+    expand: bool = False,
 ) -> Source:
     """Open a file of vectors for reading; its suffix selects the format. Returns a `Source`.
 
@@ -255,16 +257,32 @@ def open_source(
             "512MiB". Sizes that the file claims are checked against it before memory is allocated.
         text: options for a text file; `key_column` for other files with columns, too.
         dim: the elements of a row, for files that say it in their rows alone and have none.
+        expand: take a file that holds far less than the rows that it claims; see `claims`.
 
     Raises:
         AmbiguousFileError: a text file can be read in two ways, and `text` does not decide.
-        FormatError: the file is missing or damaged, lacks the matrix, or needs more than `memory`.
+        FormatError: the file is missing or damaged, lacks the matrix, claims far more than it
+            holds, or needs more than `memory`.
         InvalidInputError: the suffix is unknown; the message lists the known ones. Or `text` is
             given for a file of another kind.
         MissingExtraError: the format needs a package that is not installed.
     """
-    found = locate(path)
-    dtype = check_dtype(text_dtype)
+    source = _opened(locate(path), field, check_dtype(text_dtype), memory, text, dim)
+    if not expand:
+        with unless_it_fails(source):
+            check_claim(source)
+    return source
+
+
+def _opened(
+    found: Location,
+    field: str | None,
+    dtype: str,
+    memory: Size,
+    text: TextOptions | None,
+    dim: int | None,
+) -> Source:
+    """Return the open source of a location, whose claims are not checked."""
     options = TextOptions() if text is None else text
     if found.store is not None:
         _check_no_text(found.path, format_of(found.path), options)

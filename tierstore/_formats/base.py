@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tierstore._closing import Closing
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType
-from tierstore._formats.files import InputFile
+from tierstore._formats.files import InputFile, taken_by
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._registry import Registry
 from tierstore.budget import DEFAULT_MEMORY, Size
@@ -160,6 +160,10 @@ class Source(Closing):
     def stored(self) -> StoredRows | StoredChunks | None:
         """Return where rows can be read at random; None if the file must be read in order."""
         return None
+
+    def held_bytes(self, enough: int) -> int:
+        """Return the bytes on the disk that the rows are read from, or some number >= `enough`."""
+        return taken_by(self.path, enough)
 
     def blocks(self, block_rows: int | None = None) -> Iterator[Array]:
         """Yield all rows in order, in blocks `(n, dim)`, n at most `block_rows`.

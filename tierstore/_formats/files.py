@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import os
 import struct
 import zipfile
 import zlib
@@ -27,6 +28,7 @@ __all__ = [
     "end_sparsely",
     "open_input",
     "parsing",
+    "taken_by",
     "unless_it_fails",
     "write_sparsely",
 ]
@@ -127,6 +129,31 @@ def open_input(path: Path, memory: Size = DEFAULT_MEMORY) -> InputFile:
         raise FormatError(f"{path}: a link that points to itself") from None
     except FormatError:
         raise FormatError(f"{path}: not a regular file") from None
+
+
+_BLOCK_BYTES = 512
+"""The unit of st_blocks, whatever the blocks of the file system are."""
+
+
+def taken_by(path: Path, enough: int) -> int:
+    """Return the bytes that a file, or all below a directory, take on the disk, without holes.
+
+    Counting may stop at `enough`. A file system that counts no blocks is believed its sizes.
+    """
+    if not path.is_dir():
+        return _taken(path.stat())
+    found = 0
+    for parent, _, names in os.walk(path):
+        for name in names:
+            found += _taken(os.stat(os.path.join(parent, name)))
+            if found >= enough:
+                return found
+    return found
+
+
+def _taken(status: os.stat_result) -> int:
+    on_disk = status.st_blocks * _BLOCK_BYTES
+    return min(status.st_size, on_disk) if on_disk else status.st_size
 
 
 _PIECE_BYTES = 1 << 16

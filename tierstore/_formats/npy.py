@@ -264,9 +264,6 @@ def _key_blocks(file: InputFile, header: NpyHeader) -> Iterator[Array]:
 
 
 MAX_ENTRIES = 10_000
-MAX_RATIO = 200
-"""Maximum compression ratio of an entry beyond its first FREE_BYTES."""
-FREE_BYTES = 64 << 20
 MAX_KEY_LENGTH = 1024
 """NumPy pads every string to the longest one, so a long key costs its length in each row."""
 
@@ -298,11 +295,6 @@ class Arrays:
         entry = self._archive.entries[f"{name}.npy"]
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise FormatError(f"{self.path}: {name!r} has a compression that NumPy does not use")
-        if entry.file_size > FREE_BYTES + MAX_RATIO * entry.compress_size:
-            raise FormatError(
-                f"{self.path}: {name!r} would expand {entry.compress_size} bytes to "
-                f"{entry.file_size}, over {MAX_RATIO} times as many; save it with np.savez"
-            )
         with self.open(name) as stream, parsing(self.path, ".npz archive", *ZIP_ERRORS):
             header = read_header(stream, self.path)
         if entry.file_size != header.nbytes + header.data_bytes:

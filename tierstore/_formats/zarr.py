@@ -38,7 +38,7 @@ from tierstore._formats.base import (
     element_of,
     note_unread,
 )
-from tierstore._formats.files import parsing
+from tierstore._formats.files import parsing, taken_by
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings, widened
 from tierstore.budget import JSON_COST, Allowance
 from tierstore.errors import ExistsError, FormatError
@@ -109,6 +109,13 @@ class _ZarrSource(Source):
             return self._read(number * step, (number + 1) * step, dtype)
 
         return StoredChunks(dtype, files, step, decode)
+
+    def held_bytes(self, enough: int) -> int:
+        """Return the bytes of the chunks that are stored, in a directory or elsewhere."""
+        if self.path.is_dir():
+            return taken_by(self.path / self._array.path, enough)
+        with parsing(self.path, "zarr array", Exception):
+            return int(self._array.nbytes_stored())
 
     @cached_property
     def keys(self) -> Keys | None:

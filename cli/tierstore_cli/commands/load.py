@@ -50,6 +50,11 @@ from tierstore_cli.streams import FORMAT, as_file, is_stream
 @click.option(
     "--upsert", is_flag=True, help="Replace the rows of the keys in SRC, append those that are new."
 )
+@click.option(
+    "--expand",
+    is_flag=True,
+    help="Take a file that holds less than a 200th of what it claims: sparse, or all zeros.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be read, and the first rows.")
 @MEMORY
 @UNTESTED
@@ -66,6 +71,7 @@ def load(
     allow_untested: bool,
     duplicates: Literal["error", "first", "last"],
     upsert: bool,
+    expand: bool,
     dry_run: bool,
     **text: Any,
 ) -> None:
@@ -100,7 +106,7 @@ def load(
     """
     with as_file(source, suffix) as file:
         if dry_run:
-            _show_first(out, file, field=field, dtype=dtype, memory=memory, **text)
+            _show_first(out, file, field=field, dtype=dtype, memory=memory, expand=expand, **text)
             return
         with _opened(store, allow_untested) as opened, Progress("loading") as progress:
             done = import_table(
@@ -112,6 +118,7 @@ def load(
                 dtype=dtype,
                 duplicates=duplicates,
                 upsert=upsert,
+                expand=expand,
                 memory=memory,
                 allow_untested=allow_untested,
                 progress=progress,
