@@ -89,6 +89,7 @@ CALLS: dict[str, Call] = {
     "open keep": lambda s, x: tierstore.open(s.path, keep=x).close(),
     "open allow_untested": lambda s, x: tierstore.open(s.path, allow_untested=x).close(),
     "open device": lambda s, x: tierstore.open(s.path, device=x).close(),
+    "open missing": lambda s, x: tierstore.open(s.path, missing=x).close(),
     "open check_ids": lambda s, x: tierstore.open(s.path, check_ids=x).close(),
     "create": lambda s, x: tierstore.create(Path(s.path).parent / "new", x).close(),
     "spec rows": lambda s, x: tierstore.TableSpec(x, 4),

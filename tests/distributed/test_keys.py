@@ -163,6 +163,12 @@ def read_and_write(rank: int, path: Path, kind: str) -> None:
         assert user.read(own[:0]).shape == (0, DIM)
         numbers = user.lookup(keys[20:50])
         assert np.array_equal(user.by_row.read(numbers), expected[20:50])
+        at = 5 if rank == 0 else 25  # key 5 has no row: rank 0 alone hears of it
+        with pytest.raises(KeyError) if rank == 0 else contextlib.nullcontext():
+            found = user.read(keys[at : at + 1], missing="raise")
+            assert np.array_equal(found, expected[at : at + 1])
+        found = user.read(keys[4 * rank : 30], missing=float(rank))
+        assert (found[: 20 - 4 * rank] == rank).all() and (found[20 - 4 * rank :] == 5).all()
         user.prefetch(keys[: 10 * rank])
         if kind == "int64":
             found = user.read(torch.from_numpy(keys[:6].reshape(2, 3)))

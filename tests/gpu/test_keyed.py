@@ -82,7 +82,9 @@ def test_a_map_of_keys_without_memory_is_refused_on_opening(tmp_path: Path) -> N
     tierstore.create(tmp_path / "s", {"t": TableSpec(100, DIM, keys="int64")}).close()
     with pytest.raises(CapacityError, match="budget"):
         tierstore.open(tmp_path / "s", budget=budget, device=WithoutRoomForKeys())
-    with tierstore.open(tmp_path / "s", budget=budget, device=EmulatedDevice()) as store:
+    with tierstore.open(
+        tmp_path / "s", budget=budget, device=EmulatedDevice(), missing="init"
+    ) as store:
         table = store["t"]
         (reserved,) = table._space.gpu._keys.values()
         table.read(torch.arange(7))

@@ -1507,7 +1507,7 @@ def test_element_types_and_backends(kind, tmp_path, options, dtype):
         table.write(keys[:10], first["age"][:10] + 1, "age")
         store.commit()
         store.fold()
-    with tierstore.open(tmp_path / "s") as store:
+    with tierstore.open(tmp_path / "s", missing="init") as store:
         again = store["t"].read(keys, ["weight", "age"])
         assert np.array_equal(again["weight"], first["weight"])
         assert np.array_equal(again["age"][:10], first["age"][:10] + 1)

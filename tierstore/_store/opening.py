@@ -306,6 +306,7 @@ def open(
     allow_untested: bool = False,
     device: DeviceName | torch.device | Device = "cpu",
     check_ids: Literal["async", "sync"] = "async",
+    missing: Literal["raise", "init"] | float | None = None,
 ) -> Store:
     """Open a store.
 
@@ -329,6 +330,9 @@ def open(
             torch.device, or "auto" for a GPU if there is one.
         check_ids: "async" checks ids in GPU memory without waiting, and raises at the next call
             that waits; "sync" raises at once.
+        missing: what keys without a row read as in tables by key, in `read` and in layers that do
+            not train: "raise" is an UnknownNameError, a KeyError; "init" the first row of the key;
+            a number that value. None is "raise" for mode "r", and "init" for "r+".
 
     Raises NotAStoreError, FormatError, CorruptStoreError, LockedError, VersionError,
     UnknownNameError for a budget or a policy that names a table which the store does not have,
@@ -346,6 +350,7 @@ def open(
             allow_untested=allow_untested,
             device=find_device(device),
             check_ids=check_ids,
+            missing=missing,
         )
         store = Store(options)
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tierstore import _io
 from tierstore._disk.index import DeltaIndex
+from tierstore._table.missing import Missing, checked
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import Placement
 from tierstore.budget import Budget
@@ -58,6 +59,7 @@ class Options:
     allow_untested: bool = False
     device: Device | None = None
     check_ids: str = "async"
+    missing: Missing | None = None
     mark: str | None = None
     within: _io.Directory | None = None
     root_only: bool = False
@@ -91,6 +93,7 @@ class Options:
             )
         if self.check_ids not in ("async", "sync"):
             raise InvalidInputError(f"check_ids must be 'async' or 'sync', not {self.check_ids!r}")
+        checked(self.missing, writable=self.writable)
         if self.writable and not isinstance(self.path, Path):
             raise InvalidInputError(
                 f"{self.path} is not on a disk, and can only be read; save it to a disk to go on "

@@ -25,6 +25,7 @@ from tierstore._store.options import Options
 from tierstore._store.payload import Payload, Payloads
 from tierstore._store.tables import Opener, Opening, Spaces
 from tierstore._store.versions import History, open_directory, read_identity
+from tierstore._table.missing import Missing, checked
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
 from tierstore._tiers.base import ROLLED_BACK
@@ -71,7 +72,7 @@ class State:
     Attributes:
         coming: the version that is being committed, while its payload is put together.
         store: the public store; its tables answer by it.
-        door, prefetcher, sync_checks, touched: what the tables share.
+        door, prefetcher, sync_checks, missing, touched: what the tables share.
         manifest: the version that is open.
         tables: the tables that are whole, by name.
         spaces: the tiers of these tables.
@@ -85,6 +86,7 @@ class State:
         self.door: Door = Door(str(options.path), writable=options.writable)
         self.prefetcher: Prefetcher = Prefetcher(self.door)
         self.sync_checks: bool = options.check_ids == "sync"
+        self.missing: Missing = checked(options.missing, writable=options.writable)
         self.touched: Touched = Touched()
         self.tables: dict[str, Table] = {}
         self.spaces: Spaces = Spaces(self.tables, options)

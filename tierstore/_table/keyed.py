@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import EllipsisType
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from tierstore._table import expiry, merging
 from tierstore._table.address import Ids, as_dense, as_written, host_ids, is_cupy, is_torch, on_host
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Lease
+from tierstore._table.missing import Missing, check_fits, checked
 from tierstore._table.table import Owner, Table
 from tierstore._table.values import from_bytes, raw_rows
 from tierstore._tiers.gpu.keys import DeviceKeys, Guess
@@ -36,15 +37,18 @@ from tierstore.errors import (
 from tierstore.spec import EXTENT_ROWS, USES, TableSpec
 from tierstore.stats import TableInformation, TierInformation
 
-__all__ = ["KeyedTable"]
+__all__ = ["OTHERWISE", "KeyedTable", "without_row"]
 
 _BLOCK_ROWS = 1 << 16
 _GROWTH = 8
 """A table without a capacity grows by one part in so many."""
+OTHERWISE = "; missing='init' reads first rows of such keys, and missing=0.0 zeros"
 
 
 class Grower(Owner, Protocol):
-    """What growing tables share in addition."""
+    """What growing tables share in addition; `missing` is what reads do without being told."""
+
+    missing: Missing
 
     def grow_rows(self, name: str, rows: int) -> None:
         """Grow a table to `rows` rows, while no other thread is in a call."""
@@ -287,8 +291,7 @@ class KeyedTable(RowsByNumber):
         asked, _ = self._asked(keys)
         found = self._map.find(asked)
         if missing is None and (found < 0).any():
-            given = np.asarray(on_host(keys), object)
-            raise UnknownNameError(unknown_keys(given.ravel()[found < 0]))
+            raise without_row(keys, found < 0)
         if missing is not None:
             found[found < 0] = missing
         return found.reshape(asked.shape)
@@ -382,16 +385,25 @@ class KeyedTable(RowsByNumber):
         dtype: Any = None,
         raw: bool = False,
         out: Any = None,
+        missing: Literal["raise", "init"] | float | None = None,
     ) -> Any:
-        """Read the rows of `keys`, `keys.shape + (dim,)`; see `Table.read`.
+        """Read the rows of `keys`, `keys.shape + (dim,)`; see `Table.read`. No key is added.
 
-        A key without a row reads as its first row, and no key is added. Raises InvalidTypeError for
-        keys of another kind than the table's.
+        `missing` says what keys without a row read as: "init" their first row, a number that value
+        in each element, and "raise" is an UnknownNameError, a KeyError, which names the first
+        three; then nothing is written into `out`. None is what `tierstore.open` was given: for a
+        reader "raise", for a writer, which trains, "init".
+
+        Raises InvalidTypeError for keys of another kind than the table's, and InvalidInputError for
+        a number that a field cannot hold.
         """
+        chosen = self._chosen(missing, field, raw=raw)
         given = self._given(keys)
         while True:
             epoch = self._extent.epoch
             found_in = self._resolved(given, self._map.find)
+            if chosen == "raise" and found_in.unknown.size:
+                raise without_row(keys, found_in.unknown, OTHERWISE)
             ids = self._like(found_in.known_or_first(), found_in.kind)
             try:
                 found = self.by_row.read(
@@ -404,31 +416,43 @@ class KeyedTable(RowsByNumber):
             if epoch is self._extent.epoch:
                 break
         if found_in.unknown.size:
-            records = first_records(self.spec, found_in.asked.codes)
             parts = found if isinstance(found, dict) else {self._named(_one(field)): found}
             for name, values in parts.items():
-                self._fill(name, values, found_in.unknown, records, raw=raw)
+                self._fill(name, values, found_in, chosen, raw=raw)
         return found
 
+    def _chosen(
+        self, missing: object, field: str | list[str] | tuple[str, ...] | None, *, raw: bool = False
+    ) -> Missing:
+        """Check what a read of some fields is to do about keys without a row."""
+        owner = cast(Grower, self._owner)
+        chosen = owner.missing
+        if missing is not None:
+            chosen = checked(missing, writable=owner.door.writable)
+        if isinstance(chosen, float):
+            names = field if isinstance(field, (list, tuple)) else [field]
+            named = map(self._named, names)
+            check_fits(chosen, [(name, self._spans[name][0]) for name in named], raw=raw)
+        return chosen
+
     def _fill(
-        self,
-        name: str,
-        values: Any,
-        at: npt.NDArray[np.intp],
-        records: npt.NDArray[np.uint8],
-        *,
-        raw: bool,
+        self, name: str, values: Any, found: Resolved, missing: Missing, *, raw: bool
     ) -> None:
-        """Put a field of first records at positions of a result."""
-        item, lo, hi = self._spans[name]
+        """Put what keys without a row read as at their positions of a result."""
         kind = "torch" if is_torch(values) else "cupy" if is_cupy(values) else "numpy"
-        ids = Ids(at, at.shape, kind)
-        data = np.ascontiguousarray(records[:, lo:hi])
-        first = raw_rows(data, item, ids) if raw else from_bytes(data, item, ids)
-        flat = values.reshape(-1, values.shape[-1])
-        if ids.kind == "torch":
-            first, at = first.to(values), self._like(at, "torch").to(values.device)
-        flat[self._like(at, "cupy") if kind == "cupy" else at] = first
+        at = found.unknown
+        there: Any = self._like(at, kind)
+        if kind == "torch":
+            there = there.to(values.device)
+        first: Any = missing
+        if not isinstance(missing, float):
+            item, lo, hi = self._spans[name]
+            records = first_records(self.spec, found.asked.codes, [name])
+            data, ids = np.ascontiguousarray(records[:, lo:hi]), Ids(at, at.shape, kind)
+            first = raw_rows(data, item, ids) if raw else from_bytes(data, item, ids)
+            if kind == "torch":
+                first = first.to(values)
+        values.reshape(-1, values.shape[-1])[there] = first
 
     def _like(self, rows: Any, kind: str) -> Any:
         """Return row numbers as an array of the library of the keys."""
@@ -576,23 +600,29 @@ class KeyedTable(RowsByNumber):
     ) -> tuple[Any, npt.NDArray[np.intp], Any]:
         """Return row numbers in the shape of keys, which keys have none, and their first values.
 
-        Keys without a row have the number 0; their first values are a tensor `(n, dim)`. With
-        `train`, admitted keys get a row first.
+        Keys without a row have the number 0; what they read as is a tensor `(n, dim)`, see `read`.
+        With `train`, admitted keys get a row first, and the others read as theirs.
         """
         given = self._given(keys)
         if train:
             found = self._used_by(given, self._admitted)
         else:
             found = self._resolved(given, self._map.find)
-        first = self._first_values(found.asked, np.arange(found.unknown.size), field)
+        chosen = "init" if train else self._chosen(None, field)
+        if chosen == "raise" and found.unknown.size:
+            raise without_row(keys, found.unknown, OTHERWISE)
+        first = self._first_values(found.asked, np.arange(found.unknown.size), field, chosen)
         return found.known_or_first(), found.unknown, first
 
-    def _first_values(self, asked: Asked, at: npt.NDArray[np.intp], field: str) -> Any:
-        """Return the first values of keys at some positions of a batch, a tensor `(n, dim)`."""
+    def _first_values(
+        self, asked: Asked, at: npt.NDArray[np.intp], field: str, missing: Missing = "init"
+    ) -> Any:
+        """Return what keys at some positions of a batch read as, a tensor `(n, dim)`."""
         item, lo, hi = self._spans[field]
         records = first_records(self.spec, asked.codes[at], [field])
         data = np.ascontiguousarray(records[:, lo:hi])
-        return from_bytes(data, item, Ids(at, at.shape, "torch"))
+        first = from_bytes(data, item, Ids(at, at.shape, "torch"))
+        return first.fill_(missing) if isinstance(missing, float) else first
 
     def _guessed(self, keys: object) -> tuple[Any, Guess] | None:
         """Return rows of keys on a device as `_rows_for` does, before all are known to have one.
@@ -847,6 +877,12 @@ class KeyedTable(RowsByNumber):
             f"table {self.name!r} is not iterated over: table.scan() yields blocks of rows, "
             "table.keys has their keys"
         )
+
+
+def without_row(keys: object, at: Any, otherwise: str = "") -> UnknownNameError:
+    """Return the error about keys at some positions, or of a mask, which have no row."""
+    given = np.asarray(on_host(keys), object).ravel()
+    return UnknownNameError(unknown_keys(given[at]) + otherwise)
 
 
 def _one(field: Any) -> str | None:

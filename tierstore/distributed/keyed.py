@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,8 @@ from tierstore._disk.partitioning import partition_of_key
 from tierstore._keys.growing import Asked
 from tierstore._progress import Progress
 from tierstore._table import expiry, merging
-from tierstore._table.keyed import KeyedTable
+from tierstore._table.keyed import OTHERWISE, KeyedTable, without_row
+from tierstore._table.missing import Missing
 from tierstore.distributed.key_exchange import KeyExchange, Numbers
 from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.table import DistributedTable
@@ -153,14 +154,25 @@ class DistributedKeyedTable:
 
     # -- rows
 
-    def read(self, keys: Any, field: str | None = None, *, as_tensor: bool = False) -> Any:
-        """Read the rows of `keys`, `keys.shape + (dim,)`. Collective.
+    def read(
+        self,
+        keys: Any,
+        field: str | None = None,
+        *,
+        as_tensor: bool = False,
+        missing: Literal["raise", "init"] | float | None = None,
+    ) -> Any:
+        """Read the rows of `keys`, `keys.shape + (dim,)`. Collective; no key is added.
 
-        A key without a row reads as its first row, and nothing is added.
+        `missing` is what keys without a row read as: "init", which is the default here, their
+        first row, a number that value. With "raise" the rank that gave such keys raises
+        UnknownNameError, a KeyError, which names the first three; the others get their rows.
         """
         name = next(iter(self.fields)) if field is None else field
-        numbers, unknown, first = self._known_or_first(keys, name, train=False)
+        numbers, unknown, first = self._known_or_first(keys, name, train=False, missing=missing)
         found = self.by_row.read(torch.from_numpy(numbers), name)
+        if unknown.size and missing == "raise":  # only now: the owners' answers were on their way
+            raise without_row(keys, unknown, OTHERWISE)
         found.view(-1, found.shape[-1])[torch.from_numpy(unknown).to(found.device)] = first.to(
             found
         )
@@ -276,18 +288,29 @@ class DistributedKeyedTable:
         return torch.from_numpy(numbers.reshape(asked.shape)).to(self.device)
 
     def _known_or_first(
-        self, keys: object, field: str, *, train: bool
+        self,
+        keys: object,
+        field: str,
+        *,
+        train: bool,
+        missing: Literal["raise", "init"] | float | None = None,
     ) -> tuple[Rows, npt.NDArray[np.intp], Any]:
-        """Return numbers in the shape of keys, which have none, and first values of those."""
+        """Return numbers in the shape of keys, which have none, and what those read as."""
         what, find = ("train", self.shard._trained) if train else ("read", self.shard._map.find)
-        layout = self.spec.layout
-        asked, numbers = self._exchange.ask(keys, what, find, lambda: layout.field(field))
+        chosen: Missing = "init"
+
+        def check() -> None:
+            nonlocal chosen
+            self.shard._named(field)
+            chosen = self.shard._chosen(missing, field)
+
+        asked, numbers = self._exchange.ask(keys, what, find, check)
         unknown = np.flatnonzero(numbers < 0)
         numbers[unknown] = 0
         return (
             numbers.reshape(asked.shape),
             unknown,
-            self.shard._first_values(asked, unknown, field),
+            self.shard._first_values(asked, unknown, field, chosen),
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

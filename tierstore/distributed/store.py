@@ -39,6 +39,7 @@ from tierstore._store.store import Store
 from tierstore._store.tables import Spaces
 from tierstore._strictjson import canonical, json_values
 from tierstore._table.keyed import KeyedTable
+from tierstore._table.missing import Missing, checked
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
 from tierstore._tiers.base import ROLLED_BACK
@@ -92,6 +93,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
         self._door = self.door
         self.prefetcher: Prefetcher = Prefetcher(self.door)
         self.sync_checks: bool = options.check_ids == "sync"
+        self.missing: Missing = checked(options.missing, writable=True)
         self.touched: Touched = Touched()
         self._tables: dict[str, Table] = {}
         self._shared: dict[str, DistributedTable | DistributedKeyedTable] = {}
