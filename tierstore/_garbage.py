@@ -1,4 +1,4 @@
-"""Python's search for cyclic garbage, put off while many objects are made that all stay."""
+"""What Python frees late: cycles while many objects are made that all stay, frames of errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-__all__ = ["search_put_off"]
+__all__ = ["search_put_off", "without_frames"]
 
 
 @contextlib.contextmanager
@@ -23,3 +23,24 @@ def search_put_off() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """Return an error that ended a thread, without what the frames that it passed refer to.
+
+    To be called where it is caught. It stays as long as anyone keeps it, and with it whatever these
+    had at hand: files, views of mappings, and the object that keeps the error for others.
+    """
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next  # without the frame that still runs
+    known = set[int]()
+    found: BaseException | None = error
+    while found is not None and id(found) not in known:
+        known.add(id(found))
+        trace = found.__traceback__
+        while trace is not None:
+            with contextlib.suppress(RuntimeError):  # it still runs
+                trace.tb_frame.clear()
+            trace = trace.tb_next
+        found = found.__cause__ or found.__context__
+    return error

@@ -399,6 +399,16 @@ def never_opens(rank: int, path: Path) -> None:
     told.touch()
 
 
+def never_opens_to_a_group(rank: int, path: Path) -> None:
+    told = path.with_name("told")
+    if rank == 1:
+        until(told)
+        return
+    with pytest.raises(RanksError, match="did not come in time"):
+        distributed.open(path)
+    told.touch()
+
+
 def until(told: Path) -> None:
     """Wait for what the other rank makes when it has waited in vain."""
     while not told.exists():
@@ -412,6 +422,13 @@ def test_a_rank_that_never_comes(tmp_path: Path, work: Any) -> None:
     values(run(2, work, tmp_path / "store"))
     check(tmp_path / "store", steps={2})
     values(run(2, open_it, tmp_path / "store"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_timeout_of_the_process_group_holds(tmp_path: Path) -> None:
+    start(tmp_path / "store")
+    values(run(2, never_opens_to_a_group, tmp_path / "store", timeout=2))
+    check(tmp_path / "store", steps={2})
 
 
 def forks(rank: int, path: Path) -> str:

@@ -6,6 +6,7 @@ Rows 19, 20, 22, 23, 24, 25, 26, 28, 29 and 34 of the list of faults.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import pickle
@@ -23,6 +24,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.durability import small
 from tests.durability.crash import scratch
 from tests.durability.writer import DIM, ROWS, changes, content
 from tierstore.budget import Budget
@@ -337,6 +339,33 @@ def test_an_interrupt_leaves_a_committed_state(path: Path, seed: int) -> None:
     rest, errors = process.communicate(timeout=600)
     assert "KeyboardInterrupt" in errors
     check(path, max(map(int, (first + rest).split())))
+
+
+@pytest.mark.fault(24)
+def test_what_is_closed_is_free_whatever_a_fork_holds(path: Path) -> None:
+    """The child has the parent's descriptors, and has not come to its hooks yet."""
+    reading, writing = os.pipe()
+    with tierstore.open(path) as reader:
+        store = tierstore.open(path, "r+", budget=NONE)
+        child = ctypes.CDLL(None).fork()  # which calls no hooks of Python
+        if child == 0:
+            os.close(writing)
+            os.read(reading, 1)
+            os._exit(0)
+        try:
+            for version in range(2, 5):
+                store.close()
+                store = tierstore.open(path, "r+", budget=NONE)
+                assert small.commit(store) == version
+            reader.close()
+            assert store.fold()
+            store.close()
+        finally:
+            os.write(writing, b"1")
+            os.waitpid(child, 0)
+            os.close(reading)
+            os.close(writing)
+    small.check(path, 4)
 
 
 @pytest.mark.fault(34)

@@ -136,7 +136,7 @@ class MappedColumn(Column):
         super().__init__(watch, start, stop, rows_per_file)
         width, count = stop - start, len(watch.groups)
         nbytes = offset + (rows if count == 1 else rows_per_file) * width
-        data = _io.map_files(files, nbytes, count=count, advice=mmap.MADV_RANDOM)
+        data = _io.map_files(files, nbytes, count=count, advice=mmap.MADV_RANDOM, lasting=True)
         self._rows = data[offset : offset + rows * width].reshape(rows, width)
 
     def read(self, rows: Rows, out: Bytes) -> None:

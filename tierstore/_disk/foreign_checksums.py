@@ -89,7 +89,7 @@ def open_checksums(
             raise FormatError(
                 f"{path}: {file.size} bytes instead of {nbytes}; remove it to make it anew"
             )
-        data = _io.map_files([file], nbytes, advice=mmap.MADV_RANDOM)
+        data = _io.map_files([file], nbytes, advice=mmap.MADV_RANDOM, lasting=True)
     found, at = {}, len(header)
     for name, base in bases.items():
         part = data[at : at + 4 * base.rows].reshape(base.rows, 4)

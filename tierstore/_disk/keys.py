@@ -245,6 +245,8 @@ def _objects(values: list[Any]) -> npt.NDArray[np.object_]:
 class KeyFile:
     """A file of keys, mapped so that it stays readable after it is removed.
 
+    It lasts beyond the store, as does what `table.keys` returned.
+
     Attributes:
         path: its name in messages.
         size: bytes of the file.
@@ -260,7 +262,8 @@ class KeyFile:
         """Map a file of an expected size; raises FileNotFoundError."""
         with directory.open_file(name) as file:
             size = file.size
-            data = _io.map_files([file], min(size, expected), advice=mmap.MADV_NORMAL)
+            nbytes = min(size, expected)
+            data = _io.map_files([file], nbytes, advice=mmap.MADV_NORMAL, lasting=True)
             return cls(file.path, size, data)
 
     def checked(self, size: int, expected: int) -> npt.NDArray[np.uint8]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Self, cast
 
 from tierstore._io import system
-from tierstore._io.file import Buffer, Descriptor, File
+from tierstore._io.file import Buffer, Descriptor, File, Mappings
 from tierstore._io.system import explained, filesystem_of, raise_explained, sync_descriptor
 from tierstore.errors import FormatError, NotAStoreError, StoreIOError
 
@@ -42,6 +42,11 @@ class Directory(Descriptor):
 
     removable = True
     _origin: tuple[Directory, tuple[str, ...]] | None = None
+
+    @cached_property
+    def _mappings(self) -> Mappings:
+        """Those of files that were opened here, or in a directory that was reached through it."""
+        return Mappings() if self._origin is None else self._origin[0]._mappings
 
     @classmethod
     def open(cls, path: str | Path, *, list: bool = True) -> Self:
@@ -96,6 +101,14 @@ class Directory(Descriptor):
         self.unsynced: bool = False
         super().close()
 
+    def end_mappings(self) -> None:
+        """Unmap what was opened here and in directories that were reached through this one.
+
+        Nothing may be read from it any more: not even an error that someone keeps, and with it the
+        frames that have parts of mappings, keeps files mapped. Those that are `lasting` stay.
+        """
+        self._mappings.end()
+
     @classmethod
     def make(cls, path: str | Path) -> Self:
         """Create the directory at `path`, whose parent exists, and open it."""
@@ -128,7 +141,12 @@ class Directory(Descriptor):
                     filename=self.path,
                 ) from error
             raise_explained(error, "create", path)
-        return File(fd, path)
+        return self._file(fd, path)
+
+    def _file(self, fd: int, path: str) -> File:
+        file = File(fd, path)
+        file.scope = self._mappings
+        return file
 
     def open_file(self, name: str, *, write: bool = False) -> File:
         """Open a regular file; raises FormatError for links, FIFOs, devices and directories."""
@@ -137,8 +155,8 @@ class Directory(Descriptor):
         try:
             fd = system.calls.open(component(name), flags, dir_fd=self.fd)
         except OSError as error:
-            _not_opened(error, path)
-        file = File(fd, path)
+            _explain_not_opened(error, path)
+        file = self._file(fd, path)
         try:
             if not file.regular:
                 raise FormatError(f"{path} is not a regular file")
@@ -156,7 +174,7 @@ class Directory(Descriptor):
         try:
             fd = system.calls.open(component(name), os.O_RDONLY | _OPEN, dir_fd=self.fd)
         except OSError as error:
-            _not_opened(error, path)
+            _explain_not_opened(error, path)
         try:
             status = system.calls.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
@@ -359,10 +377,13 @@ class Directory(Descriptor):
         return int(status.f_bavail * status.f_frsize)
 
 
-def _not_opened(error: OSError, path: str) -> NoReturn:
-    if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-        raise FormatError(f"{path} is not a regular file") from error
-    raise_explained(error, "open", path)
+def _explain_not_opened(error: OSError, path: str) -> NoReturn:
+    try:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise FormatError(f"{path} is not a regular file") from error
+        raise_explained(error, "open", path)
+    finally:
+        del error  # as in `raise_explained`
 
 
 def component(name: str) -> str:

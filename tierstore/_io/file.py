@@ -12,6 +12,7 @@ import mmap
 import os
 import stat
 import struct
+import weakref
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from types import TracebackType
@@ -31,7 +32,7 @@ from tierstore._io.system import (
 )
 from tierstore.errors import CorruptStoreError, StoreIOError
 
-__all__ = ["Buffer", "Descriptor", "File", "let_go", "map_files"]
+__all__ = ["Buffer", "Descriptor", "File", "Mappings", "let_go", "map_files"]
 
 Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
 
@@ -117,10 +118,51 @@ class Descriptor:
         self.close()
 
 
+class Mappings:
+    """Mappings that end together."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._places: weakref.WeakKeyDictionary[system.Reserved, tuple[int, int]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def add(self, reserved: system.Reserved, address: int, nbytes: int) -> None:
+        """Note a mapping, which is forgotten with its last view."""
+        self._places[reserved] = address, nbytes
+
+    def end(self) -> None:
+        """Unmap the files; nothing may be read from a view of one any more."""
+        places, self._places = self._places, weakref.WeakKeyDictionary()
+        for address, nbytes in places.values():
+            with contextlib.suppress(OSError):  # it ends with the last view
+                system.calls.unmap_file(address, nbytes)
+
+
 class File(Descriptor):
     """An open regular file of a store, with positioned reads and writes."""
 
     mappable = True
+    scope: Mappings | None = None
+    """Where its mappings are noted."""
+    _locked_by = 0
+    """The process that took a lock through this description, if any did."""
+
+    def close(self) -> None:
+        """Close the file; the process that locked it unlocks it first.
+
+        A forked child may have the same description open, and its locks would last as long.
+        """
+        try:
+            if self.fd >= 0 and self._locked_by == os.getpid():
+                self._unlock_all()
+        finally:
+            super().close()
+
+    def _unlock_all(self) -> None:
+        with contextlib.suppress(OSError):  # closing it unlocks it too
+            self.unlock_range(0, 0)
+            system.calls.flock(self.fd, fcntl.LOCK_UN)
 
     def status(self) -> os.stat_result:
         """Return the current status of the file."""
@@ -259,6 +301,7 @@ class File(Descriptor):
     def lock(self, *, exclusive: bool) -> bool:
         """Try to take the advisory lock of the file; return whether it was free."""
         kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+        self._locked_by = os.getpid()
         with explained("lock", self.path):
             try:
                 system.calls.flock(self.fd, kind | fcntl.LOCK_NB)
@@ -273,6 +316,7 @@ class File(Descriptor):
         exclusive lock requires a descriptor that is open for writing.
         """
         kind = fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK
+        self._locked_by = os.getpid()
         try:
             self._range_lock(fcntl.F_OFD_SETLK, kind, start, length)
         except BlockingIOError:
@@ -302,14 +346,15 @@ class File(Descriptor):
 
 
 def map_files(
-    files: Iterable[File], nbytes: int, *, count: int = 1, advice: int
+    files: Iterable[File], nbytes: int, *, count: int = 1, advice: int, lasting: bool = False
 ) -> npt.NDArray[np.uint8]:
     """Map the first `nbytes` of each of `count` files read-only, as one contiguous byte array.
 
     With more than one file, `nbytes` must be a multiple of the page size. A shorter file is
     refused, since touching a page after its end would kill the process. The mapping exists as long
-    as the array or a view of it; each file may be closed once the next is requested. Objects cannot
-    be mapped and are read into memory.
+    as the array or a view of it, but unless it is `lasting`, only until `Directory.end_mappings`.
+    Each file may be closed once the next is requested. Objects cannot be mapped and are read into
+    memory.
     """
     array = np.empty(0, np.uint8)
     parts = []
@@ -322,7 +367,8 @@ def map_files(
         if not file.mappable:
             parts.append(file.read(nbytes))
         elif nbytes:
-            array = _reserved(nbytes * count, file.path) if number == 0 else array
+            if number == 0:
+                array = _reserved(nbytes * count, file, lasting=lasting)
             _map_over(array.ctypes.data + number * nbytes, file, nbytes)
     if array.size:
         if array.size <= mmap.PAGESIZE:
@@ -353,11 +399,15 @@ def let_go(array: npt.NDArray[np.uint8]) -> None:
             system.calls.madvise(begin, end - begin, mmap.MADV_DONTNEED)
 
 
-def _reserved(nbytes: int, path: str) -> npt.NDArray[np.uint8]:
+def _reserved(nbytes: int, file: File, *, lasting: bool) -> npt.NDArray[np.uint8]:
     try:
-        return np.frombuffer(system.calls.reserve(nbytes), np.uint8)
+        reserved = system.calls.reserve(nbytes)
     except OSError as error:
-        raise_explained(error, "map", path)
+        raise_explained(error, "map", file.path)
+    array = np.frombuffer(reserved, np.uint8)
+    if file.scope is not None and not lasting:
+        file.scope.add(reserved, array.ctypes.data, nbytes)
+    return array
 
 
 def _map_over(address: int, file: File, nbytes: int) -> None:

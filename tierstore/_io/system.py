@@ -158,6 +158,12 @@ class Calls:
         _call("mmap", address, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
 
     @staticmethod
+    def unmap_file(address: int, nbytes: int) -> None:
+        """Let go of files mapped there; the addresses stay reserved, and read as zeros."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
+        _call("mmap", address, nbytes, mmap.PROT_READ, flags, -1, 0)
+
+    @staticmethod
     def madvise(address: int, nbytes: int, advice: int) -> None:
         """Advise the system how mapped pages will be used."""
         _call("madvise", address, nbytes, advice)

@@ -145,13 +145,15 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
-    """In a forked child: close the parent's locks without unlocking them.
+    """In a forked child: close the parent's locks, all of them first, without unlocking them.
 
     Readers are reopened if possible; every use of another store raises an error with the remedy.
     """
-    for store, locks in list(_opened.items()):
+    every = list(_opened.items())
+    for _, locks in every:
         for lock in locks:
             lock.close()
+    for store, _ in every:
         with contextlib.suppress(TierStoreError, OSError, MemoryError):
             store._open_again()
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from tierstore._disk.manifest import Manifest, PayloadInfo, TableInfo
 from tierstore._door import Use, internal_errors, interrupts_deferred
+from tierstore._garbage import without_frames
 from tierstore._store.compaction import Folder
 from tierstore._store.payload import remove_payloads, write_payloads
 from tierstore._store.state import Coming, State
@@ -363,7 +364,7 @@ class PendingCommit(Future[int]):
                 self._held.set()
                 version = commit(draft, self._folder, use, lambda _: self._await_flush(use))
         except BaseException as error:
-            self.set_exception(error)
+            self.set_exception(without_frames(error))
         else:
             self.set_result(version)
         self._held.set()

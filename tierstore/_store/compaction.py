@@ -33,6 +33,7 @@ from tierstore._disk.manifest import DeltaInfo, DigestInfo, Manifest, TableInfo
 from tierstore._disk.merging import Compaction, spans
 from tierstore._disk.readahead import PAGE, at_leisure
 from tierstore._disk.tier import DiskTier
+from tierstore._garbage import without_frames
 from tierstore._progress import Overall, Progress
 from tierstore._store.state import State
 from tierstore._table.table import Table
@@ -448,7 +449,7 @@ class BackgroundWork:
                     raise CancelledError
             self._error = None
         except BaseException as error:
-            self._error = error
+            self._error = without_frames(error)
         finally:
             self._steps = None
 
@@ -460,8 +461,12 @@ class BackgroundWork:
         """Wait until the work is done, without further pauses; raise its error."""
         self._hurry.set()
         self._worker.join()
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # otherwise it and this frame form a cycle
 
     def stop(self) -> None:
         """Stop the work after the current step, and wait for that."""

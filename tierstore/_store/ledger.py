@@ -63,8 +63,7 @@ def publish(
     """Publish a manifest as the current state of the store.
 
     `make_durable` waits for files that are not durable yet. It is called after the manifest was
-    written and before it gets its name. The manifest is encoded in `memory` that was used before,
-    and after an error it may still be in use.
+    written and before it gets its name. The manifest is encoded in `memory` that was used before.
 
     Raises InvalidInputError for a manifest that could not be read back, StoreFullError or
     StoreIOError if nothing was published, ConcurrentWriterError if another writer was faster, and
@@ -124,7 +123,10 @@ def _encoded(manifest: Manifest, memory: io.BytesIO) -> memoryview:
         raise InvalidInputError(f"{manifest.version} is above the last version, {MAX_VERSION}")
     if manifest.step is not None and abs(manifest.step) > 2**63 - 1:
         raise InvalidInputError(f"step {manifest.step} does not fit in 64 bits")
-    data = manifest.encode_in(memory)
+    try:
+        data = manifest.encode_in(memory)
+    except BufferError:  # the frames of an error that someone keeps still refer to it
+        data = manifest.encode_in(io.BytesIO())
     if len(data) > MAX_BYTES:
         raise InvalidInputError(
             f"the manifest of this version would have {len(data)} bytes; at most {MAX_BYTES}: "
@@ -292,9 +294,7 @@ class Ledger:
         """Publish a manifest; see `publish`."""
         if self._newest is not None:
             manifest.share(self._newest)
-        memory, self._memory = self._memory, io.BytesIO()
-        publish(self._directory, manifest, make_durable, memory)
-        self._memory = memory
+        publish(self._directory, manifest, make_durable, self._memory)
         self._enter(manifest)
 
     def has_next(self) -> bool:

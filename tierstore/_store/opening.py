@@ -388,7 +388,12 @@ def _create_store(
     identity = Identity(uuid.uuid4().hex)
     infos: dict[str, TableInfo] = {}
     check_free(path, "open it: tierstore.open(path, 'r+')")
-    with _io.publish(path) as temporary, _io.Directory.make(temporary) as directory:
+    with (
+        _io.publish(path) as temporary,
+        _io.Directory.make(temporary) as directory,
+        contextlib.ExitStack() as made,
+    ):
+        made.callback(directory.end_mappings)
         for name, spec in tables.items():
             with directory.make_directory(name) as table:
                 infos[name] = generations.create(table, spec.bound(name), 1, progress=report)

@@ -698,4 +698,5 @@ class State:
             self._behind.close,
             *(held.close for held in reversed((*self.locks, *self._held.values()))),
             self.directory.close,
+            self.directory.end_mappings,
         )

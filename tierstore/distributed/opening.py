@@ -73,7 +73,7 @@ def create(
         device: where the nearest tier is.
         check_ids: when ids on a GPU are checked.
         average: divide gradients of rows by the number of ranks.
-        timeout: seconds that one rank waits for another.
+        timeout: seconds that one rank waits for another; None is that of `init_process_group`.
 
     Raises what `tierstore.create` and `open` do.
     """

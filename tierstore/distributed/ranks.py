@@ -47,7 +47,10 @@ class Ranks:
     """
 
     def __init__(self, timeout: float | None = None) -> None:
-        """Join the others; `timeout` is how many seconds one rank waits for another."""
+        """Join the others; `timeout` is how many seconds one rank waits for another.
+
+        None is what `init_process_group` was given: new groups would take the default of torch.
+        """
         self._pid = os.getpid()
         self.rank: int = 0
         self.count: int = 1
@@ -59,7 +62,9 @@ class Ranks:
         self._messages: Messages | None = None
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self.rank, self.count = dist.get_rank(), dist.get_world_size()
-            patience = None if timeout is None else datetime.timedelta(seconds=timeout)
+            patience = (
+                _patience_of_all() if timeout is None else datetime.timedelta(seconds=timeout)
+            )
             with self.explained("open the store"):
                 group = dist.new_group(backend="gloo", timeout=patience)
                 self._messages = Messages(group, self.rank, self.count)
@@ -294,3 +299,13 @@ def _described(error: Exception) -> tuple[type[TierStoreError], str]:
     if isinstance(error, TierStoreError):
         return type(error), str(error)
     return RanksError, _said(error)
+
+
+def _patience_of_all() -> datetime.timedelta | None:
+    """Return the timeout that `init_process_group` was given; None where torch does not tell it."""
+    group: Any = dist.group.WORLD
+    for device in group._device_types:
+        options = getattr(group._get_backend(device), "options", None)
+        if isinstance(found := getattr(options, "_timeout", None), datetime.timedelta):
+            return found
+    return None
