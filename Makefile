@@ -34,7 +34,8 @@ DEMO ?= demo
 
 $(VENV): $(READY)
 
-$(READY): pyproject.toml $(CONSTRAINTS)
+CORE := hatch_build.py $(wildcard tierstore/_core/*.[ch])
+$(READY): pyproject.toml $(CONSTRAINTS) $(CORE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet 'pip>=25.1'  # which knows groups of dependencies
 	$(BIN)/pip install --quiet $(TORCH) -c $(CONSTRAINTS)

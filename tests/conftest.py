@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import decoders, processors, tries
+from tests import building, decoders, processors, tries
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Before torch is imported, and for every child: xdist has a process on each core already."""
@@ -44,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Restore signals that a background shell or nohup ignores; let workers share kernels."""
+    building.build_core()
     tries.load("nightly" if config.getoption("--nightly") else "ci")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -220,12 +220,6 @@ MUTANTS = [
         "spare = blocks[number % 2, : part",
         "tests/disk/test_write_queue.py",
     ),
-    Mutant(
-        "_checksum.py",
-        "return sums ^ _id_parts(rows, width)",
-        "return sums ^ _id_checksums(rows)",
-        "tests/test_checksum.py",
-    ),
     # A refresh reads beside reads, and switches only to what is still protected.
     Mutant(
         "_store/state.py",
@@ -482,26 +476,20 @@ MUTANTS = [
     # Checksums.
     Mutant(
         "_checksum.py",
-        "(int(rows.max(initial=0)).bit_length() + 7) // 8",
-        "int(rows.max(initial=0)).bit_length() // 8",
+        "wrong.append(bad[:count] + part.start)",
+        "wrong.append(bad[:count])",
         "tests/test_checksum.py",
     ),
     Mutant(
         "_checksum.py",
-        "expected.astype(np.bool_) | _are_set(records)",
-        "expected",
+        "wrong.append(found[:count] + start)",
+        "wrong.append(found[:count] + part.start)",
         "tests/test_checksum.py",
     ),
     Mutant(
         "_checksum.py",
-        "own = np.concatenate([np.zeros(missing, np.uint32), own])",
-        "own = np.concatenate([own, np.zeros(missing, np.uint32)])",
-        "tests/test_checksum.py",
-    ),
-    Mutant(
-        "_checksum.py",
-        "zeros = _by_zeros(width, level * _LOG_JOINED)",
-        "zeros = _by_zeros(width, level)",
+        "return sums ^ row_checksums(rows, zeros) ^ row_checksums(others, zeros)",
+        "return sums ^ row_checksums(others, zeros)",
         "tests/test_checksum.py",
     ),
     Mutant(

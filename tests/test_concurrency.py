@@ -777,7 +777,6 @@ def test_rows_of_a_large_miss_come_in_threads_without_a_trace(
 
     monkeypatch.setattr(_checksum, "in_parts", seen)
     monkeypatch.setattr(_checksum, "_PART_BYTES", 2048)
-    monkeypatch.setattr(_checksum, "_MANY", 100)
     for cores in (1, 4):
         parts.clear()
         monkeypatch.setattr(_parts, "most_threads", lambda cores=cores: cores)

@@ -30,7 +30,7 @@ def test_the_installed_version_is_that_of_the_module():
 
 
 def test_the_base_is_small():
-    assert sorted(map(name_of, PROJECT["dependencies"])) == ["click", "crc32c", "numpy", "zarr"]
+    assert sorted(map(name_of, PROJECT["dependencies"])) == ["click", "numpy", "zarr"]
 
 
 def test_extras_are_what_users_need():

@@ -30,7 +30,6 @@ __all__ = [
     "ordered",
     "scatter",
     "take",
-    "take_part",
     "unique",
     "window",
 ]
@@ -154,14 +153,14 @@ def take(records: Bytes, slots: Index, out: Bytes) -> None:
 
     Records may be mapped from a file; each is copied where it is first touched.
     """
-    copy = partial(take_part, records, slots, out)
+    copy = partial(_take_part, records, slots, out)
     if out.nbytes < 2 * _BYTES_PER_THREAD:
         copy(slice(0, slots.size))
     else:
         in_parts(copy, slots.size, out.nbytes, least=_BYTES_PER_THREAD)
 
 
-def take_part(records: Bytes, slots: Index, out: Bytes, part: slice) -> None:
+def _take_part(records: Bytes, slots: Index, out: Bytes, part: slice) -> None:
     """Copy a part of what `take` copies, in the caller's thread."""
     records.take(slots[part], axis=0, out=out[part], mode="clip")
 

@@ -397,9 +397,8 @@ def test_records_that_are_not_checked_in_place_are_delivered_block_by_block(tmp_
     """Memory for all of them at a time would come on top of the budget."""
     monkeypatch.setattr("tierstore._disk.records.most_threads", lambda: 1)
     monkeypatch.setattr("tierstore._disk.records.BLOCK_BYTES", 100 * WIDTH)
-    spec = TableSpec(3000, DIM, sparse=True)
+    spec = TableSpec(3000, DIM, backend="zarr", compression="zstd")
     oracle = records(np.random.default_rng(11), 3000, WIDTH)
-    oracle[::3] = 0
     writer, sizes = Writer(tmp_path, spec, oracle), list[int]()
     wanted, out = np.arange(1, 3000, 2), np.empty((1500, WIDTH), np.uint8)
 
@@ -469,7 +468,7 @@ def test_a_delivery_that_ends_at_any_part_leaves_nothing(tmp_path, monkeypatch, 
         stack.check(host)
         if last < number:
             break
-    assert 20 < last < 99
+    assert 20 <= last < 99
     assert np.array_equal(read(host, rows), oracle[:2000])
     _parts._crew.cache_clear()
 

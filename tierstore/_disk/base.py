@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Protocol
 
 import numpy as np
@@ -26,7 +26,6 @@ from tierstore._disk.manifest import DigestInfo
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.records import BLOCK_BYTES, Files, RecordFiles, pass_on, record_files
 from tierstore._progress import Progress
-from tierstore._rowcopy import take_part
 from tierstore.errors import (
     ROW_CURE,
     CorruptRowError,
@@ -191,15 +190,7 @@ class Base:
 
         Raises CorruptRowError, leaving `out` undefined, if a checksum does not match.
         """
-        wrong = self._read(rows, out)
-        if wrong.size:
-            bad = np.unique(rows[wrong]).tolist()
-            raise CorruptRowError(
-                f"{counted(len(bad), 'row does', 'rows do')} not match the checksum in the base, "
-                f"the first is row {bad[0]}; {ROW_CURE}",
-                rows=bad,
-                file="base",
-            )
+        _refuse(rows, self._read(rows, out))
 
     def _read(
         self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]
@@ -208,12 +199,12 @@ class Base:
 
         Records that are not mapped come before their checksums: an error names their file.
         """
-        records, fill = self._files[0], None
+        records = self._files[0]
         if isinstance(records, RecordFiles):
-            fill = partial(take_part, records.records, rows, out)
-        else:
-            records.read(rows, out)
-        return _checksum.mismatches(rows, out, self._sums(rows), sparse=self._sparse, fill=fill)
+            given = records.records, rows, rows, self._sums(rows), out
+            return _checksum.copy(*given, sparse=self._sparse)
+        records.read(rows, out)
+        return _checksum.mismatches(rows, out, self._sums(rows), sparse=self._sparse)
 
     def _sums(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
         """Return the checksums that records `rows` must have."""
@@ -228,11 +219,10 @@ class Base:
         """
         records = self._files[0]
         if isinstance(records, RecordFiles):
-            sums = self._sums(rows)
-            whole = not self._sparse or bool(sums.all())
-            if whole and _checksum.deliver(records.records, rows, rows, sums, put):
-                return
-        pass_on(self.read, rows, self.record_bytes, put)
+            given = records.records, rows, rows, self._sums(rows), put
+            _refuse(rows, _checksum.deliver(*given, sparse=self._sparse))
+        else:
+            pass_on(self.read, rows, self.record_bytes, put)
 
     def damaged(self, rows: npt.NDArray[np.int64]) -> list[int]:
         """Return those of `rows` that cannot be read or do not match their checksum."""
@@ -316,6 +306,18 @@ class Base:
     def close(self) -> None:
         """Close the files."""
         call_each(*(files.close for files in self._opened or ()))
+
+
+def _refuse(rows: npt.NDArray[np.int64], wrong: npt.NDArray[np.int64]) -> None:
+    """Raise CorruptRowError if any of `rows` `(n,)`, at positions `wrong`, do not match."""
+    if wrong.size:
+        bad = np.unique(rows[wrong]).tolist()
+        raise CorruptRowError(
+            f"{counted(len(bad), 'row does', 'rows do')} not match the checksum in the base, "
+            f"the first is row {bad[0]}; {ROW_CURE}",
+            rows=bad,
+            file="base",
+        )
 
 
 @contextlib.contextmanager

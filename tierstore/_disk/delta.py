@@ -39,7 +39,7 @@ from tierstore._disk.manifest import DeltaInfo
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.segments import Segments
 from tierstore._disk.write_queue import Piece, WriteQueue
-from tierstore._rowcopy import ascends, call_at, take_part
+from tierstore._rowcopy import ascends, call_at
 from tierstore.errors import (
     ROW_CURE,
     ConcurrentWriterError,
@@ -59,20 +59,8 @@ _IDS = 1 << 20
 _MOST_ROWS = 2**63
 
 
-def _read(
-    name: str,
-    records: npt.NDArray[np.uint8],
-    positions: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int64],
-    sums: npt.NDArray[np.uint32],
-    out: npt.NDArray[np.uint8],
-) -> None:
-    """Copy the `records` at `positions` `(n,)` into `out` `(n, record_bytes)` and verify them.
-
-    They are those of `rows` and have these `sums`; `name` is for messages. Raises CorruptRowError.
-    """
-    fill = partial(take_part, records, positions, out)
-    wrong = _checksum.mismatches(rows, out, sums, fill=fill)
+def _refuse(name: str, rows: npt.NDArray[np.int64], wrong: npt.NDArray[np.int64]) -> None:
+    """Raise CorruptRowError if any of `rows` `(n,)`, at positions `wrong`, do not match."""
     if wrong.size:
         bad = np.unique(rows[wrong]).tolist()
         raise CorruptRowError(
@@ -81,21 +69,6 @@ def _read(
             rows=bad,
             file=name,
         )
-
-
-def _deliver(
-    name: str,
-    records: npt.NDArray[np.uint8],
-    positions: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int64],
-    sums: npt.NDArray[np.uint32],
-    put: _checksum.Put,
-) -> None:
-    """Pass the records that `_read` copies to `put`; after an error these are undefined."""
-    if not _checksum.deliver(records, positions, rows, sums, put):
-        out = np.empty((positions.size, records.shape[1]), np.uint8)
-        _read(name, records, positions, rows, sums, out)
-        put(slice(0, positions.size), out)
 
 
 class Delta:
@@ -232,12 +205,12 @@ class Delta:
     def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and verify them."""
         rows, sums = self._rows(positions), self._sums[positions]
-        _read(self.info.name, self.records, positions, rows, sums, out)
+        _refuse(self.info.name, rows, _checksum.copy(self.records, positions, rows, sums, out))
 
     def deliver(self, positions: npt.NDArray[np.int64], put: _checksum.Put) -> None:
         """Pass the records at `positions` `(n,)` to `put`; see `Base.deliver`."""
         rows, sums = self._rows(positions), self._sums[positions]
-        _deliver(self.info.name, self.records, positions, rows, sums, put)
+        _refuse(self.info.name, rows, _checksum.deliver(self.records, positions, rows, sums, put))
 
     def places(self, positions: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped records at `positions`, and the other memory that `read` uses."""
@@ -481,7 +454,8 @@ class LiveDelta:
         rows, sums = rows[left], self._sums
 
         def deliver(positions: npt.NDArray[np.int64], put: _checksum.Put) -> None:
-            _deliver(self.name, records, positions, rows, sums[positions], put)
+            wrong = _checksum.deliver(records, positions, rows, sums[positions], put)
+            _refuse(self.name, rows, wrong)
 
         return left, deliver
 

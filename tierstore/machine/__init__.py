@@ -142,7 +142,6 @@ PACKAGES = (
     "numpy",
     "click",
     "zarr",
-    "crc32c",
     "torch",
     "pyarrow",
     "safetensors",

@@ -1,0 +1,97 @@
+"""Build the compiled core: for a wheel or an editable install, or by `python hatch_build.py`.
+
+TIERSTORE_CORE_DEBUG=1 checks every index and keeps symbols. TIERSTORE_CORE_TARGET, such as
+aarch64-linux-gnu.2.17, builds for another system with zig, which brings the libraries of each.
+"""
+
+import hashlib
+import importlib.util
+import os
+import platform
+import runpy
+import shlex
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface as Hook
+except ImportError:  # run as a program
+    Hook = object
+
+CORE = Path(__file__).resolve().parent / "tierstore" / "_core"
+FLAGS = ["-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"]
+TARGET = os.environ.get("TIERSTORE_CORE_TARGET", "")
+ZIG = "ziglang==0.17.1"
+PROGRAMS = {  # the sha256 of its program zig, by machine
+    "x86_64": "58959f01285c05a74276f09327b551d42ed6006bf325a78dc661a024e314987b",
+    "aarch64": "e7eef14c4b674845fa65bbd6ad0dbf82037f6cb4364db7973ed23579a5fc26c0",
+}
+HELP = f"install gcc or clang, or name a compiler in CC, or first: pip install hatchling {ZIG}"
+
+
+def compiler():
+    """Return the command of the first of $CC, cc, gcc and clang that compiles; [] if none does."""
+    with tempfile.TemporaryDirectory() as place:
+        source = Path(place, "try.c")
+        source.write_text("#include <string.h>\nsize_t f(const char *s) { return strlen(s); }\n")
+        for command in map(shlex.split, (os.environ.get("CC", ""), "cc", "gcc", "clang")):
+            trial = [*command, *FLAGS, "-o", f"{place}/try.so", source]
+            try:
+                if command and not subprocess.run(trial, capture_output=True).returncode:
+                    return command
+            except OSError:
+                continue
+    return []
+
+
+def zig():
+    """Return the command of zig; it must be the program that this version was tested with."""
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None:
+        raise SystemExit(f"tierstore has a core in C, and no C compiler works here: {HELP}")
+    program = Path(spec.origin).with_name("zig")
+    if hashlib.sha256(program.read_bytes()).hexdigest() != PROGRAMS.get(platform.machine()):
+        raise SystemExit(f"{program} is not that of {ZIG} for {platform.machine()}: {HELP}")
+    libraries = "musl" if "musl" in str(sysconfig.get_config_var("MULTIARCH")) else "gnu.2.17"
+    target = TARGET or f"{platform.machine()}-linux-{libraries}"
+    return [program, "cc", "-target", target, "-mcpu=baseline"]
+
+
+def build(place):
+    """Compile the core into a directory and return its path; one that was there is replaced."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise SystemExit("tierstore does not run on free-threaded Python: use a build with the GIL")
+    with tempfile.TemporaryDirectory(dir=place) as work:
+        command = ([] if TARGET else compiler()) or zig()
+        mode = ["-O1", "-g", "-DTS_DEBUG"] if os.environ.get("TIERSTORE_CORE_DEBUG") else ["-s"]
+        digest = runpy.run_path(str(CORE / "sources.py"))["digest"]()
+        made = Path(work, "compiled.abi3.so")
+        command += [*FLAGS, *mode, f"-DTS_SOURCES={digest}", "-o", made, *CORE.glob("*.c")]
+        caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), work)
+        subprocess.run(command, check=True, env=os.environ | caches)
+        return made.replace(Path(place, made.name))
+
+
+class CoreHook(Hook):
+    """Put the core into a wheel, or beside its sources for an editable install."""
+
+    def dependencies(self):
+        """Ask for zig only where there is no compiler."""
+        return [] if not TARGET and compiler() else [ZIG]
+
+    def initialize(self, version, build_data):
+        """Build; the wheel is for every Python from 3.11 on."""
+        self.place = tempfile.TemporaryDirectory()  # until the wheel is written
+        made = build(CORE if version == "editable" else self.place.name)
+        if version != "editable":
+            build_data["force_include"][str(made)] = f"tierstore/_core/{made.name}"
+        machine, _, glibc = TARGET.partition("-linux-gnu.")
+        system = f"manylinux_{glibc}_{machine}" if glibc else sysconfig.get_platform()
+        build_data["tag"] = f"cp311-abi3-{system.replace('.', '_').replace('-', '_')}"
+        build_data["pure_python"] = False
+
+
+if __name__ == "__main__":
+    build(CORE)

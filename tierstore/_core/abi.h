@@ -1,0 +1,68 @@
+/* The names of Python's stable ABI, of 3.11, that binding.c uses. Many a machine has a Python and a
+   compiler but not the headers of Python; what is declared here no later Python may change. */
+#ifndef TS_ABI_H
+#define TS_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef ptrdiff_t Py_ssize_t;
+typedef struct _object PyObject;
+typedef struct _ts PyThreadState;
+
+typedef struct {
+    void *buf;
+    PyObject *obj;
+    Py_ssize_t len, itemsize;
+    int readonly, ndim;
+    char *format;
+    Py_ssize_t *shape, *strides, *suboffsets;
+    void *internal;
+} Py_buffer;
+
+typedef struct {
+    const char *ml_name;
+    PyObject *(*ml_meth)(PyObject *, PyObject *const *, Py_ssize_t);
+    int ml_flags;
+    const char *ml_doc;
+} PyMethodDef;
+
+typedef struct {
+    int slot;
+    void *value;
+} PyModuleDef_Slot;
+
+typedef struct {
+    struct {
+        Py_ssize_t ob_refcnt;
+        void *ob_type;
+        void *m_init;
+        Py_ssize_t m_index;
+        PyObject *m_copy;
+    } m_base;
+    const char *m_name, *m_doc;
+    Py_ssize_t m_size;
+    PyMethodDef *m_methods;
+    PyModuleDef_Slot *m_slots;
+    void *m_traverse, *m_clear, *m_free;
+} PyModuleDef;
+
+enum { METH_FASTCALL = 0x80, PyBUF_SIMPLE = 0, PyBUF_WRITABLE = 1, PyBUF_STRIDES = 0x18 };
+enum { Py_mod_exec = 2 };
+
+extern PyObject *PyExc_IndexError, *PyExc_TypeError, *PyExc_ValueError;
+
+void PyBuffer_Release(Py_buffer *);
+int PyErr_CheckSignals(void);
+PyObject *PyErr_Format(PyObject *, const char *, ...);
+PyObject *PyErr_Occurred(void);
+void PyEval_RestoreThread(PyThreadState *);
+PyThreadState *PyEval_SaveThread(void);
+long long PyLong_AsLongLong(PyObject *);
+PyObject *PyLong_FromLongLong(long long);
+PyObject *PyModuleDef_Init(PyModuleDef *);
+int PyModule_AddStringConstant(PyObject *, const char *, const char *);
+int PyObject_GetBuffer(PyObject *, Py_buffer *, int);
+int PyObject_IsTrue(PyObject *);
+
+#endif

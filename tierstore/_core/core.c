@@ -1,0 +1,197 @@
+#include "core.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || __SIZEOF_POINTER__ != 8
+#error "tierstore needs a little-endian machine of 64 bits"
+#endif
+
+/* A build with TS_DEBUG ends the process where a loop would leave its memory. */
+#ifdef TS_DEBUG
+#define CHECK(condition) ((condition) ? (void)0 : __builtin_trap())
+#else
+#define CHECK(condition) ((void)0)
+#endif
+
+enum {
+    LANE = 512,  /* bytes of each of the three lanes of long data */
+    LANES = 4,   /* records at a time: more than the three cycles of an instruction need */
+    AHEAD = 16,  /* records from the one in hand to that which is fetched from memory */
+    BLOCK = 64   /* checksums at a time, on the stack */
+};
+
+static uint32_t steps[8][256]; /* what eight bytes add to the register, by position and value */
+static uint32_t lanes[4][256]; /* what LANE zeros make of each byte of the register */
+
+static inline uint64_t load64(const uint8_t *p) {
+    uint64_t x;
+    memcpy(&x, p, 8);
+    return x;
+}
+
+static inline uint32_t load32(const uint8_t *p) {
+    uint32_t x;
+    memcpy(&x, p, 4);
+    return x;
+}
+
+static inline void store64(uint8_t *p, uint64_t x) { memcpy(p, &x, 8); }
+
+static inline const uint8_t *record_at(const ts_records *r, int64_t i) {
+    CHECK(i >= 0 && i < r->n);
+    const int64_t at = r->at ? (int64_t)load64(r->at + 8 * i) : i;
+    CHECK(at >= 0 && at < r->count);
+    return r->source + at * r->stride;
+}
+
+static inline uint32_t over_lane(uint32_t crc) {
+    return lanes[0][crc & 255] ^ lanes[1][crc >> 8 & 255] ^ lanes[2][crc >> 16 & 255] ^
+           lanes[3][crc >> 24];
+}
+
+static inline uint32_t step8(uint32_t crc, uint8_t x) {
+    return crc >> 8 ^ steps[0][(crc ^ x) & 255];
+}
+
+static inline uint32_t step64(uint32_t crc, uint64_t x) {
+    x ^= crc;
+    return steps[7][x & 255] ^ steps[6][x >> 8 & 255] ^ steps[5][x >> 16 & 255] ^
+           steps[4][x >> 24 & 255] ^ steps[3][x >> 32 & 255] ^ steps[2][x >> 40 & 255] ^
+           steps[1][x >> 48 & 255] ^ steps[0][x >> 56];
+}
+
+#define NAME(name) table_##name
+#define TARGET
+#define STEP64(crc, x) step64((uint32_t)(crc), x)
+#define STEP8(crc, x) step8((uint32_t)(crc), x)
+#include "crc.h"
+
+#if defined(__x86_64__)
+#define HARDWARE "sse4.2"
+#define NAME(name) hardware_##name
+#if defined(__clang__)
+#define TARGET __attribute__((target("sse4.2,crc32")))
+#else
+#define TARGET __attribute__((target("sse4.2")))
+#endif
+#define STEP64(crc, x) __builtin_ia32_crc32di(crc, x)
+#define STEP8(crc, x) __builtin_ia32_crc32qi((uint32_t)(crc), x)
+#include "crc.h"
+
+static int has_instruction(void) { return !!__builtin_cpu_supports("sse4.2"); }
+
+#elif defined(__aarch64__)
+#define HARDWARE "armv8"
+#define NAME(name) hardware_##name
+#if defined(__clang__)
+#define TARGET __attribute__((target("crc")))
+#define STEP64(crc, x) __builtin_arm_crc32cd((uint32_t)(crc), x)
+#define STEP8(crc, x) __builtin_arm_crc32cb((uint32_t)(crc), x)
+#else
+#define TARGET __attribute__((target("+crc")))
+#define STEP64(crc, x) __builtin_aarch64_crc32cx((uint32_t)(crc), x)
+#define STEP8(crc, x) __builtin_aarch64_crc32cb((uint32_t)(crc), x)
+#endif
+#include "crc.h"
+
+static int has_instruction(void) { return (getauxval(AT_HWCAP) & 1 << 7) != 0; } /* CRC32 */
+#endif
+
+typedef struct {
+    const char *name;
+    uint32_t (*bytes)(uint32_t, const uint8_t *, int64_t);
+    void (*rows)(const ts_records *, int64_t, int64_t, uint32_t *);
+} ts_dispatch;
+
+static const ts_dispatch by_table = {"table", table_bytes, table_rows};
+#ifdef HARDWARE
+static const ts_dispatch by_instruction = {HARDWARE, hardware_bytes, hardware_rows};
+#endif
+static const ts_dispatch *chosen = &by_table;
+
+static void make_tables(void) {
+    for (uint32_t value = 0; value < 256; value++) {
+        uint32_t crc = value;
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78u : 0);
+        steps[0][value] = crc;
+    }
+    for (int byte = 1; byte < 8; byte++)
+        for (int value = 0; value < 256; value++)
+            steps[byte][value] = step8(steps[byte - 1][value], 0);
+    for (int byte = 0; byte < 4; byte++)
+        for (uint32_t value = 0; value < 256; value++) {
+            uint32_t crc = value << 8 * byte;
+            for (int k = 0; k < LANE; k += 8) crc = step64(crc, 0);
+            lanes[byte][value] = crc;
+        }
+}
+
+const char *ts_start(const char *dispatch) {
+    make_tables();
+#ifdef HARDWARE
+    if (has_instruction() && (!dispatch || !strcmp(dispatch, HARDWARE))) {
+        chosen = &by_instruction;
+        return chosen->name;
+    }
+#endif
+    if (dispatch && strcmp(dispatch, by_table.name)) return NULL;
+    chosen = &by_table;
+    return chosen->name;
+}
+
+uint32_t ts_crc32c(uint32_t value, const uint8_t *data, int64_t n) {
+    return ~chosen->bytes(~value, data, n);
+}
+
+/* The position of the first place outside of the source, or n. */
+static int64_t first_outside(const ts_records *r) {
+    if (!r->at) return r->n;
+    for (int64_t i = 0; i < r->n; i++)
+        if (load64(r->at + 8 * i) >= (uint64_t)r->count) return i;
+    return r->n;
+}
+
+int64_t ts_sum_rows(const ts_records *r, uint8_t *sums) {
+    const int64_t good = first_outside(r);
+    if (good < r->n) return -(good + 1);
+    uint32_t found[BLOCK];
+    for (int64_t begin = 0; begin < r->n; begin += BLOCK) {
+        const int64_t n = r->n - begin < BLOCK ? r->n - begin : BLOCK;
+        chosen->rows(r, begin, n, found);
+        memcpy(sums + 4 * begin, found, 4 * (size_t)n);
+    }
+    return r->n;
+}
+
+static int is_zero(const uint8_t *p, int64_t n) {
+    uint64_t any = 0;
+    for (; n >= 8; n -= 8, p += 8) any |= load64(p);
+    for (; n; n--, p++) any |= *p;
+    return !any;
+}
+
+int64_t ts_check_rows(const ts_records *r, const uint8_t *sums, int sparse, uint8_t *bad) {
+    const int64_t good = first_outside(r);
+    if (good < r->n) return -(good + 1);
+    int64_t wrong = 0;
+    uint32_t found[BLOCK];
+    for (int64_t begin = 0; begin < r->n; begin += BLOCK) {
+        const int64_t n = r->n - begin < BLOCK ? r->n - begin : BLOCK;
+        chosen->rows(r, begin, n, found);
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t here = begin + i;
+            const uint32_t expected = load32(sums + 4 * here);
+            if (found[i] == expected) continue;
+            const uint8_t *record = r->out ? r->out + here * r->out_stride : record_at(r, here);
+            if (sparse && !expected && is_zero(record, r->width)) continue;
+            CHECK(wrong < r->n);
+            store64(bad + 8 * wrong++, (uint64_t)here);
+        }
+    }
+    return wrong;
+}
