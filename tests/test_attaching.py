@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.gpu.emulator import EmulatedDevice
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore.budget import Budget
@@ -282,7 +283,7 @@ def test_plain_chunks_of_whole_pages_are_mapped_and_others_decoded(tmp_path):
     for number, (kind, options) in enumerate(ZARRS.items()):
         zarr_array(tmp_path / f"{number}.zarr", given, **options)
         with tierstore.attach({"t": tmp_path / f"{number}.zarr"}, budget=Budget(host=0)) as tables:
-            mapped = bool(tables["t"]._disk._base.places(np.array([0])))
+            mapped = bool(inside.base(inside.disk(tables["t"])).places(np.array([0])))
             assert mapped == (kind in ("pages", "pages of version 2", "one chunk", "in a group"))
 
 

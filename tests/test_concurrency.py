@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.pairs import pairs
 from tests.tiers.stack import ArrayTier, check, read
 from tierstore import Budget, Field, TableSpec, _checksum, _parts, _rowcopy, _tiers
@@ -258,11 +259,11 @@ def test_a_tier_whose_records_are_being_copied_is_closed_afterwards(
 ) -> None:
     tier = HostTier(ArrayTier(np.ones((ROWS, 16), np.uint8)), slots=ROWS)
     read(tier, np.arange(ROWS))
-    inside, go_on = threading.Event(), threading.Event()
+    entered, go_on = threading.Event(), threading.Event()
     copy = _rowcopy.gather
 
     def waits(*args: Any) -> None:
-        inside.set()
+        entered.set()
         assert go_on.wait(60)
         copy(*args)
 
@@ -270,7 +271,7 @@ def test_a_tier_whose_records_are_being_copied_is_closed_afterwards(
     found: list[Any] = []
     reader = threading.Thread(target=lambda: found.append(read(tier, np.arange(ROWS))))
     reader.start()
-    assert inside.wait(60)
+    assert entered.wait(60)
     closer = closing(tier)
     go_on.set()
     closer.join(60)
@@ -365,10 +366,10 @@ def test_a_tier_that_is_read_without_the_lock_is_closed_afterwards(of_any_size: 
     tier = HostTier(ArrayTier(np.ones((ROWS, 16), np.uint8)), slots=ROWS)
     for _ in range(3):
         read(tier, np.arange(ROWS))
-    inside, go_on = threading.Event(), threading.Event()
+    entered, go_on = threading.Event(), threading.Event()
 
     def wait() -> None:
-        inside.set()
+        entered.set()
         assert go_on.wait(60)
 
     stopped: Any = Stopped(tier._windows[0, 16], wait)
@@ -377,7 +378,7 @@ def test_a_tier_that_is_read_without_the_lock_is_closed_afterwards(of_any_size: 
     rows = np.arange(ROWS)
     reader = threading.Thread(target=lambda: found.append(read_apart(tier, rows, (0, 16))))
     reader.start()
-    assert inside.wait(60)
+    assert entered.wait(60)
     closer = closing(tier)
     assert read_apart(tier, rows, (0, 16)) is None  # none begins any more
     go_on.set()
@@ -493,9 +494,9 @@ class StoreProgram:
                 *(lambda r=reader: self.look(r) for reader in range(WRITERS)),
                 self.commit,
             )
-            with self.store._door.use():  # a prefetch may be under way
-                if self.table._space.host is not None:
-                    check(self.table._space.host)
+            with inside.door(self.store).use():  # a prefetch may be under way
+                if inside.space(self.table).host is not None:
+                    check(inside.space(self.table).host)
             self.versions.append(self.store.commit())
             assert self.store.verify().ok
         for version in self.versions:
@@ -599,11 +600,11 @@ def store(tmp_path: Path) -> Iterator[tierstore.Store]:
 @contextlib.contextmanager
 def blocked(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> Iterator[None]:
     """Have a thread do work that reads the base, and keep it there meanwhile."""
-    inside, over, errors = threading.Event(), threading.Event(), []
+    entered, over, errors = threading.Event(), threading.Event(), []
     whole = {name: getattr(Base, name) for name in ("read", "deliver")}
 
     def wait(name: str, base: Base, rows: Any, out: Any) -> None:
-        inside.set()
+        entered.set()
         assert over.wait(60)
         whole[name](base, rows, out)
 
@@ -619,7 +620,7 @@ def blocked(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> Iter
             patch.setattr(Base, name, lambda *given, name=name: wait(name, *given))
         thread.start()
         try:
-            assert inside.wait(60)
+            assert entered.wait(60)
             yield
         finally:
             over.set()
@@ -687,7 +688,7 @@ def test_a_call_beside_which_another_broke_off_does_not_return(
         except ClosedError as error:
             caught.append(error)
 
-    with blocked(monkeypatch, miss), pytest.raises(MemoryError), Call(store._door):
+    with blocked(monkeypatch, miss), pytest.raises(MemoryError), Call(inside.door(store)):
         raise MemoryError
     assert store.closed and len(caught) == 1
 
@@ -698,25 +699,25 @@ def test_a_call_beside_which_another_broke_off_does_not_return(
 def test_what_does_not_match_is_read_again_under_the_lock(
     store: tierstore.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier = store["t"]._disk
+    tier = inside.disk(store["t"])
     out, rows = np.empty((1, SPEC.layout.record_bytes), np.uint8), np.array([3])
     tier.write(rows, np.full_like(out, 7))
-    newest, read_now = int(tier._make_index().entries.take(rows)[0]), []
+    newest, read_now = int(inside.index(tier).entries.take(rows)[0]), []
 
     def superseded(self: Base, rows: Any, out: Any) -> None:
-        tier._make_index().entries[3] = newest
+        inside.index(tier).entries[3] = newest
         read_now.append(rows.tolist())
         raise tierstore.errors.CorruptRowError("torn", rows=[3], file="base")
 
-    tier._make_index().entries[3] = 0
+    inside.index(tier).entries[3] = 0
     monkeypatch.setattr(Base, "read", superseded)
     tier.read(rows, out)
     assert (out == 7).all() and read_now == [[3]]
-    tier._make_index().entries[3] = 0
+    inside.index(tier).entries[3] = 0
     newest = 0
     with pytest.raises(tierstore.errors.CorruptRowError):
         tier.read(rows, out)
-    tier._make_index().entries[3] = 1
+    inside.index(tier).entries[3] = 1
 
 
 class NoLock:
@@ -780,18 +781,18 @@ def test_rows_of_a_large_miss_come_in_threads_without_a_trace(
     for cores in (1, 4):
         parts.clear()
         monkeypatch.setattr(_parts, "most_threads", lambda cores=cores: cores)
-        _parts._crew.cache_clear()
+        inside.forget_threads()
         with tierstore.open(path, budget=tierstore.Budget(host_rows=1000), device="cpu") as store:
             table = store["t"]
             if damaged:
                 with pytest.raises(CorruptRowError, match="row 1005"):
                     table.read(np.arange(900, 1200))
-                assert (table._space.host.map.lookup(np.arange(900, 1200)) < 0).all()
+                assert (inside.space(table).host.map.lookup(np.arange(900, 1200)) < 0).all()
                 assert np.array_equal(table.read(np.arange(900, 1000)), truth[900:1000])
             else:
                 for batch in batches:
                     assert np.array_equal(table.read(batch), truth[batch])
             found.append(store.stats())
         assert any(part.start > 0 for part in parts) == (cores > 1)
-    _parts._crew.cache_clear()
+    inside.forget_threads()
     assert damaged or found[0] == found[1]

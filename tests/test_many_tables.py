@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tierstore._disk.manifest import Manifest
 from tierstore._strictjson import canonical, seal
 from tierstore.errors import ClosedError, CorruptRowError, CorruptStoreError, FormatError
@@ -120,11 +121,11 @@ def test_what_is_done_to_every_table_costs_each_the_same(what: str) -> None:
 def test_a_commit_encodes_the_tables_that_changed(store: tierstore.Store) -> None:
     write(store, "t3", 1)
     store.commit()
-    before = store._state.manifest.tables
+    before = inside.manifest(store).tables
     write(store, "t7", 2)
     store["t1"].scalars["step"] = 1
     store.commit()
-    after = store._state.manifest.tables
+    after = inside.manifest(store).tables
     assert [name for name in NAMES if after[name] is not before[name]] == ["t1", "t7"]
 
 
@@ -137,10 +138,10 @@ def test_scalars_of_another_type_are_a_change(store: tierstore.Store) -> None:
 
 
 def test_what_a_manifest_shares_with_another_is_what_is_the_same(store: tierstore.Store) -> None:
-    first = store._state.manifest
+    first = inside.manifest(store)
     write(store, "t5", 1)
     store.commit()
-    second = store._state.manifest
+    second = inside.manifest(store)
     plain = Manifest.decode(second.encode(), "manifest")
     shared = Manifest.decode(second.encode(), "manifest", first)
     assert plain == shared and plain.tables == second.tables
@@ -155,10 +156,10 @@ def test_of_a_table_that_changed_the_spec_and_older_deltas_are_shared(
     for value in (1, 2):
         write(store, "t5", value)
         store.commit()
-    known = store._state.manifest
+    known = inside.manifest(store)
     write(store, "t5", 3)
     store.commit()
-    later = store._state.manifest.encode()
+    later = inside.manifest(store).encode()
     before, after = known.tables["t5"], Manifest.decode(later, "m", known).tables["t5"]
     assert len(after.deltas) == 3
     assert after.spec is before.spec
@@ -183,7 +184,9 @@ def test_a_table_is_mapped_when_it_is_needed(path: Path) -> None:
     with tierstore.open(path) as reader:
 
         def mapped() -> list[str]:
-            return [name for name in NAMES if reader[name]._disk._base._opened is not None]
+            return [
+                name for name in NAMES if inside.base(inside.disk(reader[name]))._opened is not None
+            ]
 
         assert mapped() == []
         reader["t4"].read([1, 2])
@@ -333,12 +336,12 @@ def test_the_bases_of_more_than_64_tables_are_examined_at_their_first_use(
                 reader["t6"]
         assert list(reader.damaged) == ["t6"]
         assert reader["t5"].read([1]).tolist() == [[0] * DIM]
-        assert reader._state.tables.keys() == set(names) - ({"t6"} if count == 64 else set())
+        assert inside.state(reader).tables.keys() == set(names) - ({"t6"} if count == 64 else set())
         with pytest.raises(CorruptStoreError, match="t6"):
             reader.save(tmp_path / "copy")
         assert reader.save(tmp_path / "copy", damaged="skip").tables == ["t6"]
     with tierstore.open(tmp_path / "s", "r+") as writer:  # whose commits must not remove its past
-        assert list(writer._state.damaged) == ["t6"]
+        assert list(inside.state(writer).damaged) == ["t6"]
 
 
 @pytest.mark.usefixtures("at_first_use")
@@ -392,7 +395,7 @@ def test_a_fold_before_the_first_use_is_no_damage(path: Path) -> None:
             assert np.array_equal(reader["t6"].read([4, 2, 9]), written)
             assert not reader.damaged
             (generation,) = (path / "t7").iterdir()
-            (generation / reader._state.manifest.tables["t7"].digest.name).unlink()
+            (generation / inside.manifest(reader).tables["t7"].digest.name).unlink()
         with (
             tierstore.open(path) as reader,
             pytest.raises(CorruptStoreError, match="digest of the base, is missing"),

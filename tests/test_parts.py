@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from tests import inside
 from tierstore import _cgroups, _parts, _rowcopy
 
 
@@ -62,10 +63,10 @@ def test_a_cgroup_that_cannot_be_told_is_the_root(tmp_path, monkeypatch, own):
 @pytest.fixture
 def four_threads(monkeypatch):
     """A pool of four threads, whatever the machine has."""
-    _parts._crew.cache_clear()
+    inside.forget_threads()
     monkeypatch.setattr(_parts, "most_threads", lambda: 4)
     yield
-    _parts._crew.cache_clear()
+    inside.forget_threads()
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 4, 1001])
@@ -356,7 +357,7 @@ def test_without_threads_it_copies_by_itself(some, monkeypatch):
         started.append(given)
         return start(*given)
 
-    _parts._crew.cache_clear()
+    inside.forget_threads()
     monkeypatch.setattr(_parts, "most_threads", lambda: 4)
     monkeypatch.setattr(_rowcopy, "_BYTES_PER_THREAD", 64)
     monkeypatch.setattr(_rowcopy, "_SMALL", 0)
@@ -367,4 +368,4 @@ def test_without_threads_it_copies_by_itself(some, monkeypatch):
     _rowcopy.gather(records, slots, out)
     assert np.array_equal(out, records[slots])
     assert len(started) == some
-    _parts._crew.cache_clear()
+    inside.forget_threads()

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tierstore import _threads
 from tierstore._disk.readahead import paced
 from tierstore._store import commit
@@ -178,7 +179,7 @@ def test_an_interrupt_while_a_commit_waits_for_the_store_gives_it_up(
     store["t"].write([3], np.full((1, DIM), 7, np.float32))
 
     def take() -> None:
-        with store._door.use():
+        with inside.door(store).use():
             taken.set()
             over.wait(60)
 
@@ -206,7 +207,7 @@ def test_an_interrupt_while_a_commit_waits_for_the_store_gives_it_up(
 def test_a_prefetch_without_a_thread_is_dropped(
     store: tierstore.Store, monkeypatch: pytest.MonkeyPatch, start: Any
 ) -> None:
-    prefetcher = store._state.prefetcher
+    prefetcher = inside.state(store).prefetcher
     with monkeypatch.context() as patch:
         patch.setattr(_threads._thread, "start_new_thread", start)
         for _ in range(3):
@@ -275,10 +276,10 @@ def test_first_requests_of_many_threads_start_one(store: tierstore.Store) -> Non
 
 def test_a_prefetch_keeps_the_ids_it_was_given(store: tierstore.Store) -> None:
     ids = np.arange(10, 20)
-    with store._door.use():  # so that the request waits
+    with inside.door(store).use():  # so that the request waits
         store["t"].prefetch(ids)
         ids[:] = np.arange(100, 110)
-    store._state.prefetcher.wait()
+    inside.state(store).prefetcher.wait()
     before = store["t"].stats()["host"].hits
     store["t"].read(np.arange(10, 20))
     assert store["t"].stats()["host"].hits == before + 10

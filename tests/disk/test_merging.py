@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests import inside
 from tests.disk.test_tier import DIM, ROWS, SPECS, WIDTH, Writer, rows_upto
 from tests.oracle import records
 from tests.tiers.stack import read
@@ -28,7 +29,7 @@ def change(writer: Writer, rng: np.random.Generator, oracle: np.ndarray) -> None
 
 def in_base(writer: Writer) -> np.ndarray:
     found = np.empty((ROWS, WIDTH), np.uint8)
-    writer.tier._base.read(EVERY, found)
+    inside.base(writer.tier).read(EVERY, found)
     return found
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import inside
 from tests.oracle import records
 from tests.tiers import stack
 from tests.tiers.stack import random_span, read
@@ -374,7 +375,7 @@ def test_large_reads_and_deltas_go_block_by_block(tmp_path):
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_many_rows_are_delivered_from_wherever_they_are(tmp_path, monkeypatch, threads):
-    _parts._crew.cache_clear()
+    inside.forget_threads()
     monkeypatch.setattr(_parts, "most_threads", lambda: threads)
     monkeypatch.setattr(_checksum, "_MOST_PART_BYTES", 100 * WIDTH)
     rng = np.random.default_rng(7)
@@ -390,7 +391,7 @@ def test_many_rows_are_delivered_from_wherever_they_are(tmp_path, monkeypatch, t
         writer.commit()
     stats = writer.tier.stats
     assert (stats.requested, stats.bytes_out) == (4 * wanted.size, 4 * wanted.size * WIDTH)
-    _parts._crew.cache_clear()
+    inside.forget_threads()
 
 
 def test_records_that_are_not_checked_in_place_are_delivered_block_by_block(tmp_path, monkeypatch):
@@ -438,7 +439,7 @@ def test_a_damaged_record_is_not_kept(tmp_path, count):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_a_delivery_that_ends_at_any_part_leaves_nothing(tmp_path, monkeypatch, threads, error):
     """It has ended when the error is raised: no thread copies to a slot after that."""
-    _parts._crew.cache_clear()
+    inside.forget_threads()
     monkeypatch.setattr(_parts, "most_threads", lambda: threads)
     monkeypatch.setattr(_checksum, "_MOST_PART_BYTES", 100 * WIDTH)
     oracle = records(np.random.default_rng(9), 3000, WIDTH)
@@ -470,7 +471,7 @@ def test_a_delivery_that_ends_at_any_part_leaves_nothing(tmp_path, monkeypatch, 
             break
     assert 20 <= last < 99
     assert np.array_equal(read(host, rows), oracle[:2000])
-    _parts._crew.cache_clear()
+    inside.forget_threads()
 
 
 def test_counters(tmp_path):

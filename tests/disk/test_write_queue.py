@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import inside
 from tests.oracle import records
 from tierstore import _parts
 from tierstore._disk import write_queue
@@ -35,7 +36,7 @@ class File:
 
     def write(self, piece: Piece) -> None:
         self.threads.append(threading.current_thread().name)
-        waiting = sum(block.nbytes - mmap.PAGESIZE for _, block in self.queue._waiting)
+        waiting = sum(block.nbytes - mmap.PAGESIZE for _, block in inside.waiting(self.queue))
         self.most = max(self.most, waiting)
         self.data[piece.positions[::2]] = piece.records[::2]
         if self.failing():
@@ -180,10 +181,10 @@ def test_who_finds_no_room_waits_for_it():
     caller = threading.Thread(target=put_all)
     caller.start()
     assert gate.reached.wait(60)
-    while len(file.queue._waiting) < 2:
+    while len(inside.waiting(file.queue)) < 2:
         pass
     caller.join(0.05)
-    assert caller.is_alive() and len(file.queue._waiting) == 2
+    assert caller.is_alive() and len(inside.waiting(file.queue)) == 2
     gate.open.set()
     caller.join(60)
     file.queue.drain()
@@ -218,11 +219,11 @@ def test_what_is_dropped_is_not_written():
     assert gate.reached.wait(60)
     dropping = threading.Thread(target=file.queue.drop)
     dropping.start()
-    while len(file.queue._waiting) > 1:
+    while len(inside.waiting(file.queue)) > 1:
         pass
     gate.open.set()
     dropping.join(60)
-    assert not file.queue._waiting and file.queue._idle()
+    assert not inside.waiting(file.queue) and file.queue._idle()
     assert np.array_equal(file.data[:1], pieces[0].records) and not file.data[1:].any()
 
 
@@ -304,7 +305,7 @@ def test_a_new_thread_leaves_the_pieces_of_a_dead_one_to_the_caller(monkeypatch)
     assert other.threads == ["tierstore-write"]
     gate.open.set()
     drain.join(60)
-    assert file.threads == [drain.name] and not file.queue._waiting
+    assert file.threads == [drain.name] and not inside.waiting(file.queue)
 
 
 def test_threads_end_together_where_starting_one_was_interrupted(monkeypatch):
@@ -366,7 +367,7 @@ def test_records_lie_in_pages_as_in_the_file():
         positions = np.arange(first, first + 5)
         put(file.queue, Piece(positions, positions, records(rng, 5, WIDTH), cached=first > 3))
     assert gate.reached.wait(60)
-    for piece, _ in file.queue._waiting:
+    for piece, _ in inside.waiting(file.queue):
         assert (piece.records.ctypes.data - piece.positions[0] * WIDTH) % mmap.PAGESIZE == 0
         assert piece.cached == (piece.positions[0] > 3)
     gate.open.set()
@@ -407,4 +408,4 @@ def test_what_is_put_now_is_written_by_the_caller_after_what_waits():
     put(file.queue, first)
     put(file.queue, last, now=True)
     assert file.threads == ["tierstore-write", threading.current_thread().name]
-    assert np.array_equal(file.data, expected) and not file.queue._waiting
+    assert np.array_equal(file.data, expected) and not inside.waiting(file.queue)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tierstore
+from tests import inside
 from tests.distributed.ranks import Killed, in_turn, run, values
 from tests.distributed.test_commit import kill_at
 from tierstore import distributed
@@ -245,13 +246,13 @@ def tables_refused(rank: int, path: Path) -> list[str]:
                 call(store)
             told.append(str(caught.value))
         if rank:  # the disk of one rank fails in the middle
-            store._parts.stores[1].create_table = lambda *_, **__: failing()
+            inside.parts(store).stores[1].create_table = lambda *_, **__: failing()
         with pytest.raises(StoreFullError, match="full") as info:
             store.create_table("user", NEW)
         told.append(str(info.value))
         assert list(store) == ["item"] and store.version == before
         if rank:
-            del store._parts.stores[1].create_table
+            del inside.parts(store).stores[1].create_table
         store.create_table("user", NEW)
     return told
 

@@ -16,6 +16,7 @@ import pytest
 import torch.distributed as dist
 
 import tierstore
+from tests import inside
 from tests.distributed.ranks import Killed, in_turn, run, values
 from tierstore import distributed
 from tierstore.distributed.ranks import Ranks
@@ -467,7 +468,7 @@ def on_disks_of_their_own(rank: int, paths: list[Path], victim: int | None) -> i
                 os.kill(os.getpid(), signal.SIGKILL)
 
         hooked(hook)
-        assert store._root is not None  # each leads: it has a root of its own
+        assert inside.root(store) is not None  # each leads: it has a root of its own
         store.commit(store.step + 1, payload={"step": {"of": store.step + 1}})
         return store.version
 

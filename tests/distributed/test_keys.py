@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import tierstore
+from tests import inside
 from tests.distributed.ranks import Killed, in_turn, run, values
 from tests.distributed.test_commit import hooked
 from tests.distributed.test_ranks import share
@@ -411,13 +412,13 @@ def refused(rank: int, path: Path) -> list[str]:
         with pytest.raises(UnknownNameError):
             user.lookup([1])
         if rank:  # the disk of one rank is full where keys are added
-            user.shard._owner.grow_rows = lambda *_: failing()
+            inside.owner(user.shard).grow_rows = lambda *_: failing()
             user.shard._write_first = lambda *_: failing()
         with pytest.raises(StoreFullError if rank else RanksError) as full:
             user.write(np.arange(40), np.ones((40, DIM), np.float32))
         told.append(str(full.value))
         if rank:
-            del user.shard._owner.grow_rows, user.shard._write_first
+            del inside.owner(user.shard).grow_rows, user.shard._write_first
         user.write(np.arange(40), np.ones((40, DIM), np.float32))
         for change in (
             lambda: store.grow("user", 1 << 20),

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import tierstore
+from tests import inside
 from tests.distributed.test_ranks import assert_same, contents
 from tierstore import distributed
 from tierstore.errors import ExistsError, FormatError, InvalidInputError
@@ -177,7 +178,7 @@ def test_a_partition_that_fails_takes_the_others_back(
         raise tierstore.errors.StoreFullError("no space")
 
     with distributed.open(stores[1]) as store:
-        monkeypatch.setattr(store._parts.stores[3], "_rewrite", failing)
+        monkeypatch.setattr(inside.parts(store).stores[3], "_rewrite", failing)
         with pytest.raises(tierstore.errors.StoreFullError, match="no space"):
             store.replace_table("item", spec, blocks=[records], keys=KEYS)
         monkeypatch.undo()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import tierstore
+from tests import inside
 from tests.gpu.emulator import EmulatedDevice
 from tierstore._disk.partitioning import Shard
 from tierstore._memory_table import MemoryTable
@@ -36,7 +37,7 @@ def access(request: pytest.FixtureRequest) -> Any:
     device = EmulatedDevice(seed=5) if on_device else "cpu"
     budget = tierstore.Budget(host_rows=8, gpu_rows=4 if on_device else 0)
     with MemoryTable(tierstore.TableSpec(8, 4), budget=budget, device=device) as made:
-        yield made.table._access
+        yield inside.access(made.table)
 
 
 def owned(access: Any, place: Place, ranks: int, rows: list[int], first: list[int]) -> Owners:
@@ -109,7 +110,7 @@ def test_the_last_features_are_remembered() -> None:
     device, budget = EmulatedDevice(seed=5), tierstore.Budget(host_rows=8, gpu_rows=4)
     spec, place = tierstore.TableSpec(8, 4), Shard(8, 4, 0, 1)
     with MemoryTable(spec, budget=budget, device=device) as made:
-        owners: Any = owned(made.table._access, place, 1, [8], [0])
+        owners: Any = owned(inside.access(made.table), place, 1, [8], [0])
         for count in range(1, 100):
             ids = torch.arange(count) % 8
             found = owners.find(Asked(ids, [0] * count, [1] * count), [1], failed=False)

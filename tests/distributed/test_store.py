@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import tierstore
+from tests import inside
 from tierstore import distributed
 from tierstore._disk.partitioning import Shard
 from tierstore._store import partitions
@@ -167,10 +168,10 @@ def test_a_reader_opens_while_partitions_are_folded(
 
         def folding(reader: Any, name: str) -> Any:
             if not folds:
-                folds.append(store._parts.fold())
+                folds.append(inside.parts(store).fold())
             return generation(reader, name)
 
-        store._root.fold()
+        inside.root(store).fold()
         monkeypatch.setattr(partitions._Reader, "generation", folding)
         with tierstore.open(path) as reader:
             assert folds and same(contents(reader), expected)
@@ -183,8 +184,8 @@ def test_a_manifest_is_replaced_while_versions_are_read(
     with distributed.open(path) as store:
         store["item"].write([3], np.ones((1, 5), np.float32))
         store.commit(1)
-        part, names = store._parts.stores[0], []
-        newest, history = part._state.manifest, History(part._state.directory, part.uuid)
+        part, names = inside.parts(store).stores[0], []
+        newest, history = inside.manifest(part), History(inside.state(part).directory, part.uuid)
         load = history._load
 
         def replaced(seq: int) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.distributed.ranks import Killed, in_turn, run, values
 from tests.distributed.test_commit import hooked
 from tierstore import distributed
@@ -166,7 +167,7 @@ def test_a_patch_goes_from_a_plain_store_to_a_copy_in_partitions(tmp_path: Path)
         store.apply_patch(tmp_path / "patch")
     assert contents(tmp_path / "copy")[1:] == contents(tmp_path / "ahead")[1:]
     with tierstore.open(tmp_path / "copy") as copy, tierstore.open(tmp_path / "ahead") as ahead:
-        assert copy._state.manifest.mark == ahead._state.manifest.mark
+        assert inside.manifest(copy).mark == inside.manifest(ahead).mark
 
 
 @pytest.mark.slow
@@ -208,7 +209,7 @@ def refused(rank: int, path: Path, place: Path) -> list[str]:
                 call(store)
             told.append(str(caught.value))
         for method, change in (("rename", rename), ("drop", drop), ("restore", restore)):
-            part = store._parts.stores[-1]
+            part = inside.parts(store).stores[-1]
             if rank == store.ranks - 1:  # the disk of the last one fails in the middle
                 setattr(part, method, lambda *_, **__: full())
             with pytest.raises(StoreFullError, match="full"):
@@ -332,7 +333,7 @@ def test_a_reader_of_partitions_looks_again_where_files_have_gone(
         def folded(reader: Any, name: str) -> Any:
             if not done and reader._number == 1:
                 done.append(name)
-                for part in store._parts.stores:
+                for part in inside.parts(store).stores:
                     part.fold()
             return generation(reader, name)
 

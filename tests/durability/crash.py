@@ -18,6 +18,7 @@ from unittest import mock
 import numpy as np
 
 import tierstore
+from tests import inside
 from tests.durability.disk import ROOT, Disk, Enter, Event, Image, Mark, Sync, Write
 from tests.durability.recorder import Recorder
 from tests.durability.stepwise import folds_in_steps
@@ -143,7 +144,7 @@ class Recording:
                 writer.commit(step=77)
                 recorder.mark("done", name, len(states))
                 states.append(observe(writer))
-                for kept in list(writer._state.ledger.names):
+                for kept in list(inside.state(writer).ledger.names):
                     writer.release(kept)  # a fold drops all but the newest
                 writer.fold()
                 writer.close()

@@ -26,6 +26,7 @@ from typing import IO, Any
 import numpy as np
 
 import tierstore
+from tests import inside
 from tierstore.budget import Budget
 from tierstore.errors import TierStoreError
 
@@ -78,7 +79,7 @@ def commit_async(store: tierstore.Store, path: Path) -> None:
 
 def prefetch(store: tierstore.Store, path: Path) -> None:
     store["t"].prefetch(IDS)
-    store._state.prefetcher.wait()
+    inside.state(store).prefetcher.wait()
 
 
 def fold(store: tierstore.Store, path: Path) -> None:

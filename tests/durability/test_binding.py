@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.durability.stores import STORES
 from tierstore import _io
 from tierstore._disk import base as bases
@@ -191,8 +192,8 @@ def test_the_base_of_another_copy_is_refused(path: Path, tmp_path: Path, how: st
             assert store.verify().ok
     one, other = map(generation, copies)
     for file in base_files(copies[0]):
-        inside = (copies[0] / file).relative_to(one)
-        shutil.copy(one / inside, other / inside)
+        relative = (copies[0] / file).relative_to(one)
+        shutil.copy(one / relative, other / relative)
     is_refused(copies[1])
 
 
@@ -427,4 +428,4 @@ def test_a_store_of_format_1_is_bound_at_its_next_fold(tmp_path: Path, name: str
             assert len(list(path.rglob("digest-*"))) == tables
         with opened(path) as store:
             assert store.verify().ok
-            assert all(info.digest for info in store._state.manifest.tables.values())
+            assert all(info.digest for info in inside.manifest(store).tables.values())

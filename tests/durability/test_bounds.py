@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.durability.crafting import newest_manifest, replaced, resealed
 from tests.durability.test_crafted import tree_file
 from tierstore._disk.footer import FOOTER_BYTES
@@ -97,7 +98,7 @@ def test_few_large_chunks_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with tierstore.open(tmp_path / "s", budget=Budget(host=0)) as store:
         found = store["t"].read(np.arange(16))
         assert found[3].tolist() == [2.5] * 4
-        records = store["t"]._generation.tier._base._records
+        records = inside.base(inside.generation(store["t"]).tier)._records
         assert len(records._decoded) == 3
 
 
@@ -126,11 +127,11 @@ def test_a_delta_being_written_stays_within_that(tmp_path: Path) -> None:
         for _ in range(40):
             some = np.sort(rng.choice(rows, rng.integers(1, rows + 1), replace=False))
             store["t"].write(some, rng.standard_normal((some.size, 512)).astype(np.float32))
-            live = store["t"]._generation.tier.live
+            live = inside.generation(store["t"]).tier.live
             most = max(most, live.count if live is not None else 0)
         store.commit()
         assert rows < most <= 3 * rows
-        (delta,) = store["t"]._generation.info.deltas
+        (delta,) = inside.generation(store["t"]).info.deltas
         assert delta.rows <= 3 * rows
     with tierstore.open(tmp_path / "s") as reader:
         assert reader.verify().ok
@@ -140,15 +141,15 @@ def test_ids_of_a_delta_are_laid_in_windows(tmp_path: Path) -> None:
     with tierstore.create(
         tmp_path / "s", {"t": tierstore.TableSpec(1000, 4)}, budget=Budget(host=0)
     ) as store:
-        tier = store["t"]._generation.tier
+        tier = inside.generation(store["t"]).tier
         ids = np.random.default_rng(1).integers(0, 1000, 6_000_000)
         delta = SimpleNamespace(ids=ids, first=None, info=SimpleNamespace(rows=ids.size))
         with frugal(32 << 20):
-            tier._make_index()._exchange(0, 0, [delta])
+            inside.index(tier)._exchange(0, 0, [delta])
         last = ids.size - 1 - np.unique(ids[::-1], return_index=True)[1]
         # Of an id that repeats the last one counts.
-        assert np.array_equal(tier._make_index().entries.take(np.arange(1000)), last + 1)
-        tier._make_index()._exchange(0, 1, [])
+        assert np.array_equal(inside.index(tier).entries.take(np.arange(1000)), last + 1)
+        inside.index(tier)._exchange(0, 1, [])
 
 
 def test_scalars_of_a_table_are_bounded(tmp_path: Path) -> None:

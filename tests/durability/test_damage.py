@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.durability.sample import Sample, sample
 from tests.durability.test_corruption import damaged, flipped
 from tests.oracle import values
@@ -384,7 +385,7 @@ def test_a_row_is_mended_from_the_host_tier(two: Two, slots: int, where: str) ->
     with tierstore.open(two.path, "r+", budget=Budget(host_rows=slots)) as store:
         row = two.only_in_base()[0]
         if where == "delta":
-            row = int(store["hurt"]._disk.deltas[-1].ids[2])
+            row = int(inside.disk(store["hurt"]).deltas[-1].ids[2])
         store["hurt"].read([row])
         hurt_row(two, row) if where == "base" else flip(two.delta(), 2 * 4 * DIM)
         assert store.verify().bad_rows["hurt"] == [row]
@@ -412,8 +413,8 @@ def folded_with_a_delta_left(two: Two) -> int:
     """Fold behind an older version that is kept; return a row of its newest delta."""
     with tierstore.open(two.path, "r+", budget=_NONE) as store:
         store._folder.fold(two.newest - 1)
-        ids = store._state.history.versions()[two.newest - 1].tables["hurt"].deltas
-        assert ids and not store["hurt"]._disk.deltas[:-1]
+        ids = inside.state(store).history.versions()[two.newest - 1].tables["hurt"].deltas
+        assert ids and not inside.disk(store["hurt"]).deltas[:-1]
     before, after = two.versions[two.newest - 2]["hurt"], two.versions[two.newest - 1]["hurt"]
     newest = two.versions[two.newest]["hurt"]
     changed = (before != after).any(axis=1) & (after == newest).all(axis=1)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.durability.crash import Recording
 from tests.durability.faults import ThinDisk
 from tests.durability.small import script
@@ -294,7 +295,7 @@ def test_what_another_program_replaced_is_not_taken_for_the_same(
     write(store, 10)
     store.commit()
     write(store, 20)
-    committed = {delta.name for delta in store["t0"]._generation.info.deltas}
+    committed = {delta.name for delta in inside.generation(store["t0"]).info.deltas}
     every = (tmp_path / "s" / "t0").glob("*/delta-*")
     (delta,) = (path for path in every if path.name not in committed)
     kept = delta.read_bytes()

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.durability.crash import scratch, small_deltas
 from tests.durability.faults import FAULTS, Fault, Faulty
 from tests.durability.judge import check_files
@@ -115,7 +116,7 @@ def close(store: tierstore.Store) -> None:
 
 
 def restore(store: tierstore.Store) -> None:
-    if store._state.manifest.restored is None:  # else it was done, and the oldest is another by now
+    if inside.manifest(store).restored is None:  # else it was done: the oldest is another
         store.restore(store.versions()[0].version)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.durability.crash import scratch, small_deltas
 from tests.durability.disk import Disk, Event, Mark, Sync
 from tests.durability.faults import FAULTS, Fault, Faulty
@@ -37,7 +38,7 @@ def keys_of(kind: str, numbers: range) -> list:
 
 def grow(table: tierstore.KeyedTable) -> None:
     """Add an extent, as if the keys were too many for the table."""
-    with table._owner.door.use(write=True):
+    with inside.owner(table).door.use(write=True):
         table._grow(table.capacity + 1)
 
 

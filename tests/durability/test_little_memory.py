@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.durability.crash import scratch
 from tierstore import _door
 from tierstore.budget import Budget
@@ -75,7 +76,7 @@ def test_without_closing_half_a_write_would_be_seen(
         with tierstore.create(root / "s", {"t": spec}, budget=Budget(host_rows=8)) as store:
             store["t"].read(ids[:5])
             with monkeypatch.context() as patch, pytest.raises((InternalError, SystemError)):
-                patch.setattr(store["t"]._space.host.map, "bind", fail)
+                patch.setattr(inside.space(store["t"]).host.map, "bind", fail)
                 if not protected:
                     patch.setattr(_door, "_SAFE_ERRORS", (Exception,))
                 store["t"].write(ids, rows)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.durability.crash import scratch
 from tierstore.budget import Budget
 from tierstore.errors import (
@@ -48,7 +49,7 @@ def values(count: int, seed: int = 2) -> np.ndarray:
 
 
 def unchanged(table: tierstore.Table) -> None:
-    assert table._space.uncommitted(table._extent).size == 0
+    assert inside.uncommitted(table).size == 0
     assert np.array_equal(table.read(np.arange(ROWS)), TRUTH)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tierstore import _io
 from tierstore._io.system import Calls
 from tierstore._store.locking import WriterLock
@@ -330,7 +331,7 @@ def test_what_goes_on_from_an_older_version_has_new_numbers_too(path: Path) -> N
     with opened(path) as store:
         rows = change(store, 3)
         assert store.commit() == 5
-        assert [delta.version for delta in store._state.manifest.tables["t"].deltas] == [5]
+        assert [delta.version for delta in inside.manifest(store).tables["t"].deltas] == [5]
         assert np.array_equal(rows_of(store), rows)
 
 

@@ -10,6 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from tests import inside
 from tests.gpu.conftest import Place
 from tests.tiers.stack import ArrayTier, check
 from tierstore._tiers.gpu import GpuTier
@@ -52,8 +53,8 @@ class Twin:
         self.host = HostTier(self.below, slots=host_slots, kind=place.kind)
         with sparse_maps() if sparse else contextlib.nullcontext():
             self.tier = GpuTier(self.host, slots=slots, device=place.device, policy=policy)
-        if chunk is not None and self.tier._staging is not None:
-            self.tier._staging.limit = min(chunk, self.tier._staging.limit)
+        if chunk is not None and inside.staging(self.tier) is not None:
+            inside.staging(self.tier).limit = min(chunk, inside.staging(self.tier).limit)
         toss = np.random.default_rng(seed + 1)
         self.tier.ordering = mock.Mock(
             of=lambda ids, mode, **_: int(toss.integers(2 if mode == Mode.PREFETCH else 4))
@@ -165,7 +166,9 @@ class Twin:
         fetches = self.tier._fetches
         fetches.end(fetches.newest, self.place.device.current_stream())
         self.read(np.arange(len(self.truth)))
-        arrays = {name: self.place.get(array) for name, array in self.tier.memory._arrays.items()}
+        arrays = {
+            name: self.place.get(array) for name, array in inside.arrays(self.tier.memory).items()
+        }
         slot_of, row_of = self.slot_of(), arrays["row_of"]
         assert (slot_of >= -1).all()
         held = np.flatnonzero(slot_of >= 0)
@@ -175,7 +178,7 @@ class Twin:
         assert not arrays["mark"].any()
         assert not (arrays["stamp"] >> 31).any()
         self.tier.flush()
-        assert not self.place.get(self.tier.memory._arrays["dirty"]).any()
+        assert not self.place.get(inside.arrays(self.tier.memory)["dirty"]).any()
         self.host.flush()
         np.testing.assert_array_equal(self.below.records, self.truth)
 
@@ -183,7 +186,7 @@ class Twin:
         """The slot of each row, -1 where it has none, whatever kind of map says so."""
         places = self.tier.memory.places
         if places is None:
-            return self.place.get(self.tier.memory._arrays["slot_of"])
+            return self.place.get(inside.arrays(self.tier.memory)["slot_of"])
         rows, entries = map(self.place.get, places.arrays)
         taken = np.flatnonzero(rows >= 0)
         counted = int(self.place.get(places.header).view(np.uint64)[3])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.tiers.stack import check
 from tierstore import Budget, Field, TableSpec
 from tierstore.errors import ClosedError
@@ -62,7 +63,7 @@ class Program:
         ]
         for number in self.rng.integers(0, len(calls), steps):
             calls[number]()
-            check(self.table._space.host)
+            check(inside.space(self.table).host)
         self.check()
 
     def check(self) -> None:
@@ -149,7 +150,7 @@ class Program:
     def prefetch(self) -> None:
         before = self.recent
         self.table.prefetch(self.ids(), window=int(self.rng.integers(1, 6)))
-        self.store._state.prefetcher.wait()  # so that a program is the same each time
+        inside.state(self.store).prefetcher.wait()  # so that a program is the same each time
         if self.rng.random() < 0.5:
             self.read(before[-2:])  # which waits for nothing if they are there
         if self.rng.random() < 0.3:

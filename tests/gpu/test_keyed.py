@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 import tierstore
+from tests import inside
 from tests.gpu.conftest import Place
 from tests.gpu.emulator import EmulatedDevice
 from tests.keys.test_keyed import ExpiringMachine, GrowingMachine, KeyedMachine, grow, run
@@ -41,7 +42,7 @@ def test_growth_and_expiry(tmp_path: Path, place: Place, slots: tuple[int, int])
         first = table.read(keys[50:])
         table.write(keys[:50], rows[:50])
         lease = table.lease(keys[:3])
-        with table._owner.door.use(write=True):
+        with inside.owner(table).door.use(write=True):
             table._grow(table.capacity + 1)
         assert table.capacity == 131_072
         with pytest.raises(ClosedError):
@@ -86,9 +87,9 @@ def test_a_map_of_keys_without_memory_is_refused_on_opening(tmp_path: Path) -> N
         tmp_path / "s", budget=budget, device=EmulatedDevice(), missing="init"
     ) as store:
         table = store["t"]
-        (reserved,) = table._space.gpu._keys.values()
+        (reserved,) = inside.space(table).gpu._keys.values()
         table.read(torch.arange(7))
-        assert table._space.gpu.keys("t", table.capacity) is reserved
+        assert inside.space(table).gpu.keys("t", table.capacity) is reserved
 
 
 @pytest.mark.parametrize("most", [1, 40, 1000])
@@ -162,7 +163,7 @@ def test_keys_that_were_asked_for_are_found_on_the_device(tmp_path: Path, place:
         assert np.array_equal(table.read(strangers).cpu(), first)
         with pytest.raises(InvalidTypeError):
             table.read(given.double())
-        gpu = table._space.gpu
+        gpu = inside.space(table).gpu
         assert gpu.nbytes >= gpu.memory.nbytes + gpu.slots * DeviceKeys.BYTES
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.gpu.conftest import Place
 from tests.gpu.late import LateDevice
 from tierstore import Budget, TableSpec
@@ -140,7 +141,7 @@ def test_a_lease_is_checked_within_the_guard_and_seldom_before(
     check, held = gpu_lease.GpuLease.check, []
 
     def checking(lease: Any) -> None:
-        held.append(store._state.door.held)
+        held.append(inside.state(store).door.held)
         check(lease)
 
     with store["t"].lease([1, 2, 3]) as lease:
@@ -189,7 +190,7 @@ def test_a_lease_that_waits_while_another_thread_ends_its_epoch_raises(
     if tiers in ("host cache", *ON_GPU):  # a lease that pins nothing is released without waiting
         given.append(released.release)
     threads = [threading.Thread(target=run, args=(call,)) for call in given]
-    with store._state.door.use():
+    with inside.state(store).door.use():
         for thread in threads:
             waits.clear()
             thread.start()
@@ -240,10 +241,10 @@ def test_the_release_of_a_dead_lease_leaves_other_pins_alone(make: Any) -> None:
         dead.release()
         for start in range(20, 100, 20):
             table.read(np.arange(start, start + 20))
-        assert (table._space.host.map.lookup(np.arange(5)) >= 0).all()
-    assert not table._space.host.map.pins.leases.any()
+        assert (inside.space(table).host.map.lookup(np.arange(5)) >= 0).all()
+    assert not inside.pins(table).any()
     table.read(np.arange(50, 70))
-    assert (table._space.host.map.lookup(np.arange(5)) < 0).all()
+    assert (inside.space(table).host.map.lookup(np.arange(5)) < 0).all()
 
 
 @pytest.mark.parametrize("tiers", BUDGETS)
@@ -254,12 +255,12 @@ def test_a_prefetch_that_comes_too_late_is_dropped(
     store = make(tiers)
     table, requests = store["t"], []
     monkeypatch.setattr(
-        store._state.prefetcher, "submit", lambda *given: requests.append(both(*given))
+        inside.state(store).prefetcher, "submit", lambda *given: requests.append(both(*given))
     )
     before = table.read(EVERY)
     table.prefetch(np.arange(3, 9))
     ENDS[end](store)
-    tier = table._space.host or table._disk
+    tier = inside.space(table).host or inside.disk(table)
     asked = tier.stats.requested
     for request in requests:
         try:
@@ -276,14 +277,14 @@ def test_a_prefetch_does_not_look_at_the_callers_ids_later(
     store = make("host cache")
     table, requests = store["t"], []
     monkeypatch.setattr(
-        store._state.prefetcher, "submit", lambda *given: requests.append(both(*given))
+        inside.state(store).prefetcher, "submit", lambda *given: requests.append(both(*given))
     )
     ids = np.arange(3, 9)
     table.prefetch(ids)
     ids += 50
     requests.pop()()
-    assert (table._space.host.map.lookup(np.arange(3, 9)) >= 0).all()
-    assert (table._space.host.map.lookup(ids) < 0).all()
+    assert (inside.space(table).host.map.lookup(np.arange(3, 9)) >= 0).all()
+    assert (inside.space(table).host.map.lookup(ids) < 0).all()
 
 
 # -- rows without a slot
@@ -357,7 +358,7 @@ def test_a_lease_whose_release_failed_can_be_released(
     monkeypatch.undo()
     lease.release()
     assert lease.ended
-    assert not place.get(table._space.gpu.memory._arrays["pins"]).any()
+    assert not place.get(inside.arrays(inside.space(table).gpu.memory)["pins"]).any()
 
 
 def test_a_lease_on_the_host_whose_release_was_interrupted_can_be_released(
@@ -375,7 +376,7 @@ def test_a_lease_on_the_host_whose_release_was_interrupted_can_be_released(
         lease.release()
     monkeypatch.undo()
     lease.release()
-    assert not table._space.host.map.pins.leases.any()
+    assert not inside.pins(table).any()
 
 
 # -- copies beside
@@ -394,13 +395,13 @@ def test_warming_waits_for_the_copies_of_prefetches(
         table = store["t"]
         expected = table.read(EVERY)
         if not protected:
-            table._space.host.before_change = nothing_to_await
+            inside.space(table).host.before_change = nothing_to_await
         table.read(np.arange(40, 50))  # now the host tier has them, too
         table.write(np.arange(40, 50), values(10))
         expected[40:50] = values(10)
         table.read(np.arange(45, 50))
         table.prefetch(np.arange(5))
-        store._state.prefetcher.wait()
+        inside.state(store).prefetcher.wait()
         table.read(np.arange(45, 50))  # behind the plan of the prefetch, not behind its copies
         table.warm(np.arange(5, 35))
         wrong = (table.read(EVERY) != expected).any(axis=1).sum()
@@ -471,6 +472,6 @@ def test_a_lease_finds_the_lists_of_one_that_is_gone(make: Any, place: Place) ->
         again.write("weight", place.put(written))
         np.testing.assert_array_equal(place.get(again.read("weight")), written)
         assert place.get(again.gpu.count)[0] == 3
-    assert table._space.gpu.rooms
+    assert inside.space(table).gpu.rooms
     with table.lease(more):
-        assert not table._space.gpu.rooms  # those that are left are too small, and were dropped
+        assert not inside.space(table).gpu.rooms  # those left are too small, and were dropped

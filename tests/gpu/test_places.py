@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.gpu.conftest import Place
 from tests.gpu.model import Twin
 from tests.tiers.stack import ArrayTier
@@ -165,7 +166,7 @@ def test_a_table_of_more_rows_than_an_array_can_map(tmp_path: Path, place: Place
 
     with tierstore.create(tmp_path / "s", {"t": spec}, budget=budget, device=place.device) as store:
         table = store["t"]
-        assert table._space.gpu.memory.places is not None
+        assert inside.space(table).gpu.memory.places is not None
         for step in range(60):
             ids = rng.choice(universe, int(rng.choice([1, 20, 400])), replace=False)
             given = torch.from_numpy(ids).to(where)

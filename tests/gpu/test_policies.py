@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.gpu.conftest import Place
 from tests.gpu.model import Twin
 from tests.pairs import pairs
@@ -39,7 +40,7 @@ def test_rows_of_least_score_go_first(place: Place, name: str, way: str) -> None
             else:
                 getattr(twin, way)(ids)
             expected.use(ids)
-            row_of = place.get(twin.tier.memory._arrays["row_of"])
+            row_of = place.get(inside.arrays(twin.tier.memory)["row_of"])
             after = set(row_of[row_of >= 0].tolist())
             assert set(ids.tolist()) <= after
             gone, kept = before - after, before & after - set(ids.tolist())
@@ -58,9 +59,9 @@ def test_scores_are_rescaled_before_it_overflows(place: Place) -> None:
         often = np.arange(5)
         for step in range(300):
             twin.read(often if step % 2 else np.arange(10 + step % 30, 14 + step % 30))
-        scores = place.get(twin.tier.memory._arrays["key"])
+        scores = place.get(inside.arrays(twin.tier.memory)["key"])
         assert np.isfinite(scores).all()
-        row_of = place.get(twin.tier.memory._arrays["row_of"])
+        row_of = place.get(inside.arrays(twin.tier.memory)["row_of"])
         assert set(often.tolist()) <= set(row_of.tolist())
 
 
@@ -110,7 +111,7 @@ def test_a_score_on_arrival_makes_first_in_first_out(place: Place, way: str) -> 
                 getattr(twin, way)(np.array([row]))
                 if way == "lease":
                     twin.release()
-            row_of = place.get(twin.tier.memory._arrays["row_of"])
+            row_of = place.get(inside.arrays(twin.tier.memory)["row_of"])
             assert set(row_of.tolist()) == expected
             twin.check()
 
@@ -122,7 +123,7 @@ def test_a_prefetched_row_gets_a_score_on_arrival(place: Place) -> None:
         twin.tier.fetch(place.put(np.array([10])), 2)
         for row in (10, 11, 12):
             twin.read(np.array([row]))
-        row_of = place.get(twin.tier.memory._arrays["row_of"])
+        row_of = place.get(inside.arrays(twin.tier.memory)["row_of"])
         assert set(row_of.tolist()) == {1, 2, 3, 10, 11, 12}
         twin.check()
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tierstore
+from tests import inside
 from tests.gpu.emulator import EmulatedDevice
 from tests.training.test_collections import Calls, Made
 from tierstore.nn import TieredEmbeddingBagCollection, TieredEmbeddingCollection
@@ -115,9 +116,9 @@ def test_a_step_unpins_what_it_trained(store: Any, device: Counting) -> None:
     _, _, step = stepping(store, TieredEmbeddingCollection)
     for _ in range(3):
         step()
-    memory = store["t0"]._space.gpu.memory
-    assert not memory._arrays["pins"].any()
-    assert not (memory._arrays["stamp"] >> 31).any()
+    memory = inside.space(store["t0"]).gpu.memory
+    assert not inside.arrays(memory)["pins"].any()
+    assert not (inside.arrays(memory)["stamp"] >> 31).any()
     assert "release" not in device.launched
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.gpu.conftest import cuda_device
 from tests.gpu.test_replay import CapturingDevice, Place
 from tests.test_attaching import save_tensors
@@ -255,7 +256,7 @@ def test_attached_elements_and_scales(tmp_path: Path, place: Place, dtype: str, 
         options["checksums"] = tmp_path / "m.crc"
     with tierstore.attach({"t": given}, **options) as tables:
         table = tables["t"]
-        assert table._space.gpu.record_bytes == 256  # rows at multiples of 256 bytes
+        assert inside.space(table).gpu.record_bytes == 256  # rows at multiples of 256 bytes
         layer = tierstore.nn.FrozenEmbedding(table)
         for size in (0, 1, 90):
             rows = torch.from_numpy(rng.integers(0, ROWS, size))
@@ -309,7 +310,7 @@ def test_rows_in_one_piece_are_parted_as_they_come(tmp_path: Path, place: Place,
     with tierstore.attach(given, budget=budget, device=place.device) as tables:
         table = tables["t"]
         assert table.fields == {"weight": field}
-        assert table._space.gpu.record_bytes == (256 if whole else 272)
+        assert inside.space(table).gpu.record_bytes == (256 if whole else 272)
         rows = torch.from_numpy(rng.integers(0, ROWS, 70))
         expected = as_torch(elements[rows], torch.from_numpy(scales)[rows], "bfloat16")
         out = torch.empty(70, 256, dtype=torch.bfloat16, device=place.torch)

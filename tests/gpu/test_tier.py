@@ -7,6 +7,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
+from tests import inside
 from tests.gpu.conftest import Place
 from tests.gpu.model import Twin
 from tierstore._tiers.gpu.memory import GpuMemory
@@ -26,7 +27,7 @@ def test_least_recently_used_batch_goes_first(place: Place) -> None:
                 cached[row] = None
                 cached.move_to_end(row)
             twin.read(ids)
-            in_slots = twin.place.get(twin.tier.memory._arrays["row_of"])
+            in_slots = twin.place.get(inside.arrays(twin.tier.memory)["row_of"])
             # Rows of one batch are of one age: what is cached differs at most within the oldest.
             while len(cached) > 60:
                 oldest = next(iter(cached))
@@ -68,7 +69,7 @@ def test_victims_are_the_oldest(place: Place) -> None:
             twin.read(np.arange(start, start + 2))
         twin.read(np.arange(4))
         twin.read(np.arange(50, 54))
-        kept = twin.place.get(twin.tier.memory._arrays["row_of"])
+        kept = twin.place.get(inside.arrays(twin.tier.memory)["row_of"])
         assert sorted(kept.tolist()) == [0, 1, 2, 3, 8, 9, 50, 51, 52, 53]
 
 
@@ -234,11 +235,11 @@ def test_a_direct_host_tier_needs_no_wait(place: Place) -> None:
 def test_rows_that_are_not_admitted(place: Place, direct: bool) -> None:
     with Twin(place, rows=100, slots=10, host_slots=100 if direct else 20) as twin:
         twin.read(np.arange(10))
-        before = place.get(twin.tier.memory._arrays["row_of"]).copy()
+        before = place.get(inside.arrays(twin.tier.memory)["row_of"]).copy()
         twin.read(np.arange(5, 60), admit=False)
         twin.write(np.arange(5, 60), admit=False)
         twin.write(np.arange(3, 50), 4, 9, admit=False)
-        after = place.get(twin.tier.memory._arrays["row_of"])
+        after = place.get(inside.arrays(twin.tier.memory)["row_of"])
         assert np.array_equal(before, after)
         assert twin.tier.stats.evictions == 0
         twin.check()
@@ -247,11 +248,11 @@ def test_rows_that_are_not_admitted(place: Place, direct: bool) -> None:
 def test_a_device_that_holds_every_row_needs_no_wait(place: Place) -> None:
     with Twin(place, rows=100, slots=100, host_slots=10) as twin:
         twin.read(np.arange(60))
-        assert not twin.tier._staging.complete
+        assert not inside.staging(twin.tier).complete
         twin.from_host = 0.0
         twin.tier.fetch(place.put(np.arange(60, 70)), 4)
         twin.read(np.arange(60, 100))
-        assert twin.tier._staging.complete
+        assert inside.staging(twin.tier).complete
         before = getattr(place.device, "waits", 0)
         twin.read(twin.ids(200))
         twin.write(twin.ids(200), 3, 9)
@@ -274,7 +275,7 @@ def test_a_batch_that_was_foreseen_needs_no_wait(place: Place, wanted: str) -> N
         twin.read(np.arange(250, 330))  # as many rows as would push the prefetched_for ones out
         missed = twin.tier.stats.misses
         forbidden = pytest.MonkeyPatch()
-        forbidden.setattr(twin.tier._staging, "settle", None)
+        forbidden.setattr(inside.staging(twin.tier), "settle", None)
         before = getattr(place.device, "waits", 0)
         for ids in batches:
             if wanted == "lease":
@@ -305,10 +306,10 @@ def test_slots_that_are_held_are_given_up_in_time(place: Place) -> None:
         twin.host.read(np.arange(200), np.empty((200, 64), np.uint8))
         for first in range(0, 120, 10):
             twin.tier.prefetch_for(np.arange(first, first + 10), 2)
-            pinned = np.count_nonzero(place.get(twin.tier.memory._arrays["pins"]))
+            pinned = np.count_nonzero(place.get(inside.arrays(twin.tier.memory)["pins"]))
             assert pinned == (10 if first == 0 else 20)
         twin.tier.discard()
-        assert not place.get(twin.tier.memory._arrays["pins"]).any()
+        assert not place.get(inside.arrays(twin.tier.memory)["pins"]).any()
 
 
 def test_fetched_rows_stay_until_used(place: Place) -> None:
@@ -331,12 +332,12 @@ def test_fetches_hold_at_most_half_the_slots(place: Place) -> None:
         for start in range(0, 200, 25):
             twin.tier.fetch(place.put(np.arange(start, start + 25)), 8)
         twin.read(np.arange(300, 340))
-        in_slots = place.get(twin.tier.memory._arrays["row_of"])
+        in_slots = place.get(inside.arrays(twin.tier.memory)["row_of"])
         assert np.count_nonzero(in_slots >= 300) == 20
         for start in range(10):
             twin.tier.fetch(place.put(np.arange(start, start + 1)), 2)
         twin.read(np.arange(300, 340))
-        in_slots = place.get(twin.tier.memory._arrays["row_of"])
+        in_slots = place.get(inside.arrays(twin.tier.memory)["row_of"])
         assert np.count_nonzero(in_slots >= 300) >= 38
         twin.check()
 
@@ -349,7 +350,7 @@ def test_batch_numbers_start_again(place: Place) -> None:
         assert twin.tier._now < 2**25
         twin.read(np.arange(4))
         twin.read(np.arange(50, 54))
-        kept = place.get(twin.tier.memory._arrays["row_of"])
+        kept = place.get(inside.arrays(twin.tier.memory)["row_of"])
         assert sorted(kept.tolist()) == [0, 1, 2, 3, 8, 9, 50, 51, 52, 53]
         twin.work(30)
         twin.check()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tierstore
+from tests import inside
 from tests.gpu.emulator import EmulatedDevice
 from tierstore.errors import ClosedError, ReadOnlyError
 
@@ -64,11 +65,11 @@ IDS = torch.tensor([3, 9, 3, 30])
 def test_one_entry_and_one_marker_for_several_uses(table: Any, device: Marked) -> None:
     expected = table.read(IDS)
     device.entered = device.marks = 0
-    with table._together():
+    with inside.together(table):
         with table.lease(IDS) as lease:
             assert torch.equal(lease.expand("weight"), expected)
             lease.write("weight", lease.read("weight") + 1)
-        with table._together():  # within another, nothing
+        with inside.together(table):  # within another, nothing
             found = table.read(IDS)
     assert device.entered == device.marks == 1
     assert torch.equal(found, expected + 1)
@@ -79,8 +80,8 @@ def test_one_entry_and_one_marker_for_several_uses(table: Any, device: Marked) -
 def test_work_in_another_stream_follows(table: Any, device: Marked) -> None:
     table.read(IDS)
     device.marks = 0
-    launcher = table._space.gpu.launcher
-    with table._together():
+    launcher = inside.space(table).gpu.launcher
+    with inside.together(table):
         table.read(IDS)
         assert device.marks == 0
         launcher.enter(5)
@@ -92,30 +93,30 @@ def test_work_in_another_stream_follows(table: Any, device: Marked) -> None:
 
 def test_an_error_between_uses_leaves_the_store_open(table: Any) -> None:
     expected = table.read(IDS)
-    with pytest.raises(ZeroDivisionError), table._together():
+    with pytest.raises(ZeroDivisionError), inside.together(table):
         table.read(IDS)
         raise ZeroDivisionError
     assert torch.equal(table.read(IDS), expected)
-    assert not table._space.gpu.launcher.waits
+    assert not inside.space(table).gpu.launcher.waits
 
 
 def test_an_error_within_a_use_closes_the_store(table: Any, monkeypatch: Any) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(table._space.gpu, "read", fail)
-    with pytest.raises(Exception) as caught, table._together():
+    monkeypatch.setattr(inside.space(table).gpu, "read", fail)
+    with pytest.raises(Exception) as caught, inside.together(table):
         table.read(IDS)
     assert isinstance(caught.value, ZeroDivisionError | tierstore.errors.InternalError)
     with pytest.raises(ClosedError):
         table.read(IDS)
-    with pytest.raises(ClosedError), table._together():
+    with pytest.raises(ClosedError), inside.together(table):
         pass
 
 
 def test_a_marker_that_fails_closes_the_store(table: Any, device: Marked) -> None:
     table.read(IDS)
-    with pytest.raises(Exception, match="no marker"), table._together():
+    with pytest.raises(Exception, match="no marker"), inside.together(table):
         table.read(IDS)
         device.fails = True
     device.fails = False
@@ -131,7 +132,7 @@ def test_a_reader_writes_in_none_of_them(tmp_path: Path, table: Any, device: Mar
     with tierstore.open(path, budget=budget, device=Marked()) as reader:
         other = reader["t"]
         before = other.read(IDS)
-        with other._together(), other.lease(IDS) as lease, pytest.raises(ReadOnlyError):
+        with inside.together(other), other.lease(IDS) as lease, pytest.raises(ReadOnlyError):
             lease.write("weight", lease.read("weight") + 1)
         assert torch.equal(other.read(IDS), before)
 
@@ -139,7 +140,7 @@ def test_a_reader_writes_in_none_of_them(tmp_path: Path, table: Any, device: Mar
 def test_other_threads_wait_and_enter_by_themselves(table: Any, device: Marked) -> None:
     expected, found = table.read(IDS).numpy(), []
     device.entered = 0
-    with table._together():
+    with inside.together(table):
         thread = threading.Thread(target=lambda: found.append(table.read(IDS.numpy())))
         thread.start()
         table.write(IDS[:1], np.full((1, 3), 7, np.float32))

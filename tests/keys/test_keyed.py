@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 )
 
 import tierstore
+from tests import inside
 from tests.pairs import pairs
 from tests.tries import tries
 from tierstore import Budget, Field, TableSpec, exporting
@@ -71,7 +72,7 @@ def growing(kind: str, *, track_uses: bool = False) -> TableSpec:
 
 def grow(table: KeyedTable) -> None:
     """Add an extent, as if the keys were too many for the table."""
-    with table._owner.door.use(write=True):
+    with inside.owner(table).door.use(write=True):
         table._grow(table.capacity + 1)
 
 
@@ -706,7 +707,7 @@ def test_an_error_in_the_middle_of_a_removal_awaits_a_rollback(
             other = s["other"]
             other.write(keys, rows)
             other.remove(keys[:3])  # which ends leases of all tables of the space
-            if table._generation.key_map.half_removed:
+            if inside.generation(table).key_map.half_removed:
                 for refused in (s.commit, lambda table=table: table.read(keys[:1])):
                     with pytest.raises(ClosedError, match=r"halfway; store\.rollback\(\) brings"):
                         refused()
@@ -789,7 +790,7 @@ def test_keys_that_expire_are_not_loaded_again(tmp_path, kind, monkeypatch):
     with tierstore.create(tmp_path / "s", {"t": tracking(kind)}) as s:
         s["t"].write(keys, np.ones((50, DIM), np.float32))
         s.commit()
-        generation = s["t"]._generation
+        generation = inside.generation(s["t"])
         known, asked = type(generation.key_map), []
         keep = known.keep
 
@@ -894,14 +895,14 @@ def test_a_read_beside_a_rollback_gives_the_first_row_of_a_key_that_goes(store, 
     def read():
         found.append(table.read(key, "weight"))
 
-    reader, discard = threading.Thread(target=read), type(store._state.spaces).discard
+    reader, discard = threading.Thread(target=read), type(inside.state(store).spaces).discard
 
     def discarded(self):
         discard(self)
         reader.start()
         reader.join(0.2)  # it waits for the end of the rollback
 
-    monkeypatch.setattr(type(store._state.spaces), "discard", discarded)
+    monkeypatch.setattr(type(inside.state(store).spaces), "discard", discarded)
     store.rollback()
     reader.join(60)
     assert np.array_equal(found[0], first)
@@ -1355,11 +1356,11 @@ def test_a_refresh_reads_only_new_keys(store, kind, monkeypatch):
         assert shown.contains(some(kind, 9)).all()
         table.write(some(kind, 9, 30), ones(9))
         store.commit()
-        before = shown._generation.key_map
+        before = inside.generation(shown).key_map
         reader.refresh()
         assert shown.contains(some(kind, 9, 30)).all()
         assert shown.contains(some(kind, 9)).all()
-        assert shown._generation.key_map is before
+        assert inside.generation(shown).key_map is before
 
 
 def test_a_refresh_while_keys_are_loaded(tmp_path, kind, monkeypatch):
@@ -1533,7 +1534,7 @@ def test_closing_before_the_first_key_is_loaded_loads_none(tmp_path, kind, monke
     monkeypatch.setattr(generation, "key_map", late)
     monkeypatch.setattr(HashMap, "append", lambda *given, **options: added.append(given))
     reader = tierstore.open(tmp_path / "s")
-    generation_ = reader["t"]._generation
+    generation_ = inside.generation(reader["t"])
     assert began.wait(60)
     closer = threading.Thread(target=reader.close)
     closer.start()
@@ -1601,7 +1602,7 @@ def test_the_map_of_many_keys_is_filled_ahead(store, kind, monkeypatch, end):
             closer = threading.Timer(0.2, go_on.set)
             closer.start()
             reader.close()
-            assert table._generation._map is None
+            assert inside.generation(table)._map is None
             closer.join()
             return
         go_on.set()

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.pairs import pairs
 from tierstore import policy
 from tierstore.errors import InvalidInputError
@@ -89,7 +90,7 @@ def test_what_is_predicted_is_what_a_store_does(tmp_path, chosen, leases, slots)
                 if chosen == "lookahead":
                     for coming in batches[number and number + 4 : number + 5]:
                         table.prefetch(coming)
-                    table._owner.prefetcher.wait()
+                    inside.owner(table).prefetcher.wait()
                 if leases:
                     with table.lease(ids) as lease:
                         lease.write("weight", lease.read("weight"))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tierstore import _io
 from tierstore._store import commit
 from tierstore._store.ledger import Ledger
@@ -215,7 +216,7 @@ def test_a_full_disk_while_rows_are_handed_down_is_told_at_once(store, monkeypat
     store["t"].write(np.arange(ROWS), np.ones((ROWS, DIM), np.float32))
     with monkeypatch.context() as patch:
         patch.setattr(
-            store["u"]._space, "flush", lambda: (_ for _ in ()).throw(StoreFullError("full"))
+            inside.space(store["u"]), "flush", lambda: (_ for _ in ()).throw(StoreFullError("full"))
         )
         with pytest.raises(StoreFullError, match="full"):
             store.commit_async(payload={"model": b"m"})

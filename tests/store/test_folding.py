@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.durability.stepwise import Stepwise, folds_in_steps
 from tierstore._disk.generation import Generation
 from tierstore._disk.merging import Merge
@@ -46,7 +47,7 @@ class Trainer:
             self.versions[self.store.commit()] = self.truth.copy()
 
     def deltas(self):
-        return [delta.info.version for delta in self.store["t"]._disk.deltas]
+        return [delta.info.version for delta in inside.disk(self.store["t"]).deltas]
 
     def check(self):
         assert np.array_equal(self.store["t"].read(EVERY), self.truth)
@@ -132,7 +133,7 @@ def test_a_reader_puts_folds_off_while_it_is_older(trainer, steps):
         fold.finish()
         before, seen = reader.version, trainer.versions[reader.version]
         trainer.commit(5)
-        assert trainer.store._state.manifest.floor <= before
+        assert inside.manifest(trainer.store).floor <= before
         assert np.array_equal(reader["t"].read(EVERY), seen)
         with pytest.raises(LockedError):
             trainer.store.fold()
@@ -231,7 +232,7 @@ def test_closing_folds_what_takes_few_pages(tmp_path, packed, scattered):
             store["t"].write(ids, values + version)
             store.commit()
     with tierstore.open(tmp_path / "a.tier", budget=Budget(host=0)) as store:
-        deltas = store._state.manifest.tables["t"].deltas
+        deltas = inside.manifest(store).tables["t"].deltas
         assert len(deltas) == (3 if scattered else 1)
         assert np.array_equal(store["t"].read(ids), values + 2)
         assert store.verify().ok

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.durability.crash import scratch
 from tests.pairs import pairs
 from tierstore._disk import delta
@@ -76,7 +77,7 @@ class Trainer:
         self.truths = {version: self.truths[version] for version in keep}
 
     def deltas(self, name="t0"):
-        return len(self.store[name]._disk.deltas)
+        return len(inside.disk(self.store[name]).deltas)
 
     def files(self):
         return len(list(self.path.rglob("delta-*")))
@@ -85,7 +86,7 @@ class Trainer:
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def floor(self):
-        return self.store._state.manifest.floor
+        return inside.manifest(self.store).floor
 
     def newest_manifest(self):
         return max(self.path.glob("manifest-*")).read_text()
@@ -128,7 +129,7 @@ def test_a_refresh_costs_what_changed(root, monkeypatch, kind, host_rows):
     with tierstore.open(trainer.path, budget=Budget(host_rows=host_rows)) as reader:
         for number in range(60):
             trainer.commit(tables=[number % 2])
-            named = {each.info.name for t in reader.values() for each in t._disk.deltas}
+            named = {each.info.name for t in reader.values() for each in inside.disk(t).deltas}
             with (
                 deltas_opened() as opened,
                 mock.patch.object(Base, "open", side_effect=AssertionError("opened again")),
@@ -149,7 +150,7 @@ def test_a_refresh_reads_what_changed_and_no_more(root, monkeypatch, tables, ren
     with tierstore.open(trainer.path, budget=Budget(host_rows=ROWS)) as reader:
 
         def read_below():
-            return sum(table._disk.stats.requested for table in reader.values())
+            return sum(inside.disk(table).stats.requested for table in reader.values())
 
         trainer.check(reader)
         for _ in range(60):
@@ -286,7 +287,7 @@ def test_a_refresh_that_another_overtakes_begins_again(root):
         assert [each is None for each in openings] == [False, False, True]
         assert reader.version == trainer.store.version == 3
         trainer.check(reader)
-        assert reader._state.reader.held == {3}
+        assert inside.state(reader).reader.held == {3}
     trainer.store.close()
 
 
@@ -597,5 +598,5 @@ def test_a_version_whose_manifest_is_replaced_while_all_are_read(root, monkeypat
             return load(history, seq)
 
         monkeypatch.setattr(History, "_load", replaced)
-        found = History(store._state.directory, store.uuid).version(store.version)
+        found = History(inside.state(store).directory, store.uuid).version(store.version)
         assert list(found.names) == names == ["best"]

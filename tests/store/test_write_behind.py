@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tierstore import Budget, TableSpec
 
 
@@ -65,8 +66,8 @@ def test_a_forked_child_neither_has_the_thread_nor_waits_for_it(tmp_path: Path) 
         store["t"].write(np.arange(4000), np.ones((4000, 8), "f4"))
         (thread,) = writers()
         if (child := os.fork()) == 0:
-            ok = not writers() and not store._state._behind.alive
-            store._state._behind.close()
+            ok = not writers() and not inside.state(store)._behind.alive
+            inside.state(store)._behind.close()
             os._exit(not ok)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         store.rollback()

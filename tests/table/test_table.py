@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import tierstore
 import tierstore._parts
+from tests import inside
 from tests.oracle import values
 from tests.pairs import pairs
 from tests.reference.elements import BFLOAT16, DTYPES, element
@@ -504,7 +505,7 @@ def test_prefetched_rows_are_in_memory(make, slots):
     table = make(slots)
     fill(table, np.random.default_rng(5))
     table.prefetch([1, 2, 3])
-    table._owner.prefetcher.wait()
+    inside.owner(table).prefetcher.wait()
     if slots >= 7:
         hits = table.stats()["host"].hits
         table.read([3, 2, 1])
@@ -543,7 +544,7 @@ def test_a_table_says_what_it_is(make):
 
 def test_readers_cannot_write(make):
     table = make()
-    store = tierstore.open(table._owner.directory.path)
+    store = tierstore.open(inside.owner(table).directory.path)
     with store, pytest.raises(ReadOnlyError, match=r"mode='r\+'"):
         store["item"].write([1], np.zeros((1, 5), np.float32))
     with pytest.raises(ClosedError, match="open it again"):
@@ -556,7 +557,7 @@ def test_readers_cannot_write(make):
 def test_few_resident_rows_are_read_and_counted_as_many_are(make):
     """The way of small reads gives the bytes and the counters of the general one."""
     short, general = make(slots=ROWS), make(slots=ROWS)
-    general._access.few, general._few = 0, None
+    inside.access(general).few, general._few = 0, None
     rng = np.random.default_rng(5)
     oracle = fill(short, rng)
     general.write(np.arange(ROWS), oracle)
@@ -589,7 +590,7 @@ def test_few_resident_rows_are_read_beside_a_use_of_the_store(make):
     table = make(slots=ROWS)
     expected, found = fill(table, np.random.default_rng(7))["weight"], []
     table.read([0])  # one batch in so many has its distinct rows counted, and waits
-    with table.store._door.use():
+    with inside.door(table.store).use():
         thread = threading.Thread(target=lambda: found.append(table.read([3], "weight")))
         thread.start()
         thread.join(60)
@@ -693,10 +694,10 @@ def test_an_ellipsis_is_all_rows(make):
 def moved_meanwhile(table: Any, move: Callable[[], object]) -> Iterator[list[object]]:
     """Give a table other tiers, as another thread might, once a call has begun to use its own."""
     moved: list[object] = []
-    kind = type(table._access)
+    kind = type(inside.access(table))
 
     def ids(access: Any, given: Any) -> Any:
-        if not moved and access is table._access:
+        if not moved and access is inside.access(table):
             moved.append(move())
         return real(access, given)
 

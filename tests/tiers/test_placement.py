@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.every import every
 from tierstore import Budget, TableSpec
 from tierstore._tiers import placement
@@ -149,10 +150,10 @@ def test_the_index_of_changed_rows_is_inside_the_budget(tmp_path: Path, share: f
     alone = plan(rows, 64, host=needed)
     with tierstore.create(path, {"t": spec}, budget=needed, device="cpu") as store:
         (table,) = store.info().tables
-        tier = store["t"]._space.host
+        tier = inside.space(store["t"]).host
         assert tier is not None and tier.slots == slots
         assert tier.nbytes + table.index_bytes == needed
-        assert store["t"]._disk._make_index().entries.nbytes == table.index_bytes == 4 * rows
+        assert inside.index(inside.disk(store["t"])).entries.nbytes == table.index_bytes == 4 * rows
         for planned in (space, alone):
             assert planned.index_bytes == table.index_bytes
             assert (planned.tiers[0].slots, planned.tiers[0].nbytes) == (slots, tier.nbytes)
@@ -164,7 +165,7 @@ def test_without_a_budget_a_table_too_large_for_any_host_tier_opens_without(
     monkeypatch.setattr(placement, "_ON_HOST", placement._ON_HOST._replace(free=lambda: 50_000.0))
     specs = {"t": TableSpec(10_000, 16, init=tierstore.normal(seed=1)), "few": TableSpec(10, 4)}
     with tierstore.create(tmp_path / "s", specs, device="cpu") as store:
-        assert store["t"]._space.host is None
+        assert inside.space(store["t"]).host is None
         store["t"].write([3], np.ones((1, 16), np.float32))
         assert store["t"].read([3]).all()
         store.rollback()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.gpu.emulator import EmulatedDevice
 from tests.oracle import records
 from tests.tiers.stack import ArrayTier, check, random_span, read
@@ -187,7 +188,7 @@ class Program:
             self.scan(name)
 
     def check_counts(self) -> None:
-        spaces = {id(table._space): table._space for table in self.store.values()}
+        spaces = {id(inside.space(table)): inside.space(table) for table in self.store.values()}
         lengths = {table.spec.layout.record_bytes for table in self.store.values()}
         assert len(spaces) == len(lengths)
         for space in spaces.values():
@@ -276,11 +277,13 @@ class LongProgram(Program):
         super().check_counts()
         dirty = sum(
             self.store[name].occupancy().get("host", Occupancy(0, 0, 0)).dirty
-            for name in {id(table._space): name for name, table in self.store.items()}.values()
+            for name in {
+                id(inside.space(table)): name for name, table in self.store.items()
+            }.values()
         )
         assert self.store.uncommitted_rows() >= dirty
         assert self.store.uncommitted_rows() == sum(
-            table._space.uncommitted(table._extent).size for table in self.store.values()
+            inside.uncommitted(table).size for table in self.store.values()
         )
 
 
@@ -324,7 +327,7 @@ def test_a_bad_id_on_a_gpu_names_its_table(tmp_path: Path, device: str, bad: int
     place = EmulatedDevice() if device == "emulated" else device
     specs = {name: TableSpec(40, DIM) for name in "ab"}
     with tierstore.create(tmp_path / "s", specs, device=place) as made:
-        ids = torch.tensor([3, bad, 5]).to(made["b"]._access.torch_device)
+        ids = torch.tensor([3, bad, 5]).to(inside.access(made["b"]).torch_device)
         for name in "ab":
             made[name].write(np.arange(40), np.ones((40, DIM), np.float32))
         rows = made["b"].read(ids)
@@ -342,7 +345,7 @@ def store(tmp_path: Path) -> Iterator[tierstore.Store]:
 
 
 def test_tables_compete_for_slots_by_use(store: tierstore.Store) -> None:
-    assert store["a"]._space is store["b"]._space
+    assert inside.space(store["a"]) is inside.space(store["b"])
     store["a"].read(np.arange(18))
     store["b"].read([3])
     assert store["a"].occupancy()["host"].used == 19
@@ -363,4 +366,4 @@ def test_a_table_whose_records_get_longer_leaves_its_space(store: tierstore.Stor
     store.add_fields("b", {"extra": Field(20)})
     assert (store["a"].read([39]) == 7).all() and (store["b"].read([39]) == 8).all()
     assert store["a"].scalars == {"step": 3}
-    assert store["a"]._space is not store["b"]._space
+    assert inside.space(store["a"]) is not inside.space(store["b"])

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tierstore
+from tests import inside
 from tests.pairs import pairs
 from tests.training.conftest import PLACES, Place, rows_of
 from tierstore import _parts
@@ -970,7 +971,7 @@ def test_gradients_that_lie_apart_are_summed_where_they_are(
 ) -> None:
     """In any order of the features, where some have no ids, by any number of threads."""
     monkeypatch.setattr(_parts, "most_threads", lambda: cores)
-    _parts._crew.cache_clear()
+    inside.forget_threads()
     twins = Twins(place, [30, 2, 12, 25, 4])
     optimizers = twins.optimizers(RowWiseAdagrad, lr=0.1)
     before = torch.get_num_threads()
@@ -985,7 +986,7 @@ def test_gradients_that_lie_apart_are_summed_where_they_are(
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-        _parts._crew.cache_clear()
+        inside.forget_threads()
     twins.check()
     assert copies == ([] if place.device == "cpu" else [5, 5, 5])
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import tierstore
+from tests import inside
 from tests.training.conftest import DIM, ROWS, Place, randomly, rows_of, same
 from tierstore.errors import (
     InvalidInputError,
@@ -221,7 +222,7 @@ def test_rows_are_held_until_their_step_or_as_long_as_a_backward_pass_may_come(
     table = place.table(weights, host_rows=20)
     emb = TieredEmbedding(table)
     opt = TieredOptimizer(torch.optim.SGD, [emb], lr=0.1)
-    leases = table._space.host.map.pins.leases
+    leases = inside.pins(table)
     kept = emb(torch.arange(5))
     for _ in range(10):
         emb(place.ids(9))

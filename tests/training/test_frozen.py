@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tierstore
+from tests import inside
 from tests.training.conftest import ROWS, Place, rows_of
 from tierstore._memory_table import MemoryTable
 from tierstore.errors import ClosedError, DeviceError, InvalidInputError, InvalidTypeError
@@ -54,7 +55,7 @@ def test_a_program_reads_its_own_file_only(tmp_path: Path) -> None:
     ids = torch.tensor([3, 1])
     with tierstore.attach({"item": files[0]}) as one, tierstore.attach({"item": files[1]}) as two:
         layer, kept = FrozenEmbedding(one["item"]), FrozenEmbedding(two["item"])
-        name, anchor = layer._number, layer._anchor
+        name, anchor = inside.number(layer), layer._anchor
         assert compiling.read(ids, anchor, name).eq(0).all()
         del layer
         with pytest.raises(ClosedError, match=r"'item' of weight of .*a\.npy, and no layer"):
@@ -69,7 +70,7 @@ def test_a_program_reads_its_own_memory_only() -> None:
     spec = tierstore.TableSpec(ROWS, DIM)
     with MemoryTable(spec) as one, MemoryTable(spec) as two:
         layer, kept = FrozenEmbedding(one.table), FrozenEmbedding(two.table)
-        name, anchor = layer._number, layer._anchor
+        name, anchor = inside.number(layer), layer._anchor
         other = FrozenEmbedding(one.table)
         del layer
         assert compiling.read(torch.tensor([1]), anchor, name).shape == (1, DIM)
@@ -108,7 +109,7 @@ def test_a_copy_is_the_layer_in_everything(place: Place, dtype: str) -> None:
     layer.register_forward_hook(lambda module, inputs, rows: seen.append(module))
     other = copy.deepcopy(torch.nn.ModuleList([layer]))[0]
     assert type(other) is _Doubled and other.name == "own" and not other.training
-    assert other._number != layer._number
+    assert inside.number(other) != inside.number(layer)
     other.train()
     assert not layer.training
     if dtype == "float32":

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tierstore
+from tests import inside
 from tests.gpu.conftest import cuda_device
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import _parts
@@ -75,7 +76,7 @@ def test_threads_sum_by_row_as_one_does_to_the_bit(
     monkeypatch.setattr(
         parts, "in_parts", lambda *given, **more: (used.append(1), in_parts(*given, **more))
     )
-    _parts._crew.cache_clear()
+    inside.forget_threads()
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -83,6 +84,6 @@ def test_threads_sum_by_row_as_one_does_to_the_bit(
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-        _parts._crew.cache_clear()
+        inside.forget_threads()
     assert torch.equal(found, alone)
     assert len(used) == (values.nbytes >= 128)

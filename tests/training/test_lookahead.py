@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import tierstore
+from tests import inside
 from tests.pairs import pairs
 from tests.training.conftest import DIM, PLACES, Place, rows_of
 from tierstore.errors import InvalidInputError, InvalidTypeError
@@ -77,7 +78,7 @@ def test_rows_stay_until_so_many_newer_batches(tmp_path: Path, window: int, kept
     table.prefetch([0, 1], window=window)
     for row in range(2, 12):
         table.prefetch([row], window=window)
-    place.opened[0]._state.prefetcher.wait()
+    inside.state(place.opened[0]).prefetcher.wait()
     table.read(list(range(100, 160)))
     before = table.stats()["host"].hits
     table.read([0, 1])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tierstore
+from tests import inside
 from tests.pairs import pairs
 from tierstore import _parts
 from tierstore._tiers import host
@@ -74,7 +75,7 @@ def test_bits_do_not_depend_on_the_threads(
     monkeypatch.setattr(_parts, "most_threads", lambda: cores)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    _parts._crew.cache_clear()
+    inside.forget_threads()
     try:
         runs = list[int]()
         run = program.Program.run
@@ -87,7 +88,7 @@ def test_bits_do_not_depend_on_the_threads(
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-        _parts._crew.cache_clear()
+        inside.forget_threads()
     assert (len(runs) > len(ids)) == (cores > 1)
     assert len(runs) >= len(ids)
     assert alone[1] == parted[1] == len(ids)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import tierstore
+from tests import inside
 from tests.training.conftest import DIM, ROWS, Place, rows_of
 from tierstore._tiers.base import Epoch
 from tierstore._tiers.host import HostTier
@@ -218,10 +219,10 @@ def test_evaluation_releases_what_training_dropped(weights: Tensor, tmp_path: An
     table = place.table(weights, host_rows=20)
     emb = TieredEmbedding(table)
     emb(torch.arange(9))
-    assert table._space.host.map.pins.leases.sum() == 9
+    assert inside.pins(table).sum() == 9
     with torch.no_grad():
         emb(torch.arange(3))
-    assert not table._space.host.map.pins.leases.any()
+    assert not inside.pins(table).any()
     place.close()
 
 

@@ -1,0 +1,117 @@
+"""What tests look at behind the public names, each in one place.
+
+A test that must see inside the library asks a probe of this file, so that when the insides move,
+this file moves with them and the tests stay. `tests/test_inside.py` counts what still reaches for
+private names by itself; that number only falls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tierstore import _parts
+
+
+def space(table: Any) -> Any:
+    """Return the cache tiers above the disk that a table shares with others."""
+    return table._space
+
+
+def extent(table: Any) -> Any:
+    """Return which rows of its space are a table's."""
+    return table._extent
+
+
+def uncommitted(table: Any) -> Any:
+    """Return the rows of a table that changed since the last commit."""
+    return space(table).uncommitted(extent(table))
+
+
+def pins(table: Any) -> Any:
+    """Return how many leases hold each slot of a table's host tier."""
+    return space(table).host.map.pins.leases
+
+
+def access(table: Any) -> Any:
+    """Return how a table's records are reached: on the host, on a device, or in split columns."""
+    return table._access
+
+
+def owner(table: Any) -> Any:
+    """Return what a table belongs to: its door, prefetcher and folder."""
+    return table._owner
+
+
+def together(table: Any) -> Any:
+    """Return the context in which calls of a table are one use of it."""
+    return table._together()
+
+
+def generation(table: Any) -> Any:
+    """Return the files of a table's open version."""
+    return table._generation
+
+
+def disk(table: Any) -> Any:
+    """Return a table's disk tier."""
+    return table._disk
+
+
+def base(tier: Any) -> Any:
+    """Return the base below a disk tier's deltas."""
+    return tier._base
+
+
+def index(tier: Any) -> Any:
+    """Return which delta of a disk tier has the newest record of each row."""
+    return tier._make_index()
+
+
+def state(store: Any) -> Any:
+    """Return what a store has open: directory, ledger, history, tables."""
+    return store._state
+
+
+def manifest(store: Any) -> Any:
+    """Return the manifest of a store's open version."""
+    return state(store).manifest
+
+
+def door(store: Any) -> Any:
+    """Return what lets calls into a store, one writer or many readers."""
+    return store._door
+
+
+def parts(store: Any) -> Any:
+    """Return the partitions of a store that ranks share, as this rank has them open."""
+    return store._parts
+
+
+def root(store: Any) -> Any:
+    """Return the store above the partitions, where this rank leads; else None."""
+    return store._root
+
+
+def waiting(queue: Any) -> Any:
+    """Return the pieces that a write queue has not written."""
+    return queue._waiting
+
+
+def arrays(memory: Any) -> Any:
+    """Return the device arrays of a GPU tier, by name."""
+    return memory._arrays
+
+
+def staging(tier: Any) -> Any:
+    """Return where a GPU tier keeps what it writes back until the host has it."""
+    return tier._staging
+
+
+def number(layer: Any) -> Any:
+    """Return the number by which compiled graphs name a layer."""
+    return layer._number
+
+
+def forget_threads() -> None:
+    """Let threads that share parts be counted anew, as after a change of processors."""
+    _parts._crew.cache_clear()
