@@ -84,6 +84,9 @@ $(DOCS): $(READY)
 
 ROUNDS ?= 20
 SEED ?= 0
+# Seconds for which a trainer runs while what it holds is watched.
+SOAK ?= 3600
+torture: export TIERSTORE_SOAK_SECONDS := $(SOAK)
 torture: $(READY)
 	$(BIN)/python -m pytest -q -s --slow --thorough --torture -m torture
 	$(BIN)/python -m tests.durability.matrix --rounds $(ROUNDS) --seed $(SEED)

@@ -8,7 +8,6 @@ machine and its load. Trust ratios, not seconds, since they were measured side b
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.util
 import json
 import multiprocessing
@@ -185,11 +184,11 @@ def taken() -> dict[str, Any]:
 
 
 def _core() -> str | None:
-    """Return the start of the SHA-256 of the compiled core, so that builds can be told apart."""
+    """Return the name of the compiled core; None for libraries that had none."""
     if importlib.util.find_spec("tierstore._core") is None:
         return None
-    file = importlib.import_module("tierstore._core").__file__
-    return hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()[:12]
+    name: str = importlib.import_module("tierstore._core").NAME
+    return name
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -1,7 +1,7 @@
 """What tests look at behind the public names, each in one place.
 
 A test that must see inside the library asks a probe of this file, so that when the insides move,
-this file moves with them and the tests stay. `tests/test_inside.py` counts what still reaches for
+this file moves with them and the tests stay. `tests/counts.py` counts what still reaches for
 private names by itself; that number only falls.
 """
 
