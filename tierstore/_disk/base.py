@@ -69,6 +69,10 @@ class Base:
         self._examined: tuple[int, ...] = ()
         self._opening = threading.Lock()
 
+    def check_other(self, files: RecordFiles) -> None:
+        """Refuse files that are not those that were examined; a reader sets what examines them."""
+        raise files.replaced()
+
     @property
     def _files(self) -> tuple[Records, Records]:
         """The open records and checksums; raises CorruptStoreError as `open` does."""
@@ -78,13 +82,14 @@ class Base:
                     records = BACKENDS[self._spec.backend].open(self._directory, self._spec)
                     try:
                         sums = _checksums(_checksum_files(self._directory, self._spec), self._spec)
+                        self._opened = records, sums
                         for files, inode in zip((records, sums), self._examined, strict=False):
-                            if isinstance(files, RecordFiles):
-                                files.check_same(inode)
+                            if isinstance(files, RecordFiles) and not files.is_file(inode):
+                                self.check_other(files)
                     except BaseException:
+                        self._opened = None
                         records.close()
                         raise
-                    self._opened = records, sums
         return self._opened
 
     @property
@@ -276,6 +281,23 @@ class Base:
         if rows.size:
             self._records.write(rows, records)
             self._checksums.write(rows, checksums.astype("<u4").view(np.uint8).reshape(-1, 4))
+
+    def own(self, rows: npt.NDArray[np.int64]) -> Iterator[None]:
+        """Prepare to write `rows` `(n,)`, in steps: copy files that have other names too."""
+        for files in self._files:
+            if isinstance(files, RecordFiles):
+                yield from files.own(rows)
+
+    def linked_bytes(self, rows: npt.NDArray[np.int64]) -> int:
+        """Return how much `own` would copy."""
+        return sum(
+            files.linked_bytes(rows) for files in self._files if isinstance(files, RecordFiles)
+        )
+
+    def is_named(self) -> bool:
+        """Whether the files that are mapped still have their names; see `own`."""
+        mapped = self._opened or ()
+        return all(each.is_named() for each in mapped if isinstance(each, RecordFiles))
 
     def sync(self) -> None:
         """Make every write durable."""

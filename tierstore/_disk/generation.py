@@ -11,8 +11,9 @@ import dataclasses
 import os
 import re
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ from tierstore._disk.manifest import (
     DELTA_NAME,
     DIGEST_NAME,
     KEYS_NAME,
+    PARTIAL_NAME,
     DeltaInfo,
     DigestInfo,
     KeysInfo,
@@ -46,6 +48,7 @@ from tierstore._disk.manifest import (
 )
 from tierstore._disk.merging import Compaction
 from tierstore._disk.partitioning import Shard
+from tierstore._disk.records import RecordFiles
 from tierstore._disk.tier import DiskTier
 from tierstore._keys.growing import KeyMap, key_map
 from tierstore._progress import Progress
@@ -75,7 +78,7 @@ _FILLED_AHEAD = 1 << 22
 """Keys from which on their map is filled before its first use; fewer take negligible time."""
 _FILLED_BYTES = 64 << 20
 """Records that are distributed to partitions at a time."""
-_FORMS = (DELTA_NAME, KEYS_NAME, DIGEST_NAME)
+_FORMS = (DELTA_NAME, KEYS_NAME, DIGEST_NAME, PARTIAL_NAME)
 _NAMES = re.compile("|".join(form.pattern for form in _FORMS), re.ASCII)
 
 
@@ -351,6 +354,8 @@ class Generation:
     def _open_tier(self) -> DiskTier:
         spec, write = self.info.spec, self._next_seq is not None
         base = Base(self.directory, spec)
+        if not write:
+            base.check_other = partial(_check_other, weakref.proxy(self))  # type: ignore[method-assign]
         if self.examined:
             base.examine()
         try:
@@ -417,14 +422,17 @@ class Generation:
     def is_of(self, info: TableInfo) -> bool:
         """Whether a later manifest has the same base and keys, so only deltas may differ.
 
-        On overlayfs, a writer may have copied the base up since; the mapping does not show that.
+        On overlayfs, a writer may have copied the base up since, and elsewhere files that had other
+        names too; the mapping does not show that.
         """
         if info.generation != self.info.generation:
             return False
         if info.keys != self.info.keys and info.spec.keys is None:
             return False
         with self.directory.use() as directory:
-            return directory.filesystem != "overlay"
+            if directory.filesystem == "overlay":
+                return False
+        return info.digest == self.info.digest or self.tier.is_named()
 
     def continues_keys_of(self, before: Generation) -> bool:
         """Whether its version has the keys of another, in the same rows, and perhaps more."""
@@ -728,6 +736,17 @@ class Generation:
             self._filler.join()
         self._held = {}
         call_each(self.tier.close, self.directory.close)
+
+
+def _check_other(generation: Generation, files: RecordFiles) -> None:
+    """Examine a base that got other files between examination and first use.
+
+    The writer copies files that have other names too; see `RecordFiles.own`. Raises
+    CorruptStoreError for files of a different time.
+    """
+    newest = max((each.version for each in generation.info.deltas), default=0)
+    if generation._digest is None or generation.foreign_blocks(newest):
+        raise files.replaced()
 
 
 def _continues(keys: KeysInfo | None, before: KeysInfo | None) -> bool:

@@ -143,6 +143,9 @@ class Merge:
         if not self._deltas:
             return
         newest = Newest(self._deltas, self._base.rows, self._base.gap)
+        for delta in self._deltas:
+            for _ in self._base.own(delta.ids):
+                yield 0
         for rows, records, sums in newest.images():
             self._base.write(rows, records, sums)
             yield int(rows[-1]) + 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, starmap, zip_longest
@@ -233,11 +234,47 @@ class RecordFiles(LaidRecords):
         self._inodes[number] = file.inode
         return file
 
-    def check_same(self, inode: int) -> None:
-        """Raise CorruptStoreError if the inode number of the first file has changed."""
-        if inode != int(self._inodes[0]):
-            with self._files.place() as place:
-                raise _replaced(place.join(self._files.name(0)))
+    def is_file(self, inode: int) -> bool:
+        """Whether the first file has this inode number."""
+        return inode == int(self._inodes[0])
+
+    def replaced(self) -> CorruptStoreError:
+        """Return the error of a first file that has another inode number."""
+        with self._files.place() as place:
+            return _replaced(place.join(self._files.name(0)))
+
+    def linked_bytes(self, rows: npt.NDArray[np.int64]) -> int:
+        """Return how much `own` would copy before these rows `(n,)` are overwritten."""
+        with self._files.place() as place:
+            return self._files.nbytes * len(self._linked(place, rows))
+
+    def own(self, rows: npt.NDArray[np.int64]) -> Iterator[None]:
+        """Copy the files of `rows` `(n,)` that have other names too, in steps.
+
+        What is written in place would change a copy of the store by hard links, such as that of
+        `cp -al`, or the store that this is a copy of. The new file takes the name when it is
+        durable; a reader keeps the old one mapped, with the same bytes.
+        """
+        with self._files.place() as place:
+            linked = self._linked(place, rows)
+            for number in linked:
+                yield from _separated(place, self._files.name(number))
+            if linked:
+                place.sync()
+                self.records = self._mapped()
+
+    def _linked(self, place: _io.Directory, rows: npt.NDArray[np.int64]) -> list[int]:
+        """Return the files of rows that have other names too."""
+        numbers = unique(rows // self._rows_per_file).tolist()
+        return [each for each in numbers if place.status(self._files.name(each)).st_nlink > 1]
+
+    def is_named(self) -> bool:
+        """Whether every file still has its name; a writer may have copied one."""
+        with self._files.place() as place:
+            found = (
+                place.status(self._files.name(each)).st_ino for each in range(self._files.count)
+            )
+            return all(map(int.__eq__, found, self._inodes.tolist()))
 
     def _file(self, number: int) -> _io.File:
         """Return a file to write to, which stays open until it is synced.
@@ -419,6 +456,31 @@ def _replaced(path: str) -> CorruptStoreError:
         f"{path} was replaced by another program while the store was open; "
         "commits since the last fold are intact: open it again and verify it"
     )
+
+
+_COPIED_AT_ONCE = 4 << 20
+
+
+def _separated(place: _io.Directory, name: str) -> Iterator[None]:
+    """Give the name of a file to a durable copy of it, whose name is not durable yet, in steps."""
+    temporary = f"{name}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        with place.open_file(name) as file, place.create(temporary) as copy:
+            size = file.size
+            if file.written >= size:
+                copy.allocate(0, size)
+            copy.truncate(size)
+            for offset in range(0, size, _COPIED_AT_ONCE):
+                nbytes = min(_COPIED_AT_ONCE, size - offset)
+                if not file.is_hole(offset, nbytes):
+                    copy.write(file.read(nbytes, offset), offset)
+                yield
+            copy.sync()
+        place.rename(temporary, name)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            place.unlink(temporary)
+        raise
 
 
 def _send(file: _io.File, data: npt.NDArray[np.uint8], offset: int) -> None:

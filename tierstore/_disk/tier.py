@@ -511,6 +511,14 @@ class DiskTier:
         """Compute the checksums of `rows` of the base from their records."""
         return self._base.computed_checksums(rows)
 
+    def linked_bytes(self, version: int) -> int:
+        """Return how much a merge up to a version copies first, at least; see `Base.own`."""
+        return max((self._base.linked_bytes(each.ids) for each in self._upto(version)), default=0)
+
+    def is_named(self) -> bool:
+        """Whether the files of the base that are mapped still have their names."""
+        return self._base.is_named()
+
     def merge(self, version: int) -> Merge:
         """Return the merge of the deltas of versions up to this one into the base.
 

@@ -422,12 +422,13 @@ def _between(tier: DiskTier, after: int, upto: int) -> list[Delta]:
 
 
 def _merged_bytes(table: Table, upto: int) -> int:
-    """Return the bytes of a table that a fold up to a version writes, in whole pages or chunks."""
+    """Return the bytes that a fold of a table up to a version writes, in whole pages or chunks."""
     spec = table.spec
     width = spec.layout.record_bytes
     rows = spec.chunk_rows if spec.compression and spec.chunk_rows else max(1, PAGE // width)
     chunks, sums = table._disk.touched(upto, rows), table._disk.touched(upto, PAGE // 4)
-    return chunks.size * max(PAGE, rows * width) + sums.size * PAGE
+    written = chunks.size * max(PAGE, rows * width) + sums.size * PAGE
+    return written + table._disk.linked_bytes(upto)
 
 
 class BackgroundWork:

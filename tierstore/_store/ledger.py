@@ -30,6 +30,7 @@ from tierstore._disk.manifest import (
     MANIFEST_NAME,
     MAX_BYTES,
     MAX_VERSION,
+    PARTIAL_NAME,
     PAYLOAD_NAME,
     TEMPORARY_NAME,
     Identity,
@@ -475,7 +476,9 @@ def _generation(table: _io.Directory, path: str, name: str, halves: set[str]) ->
     if generations.may_have_partial_files(names):
         halves.add(path)
     for entry in names:
-        if any(form.fullmatch(entry) for form in (DELTA_NAME, KEYS_NAME, DIGEST_NAME)):
+        if any(
+            form.fullmatch(entry) for form in (DELTA_NAME, KEYS_NAME, DIGEST_NAME, PARTIAL_NAME)
+        ):
             yield f"{path}/{entry}"
 
 
