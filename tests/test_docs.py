@@ -6,6 +6,7 @@ them, as these pages say. `sh` blocks of commands alone run in this process, oth
 Blocks without a language are not run: what is printed, and what one types to install.
 """
 
+import ast
 import contextlib
 import doctest
 import importlib
@@ -215,6 +216,17 @@ def test_the_options_in_shells_are_those_of_the_commands():
                 known = {option for each in command.params for option in each.opts}
                 unknown = set(re.findall(r"(?<= )--[\w-]+", given.split("--exec")[0])) - known
                 assert not unknown, f"{page.name}: {name} {unknown}"
+
+
+def test_no_block_draws_the_same_batch_again_and_again():
+    """A generator that is made within a loop: what is measured with it shows nothing."""
+    for page in PAGES:
+        for block in blocks_of(page):
+            tree = ast.parse(block.text if block.language == "python" else "")
+            for loop in (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While))):
+                body = "\n".join(map(ast.unparse, loop.body))
+                made = re.findall(r"default_rng\(\d+\)|manual_seed\(\d+\)", body)
+                assert not made, f"{page.name}, line {block.line}: {made}"
 
 
 def test_a_page_whose_blocks_use_files_of_others_says_so():

@@ -51,7 +51,7 @@ LISTED = 20
 _COUNTERS_HELP = {
     "requested": "Row ids requested from the tier, including duplicates.",
     "hits": "Of these, found in it.",
-    "unique": "Distinct row ids, in those batches where they were counted.",
+    "unique": "Distinct row ids of each batch; of reads estimated from a sample of the batches.",
     "unique_hits": "Of these, found in it.",
     "evictions": "Records evicted to make room for others.",
     "write_backs": "Modified records evicted or flushed.",
@@ -96,7 +96,9 @@ class Hits:
     Attributes:
         requested: row ids requested, including duplicates.
         hits: requested ids that were found in the tier.
-        unique, unique_hits: the same over the distinct ids of each batch.
+        unique, unique_hits: the same over the distinct ids of each batch. Reads are counted in a
+            sample of the batches, each of which counts for all that it stands for: right on
+            average, after two batches as after a million.
     """
 
     requested: int = 0
@@ -113,7 +115,7 @@ class Hits:
     def unique_hit_rate(self) -> float:
         """Hits divided by requests, over distinct ids per batch; it determines the bytes moved.
 
-        0 before the first request; NaN if no batch so far was one of those whose ids are counted.
+        0 before the first request; NaN if no batch of a table so far was one of the sample.
         """
         if self.unique:
             return self.unique_hits / self.unique

@@ -344,11 +344,14 @@ def test_counters():
     assert stats.hit_rate == pytest.approx(2 / 7)
     assert stats.bytes_out == 4 * WIDTH + 3 * 16
     assert stats.bytes_promoted == 4 * WIDTH
-    assert (stats.unique, stats.unique_hits, stats.unique_of) == (3, 0, 4)
-    assert stats.unique_sampled
+    assert (stats.unique, stats.unique_hits, stats.unique_of) == (6, 2, 7)
+    assert not stats.unique_sampled  # yet
     assert stats.to_dict()["hit_rate"] == stats.hit_rate
     assert (stats - stats).unique_hit_rate == 0  # nothing was requested
     read(tier, [1])
+    stats = tier.stats
+    read(tier, [1])
+    assert tier.stats.unique_sampled
     assert math.isnan((tier.stats - stats).unique_hit_rate)  # it was, but not counted
 
 

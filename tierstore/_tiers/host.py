@@ -33,6 +33,7 @@ from tierstore._tiers import memory
 from tierstore._tiers.base import Bytes, Collecting, Delivering, DeviceView, Renewed, Rows, Tier
 from tierstore._tiers.changes import Changes
 from tierstore._tiers.memory import ALIGNMENT, Arrays
+from tierstore._tiers.sampling import Sampling
 from tierstore._tiers.slots import (
     CachedSlots,
     DirectSlots,
@@ -55,7 +56,7 @@ _FILL_BYTES = 8 << 20
 _MOST_DENSE = 1 << 31
 """Rows up to which a GPU looks rows up in the map itself, of 8 GiB then."""
 _SAMPLE = 64
-"""Distinct ids are counted in one batch of so many: counting takes longer than all the rest."""
+"""Distinct ids are counted in one batch of so many in the end: that takes longer than the rest."""
 _SAMPLE_OF_MANY = 512
 """The same where threads read many resident rows at a time, which counting would hold up."""
 _ACROSS = (
@@ -181,6 +182,9 @@ class HostTier:
         self._edges = np.array([*starts, self.rows], np.int64)
         self._across = {name: np.zeros(len(starts), np.int64) for name in _ACROSS}
         self._batches = itertools.count()
+        self._sampling = Sampling(_SAMPLE)
+        self._batches_apart = itertools.count()
+        self._sampling_apart = Sampling(_SAMPLE_OF_MANY)
         mapped = max(self.rows, self.slots + 1) if grows else self.rows
         self.nbytes: int = bytes_for(mapped, self.record_bytes, self.slots, policy)
         arena = arena_bytes(mapped, self.record_bytes, self.slots, policy)
@@ -285,8 +289,8 @@ class HostTier:
             stats.requested += rows.size
             stats.hits += rows.size
             stats.bytes_out += found.nbytes
-            if next(self._batches) % _SAMPLE == 0:
-                self._count_distinct_of(rows, stats)
+            if next(self._batches) >= self._sampling.at:
+                self._count_distinct_of(rows, stats, self._sampling.take())
             return found
 
     def read_apart(
@@ -313,13 +317,14 @@ class HostTier:
             changes.copies.pop()
         if changes.number != before:
             return None
-        number = next(self._batches)
+        sampling = self._sampling_apart
+        number = next(self._batches_apart)
         changes.read.append((stats, rows.size, found.nbytes))
-        if number % _SAMPLE == 0 or len(changes.read) >= _SAMPLE:
+        if number >= sampling.at or len(changes.read) >= _SAMPLE:
             with self._lock:
                 self._count_apart()
-                if number % _SAMPLE_OF_MANY == 0:
-                    self._count_distinct_of(rows, stats)
+                if number >= sampling.at:  # not, if another thread's batch stands for the span
+                    self._count_distinct_of(rows, stats, sampling.take())
         return found
 
     def _count_apart(self) -> None:
@@ -332,9 +337,9 @@ class HostTier:
             stats.bytes_out += nbytes
 
     @staticmethod
-    def _count_distinct_of(rows: Rows, stats: TierStats) -> None:
-        """Count the distinct ones of a batch of rows that are all resident."""
-        distinct = _rowcopy.unique(rows.ravel()).size
+    def _count_distinct_of(rows: Rows, stats: TierStats, weight: int) -> None:
+        """Count the distinct ones of a batch of rows that are all resident, for so many batches."""
+        distinct = weight * _rowcopy.unique(rows.ravel()).size
         stats.unique += distinct
         stats.unique_hits += distinct
         stats.unique_of += rows.size
@@ -1025,11 +1030,11 @@ class HostTier:
         else:
             self._add(rows, ascend=False, requested=1, **each)
             self._add(found, hits=1)
-        if next(self._batches) % _SAMPLE == 0:
-            distinct = _rowcopy.unique(rows)
-            self._add(distinct, unique=1)
+        if next(self._batches) >= self._sampling.at:
+            weight, distinct = self._sampling.take(), _rowcopy.unique(rows)
+            self._add(distinct, unique=weight)
             self._add(rows, unique_of=1)
-            self._add(_rowcopy.unique(found) if missing else distinct, unique_hits=1)
+            self._add(_rowcopy.unique(found) if missing else distinct, unique_hits=weight)
 
     def _count_distinct(self, batch: _rowcopy.Groups, slots: Slots, missing: Positions) -> None:
         """Count a batch, given the slots of its distinct rows, and which have none."""
