@@ -4,6 +4,7 @@
 #               that mount file systems (skipped otherwise)
 # make nightly  these, the blocks of the documentation and the benchmarks each in a process of its own,
 #               twenty times as many random examples, and all mutants, which make mutants tries alone
+# make core     build the compiled core in this tree
 # make install  all that the tests and the documentation site need
 # make torture  the long crash and fault runs, and the whole matrix of file systems (as root)
 # make lint     ruff, mypy, the import contracts;  make docs: regenerate docs/cli.md, docs/json.md, the layers in CONTRIBUTING.md
@@ -29,7 +30,7 @@ OTHERS := $(VENV)/.others
 DOCS := $(VENV)/.docs
 DEMO ?= demo
 
-.PHONY: demo test test-all nightly mutants install lint torture docs docs-site links wheel release bench clean
+.PHONY: demo test test-all nightly mutants core install lint torture docs docs-site links wheel release bench clean
 .DEFAULT_GOAL := test
 
 $(VENV): $(READY)
@@ -41,6 +42,10 @@ $(READY): pyproject.toml $(CONSTRAINTS) $(CORE)
 	$(BIN)/pip install --quiet $(TORCH) -c $(CONSTRAINTS)
 	$(BIN)/pip install --quiet -e '.[torch,formats,cli,plot]' --group dev -c $(CONSTRAINTS)
 	touch $(READY)
+
+# After a change of tierstore/_core; TIERSTORE_CORE_DEBUG=1 checks every index.
+core:
+	$(PYTHON) hatch_build.py
 
 # The model is small: on a busy machine threads would wait for each other most of the time.
 demo: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)

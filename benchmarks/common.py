@@ -225,6 +225,7 @@ def _machine(directory: str | Path) -> dict[str, Any]:
         "driver": facts.cuda.driver,
         "system": platform.platform(),
         "python": facts.python,
+        "core": facts.core,
         "packages": {name: version for name, version in facts.packages.items() if version},
     }
 

@@ -11,8 +11,17 @@ trap 'rm -rf "$work"' EXIT
 
 rm -rf dist
 "$python" -m venv "$work/build"
-"$work/build/bin/pip" install --quiet build check-wheel-contents 'readme-renderer[md]' twine
-"$work/build/bin/python" -m build --outdir dist
+"$work/build/bin/pip" install --quiet auditwheel build check-wheel-contents 'readme-renderer[md]' twine
+"$work/build/bin/python" -m build --sdist --outdir dist
+# Wheels from the unpacked sources, for old systems and both processors, whatever this machine is.
+mkdir "$work/sources"
+tar xzf dist/*.tar.gz -C "$work/sources" --strip-components=1
+for machine in x86_64 aarch64; do
+    TIERSTORE_CORE_TARGET=$machine-linux-gnu.2.17 \
+        "$work/build/bin/python" -m build --wheel --outdir dist "$work/sources"
+    "$work/build/bin/auditwheel" show dist/*"_$machine.whl" | tee "$work/audit"
+    grep -q "\"manylinux_2_\(5\|12\|17\)_$machine\"" "$work/audit"
+done
 "$work/build/bin/twine" check --strict dist/*
 "$work/build/bin/check-wheel-contents" dist/*.whl
 
@@ -34,13 +43,13 @@ cd "$work" # where `import tierstore` finds the wheel, not the source tree
 # The lowest versions have no wheels for newer Pythons.
 if "$python" -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 11))'; then
     "$python" -m venv "$work/lowest"
-    "$work/lowest/bin/pip" install --quiet "$root"/dist/*.whl -c "$root/tests/lowest.txt"
+    "$work/lowest/bin/pip" install --quiet "$root"/dist/*"_$(uname -m).whl" -c "$root/tests/lowest.txt"
     PATH=$work/lowest/bin:$PATH use "the lowest versions"
 fi
 
 "$python" -m venv "$work/user"
 PATH=$work/user/bin:$PATH
-pip install --quiet "$root"/dist/*.whl
+pip install --quiet "$root"/dist/*"_$(uname -m).whl"
 use "the newest versions"
 
 echo "== with torch"

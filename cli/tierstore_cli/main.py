@@ -201,6 +201,15 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
     handler(signal.SIGINT, frame)
 
 
+def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from tierstore import __version__
+        from tierstore.machine import core
+
+        click.echo(f"tierstore, version {__version__}, core {core()}")
+        ctx.exit()
+
+
 @click.group(
     cls=Group,
     context_settings={
@@ -209,7 +218,15 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
         "max_content_width": 100,
     },
 )
-@click.version_option(None, "-V", "--version", package_name="tierstore")
+@click.option(
+    "-V",
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 def cli() -> None:
     """Embedding tables larger than the GPU and RAM: create, inspect, load, export, save, verify.
 

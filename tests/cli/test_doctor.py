@@ -13,6 +13,7 @@ KEYS = {
     "available_bytes",
     "lock_limit_bytes",
     "page_reads",
+    "core",
     "merge_gap_bytes",
     "packages",
     "cuda",

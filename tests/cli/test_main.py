@@ -18,6 +18,7 @@ from click.testing import CliRunner
 import tierstore
 from tierstore import errors
 from tierstore._door import interrupts_deferred
+from tierstore.machine import core
 from tierstore_cli import entry
 from tierstore_cli.command import Command
 from tierstore_cli.commands import load_command, summaries
@@ -126,7 +127,7 @@ def test_python_runs_the_package_as_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "tierstore", "-V"], capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"tierstore, version {tierstore.__version__}\n"
+    assert done.stdout == f"tierstore, version {tierstore.__version__}, core {core()}\n"
 
 
 def test_a_misspelt_command_is_named_as_it_should_be(run):

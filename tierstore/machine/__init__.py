@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tierstore import _cgroups
+from tierstore import _cgroups, _core
 from tierstore._disk import readahead
 from tierstore._io import TESTED, allocated_bytes, filesystem
 from tierstore._io import leftovers as partial_files
@@ -27,12 +27,18 @@ __all__ = [
     "Machine",
     "Speeds",
     "Storage",
+    "core",
     "cuda_advice",
     "examine",
     "examine_storage",
     "known_speeds",
     "leftovers",
 ]
+
+
+def core() -> str:
+    """Return how the compiled core computes checksums here, and the hash of its sources."""
+    return _core.NAME
 
 
 def contents(path: Path) -> str:
@@ -177,6 +183,7 @@ class Machine:
         memory_bytes, available_bytes: total and available RAM within the memory cgroup.
         lock_limit_bytes: limit of locked memory (`ulimit -l`); None if unlimited.
         page_reads: the system call that prefetches pages of scattered rows.
+        core: how the compiled core computes checksums here, and the hash of its sources.
         merge_gap_bytes: maximum gap between pages that are read in one piece, as measured by
             `tierstore bench`, or a typical value.
     """
@@ -189,6 +196,7 @@ class Machine:
     available_bytes: int
     lock_limit_bytes: int | None
     page_reads: str
+    core: str
     merge_gap_bytes: int
     packages: dict[str, str | None]
     cuda: Cuda
@@ -224,6 +232,7 @@ def examine(path: str | os.PathLike[str] = ".") -> Machine:
         available_bytes=available,
         lock_limit_bytes=None if limit == resource.RLIM_INFINITY else limit,
         page_reads=readahead.method(),
+        core=core(),
         merge_gap_bytes=readahead.merge_gap(Path(path)),
         packages={name: _version(name) for name in PACKAGES},
         cuda=examine_cuda(),

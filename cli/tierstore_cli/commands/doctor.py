@@ -104,6 +104,7 @@ def _rows(facts: machine.Machine) -> list[tuple[str, str]]:
         ),
         ("ulimit -l", "unlimited" if locked is None else format_bytes(locked)),
         ("disk", f"{format_bytes(disk.free_bytes)} free of {format_bytes(disk.total_bytes)}"),
+        ("core", facts.core),
         ("page reads", f"{facts.page_reads}, merged across {format_bytes(facts.merge_gap_bytes)}"),
         ("filesystem", f"{disk.filesystem or 'unknown'} at {disk.path}"),
     ]

@@ -1,0 +1,130 @@
+/* Replays programs of tests/core/programs.py on the core, without Python: each call with memory of
+   exactly its size, by each dispatch that this processor has, and compared with the results in the
+   file. With -DFUZZ it is a target of libFuzzer, which makes up the arguments instead.
+   usage: driver DISPATCH FILE [REPEAT] */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core.h"
+
+enum { SUM_BYTES, SUM_ROWS, CHECK_ROWS, COPY_ROWS }; /* see programs.py */
+
+static void *room(int64_t n) {
+    void *made = malloc(n ? (size_t)n : 1);
+    if (!made) abort();
+    return made;
+}
+
+#ifdef FUZZ
+
+static const uint8_t *left;
+static size_t size_left;
+
+static void take(void *to, size_t n) { /* what is missing of the input repeats its last byte */
+    const size_t some = n < size_left ? n : size_left;
+    memcpy(to, left, some);
+    memset((uint8_t *)to + some, some ? left[some - 1] : 0, n - some);
+    left += some;
+    size_left -= some;
+}
+
+static void *taken(int64_t n) {
+    void *made = room(n);
+    take(made, (size_t)n);
+    return made;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    left = data;
+    size_left = size;
+    uint8_t head[7];
+    take(head, sizeof head);
+    const int kind = head[0] & 3, sparse = head[0] >> 2 & 1, apart = head[0] >> 3 & 7;
+    const int64_t width = head[1] | (head[2] & 1) << 8, n = head[3], count = head[4];
+    const int64_t stride = head[0] & 64 ? 0 : width + apart, out_stride = width + (head[5] & 7);
+    uint8_t *rows = taken(8 * n), *sums = taken(4 * n), *at = taken(8 * n);
+    for (int64_t i = 0; i < n && head[6] & 1; i++) { /* mostly inside */
+        const int64_t inside = count ? at[8 * i] % count : 0;
+        if (i != head[6]) memcpy(at + 8 * i, &inside, 8);
+    }
+    uint8_t *source = taken(count ? (count - 1) * stride + width : 0);
+    uint8_t *out = room(n ? (n - 1) * out_stride + width : 0), *bad = room(8 * n);
+    uint8_t *found[2] = {room(4 * n), room(4 * n)};
+    const ts_records copies = {n, rows, at, source, count, stride, width, out, out_stride};
+    const ts_records records = {count < n ? count : n, rows, NULL, source, count, stride, width, NULL, 0};
+    int64_t answers[2] = {0, 0};
+    for (int hardware = 0; hardware < 2; hardware++) {
+        ts_start(hardware ? NULL : "table");
+        if (kind == SUM_BYTES) answers[hardware] = ts_crc32c(head[5], source, count ? width : 0);
+        if (kind == SUM_ROWS) answers[hardware] = ts_sum_rows(&records, found[hardware]);
+        if (kind == CHECK_ROWS) answers[hardware] = ts_check_rows(&records, sums, sparse, bad);
+        if (kind == COPY_ROWS) answers[hardware] = ts_check_rows(&copies, sums, sparse, bad);
+    }
+    if (answers[0] != answers[1]) abort();
+    if (kind == SUM_ROWS && memcmp(found[0], found[1], 4 * (size_t)records.n)) abort();
+    free(rows), free(sums), free(at), free(source), free(out), free(bad), free(found[0]), free(found[1]);
+    return 0;
+}
+
+#else
+
+static FILE *file;
+
+static void *loaded(int64_t n) {
+    void *made = room(n);
+    if (fread(made, 1, (size_t)n, file) != (size_t)n) {
+        fprintf(stderr, "the program ends early\n");
+        exit(2);
+    }
+    return made;
+}
+
+static void expect(int holds, int64_t step, const char *what) {
+    if (holds) return;
+    fprintf(stderr, "step %lld: other %s\n", (long long)step, what);
+    exit(1);
+}
+
+int main(int count, char **given) {
+    if (count < 3 || !(file = fopen(given[2], "rb"))) return 2;
+    if (!ts_start(given[1])) {
+        fprintf(stderr, "this processor has no %s\n", given[1]);
+        return 3;
+    }
+    const int repeat = count > 3 ? atoi(given[3]) : 1;
+    int64_t head[8];
+    for (int64_t step = 0; fread(head, sizeof head, 1, file) == 1; step++) {
+        const int64_t kind = head[0], n = head[1], records = head[2], stride = head[3];
+        const int64_t width = head[4], sparse = head[5], result = head[6], placed = head[7];
+        const int64_t extent = records ? (records - 1) * stride + width : 0;
+        uint8_t *rows = loaded(8 * n), *at = placed ? loaded(8 * n) : NULL;
+        uint8_t *source = loaded(extent), *sums = loaded(4 * n);
+        uint8_t *worse = loaded(result > 0 && kind > SUM_ROWS ? 8 * result : 0);
+        uint8_t *bad = room(8 * n), *found = room(4 * n), *out = room(n * width);
+        const ts_records all = {n, rows, at, source, records, stride, width, kind == COPY_ROWS ? out : NULL, width};
+        for (int i = 0; i < repeat; i++) {
+            if (kind == SUM_BYTES) {
+                expect(ts_crc32c((uint32_t)sparse, source, extent) == result, step, "checksum");
+                continue;
+            }
+            if (kind == SUM_ROWS) {
+                expect(ts_sum_rows(&all, found) == result, step, "result");
+                expect(result < 0 || !memcmp(found, sums, 4 * (size_t)n), step, "checksums");
+                continue;
+            }
+            expect(ts_check_rows(&all, sums, (int)sparse, bad) == result, step, "result");
+            expect(result < 0 || !memcmp(bad, worse, 8 * (size_t)result), step, "positions");
+        }
+        for (int64_t i = 0; kind == COPY_ROWS && result >= 0 && i < n; i++) {
+            int64_t here;
+            memcpy(&here, at + 8 * i, 8);
+            expect(!memcmp(out + i * width, source + here * stride, (size_t)width), step, "copy");
+        }
+        free(rows), free(at), free(source), free(sums), free(worse), free(bad), free(found), free(out);
+    }
+    fclose(file);
+    return 0;
+}
+
+#endif
