@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import click
 import numpy as np
@@ -14,7 +15,15 @@ from tierstore.errors import InvalidInputError
 from tierstore.importing import read_keys
 from tierstore_cli.streams import as_file, is_stream
 
-__all__ = ["add_key", "chosen_ids", "ids_in", "ids_of_keys_in", "keys_in", "typed_keys"]
+__all__ = [
+    "add_key",
+    "chosen_ids",
+    "given_keys",
+    "ids_in",
+    "ids_of_keys_in",
+    "keys_in",
+    "typed_keys",
+]
 
 Ids = npt.NDArray[np.int64]
 Keys = Ids | npt.NDArray[np.uint64] | Sequence[str]
@@ -61,10 +70,23 @@ def ids_in(file: str) -> Ids:
 
 def ids_of_keys_in(table: Table, file: str) -> Ids:
     """Return the ids of the keys in a file, .txt, .npy or FILE.parquet:COLUMN."""
+    return table.lookup(_keys_for(table, file))
+
+
+def given_keys(table: Table, keys: Sequence[str], file: str | None) -> list[str] | list[int]:
+    """Return the keys that are given and those in a file, each once."""
+    found: list[Any] = list(typed_keys(table, keys))
+    if file is not None:
+        found += np.asarray(_keys_for(table, file), object).tolist()
+    return list(dict.fromkeys(found))
+
+
+def _keys_for(table: Table, file: str) -> Keys:
+    """Return the keys in a file; numbers as texts, where those of the table are texts."""
     found = keys_in(file)
     if isinstance(found, np.ndarray) and table.keys is not None and table.keys.kind == "str":
-        return table.lookup([str(key) for key in found.tolist()])
-    return table.lookup(found)
+        return [str(key) for key in found.tolist()]
+    return found
 
 
 def typed_keys(table: Table, keys: Sequence[str]) -> list[str] | list[int]:
