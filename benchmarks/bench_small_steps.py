@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from common import Answer, arguments, in_child, in_turn, medians, workspace
 from figures import Figure, give, processor
+from figures import device as on_device
 
 import tierstore
 
@@ -163,12 +165,15 @@ def reads(path: Path, rows: int, dim: int, ids: int, repeat: int) -> dict[str, f
         )
 
 
-def compared(path: Path, rows: int, dim: int, sizes: list[int], repeat: int) -> dict[str, Figure]:
-    """Return what reads and steps of these numbers of ids take, on one processor."""
+def compared(path: Path, options: argparse.Namespace, dim: int) -> dict[str, Figure]:
+    """Return what reads and steps of these numbers of ids take: of one processor, or of a GPU."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     torch.set_num_threads(1)
     found = {}
-    with tierstore.open(path, "r+", budget=tierstore.Budget(host_rows=rows), device="cpu") as store:
+    on_gpu, rows = options.device != "cpu", options.rows
+    measured = on_device if on_gpu else processor
+    budget = tierstore.Budget(host_rows=rows, gpu_rows=rows if on_gpu else None)
+    with tierstore.open(path, "r+", budget=budget, device=options.device) as store:
         table = store[f"dim{dim}"]
         tiered = tierstore.nn.TieredEmbedding(table)
         optimizer = tierstore.optim.TieredOptimizer(torch.optim.Adam, [tiered], lr=0.01)
@@ -179,18 +184,22 @@ def compared(path: Path, rows: int, dim: int, sizes: list[int], repeat: int) -> 
             tiered(batch).backward(gradient)
             optimizer.step()
 
+        def measure(what: str, call: Any, batches: Any) -> None:
+            repeated = Repeated(call, batches)
+            seconds, clock = measured(repeated, options.repeat)
+            found[f"{what}, dim {dim}"] = Figure(seconds / repeated.times, clock)
+
         for ids in READS:
-            batches = drawn(rows, ids, seed=ids)
-            arrays: Any = [batch.numpy() for batch in batches]
-            for kind, each in {"arrays": arrays, "tensors": batches}.items():
-                read = Repeated(table.read, each)
-                taken = processor(read, repeat).seconds / read.times
-                found[f"read of {ids} ids, {kind}"] = Figure(taken)
-        for ids in sizes:
+            batches = [batch.to(options.device) for batch in drawn(rows, ids, seed=ids)]
+            measure(f"read of {ids} ids, tensors", table.read, batches)
+            if not on_gpu:
+                arrays = [batch.numpy() for batch in batches]
+                measure(f"read of {ids} ids, arrays", table.read, arrays)
+        for ids in (each for each in options.ids if each <= 4096):
             gradient = torch.randn(ids, dim, generator=torch.Generator().manual_seed(1))
-            each = Repeated(step, drawn(rows, ids, seed=ids))
-            taken = processor(each, repeat).seconds / each.times
-            found[f"step of {ids} ids, dim {dim}"] = Figure(taken)
+            gradient = gradient.to(options.device)
+            batches = [batch.to(options.device) for batch in drawn(rows, ids, seed=ids)]
+            measure(f"step of {ids} ids", step, batches)
         store.rollback()
     return found
 
@@ -199,6 +208,7 @@ def main() -> None:
     parser = arguments(QUESTION, rows=200_000)
     parser.add_argument("--dims", type=int, nargs="+", default=list(STEPS))
     parser.add_argument("--ids", type=int, nargs="+", default=list(STEPS[16]))
+    parser.add_argument("--device", default="cpu", help="of --figures: cuda for those of a GPU")
     options = parser.parse_args()
     answer = Answer(
         "small_steps",
@@ -226,8 +236,7 @@ def main() -> None:
         if options.figures:
             figures: dict[str, Figure] = {}
             for dim in options.dims:
-                sizes = [each for each in options.ids if each <= 4096]
-                figures |= compared(path, options.rows, dim, sizes, options.repeat)
+                figures |= compared(path, options, dim)
             give(options, figures)
             return
         for ids, most in READS.items():

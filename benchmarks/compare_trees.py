@@ -3,6 +3,7 @@
     python benchmarks/compare_trees.py OLD NEW                          # the benchmarks of the host
     python benchmarks/compare_trees.py OLD NEW commit "small_steps --dims 16" --rounds 15
     python benchmarks/compare_trees.py HEAD . host_read                 # what is not committed yet
+    python benchmarks/compare_trees.py OLD NEW "small_steps --device cuda"              # on a GPU
 
 OLD and NEW are commits, which are checked out side by side in a temporary folder, or folders with a
 tree of the project. The benchmarks beside this file run over both libraries, each in a process of
