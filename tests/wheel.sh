@@ -31,6 +31,7 @@ use() {
     rm -rf ./*.tier ./*.npy
     python -c 'import tierstore, sys; assert "site-packages" in tierstore.__file__; assert "torch" not in sys.modules'
     tierstore --version
+    if grep -q sse4_2 /proc/cpuinfo; then tierstore --version | grep -q 'core sse4.2'; fi
     python -m tierstore --help
     tierstore init a.tier --rows 1000 --dim 8 --init 'normal(0,1)'
     tierstore export a.tier a.npy

@@ -3,7 +3,9 @@
 #include <stddef.h>
 #include <string.h>
 
-#if defined(__aarch64__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
 
@@ -83,7 +85,11 @@ static inline uint32_t step64(uint32_t crc, uint64_t x) {
 #define STEP8(crc, x) __builtin_ia32_crc32qi((uint32_t)(crc), x)
 #include "crc.h"
 
-static int has_instruction(void) { return !!__builtin_cpu_supports("sse4.2"); }
+/* Asked of the processor: zig's __builtin_cpu_supports says no to everything. */
+static int has_instruction(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && c & bit_SSE4_2;
+}
 
 #elif defined(__aarch64__)
 #define HARDWARE "armv8"
