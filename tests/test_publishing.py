@@ -17,6 +17,8 @@ from tierstore.errors import (
     CommitFailedError,
     ExistsError,
     InvalidInputError,
+    InvalidTypeError,
+    LockedError,
     StoreIOError,
     UpkeepWarning,
 )
@@ -270,3 +272,27 @@ def test_a_directory_that_was_made_for_nothing_is_removed(store, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreIOError, match="cannot create"):
         publish_tables(store, tmp_path / "file")
+
+
+def test_two_that_publish_at_once_and_what_is_no_store(store, tmp_path):
+    place = tmp_path / "serving"
+
+    def publish_too(done, total):
+        if done < total:
+            with pytest.raises(LockedError, match="another process is publishing to"):
+                publish_tables(store, place)
+            seen.append(done)
+
+    seen = []
+    assert publish_tables(store, place, progress=publish_too).changed
+    assert seen
+    assert not publish_tables(store, place).changed
+    with pytest.raises(InvalidTypeError, match="publish_tables needs a store"):
+        publish_tables(store.path, place)
+
+
+def test_a_path_that_is_too_long_is_an_error_of_the_tree(tmp_path):
+    long = tmp_path / "/".join(["x" * 200] * 25)
+    for call in (tierstore.open, tierstore.is_store, lambda path: tierstore.create(path, {})):
+        with pytest.raises(InvalidInputError, match="at most 4,095 bytes"):
+            call(long)

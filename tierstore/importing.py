@@ -22,7 +22,7 @@ from tierstore._io import publish
 from tierstore._keys.strings import Strings, may_repeat
 from tierstore._kinds import check_store
 from tierstore._progress import Progress
-from tierstore._store.opening import create
+from tierstore._store.opening import create, made_or_opened
 from tierstore._store.opening import open as open_store
 from tierstore._table.keyed import KeyedTable
 from tierstore._upsert import merged, upsert_rows
@@ -235,22 +235,27 @@ def import_table(
     if isinstance(keys, str | os.PathLike):
         keys_from = os.fspath(keys)
         keys = read_keys(keys_from, memory=memory)
-    with fetched(src) as place, _opened(store, allow_untested) as opened:
-        where = table, field
-        return _load(
-            opened,
-            place,
-            *where,
-            keys,
-            keys_from,
-            dtype,
-            text,
-            duplicates,
-            upsert,
-            expand,
-            memory,
-            progress,
-        )
+    with fetched(src) as place:
+
+        def work() -> ImportResult:
+            with _opened(store, allow_untested) as opened:
+                return _load(
+                    opened,
+                    place,
+                    table,
+                    field,
+                    keys,
+                    keys_from,
+                    dtype,
+                    text,
+                    duplicates,
+                    upsert,
+                    expand,
+                    memory,
+                    progress,
+                )
+
+        return made_or_opened(store, work) if isinstance(store, str | os.PathLike) else work()
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tierstore import _io
+from tierstore._kinds import check_store
 from tierstore._progress import Overall, Progress, report_nothing
 from tierstore._store.versions import refuse_inside_store
 from tierstore.errors import ExistsError, InvalidInputError
@@ -76,9 +77,11 @@ def publish_tables(
         keep: how many versions remain, the newest included.
         progress: called with rows done and in all.
 
-    Raises InvalidInputError for uncommitted rows and for a directory in a store, ExistsError if the
-    directory has versions of another store, and the errors of `export_table`.
+    Raises InvalidTypeError for what is no store, InvalidInputError for uncommitted rows and for a
+    directory in a store, ExistsError if the directory has versions of another store, LockedError
+    while another call publishes there, and the errors of `export_table`.
     """
+    check_store(store, "publish_tables")
     if keep < 1:
         raise InvalidInputError(f"keep must be at least 1, not {keep}")
     if store.uncommitted_rows():
@@ -89,7 +92,7 @@ def publish_tables(
     note = {"store": store.uuid, "version": store.version, "step": store.step}
     note |= {"tables": names, "format": format}
     refuse_inside_store(target)
-    with _made(place):
+    with _made(place), _io.alone_in(place, "publishing to"):
         # It exists if a process was killed before it set the link, or if the link was set back.
         if os.path.exists(target):
             _check_note(target, note)

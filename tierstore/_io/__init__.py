@@ -9,7 +9,7 @@ store, accessed through the same classes.
 
 from tierstore._io import direct
 from tierstore._io.allocated import allocated_bytes
-from tierstore._io.atomic import leftovers, publish, relink, withdraw
+from tierstore._io.atomic import alone_in, leftovers, publish, relink, withdraw
 from tierstore._io.directory import Directory, Glimpse
 from tierstore._io.file import File, let_go, map_files
 from tierstore._io.held import Held, Holder, hold_directory, hold_file
@@ -27,6 +27,7 @@ __all__ = [
     "ObjectFile",
     "Objects",
     "allocated_bytes",
+    "alone_in",
     "direct",
     "explained",
     "filesystem",

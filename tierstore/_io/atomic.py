@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ from tierstore.errors import (
     CommitFailedError,
     ExistsError,
     InvalidInputError,
+    LockedError,
     StoreFullError,
     StoreIOError,
     TierStoreError,
@@ -28,7 +30,7 @@ from tierstore.errors import (
     warn,
 )
 
-__all__ = ["leftovers", "publish", "relink", "withdraw"]
+__all__ = ["alone_in", "leftovers", "publish", "relink", "withdraw"]
 
 _NAME_LENGTH = 50
 """Characters of the target's name in the name of its temporary file."""
@@ -78,6 +80,21 @@ def publish(
     except BaseException:
         _clean_up(temporary)
         raise
+
+
+@contextlib.contextmanager
+def alone_in(place: str | Path, doing: str) -> Iterator[None]:
+    """Raise LockedError if another process or thread is within such a body for a directory."""
+    with Directory.open(place) as directory:
+        try:
+            system.calls.flock(directory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockedError(
+                f"another process is {doing} {place}; wait for it", filename=str(place)
+            ) from None
+        except OSError:
+            pass  # where none can lock, names that are taken are an ExistsError
+        yield
 
 
 def relink(link: str | Path, target: str) -> None:

@@ -123,6 +123,10 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, PermissionError) or re.search(_REFUSALS, kinds) is not None
 
 
+_PATH_MAX = 4096
+"""Bytes of a path that Linux takes, with the NUL at its end."""
+
+
 def locate(where: Any) -> Path | Objects:
     """Return the absolute path of a directory, or the location of objects."""
     if isinstance(where, str) and "://" in where:
@@ -130,7 +134,12 @@ def locate(where: Any) -> Path | Objects:
     if isinstance(where, str | os.PathLike):
         if "\0" in os.fsdecode(where):
             raise InvalidInputError(f"no path has a NUL, as this one: {os.fsdecode(where)!r}")
-        return Path(os.path.abspath(where))
+        path = os.path.abspath(os.fsdecode(where))
+        if (count := len(os.fsencode(path))) >= _PATH_MAX:
+            raise InvalidInputError(
+                f"a path has at most {_PATH_MAX - 1:,} bytes, this one {count:,}: {path[:100]}…"
+            )
+        return Path(path)
     return where if isinstance(where, Objects) else Objects(where)
 
 

@@ -10,10 +10,10 @@ import shutil
 import tempfile
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tierstore import _io
 from tierstore._disk import generation as generations
@@ -30,6 +30,7 @@ from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import check_names, find_device
 from tierstore.budget import Budget, Size
 from tierstore.errors import (
+    ExistsError,
     InvalidInputError,
     InvalidTypeError,
     LockedError,
@@ -43,10 +44,20 @@ from tierstore.spec import DeviceName, TableSpec, check_name
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_tables", "create", "discard_store", "is_store", "open", "open_or_create"]
+__all__ = [
+    "check_tables",
+    "create",
+    "discard_store",
+    "is_store",
+    "made_or_opened",
+    "open",
+    "open_or_create",
+]
 
 _MEMORY = "/dev/shm"
 _TEMPORARY = "tierstore-temporary-"
+
+Made = TypeVar("Made")
 
 
 def create(
@@ -211,7 +222,8 @@ def open_or_create(
         "allow_untested": allow_untested,
         "device": device,
     }
-    with _one_thread:  # or two would find no store, and one would find it locked
+
+    def work() -> Store:
         if not os.path.lexists(path):
             return create(path, tables, progress=progress, **arguments)
         try:
@@ -220,12 +232,29 @@ def open_or_create(
             store = _opened_before(_for_writing(path, **arguments), error)
             _check_all_same(store, tables)
             return store
+        try:
+            _check_all_same(store, tables)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    with _one_thread:  # or two would find no store, and one would find it locked
+        return made_or_opened(path, work)
+
+
+def made_or_opened(path: str | os.PathLike[str], work: Callable[[], Made]) -> Made:
+    """Call `work`, which makes a store at a path that is free, and opens the one that is there.
+
+    Calls it again if another process makes a store there meanwhile, which raised ExistsError.
+    """
+    was_free = not os.path.lexists(path)
     try:
-        _check_all_same(store, tables)
-    except BaseException:
-        store.close()
-        raise
-    return store
+        return work()
+    except ExistsError:
+        if not (was_free and is_store(path)):
+            raise
+    return work()
 
 
 _one_thread = threading.RLock()
@@ -387,8 +416,9 @@ def _create_store(
     report = Overall(progress, sum(spec.rows for spec in tables.values()))
     identity = Identity(uuid.uuid4().hex)
     infos: dict[str, TableInfo] = {}
-    check_free(path, "open it: tierstore.open(path, 'r+')")
+    check_free(path, _OPEN_IT)
     with (
+        _clearly_taken(path),
         _io.publish(path) as temporary,
         _io.Directory.make(temporary) as directory,
         contextlib.ExitStack() as made,
@@ -403,6 +433,19 @@ def _create_store(
             identity.uuid, 1, 1, infos, confirmed=1, keep=keep or DEFAULT_KEEP, mark=new_mark()
         )
         write_skeleton(directory, identity, first)
+
+
+_OPEN_IT = "open it: tierstore.open(path, 'r+')"
+
+
+@contextlib.contextmanager
+def _clearly_taken(path: str | Path) -> Iterator[None]:
+    """Say what another process has made at a path meanwhile, as if it had been there before."""
+    try:
+        yield
+    except ExistsError:
+        check_free(path, _OPEN_IT)
+        raise
 
 
 def discard_store(path: str | Path, error: BaseException) -> None:

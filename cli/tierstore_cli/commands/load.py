@@ -14,7 +14,7 @@ from tierstore import Store
 from tierstore.errors import counted
 from tierstore.importing import ImportResult, Preview, import_table, preview
 from tierstore_cli.command import Command
-from tierstore_cli.opening import makes, open_store
+from tierstore_cli.opening import awaited, makes, open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import (
     DTYPE,
@@ -108,22 +108,27 @@ def load(
         if dry_run:
             _show_first(out, file, field=field, dtype=dtype, memory=memory, expand=expand, **text)
             return
-        with _opened(store, allow_untested) as opened, Progress("loading") as progress:
-            done = import_table(
-                opened,
-                file,
-                table=table,
-                field=field,
-                keys=keys_in(keys, memory) if keys and is_stream(keys) else keys,
-                dtype=dtype,
-                duplicates=duplicates,
-                upsert=upsert,
-                expand=expand,
-                memory=memory,
-                allow_untested=allow_untested,
-                progress=progress,
-                **text,
-            )
+        names: Any = keys_in(keys, memory) if keys and is_stream(keys) else keys
+
+        def work() -> ImportResult:
+            with _opened(store, allow_untested) as opened, Progress("loading") as progress:
+                return import_table(
+                    opened,
+                    file,
+                    table=table,
+                    field=field,
+                    keys=names,
+                    dtype=dtype,
+                    duplicates=duplicates,
+                    upsert=upsert,
+                    expand=expand,
+                    memory=memory,
+                    allow_untested=allow_untested,
+                    progress=progress,
+                    **text,
+                )
+
+        done = awaited(work)  # another process may make the store meanwhile, and have it open
     say_reading(out, done)
     data = {
         "store": os.path.abspath(store),

@@ -1,0 +1,113 @@
+"""Several processes that make a store at one path at once: one does, nothing is half made."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tierstore
+from tests.durability.crash import scratch
+from tierstore.errors import ExistsError, LockedError
+from tierstore.importing import import_table
+from tierstore_cli.main import cli
+
+PROCESSES, ROUNDS = 4, 6
+SPECS = {"t": tierstore.TableSpec(200, 4, init=tierstore.normal(seed=3))}
+
+
+def at_once(work: Callable[[int], int]) -> list[int]:
+    """Call `work` in forked processes that begin together; return what each returned."""
+    reading, writing = os.pipe()
+    children = []
+    for number in range(PROCESSES):
+        child = os.fork()
+        if child == 0:
+            code = 99
+            try:
+                os.close(writing)
+                os.read(reading, 1)  # ends when the parent closes the pipe
+                code = work(number)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        children.append(child)
+    os.close(reading)
+    os.close(writing)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def opens(path: Path) -> int:
+    """Add one to a counter in the store, whoever makes it."""
+    for _ in range(1000):
+        try:
+            with tierstore.open_or_create(path, SPECS) as store:
+                return store.commit(step=(store.step or 0) + 1) and 0
+        except LockedError:
+            time.sleep(0.005)
+    return 1
+
+
+def creates(path: Path) -> int:
+    try:
+        tierstore.create(path, SPECS).close()
+    except ExistsError as error:
+        return 3 if "open it" in str(error) else 4
+    return 0
+
+
+def check(root: Path) -> tierstore.Store:
+    assert [each.name for each in root.iterdir() if each.suffix != ".npy"] == ["s"]
+    store = tierstore.open(root / "s")
+    assert store.verify().ok
+    return store
+
+
+def test_each_process_gets_the_store() -> None:
+    for _ in range(ROUNDS):
+        with scratch() as root:
+            assert at_once(lambda _, root=root: opens(root / "s")) == [0] * PROCESSES
+            with check(root) as store:
+                assert store.step == PROCESSES
+
+
+def test_one_process_creates_it() -> None:
+    for _ in range(ROUNDS):
+        with scratch() as root:
+            found = at_once(lambda _, root=root: creates(root / "s"))
+            assert sorted(found) == [0] + [3] * (PROCESSES - 1)
+            check(root).close()
+
+
+@pytest.mark.parametrize("by", ["import_table", "load"])
+def test_each_process_loads_its_table(by: str) -> None:
+    for seed in range(ROUNDS // 2):
+        rows = np.random.default_rng(seed).standard_normal((PROCESSES, 50, 4), np.float32)
+        with scratch() as root:
+            for number in range(PROCESSES):
+                np.save(root / f"{number}.npy", rows[number])
+
+            def load(number: int, root: Path = root) -> int:
+                source, table = str(root / f"{number}.npy"), f"t{number}"
+                if by == "load":
+                    given = ["load", str(root / "s"), source, "--table", table, "--wait", "20"]
+                    cli(given, standalone_mode=False)
+                    return 0
+                for _ in range(1000):
+                    try:
+                        import_table(root / "s", source, table=table)
+                        return 0
+                    except LockedError:
+                        time.sleep(0.005)
+                return 1
+
+            assert at_once(load) == [0] * PROCESSES
+            with check(root) as store:
+                for number in range(PROCESSES):
+                    assert np.array_equal(store[f"t{number}"][:], rows[number])
