@@ -1230,9 +1230,22 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/picking.py",
-        "table.lookup([str(key) for key in found.tolist()])",
-        "table.lookup(found)",
+        "[str(key) for key in found.tolist()]",
+        "found",
         "tests/cli/test_load_export.py tests/cli/test_partitioned_commands.py",
+    ),
+    # Keys without a row, and which reads are counted.
+    Mutant(
+        "_table/keyed.py",
+        '            if chosen == "raise" and found_in.unknown.size:\n',
+        "            if False:\n",
+        "tests/keys/test_missing.py",
+    ),
+    Mutant(
+        "_tiers/sampling.py",
+        "        return taken\n",
+        "        return 1\n",
+        "tests/tiers/test_sampling.py",
     ),
     # Imports, exports, files in place and plans: rows keep their keys, a tier its size.
     Mutant(

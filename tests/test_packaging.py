@@ -35,10 +35,31 @@ def test_the_base_is_small():
 
 def test_extras_are_what_users_need():
     """What developers need is in groups, which are not in the metadata."""
-    files = {"parquet", "hdf5", "safetensors"}
+    files = {"parquet", "hdf5"}
     assert set(EXTRAS) == {"torch", "formats", "s3", "cli", "plot"} | files | GPU
     assert set(re.search(r"\[(.*)\]", EXTRAS["formats"][0])[1].split(",")) == files
     assert set(GROUPS) == {"dev", "checker", "docs", "release", "bench", "integrations", "writers"}
+
+
+def test_every_package_of_an_extra_is_imported_somewhere():
+    """torch and CuPy by their names in code, one of a format where it is read."""
+    names = {"cupy-cuda12x": "cupy", "cupy-cuda13x": "cupy"}
+    sources = [*(ROOT / "tierstore").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    for extra, packages in EXTRAS.items():
+        for package in map(name_of, packages):
+            name = names.get(package, package)
+            imported = rf"^\s*(?:import|from) {name}\b|import_module\(\W{name}\W"
+            assert name in {"tierstore", "s3fs"} or re.search(imported, code, re.M), (extra, name)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/quickstart.md"])
+def test_what_one_installs_first_is_there(page):
+    """Nothing is on the package index before the first release: the clone comes first."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    commands = re.findall(r"pip install\s+'?(\.|\w+)", text)
+    assert commands[0] == ".", page
+    assert "tierstore" not in commands or "first release" in text
 
 
 def test_a_missing_package_names_an_extra_that_exists():

@@ -150,7 +150,6 @@ PACKAGES = (
     "zarr",
     "torch",
     "pyarrow",
-    "safetensors",
     "rich",
 )
 
