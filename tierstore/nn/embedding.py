@@ -99,17 +99,17 @@ class TieredEmbedding(RowsLayer):
             raise InvalidTypeError(
                 f"an embedding needs a table such as store['item'], not {table!r}"
             )
+        keyed = table if isinstance(table, ByKey) else None
+        if keyed is not None and padding_idx is not None:
+            raise InvalidInputError(
+                f"table {table.name!r} is by key, and padding_idx goes by row: leave it out"
+            )
         self._check_options(
             table.rows,
             padding_idx=padding_idx,
             max_norm=max_norm,
             scale_grad_by_freq=scale_grad_by_freq,
         )
-        keyed = table if isinstance(table, ByKey) else None
-        if keyed is not None and padding_idx is not None:
-            raise InvalidInputError(
-                f"table {table.name!r} is by key, and padding_idx goes by row: leave it out"
-            )
         super().__init__(
             table if not isinstance(table, ByKey) else table.by_row,
             next(iter(table.fields)) if field is None else field,
