@@ -8,6 +8,7 @@ by one and are many, else 0 (8), and the crc32c of the bytes before (4).
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,16 @@ import numpy.typing as npt
 from tierstore import _checksum
 from tierstore._rowcopy import ascends
 
-__all__ = ["FOOTER_BYTES", "checksum", "make", "read", "run_between", "run_of"]
+__all__ = [
+    "FOOTER_BYTES",
+    "Stated",
+    "checksum",
+    "make",
+    "read",
+    "run_between",
+    "run_of",
+    "stated",
+]
 
 FOOTER_BYTES = 64
 
@@ -36,6 +46,25 @@ def make(
     head = _FOOTER.pack(_MAGIC, store, version, count, record_bytes, body, run)
     found = _checksum.crc32c(head)
     return head + struct.pack("<I", found), found
+
+
+class Stated(NamedTuple):
+    """What a footer states: the store, the version, the records and the bytes of each."""
+
+    store: bytes
+    version: int
+    records: int
+    record_bytes: int
+
+
+def stated(footer: bytes) -> Stated | None:
+    """Return what an intact footer states; None if these bytes are none."""
+    if len(footer) != FOOTER_BYTES or footer[:8] != _MAGIC:
+        return None
+    if _checksum.crc32c(footer[:-4]) != checksum(footer):
+        return None
+    _, *found, _, _ = _FOOTER.unpack_from(footer)
+    return Stated(*found)
 
 
 def checksum(footer: bytes) -> int:

@@ -32,7 +32,8 @@ from tierstore._keys.growing import KeyMap, key_map
 from tierstore._progress import Overall, Progress
 from tierstore._store.copy import write_copy
 from tierstore._store.lineage import descends
-from tierstore._store.locking import folds_kept_away
+from tierstore._store.locking import folds_kept_away, writer_of
+from tierstore._store.newer import adopted
 from tierstore._store.partitions import partition_directory
 from tierstore._store.payload import Payload, copy_payload
 from tierstore._store.row_list import FILLED, RowList
@@ -44,6 +45,7 @@ from tierstore.errors import (
     ExistsError,
     FilledRowsWarning,
     InvalidInputError,
+    LockedError,
     StoreIOError,
     TierStoreError,
     counted,
@@ -88,7 +90,8 @@ class RepairReport:
     Attributes:
         version: the version that was copied.
         tables: the outcome for each table.
-        left_out: damaged keys, payload and manifests.
+        left_out: damaged keys, payload and manifests, and newer files that were not adopted.
+        adopted: the versions that no manifest names, which were taken with `adopt`, ascending.
         listed: the CSV file of the rows without their newest image.
     """
 
@@ -96,6 +99,7 @@ class RepairReport:
     listed: Path
     tables: dict[str, TableRepair] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    adopted: list[int] = field(default_factory=list)
 
     @property
     def filled(self) -> int:
@@ -116,6 +120,7 @@ def repair(
     version: int | str | None = None,
     fill: Fill | Sequence[Fill] | None = None,
     listed: str | os.PathLike[str] | None = None,
+    adopt: bool = False,
     progress: Progress | None = None,
 ) -> RepairReport:
     """Copy every intact row of a damaged store to a new store, and list the other rows.
@@ -139,13 +144,25 @@ def repair(
         listed: path of the list, a CSV file with the columns table, first, last (rows), rows (their
             number), outcome ("older", "filled" or "unknown") and version (of an older image). Of a
             table by key, first and last are one key. None appends ".rows.csv" to `dest`.
+        adopt: copy also what is newer than the newest manifest, as `verify` lists it: a version
+            whose commit did not end, or whose manifest was removed. Taken is only what the files
+            prove to be a whole version, with every checksum intact: one that a temporary manifest
+            names, or deltas of every table where a version has no step, payload, scalars and tables
+            by key.
         progress: called with the number of rows done and the total.
 
     Keys and payload are copied if they are intact, and otherwise named in the report.
 
     Raises NotAStoreError, FormatError, VersionError, ExistsError, InvalidInputError, StoreFullError
     and StoreIOError; AccessError for a file that this process may not read, which may be intact.
+    With `adopt`, VersionError for newer files that may not be a whole version, CorruptStoreError
+    for damaged ones, and LockedError for a store that is open for writing.
     """
+    if adopt and version is not None:
+        raise InvalidInputError(
+            f"adopt takes what is newer than every version that is kept; leave version={version!r} "
+            "or adopt out"
+        )
     fills = _checked(_DEFAULT_FILL if fill is None else fill)
     source, where = _io.locate(src), _on_disk(dest)
     to = _on_disk(where.with_name(where.name + ".rows.csv") if listed is None else listed)
@@ -156,8 +173,9 @@ def repair(
         if isinstance(source, Path):  # objects cannot all be tried
             check_readable(directory)
         found = survey(directory)
-        chosen = found.choose(version)
-        report = RepairReport(chosen.version, to, left_out=list(found.damage))
+        report = RepairReport(0, to, left_out=list(found.damage))
+        chosen = _adopt(source, directory, found, report) if adopt else found.choose(version)
+        report.version = chosen.version
         total = sum(info.spec.rows for info in chosen.tables.values())
         kind = _PartitionedRepair if chosen.partitions else _Repair
         overall = Overall(progress, total)
@@ -170,6 +188,20 @@ def repair(
             FilledRowsWarning,
         )
     return report
+
+
+def _adopt(source: Any, directory: _io.Directory, found: Survey, report: RepairReport) -> Manifest:
+    """Return a manifest of the newest version that newer files prove, and record it."""
+    writer = writer_of(source) if isinstance(source, Path) else None
+    if writer is not None:
+        raise LockedError(
+            f"{source} is open for writing by {writer}, whose commit may be under way; close it "
+            "to adopt what a commit left"
+        )
+    made, left = adopted(directory, found)
+    report.adopted = [each.version for each in made]
+    report.left_out += left
+    return made[-1]
 
 
 def _on_disk(path: str | os.PathLike[str]) -> Path:
@@ -328,7 +360,7 @@ class _Repair:
     def _check_still_there(self) -> None:
         """Raise if a writer removed the version meanwhile, so missing files may not be damage."""
         directory = cast(_io.Directory, self._directory)
-        is_there = directory.exists(manifest_name(self._manifest.seq))
+        is_there = self._report.adopted or directory.exists(manifest_name(self._manifest.seq))
         if not self._report.complete and not is_there:
             raise StoreIOError(
                 f"{directory.path} was changed by its writer while version "

@@ -22,7 +22,8 @@ from tierstore._disk.manifest import KeysInfo, Manifest, TableInfo
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
 from tierstore._keys.growing import key_map
 from tierstore._progress import Progress, report_nothing
-from tierstore._store.locking import folds_kept_away
+from tierstore._store.locking import folds_kept_away, writer_of
+from tierstore._store.newer import find_newer
 from tierstore._store.partitions import partition_directory
 from tierstore._store.payload import Payload
 from tierstore._store.state import State
@@ -56,6 +57,9 @@ class VerifyReport:
         whole: the checked versions in which every row, key and payload can be read; empty if only a
             sample was checked.
         mended: rows of `bad_rows` that were rewritten, by table; see `Store.verify`.
+        newer: sealed files that are newer than the newest manifest, each with what it holds: those
+            of a commit that did not end, or whose manifest was removed. They are no damage of a
+            version, and `repair(adopt=True)` takes them. A next writer removes them.
     """
 
     version: int = 0
@@ -64,6 +68,7 @@ class VerifyReport:
     bad_files: list[str] = field(default_factory=list)
     whole: list[int] = field(default_factory=list)
     mended: dict[str, list[int]] = field(default_factory=dict)
+    newer: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -125,6 +130,8 @@ def verify(
                 m.seq for m in now.versions.values()
             }:
                 break  # otherwise a writer removed files during the check
+        if not (isinstance(place, Path) and writer_of(place)):  # whose commit may be under way
+            report.newer = find_newer(directory, survey(directory)).lines()
     return report
 
 

@@ -66,6 +66,7 @@ def _examined(path: Path) -> dict[str, Any]:
     """Return what a store holds, and the damage to its files and to a sample of its rows."""
     report = tierstore.verify(path, sample=_SAMPLE)
     found: dict[str, Any] = {"damage": not report.ok, "bad_files": list(report.bad_files)}
+    found["newer"] = list(report.newer)
     found["bad_rows"] = {name: list(map(int, rows)) for name, rows in report.bad_rows.items()}
     with contextlib.suppress(TierStoreError), open_store(path) as store:
         info = store.info()
@@ -79,6 +80,9 @@ def _store_rows(store: dict[str, Any]) -> list[tuple[str, str]]:
     if "version" in store:
         rows.append(("version", f"{store['version']} of {counted(store['tables'], 'table')}"))
         rows.append(("not folded", format_bytes(store["unfolded_bytes"])))
+    rows += [("newer than its manifest", each) for each in store["newer"]]
+    if store["newer"]:
+        rows.append(("", "a commit did not end, or its manifest was removed: tierstore verify"))
     return rows
 
 

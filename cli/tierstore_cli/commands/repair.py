@@ -47,6 +47,11 @@ DAMAGE = 4
     metavar="FILE",
     help="Path of the list of rows; default: DEST.rows.csv.",
 )
+@click.option(
+    "--adopt",
+    is_flag=True,
+    help="Copy also what is newer than every manifest, if it is proven to be a whole version.",
+)
 def repair(
     out: Output,
     store: Place,
@@ -55,6 +60,7 @@ def repair(
     fills: tuple[Filling, ...],
     seed: int,
     listed: Path | None,
+    adopt: bool,
 ) -> None:
     """Copy every intact row of STORE to a new store DEST, and list the others.
 
@@ -67,6 +73,10 @@ def repair(
     rows that may be older because a delta is missing or its ids are damaged. Of a table by key, it
     lists keys. Intact keys and payload are copied. DEST appears complete or not at all.
 
+    --adopt also takes the files that verify lists as newer than the newest manifest: a version
+    whose commit did not end, or whose manifest was removed. They are taken only if each is intact
+    and they are proven to be a whole version; else it says why not.
+
     Rows without any intact value become zeros if there is no --fill, and the exit code is then 4:
     DEST is complete, and lacks them.
 
@@ -76,6 +86,7 @@ def repair(
       tierstore repair emb.tier repaired.tier --fill nan
       tierstore repair emb.tier repaired.tier --fill version --fill "normal(0,0.01)" --seed 1
       tierstore repair emb.tier repaired.tier --version 812 --list lost.csv
+      tierstore repair emb.tier repaired.tier --adopt
     """
     fill = [each if isinstance(each, str) else each(seed) for each in fills]
     makes(dest)
@@ -87,6 +98,7 @@ def repair(
             version=version,
             fill=fill or None,
             listed=listed,
+            adopt=adopt,
             progress=progress,
         )
     tables = {name: dataclasses.asdict(each) for name, each in report.tables.items()}
@@ -98,6 +110,7 @@ def repair(
         "filled": report.filled,
         "tables": tables,
         "left_out": report.left_out,
+        "adopted": report.adopted,
         "list": str(report.listed),
     }
     rows = [
@@ -110,6 +123,9 @@ def repair(
         f"copied version {report.version} of {store} to {dest}",
         Grid(headers, rows, right=frozenset({1, 2, 3, 4})),
     )
+    if report.adopted:
+        versions = ", ".join(map(str, report.adopted))
+        out.note(f"adopted: version {versions}, which no manifest names")
     for each in report.left_out:
         out.note(f"Warning: omitted: {each}")
     if found := _counts(tables.values()):

@@ -34,6 +34,9 @@ def verify(out: Output, store: Place, version: int | str | None, sample: int | N
     version and the files that only older versions use, or with --version that version alone. STORE
     may be written meanwhile; verify runs at low priority.
 
+    Files that are newer than the newest manifest, of a commit that did not end or whose manifest
+    was removed, are listed too; they are no damage.
+
     To repair damaged rows, write and commit them again, or copy the intact rows: `tierstore
     repair`.
 
@@ -60,11 +63,13 @@ def verify(out: Output, store: Place, version: int | str | None, sample: int | N
         "bad_rows": report.bad_rows,
         "bad_files": report.bad_files,
         "whole": report.whole,
+        "newer": report.newer,
     }
     damage = [(name, some_ids(ids)) for name, ids in report.bad_rows.items()]
     summary = f"version {report.version}: {counted(report.rows_checked, 'row')} checked"
     parts = [f"damaged: {each}" for each in report.bad_files]
     out.show(data, f"{summary}, no damage" if report.ok else summary, *parts, *_grid(damage))
+    say_newer(out, store, report.newer)
     if not report.ok:
         rows = sum(map(len, report.bad_rows.values()))
         files = len(report.bad_files)
@@ -73,6 +78,17 @@ def verify(out: Output, store: Place, version: int | str | None, sample: int | N
             f"{_intact(report.whole, sample)}"
             f"`tierstore repair {quoted(store)} DEST` copies the intact rows",
             DAMAGE,
+        )
+
+
+def say_newer(out: Output, store: Place, newer: list[str]) -> None:
+    """Note files that are newer than the newest manifest, which are no damage."""
+    for each in newer:
+        out.note(f"newer than the newest manifest: {each}")
+    if newer:
+        out.note(
+            "left by a commit that did not end, or its manifest was removed: `tierstore repair "
+            f"--adopt {quoted(store)} DEST` takes them; the next writer of {store} removes them"
         )
 
 
