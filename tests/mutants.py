@@ -125,10 +125,29 @@ MUTANTS = [
         "tally(&t.places->taken, false);",
         "tests/gpu/test_places.py",
     ),
+    # What ends a batch: no gradient is that of another key, and none is lost without a word.
+    Mutant(
+        "_tiers/base.py",
+        "return self.names == names and not self._renames",
+        "return True",
+        "tests/training/test_named.py",
+    ),
+    Mutant(
+        "_tiers/base.py",
+        "return Epoch(self.names + self._renames, self.renamed)",
+        "return Epoch(self.names, self.renamed)",
+        "tests/training/test_named.py",
+    ),
+    Mutant(
+        "_store/tables.py",
+        "            space.end_leases(REMOVED, [name])",
+        "            space.end_leases(REMOVED, [])",
+        "tests/training/test_named.py",
+    ),
     Mutant(
         "_table/keyed.py",
-        "if known.source is not numbering:",
-        "if known.source is None:",
+        "if known.source != names:",
+        "if known.source < 0:",
         "tests/gpu/test_keyed.py",
     ),
     Mutant(
@@ -762,7 +781,7 @@ MUTANTS = [
     ),
     Mutant(
         "nn/rows.py",
-        "parts = [part for part in parts if not part.batch.dropped]",
+        "parts = [part for part, why in zip(parts, whys, strict=True) if not why]",
         "parts = list(parts)",
         "tests/training/test_pending.py",
     ),
@@ -1108,20 +1127,20 @@ MUTANTS = [
     # Threads beside a rollback, a refresh and each other: no key gets the row of another.
     Mutant(
         "_table/keyed.py",
-        "return self.table._map.numbering is not self.numbering",
+        "return not self.table._extent.epoch.names_hold(self.names)",
         "return False",
         "tests/keys/test_keyed.py",
     ),
     Mutant(
         "_table/keyed.py",
-        "if self._map.numbering is numbering:",
+        "if lease.names == names:",
         "if True:",
         "tests/keys/test_keyed.py",
     ),
     Mutant(
         "_store/tables.py",
-        "        self.end_epochs(REFRESHED)  # before",
-        "        # before",
+        "            space.end_epochs(REFRESHED, renamed=keyed)",
+        "            pass",
         "tests/keys/test_keyed.py",
     ),
     Mutant(

@@ -40,7 +40,6 @@ ELSEWHERE = {
     "mv": "rename",
     "new": "init",
     "read": "get",
-    "remove": "drop",
     "revert": "restore",
     "rm": "drop",
     "rollback": "restore",

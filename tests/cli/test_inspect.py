@@ -337,8 +337,8 @@ def test_who_writes_is_read_without_taking_the_lock(pair, monkeypatch):
     def refused(*_):
         raise AssertionError
 
-    with tierstore.open(pair) as reader:
-        monkeypatch.setattr(system.calls, "flock", refused)
+    with tierstore.open(pair) as reader, monkeypatch.context() as patch:
+        patch.setattr(system.calls, "flock", refused)
         assert reader.info().writer is None
 
 

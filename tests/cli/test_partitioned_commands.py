@@ -54,6 +54,7 @@ WRITING = [
     "keys set s.tier keys.txt --table item",
     "keys forget s.tier --table user",
     "expire s.tier --table who --fewer-than 2",
+    "remove s.tier --table who --key twice",
     "load s.tier rows.npy --table item",
     "load s.tier rows.npy --table fresh",
     "grow s.tier --table item --rows 80",

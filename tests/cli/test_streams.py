@@ -37,7 +37,11 @@ def fed(data, *args):
     return CliRunner().invoke(cli, list(map(str, args)), input=data)
 
 
-@pytest.mark.parametrize(("suffix", "data"), [("vec", TEXT), (".vec.gz", gzip.compress(TEXT))])
+@pytest.mark.parametrize(
+    ("suffix", "data"),
+    [("vec", TEXT), (".vec.gz", gzip.compress(TEXT, mtime=0))],
+    ids=["vec", "gz"],
+)
 def test_load_from_standard_input(tmp_path, suffix, data):
     done = piped("load", tmp_path / "s.tier", "-", "--format", suffix, data=data)
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,6 @@ import tierstore
 from tests import inside
 from tests.durability.crash import scratch
 from tests.pairs import pairs
-from tierstore._disk import delta
 from tierstore._disk.base import Base
 from tierstore._disk.compressed import CompressedRecords
 from tierstore._disk.delta import Delta
@@ -171,11 +170,11 @@ def test_a_damaged_row_that_changed_is_told_to_who_reads_it(root, monkeypatch):
         trainer.commit()
         with monkeypatch.context() as patch:
 
-            def damaged(name, records, positions, rows, *others):
-                raise CorruptRowError(f"row {rows[0]} is damaged")
+            def damaged(self, positions, *others):
+                raise CorruptRowError(f"row {self.ids[positions][0]} is damaged")
 
-            patch.setattr(delta, "_read", damaged)
-            patch.setattr(delta, "_deliver", damaged)
+            patch.setattr(Delta, "read", damaged)
+            patch.setattr(Delta, "deliver", damaged)
             assert reader.refresh()
             with pytest.raises(CorruptRowError):
                 reader["t0"].read(EVERY)

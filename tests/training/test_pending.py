@@ -200,7 +200,7 @@ def test_without_epochs_the_gradient_goes_to_other_rows(
     emb = TieredEmbedding(table)
     opt = TieredOptimizer(torch.optim.SGD, [emb], lr=1.0)
     emb(torch.arange(1, 4)).sum().backward()
-    monkeypatch.setattr(Epoch, "end", lambda *_: None)
+    monkeypatch.setattr(Epoch, "end", lambda *_, **__: None)
     place.opened[0].rollback()
     table.read(torch.arange(10, 15))
     opt.step()

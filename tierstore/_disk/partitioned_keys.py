@@ -155,10 +155,6 @@ class _SharedKeys(KeyMap):
         return len(self._keys)
 
     @property
-    def numbering(self) -> object:
-        return self._keys.numbering
-
-    @property
     def nbytes(self) -> int:
         return self._keys.nbytes + self._places._of.nbytes
 

@@ -79,11 +79,6 @@ class KeyMap(ABC):
             )
 
     @property
-    def numbering(self) -> object:
-        """An object that is replaced when keys lose their rows or get others."""
-        return self._map.numbering
-
-    @property
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes of memory that the map and the keys take."""

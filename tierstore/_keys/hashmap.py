@@ -84,9 +84,6 @@ class HashMap:
     """A map from keys to rows, numbered in the order in which keys arrive.
 
     Not for several threads at once.
-
-    Attributes:
-        numbering: an object that is replaced when keys lose their rows or get others.
     """
 
     def __init__(self, same_rows: Same | None = None) -> None:
@@ -98,7 +95,6 @@ class HashMap:
         self._same_rows = same_rows
         self._codes = Memory()
         self._rows = self._expected = 0
-        self.numbering: object = object()
         self._clear()
 
     def _clear(self) -> None:
@@ -234,7 +230,6 @@ class HashMap:
         numbers[sources + 1] = others + 1
         self._codes.array[others] = self._codes.array.take(sources)
         self._rows = rows.size
-        self.numbering = object()
         far = [(name, int(numbers[row + 1])) for name, row in self._far.items()]
         self._far = {name: number - 1 for name, number in far if number}
         for first in range(0, self._segments, _SPLIT):
@@ -352,7 +347,6 @@ class HashMap:
 
     def _built(self) -> Rows:
         """Enter all rows again; return for each the first row with its key."""
-        self.numbering = object()
         rows, self._rows = self._rows, 0
         self._clear()
         self.reserve(rows)

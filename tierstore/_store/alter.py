@@ -68,6 +68,7 @@ class Rewrite:
     """A table to write; if `blocks` is None, the initializers produce the records.
 
     One that was `made` already, in a generation that no manifest names yet, is taken as it is.
+    `keeps_rows`: it is in place of a table of this name, and each of its rows means the same there.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Rewrite:
     scalars: Mapping[str, Any] = field(default_factory=dict)
     keys: Sequence[Any] | None = None
     made: TableInfo | None = None
+    keeps_rows: bool = False
 
 
 def alone_to(change: str, state: State, folder: Folder, work: Callable[[], None]) -> None:
@@ -131,7 +133,7 @@ def _rewrite(
         state.directory.sync()
         with state.unbroken():
             state.commit_tables({**kept, **written})
-            state.reopen(written)
+            state.reopen(written, kept=[each.name for each in tables if each.keeps_rows])
     _LOG.info(
         "%s: committed version %d: wrote tables %s, dropped %s",
         state.directory.path,
@@ -207,6 +209,11 @@ def rewritten(table: Table) -> Rewrite:
     return Rewrite(table.name, table.spec, table._records(), table.scalars, as_stored(table.keys))
 
 
+def _continued(table: Table, spec: TableSpec, blocks: Blocks, keys: Any) -> Rewrite:
+    """Return a table in another shape, whose rows are those that it has, and more after them."""
+    return Rewrite(table.name, spec, blocks, table.scalars, keys, keeps_rows=True)
+
+
 def renamed(table: Table, name: str) -> Rewrite:
     """Return a table under another name, which is also the name of its directory."""
     spec = dataclasses.replace(table.spec, sparse=False)
@@ -239,7 +246,7 @@ def altered(
         track_uses=table.spec.track_uses and USES in fields,
         admit_after=table.spec.admit_after,
     )
-    return Rewrite(table.name, spec, _converted(table, spec), table.scalars, as_stored(table.keys))
+    return _continued(table, spec, _converted(table, spec), as_stored(table.keys))
 
 
 def _altered_fields(
@@ -295,14 +302,14 @@ def grown(
     if spec.keys is not None:
         if keys is not None:
             raise InvalidInputError(f"table {table.name!r} is by key: write the rows of new keys")
-        return Rewrite(table.name, spec, table._records(), table.scalars, as_stored(table.keys))
+        return _continued(table, spec, table._records(), as_stored(table.keys))
 
     def blocks() -> Blocks:
         yield from table._records()
         yield from generations.initial_records(spec, table.rows)
 
     every = more_keys(table, rows - table.rows, keys)
-    return Rewrite(table.name, spec, blocks(), table.scalars, every)
+    return _continued(table, spec, blocks(), every)
 
 
 def appended(table: Table, rows: Any, keys: Sequence[Any] | None) -> Rewrite:
@@ -316,7 +323,7 @@ def appended(table: Table, rows: Any, keys: Sequence[Any] | None) -> Rewrite:
         yield from table._records()
         yield new
 
-    return Rewrite(table.name, spec, blocks(), table.scalars, more_keys(table, len(new), keys))
+    return _continued(table, spec, blocks(), more_keys(table, len(new), keys))
 
 
 def records_of(table: Table, rows: Any) -> Records:

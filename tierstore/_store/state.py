@@ -28,7 +28,7 @@ from tierstore._store.versions import History, open_directory, read_identity
 from tierstore._table.missing import Missing, checked
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
-from tierstore._tiers.base import ROLLED_BACK
+from tierstore._tiers.base import OPENED_ANEW, REFRESHED, REPLACED, RESTORED, ROLLED_BACK
 from tierstore.errors import (
     CommitFailedError,
     ConcurrentWriterError,
@@ -153,7 +153,7 @@ class State:
                     f"version {self.manifest.version} of {self._options.path} is not the expected "
                     "one: the path now has another copy of the store; open it again"
                 )
-            self._attach(opening)
+            self._attach(opening, OPENED_ANEW)
         self._hold_only_what_is_open()
 
     # -- finding the version to open
@@ -323,10 +323,13 @@ class State:
         infos = self.manifest.payload.items()
         return Payloads({name: Payload(self.directory, info) for name, info in infos})
 
-    def _attach(self, opening: Opening) -> None:
-        """Switch the tables to the opened files, which are the tables' own from now on."""
+    def _attach(self, opening: Opening, renamed: str, kept: Collection[str] = ()) -> None:
+        """Switch the tables to the opened files, which are the tables' own from now on.
+
+        `renamed` is why rows may mean something else than before, but those of `kept` tables.
+        """
         opened, opening.new = opening.new, {}
-        self.spaces.place(self, opened, self._specs())
+        self.spaces.place(self, opened, self._specs(), renamed=renamed, kept=kept)
         for name in opened:
             self.damaged.pop(name, None)
 
@@ -360,10 +363,13 @@ class State:
         """Return the specs of all tables, with the rows that they have grown to."""
         return self._specs() | {each.name: each.spec for each in self.tables.values()}
 
-    def reopen(self, names: Collection[str]) -> None:
+    def reopen(
+        self, names: Collection[str], *, renamed: str = REPLACED, kept: Collection[str] = ()
+    ) -> None:
         """Open new generations of tables after releasing the memory of the old ones.
 
-        Tables that shared tiers with a dropped table get new tiers too.
+        Tables that shared tiers with a dropped table get new tiers too. `renamed` is why rows may
+        mean something else than before, but those of `kept` tables.
         """
         try:
             self.spaces.vacate(names)
@@ -373,7 +379,7 @@ class State:
                     opening.new[name] = self._opener.open(
                         self.manifest, name, self.ledger.next_number, self.ledger.floor
                     )
-                self._attach(opening)
+                self._attach(opening, renamed, kept)
         except (TierStoreError, OSError, MemoryError) as error:
             raise CommitFailedError(
                 f"version {self.manifest.version} is committed, but a table could not "
@@ -486,7 +492,7 @@ class State:
                     table._generation.committed(info)
                     others.remove(name)
             self.manifest = manifest
-            self.reopen(sorted(others))
+            self.reopen(sorted(others), renamed=RESTORED)
 
     def next_version(self) -> dict[str, Any]:
         """Return the manifest changes for a new version with an unused number."""
@@ -600,7 +606,7 @@ class State:
                 for name in self.tables.keys() - self.manifest.tables.keys():
                     self.spaces.drop(name)
                 self.spaces.follow(opening.later, opening.renewed)
-                self._attach(opening)
+                self._attach(opening, REFRESHED)
                 self.damaged = opening.damaged
             except BaseException as error:
                 self.door.close(f"a refresh failed in the middle ({error}); open it again")

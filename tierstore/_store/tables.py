@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from tierstore._store.payload import Payload
 from tierstore._store.versions import History
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Owner, Table, Touched
-from tierstore._tiers.base import EXPIRED, GONE, REFRESHED, Renewed
+from tierstore._tiers.base import GONE, REFRESHED, REMOVED, REPLACED, Renewed
 from tierstore._tiers.space import Space
 from tierstore.errors import CorruptStoreError, FormatError, TierStoreError
 from tierstore.spec import TableSpec
@@ -272,12 +272,19 @@ class Spaces:
         self._placement.check(specs)
 
     def place(
-        self, owner: Owner, new: Mapping[str, Generation], specs: Mapping[str, TableSpec]
+        self,
+        owner: Owner,
+        new: Mapping[str, Generation],
+        specs: Mapping[str, TableSpec],
+        *,
+        renamed: str = REPLACED,
+        kept: Collection[str] = (),
     ) -> None:
         """Switch tables to the opened files, with new memory.
 
-        `specs` are those of all tables of the store. After an error, unused tables of `new` are
-        closed. Raises CapacityError.
+        `specs` are those of all tables of the store. `renamed` is why rows of the `new` tables may
+        mean something else than before; those of tables that are `kept` do not. After an error,
+        unused tables of `new` are closed. Raises CapacityError.
         """
         coming = dict(new)
         try:
@@ -300,7 +307,8 @@ class Spaces:
                     if generation is None:
                         self._tables[name]._move(space, extent)
                     elif type(self._tables.get(name)) is kind:
-                        self._tables[name]._attach(generation, space, extent)
+                        why = "" if name in kept else renamed
+                        self._tables[name]._attach(generation, space, extent, why)
                     else:
                         self._tables[name] = kind(owner, name, generation, space, extent)
         except BaseException:
@@ -336,17 +344,21 @@ class Spaces:
     def end_leases(
         self, owner: Owner, name: str, specs: Callable[[], Mapping[str, TableSpec]]
     ) -> None:
-        """End the leases of a table and those that it shares tiers with; rows stay as they are."""
+        """End the leases of a table and those that it shares tiers with, before its rows move.
+
+        Rows of the other tables stay as they are.
+        """
         space = self._of[name]
         if space.gpu is None:
-            space.end_leases(EXPIRED)
+            space.end_leases(REMOVED, [name])
             return
-        self.flush_and_vacate(name)
+        self.flush_and_vacate(name, REMOVED)
         self.place(owner, {}, specs())
 
-    def flush_and_vacate(self, name: str) -> None:
-        """Close the tiers of a table after writing all their changes."""
+    def flush_and_vacate(self, name: str, renamed: str) -> None:
+        """Close the tiers of a table after writing all their changes; its rows get new meanings."""
         self._of[name].flush()
+        self._tables[name]._extent.epoch.end(renamed, names=True)
         self.vacate([name])
 
     def vacate(self, names: Iterable[str]) -> None:
@@ -365,6 +377,7 @@ class Spaces:
         """Close a table that was removed from the store, and end its leases."""
         table = self._tables.pop(name)
         table._extent.epoch.ended = GONE  # whatever has ended it before
+        table._extent.epoch.end(GONE, names=True)
         self.vacate([name])
         table._close()
 
@@ -398,16 +411,18 @@ class Spaces:
 
         Ends every lease, those of tables that show what they did too.
         """
-        self.end_epochs(REFRESHED)  # before the first key or row is another
+        keyed = {name for name in later if later[name].info.spec.keys is not None}
+        for space in self.open:  # before the first key or row is another
+            space.end_epochs(REFRESHED, renamed=keyed)
         for name, each in later.items():
             self._tables[name]._follow(each)
         for space in self.open:  # those of a table that was dropped went, with all in them
             space.forget(renewed.get(space))
 
     def end_epochs(self, reason: str) -> None:
-        """End every lease before rows or their keys change."""
+        """End every lease, and what every row means, before rows or their keys change."""
         for space in self.open:
-            space.end_epochs(reason)
+            space.end_epochs(reason, renamed=None)
 
     def discard(self) -> None:
         """Drop uncommitted rows, and end every lease; new leases are possible afterwards."""

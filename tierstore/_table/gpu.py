@@ -306,6 +306,7 @@ class DeviceLease:
     Attributes:
         gpu: the tier's own lease, for kernels that work on records in place.
         device: where it is.
+        names: the number of names with which it began; see `Epoch.names_hold`.
     """
 
     groups = None
@@ -319,6 +320,7 @@ class DeviceLease:
         epoch = access.extent.epoch
         if epoch.ended:
             epoch.check_open()
+        self.names: int = epoch.names
         stream = access.stream(ids.kind)
         self.gpu: GpuLease = access.gpu.lease(
             ids.rows, *into, within=access.within, features=features, stream=stream
@@ -354,11 +356,6 @@ class DeviceLease:
     def ended(self) -> bool:
         """Whether the lease was released, or its epoch has ended."""
         return self.gpu.ended
-
-    @property
-    def dropped(self) -> bool:
-        """Whether a rollback dropped writes to these rows."""
-        return self.gpu.dropped
 
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it."""

@@ -23,7 +23,7 @@ from tierstore._table.address import Ids, host_ids, last_of_each
 from tierstore._table.prefetch import Prefetcher, Rows
 from tierstore._table.recycled import LARGE, Recycled
 from tierstore._table.values import Columns, from_bytes, to_bytes
-from tierstore._tiers.base import ROLLED_BACK, lease_ended
+from tierstore._tiers.base import lease_ended
 from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel
@@ -89,8 +89,8 @@ class Lease(Protocol):
         """Whether the lease has ended."""
 
     @property
-    def dropped(self) -> bool:
-        """Whether a rollback dropped writes to these rows, which ended the lease."""
+    def names(self) -> int:
+        """The number of names with which it began; see `Epoch.names_hold`."""
 
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it.
@@ -423,6 +423,7 @@ class HostLease:
     Attributes:
         groups: the ids grouped by row, by rows of the space.
         bound: the number of distinct rows.
+        names: the number of names with which it began; see `Epoch.names_hold`.
     """
 
     device = None
@@ -442,6 +443,7 @@ class HostLease:
             self._epoch = access.extent.epoch
             if self._epoch.ended:
                 self._epoch.check_open()
+            self.names: int = self._epoch.names
             self._pinned = self._nearest.lease(self.groups, rows, out, lo)
 
     @property
@@ -459,11 +461,6 @@ class HostLease:
     def ended(self) -> bool:
         """Whether the lease was released, or its epoch has ended."""
         return self._released or bool(self._epoch.ended)
-
-    @property
-    def dropped(self) -> bool:
-        """Whether a rollback dropped writes to these rows."""
-        return self._epoch.ended == ROLLED_BACK
 
     def trim(self, *, wait: bool) -> bool:
         """Return True: `bound` is the number of distinct rows."""

@@ -25,7 +25,7 @@ from tierstore._table.address import is_torch, on_host
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease
 from tierstore._table.table import Owner, Table
-from tierstore._tiers.base import Rows
+from tierstore._tiers.base import Epoch, Rows
 from tierstore._tiers.gpu.link import FeatureIds
 from tierstore._tiers.gpu.memory import MOST_FEATURES
 from tierstore._tiers.space import Space, WholeSpace
@@ -126,10 +126,22 @@ class Location:
             self.access = self._on_device = found
             self._device_type = found.torch_device.type
         self._order = np.argsort(self.starts)
+        self._named = self._names_now()
         self._numbers: dict[Features, Rows] = {}
         self._bounds: dict[Features, Any] = {}
         self._ids: dict[tuple[Features, tuple[int, ...]], FeatureIds] = {}
         self._last: tuple[Features, tuple[int, ...], FeatureIds] | None = None
+
+    @property
+    def names(self) -> tuple[int, ...]:
+        """The number of names of each table; see `Epoch`. Their epochs end together."""
+        if self._named[0] is not self.tables[0]._extent.epoch:
+            self._named = self._names_now()
+        return self._named[1]
+
+    def _names_now(self) -> tuple[Epoch, tuple[int, ...]]:
+        first = self.tables[0]._extent.epoch  # before the others: a later one is looked at again
+        return first, tuple(table._extent.epoch.names for table in self.tables)
 
     # -- from ids of tables to rows of the space
 
@@ -334,6 +346,15 @@ class JointTable:
         numbers = torch.from_numpy(before._order)[found.clamp_(min=0)]
         moved = torch.from_numpy(now.starts - before.starts)[numbers]
         return torch.where(given < 0, given, given + moved).to(rows.device)
+
+    def _renamed_since(self, names: Sequence[int], touched: Iterable[int] | None = None) -> str:
+        """Return why rows of tables `touched`, of any if None, may mean something else by now.
+
+        See `Table._renamed_since`; `names` are those of `Location.names`.
+        """
+        every = range(len(self.tables)) if touched is None else touched
+        whys = (self.tables[each]._renamed_since(names[each]) for each in every)
+        return next(filter(None, whys), "")
 
     def lease(self, rows: Tensor, touched: Iterable[int] = ()) -> Lease:
         """Pin the distinct rows of a batch, of the tables `touched`; see `Table.lease`."""

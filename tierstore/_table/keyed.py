@@ -97,16 +97,16 @@ class PlacedKeys(Ids):
 
     Attributes:
         table: of the keys.
-        numbering: that of its map before the rows were found; see `KeyMap.numbering`.
+        names: the number of its names before the rows were found; see `Epoch`.
     """
 
     table: KeyedTable
-    numbering: object
+    names: int
 
     @property
     def moved(self) -> bool:
         """Whether the rows may now belong to other keys, as after a rollback."""
-        return self.table._map.numbering is not self.numbering
+        return not self.table._extent.epoch.names_hold(self.names)
 
 
 class OnDevice(NamedTuple):
@@ -171,8 +171,9 @@ class SettledKeys(RowKeys):
     def __init__(self, table: KeyedTable) -> None:
         """Show the keys of the rows that a table has now."""
         super().__init__(table)
-        self._numbering = table._map.numbering
-        self._count = table.rows
+        with table._map.lock:  # which a removal holds from before its epoch until after its end
+            self._names = table._extent.epoch.names
+            self._count = table.rows
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -187,10 +188,9 @@ class SettledKeys(RowKeys):
 
     def check_settled(self) -> None:
         """Raise ClosedError if rows may have other keys by now."""
-        if self._table._map.numbering is not self._numbering:
+        if why := self._table._renamed_since(self._names):
             raise ClosedError(
-                f"keys of table {self._table.name!r} were removed, rolled back or refreshed while "
-                "this call read them; repeat it"
+                f"{why} while this call read the keys of table {self._table.name!r}; repeat it"
             )
 
 
@@ -221,8 +221,10 @@ class KeyedTable(RowsByNumber):
     _lacked = True
     """Whether the device's map lacked keys of the last batch; true before the first."""
 
-    def _attach(self, generation: Generation, space: Space, extent: Extent) -> None:
-        super()._attach(generation, space, extent)
+    def _attach(
+        self, generation: Generation, space: Space, extent: Extent, renamed: str = ""
+    ) -> None:
+        super()._attach(generation, space, extent, renamed)
         if space.gpu is not None and self.spec.keys == "int64":
             with space.on_device():  # now: a budget beyond the device's memory fails at once
                 space.gpu.keys(self.name, self.capacity)
@@ -325,17 +327,23 @@ class KeyedTable(RowsByNumber):
         after a removal, a rollback or a refresh, in whatever thread.
         """
         keys = self.keys.settled()
-        return self._items(keys, self.scan(field, stop=len(keys), block_rows=block_rows))
+        return self._items(keys, self.scan(field, block_rows=block_rows))
 
     @staticmethod
     def _items(
         keys: SettledKeys, blocks: Iterator[npt.NDArray[Any]]
     ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Yield keys with their rows, given blocks of all rows, which may be more by now, or fewer.
+
+        So the keys are compared with what they were, not their number with that of rows.
+        """
         begin = 0
         for block in blocks:
-            end = begin + len(block)
-            yield keys[begin:end], block
+            end = min(begin + len(block), len(keys))
+            if begin < end:
+                yield keys[begin:end], block[: end - begin]
             begin = end
+        keys.check_settled()
 
     def _asked(self, keys: object) -> tuple[Asked, str]:
         """Check a batch of keys; also return the kind of the resulting array."""
@@ -400,7 +408,7 @@ class KeyedTable(RowsByNumber):
         chosen = self._chosen(missing, field, raw=raw)
         given = self._given(keys)
         while True:
-            epoch = self._extent.epoch
+            epoch = self._extent.epoch  # before the rows are found
             found_in = self._resolved(given, self._map.find)
             if chosen == "raise" and found_in.unknown.size:
                 raise without_row(keys, found_in.unknown, OTHERWISE)
@@ -413,7 +421,7 @@ class KeyedTable(RowsByNumber):
                 if epoch is self._extent.epoch:
                     raise
                 continue  # keys have got other rows meanwhile, or none
-            if epoch is self._extent.epoch:
+            if epoch is self._extent.epoch or self._extent.epoch.names_hold(epoch.names):
                 break
         if found_in.unknown.size:
             parts = found if isinstance(found, dict) else {self._named(_one(field)): found}
@@ -523,13 +531,12 @@ class KeyedTable(RowsByNumber):
     def _keys_there(self) -> Iterator[tuple[DeviceKeys, int]]:
         """Use the device's map of keys, in a stream; clear it first if its rows have changed."""
         access = cast(DeviceAccess, self._access)
-        numbering = self._map.numbering  # before: the keys may still be in transit
-        with access.using():
-            stream = access.stream("torch")
+        with access.using():  # in which no key gets another row
+            stream, names = access.stream("torch"), self._extent.epoch.names
             known = access.gpu.keys(self.name, self.capacity)
-            if known.source is not numbering:
+            if known.source != names:
                 known.clear(stream)
-                known.source = numbering
+                known.source = names
             yield known, stream
 
     def _batch(self, ids: object, *, record: bool = True) -> Ids:
@@ -547,10 +554,10 @@ class KeyedTable(RowsByNumber):
         """Give rows to keys that have none, before the write."""
         if not isinstance(batch, KeyBatch):
             return batch
-        numbering = self._map.numbering
+        names = self._extent.epoch.names
         rows = self._used_by(batch.keys, self._add)
         placed = PlacedKeys(*self.by_row._batch(self._like(rows.known_or_first(), batch.kind)))
-        placed.table, placed.numbering = self, numbering
+        placed.table, placed.names = self, names
         return placed
 
     def _add(self, asked: Asked) -> Rows:
@@ -650,8 +657,9 @@ class KeyedTable(RowsByNumber):
 
     def _trained(self, asked: Asked) -> Rows:
         """Return the rows of keys of a training batch; -1 for those that are not admitted yet."""
-        rows = self._admitted(asked)
-        self._note_uses(rows)
+        with self._still():
+            rows = self._admitted(asked)
+            self._note_uses(rows)
         return rows
 
     def _admitted(self, asked: Asked) -> Rows:
@@ -672,28 +680,29 @@ class KeyedTable(RowsByNumber):
 
     def _used(self, asked: Asked) -> Rows:
         """Return the rows of used keys; keys without a row get one."""
-        rows = self._add(asked)
-        self._note_uses(rows)
+        with self._still():
+            rows = self._add(asked)
+            self._note_uses(rows)
         return rows
 
     def _used_by(self, given: Batch, ask: Callable[[Asked], Rows]) -> Resolved:
         """Return the rows of used keys; `ask` decides which keys get one."""
-        found = self._resolved(given, ask)
-        self._note_uses(found.rows)
+        with self._still():
+            found = self._resolved(given, ask)
+            self._note_uses(found.rows)
         return found
 
     def _note_uses(self, rows: Any) -> None:
-        """Count a use of each row if the table tracks uses; -1 means no row."""
+        """Count a use of each row if the table tracks uses, in `_still`; -1 means no row."""
         if not (self.spec.track_uses and self._owner.door.writable):
             return
         used = rows.unique() if is_torch(rows) else np.unique(rows)
         used = used[used >= 0]
         if len(used):
-            with self._still():  # two threads that read the same counts would lose one
-                uses = self.by_row.read(used, USES)
-                uses[:, 0] += 1
-                uses[:, 1] = self.store._commits + 1
-                self.by_row.write(used, uses, USES)
+            uses = self.by_row.read(used, USES)
+            uses[:, 0] += 1
+            uses[:, 1] = self.store._commits + 1
+            self.by_row.write(used, uses, USES)
 
     def remove(self, keys: object) -> int:
         """Remove keys with their rows, such as those of users who left; return how many had one.
@@ -712,8 +721,12 @@ class KeyedTable(RowsByNumber):
         1
         >>> store.rollback()
         """
+        return self._removed(self._asked(keys)[0])
+
+    def _removed(self, asked: Asked) -> int:
+        """Remove checked keys; return how many had a row."""
         with self._owner.door.use(write=True), self._map.lock:
-            rows = np.unique(self.lookup(keys, missing=-1))
+            rows = np.unique(self._map.find(asked))
             rows = rows[rows >= 0]
             if rows.size:
                 self._remove(rows)
@@ -775,11 +788,7 @@ class KeyedTable(RowsByNumber):
         return np.delete(uses, gone, 0)
 
     def _all_uses(self) -> npt.NDArray[np.float64]:
-        uses, begin = np.empty((self.rows, 2)), 0
-        for block in self.scan(USES):
-            uses[begin : begin + len(block)] = block
-            begin += len(block)
-        return uses
+        return np.concatenate([np.empty((0, 2)), *self.scan(USES)])
 
     def _expired(self, conditions: dict[str, int | None]) -> Iterator[expiry.Block]:
         epoch = self._extent.epoch
@@ -832,10 +841,10 @@ class KeyedTable(RowsByNumber):
         given = self._given(ids)
         with self._still():
             while True:
-                numbering = self._map.numbering
+                names = self._extent.epoch.names
                 found = self._used_by(given, self._add)
                 lease = self.by_row.lease(self._like(found.known_or_first(), found.kind))
-                if self._map.numbering is numbering:
+                if lease.names == names:
                     return lease
                 lease.release()  # its rows may be those of other keys, after a rollback
 
@@ -844,11 +853,14 @@ class KeyedTable(RowsByNumber):
 
         Keys that are new are added; raises InvalidInputError for more than `rows=` of the table.
         """
-        with self._still():
+        with self._still():  # or a repeated attempt would count their uses twice
             super().write(ids, rows, field)
 
     def _still(self) -> AbstractContextManager[object]:
-        """Prevent other threads from removing keys before their uses are counted, if they are."""
+        """Keep other threads out until the uses of keys are counted, if they are.
+
+        They might remove keys, or lose a use that they count at the same time.
+        """
         if not (self.spec.track_uses and self._owner.door.writable):
             return nullcontext()
         return self._owner.door.use(write=True)

@@ -48,6 +48,7 @@ from tierstore._table.values import (
     spread,
     writable_bytes,
 )
+from tierstore._tiers.base import OPENED_ANEW
 from tierstore._tiers.space import Extent, Nearest, Space
 from tierstore.errors import ClosedError, CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
@@ -147,10 +148,18 @@ class Table(NamedRows):
         self._owner = owner
         self._recording: Recording | None = None
         self._scalars: dict[str, Any] = {}
+        self._extent = extent
         self._attach(generation, space, extent)
 
-    def _attach(self, generation: Generation, space: Space, extent: Extent) -> None:
-        """Use these files from now on: the table grew, or has other fields or another version."""
+    def _attach(
+        self, generation: Generation, space: Space, extent: Extent, renamed: str = ""
+    ) -> None:
+        """Use these files from now on: the table grew, or has other fields or another version.
+
+        `renamed` is why rows may mean something else then; empty where they do not.
+        """
+        if renamed:
+            self._extent.epoch.end(renamed, names=True)
         self._generation = generation
         self._disk = generation.tier
         self._layout = generation.info.spec.layout
@@ -161,6 +170,8 @@ class Table(NamedRows):
 
     def _move(self, space: Space, extent: Extent) -> None:
         """Use these tiers from now on."""
+        if extent is not self._extent:
+            extent.epoch = self._extent.epoch.next()
         self._space = space
         self._extent = extent
         access = self._make_access()
@@ -170,7 +181,7 @@ class Table(NamedRows):
     def _moved_to(self, other: Table) -> Table:
         """Use the files and tiers that another table has opened; return this table."""
         self._owner = other._owner
-        self._attach(other._generation, other._space, other._extent)
+        self._attach(other._generation, other._space, other._extent, OPENED_ANEW)
         return self
 
     def _make_access(self) -> Access:
@@ -185,6 +196,14 @@ class Table(NamedRows):
     def _together(self) -> AbstractContextManager[Any]:
         """Enter the store once for several calls of this thread; see `Access.together`."""
         return self._access.together()
+
+    def _renamed_since(self, names: int, touched: object = None) -> str:
+        """Return why rows may mean something else than at a number of names; empty if they do not.
+
+        `touched` is for tables that are looked up as one.
+        """
+        epoch = self._extent.epoch
+        return "" if epoch.names_hold(names) else epoch.renamed
 
     @property
     def scalars(self) -> dict[str, Any]:
@@ -770,7 +789,8 @@ class Table(NamedRows):
                 the list they raise CorruptRowError.
 
         Uncommitted rows are included; the caches keep their contents. Arguments are checked at
-        once. If the table gets other fields or rows meanwhile, the next block raises ClosedError.
+        once. If the table gets other fields or rows meanwhile, or rows of a table by key get other
+        keys, the next block raises ClosedError.
         """
         if field is not None and not isinstance(field, str):
             if start is None or stop is not None:
@@ -790,15 +810,24 @@ class Table(NamedRows):
             raise InvalidInputError(f"a block has at least one row, not {block_rows}")
         if damaged is not None and not isinstance(damaged, list):
             raise InvalidTypeError(f"damaged is a list to add rows to, not {damaged!r}")
-        return self._scan(name, range(start, stop, block_rows), stop, damaged, raw=raw)
+        extent, blocks = self._extent, range(start, stop, block_rows)
+        return self._scan(extent, extent.epoch.names, name, blocks, stop, damaged, raw=raw)
 
     def _scan(
-        self, name: str, starts: range, stop: int, damaged: list[int] | None, *, raw: bool
+        self,
+        extent: Extent,
+        names: int,
+        name: str,
+        starts: range,
+        stop: int,
+        damaged: list[int] | None,
+        *,
+        raw: bool,
     ) -> Iterator[npt.NDArray[Any]]:
-        extent, (item, lo, hi) = self._extent, self._spans[name]
+        item, lo, hi = self._spans[name]
         for begin in starts:
             end = min(begin + starts.step, stop)
-            data = self._block(extent, begin, end, lo, hi, damaged)
+            data = self._block(extent, names, begin, end, lo, hi, damaged)
             rows = np.arange(begin, end, dtype=np.int64)
             yield (
                 data.view(item.storage)
@@ -876,9 +905,9 @@ class Table(NamedRows):
     def _records(self, damaged: list[int] | None = None) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield all records in order, in blocks `(n, record_bytes)`; `damaged` as in `scan`."""
         extent, width = self._extent, self._layout.record_bytes
-        step = max(1, _SCAN_BYTES // width)
+        names, step = extent.epoch.names, max(1, _SCAN_BYTES // width)
         for begin in range(0, self.rows, step):
-            yield self._block(extent, begin, min(begin + step, self.rows), 0, width, damaged)
+            yield self._block(extent, names, begin, min(begin + step, self.rows), 0, width, damaged)
 
     def _read_records(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """Return the records of rows `(n, record_bytes)`, for tables on the host."""
@@ -896,13 +925,28 @@ class Table(NamedRows):
         self._access.write(batch, [(0, self._layout.record_bytes, records)])
 
     def _block(
-        self, extent: Extent, begin: int, end: int, lo: int, hi: int, damaged: list[int] | None
+        self,
+        extent: Extent,
+        names: int,
+        begin: int,
+        end: int,
+        lo: int,
+        hi: int,
+        damaged: list[int] | None,
     ) -> npt.NDArray[np.uint8]:
-        """Return bytes `lo:hi` of some records; raises ClosedError if the table has other tiers."""
+        """Return bytes `lo:hi` of some records.
+
+        Raises ClosedError if the table has other tiers, or the rows of a table by key other keys
+        than at the number of names.
+        """
         rows = np.arange(begin, end, dtype=np.int64)
         out = np.empty((rows.size, hi - lo), np.uint8)
         with self._access.using():
             extent.epoch.check_open()
+            if self.spec.keys is not None and (why := self._renamed_since(names)):
+                raise ClosedError(
+                    f"{why} while this call read the rows of table {self.name!r}; repeat it"
+                )
             space, held = self._space, extent.in_space(rows)
             space.flush_gpu()
             records = space.records(extent)

@@ -15,7 +15,11 @@ __all__ = [
     "GONE",
     "OPENED_ANEW",
     "REFRESHED",
+    "REMOVED",
+    "REPLACED",
+    "RESTORED",
     "ROLLED_BACK",
+    "UNDONE",
     "Bytes",
     "Collecting",
     "Delivering",
@@ -155,27 +159,57 @@ class DeviceView(NamedTuple):
 ROLLED_BACK = "the store was rolled back"
 REFRESHED = "the store was refreshed"
 OPENED_ANEW = "the table got other fields or rows, or another version,"
-EXPIRED = "rows of the table expired"
+REMOVED = "keys were removed"
+REPLACED = "the rows of the table were replaced"
+RESTORED = "another version was restored"
+UNDONE = frozenset({ROLLED_BACK, RESTORED})
+"""The reasons that drop what is not committed, gradients that wait for a step among it."""
 GONE = "the table was renamed or dropped"
 
 
 class Epoch:
-    """A period in which leased records keep their places.
+    """A period in which a table's records keep their places, and its rows their meaning.
 
-    A lease refers to the epoch in which it began. Tiers that drop their records end the epoch,
-    which ends every lease without a search; the next epoch is a new object.
+    A lease refers to the epoch in which it began. Whatever drops records from a tier ends the
+    epoch, which ends every lease without a search; the next epoch is a new object. So an epoch
+    stands for a number of `places`, which every end raises.
+
+    Some ends also raise `names`: a row may then mean something else, as after a removal of keys or
+    a rollback. A row number, or a gradient, holds as long as `names` is the number with which it
+    was found; see `names_hold`. Where only places have changed, the rows are leased anew.
 
     Attributes:
         ended: the reason why it ended; empty while it lasts.
+        names: how often rows of the table got another meaning before.
+        renamed: why rows get another meaning with the end of this epoch, else why they last did.
     """
 
-    def __init__(self) -> None:
+    __slots__ = ("_renames", "ended", "names", "renamed")
+
+    def __init__(self, names: int = 0, renamed: str = "") -> None:
         """Begin."""
         self.ended: str = ""
+        self.names: int = names
+        self.renamed: str = renamed
+        self._renames = False
 
-    def end(self, reason: str) -> None:
-        """End every lease of this epoch; the first reason counts."""
+    def end(self, reason: str, *, names: bool) -> None:
+        """End every lease of this epoch; the first reason counts, of `names` the last.
+
+        With `names`, call it before the first row or key changes, and begin the next epoch after
+        the last: what was found in between holds in neither.
+        """
         self.ended = self.ended or reason
+        if names:
+            self.renamed, self._renames = reason, True
+
+    def next(self) -> Epoch:
+        """Return the next epoch of the same table."""
+        return Epoch(self.names + self._renames, self.renamed)
+
+    def names_hold(self, names: int) -> bool:
+        """Whether rows still mean what they meant at that number, given the present epoch."""
+        return self.names == names and not self._renames
 
     def check_open(self) -> None:
         """Raise ClosedError for a call whose tiers have changed meanwhile."""

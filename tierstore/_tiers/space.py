@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 from tierstore._rowcopy import call_at, copy
 from tierstore._tiers.base import (
     OPENED_ANEW,
-    REFRESHED,
     ROLLED_BACK,
     Bytes,
     Collecting,
@@ -52,7 +51,8 @@ class Extent:
         table: its name.
         start: its first row in the space.
         tier: its lowest tier, which knows the table's own rows.
-        epoch: the epoch of leases of its rows; a new one after each `Space.discard`.
+        epoch: of leases of its rows, and of what these mean; a new one after each event that ends
+            leases. The epochs of all extents of a space end together.
     """
 
     table: str
@@ -292,7 +292,7 @@ class Space:
 
     def discard(self) -> None:
         """Drop what was not committed, and end every lease."""
-        self.end_epochs(ROLLED_BACK)
+        self.end_epochs(ROLLED_BACK, renamed=None)
         if self.gpu is not None:
             with self.on_device():
                 self.gpu.discard()
@@ -303,29 +303,31 @@ class Space:
                 self.gpu.fill_for_replays()
         self.begin_epochs()
 
-    def end_leases(self, reason: str) -> None:
-        """End every lease of a space without a GPU tier."""
-        self.end_epochs(reason)
+    def end_leases(self, reason: str, renamed: Collection[str]) -> None:
+        """End every lease of a space without a GPU tier, and what rows of some tables mean."""
+        self.end_epochs(reason, renamed=renamed)
         if self.host is not None:
             self.host.unpin()
         self.begin_epochs()
 
-    def end_epochs(self, reason: str) -> None:
-        """End every lease, and prevent reads during a use, until new epochs begin."""
+    def end_epochs(self, reason: str, *, renamed: Collection[str] | None) -> None:
+        """End every lease, and prevent reads during a use, until new epochs begin.
+
+        Rows of the tables `renamed`, of all if it is None, may mean something else then.
+        """
         for extent in self.extents:
-            extent.epoch.end(reason)
+            extent.epoch.end(reason, names=renamed is None or extent.table in renamed)
 
     def begin_epochs(self) -> None:
         """Begin new epochs after the ended ones: rows and keys have their final state."""
         for extent in self.extents:
-            extent.epoch = Epoch()
+            extent.epoch = extent.epoch.next()
 
     def forget(self, renewed: Renewed | None) -> None:
         """Drop old bytes of changed rows, for a reader: the lowest tiers have new ones.
 
-        In a host tier, `renewed` records replace them. Ends every lease.
+        In a host tier, `renewed` records replace them. The epochs have ended; new ones begin.
         """
-        self.end_epochs(REFRESHED)
         if self.host is not None and renewed is not None:
             self.host.renew(renewed)
         self.begin_epochs()
@@ -362,9 +364,9 @@ class Space:
 
     def close(self, reason: str = OPENED_ANEW) -> None:
         """End every lease and free the memory, even if the GPU has failed."""
-        self.end_epochs(reason)
+        self.end_epochs(reason, renamed=())
         if self.gpu is not None:
-            self.gpu.epoch.end(reason)
+            self.gpu.epoch.end(reason, names=False)
             with contextlib.suppress(Exception), self.gpu.device.current():
                 self.gpu.close()
         if self.whole is not None:

@@ -33,10 +33,10 @@ class DistributedKeyedTable:
     """Rows of a table by key, wherever they are among the ranks; see `KeyedTable`.
 
     The owner of a key is found from its hash, and draws the first row from the key: the row of a
-    key does not depend on the number of ranks. `read`, `write`, `lookup`, `contains`, `get_or_add`
-    and `prefetch` are collective: every rank calls them, with keys of its own or none. So is
-    `merge`, to which every rank gives the same table. `expire` removes keys of the rank that calls
-    it, and is collective with `keep_at_most` alone.
+    key does not depend on the number of ranks. `read`, `write`, `lookup`, `contains`, `get_or_add`,
+    `remove` and `prefetch` are collective: every rank calls them, with keys of its own or none. So
+    is `merge`, to which every rank gives the same table. `expire` removes keys of the rank that
+    calls it, and is collective with `keep_at_most` alone.
 
     Attributes:
         shard: the keys and rows of this rank, a KeyedTable.
@@ -202,12 +202,25 @@ class DistributedKeyedTable:
         self._exchange.ask(keys, "announce", prefetched)
 
     def remove(self, keys: object) -> int:
-        """Remove those of `keys` that are of this rank; return how many of them had a row.
+        """Remove keys with their rows, whichever rank has them. Collective.
 
-        As `KeyedTable.remove` does. Every rank that has one of the keys calls it; a commit of all
-        ranks makes it final.
+        Returns how many keys that the ranks gave, together, had a row: the same on every rank. See
+        `KeyedTable.remove`; a commit of all ranks makes it final. After an error that a rank meets
+        while it removes keys, all of them refuse to go on until `store.rollback()`.
         """
-        return self.shard.remove(keys)
+        gone, door = 0, self.shard._owner.door
+
+        def removed(asked: Asked) -> Rows:
+            nonlocal gone
+            try:
+                gone = self.shard._removed(asked)
+            except Exception as error:
+                self._ranks.fail(f"remove keys of table {self.name!r}", error)
+                raise
+            return np.full(asked.codes.size, -1, np.int64)
+
+        self._exchange.ask(keys, "remove", removed, lambda: door.check(write=True))
+        return sum(self._ranks.together("count the keys that were removed", lambda: gone))
 
     def expire(
         self,

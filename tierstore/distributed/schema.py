@@ -28,6 +28,7 @@ from tierstore._keys.text import Texts
 from tierstore._progress import Overall, Progress
 from tierstore._store.alter import Rewrite, more_keys, records_of
 from tierstore._store.store import Store
+from tierstore._tiers.base import REPLACED
 from tierstore.distributed.creating import same_seeds, shape_of
 from tierstore.distributed.prepared import agreed
 from tierstore.errors import (
@@ -167,6 +168,8 @@ def replace_table(
     def replace() -> dict[str, TableInfo]:
         made.adopt()
         report.finish()
+        if name in store._tables:
+            store._tables[name]._extent.epoch.end(REPLACED, names=True)
         info = dataclasses.replace(of_whole, spec=as_kept(spec), scalars=scalars)
         return {name: info if written is None else written.named_by(info)}
 

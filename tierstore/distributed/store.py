@@ -42,7 +42,7 @@ from tierstore._table.keyed import KeyedTable
 from tierstore._table.missing import Missing, checked
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
-from tierstore._tiers.base import ROLLED_BACK
+from tierstore._tiers.base import OPENED_ANEW, REMOVED, ROLLED_BACK
 from tierstore._tiers.memory import available_bytes
 from tierstore.distributed import folding, schema, versions
 from tierstore.distributed.keyed import DistributedKeyedTable
@@ -136,8 +136,12 @@ class DistributedStore(Closing, Mapping[str, Any]):
     def _manifest(self) -> Manifest:
         return self._root.manifest
 
-    def _place(self) -> None:
-        """Put tiers over the partitions, for all tables that have none."""
+    def _place(self, renamed: str = OPENED_ANEW) -> None:
+        """Put tiers over the partitions, for all tables that have none.
+
+        Keys are numbered as they are loaded then, unlike before; `renamed` is why. Rows by id keep
+        their numbers, of more rows too.
+        """
         for name in self._tables.keys() - self._manifest.tables.keys():
             self._spaces.drop(name)
             if (shared := self._shared.pop(name, None)) is not None:
@@ -156,18 +160,21 @@ class DistributedStore(Closing, Mapping[str, Any]):
                 continue
             specs[name] = generation.spec
             opened[name] = cast(Generation, generation)
-        self._spaces.place(self, opened, specs)
+        kept = [name for name in opened if specs[name].keys is None]
+        self._spaces.place(self, opened, specs, renamed=renamed, kept=kept)
         for name, table in self._tables.items() if self._ranks.count > 1 else ():
             if name not in self._shared or self._shared[name].shard is not table:
                 self._shared[name] = self._over(table)
 
-    def _place_together(self) -> None:
+    def _place_together(self, renamed: str = OPENED_ANEW) -> None:
         """Put tiers over the tables of a version that was just published, on every rank.
+
+        See `_place`.
 
         Raises CommitFailedError, and RanksError where ranks cannot talk any longer.
         """
         try:
-            self._ranks.together("place its tables", self._place)
+            self._ranks.together("place its tables", lambda: self._place(renamed))
         except TierStoreError as error:
             if self._ranks.broken:
                 error.add_note(f"version {self.version} is committed")
@@ -211,7 +218,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
 
         Nothing of it stays in memory.
         """
-        self._spaces.flush_and_vacate(name)
+        self._spaces.flush_and_vacate(name, REMOVED)
         self._spaces.place(self, {}, self._present_specs())
 
     def keys_before(self, name: str) -> int | None:
@@ -538,18 +545,18 @@ class DistributedStore(Closing, Mapping[str, Any]):
                 self._spaces.vacate([name])
             generation.drop_new_keys()
         for space in self._spaces.open:  # rows found for keys that are gone are found anew
-            space.end_epochs(ROLLED_BACK)
+            space.end_epochs(ROLLED_BACK, renamed=None)
             space.begin_epochs()
-        self._restore_parts()
+        self._restore_parts(ROLLED_BACK)
         for table in self._tables.values():
             table._reset_scalars()
 
-    def _restore_parts(self) -> None:
+    def _restore_parts(self, renamed: str = OPENED_ANEW) -> None:
         """Bring partitions back that are ahead of the root, after an error on some rank."""
         if self._parts.ahead(self._manifest):
             self._spaces.vacate(list(self._tables))
             self._parts.restore(self._manifest)
-        self._place()
+        self._place(renamed)
 
     def _take_scalars(self) -> None:
         """Have tables show the scalars of the version that is open, and its keys."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tierstore._disk.manifest import Manifest
 from tierstore._store.patching import Change, Patch, PatchInfo, open_patch
+from tierstore._tiers.base import RESTORED
 from tierstore.distributed.prepared import Prepared, agreed
 from tierstore.errors import FormatError, InvalidInputError
 from tierstore.spec import TableSpec
@@ -53,7 +54,7 @@ def restore(store: DistributedStore, version: int | str) -> int:
                 ranks.together("go back", store._restore_parts)
             raise
         root.restore(older, ready.last_version + 1, ready.in_order())
-        store._place_together()
+        store._place_together(RESTORED)
         store._take_scalars()
         store._count_keys(store._confirm, "confirm the version")
         return store.version

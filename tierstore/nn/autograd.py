@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -235,6 +235,7 @@ class Batch:
         if self._joint is not None:
             self._placement = self._joint.location
         self.lease: Lease = _leased(table, ids.reshape(-1), touched) if lease is None else lease
+        self._names: Any = self.lease.names if self._joint is None else self._names_seen()
         self.counted: Tensor | None = (
             None if padding_idx is None else ids.reshape(-1) != padding_idx
         )
@@ -269,10 +270,18 @@ class Batch:
         """Whether the lease has not ended."""
         return not self.lease.ended
 
-    @property
-    def dropped(self) -> bool:
-        """Whether the rows it looked up were dropped since, by a rollback."""
-        return self.lease.dropped
+    def _names_seen(self) -> Any:
+        """Return the number of names of each table with which its lease began; see `Epoch`."""
+        names = self._placement.names
+        return (-1,) * len(names) if self.lease.ended else names  # by another thread meanwhile
+
+    def moved(self, touched: Iterable[int] | None = None) -> str:
+        """Return why its rows may mean something else than when it looked them up.
+
+        Empty if they do not: then they can be leased anew where the lease has ended. `touched` are
+        the tables of a joint table to ask for; None means all.
+        """
+        return self._table._renamed_since(self._names, touched) if self.lease.ended else ""
 
     def firsts(self, tables: Sequence[int]) -> list[int]:
         """Return the first row of each of some tables of a joint table, as the lease has it."""
@@ -294,12 +303,12 @@ class Batch:
             touched: the tables of a joint table that have ids among them.
             columns: of all ids, where in `of_each` that of each is; None means in order.
 
-        Raises ClosedError where the rows that were looked up are no more, after a rollback.
+        Raises ClosedError as `check_named` does.
         """
         if positions is None and self.counted is not None:
             positions = self.trained_positions
         if self.lease.ended:  # a graph that is run backward again after the step, for example
-            self._check_kept()
+            self.check_named(touched)
             if isinstance(of_each, Apart):
                 of_each = of_each.in_order()
             of_each = of_each if columns is None else columns.in_order(of_each)
@@ -324,7 +333,7 @@ class Batch:
 
         The other arguments are those of `gradient`, which sums them first.
         """
-        self._check_kept()
+        self.check_named(touched)
         positions = self.trained_positions if positions is None else positions
         if positions is None:
             return Gradient(self, values, None, touched)
@@ -345,12 +354,13 @@ class Batch:
     def renewed(self, touched: frozenset[int] = _FIRST) -> Batch:
         """Return the batch, or another one of the same ids where its lease has ended.
 
-        Raises ClosedError where the rows that were looked up are no more, after a rollback.
+        Raises ClosedError as `check_named` does.
         """
         if not self.lease.ended:
             return self
-        self._check_kept()
+        self.check_named(touched)
         other = Batch(self._table, self.ids, None, self._abandoned, touched)
+        self.check_named(touched)  # again: another thread may have come before the lease
         other.counted = self.counted
         return other
 
@@ -361,12 +371,16 @@ class Batch:
             return None
         return torch.where(self.counted.to(self.positions.device), self.positions, -1)
 
-    def _check_kept(self) -> None:
-        """Raise ClosedError where the rows that were looked up are no more, after a rollback."""
-        if self.lease.ended and self.lease.dropped:
+    def check_named(self, touched: Iterable[int] | None = None) -> None:
+        """Raise ClosedError where rows that it looked up may mean something else by now.
+
+        As after a removal of keys, or a rollback; see `moved`.
+        """
+        if why := self.moved(touched):
             self._table._owner.door.check()  # a store that was closed says so
             raise ClosedError(
-                "the store was rolled back since this forward pass; run it again for a gradient"
+                f"{why} since this forward pass through table {self._table.name!r}; run the "
+                "forward pass again for a gradient"
             )
 
 
@@ -404,11 +418,18 @@ class Gradient:
 def merged(
     table: Table | JointTable, gradients: Sequence[Gradient], abandoned: Abandoned
 ) -> Gradient:
-    """Return the gradient of several batches of a table as that of one, over all their rows."""
+    """Return the gradient of several batches of a table as that of one, over all their rows.
+
+    Raises ClosedError as `Batch.check_named` does.
+    """
     touched = _touched(gradients)
+    for each in gradients:
+        each.batch.check_named(each.touched)
     batch = Batch(
         table, torch.cat([each.batch.ids for each in gradients]), None, abandoned, touched
     )
+    for each in gradients:  # again: another thread may have come before the lease
+        each.batch.check_named(each.touched)
     places, found = [], batch.positions.split([each.batch.size for each in gradients])
     for each, there in zip(gradients, found, strict=True):
         here, rows = each.batch.positions, len(each.values)

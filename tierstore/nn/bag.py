@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -11,7 +12,7 @@ from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
 from tierstore.nn.embedding import TieredEmbedding
 from tierstore.nn.jagged import Bags, jagged
-from tierstore.nn.keyed import Reading, numbered
+from tierstore.nn.keyed import Reading, numbered, while_named
 from tierstore.nn.pooling import Columns, Part, pool, read_pooled
 
 __all__ = ["TieredEmbeddingBag"]
@@ -89,6 +90,15 @@ class TieredEmbeddingBag(TieredEmbedding):
             offsets: where each bag starts in a 1-D input.
             per_sample_weights: a factor for each id, in the shape of `input`; only with mode "sum".
         """
+        if self._keyed is None:
+            return self._pooled(input, offsets, per_sample_weights)
+        pooled = partial(self._pooled, input, offsets, per_sample_weights)
+        return while_named([self._keyed], pooled)
+
+    def _pooled(
+        self, input: Any, offsets: Tensor | None, per_sample_weights: Tensor | None
+    ) -> Tensor:
+        """Do what `forward` does; keys are looked up and leased one after the other."""
         layer: TieredEmbeddingBag | Reading = self
         first = None
         if self._keyed is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
@@ -28,7 +29,7 @@ from tierstore.nn.collection import (
 from tierstore.nn.graphs import Given
 from tierstore.nn.jagged import Bags, jagged
 from tierstore.nn.joint import KeyedJointLayer
-from tierstore.nn.keyed import FirstRows, Reading
+from tierstore.nn.keyed import FirstRows, Reading, while_named
 from tierstore.nn.pooled import MODES
 from tierstore.nn.pooling import Columns, Part, pool, read_pooled
 
@@ -183,6 +184,13 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
 
     def _pool(self, features: Any, *, apart: bool) -> tuple[_Plan, Sequence[Tensor]]:
         """Return the plan of the columns, all columns, and those of each feature if `apart`."""
+        if not self._by_key:
+            return self._pool_numbered(features, apart=apart)
+        pooled = partial(self._pool_numbered, features, apart=apart)
+        return while_named(self._by_key.values(), pooled)
+
+    def _pool_numbered(self, features: Any, *, apart: bool) -> tuple[_Plan, Sequence[Tensor]]:
+        """Do what `_pool` does; keys are looked up and leased one after the other."""
         layer = self._layer(0)
         layer.refuse_transforms()
         features, first = self._numbered(features)

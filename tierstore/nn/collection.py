@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -23,7 +24,7 @@ from tierstore.nn.embedding import from_start, warn_of_zeros
 from tierstore.nn.graphs import Given
 from tierstore.nn.jagged import jagged, no_padding
 from tierstore.nn.joint import JointLayer, KeyedJointLayer
-from tierstore.nn.keyed import ByKey, FirstRows, numbered
+from tierstore.nn.keyed import ByKey, FirstRows, numbered, while_named
 from tierstore.nn.layer import copied
 from tierstore.nn.rows import TableRows
 
@@ -178,6 +179,12 @@ class TieredEmbeddingCollection(torch.nn.Module):
         """
         if torch.compiler.is_compiling():
             return self._in_graph(features)
+        if not self._by_key:
+            return self._look_up(features)
+        return while_named(self._by_key.values(), partial(self._look_up, features))
+
+    def _look_up(self, features: Any) -> dict[str, Tensor]:
+        """Do what `forward` does outside of graphs; keys are looked up and leased in turn."""
         features, first = self._numbered(features)
         names, found = tuple(features.keys()), dict[str, Tensor]()
         wanted = self._wanted(self._plan(names), features, len(names))

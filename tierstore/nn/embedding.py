@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import weakref
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -32,7 +33,7 @@ from tierstore.nn import autograd, compiling, pointers
 from tierstore.nn.autograd import Batch
 from tierstore.nn.average import Average
 from tierstore.nn.jagged import jagged
-from tierstore.nn.keyed import ByKey, FirstRows, numbered
+from tierstore.nn.keyed import ByKey, FirstRows, numbered, while_named
 from tierstore.nn.layer import RowsLayer
 from tierstore.nn.pretrained import taken_over
 from tierstore.nn.remote import RemoteBatch
@@ -245,19 +246,19 @@ class TieredEmbedding(RowsLayer):
         """Return the row of each key; those that are new get one where they are trained."""
         self._check_eager(table)
         if self._own.trains(self) and self.training:
-            if table.spec.admit_after is not None:
-                return self._look_up_admitted(*numbered(table, self.field, keys, add=True))
-            return self._look_up_trained(keys, table)
+            return while_named([table], partial(self._look_up_trained, keys, table))
         self._own.settle()
         rows: Tensor = table.read(keys, self.field, as_tensor=True)
         return rows.to(self._anchor)
 
     def _look_up_trained(self, keys: Any, table: ByKey) -> Tensor:
-        """Look up keys that all get a row.
+        """Return the row of each key; those that are new get one, if the table admits them.
 
         If the device is likely to know all, rows are looked up before it has answered, so that it
         is not idle meanwhile; if the guess was wrong, the batch is dropped and looked up again.
         """
+        if table.spec.admit_after is not None:
+            return self._look_up_admitted(*numbered(table, self.field, keys, add=True))
         guessed = table._guessed(keys) if isinstance(table, KeyedTable) else None
         if guessed is not None:
             rows, guess = guessed

@@ -9,20 +9,22 @@ which are put in place of what a layer reads for them, and get no gradient.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from tierstore._table.keyed import KeyedTable
+from tierstore._tiers.base import Epoch
 from tierstore.distributed.keyed import DistributedKeyedTable
-from tierstore.errors import InvalidInputError
+from tierstore.errors import ClosedError, InvalidInputError, RowIndexError
 from tierstore.nn.jagged import jagged
 
-__all__ = ["ByKey", "FirstRows", "Reading", "numbered"]
+__all__ = ["ByKey", "FirstRows", "Reading", "numbered", "while_named"]
 
+T = TypeVar("T")
 ByKey: TypeAlias = KeyedTable | DistributedKeyedTable
 """A table by key, of one process or of several ranks."""
 
@@ -78,6 +80,44 @@ def numbered(table: ByKey, field: str, keys: Any, *, add: bool) -> tuple[Tensor,
     if not unknown.size and not (add and isinstance(table, DistributedKeyedTable)):
         return numbers, None
     return numbers, FirstRows(torch.from_numpy(unknown), torch.as_tensor(values))
+
+
+def while_named(tables: Iterable[ByKey], call: Callable[[], T]) -> T:
+    """Return what `call` makes of keys of tables; again if their rows got other keys meanwhile.
+
+    It finds rows and leases or reads them, and another thread may remove keys in between. Ranks
+    cannot look up again each by itself: there, raises ClosedError.
+    """
+    named = [(table, _shard(table)._extent.epoch) for table in tables]
+    while True:
+        try:
+            found = call()
+        except (ClosedError, RowIndexError):
+            if not _moved(named):
+                raise
+        else:
+            if not _moved(named):
+                return found
+        for table, _ in named:
+            if isinstance(table, DistributedKeyedTable):
+                raise ClosedError(
+                    f"rows of table {table.name!r} got other keys while they were looked up; "
+                    "remove keys between passes, and run this one again"
+                )
+        named = [(table, _shard(table)._extent.epoch) for table, _ in named]
+
+
+def _moved(named: Iterable[tuple[ByKey, Epoch]]) -> bool:
+    """Whether rows of a table got other keys since an epoch."""
+    for table, before in named:
+        now = _shard(table)._extent.epoch
+        if now is not before and not now.names_hold(before.names):
+            return True
+    return False
+
+
+def _shard(table: ByKey) -> KeyedTable:
+    return table if isinstance(table, KeyedTable) else table.shard
 
 
 class Reading:

@@ -15,8 +15,9 @@ from torch.utils.hooks import RemovableHandle
 
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
+from tierstore._tiers.base import UNDONE
 from tierstore.distributed.store import DistributedStore
-from tierstore.errors import InvalidInputError, warn
+from tierstore.errors import ClosedError, InvalidInputError, warn
 from tierstore.nn.apart import check_not_apart, in_group
 from tierstore.nn.autograd import Abandoned, Batch, Gradient, merged, placed
 from tierstore.nn.zeros import Zeros
@@ -79,6 +80,8 @@ class RowsParameter(torch.nn.Parameter):
         self._noted = (0, 0)
         self._used_by: set[Any] = set()
         self._passes = 0
+        self._lost = ""
+        """Why a gradient had to be dropped of which the next step is to tell; see `_lose`."""
         self._pass = -1
         self._seen_by_hooks = 0
         self._hooks_before: dict[int, Callable[[Tensor], Tensor | None]] = OrderedDict()
@@ -95,6 +98,8 @@ class RowsParameter(torch.nn.Parameter):
         """The gradient of the rows, `(distinct rows, dim)`; None where there is none."""
         self.show()
         found: Tensor | None = _grad.__get__(self)
+        if found is None and self._lost:
+            return self._rest.new_zeros(1, self.shape[1])  # setting it to None is `zero_grad`
         return found
 
     @grad.setter
@@ -274,7 +279,10 @@ class RowsParameter(torch.nn.Parameter):
             )
 
     def gather(self) -> Gradient | None:
-        """Return the gradient of all batches as one, as clipping and the like have left it."""
+        """Return the gradient of all batches as one, as clipping and the like have left it.
+
+        None where there is none, or none any more; see `_lose`.
+        """
         whole = self._whole
         if self._shown and whole is not None:
             if whole.batch.usable and not self._waiting:
@@ -286,20 +294,32 @@ class RowsParameter(torch.nn.Parameter):
         return self._whole
 
     def gradient_for(self, optimizer: Any) -> Gradient | None:
-        """Return the gradient that an optimizer has not used yet, once writes have settled."""
-        if self._at_rest:
+        """Return the gradient that an optimizer has not used yet, once writes have settled.
+
+        Raises ClosedError, once, if rows of it mean something else by now; it is dropped then.
+        """
+        if self._at_rest and not self._lost:
             return None
         if self._shown:
             self.settle()
-        return None if self._used_by and optimizer in self._used_by else self.gather()
+        used = self._used_by and optimizer in self._used_by
+        gradient = None if used else self.gather()
+        if self._lost:
+            why = self._lost
+            self.give_up()
+            raise ClosedError(
+                f"{why} since the forward pass through table {self.table.name!r} whose gradient "
+                "this step would use; call zero_grad() and run the forward pass again"
+            )
+        return gradient
 
     def show(self) -> None:
         """Set data and gradient to those of all batches as one."""
         if self._at_rest:
             return
         if self._shown and not self._waiting:
-            if self._whole is not None and self._whole.batch.dropped:
-                self.give_up()
+            if self._whole is not None and (why := self._whole.batch.moved(self._whole.touched)):
+                self._lose(why)
             return
         gradient = self.gather()
         if gradient is None or self._shown:
@@ -322,8 +342,12 @@ class RowsParameter(torch.nn.Parameter):
         batch, rows = self._whole.batch, _data.__get__(self).to(element.torch_dtype())
         if batch.usable:
             batch.lease.write(self.field, rows)
-        elif not batch.dropped:
-            self.table.write(batch.distinct, rows, self.field)
+        else:
+            with self.table._owner.door.use(write=True):  # or keys might move before the write
+                why = batch.moved()
+                if not why:
+                    self.table.write(batch.distinct, rows, self.field)
+            self._lost = why if why not in UNDONE else self._lost
         self._note()
         self._kept = True
 
@@ -344,6 +368,7 @@ class RowsParameter(torch.nn.Parameter):
 
     def give_up(self) -> None:
         """Drop the gradient and release the rows."""
+        self._lost = ""
         if self._at_rest:
             return
         if self._shown:
@@ -363,6 +388,14 @@ class RowsParameter(torch.nn.Parameter):
         self._passes = 0
         _grad.__set__(self, None)
         _data.__set__(self, self._rest)
+
+    def _lose(self, why: str) -> None:
+        """Drop the gradient of rows that mean something else by now, for which the next step tells.
+
+        After a rollback nothing is told: it drops what is not committed, and so this.
+        """
+        self.give_up()
+        self._lost = "" if why in UNDONE else why
 
     # -- between batches
 
@@ -393,14 +426,23 @@ class RowsParameter(torch.nn.Parameter):
             whole.batch.lease.release()
 
     def _merge(self) -> None:
-        """Merge the gradients of all batches, except those that a rollback dropped."""
+        """Merge the gradients of all batches, except those that a rollback dropped.
+
+        If rows of any mean something else for another reason, all are dropped; see `_lose`.
+        """
         parts = [*(() if self._whole is None else (self._whole,)), *self._waiting]
         self._waiting.clear()
         self._seen_by_hooks = 0
         if len(parts) == 1 and self._order is None and not parts[0].batch.lease.ended:
             self._whole = parts[0]
             return
-        parts = [part for part in parts if not part.batch.dropped]
+        whys = [part.batch.moved(part.touched) for part in parts]
+        if lost := next((why for why in whys if why and why not in UNDONE), ""):
+            for part in parts:
+                part.batch.lease.release()
+            self._lose(lost)
+            return
+        parts = [part for part, why in zip(parts, whys, strict=True) if not why]
         if not parts:
             self.give_up()
             return

@@ -55,9 +55,9 @@ class DeviceKeys:
         self._map = _KeyMap(slots=device.pointer(self._slots), capacity=slots, seed=seed)
         self._most = slots // 2
         self._held = 0
-        self.source: object = None
-        """The source of the rows; code that fills the map sets it, and clears the map for another
-        source."""
+        self.source: int = -1
+        """The number of names that the rows are of; code that fills the map sets it, and clears the
+        map for another."""
 
     def __len__(self) -> int:
         """Return how many keys it holds, at most."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._tiers.base import ROLLED_BACK, lease_ended
+from tierstore._tiers.base import lease_ended
 from tierstore._tiers.gpu.abi import (
     Arguments,
     BatchArgument,
@@ -199,11 +199,6 @@ class GpuLease:
     def ended(self) -> bool:
         """Whether the lease was released, or its epoch has ended."""
         return self._released or bool(self._epoch.ended)
-
-    @property
-    def dropped(self) -> bool:
-        """Whether a rollback dropped writes to these records."""
-        return self._epoch.ended == ROLLED_BACK
 
     def check(self) -> None:
         """Raise ClosedError if the lease has ended."""

@@ -534,7 +534,7 @@ class GpuTier:
         Unchanged ones go too: they may have come from records that the host tier is about to drop.
         The host tier is told which of its records changed.
         """
-        self.epoch.end(ROLLED_BACK)
+        self.epoch.end(ROLLED_BACK, names=False)
         stream = self._drain()
         self._report(stream)
         self._counts.take(stream)
@@ -546,7 +546,7 @@ class GpuTier:
         self._now = 0
         self._filled = False
         self._counts.forgive()
-        self.epoch = Epoch()
+        self.epoch = self.epoch.next()
 
     def check(self) -> None:
         """Wait; raise RowIndexError if any id since the last `discard` was outside the table."""
@@ -559,7 +559,7 @@ class GpuTier:
 
     def close(self) -> None:
         """Wait for everything under way and free the memory; changed records are lost."""
-        self.epoch.end(OPENED_ANEW)
+        self.epoch.end(OPENED_ANEW, names=False)
         self._drain()
         self.host.before_change = nothing_to_await
         self.leases.clear()
