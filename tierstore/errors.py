@@ -42,6 +42,7 @@ what happened, the numbers involved and the next step. Classes derived from OSEr
     ├── OverflowedValuesWarning                    values became infinite in a conversion
     ├── FilledRowsWarning                          a repair filled rows without being told how
     ├── DuplicateRowsWarning                       copies of a row were trained as one row
+    ├── UnderflowWarning                           an optimizer makes NaN of rows in float16
     └── ZeroRowsWarning                            a layer over a table that is all zeros
 """
 
@@ -91,6 +92,7 @@ __all__ = [
     "TierStoreWarning",
     "UnclosedStoreWarning",
     "UncommittedRowsWarning",
+    "UnderflowWarning",
     "UnknownNameError",
     "UpkeepWarning",
     "VersionError",
@@ -374,6 +376,10 @@ class FilledRowsWarning(TierStoreWarning):
 
 class DuplicateRowsWarning(TierStoreWarning):
     """Copies of a row in a batch were trained differently than in SpeedTorch."""
+
+
+class UnderflowWarning(TierStoreWarning):
+    """An optimizer makes rows of float16 infinite or NaN, as small squares and eps are 0 there."""
 
 
 class ZeroRowsWarning(TierStoreWarning):

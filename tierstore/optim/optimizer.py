@@ -16,7 +16,7 @@ from tierstore._door import interrupts_deferred
 from tierstore._store.store import Store
 from tierstore._table.table import Table
 from tierstore.distributed import DistributedStore
-from tierstore.errors import InvalidInputError, InvalidTypeError, named
+from tierstore.errors import InvalidInputError, InvalidTypeError, UnderflowWarning, named, warn
 from tierstore.nn import RowsParameter, TieredEmbedding
 from tierstore.nn.apart import check_not_apart, in_group
 from tierstore.nn.autograd import Gradient
@@ -25,7 +25,7 @@ from tierstore.nn.pointers import checked
 from tierstore.nn.pointers import to_tensor as pointer_to
 from tierstore.nn.rows import TableRows
 from tierstore.optim.in_place import InPlace
-from tierstore.optim.probe import StatePlan, as_gradient, probe
+from tierstore.optim.probe import StatePlan, as_gradient, probe, ruinous_gradient
 from tierstore.optim.rounding import Rounding
 from tierstore.optim.state import StoredState
 from tierstore.optim.trained import Project, Share, TrainedField
@@ -166,7 +166,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self.replicated: bool = replicated
         self._ema = ema
         self._sparse = issubclass(optimizer_class, torch.optim.SparseAdam)
-        self._ordinary = False
+        self._ordinary = self._told = False
         self._fields: dict[RowsParameter, TrainedField] = {}
         self._plans: dict[RowsParameter, StatePlan] = {}
         self._parts: dict[TableRows, None] = {}
@@ -290,7 +290,30 @@ class TieredOptimizer(torch.optim.Optimizer):
                 f"table {rows.table.name!r} is {element.name}: use float32, or bfloat16 with "
                 "stochastic_rounding=True"
             )
-        return probe(self._class, options, dim=item.dim, dtype=dtype, device=rows.table.device)
+        how: Any = {"dim": item.dim, "dtype": dtype, "device": rows.table.device}
+        plan = probe(self._class, options, **how)
+        if dtype == torch.float16 and not self._told:
+            self._tell_of_ruin(rows, options, how)
+        return plan
+
+    def _tell_of_ruin(
+        self, rows: RowsParameter, options: Mapping[str, Any], how: Mapping[str, Any]
+    ) -> None:
+        """Warn, once, if small gradients make rows of float16 infinite or NaN, as in torch."""
+        gradient = ruinous_gradient(self._class, options, **how)
+        if gradient is None:
+            return
+        self._told = True
+        which = f"{gradient:.1g} or less" if gradient else "0"
+        eps = f" with eps={options['eps']:g}" if "eps" in options else ""
+        warn(
+            f"{self._class.__name__}{eps} makes rows of table {rows.table.name!r}, field "
+            f"{rows.field!r}, infinite or NaN where a gradient is {which}, as its "
+            "square and eps are 0 in float16; the next commit keeps such rows. Use bfloat16 or "
+            f"float32, store.alter_table({rows.table.name!r}, dtype='bfloat16'), or a larger eps, "
+            "such as 1e-4",
+            UnderflowWarning,
+        )
 
     def _states_of(self, rows: RowsParameter, plan: StatePlan) -> list[StoredState]:
         owner = class_name(self._class)

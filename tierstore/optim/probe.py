@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tierstore.errors import InvalidInputError
 
-__all__ = ["RowState", "StatePlan", "as_gradient", "probe"]
+__all__ = ["RowState", "StatePlan", "as_gradient", "probe", "ruinous_gradient"]
 
 _REFUSED = {
     "adafactor": "it factors the second moment over all rows of a table",
@@ -30,6 +30,8 @@ _REFUSED = {
     "soap": "it preconditions the table as a whole",
 }
 _SOME = [1, 3]
+_RUINED_AFTER = 3
+"""Steps after which a division by zero has come, also where the first one has a larger divisor."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,29 @@ def probe(
             raise _refusal(name, f"its state {key!r} is {_kind(value)}, not values for each row")
     _check_rows(optimizer_class, options, dim, dtype, device)
     return StatePlan(rows, shared, frozenset(counts))
+
+
+def ruinous_gradient(
+    optimizer_class: type[torch.optim.Optimizer],
+    options: Mapping[str, Any],
+    *,
+    dim: int,
+    dtype: torch.dtype,
+    device: str,
+) -> float | None:
+    """Return the largest gradient that an optimizer makes infinite or NaN rows of; None if none.
+
+    It is tried on the powers of two of `dtype` up to 1, and on 0: where the square of a gradient
+    and `eps` are both 0 in that type, a step divides by zero.
+    """
+    tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    powers = [2.0**-power for power in range(round(-math.log2(tiny)) + 1)]
+    gradients = torch.tensor([*powers, 0.0]).to(device, dtype)[:, None].expand(-1, dim)
+    trial = _Trial(optimizer_class, options, torch.zeros_like(gradients), optimizer_class.__name__)
+    for _ in range(_RUINED_AFTER):
+        trial.step(gradients.clone())
+    ruined = ~trial.parameter.detach().isfinite().all(dim=1)
+    return float(gradients[ruined].max()) if bool(ruined.any()) else None
 
 
 def _row_state(
