@@ -290,3 +290,15 @@ def test_keys_come_from_a_file(store, tmp_path):
     assert list(store["embeddings"].keys[:]) == words
     with pytest.raises(FormatError, match="memory"):
         import_table(store, tmp_path / "file.npy", keys=str(tmp_path / "keys.txt"), memory=100)
+
+
+def test_keys_beyond_int64_are_not_negative_without_a_word(tmp_path):
+    keys = np.array([3, 2**64 - 1, 2**63], np.uint64)
+    np.savez(tmp_path / "rows.npz", weight=np.random.rand(3, 2).astype(np.float32), keys=keys)
+    with tierstore.create(tmp_path / "s.tier", {"t": TableSpec(dim=2, keys="int64")}) as store:
+        done = import_table(store, tmp_path / "rows.npz")
+        assert [note for note in done.notes if note.startswith("2 keys are above 2**63 - 1")]
+        assert sorted(map(int, store["t"].keys)) == [-(2**63), -1, 3]
+        fine = {"weight": np.random.rand(1, 2).astype(np.float32), "keys": np.array([5], np.uint64)}
+        np.savez(tmp_path / "fine.npz", **fine)
+        assert not import_table(store, tmp_path / "fine.npz").notes

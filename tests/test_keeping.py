@@ -9,6 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import tierstore
 from tests.durability.crash import scratch, small_deltas
@@ -29,6 +30,7 @@ from tierstore.errors import (
     UnknownNameError,
     VersionError,
 )
+from tierstore_cli.main import cli
 
 ROWS, DIM = 300, 8
 EVERY = np.arange(ROWS)
@@ -522,3 +524,16 @@ def test_control_a_fold_that_ignores_forks_is_found_out(tmp_path):
         pytest.raises((AssertionError, CorruptStoreError)),
     ):
         two_lines(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["7", "0", "٧", "13"])
+def test_a_name_is_never_taken_for_a_number(tmp_path, name):
+    """`--version 7` is version 7; a version called so could not be told from it."""
+    with tierstore.create(tmp_path / "s.tier", {"t": tierstore.TableSpec(4, 2)}) as made:
+        for work in (lambda: made.keep(1, name), lambda: made.commit(keep=name)):
+            with pytest.raises(InvalidInputError, match="would be taken for version"):
+                work()
+        made.keep(1, f"v{name}")
+        assert made.commit() == 2
+    result = CliRunner().invoke(cli, ["keep", str(tmp_path / "s.tier"), name])
+    assert result.exit_code and "would be taken for version" in result.output

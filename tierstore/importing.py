@@ -393,6 +393,12 @@ def _notes(
             f"'keys' is not read: it is {source.called_keys}; keys are whole numbers or texts, one "
             f"for each of the {source.rows:,} rows"
         )
+    if isinstance(table, KeyedTable) and isinstance(keys, np.ndarray) and keys.dtype == np.uint64:
+        beyond = int((keys > np.uint64(2**63 - 1)).sum())
+        notes.append(
+            f"{counted(beyond, 'key is', 'keys are')} above 2**63 - 1: a table by int64 takes "
+            "their bits, and returns them as negative numbers"
+        )
     if keys is None and table is not None and table.keys is not None:
         notes.append(
             f"kept the {table.rows:,} keys that the table had; keys= gives the rows others (--keys)"

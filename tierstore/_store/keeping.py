@@ -22,6 +22,11 @@ def check_version_name(name: object) -> str:
         raise InvalidInputError(
             f"not a version's name: {name!r}; 1 to 1024 printable characters are"
         )
+    if name.isdecimal():
+        raise InvalidInputError(
+            f"not a version's name: {name!r}, which would be taken for version {int(name)}; add a "
+            f"letter, such as 'v{name}'"
+        )
     return name
 
 
