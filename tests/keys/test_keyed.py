@@ -552,6 +552,31 @@ def test_no_row_is_paired_with_the_key_of_another(tmp_path, kind, how, suffix, m
         store.rollback()
 
 
+def test_keys_that_go_before_the_first_block_end_a_loop_over_them(tmp_path, kind, monkeypatch):
+    """Between the count of the keys and the look at the rows, as another thread may remove them."""
+    rows, keys = np.random.default_rng(3).standard_normal((40, DIM), np.float32), some(kind, 40)
+    with tierstore.create(tmp_path / "s", {"t": growing(kind)}) as store:
+        table = store["t"]
+        table.write(keys, rows)
+        real = KeyedTable.scan
+
+        def scan(*given: Any, **options: Any) -> Any:
+            patch.undo()
+            table.remove(keys[:4])
+            return real(*given, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(KeyedTable, "scan", scan)
+            with pytest.raises(ClosedError, match="keys were removed while this call"):
+                list(table.items(block_rows=7))
+        blocks = table.scan(block_rows=7)
+        next(blocks)
+        table.remove(keys[4:6])
+        with pytest.raises(ClosedError, match="keys were removed while this call"):
+            next(blocks)
+        store.rollback()
+
+
 def test_keys_that_come_meanwhile_are_left_out(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(exporting, "block_rows_for", lambda nbytes: 7)
     rows, keys = np.random.default_rng(3).standard_normal((90, DIM), np.float32), some(kind, 90)

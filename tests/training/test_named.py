@@ -224,6 +224,22 @@ def test_rows_in_other_places_get_their_gradient(make: Any, layer: str, how: str
         assert np.array_equal(setting.rows(), expected)
 
 
+def test_a_removal_gives_pins_back(make: Any) -> None:
+    """Those of a batch that never gets its gradient too, or the cache would shrink for ever."""
+    setting = make("embedding")
+    host = setting.store["t"]._space.host
+    if setting.store["t"]._space.gpu is not None:
+        return
+    for _ in range(3):
+        loss = setting.forward([0, 5, 9])
+        setting.table.write([setting.key(0)], np.zeros((1, DIM), np.float32))
+        removed(setting)
+        assert not host.map.pins.leases.any()
+        del loss
+        setting.step(5, 7)
+        assert not host.map.pins.leases.any()
+
+
 def test_an_id_of_a_table_that_was_replaced_gets_no_gradient(tmp_path: Any) -> None:
     """Its rows are others than the forward pass read; so are those of another version."""
     spec = TableSpec(KEYS, DIM, init=tierstore.normal(seed=1))
