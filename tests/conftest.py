@@ -107,8 +107,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if on_gpu else None
     if reason:
-        for item in on_gpu:
-            item.add_marker(pytest.mark.skip(reason=reason))
+        leave_to_a_gpu(reason, on_gpu, config, items)
+
+
+def leave_to_a_gpu(
+    reason: str, on_gpu: list[pytest.Item], config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Skip the first test of each file that needs a GPU, for all that do: there are many."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in on_gpu:
+        files.setdefault(item.path, []).append(item)
+    for first, *others in files.values():
+        also = f", nor for {len(others)} more tests of this file" if others else ""
+        first.add_marker(pytest.mark.skip(reason=f"{reason}{also}"))
+    rest = {item for first, *others in files.values() for item in others}
+    config.hook.pytest_deselected(items=list(rest))
+    items[:] = [item for item in items if item not in rest]
 
 
 def asks_for_more(config: pytest.Config) -> bool:

@@ -2,7 +2,7 @@
 
     python -m tests.mutants                 every mutant
     python -m tests.mutants --jobs 64       64 at a time: all take some minutes on 64 cores
-    python -m tests.mutants slots commit    those with one of the words in file or text
+    python -m tests.mutants slots commit    those with one of the words in file, text or tests
     python -m tests.mutants --part 3/8      every eighth, from the third, for one machine of eight
 
 Each mutant is applied to a copy of the tree, where the tests that it names must fail. First, these
@@ -1384,7 +1384,7 @@ def part(text: str) -> tuple[int, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("words", nargs="*", help="mutants with any of these in their lines")
+    parser.add_argument("words", nargs="*", help="mutants with one in their lines or tests")
     parser.add_argument(
         "-j", "--jobs", type=int, default=processors.usable(), help="mutants at a time"
     )
@@ -1397,7 +1397,7 @@ def main() -> int:
     chosen = [
         mutant
         for mutant in MUTANTS[number - 1 :: of]
-        if not given.words or any(word in str(mutant) for word in given.words)
+        if not given.words or any(word in f"{mutant} {mutant.tests}" for word in given.words)
     ]
     if not chosen:
         parser.error("no mutant has one of these words")

@@ -45,6 +45,7 @@ SAME_DIRECTORY = {
 }
 WITH_BUCKET = {"docs/how-to/nightly.md"}
 LONG = [
+    "size-memory.md",
     "move.md",
     "nightly.md",
     "vectors-with-keys.md",

@@ -192,6 +192,7 @@ def test_a_sparkline_has_a_block_for_each_value():
     assert sparkline([5, 10], top=10) == "▄█"
 
 
+@pytest.mark.slow
 def test_simulate_and_plan_draw_what_they_print(run, trace, tmp_path):
     pytest.importorskip("matplotlib")
     run("simulate", trace, "--size", "5%", "--plot", tmp_path / "curve.svg")

@@ -79,7 +79,9 @@ def same(one: Any, other: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("partitions", [1, 3, pytest.param(64, marks=pytest.mark.slow), 70])
+@pytest.mark.parametrize(
+    "partitions", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (64, 70))]
+)
 def test_first_values_are_those_of_a_plain_store(tmp_path: Path, partitions: int) -> None:
     import torch
 

@@ -137,6 +137,7 @@ def test_a_delta_being_written_stays_within_that(tmp_path: Path) -> None:
         assert reader.verify().ok
 
 
+@pytest.mark.slow
 def test_ids_of_a_delta_are_laid_in_windows(tmp_path: Path) -> None:
     with tierstore.create(
         tmp_path / "s", {"t": tierstore.TableSpec(1000, 4)}, budget=Budget(host=0)

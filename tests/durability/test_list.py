@@ -24,7 +24,10 @@ def covered() -> dict[int, list[str]]:
     """Return the tests by number."""
     found: dict[int, list[str]] = {}
     for path in sorted(TESTS.rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if "fault" not in text and "def test_row_" not in text:
+            continue
+        for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 for number in numbers_of(node):
                     found.setdefault(number, []).append(f"{path.relative_to(TESTS)}::{node.name}")

@@ -117,6 +117,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("whole", "host", "gpu"), CASES)
+@pytest.mark.slow("whole0")
 def test_every_read_is_as_without(store: Path, place: Place, whole: Any, host: int, gpu: int):
     budget = Budget(host_rows=host, gpu_rows=gpu, gpu_whole=whole)
     rng = np.random.default_rng(5)

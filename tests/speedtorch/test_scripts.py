@@ -65,6 +65,7 @@ def test_the_notebooks_loops(where: str, name: str, rows: str, model: str, optim
     assert np.mean(expected[-5:]) < 0.9 * np.mean(expected[:5])
 
 
+@pytest.mark.slow
 def test_word2vec_with_adamax(where: str, rng: np.random.Generator) -> None:
     """Words come from hidden topics that change slowly, so that neighbours tell of each other."""
     topics = np.repeat(rng.integers(0, 20, 2000), 10)

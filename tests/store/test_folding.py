@@ -27,6 +27,9 @@ BACKENDS = {
     "zstd": {"backend": "zarr", "compression": "zstd", "chunk_rows": 16},
 }
 
+pytestmark = pytest.mark.slow("zarr")
+"""Its chunks are plain files, as memmap's one; those of zstd are compressed."""
+
 
 class Trainer:
     """A store with an account of its rows."""
@@ -104,7 +107,6 @@ def begun(trainer):
     return fold
 
 
-@pytest.mark.slow("zarr")
 def test_commits_reads_and_readers_go_on_while_it_does(trainer, steps):
     fold = begun(trainer)
     readers = []
@@ -277,7 +279,6 @@ def soon(monkeypatch):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.slow("zarr")
 def test_a_thread_folds_behind_many_commits(trainer, soon):
     trainer.commit(60)
     trainer.store.close()

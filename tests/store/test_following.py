@@ -36,6 +36,9 @@ BACKENDS = {
     "zstd": {"backend": "zarr", "compression": "zstd", "chunk_rows": 16},
 }
 
+pytestmark = pytest.mark.slow("zarr")
+"""Its chunks are plain files, as memmap's one; those of zstd are compressed."""
+
 
 @pytest.fixture
 def root():
@@ -331,7 +334,6 @@ def test_a_delta_with_rows_that_no_table_has_leaves_what_was_open(root):
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-@pytest.mark.slow("zarr")
 def test_a_refresh_now_and_then_beside_folds_and_a_writer_that_goes_back(root, kind):
     trainer = Trainer(root / "s", **BACKENDS[kind])
     rng = np.random.default_rng(3)
@@ -437,7 +439,6 @@ def test_one_that_breaks_off_in_the_middle_closes_the_reader(root):
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-@pytest.mark.slow("zarr")
 def test_beside_a_reader_that_stays_deltas_stay_few(root, monkeypatch, kind):
     monkeypatch.setattr("tierstore._store.compaction._MOST_DELTAS", 16)
     trainer = Trainer(root / "s", **BACKENDS[kind])
@@ -540,6 +541,7 @@ def mappings():
     return len(Path("/proc/self/maps").read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_a_commit_goes_through_no_deltas_where_nothing_is_due(root):
     """Whether to fold or compact is told from counts that each table keeps."""
     trainer = Trainer(root / "s", 30, rows=20, batch=2)

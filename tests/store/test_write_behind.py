@@ -40,7 +40,7 @@ def test_a_store_has_one_thread_over_tables_and_commits(tmp_path: Path) -> None:
     oracle = {name: np.zeros((4000, spec.dim), "f4") for name, spec in specs.items()}
     seen = set[threading.Thread]()
     with tierstore.create(tmp_path / "s", specs, budget=Budget(host=64 << 10)) as store:
-        for step in range(12):
+        for step in range(6):
             for name, table in store.items():
                 rows = rng.permutation(4000)[:900]
                 oracle[name][rows] = values = rng.normal(size=(900, table.dim)).astype("f4")
