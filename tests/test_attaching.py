@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -138,6 +139,26 @@ def test_a_bad_id_is_told_once_where_nothing_is_written(tmp_path, device, kind):
             table.prefetch(ids[::2])
             assert same_bits(table.read(ids[::2]).cpu(), given[[3, 4999]])
             table.adapt()
+
+
+def holds(path):
+    """Tell whether this process maps a file or has it open."""
+    links = [os.path.join("/proc/self/fd", each) for each in os.listdir("/proc/self/fd")]
+    opened = {os.readlink(link) for link in links if os.path.lexists(link)}
+    return str(path) in opened or str(path) in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("budget", BUDGETS[1:], ids=str)
+def test_files_are_let_go_of(tmp_path, budget):
+    path = tmp_path / "rows.npy"
+    np.save(path, matrix().numpy())
+    with tierstore.attach({"t": path}, budget=budget) as tables:
+        tables["t"].read([1, 4000])
+        assert holds(path)
+    assert not holds(path)
+    with pytest.raises(UnknownNameError, match="other") as raised:
+        tierstore.attach({"t": path}, budget=Budget(host_rows={"other": 3}))
+    assert not holds(path), raised
 
 
 def test_matrices_that_make_one_record(tmp_path):

@@ -208,6 +208,11 @@ def test_given_keys_of_some_rows_stay_whole_numbers(store, tmp_path):
     assert read_keys_of(tmp_path / "out.npz").tolist() == [2**64 - 1, 4]
 
 
+def test_rows_of_a_list_have_their_ids_for_keys(store, tmp_path):
+    export_table(store["item"], tmp_path / "out.vec", rows=[ROWS - 1, 4, 300])
+    assert read_keys_of(tmp_path / "out.vec").tolist() == [ROWS - 1, 4, 300]
+
+
 def test_keys_that_are_given(store, tmp_path):
     words = random_words(ROWS)
     store.set_keys("item", list(range(ROWS, 2 * ROWS)))

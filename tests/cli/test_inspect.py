@@ -151,6 +151,14 @@ def test_rows_with_keys_and_of_many_elements(run, run_json, pair, single):
     assert "… 16" in run("inspect", single, "--rows", ":2").stdout
 
 
+def test_more_rows_than_are_read_at_once(run, tmp_path):
+    spec = tierstore.TableSpec(1100, 2, init=tierstore.normal(seed=5))
+    tierstore.create(tmp_path / "s.tier", {"t": spec}).close()
+    lines = run("inspect", tmp_path / "s.tier", "--rows", "10:").stdout.splitlines()
+    ids = [int(line.split()[0]) for line in lines if line.split() and line.split()[0].isdecimal()]
+    assert ids == list(range(10, 1100))
+
+
 def test_rows_that_are_not_finite(run, run_json, single):
     with tierstore.open(single, "r+") as store:
         row = np.full((1, 16), 0.5, "f4")

@@ -295,6 +295,12 @@ def test_an_export_of_ids_and_keys_in_their_order(run, changed, tmp_path):
     assert [line.split()[0] for line in lines] == ["2", "name_7", "name_2"]
     (tmp_path / "keys.txt").write_text("name_7\nnope\n")
     run("export", changed, out, "--table", "user", "--keys-from", tmp_path / "keys.txt", code=1)
+    with tierstore.open(changed, "r+") as store:  # texts, though those of a file look like numbers
+        store.set_keys("user", [str(100 + row) for row in range(20)])
+    (tmp_path / "keys.txt").write_text("107\n102\n")
+    options = ["--table", "user", "--keys-from", tmp_path / "keys.txt", "--force"]
+    run("export", changed, out, *options)
+    assert [line.split()[0] for line in out.read_text().splitlines()] == ["2", "107", "102"]
     both = ["--ids", tmp_path / "ids.npy", "--rows", "0:3"]
     run("export", changed, tmp_path / "b.npy", "--table", "item", *both, code=2)
     np.save(tmp_path / "ids.npy", np.array([300]))
