@@ -309,10 +309,13 @@ def parts_of(store: Any) -> Iterator[bytes]:
         table = store[name]
         yield repr((name, sorted(table.scalars.items()))).encode()
         ids = KEYS[name] if name in KEYS else np.arange(table.rows)
+        unknown = {}
         if name in KEYS:
             yield table.contains(ids).tobytes()
+            unknown = {"missing": "init"}
         for field in sorted(table.fields):
-            yield field.encode() + np.ascontiguousarray(table.read(ids, field)).tobytes()
+            rows = np.ascontiguousarray(table.read(ids, field, **unknown))
+            yield field.encode() + rows.tobytes()
 
 
 def digest(store: Any) -> str:
