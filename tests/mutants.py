@@ -919,6 +919,73 @@ MUTANTS = [
         "if True:",
         "tests/distributed/test_store.py",
     ),
+    # Versions of partitions: the root alone confirms them, and going back writes nothing.
+    Mutant(
+        "_store/state.py",
+        "        if not self._options.partition:\n            self.ledger.keep_newest(",
+        "        if self._options:\n            self.ledger.keep_newest(",
+        "tests/distributed/test_left_behind.py",
+    ),
+    Mutant(
+        "_store/state.py",
+        'changes["confirmed"] = before.confirmed',
+        'changes["confirmed"] = version',
+        "tests/distributed/test_confirming.py",
+    ),
+    Mutant(
+        "_store/state.py",
+        "wanted = {open_one, *(number_in_part(marks, *each) for each in named)} & marks.keys()",
+        "wanted = {open_one}",
+        "tests/distributed/test_left_behind.py",
+    ),
+    Mutant(
+        "_store/state.py",
+        "if open_one == max(wanted) < self.ledger.newest or names",
+        "if names",
+        "tests/distributed/test_confirming.py",
+    ),
+    Mutant(
+        "_store/versions.py",
+        "return max((number for number, each in marks.items() if each == mark), default=version)",
+        "return version",
+        "tests/distributed/test_left_behind.py",
+    ),
+    Mutant(
+        "distributed/store.py",
+        "self._go_back(self._discard if drop_rows else self._show_root)",
+        "pass",
+        "tests/distributed/test_confirming.py",
+    ),
+    Mutant(
+        "distributed/store.py",
+        "            self._parts.show(self._manifest)\n",
+        "            self._parts.restore(self._manifest)\n",
+        "tests/distributed/test_confirming.py",
+    ),
+    Mutant(
+        "distributed/store.py",
+        "                generation.note_moved_keys()",
+        "                pass",
+        "tests/distributed/test_confirming.py",
+    ),
+    Mutant(
+        "distributed/root.py",
+        "                if not self._several:\n                    clean_up(",
+        "                if self.store:\n                    clean_up(",
+        "tests/distributed/test_confirming.py",
+    ),
+    Mutant(
+        "distributed/root.py",
+        "return max(common)",
+        "return max(seen[0].marks)",
+        "tests/distributed/test_confirming.py",
+    ),
+    Mutant(
+        "distributed/root.py",
+        "if any(told):",
+        "if all(told):",
+        "tests/distributed/test_confirming.py",
+    ),
     # Batches that are announced are known in any shape, and a rank may be asked for no row.
     Mutant(
         "distributed/known.py",

@@ -87,6 +87,7 @@ def test_verify(run, run_json, pair):
         "bad_files": [],
         "whole": [2, 3],
         "newer": [],
+        "notes": [],
     }
     assert "320 rows checked, no damage" in run("verify", pair).stdout
     assert run_json("verify", pair, "--sample", 10)["rows_checked"] == 20

@@ -236,7 +236,7 @@ def clean_up(state: State, folder: Folder) -> None:
     with put_off(state):
         state.sweep(state.keep)
         folder.tend()
-    if not folder.warned and state.ledger.unconfirmed() > _MANY_UNCONFIRMED:
+    if not folder.warned and state.unconfirmed > _MANY_UNCONFIRMED:
         folder.warned = True
         warn(
             f"more than {_MANY_UNCONFIRMED} versions of {state.directory.path} are not "

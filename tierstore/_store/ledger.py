@@ -222,6 +222,7 @@ class Ledger:
         self.names: dict[str, int] = {}
         self._kept: dict[int, int] = {}  # manifest number by version, both ascending
         self._forks_of: dict[int, Forks] = {}
+        self._mark_of: dict[int, str] = {}
         self._superseded: set[int] = set()
         self._damaged: set[int] = set()
         self._needed = NeededFiles()
@@ -244,8 +245,9 @@ class Ledger:
         self.confirmed = manifest.confirmed
         self.names = manifest.names
         self._forks_of[manifest.version] = manifest.forks
-        while self._kept and (newest := next(reversed(self._kept))) >= manifest.version:
-            self._superseded.add(self._kept.pop(newest))
+        self._mark_of[manifest.version] = manifest.mark
+        while self._kept and self.newest >= manifest.version:
+            self._superseded.add(self._kept.pop(self.newest))
         self._kept[manifest.version] = manifest.seq
         self._supersede(lambda oldest: oldest < self.floor)
         if self._newest is None:
@@ -270,6 +272,16 @@ class Ledger:
         return self._kept.keys()
 
     @property
+    def marks(self) -> dict[int, str]:
+        """The marks of the versions that can be opened, ascending by version."""
+        return {version: self._mark_of[version] for version in self._kept}
+
+    @property
+    def newest(self) -> int:
+        """The version of the newest manifest."""
+        return next(reversed(self._kept))
+
+    @property
     def oldest(self) -> int:
         """The oldest version that can be opened."""
         return next(iter(self._kept))
@@ -280,8 +292,7 @@ class Ledger:
         A version that is read, not kept, and no ancestor of the newest one may share only the base
         with it.
         """
-        newest = next(reversed(self._kept))
-        line = newest, self._forks_of[newest]
+        line = self.newest, self._forks_of[self.newest]
         past = [newest_common(line, (each, self._forks_of[each])) for each in self._kept]
         others = (each for each in readers if each not in self._kept)
         past += [each if descends(*line, each) else self.floor for each in others]
@@ -317,24 +328,33 @@ class Ledger:
         self._superseded |= damaged
         self._damaged -= damaged
 
-    def sweep(
-        self,
-        keep: int,
-        confirmed: int,
-        is_read: Callable[[Iterable[int]], bool] = lambda kept: False,
-    ) -> None:
-        """Remove versions that are not kept, and the files that only they need.
+    def keep_newest(self, keep: int, confirmed: int) -> None:
+        """Keep the newest `keep` versions, all from the `confirmed` one on, and those with a name.
 
-        The newest `keep` versions, all from the `confirmed` one on, and those with a name are kept.
-        If a manifest among them is unreadable, it and all files remain, since it may name any of
-        them. Generations remain while `is_read(kept)` reports readers of versions that are not
-        kept, since readers open chunks on demand. Failed removals are retried the next time.
+        `sweep` removes the others.
         """
         named = set(self.names.values())
         spare = itertools.islice(self._kept, max(0, len(self._kept) - keep))
-        for version in [each for each in spare if each < confirmed and each not in named]:
+        self._drop([each for each in spare if each < confirmed and each not in named])
+
+    def keep_only(self, versions: Collection[int]) -> None:
+        """Keep these versions and that of the newest manifest; `sweep` removes the others."""
+        self._drop([each for each in self._kept if each not in (*versions, self.newest)])
+
+    def _drop(self, versions: Iterable[int]) -> None:
+        for version in versions:
             self._superseded.add(self._kept.pop(version))
             self._forks_of.pop(version, None)
+            self._mark_of.pop(version, None)
+
+    def sweep(self, is_read: Callable[[Iterable[int]], bool] = lambda kept: False) -> None:
+        """Remove versions that are not kept, and the files that only they need.
+
+        If a manifest among those that are kept is unreadable, it and all files remain, since it may
+        name any of them. Generations remain while `is_read(kept)` reports readers of versions that
+        are not kept, since readers open chunks on demand. Failed removals are retried the next
+        time.
+        """
         if self._damaged:
             first = self._kept[self.oldest]
             self._superseded |= {seq for seq in self._damaged if seq < first}
@@ -363,11 +383,11 @@ class Ledger:
         _remove_paths(self._directory, self._dead - going)
         self._dead = going
 
-    def sweep_leftovers(self, newest: Manifest, is_read: Callable[[Iterable[int]], bool]) -> None:
+    def sweep_leftovers(self, is_read: Callable[[Iterable[int]], bool]) -> None:
         """Remove leftovers of a killed writer; call it before anything is written."""
-        if not self._damaged:
-            needed = self._needed.paths() | self._dead
-            _remove_leftovers(self._directory, newest, needed, is_read=is_read(self.versions))
+        if self._newest is not None and not self._damaged:
+            needed, is_read_now = self._needed.paths() | self._dead, is_read(self.versions)
+            _remove_leftovers(self._directory, self._newest, needed, is_read=is_read_now)
 
 
 def _remove_paths(directory: _io.Directory, paths: Collection[str]) -> None:

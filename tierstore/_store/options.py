@@ -44,7 +44,8 @@ class Options:
 
     `mark` is the required mark of the version, which distinguishes it from the version of the same
     number in a copy of the store. `within` is an open directory to read, regardless of what is at
-    the path now. `root_only` opens the root of a partitioned store without its tables.
+    the path now. `root_only` opens the root of a partitioned store without its tables, `partition`
+    one of its partitions, whose versions the root confirms: see `State.keep_only`.
 
     Raises InvalidTypeError, and InvalidInputError for contradictory arguments.
     """
@@ -63,6 +64,7 @@ class Options:
     mark: str | None = None
     within: _io.Directory | None = None
     root_only: bool = False
+    partition: bool = False
 
     def __post_init__(self) -> None:
         """Check the arguments and their combination."""
@@ -76,7 +78,8 @@ class Options:
             raise InvalidInputError(f"mode must be 'r' or 'r+', not {self.mode!r}")
         if self.keep is not None and self.keep < 1:
             raise InvalidInputError(f"keep must be at least 1, not {self.keep}")
-        if self.writable and self.version is not None and not self.discard_newer:
+        is_older = self.version is not None and not self.partition
+        if self.writable and is_older and not self.discard_newer:
             raise InvalidInputError(
                 "writing from an older version drops newer ones: give discard_newer=True"
             )

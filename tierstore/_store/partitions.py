@@ -18,8 +18,15 @@ from tierstore._disk.partitioned import PartitionedGeneration
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
 from tierstore._store.locking import ReaderLock
-from tierstore._store.versions import History, read_identity
-from tierstore.errors import CorruptStoreError, TierStoreError, VersionError
+from tierstore._store.versions import History, marks_of, number_in_part, read_identity
+from tierstore.errors import (
+    CorruptStoreError,
+    TierStoreError,
+    UpkeepWarning,
+    VersionError,
+    counted,
+    warn,
+)
 from tierstore.stats import Version
 
 __all__ = [
@@ -29,6 +36,8 @@ __all__ = [
     "list_versions",
     "missing_partition",
     "partition_directory",
+    "renumbered",
+    "tell_renumbered",
 ]
 
 
@@ -71,9 +80,11 @@ def _add_part(
     """Add the manifests of a partition to those of each version of a store."""
     with partition_directory(root, number) as directory:
         found = History(directory, read_identity(directory).uuid).versions()
+    marks = marks_of(found)
     for version, each in kept.items():
-        own, _ = each.partitions[number]
+        own, mark = each.partitions[number]
         before = kept.get(each.previous)
+        own = number_in_part(marks, own, mark)
         if own in found:
             last = own - 1 if before is None else before.partitions[number][0]
             parts[version].append((found[own], last))
@@ -171,19 +182,13 @@ class _Reader:
             return True
 
     def _held_manifest(self, history: History, version: int, mark: str) -> Manifest:
-        where = f"{self._root.path}/{PARTITIONS}/{partition_name(self._number)}"
         try:
-            manifest = history.version(version)
+            return history.part(version, mark)
         except VersionError as error:
+            where = f"{self._root.path}/{PARTITIONS}/{partition_name(self._number)}"
             raise CorruptStoreError(
                 f"{where} has no version {version}, which the store needs: {error}"
             ) from None
-        if manifest.mark != mark:
-            raise CorruptStoreError(
-                f"version {version} of {where} is of another moment than the store's manifest; "
-                "partitions belong together: restore all from one copy"
-            )
-        return manifest
 
     def generation(self, name: str) -> Generation:
         """Open the generation of a table."""
@@ -231,6 +236,9 @@ class PartitionReaders:
         except BaseException:
             self.close()
             raise
+        tell_renumbered(
+            root.path, manifest, {n: each.manifest.version for n, each in enumerate(self._readers)}
+        )
 
     def open(self, manifest: Manifest, name: str) -> PartitionedGeneration:
         """Open a table of the manifest; raises CorruptStoreError and FormatError."""
@@ -262,6 +270,29 @@ class PartitionReaders:
             reader.lock.close()
             self._locks.remove(reader.lock)
         self._readers.clear()
+
+
+def renumbered(root: Manifest, versions: Mapping[int, int]) -> str:
+    """Say which partitions have what a root names under another number; "" where none has.
+
+    `versions` are the numbers by partition.
+    """
+    others = [number for number, each in versions.items() if each != root.partitions[number][0]]
+    if not others:
+        return ""
+    return (
+        f"{counted(len(others), 'partition has', 'partitions have')} the rows of version "
+        f"{root.version} under another number, since a change of tables failed in an earlier "
+        f"program: {partition_name(others[0])} has version {root.partitions[others[0]][0]} as "
+        f"{versions[others[0]]}. Nothing of it is lost; the next version that changes those "
+        "partitions names the numbers anew"
+    )
+
+
+def tell_renumbered(path: str, root: Manifest, versions: Mapping[int, int]) -> None:
+    """Warn of `renumbered` partitions."""
+    if told := renumbered(root, versions):
+        warn(f"{path}: {told}", UpkeepWarning)
 
 
 def check_part(part: Generation, info: TableInfo, shard: Shard) -> None:

@@ -39,7 +39,15 @@ from tierstore._store.payload import Payload, copy_payload
 from tierstore._store.row_list import FILLED, RowList
 from tierstore._store.state import State
 from tierstore._store.verify import VerifyReport
-from tierstore._store.versions import Survey, check_free, check_readable, open_directory, survey
+from tierstore._store.versions import (
+    Survey,
+    check_free,
+    check_readable,
+    marks_of,
+    number_in_part,
+    open_directory,
+    survey,
+)
 from tierstore._table.table import Table
 from tierstore.errors import (
     ExistsError,
@@ -71,7 +79,8 @@ class TableRepair:
 
     Attributes:
         rows: total number of rows; of a table by key, those that have a key.
-        older: rows with an older image than the damaged one.
+        older: rows with an older image than the damaged one, or, where a partition lacks the
+            version, with one of the nearest version that it has.
         filled: rows with zeros, NaN or the values of an initializer.
         unknown: upper bound of further rows that are older but cannot be identified, because a
             delta is missing or its ids are damaged.
@@ -440,13 +449,16 @@ class _PartRepair(_Repair):
         progress: Overall,
         report: RepairReport,
     ) -> None:
-        """Copy that version, or the newest one before it, or filler rows."""
+        """Copy what it names, or the newest version before, or the next one, or filler rows."""
         self._number = number
         self._whole = whole
         version, mark = whole.partitions[number]
         shapes = _in_partitions(whole)
         versions = {} if found is None else found.versions
-        there = max((each for each in versions if each <= version), default=0)
+        there = number_in_part(marks_of(versions), version, mark)
+        if there not in versions:
+            newer = min(versions, default=0)
+            there = max((each for each in versions if each <= version), default=newer)
         manifest = versions.get(there) or Manifest(whole.uuid, 1, version, {})
         self._is_newest = manifest.mark == mark
         tables = {name: _fitting(manifest.tables.get(name), each) for name, each in shapes.items()}

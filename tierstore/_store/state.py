@@ -10,7 +10,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tierstore import _io
 from tierstore._closing import call_each
@@ -24,7 +24,7 @@ from tierstore._store.locking import ReaderLock, WriterLock
 from tierstore._store.options import Options
 from tierstore._store.payload import Payload, Payloads
 from tierstore._store.tables import Opener, Opening, Spaces
-from tierstore._store.versions import History, open_directory, read_identity
+from tierstore._store.versions import History, number_in_part, open_directory, read_identity
 from tierstore._table.missing import Missing, checked
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
@@ -138,7 +138,9 @@ class State:
         if self.door.writable:
             self.directory.sync()  # a manifest published by a killed writer may not be durable yet
             self.ledger: Ledger = Ledger(self.directory, self.history)
-            if version is not None:
+            if self._options.partition:
+                self.manifest = self._as_now(self.manifest)
+            elif version is not None:
                 self._check_whole(version)
                 self._go_back(self.manifest)
         with contextlib.closing(self._open_all(self.manifest, version)) as opening:
@@ -147,7 +149,7 @@ class State:
             if self.door.writable:
                 self.sweep(self.keep)
                 if not self.damaged:
-                    self.ledger.sweep_leftovers(self.manifest, self.writer.reads_other_than)
+                    self.ledger.sweep_leftovers(self.writer.reads_other_than)
             if self._options.mark not in (None, self.manifest.mark):
                 raise StoreIOError(
                     f"version {self.manifest.version} of {self._options.path} is not the expected "
@@ -165,7 +167,7 @@ class State:
         before the protection. None did where an older version is protected, which it would merge.
         """
         while True:
-            found = self.history.newest() if version is None else self.history.version(version)
+            found = self._wanted(version)
             if not self.door.writable and found.version not in self.reader.held:
                 is_safe = min(self.reader.held, default=found.version) < found.version
                 self.reader.hold(found.version, keeps_old_programs_away=found.format == 1)
@@ -173,6 +175,11 @@ class State:
                     continue
             self._floor = found.floor if version is None else self.history.floor()
             return found
+
+    def _wanted(self, version: int | str | None) -> Manifest:
+        if self._options.partition:
+            return self.history.part(cast(int, version), self._options.mark or "")
+        return self.history.newest() if version is None else self.history.version(version)
 
     def _hold_only_what_is_open(self) -> None:
         self._opener.hold_only(self.manifest)
@@ -214,12 +221,22 @@ class State:
 
     def _go_back(self, older: Manifest) -> None:
         """Publish an older version again, which drops the versions after it."""
-        ledger = self.ledger
-        if older.seq != ledger.seq:
-            names = {name: each for name, each in ledger.names.items() if each <= older.version}
-            confirmed = min(older.version, ledger.confirmed)
-            self.change(floor=ledger.floor, confirmed=confirmed, names=names)
-            ledger.forget_damaged(after=older.seq)
+        if older.seq != self.ledger.seq:
+            now = self._as_now(older)
+            self.change(floor=now.floor, confirmed=now.confirmed, names=now.names)
+            self.ledger.forget_damaged(after=older.seq)
+
+    def _as_now(self, older: Manifest) -> Manifest:
+        """Return a manifest of an older version with what holds for the store today."""
+        ledger, version = self.ledger, older.version
+        if older.seq == ledger.seq:
+            return older
+        return dataclasses.replace(
+            older,
+            floor=ledger.floor,
+            confirmed=min(version, ledger.confirmed),
+            names={name: each for name, each in ledger.names.items() if each <= version},
+        )
 
     # -- opening tables and payload
 
@@ -400,8 +417,9 @@ class State:
         `complete` makes the remaining files of the manifest durable. `replaced` are the tables
         that differ, if the caller knows that all others are the same. `commits` is the number of
         versions in the history, itself included; a new version adds one by default. A new version
-        is also what makes the number of versions to keep that of the store. Raises ClosedError if a
-        callback has closed the store.
+        is also what makes the number of versions to keep that of the store. None of a partition is
+        confirmed: the root's manifest does that. Raises ClosedError if a callback has closed the
+        store.
         """
         self.door.check_open(write=True)
         before = self.manifest
@@ -411,6 +429,8 @@ class State:
             commits = before.version - before.skipped + is_new
         if is_new and self._options.keep is not None:
             changes["keep"] = self._options.keep
+        if self._options.partition:
+            changes["confirmed"] = before.confirmed
         manifest = dataclasses.replace(
             before,
             seq=self.ledger.next_number(),
@@ -478,21 +498,34 @@ class State:
         Uncommitted rows are dropped. Tables that differ are reopened.
         """
         with self.unbroken():
-            manifest = self.publish(
-                tables=older.tables, step=older.step, payload=older.payload, **changes
+            self._show(
+                self.publish(tables=older.tables, step=older.step, payload=older.payload, **changes)
             )
-            self.discard()
-            for name in self.tables.keys() - manifest.tables.keys():
-                self.spaces.drop(name)
-            self.damaged = {}
-            others = set(manifest.tables)
-            for name, table in self.tables.items():
-                info = manifest.tables[name]
-                if table._generation.info == info:
-                    table._generation.committed(info)
-                    others.remove(name)
-            self.manifest = manifest
-            self.reopen(sorted(others), renamed=RESTORED)
+
+    def show(self, version: int, mark: str) -> None:
+        """Go back to what a root names of this partition: nothing later is there any more.
+
+        Writes nothing, so that no full disk prevents it: the next version follows that one, and
+        `keep_only` removes what was in between. Uncommitted rows are dropped.
+        """
+        older = self._as_now(self.history.part(version, mark))
+        with self.unbroken():
+            self._show(older)
+
+    def _show(self, manifest: Manifest) -> None:
+        """Drop uncommitted rows, and switch every table to a manifest; reopen those that differ."""
+        self.discard()
+        for name in self.tables.keys() - manifest.tables.keys():
+            self.spaces.drop(name)
+        self.damaged = {}
+        others = set(manifest.tables)
+        for name, table in self.tables.items():
+            info = manifest.tables[name]
+            if table._generation.info == info:
+                table._generation.committed(info)
+                others.remove(name)
+        self.manifest = manifest
+        self.reopen(sorted(others), renamed=RESTORED)
 
     def next_version(self) -> dict[str, Any]:
         """Return the manifest changes for a new version with an unused number."""
@@ -624,10 +657,37 @@ class State:
     def sweep(self, keep: int) -> None:
         """Remove versions that need not be kept, and files that only they need.
 
-        While a table is damaged, nothing is removed, since a repair may need it.
+        While a table is damaged, nothing is removed, since a repair may need it. Of a partition
+        `keep_only` alone says what need not be kept.
         """
-        if not self.damaged:
-            self.ledger.sweep(keep, self.manifest.confirmed, self.writer.reads_other_than)
+        if self.damaged:
+            return
+        if not self._options.partition:
+            self.ledger.keep_newest(keep, self.manifest.confirmed)
+        self.ledger.sweep(self.writer.reads_other_than)
+
+    def keep_only(self, named: Collection[tuple[int, str]]) -> None:
+        """Remove the versions of this partition that no root names, but the open one.
+
+        `named` are the version and mark that each root names that a leader keeps, once all leaders
+        have published: a partition removes nothing else, so whatever a root names can be opened.
+        Where the newest manifest is one of a version that the store went back from, that of the
+        open version is published again, to be the newest.
+        """
+        if self.damaged:
+            return
+        marks, open_one = self.ledger.marks, self.manifest.version
+        wanted = {open_one, *(number_in_part(marks, *each) for each in named)} & marks.keys()
+        names = {name: each for name, each in self.manifest.names.items() if each in wanted}
+        if open_one == max(wanted) < self.ledger.newest or names != self.manifest.names:
+            self.change(names=names)
+        self.ledger.keep_only(wanted)
+        self.sweep(self.keep)
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many versions the trainer has not confirmed; a partition waits for no trainer."""
+        return 0 if self._options.partition else self.ledger.unconfirmed()
 
     def oldest_reader(self) -> str:
         """Name the older version that is being read, for messages."""

@@ -24,10 +24,17 @@ from tierstore._keys.growing import key_map
 from tierstore._progress import Progress, report_nothing
 from tierstore._store.locking import folds_kept_away, writer_of
 from tierstore._store.newer import find_newer
-from tierstore._store.partitions import partition_directory
+from tierstore._store.partitions import partition_directory, renumbered
 from tierstore._store.payload import Payload
 from tierstore._store.state import State
-from tierstore._store.versions import Survey, check_readable, open_directory, survey
+from tierstore._store.versions import (
+    Survey,
+    check_readable,
+    marks_of,
+    number_in_part,
+    open_directory,
+    survey,
+)
 from tierstore._tiers import memory
 from tierstore._tiers.uncached import pieces_of
 from tierstore.errors import CorruptStoreError, TierStoreError, counted
@@ -60,6 +67,7 @@ class VerifyReport:
         newer: sealed files that are newer than the newest manifest, each with what it holds: those
             of a commit that did not end, or whose manifest was removed. They are no damage of a
             version, and `repair(adopt=True)` takes them. A next writer removes them.
+        notes: what is no damage, and is worth knowing.
     """
 
     version: int = 0
@@ -69,6 +77,7 @@ class VerifyReport:
     whole: list[int] = field(default_factory=list)
     mended: dict[str, list[int]] = field(default_factory=dict)
     newer: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -197,9 +206,10 @@ def _verify_partitions(
         for number, each in roots.items()
         if check.payload_of(each, payload if each is chosen else None) & check.keys_of_whole(each)
     }
-    keys_before = dict.fromkeys(chosen.tables, 0)
+    keys_before, there = dict.fromkeys(chosen.tables, 0), dict[int, int]()
     for number in range(len(chosen.partitions)):
-        part, keys = _verify_partition(check, number, chosen, several=several)
+        part, keys, marks = _verify_partition(check, number, chosen, several=several)
+        there[number] = number_in_part(marks, *chosen.partitions[number])
         report.rows_checked += part.rows_checked
         where = f"{PARTITIONS}/{partition_name(number)}"
         report.bad_files += [f"{where}: {each}" for each in part.bad_files]
@@ -209,7 +219,12 @@ def _verify_partitions(
                 report.bad_rows.setdefault(name, []).extend(ids)
         for name, count in keys.items():
             keys_before[name] += count
-        whole -= {v for v, root in roots.items() if root.partitions[number][0] not in part.whole}
+        whole -= {
+            version
+            for version, root in roots.items()
+            if number_in_part(marks, *root.partitions[number]) not in part.whole
+        }
+    report.notes += filter(None, [renumbered(chosen, there)])
     for rows in report.bad_rows.values():
         rows.sort()
     if check.sample is None:
@@ -218,8 +233,8 @@ def _verify_partitions(
 
 def _verify_partition(
     check: _Check, number: int, chosen: Manifest, *, several: bool
-) -> tuple[VerifyReport, dict[str, int]]:
-    """Check a partition; also return how many keys it has of each table by key."""
+) -> tuple[VerifyReport, dict[str, int], dict[int, str]]:
+    """Check a partition; also return its keys by table, and the marks of its versions."""
     version, mark = chosen.partitions[number]
     try:
         with (
@@ -227,12 +242,14 @@ def _verify_partition(
             folds_kept_away(directory),
         ):
             found = survey(directory)
-            manifest = found.choose(version)
+            marks = marks_of(found.versions)
+            there = number_in_part(marks, version, mark)
+            manifest = found.choose(there)
             report = verify_store(
                 directory,
                 found,
                 manifest=manifest if several else None,
-                version=None if several else version,
+                version=None if several else there,
                 sample=check.sample,
                 progress=check.progress_of_part(),
             )
@@ -240,9 +257,9 @@ def _verify_partition(
             report.bad_files.append(f"version {version} is of another moment than the store")
             report.whole = []
         tables = {name: info for name, info in manifest.tables.items() if name in chosen.tables}
-        return report, {name: each.keys.count for name, each in tables.items() if each.keys}
+        return report, {name: each.keys.count for name, each in tables.items() if each.keys}, marks
     except (TierStoreError, FileNotFoundError) as error:
-        return VerifyReport(bad_files=[str(error)]), {}
+        return VerifyReport(bad_files=[str(error)]), {}, {}
 
 
 def _ids(chosen: Manifest, name: str, number: int, rows: list[int], keys_before: int) -> list[int]:

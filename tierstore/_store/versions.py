@@ -17,6 +17,7 @@ from tierstore import _io
 from tierstore._disk.manifest import MANIFEST_NAME, MAX_BYTES, Identity, Manifest, manifest_name
 from tierstore.errors import (
     AccessError,
+    CorruptStoreError,
     ExistsError,
     FormatError,
     InvalidInputError,
@@ -35,6 +36,8 @@ __all__ = [
     "check_free",
     "check_readable",
     "has_manifests",
+    "marks_of",
+    "number_in_part",
     "open_directory",
     "read_identity",
     "refuse_inside_store",
@@ -175,6 +178,21 @@ class History:
         """Return the manifest of a version, by number or name; raises VersionError."""
         return chosen(self.versions(), version)
 
+    def part(self, version: int, mark: str) -> Manifest:
+        """Return the manifest of what a root names of this store, a partition.
+
+        See `number_in_part`. Raises VersionError, and CorruptStoreError for another version of that
+        number.
+        """
+        kept = self.versions()
+        found = chosen(kept, number_in_part(marks_of(kept), version, mark))
+        if found.mark != mark:
+            raise CorruptStoreError(
+                f"version {version} of {self._directory.path} is of another moment than the "
+                "store's manifest; partitions belong together: restore all from one copy"
+            )
+        return found
+
 
 def chosen(kept: Mapping[int, Manifest], version: int | str) -> Manifest:
     """Return the manifest of a kept version, by its number or name.
@@ -193,6 +211,23 @@ def chosen(kept: Mapping[int, Manifest], version: int | str) -> Manifest:
         )
         raise VersionError(f"{what}; there are: {listed}{f', of them {named}' if named else ''}")
     return kept[number]
+
+
+def marks_of(kept: Mapping[int, Manifest]) -> dict[int, str]:
+    """Return the marks of versions."""
+    return {version: each.mark for version, each in kept.items()}
+
+
+def number_in_part(marks: Mapping[int, str], version: int, mark: str) -> int:
+    """Return which kept version of a partition has the contents that a root names.
+
+    `marks` are those of its versions, ascending. Where the version of that number is gone, the
+    newest with the same mark has the same contents: it restored that one, as earlier programs did
+    where a change of tables failed, and had that other one removed. If none has, it is `version`.
+    """
+    if marks.get(version) == mark:
+        return version
+    return max((number for number, each in marks.items() if each == mark), default=version)
 
 
 def _openable(manifests: list[Manifest], damage: Collection[int]) -> dict[int, Manifest]:

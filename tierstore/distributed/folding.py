@@ -35,5 +35,6 @@ def fold(store: DistributedStore, progress: Progress | None) -> list[int]:
     with store._door.use(write=True), store._closed_when_broken():
         before = set.union(*ranks.together("check that it can fold", check))
         store._root.fold()
+        store._settle()
         ranks.together("fold its partitions", lambda: store._parts.fold(progress))
     return sorted(before - {manifest.version})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, cast
@@ -15,10 +15,10 @@ from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
 from tierstore._progress import Overall, Progress
 from tierstore._store.options import Options
-from tierstore._store.partitions import check_part, missing_partition
+from tierstore._store.partitions import check_part, missing_partition, tell_renumbered
 from tierstore._store.store import Store
-from tierstore.distributed.root import NOTHING
-from tierstore.errors import CorruptStoreError, NotAStoreError, VersionError
+from tierstore.distributed.root import NOTHING, Partitions
+from tierstore.errors import NotAStoreError, VersionError
 from tierstore.spec import EXTENT_ROWS
 
 __all__ = ["Parts"]
@@ -43,15 +43,20 @@ class Parts:
         self._path = cast(Path, options.path)
         self._options = options
         self._share = Shard(1, 1, 0, 1)
+        self._confirmed: dict[int, tuple[set[tuple[int, str]], int]] = {}
+        """By partition what roots named when it last removed versions, and its manifest then."""
 
     def open(self, root: Manifest, rank: int, ranks: int) -> None:
-        """Open those of a rank at the version of the root; newer ones are dropped."""
+        """Open those of a rank at the version of the root, whatever newer ones there are."""
         self._share = Shard.of_rank(1, len(root.partitions), rank, ranks)
         first, end = self._share.first, self._share.first + self._share.count
         calls = _side_by_side(lambda number: self._open(root, number), range(first, end))
         self.stores = [call.result() for call in calls if call.exception() is None]
         for call in calls:
             call.result()
+        tell_renumbered(
+            str(self._path), root, {number: part.version for number, part in self.numbered()}
+        )
 
     def _open(self, root: Manifest, number: int) -> Store:
         version, mark = root.partitions[number]
@@ -61,9 +66,8 @@ class Parts:
             mode="r+",
             budget=NOTHING,
             version=version,
-            discard_newer=True,
+            partition=True,
             mark=mark,
-            keep=max(2, self._options.keep or root.keep),
             allow_untested=self._options.allow_untested,
         )
         try:
@@ -117,11 +121,11 @@ class Parts:
         ]
 
     def commit(self) -> None:
-        """Commit those that rows were written to, not confirmed."""
+        """Commit those that rows were written to."""
 
         def commit(part: Store) -> None:
             if part.uncommitted_rows() or any(part[name]._generation.has_new_keys for name in part):
-                part.commit(confirm=False)
+                part.commit()
 
         self.each(commit)
 
@@ -129,50 +133,35 @@ class Parts:
         """Raise CorruptStoreError unless what an older version of the root names can be opened."""
         for number, part in self.numbered():
             version, mark = older.partitions[number]
-            if part._state.manifest.mark == mark:
-                continue
-            found = part._state.history.version(version)
-            if found.mark != mark:
-                raise CorruptStoreError(
-                    f"version {version} of {part.path} is of another moment than version "
-                    f"{older.version} of the store; restore all partitions from one copy"
-                )
-            part._state.check_whole(found)
+            if part._state.manifest.mark != mark:
+                part._state.check_whole(part._state.history.part(version, mark))
 
     def restore(self, older: Manifest) -> None:
-        """Restore what an older version of the root names."""
+        """Have each make a version of what an older version of the root names."""
         for number, part in self.ahead(older):
-            part.restore(older.partitions[number][0])
+            part.restore(part._state.history.part(*older.partitions[number]).version)
 
-    def confirm(self, root: Manifest, kept: Mapping[int, Manifest]) -> None:
-        """Keep what the versions `kept` of the root name, and no more."""
-        self.follow_names(root, kept)
-        named = set(root.names.values()) - {root.version}
-        unnamed = [each for version, each in kept.items() if version not in named]
+    def show(self, root: Manifest) -> None:
+        """Go back to what the root names, in all that are ahead of it; see `State.show`."""
+        for number, part in self.ahead(root):
+            with part._door.use(write=True):
+                part._folder.stop()
+                part._state.show(*root.partitions[number])
 
-        def confirm(item: tuple[int, Store]) -> None:
+    def keep_only(self, roots: Collection[Partitions]) -> None:
+        """Remove what none of these roots names; see `State.keep_only`."""
+
+        def keep_only(item: tuple[int, Store]) -> None:
             number, part = item
-            oldest = min(each.partitions[number][0] for each in unnamed)
-            if oldest > part._state.manifest.confirmed:
-                part.confirm(oldest)
+            named = {root[number] for root in roots}
+            ledger = part._state.ledger
+            if self._confirmed.get(number) != (named, ledger.seq):
+                with part._door.use(write=True), part._state.alone("confirm a version"):
+                    part._state.keep_only(named)
+                self._confirmed[number] = named, ledger.seq
 
-        for call in _side_by_side(confirm, self.numbered()):
+        for call in _side_by_side(keep_only, self.numbered()):
             call.result()
-
-    def follow_names(self, root: Manifest, kept: Mapping[int, Manifest]) -> None:
-        """Keep in each partition what the root keeps by name."""
-        for number, part in self.numbered():
-            wanted = {
-                name: kept[version].partitions[number][0]
-                for name, version in root.names.items()
-                if version in kept
-            }
-            there = part._state.manifest.names
-            for name in there.keys() - wanted.keys():
-                part.release(name)
-            for name, version in wanted.items():
-                if there.get(name) != version:
-                    part.keep(version, name)
 
     def fold(self, progress: Progress | None = None) -> None:
         """Merge all deltas, and keep no version but the newest; report the partitions done."""

@@ -24,9 +24,18 @@ from tierstore._store.store import Store
 from tierstore._store.versions import History, open_directory, read_identity
 from tierstore.budget import Budget
 from tierstore.distributed.ranks import Ranks
-from tierstore.errors import InvalidInputError, NotAStoreError, TierStoreError, VersionError
+from tierstore.errors import (
+    CommitFailedError,
+    InvalidInputError,
+    NotAStoreError,
+    TierStoreError,
+    VersionError,
+)
 
-__all__ = ["NOTHING", "Root"]
+__all__ = ["NOTHING", "Partitions", "Root"]
+
+Partitions = tuple[tuple[int, str], ...]
+"""The version and mark of each partition, as a root names them."""
 
 NOTHING = Budget(host=0, gpu=0)
 """The budget of a store that has no tiers of its own."""
@@ -60,12 +69,15 @@ class Root:
         self._ranks = ranks
         self._directory: _io.Directory | None = None
         self._leader = 0
+        self._several = False
+        """Whether several leaders publish, each on a file system of its own."""
 
     def open(self) -> None:
         """Open the requested version, or the newest that all leaders have. Collective."""
         ranks = self._ranks
         ranks.together("open the directory of the store", self._open_directory)
-        self._leader = ranks.leaders(self._path)[ranks.rank]
+        leaders = ranks.leaders(self._path)
+        self._leader, self._several = leaders[ranks.rank], len(set(leaders)) > 1
         seen = ranks.together("read the versions of the store", self._read_versions)
         chosen = self._chosen([each for each in seen if each is not None])
         self._follow("open the root of the store", lambda: self._open_root(chosen))
@@ -196,22 +208,77 @@ class Root:
                 remove_generation(table, generation)
 
     def publish(self, changes: Mapping[str, Any], draft: CommitDraft | None) -> None:
-        """Publish a version whose manifest has these changes. Collective."""
-        self._follow("publish the version", lambda: self._publish(changes, draft))
+        """Publish a version whose manifest has these changes. Collective.
 
-    def _publish(self, changes: Mapping[str, Any], draft: CommitDraft | None) -> None:
-        """Publish a manifest, as a leader."""
-        if self.store is None or draft is None:
-            return
-        state = draft.state
-        with self.store._door.use(write=True) as use, state.alone("commit"):
+        An error other than CommitFailedError and RanksError means that no leader has published.
+        """
+
+        def work(store: Store) -> None:
+            if draft is None:
+                return
+            state = store._state
             numbers = {**draft.numbers, **changes, "previous": state.manifest.version}
             if draft.keep is not None:
                 numbers["names"] = {**state.manifest.names, draft.keep: changes["version"]}
             with state.unless_published(draft.drop), state.unbroken():
                 state.adopt(state.publish(**numbers, step=draft.step, payload=draft.payload))
-            with use.interruptible():
-                clean_up(state, self.store._folder)
+
+        self._publish("publish the version", work)
+
+    def _publish(self, what: str, work: Callable[[Store], None]) -> None:
+        """Have each leader publish a version, and remove older ones once all have. Collective.
+
+        One leader alone does both at once. If one of several fails where another has published,
+        nobody can go on: that is CommitFailedError, and opening takes what all of them have.
+        """
+        before = self._seq
+
+        def publish() -> None:
+            if self.store is None:
+                return
+            with self.store._door.use(write=True), self.store._state.alone("commit"):
+                work(self.store)
+                if not self._several:
+                    clean_up(self.store._state, self.store._folder)
+
+        try:
+            self._follow(what, publish)
+        except Exception as error:
+            if self._several and not self._ranks.broken:
+                told = self._ranks.gather("tell what was published", self._seq != before)
+                if any(told):
+                    raise CommitFailedError(
+                        f"some hosts have published the version and others have not ({error}); "
+                        "open the store again on every rank, at what all have"
+                    ) from error
+            raise
+
+    @property
+    def _seq(self) -> int:
+        return 0 if self.store is None else self.store._state.ledger.seq
+
+    def settled(self) -> list[Partitions] | None:
+        """Return what the roots that leaders keep name of the partitions. Collective.
+
+        None where one root alone does, which `named` reads: no message goes between the ranks.
+        Several leaders remove older versions here, when all have published.
+        """
+        if not self._several:
+            return None
+
+        def settle() -> list[Partitions]:
+            if self.store is None:
+                return []
+            with self.store._door.use(write=True):
+                clean_up(self.store._state, self.store._folder)
+            return self.named()
+
+        every = self._ranks.together("remove older versions", settle)
+        return list(dict.fromkeys(each for found in every for each in found))
+
+    def named(self) -> list[Partitions]:
+        """Return what this rank's root names of the partitions, for each version it keeps."""
+        return [each.partitions for each in self.versions().values()]
 
     def draft_of(self, patch: Patch) -> CommitDraft | None:
         """Begin the version that a patch leads to, as a leader."""
@@ -226,19 +293,14 @@ class Root:
     ) -> None:
         """Publish an older version again under a new number, as partitions have it. Collective."""
 
-        def work() -> None:
-            if self.store is None:
-                return
-            state = self.store._state
+        def work(store: Store) -> None:
+            state = store._state
             changes = as_restored(older, state.manifest, number)
             changes |= {name: getattr(older, name) for name in ("tables", "step", "payload")}
-            with self.store._door.use(write=True) as use, state.alone("restore a version"):
-                with state.unbroken():
-                    state.adopt(state.publish(**changes, partitions=partitions))
-                with use.interruptible():
-                    clean_up(state, self.store._folder)
+            with state.unbroken():
+                state.adopt(state.publish(**changes, partitions=partitions))
 
-        self._follow("restore the version", work)
+        self._publish("restore the version", work)
 
     def rename(self, what: str, change: Callable[[Store], object]) -> None:
         """Change the names by which versions are kept. Collective."""

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,8 @@ _HELD_BYTES = 256 << 20
 _FILLED = 256
 """Partitions that can be filled from rows which come once: each has files open meanwhile."""
 
+
+T = TypeVar("T")
 
 Rows = npt.NDArray[np.int64]
 Records = npt.NDArray[np.uint8]
@@ -285,7 +287,9 @@ def rename(store: DistributedStore, name: str, new: str, progress: Progress | No
     table, info = store[name], store._manifest.tables[name]
     if new in store:
         raise ExistsError(f"{store.path} already has a table {new!r}; choose another name")
-    keys = None if info.spec.keys is not None else as_stored(table.keys)
+    keys = None
+    if info.spec.keys is None:
+        keys = _on_each(store, "read the keys", lambda: as_stored(table.keys))
     written = None if keys is None else _Keys(store, new, keys, info.spec.rows)
 
     def renamed() -> dict[str, TableInfo]:
@@ -388,13 +392,20 @@ def set_keys(
     with store._door.use(write=True), store._closed_when_broken():
         ranks.together("check that it can set keys", lambda: store._check_clean("set keys"))
         draft = store._root.draft()
-        try:
+        with store._or_back("set keys", written.remove):
             written.write(progress)
-            ready = ranks.gather("set keys", store._prepared({name: written.named_by(info)}, draft))
-        except Exception:
-            written.remove()
-            raise
-        store._publish(agreed(ready), draft)
+            named = store._prepared({name: written.named_by(info)}, draft)
+            prepared = agreed(ranks.gather("set keys", named))
+            store._publish(prepared, draft)
+        store._published(prepared)
+
+
+def _on_each(store: DistributedStore, what: str, work: Callable[[], T]) -> T:
+    """Do something on every rank, and return what it returned here, which no other rank gets."""
+    found: list[T] = []
+    with store._closed_when_broken():
+        store._ranks.together(what, lambda: found.append(work()))
+    return found[0]
 
 
 def _digest(keys: Sequence[Any] | None) -> str:
@@ -421,7 +432,8 @@ def _extend_all(
     info, rows = store._manifest.tables[name], spec.rows
     if info.spec.keys is not None:
         raise InvalidInputError(f"table {name!r} is by key: write the rows of new keys")
-    every = more_keys(store[name], rows - info.spec.rows, keys)
+    more = rows - info.spec.rows
+    every = _on_each(store, "read the keys", lambda: more_keys(store[name], more, keys))
     written = None if every is None else _Keys(store, name, every, rows)
 
     def grown() -> dict[str, TableInfo]:
@@ -563,15 +575,11 @@ def _change(
             store._spaces.vacate([*specs, *drop])
             return store._prepared(work(), draft)
 
-        try:
+        with store._or_back(f"{what} its tables", ahead.remove if ahead else None):
             if ahead is not None:
                 ahead.write()
-            prepared = ranks.together(f"{what} its partitions", change)
-        except Exception:
-            if not ranks.broken:
-                ranks.together("go back", store._restore_parts)
-            if ahead is not None:
-                ahead.remove()
-            raise
-        store._publish(agreed(prepared), draft, drop)
-        store._place_together()
+            prepared = agreed(ranks.together(f"{what} its partitions", change))
+            store._publish(prepared, draft, drop)
+        store._published(prepared, drop)
+        with store._committed():
+            ranks.together("place its tables", store._place)

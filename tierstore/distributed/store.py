@@ -1,9 +1,10 @@
 """A partitioned store that the ranks of a process group write together.
 
 Each rank has some of the partitions open, as their one writer, under tiers of its own: the rows of
-a table that are in them are its shard. A commit is one version of all ranks or none: every rank
-commits its partitions without confirming that, all agree, a leader publishes the root's manifest,
-which names a version of each partition, and every rank confirms.
+a table that are in them are its shard. A version is one of all ranks or none, whether rows changed
+or the tables: every rank commits its partitions, all agree, and a leader publishes the root's
+manifest, which names a version of each partition. Only that confirms them: a partition goes back to
+what the root names without writing anything, and removes no version that some root names.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ from tierstore.distributed.root import Root
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import (
     CommitFailedError,
+    ConcurrentWriterError,
     ExistsError,
     InvalidInputError,
     InvalidTypeError,
@@ -130,7 +132,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
             lambda: self._parts.open(self._manifest, ranks.rank, ranks.count),
         )
         ranks.together("place its tables", self._place)
-        self._count_keys(self._follow_names, "name the kept versions")
+        self._settle()
 
     @property
     def _manifest(self) -> Manifest:
@@ -166,22 +168,21 @@ class DistributedStore(Closing, Mapping[str, Any]):
             if name not in self._shared or self._shared[name].shard is not table:
                 self._shared[name] = self._over(table)
 
-    def _place_together(self, renamed: str = OPENED_ANEW) -> None:
-        """Put tiers over the tables of a version that was just published, on every rank.
-
-        See `_place`.
+    @contextlib.contextmanager
+    def _committed(self) -> Iterator[None]:
+        """Show a version that was just published, on every rank.
 
         Raises CommitFailedError, and RanksError where ranks cannot talk any longer.
         """
         try:
-            self._ranks.together("place its tables", lambda: self._place(renamed))
+            yield
         except TierStoreError as error:
             if self._ranks.broken:
                 error.add_note(f"version {self.version} is committed")
                 raise
             raise CommitFailedError(
-                f"version {self.version} is committed, but its tables could not be opened in "
-                f"their new shape ({error}); open the store again"
+                f"version {self.version} is committed, but its tables could not be opened "
+                f"({error}); open the store again"
             ) from error
 
     def _info_of(self, name: str) -> Callable[[], TableInfo]:
@@ -430,9 +431,10 @@ class DistributedStore(Closing, Mapping[str, Any]):
                     draft.drop()
             raise
         self._publish(changed, draft)
+        self._published(changed)
 
     def _commit_parts(self, draft: CommitDraft | None) -> Prepared:
-        """Commit the partitions of this rank, not confirmed, where rows were written."""
+        """Commit the partitions of this rank where rows were written."""
         tables = {}
         for name in list(self.touched.scalars):
             info, scalars = self._manifest.tables[name], json_values(self._tables[name]._scalars)
@@ -451,10 +453,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
     def _publish(
         self, prepared: Prepared, draft: CommitDraft | None, drop: Collection[str] = ()
     ) -> None:
-        """Publish a version that all ranks have ready, and confirm it to the partitions.
-
-        It lacks the tables to `drop`.
-        """
+        """Publish a version that all ranks have ready; it lacks the tables to `drop`."""
         version = prepared.last_version + 1
         kept = {name: info for name, info in self._manifest.tables.items() if name not in drop}
         changes = {
@@ -465,6 +464,9 @@ class DistributedStore(Closing, Mapping[str, Any]):
             "partitions": prepared.in_order(),
         }
         self._root.publish(changes, draft)
+
+    def _published(self, prepared: Prepared, drop: Collection[str] = ()) -> None:
+        """Have tables show the version that was published, and partitions keep what roots name."""
         for name in prepared.tables.keys() & self._tables.keys():
             generation = self._tables[name]._generation
             scalars = self._manifest.tables[name].scalars
@@ -473,21 +475,57 @@ class DistributedStore(Closing, Mapping[str, Any]):
         for name, by_key in self._keyed():
             if name not in drop:
                 by_key.keys_committed()
-        self._count_keys(self._confirm, "confirm the version")
+        with self._committed():
+            self._settle()
 
-    def _confirm(self) -> None:
-        """Have the partitions keep what versions of the root name, and no more."""
+    @contextlib.contextmanager
+    def _or_back(
+        self, what: str, undo: Callable[[], object] | None = None, *, drop_rows: bool = False
+    ) -> Iterator[None]:
+        """Go back on every rank if the body, which changes partitions, publishes no version.
+
+        With `drop_rows` also to the rows of the last commit. `undo` removes what no version will
+        name. After CommitFailedError the outcome is unknown, and the door closes; so it does where
+        a rank is interrupted while others wait for it, or cannot go back.
+        """
+        before = self._manifest
         try:
-            self._parts.confirm(self._manifest, self._root.versions())
-        except (TierStoreError, OSError, MemoryError) as error:
-            warn(
-                f"version {self.version} is committed; confirming it to the partitions of rank "
-                f"{self.rank} is put off: {error}",
-                UpkeepWarning,
-            )
+            yield
+        except (CommitFailedError, ConcurrentWriterError):
+            raise
+        except BaseException as error:
+            if self.ranks > 1 and not isinstance(error, Exception):
+                with self._ranks.midway(what):
+                    raise
+            if self._manifest is before and not self._ranks.broken:
+                self._go_back(self._discard if drop_rows else self._show_root)
+                if undo is not None:
+                    undo()
+            raise
 
-    def _follow_names(self) -> None:
-        self._parts.follow_names(self._manifest, self._root.versions())
+    def _go_back(self, show: Callable[[], object]) -> None:
+        """Have every rank show what the root names, and remove what came of the partitions."""
+        try:
+            self._count_keys(show, "go back")
+            self._settle()
+        except Exception as error:
+            self._door.close(f"it could not go back to version {self.version} ({error})")
+
+    def _settle(self) -> None:
+        """Have partitions remove what no root names that a leader keeps. Collective."""
+        roots = self._root.settled()
+
+        def settle() -> None:
+            try:
+                self._parts.keep_only(self._root.named() if roots is None else roots)
+            except (TierStoreError, OSError, MemoryError) as error:
+                warn(
+                    f"version {self.version} is committed; removing older ones from the "
+                    f"partitions of rank {self.rank} is put off: {error}",
+                    UpkeepWarning,
+                )
+
+        self._count_keys(settle, "confirm the version")
 
     def keep(self, version: int | str, name: str) -> int:
         """Keep a version by a name until `release`; return its number. Collective.
@@ -507,7 +545,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
     def _rename(self, what: str, change: Callable[[Store], object]) -> None:
         with self._door.use(write=True), self._closed_when_broken():
             self._root.rename(what, change)
-            self._ranks.together("name the kept versions", self._follow_names)
+            self._settle()
 
     def restore(self, version: int | str) -> int:
         """Restore a kept version in place, as `Store.restore` does; return the resulting number.
@@ -535,9 +573,13 @@ class DistributedStore(Closing, Mapping[str, Any]):
                 self.prefetcher.wait_for_advice()
             self._count_keys(self._discard, "roll back")
             self._ranks.fault = ""
+            self._settle()
 
     def _discard(self) -> None:
         self._spaces.discard()
+        if self._parts.ahead(self._manifest):
+            for _, generation in self._keyed():  # load all: those ahead have keys that are to go
+                generation.note_moved_keys()
         for part in self._parts.stores:
             part.rollback()
         for name, generation in self._keyed():
@@ -547,15 +589,15 @@ class DistributedStore(Closing, Mapping[str, Any]):
         for space in self._spaces.open:  # rows found for keys that are gone are found anew
             space.end_epochs(ROLLED_BACK, renamed=None)
             space.begin_epochs()
-        self._restore_parts(ROLLED_BACK)
+        self._show_root(ROLLED_BACK)
         for table in self._tables.values():
             table._reset_scalars()
 
-    def _restore_parts(self, renamed: str = OPENED_ANEW) -> None:
-        """Bring partitions back that are ahead of the root, after an error on some rank."""
+    def _show_root(self, renamed: str = OPENED_ANEW) -> None:
+        """Show what the root names, also in partitions that are ahead of it. Writes nothing."""
         if self._parts.ahead(self._manifest):
             self._spaces.vacate(list(self._tables))
-            self._parts.restore(self._manifest)
+            self._parts.show(self._manifest)
         self._place(renamed)
 
     def _take_scalars(self) -> None:

@@ -47,16 +47,13 @@ def restore(store: DistributedStore, version: int | str) -> int:
         store._count_keys(store._discard, "roll back")
         if older.mark == store._manifest.mark:
             return store.version
-        try:
+        with store._or_back("restore a version"):
             ready = agreed(ranks.together("restore its partitions", change))
-        except Exception:
-            if not ranks.broken:
-                ranks.together("go back", store._restore_parts)
-            raise
-        root.restore(older, ready.last_version + 1, ready.in_order())
-        store._place_together(RESTORED)
-        store._take_scalars()
-        store._count_keys(store._confirm, "confirm the version")
+            root.restore(older, ready.last_version + 1, ready.in_order())
+        with store._committed():
+            ranks.together("place its tables", lambda: store._place(RESTORED))
+            store._take_scalars()
+            store._settle()
         return store.version
 
 
@@ -94,13 +91,9 @@ def apply_patch(store: DistributedStore, path: str | os.PathLike[str]) -> PatchI
         told = ranks.together("read the patch", check)
         if len(set(map(repr, told))) > 1:
             raise InvalidInputError(f"ranks have different patches at {path}; copy one to each")
-        try:
+        with store._or_back("apply a patch", drop_rows=True):
             ranks.together("write the rows", lambda: _write(store, patch))
             store._commit(use, lambda: root.draft_of(patch))
-        except Exception:
-            if not ranks.broken:
-                store._count_keys(store._discard, "roll back")
-            raise
         return patch.info()
 
 

@@ -67,6 +67,7 @@ def _examined(path: Path) -> dict[str, Any]:
     report = tierstore.verify(path, sample=_SAMPLE)
     found: dict[str, Any] = {"damage": not report.ok, "bad_files": list(report.bad_files)}
     found["newer"] = list(report.newer)
+    found["notes"] = report.notes
     found["bad_rows"] = {name: list(map(int, rows)) for name, rows in report.bad_rows.items()}
     with contextlib.suppress(TierStoreError), open_store(path) as store:
         info = store.info()
@@ -77,6 +78,7 @@ def _examined(path: Path) -> dict[str, Any]:
 
 def _store_rows(store: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("store", "damaged" if store["damage"] else "no damage found")]
+    rows += [("note", each) for each in store["notes"]]
     if "version" in store:
         rows.append(("version", f"{store['version']} of {counted(store['tables'], 'table')}"))
         rows.append(("not folded", format_bytes(store["unfolded_bytes"])))

@@ -64,10 +64,12 @@ def verify(out: Output, store: Place, version: int | str | None, sample: int | N
         "bad_files": report.bad_files,
         "whole": report.whole,
         "newer": report.newer,
+        "notes": report.notes,
     }
     damage = [(name, some_ids(ids)) for name, ids in report.bad_rows.items()]
     summary = f"version {report.version}: {counted(report.rows_checked, 'row')} checked"
     parts = [f"damaged: {each}" for each in report.bad_files]
+    parts += [f"note: {each}" for each in report.notes]
     out.show(data, f"{summary}, no damage" if report.ok else summary, *parts, *_grid(damage))
     say_newer(out, store, report.newer)
     if not report.ok:
