@@ -479,6 +479,7 @@ def test_a_fold_leaves_how_many_are_kept(five):
 def test_more_are_kept_at_once(five):
     """Also where the writer before was killed before it removed what is too many for it."""
     with (
+        mock.patch.object(Ledger, "keep_newest"),
         mock.patch.object(Ledger, "sweep"),
         tierstore.open(five, "r+", budget=NONE, keep=1) as store,
     ):
