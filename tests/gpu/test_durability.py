@@ -171,7 +171,7 @@ def test_a_gpu_without_room(path: Path) -> None:
         slots = cupy.cuda.runtime.memGetInfo()[1] // 4096 + 1
         wide = {"w": TableSpec(slots, 1024, sparse=True)}
         budget = Budget(host_rows=300, gpu_rows=slots)
-        with pytest.raises(CapacityError, match="no room|cannot be placed"):
+        with pytest.raises(CapacityError, match=r"no room|cannot be placed"):
             tierstore.create(path.parent / "wide.tier", wide, budget=budget, device="cuda").close()
         before[[3, 4]] = 1
         np.testing.assert_array_equal(store["t"].read(np.arange(ROWS)), before)
