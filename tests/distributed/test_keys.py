@@ -312,7 +312,7 @@ def test_a_key_has_one_first_row_everywhere(tmp_path: Path, kind: str) -> None:
         assert len(np.unique(first, axis=0)) == 40
         store["user"].lease(all_keys(kind)[20:30]).release()
         store.commit()
-    with tierstore.open(plain) as store:
+    with tierstore.open(plain, missing="init") as store:
         assert np.array_equal(store["user"].read(all_keys(kind)[:40]), first)
     distributed.create(parts, {"user": spec(kind)}, partitions=4).close()
     for ranks in (3, 1):
