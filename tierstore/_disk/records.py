@@ -294,9 +294,9 @@ class RecordFiles(LaidRecords):
             file = self._files.open(number, write=True)
         except FileNotFoundError as error:
             raise _replaced(str(error.filename)) from None
-        if file.inode != int(self._inodes[number]):
-            file.close()
-            raise _replaced(file.path)
+        with file.unless_raised():
+            if file.inode != int(self._inodes[number]):
+                raise _replaced(file.path)
         return file
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:

@@ -9,7 +9,7 @@ store, accessed through the same classes.
 
 from tierstore._io import direct
 from tierstore._io.allocated import allocated_bytes
-from tierstore._io.atomic import alone_in, leftovers, publish, relink, withdraw
+from tierstore._io.atomic import alone_in, leftovers, publish, publish_directory, relink, withdraw
 from tierstore._io.directory import Directory, Glimpse
 from tierstore._io.file import File, let_go, map_files
 from tierstore._io.held import Held, Holder, hold_directory, hold_file
@@ -38,6 +38,7 @@ __all__ = [
     "locate",
     "map_files",
     "publish",
+    "publish_directory",
     "reach",
     "read_ranges",
     "relink",

@@ -83,6 +83,19 @@ def publish(
 
 
 @contextlib.contextmanager
+def publish_directory(target: str | Path) -> Iterator[Directory]:
+    """Yield a new directory, open, that appears complete and durable or not at all: see `publish`.
+
+    What the body maps in it is mapped no longer when that ends.
+    """
+    with publish(target) as temporary, Directory.make(temporary) as directory:
+        try:
+            yield directory
+        finally:
+            directory.end_mappings()
+
+
+@contextlib.contextmanager
 def alone_in(place: str | Path, doing: str) -> Iterator[None]:
     """Raise LockedError if another process or thread is within such a body for a directory."""
     with Directory.open(place) as directory:

@@ -138,7 +138,7 @@ def _new_directory(where: Path | _io.Objects) -> Iterator[_io.Directory]:
     """
     if not isinstance(where, _io.Objects):
         check_free(where, "bring a copy up to date (update_copy, --incremental)")
-        with _io.publish(where) as temporary, _io.Directory.make(temporary) as directory:
+        with _io.publish_directory(where) as directory:
             yield directory
         return
     directory = where.open(write=True)

@@ -419,11 +419,8 @@ def _create_store(
     check_free(path, _OPEN_IT)
     with (
         _clearly_taken(path),
-        _io.publish(path) as temporary,
-        _io.Directory.make(temporary) as directory,
-        contextlib.ExitStack() as made,
+        _io.publish_directory(path) as directory,
     ):
-        made.callback(directory.end_mappings)
         for name, spec in tables.items():
             with directory.make_directory(name) as table:
                 infos[name] = generations.create(table, spec.bound(name), 1, progress=report)

@@ -263,8 +263,7 @@ class _Repair:
         check_free(where)
         with (
             contextlib.ExitStack() as end,
-            _io.publish(where) as temporary,
-            _io.Directory.make(temporary) as directory,
+            _io.publish_directory(where) as directory,
         ):
             end.callback(self._remove_list_without, where)  # an interrupt may come at any time
             try:

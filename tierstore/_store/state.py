@@ -144,7 +144,7 @@ class State:
                 self._check_whole(version)
                 self._go_back(self.manifest)
         with contextlib.closing(self._open_all(self.manifest, version)) as opening:
-            self.manifest, self._held = opening.manifest, opening.payload
+            self.manifest, self._held = opening.manifest, opening.take_payload()
             self.damaged = self._explained(opening)
             if self.door.writable:
                 self.sweep(self.keep)
@@ -635,7 +635,7 @@ class State:
             return False
         with interrupts_deferred():
             try:
-                self.manifest, self._held = opening.manifest, opening.payload
+                self.manifest, self._held = opening.manifest, opening.take_payload()
                 for name in self.tables.keys() - self.manifest.tables.keys():
                     self.spaces.drop(name)
                 self.spaces.follow(opening.later, opening.renewed)

@@ -68,10 +68,19 @@ class Opening:
         """Whether any table was opened."""
         return bool(self.new or self.same or self.later)
 
+    def take_payload(self) -> dict[str, Payload]:
+        """Return the payload, which the caller holds open from now on."""
+        payload, self.payload = self.payload, {}
+        return payload
+
     def close(self) -> None:
-        """Close the opened tables that were not taken."""
+        """Close the opened tables and payload that were not taken."""
         new, self.new = self.new, {}
-        call_each(*(generation.close for generation in new.values()))
+        payload = self.take_payload()
+        call_each(
+            *(generation.close for generation in new.values()),
+            *(each.close for each in payload.values()),
+        )
 
 
 class Opener:

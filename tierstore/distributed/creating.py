@@ -128,7 +128,7 @@ def make_store(
     (root_uuid, root_mark), *parts = identities
     report = Overall(progress, sum(spec.rows for spec in specs.values()) * _rounds(len(parts)))
     infos: list[dict[str, TableInfo]] = [{} for _ in parts]
-    with _io.publish(path) as temporary, _io.Directory.make(temporary) as root:
+    with _io.publish_directory(path) as root:
         with root.make_directory(PARTITIONS) as place:
             for number in range(len(parts)):
                 place.make_directory(partition_name(number)).close()
