@@ -691,7 +691,7 @@ def test_tables_go_on_from_what_layers_left(place: Place) -> None:
         for store in twins.stores:
             store.commit()
         twins.collection = TieredEmbeddingCollection(twins.stores[0], {n: n for n in twins.rows})
-        optimizers = twins.optimizers(torch.optim.Adam, lr=0.05)
+        optimizers = twins.optimizers(torch.optim.Adam, lr=0.05, state="continue")
         for _ in range(2):
             twins.step(optimizers, twins.ids())
     assert [twins.stores[0][name].scalars["step"] for name in twins.rows] == [5, 3, 4]

@@ -323,7 +323,7 @@ def test_another_class_does_not_go_on_with_the_state_of_the_first(tmp_path: Path
             other.step()
         other.zero_grad()
         del other
-        train(TieredOptimizer(torch.optim.Adam, [emb], lr=0.1), 1)
+        train(TieredOptimizer(torch.optim.Adam, [emb], lr=0.1, state="continue"), 1)
         assert store["t"].scalars["step"] == 6
         weights = store["t"].read(np.arange(20))
         fresh = TieredOptimizer(torch.optim.Adam, [emb], lr=0.1, reset=True)
@@ -365,7 +365,7 @@ def test_options_that_decide_what_a_row_keeps_must_agree(
         model = torch.nn.ModuleList([TieredEmbedding(store["t"]), torch.nn.Linear(4, 1)])
 
         def optimizer(options: Any, lr: float = 0.1) -> TieredOptimizer:
-            return TieredOptimizer(kind, model, **{"lr": lr, **options})
+            return TieredOptimizer(kind, model, state="continue", **{"lr": lr, **options})
 
         def train(opt: TieredOptimizer) -> None:
             model[1](model[0](torch.arange(9))).sum().backward()

@@ -351,6 +351,11 @@ class RowsParameter(torch.nn.Parameter):
         self._note()
         self._kept = True
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether there is no gradient."""
+        return self._at_rest
+
     def is_last(self, gradient: Gradient) -> bool:
         """Whether a step by the only optimizer is the last that needs the lease of its gradient."""
         return len(self.optimizers) == 1 and not self._shown and gradient is self._whole

@@ -16,7 +16,14 @@ from tierstore._door import interrupts_deferred
 from tierstore._store.store import Store
 from tierstore._table.table import Table
 from tierstore.distributed import DistributedStore
-from tierstore.errors import InvalidInputError, InvalidTypeError, UnderflowWarning, named, warn
+from tierstore.errors import (
+    InvalidInputError,
+    InvalidTypeError,
+    UnderflowWarning,
+    counted,
+    named,
+    warn,
+)
 from tierstore.nn import RowsParameter, TieredEmbedding
 from tierstore.nn.apart import check_not_apart, in_group
 from tierstore.nn.autograd import Gradient
@@ -101,6 +108,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         rounding_seed: int = 0,
         project: Project | Mapping[TieredEmbedding, Project] | None = None,
         reset: bool = False,
+        state: Literal["continue"] | None = None,
         replicated: bool = False,
         ema: float | None = None,
         **options: Any,
@@ -137,6 +145,14 @@ class TieredOptimizer(torch.optim.Optimizer):
                 is to be written instead, of the same shape; or a dict of such by layer.
             reset: drop the state that an optimizer left in the tables, and start from none: for
                 another class, a sweep or fine-tuning. Each table is written anew.
+            state: "continue" goes on with the state that an earlier optimizer of this process left
+                in the tables. None starts with none, as torch does, and says so: it is dropped at
+                the first step, which writes every row. The state in a store that was opened, and
+                what `load_state_dict` or `load_rows_state` brought, is gone on with in any case.
+            state: "continue" goes on with the state that an earlier optimizer of this process left
+                in the tables. None starts without, as torch does, and says so: it is dropped at the
+                first step, for which every row is written. State of a store that was opened, or
+                that `load_state_dict` or `load_rows_state` brought, is always gone on with.
             replicated: in a process group of several ranks, take steps although each rank writes
                 its own store: for ranks that apply the same gradients to copies of one store.
             ema: keep an exponential moving average of the rows with this decay in their records,
@@ -155,6 +171,11 @@ class TieredOptimizer(torch.optim.Optimizer):
             raise InvalidTypeError(
                 f"an optimizer is made of a class such as torch.optim.Adam, not {optimizer_class!r}"
             )
+        if state not in (None, "continue") or (state and reset):
+            raise InvalidInputError(
+                "state is 'continue', to go on with the state in the tables, or None; 'continue' "
+                f"does not go with reset=True: {state!r}"
+            )
         groups = _grouped(params)
         self._class = optimizer_class
         self._options = options
@@ -163,11 +184,14 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._rounding = _rounding(stochastic_rounding, state_dtype, rounding_seed)
         self._project = project
         self._reset = reset
+        self._continues = state == "continue"
         self.replicated: bool = replicated
         self._ema = ema
         self._sparse = issubclass(optimizer_class, torch.optim.SparseAdam)
         self._ordinary = self._told = False
         self._fields: dict[RowsParameter, TrainedField] = {}
+        self._beginning: list[TrainedField] = []
+        """Those to call at the next step that they take part in; see `StoredState.begin`."""
         self._plans: dict[RowsParameter, StatePlan] = {}
         self._parts: dict[TableRows, None] = {}
         self._inner = optimizer_class(
@@ -212,6 +236,7 @@ class TieredOptimizer(torch.optim.Optimizer):
             for parameter, state in begun.state.items():
                 self._inner.state.setdefault(parameter, state)
         self._ordinary |= len(named) > len(parts) + len(whole)
+        self._beginning += trained
         for field in trained:
             self._fields[field.rows] = field
             field.rows.optimizers.add(self)
@@ -248,6 +273,9 @@ class TieredOptimizer(torch.optim.Optimizer):
             table._owner.door.check(write=True)
         self._plans.update((rows, plans[rows]) for rows in new)
         states = {rows: self._states_of(rows, plans[rows]) for rows in new}
+        if self._continues:
+            for each in itertools.chain.from_iterable(states.values()):
+                each.anew = False
         if self._reset:
             changes = _Changes("drop")
             for each in itertools.chain.from_iterable(states.values()):
@@ -363,6 +391,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._beginning:
+            self._begin()
         with interrupts_deferred():
             enabled = torch.is_grad_enabled()
             _set_grad_enabled(False)
@@ -383,6 +413,27 @@ class TieredOptimizer(torch.optim.Optimizer):
             finally:
                 _set_grad_enabled(enabled)
         return loss
+
+    def _begin(self) -> None:
+        """Begin with fields that have a first gradient; say so where it drops state."""
+        dropped, waiting = dict[str, int](), []
+        for field in self._beginning:
+            if field.rows.at_rest:
+                waiting.append(field)
+                continue
+            for state in field.states:
+                if steps := state.begin():
+                    dropped[state.table.name] = steps
+            if any(state.anew for state in field.states):
+                waiting.append(field)
+        self._beginning = waiting
+        if dropped:
+            warn(
+                f"this {self._class.__name__} starts with no state, as torch's would: what another "
+                f"optimizer of this process left in {named('table', dropped)}, of "
+                f"{counted(max(dropped.values()), 'step')}, is dropped; make it with "
+                'state="continue" to go on with that'
+            )
 
     def _update(self, gradients: Sequence[tuple[TrainedField, Gradient]]) -> None:
         """Update rows in their slots where that can be done, and all else with the torch optimizer.
@@ -440,6 +491,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         for field in self._fields.values():
             for state in field.states:
                 state.reset()
+                state.anew = False
         groups = [{**group, "params": list(group["params"])} for group in self._inner.param_groups]
         fresh = self._class(groups, **self._options)
         self._inner.state.clear()
@@ -463,7 +515,9 @@ class TieredOptimizer(torch.optim.Optimizer):
         field = self._fields.get(rows)
         if field is None:
             raise InvalidInputError(f"this optimizer does not train table {rows.table.name!r}")
-        field.states[layer.number if isinstance(layer, TableRows) else 0].take(state)
+        found = field.states[layer.number if isinstance(layer, TableRows) else 0]
+        found.take(state)
+        found.anew = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return options, and the state of ordinary parameters, as torch does.
@@ -525,6 +579,8 @@ class TieredOptimizer(torch.optim.Optimizer):
             )
         for store, named in pointers:
             store.load_state_dict(named)
+        for each in itertools.chain.from_iterable(field.states for field in self._fields.values()):
+            each.anew = False
         self._inner.load_state_dict({"state": state, "param_groups": groups})
         self._share()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from tierstore import initializers
 from tierstore._table.table import Table
+from tierstore._tiers.base import ROLLED_BACK
 from tierstore.errors import InvalidInputError, counted
 from tierstore.optim.float8 import SIGNED, SIZES, Float8
 from tierstore.optim.probe import RowState, StatePlan
@@ -22,6 +24,9 @@ _BLOCK = 65_536
 
 State = dict[str, Any]
 """The state of a parameter, as a torch optimizer keeps it."""
+
+_trained: weakref.WeakKeyDictionary[Table, set[str]] = weakref.WeakKeyDictionary()
+"""The scalars of steps of each table, of fields in which an optimizer of this process took one."""
 
 
 class StoredState:
@@ -40,6 +45,8 @@ class StoredState:
         rounding: what rounds at random: weights, and the state of rows.
         float8: the types of states that are kept in float8; a single number of a row never is.
         columns: the first column of each state of a row, for its random bits.
+        anew: whether what is there is of an earlier optimizer of this process, whose place this
+            one takes: as in torch, it starts with none; see `begin`.
     """
 
     def __init__(
@@ -67,6 +74,29 @@ class StoredState:
             for key, state in plan.rows.items()
             if rounding.states == "float8" and self.is_narrow(key) and state.dim > 1
         }
+        self.anew: bool = bool(plan.rows or plan.shared) and self.step in _trained.get(table, ())
+        self._begun_at: tuple[Any, int] | None = None
+
+    def begin(self) -> int:
+        """Note that an optimizer trains the field; drop the state of an earlier one, if `anew`.
+
+        Returns the steps of what is dropped. The next commit drops it for good; a rollback before
+        brings it back, so call this at each step while `anew` is true.
+        """
+        _trained.setdefault(self.table, set()).add(self.step)
+        if not self.anew:
+            return 0
+        store, names, steps = self.table.store, self.table._extent.epoch.names, 0
+        before, self._begun_at = self._begun_at, (store and store.version, names)
+        if before is None:
+            steps = self.steps
+            if steps:
+                self.reset()
+        elif before[0] != self._begun_at[0]:
+            self.anew = False
+        elif self.table._renamed_since(before[1]) == ROLLED_BACK:
+            self.reset()
+        return steps
 
     def check_owner(self) -> None:
         """Raise InvalidInputError if the state there is of another class or another type."""
