@@ -238,6 +238,7 @@ def interrupted_at(number: int, twice: bool) -> Iterator[Moment]:
     before = sys.gettrace()
     moment = Moment(number, twice)
     try:
+        sys._getframe().f_trace_opcodes = True  # or Python 3.12 counts none of the first frame's
         sys.settrace(moment)
         yield moment
     finally:

@@ -18,7 +18,7 @@ from tests.durability.judge import Failure, Judge
 from tests.durability.test_crash import COMMITS, COMPACTING, FOLDS, SHAPES
 
 NEEDED = [
-    "opening._create_store > publish > _give_name > Directory.sync",
+    "opening._create_store > publish_directory > publish > _give_name > Directory.sync",
     "base.write_digest > Directory.write_file > File.sync",
     "compressed.CompressedRecords._replace > Directory.write_file > File.sync",
     "compressed.CompressedRecords.sync > Held.sync > Directory.sync",
@@ -37,16 +37,16 @@ NEEDED = [
     "payload._write > File.sync",
     "payload.write_payloads > Directory.sync",
     "alter._rewrite > Directory.sync",
-    "copy._new_directory > publish > _give_name > Directory.sync",
+    "copy._new_directory > publish_directory > publish > _give_name > Directory.sync",
     "state.State._start > Directory.sync",
 ]
 EITHER = [
-    "opening._create_store > publish > _sync_tree > Directory.sync",
-    "opening._create_store > publish > _sync_tree > File.sync",
+    "opening._create_store > publish_directory > publish > _sync_tree > Directory.sync",
+    "opening._create_store > publish_directory > publish > _sync_tree > File.sync",
     "records.Files.create > File.sync",
     "ledger.write_skeleton > Directory.write_file > File.sync",
-    "copy._new_directory > publish > _sync_tree > Directory.sync",
-    "copy._new_directory > publish > _sync_tree > File.sync",
+    "copy._new_directory > publish_directory > publish > _sync_tree > Directory.sync",
+    "copy._new_directory > publish_directory > publish > _sync_tree > File.sync",
 ]
 """A new store is synced as it is written and, before it gets its name, as a whole."""
 
