@@ -1175,14 +1175,14 @@ MUTANTS = [
     ),
     Mutant(
         "_formats/_layout.py",
-        "if len(labels) > 2 and all(",
-        "if len(labels) > 1 and all(",
+        "if fractions and counting and len(labels) > 2:",
+        "if fractions and counting and len(labels) > 1:",
         "tests/formats/test_text.py",
     ),
     Mutant(
-        "_formats/_key_column.py",
-        "if others and len(distinct) == 1 and distinct[0] in (0, self.columns - 1):",
-        "if others and distinct[0] in (0, self.columns - 1):",
+        "_formats/_roles.py",
+        "if vector is not None and len(rest) == 1 and self.names is None:",
+        "if len(rest) == 1 and self.names is None:",
         "tests/formats/test_text.py",
     ),
     Mutant(

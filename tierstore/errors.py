@@ -53,7 +53,7 @@ import errno
 import os
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -160,7 +160,19 @@ class MissingFileError(_SystemError, FileNotFoundError, FormatError):
 
 
 class AmbiguousFileError(FormatError):
-    """A file can be read in more than one way; the message says how to choose one."""
+    """A file can be read in more than one way; the message says how to choose one.
+
+    Attributes:
+        ways: for each reading the option that chooses it, as people type it, and its arguments for
+            `tierstore.import_table`.
+    """
+
+    def __init__(
+        self, message: str = "", *, ways: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    ) -> None:
+        """Take the message and the ways to decide."""
+        super().__init__(message)
+        self.ways = tuple(ways)
 
 
 class CorruptStoreError(_SystemError, OSError):

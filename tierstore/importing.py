@@ -112,6 +112,9 @@ def preview(
     sep: str | None = None,
     decimal: str | None = None,
     null: Sequence[str] = (),
+    vector: str | Sequence[str | int] = (),
+    skip_lines: int = 0,
+    comment: str | None = None,
     expand: bool = False,
     rows: int = 3,
 ) -> Preview:
@@ -119,7 +122,8 @@ def preview(
 
     Arguments and errors are those of `import_table`.
     """
-    text = TextOptions(header, key_column, sep, decimal, tuple(null))
+    chosen = tuple(vector.split(",") if isinstance(vector, str) and vector else vector)
+    text = TextOptions(header, key_column, sep, decimal, tuple(null), chosen, skip_lines, comment)
     wanted = None if dtype is None else check_dtype(dtype)
     with (
         fetched(src) as place,
@@ -161,6 +165,9 @@ def import_table(
     sep: str | None = None,
     decimal: str | None = None,
     null: Sequence[str] = (),
+    vector: str | Sequence[str | int] = (),
+    skip_lines: int = 0,
+    comment: str | None = None,
     duplicates: Literal["error", "first", "last"] = "error",
     upsert: bool = False,
     expand: bool = False,
@@ -199,6 +206,11 @@ def import_table(
         sep: what is between the cells of a text, one character; " " is any run of blanks and tabs.
         decimal: what is before the decimals of a number in text, "." or ",".
         null: cells that are read as NaN, such as "" or "NA"; otherwise they are errors.
+        vector: the columns of numbers that make a row, names or numbers from 1 and ranges of them,
+            such as "x0..x7" or ["x", "y"]; other columns are left out. () for those that the file
+            says.
+        skip_lines: lines of a text to leave out at its start.
+        comment: the character that lines of a text begin with that are left out, such as "#".
         duplicates: which row stays of those with equal keys, "first" or "last"; or "error".
         upsert: write the rows over those of their keys and append the others, whose other fields
             get initial values. A table without keys takes row ids for keys. To append, the table is
@@ -228,7 +240,8 @@ def import_table(
         UnknownNameError: the table has no such field.
         StoreFullError, StoreIOError: the file system failed.
     """
-    text = TextOptions(header, key_column, sep, decimal, tuple(null))
+    chosen = tuple(vector.split(",") if isinstance(vector, str) and vector else vector)
+    text = TextOptions(header, key_column, sep, decimal, tuple(null), chosen, skip_lines, comment)
     if duplicates not in ("error", "first", "last"):
         raise InvalidInputError(f"duplicates is 'error', 'first' or 'last', not {duplicates!r}")
     keys_from = None

@@ -405,7 +405,17 @@ MEMORY = click.option(
 def text_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that describe a text file."""
     for option in (
+        click.option("--comment", metavar="CHAR", help="Leave out lines that begin with it."),
+        click.option(
+            "--skip-lines", type=int, default=0, metavar="N", help="Leave out the first N lines."
+        ),
         click.option("--null", multiple=True, metavar="TEXT", help="Read such cells as NaN."),
+        click.option(
+            "--vector",
+            default="",
+            metavar="COLUMNS",
+            help="The columns of numbers, such as x,y or x0..x7; others are left out.",
+        ),
         click.option("--decimal", type=click.Choice([".", ","]), help="The decimal mark."),
         click.option("--sep", type=SepType(), help="What is between cells."),
         click.option("--key-column", type=KeyColumnType(), help="The column of keys in SRC."),

@@ -60,7 +60,7 @@ def test_only_the_numbers_of_the_list_are_values(tmp_path):
     ("last", "why"),
     [
         ('7,""', r"line 1202, column 2 \(\"e\"\): '' is no number.*--null"),
-        ('7,"[1,2]"', "line 1202 has 3 cells, but 6 were expected"),
+        ('7,"[1,2]"', "line 1202 has a list of 2 numbers, but 5 were expected"),
         ('7,"[1,2,x,4,5]"', "'x' is no number"),
         ('7,"{1:2.5}/5"', "is no number"),
     ],

@@ -43,7 +43,7 @@ def test_words_of_glove_that_hold_spaces(tmp_path, matrix):
 
 
 def test_words_that_are_whole_numbers_are_integer_keys(tmp_path, matrix):
-    path = tmp_path / "file.txt"
+    path = tmp_path / "file.vec"
     for words, expected in [
         (range(9), None),
         (range(1, 10), list(range(1, 10))),

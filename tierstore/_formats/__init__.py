@@ -299,13 +299,13 @@ def _opened(
 
 def _check_no_text(file: Path, format_: Format, options: TextOptions) -> None:
     """Raise InvalidInputError for options that say nothing about a file that is no text."""
-    column = options.key_column
-    if column is not None and not format_.has_columns:
+    column, vector = options.key_column, options.vector
+    if (column is not None or vector) and not format_.has_columns:
         raise InvalidInputError(
-            f"{file}: has no columns, so that --key-column (key_column) says nothing about it; "
-            "--keys (keys=) gives a file of keys"
+            f"{file}: has no columns, so that --key-column (key_column) and --vector (vector) say "
+            "nothing about it; --keys (keys=) gives a file of keys"
         )
-    if options != TextOptions(key_column=column):
+    if options != TextOptions(key_column=column, vector=vector):
         raise InvalidInputError(f"{file}: is no text, so that header, sep, … say nothing about it")
 
 

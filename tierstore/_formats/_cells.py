@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite, isinf
 from pathlib import Path
@@ -29,10 +29,11 @@ __all__ = [
     "Cells",
     "Lines",
     "Row",
-    "is_list",
     "is_number",
     "line_edges",
     "list_cell",
+    "list_items",
+    "may_be_list",
     "numbers_of",
     "split_blanks",
     "thousands",
@@ -42,6 +43,7 @@ __all__ = [
 BLANKS = " "
 """The separator that means runs of blanks and tabs."""
 
+_BRACKETS = {("[", "]"), ("(", ")"), ("{", "}")}
 MISSING = frozenset(
     {"", "NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None", "NaT"}
     | {"#DIV/0!", "#NUM!", "#REF!", "#VALUE!"}
@@ -70,8 +72,22 @@ class Lines(Iterator[bytes]):
         line: the number of the first line of the next block, counted by the code that takes blocks.
     """
 
-    def __init__(self, path: Path, stream: IO[bytes], allowance: Allowance) -> None:
-        """Read `stream` from where it is; `path` is for messages."""
+    def __init__(
+        self,
+        path: Path,
+        stream: IO[bytes],
+        allowance: Allowance,
+        skip_lines: int = 0,
+        comment: str | None = None,
+    ) -> None:
+        """Read `stream` from where it is; `path` is for messages.
+
+        The first `skip_lines` lines and those that begin with `comment` are given as empty ones.
+        """
+        self._skip_lines = skip_lines
+        self._comments = (
+            None if comment is None else re.compile(b"(?m)^%s[^\n]*" % re.escape(comment.encode()))
+        )
         self.path = path
         self.allowance = allowance
         self.line = 1
@@ -80,6 +96,16 @@ class Lines(Iterator[bytes]):
         self._most = max(1, min(MAX_LINE_BYTES, allowance.left))
 
     def __next__(self) -> bytes:
+        block = self._read()
+        at = skipped = 0
+        while self._skip_lines and at < len(block):
+            at = block.index(b"\n", at) + 1
+            skipped += 1
+            self._skip_lines -= 1
+        block = b"\n" * skipped + block[at:]
+        return self._comments.sub(b"", block) if self._comments else block
+
+    def _read(self) -> bytes:
         while data := self._stream.read(BLOCK_BYTES):
             cut = data.rfind(b"\n") + 1
             block, self._rest = [*self._rest, data[:cut]], [*self._rest, data]
@@ -107,12 +133,13 @@ class Cells:
     Attributes:
         sep: what is between cells.
         width: cells of a row where blanks divide them: more are a word in front; 0 if unknown.
-        vector: the position of a cell that holds a list, and the numbers in it; or None.
+        vector: the position of a cell that holds a list, the numbers in it, and the cells of a row;
+            or None.
     """
 
     sep: str
     width: int = 0
-    vector: tuple[int, int] | None = None
+    vector: tuple[int, int, int] | None = None
 
     @property
     def lines_are_rows(self) -> bool:
@@ -127,19 +154,30 @@ class Cells:
         found = self._rows(block, lines)
         if self.vector is None:
             return found
-        return ((number, self.apart(cells, *self.vector)) for number, cells in found)
+        return self.apart(lines.path, found, *self.vector)
 
     @staticmethod
-    def apart(cells: list[str], at: int, dim: int) -> list[str]:
-        """Return a row in which each number of the list in cell `at` has a cell.
+    def apart(path: Path, rows: Iterable[Row], at: int, dim: int, width: int) -> Iterator[Row]:
+        """Yield rows of `width` cells in which each number of the list in cell `at` has a cell.
 
-        Any other cell there, such as the name of the column, is followed by empty ones.
+        Any other cell there, such as the name of the column, is followed by empty ones. Raises
+        FormatError for rows of other lengths, and lists of other lengths than `dim`.
         """
-        if at >= len(cells):
-            return cells
-        cell = cells[at]
-        numbers = cell[1:-1].split(",") if is_list(cell) else [cell, *[""] * (dim - 1)]
-        return [*cells[:at], *numbers, *cells[at + 1 :]]
+        for number, cells in rows:
+            if len(cells) != width:
+                raise FormatError(
+                    f"{path}: line {number} has {len(cells)} cells, but {width} were expected"
+                )
+            cell = cells[at]
+            numbers = _divided(cell)
+            if not _bracketed(cell) and not (numbers and is_number(numbers[0])):
+                numbers = [cell] * dim if cell in MISSING else [cell, *[""] * (dim - 1)]
+            if len(numbers) != dim:
+                raise FormatError(
+                    f"{path}: line {number} has a list of {len(numbers)} numbers, but {dim} were "
+                    "expected"
+                )
+            yield number, [*cells[:at], *numbers, *cells[at + 1 :]]
 
     def _rows(self, block: bytes, lines: Lines) -> Iterator[Row]:
         if not self.lines_are_rows:
@@ -210,27 +248,58 @@ class _CsvLines:
         return text
 
 
-def is_list(cell: str) -> bool:
-    """Whether a cell holds a list, in the notation of pgvector."""
-    return len(cell) > 2 and cell[0] == "[" and cell[-1] == "]"
+def _bracketed(cell: str) -> bool:
+    return len(cell) > 2 and (cell[0], cell[-1]) in _BRACKETS
 
 
-def list_cell(rows: Sequence[Row]) -> tuple[int, int] | None:
-    """Return the position of the column of lists below the first row, and the numbers in one.
+def _divided(cell: str) -> list[str]:
+    """Return what stands between commas, semicolons or blanks in a cell, without its brackets."""
+    cell = cell.strip()
+    inner = cell[1:-1] if _bracketed(cell) else cell
+    for mark in (",", ";"):
+        if mark in inner:
+            return inner.split(mark)
+    return inner.split()
 
-    None if there is no such column, or more than one.
+
+def list_items(cell: str) -> list[str]:
+    """Return the numbers of a cell that is a list of them; [] for any other cell.
+
+    They are in brackets, or more than one without: between blanks or semicolons, or between commas
+    if they are three or have a point.
+    """
+    found = _divided(cell)
+    if not all(map(is_number, found)):
+        return []
+    if _bracketed(cell.strip()):
+        return found
+    commas = len(found) == 2 and "," in cell and "." not in cell
+    return [] if commas or len(found) < 2 or _THOUSANDS.fullmatch(cell.strip()) else found
+
+
+def may_be_list(cell: str) -> bool:
+    """Whether a cell that is no list may be one that is damaged: in brackets, or with a number."""
+    cell = cell.strip()
+    found = _divided(cell)
+    return cell[:1] in "[({" or (len(found) > 1 and any(map(is_number, found)))
+
+
+def list_cell(rows: Sequence[Row], *, bare: bool = False) -> tuple[int, int, int] | None:
+    """Return the column of lists below the first row: its position, as in `Cells.vector`.
+
+    None if there is no such column, or more than one. Lists without brackets are taken for ones
+    beside at most one column, or where they are chosen: `bare`.
     """
     body = [cells for _, cells in rows[1:] or rows]
-    found = [
-        at
-        for at in range(min(map(len, body), default=0))
-        if any(is_list(cells[at]) for cells in body)
-        and all(is_list(cells[at]) or cells[at] in MISSING for cells in body)
-    ]
-    if len(found) != 1:
-        return None
-    lists = [cells[found[0]] for cells in body if is_list(cells[found[0]])]
-    return found[0], lists[0].count(",") + 1
+    width = min(map(len, body), default=0)
+    found = []
+    for at in range(width):
+        known = [cells[at] for cells in body if cells[at] not in MISSING]
+        if width > 2 and not bare and not all(_bracketed(cell.strip()) for cell in known):
+            continue
+        if known and all(map(list_items, known)):
+            found.append((at, len(list_items(known[0])), width))
+    return found[0] if len(found) == 1 else None
 
 
 def line_edges(block: bytes) -> tuple[set[int], set[int]]:

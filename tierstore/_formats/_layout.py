@@ -1,33 +1,49 @@
-"""What the lines and columns of a text file are, decided from the types of a sample of its cells.
+"""The grammar of text files (docs/text-files.md): what their lines and columns are.
 
-A header is a first line of texts, or of whole numbers that count columns, above columns of numbers.
-Keys are a column of texts, or of distinct whole numbers next to columns of other numbers. Names of
-columns decide only if types do not. Anything else is refused: `AmbiguousFileError` names
-both ways to decide it.
+It is decided from the first lines: from the suffix, from counts on the first line, from a line of
+names, and from how cells are spelled. How often, in what order or how large values are decides
+nothing. Where this leaves two readings, `AmbiguousFileError` shows both.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 
 import numpy as np
 
-from tierstore._formats._cells import BLANKS, MISSING, Row, is_number
-from tierstore._formats._index_columns import note_of
-from tierstore._formats._key_column import IDENTITY, INTEGER, OTHER_NOTATION, KeyDecision
+from tierstore._formats._cells import (
+    BLANKS,
+    MISSING,
+    Row,
+    is_number,
+    list_items,
+    may_be_list,
+    thousands,
+)
+from tierstore._formats._roles import NO_KEYS, Way, ambiguous, choice, roles
 from tierstore._formats.base import TextOptions
-from tierstore.errors import FormatError
+from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
 from tierstore.spec import MAX_RECORD_BYTES
 
-__all__ = ["Layout", "decide"]
+__all__ = ["Layout", "decide", "needs_float64", "with_readings"]
 
-_NUMBERS = ("integer", "float")
+SEPARATORS = (",", ";", "\t", "|", BLANKS)
 _COUNTS = re.compile(r"\d{1,15}")
+_INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+_OTHER_NOTATION = re.compile(
+    r"[+-]?(0x[\da-f.]+(p[+-]?\d+)?|\d{1,3}(,\d{3})+|\d+(_\d+)+)", re.IGNORECASE | re.ASCII
+)
+_TORN = re.compile(
+    r".*([\t,;|: ]\s*[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?|[\t,;|:])\s*", re.DOTALL
+)
+"""What is left at the end of a key if a separator within a row was taken for a part of the key."""
+_HEADER = ("--header (header=True)", {"header": True})
+_NO_HEADER = ("--no-header (header=False)", {"header": False})
+_SHOWN_ROWS, _SHOWN_CELLS = 3, 4
 
 
 @dataclass(frozen=True)
@@ -43,11 +59,12 @@ class Layout:
         columns: cells of each row.
         key: the position of the column of keys, or None.
         values: the positions of the columns of numbers, ascending.
+        words: whether the first cell is a word, which may hold blanks.
         quoted_words: whether words between blanks are quoted, as R writes them.
-        rounded_keys: whether keys are whole numbers, some maybe written as fractions: 7.0.
-        vector: the position of a cell that holds a list, and the numbers in it, which have a cell
-            each in a row; or None.
-        notes: what was left out or will lose digits.
+        rounded_keys: whether the keys are whole numbers, some maybe written as fractions: 7.0.
+        vector: the position of a cell that holds a list, the numbers in it, which have a cell each
+            in a row, and the cells of a row with the list as one; or None.
+        notes: what was left out.
     """
 
     sep: str
@@ -58,9 +75,10 @@ class Layout:
     columns: int
     key: int | None
     values: tuple[int, ...]
+    words: bool = False
     quoted_words: bool = False
     rounded_keys: bool = False
-    vector: tuple[int, int] | None = None
+    vector: tuple[int, int, int] | None = None
     notes: tuple[str, ...] = field(default=())
 
     def column(self, position: int) -> str:
@@ -84,77 +102,178 @@ class Layout:
             parts.append(f'decimal "{self.decimal}"')
         return ", ".join(parts)
 
+    def rows(self, rows: Sequence[Row]) -> str:
+        """Return the first rows as they are read, for people."""
+        shown = []
+        for _, cells in rows[self.skipped : self.skipped + _SHOWN_ROWS]:
+            fitted = _fitted(cells, self.columns)
+            numbers = [fitted[at].strip() for at in self.values[:_SHOWN_CELLS]]
+            more = " …" if len(self.values) > _SHOWN_CELLS else ""
+            key = "" if self.key is None else f"{fitted[self.key]!r:.40} → "
+            shown.append(f"{key}{' '.join(numbers)}{more}")
+        return "; ".join(shown) or "no rows"
+
+
+Rows = Callable[[str], tuple[list[Row], tuple[int, int, int] | None]]
+"""Returns the first rows with a separator, and where their lists are; raises FormatError."""
+
 
 def decide(
-    path: Path,
-    rows: Sequence[Row],
-    sep: str,
-    options: TextOptions,
-    whole: bool,
-    vector: tuple[int, int] | None = None,
+    path: Path, rows: Rows, own: str, suffix: str, options: TextOptions, whole: bool
 ) -> Layout:
-    """Return the layout of a file whose first rows are given.
+    """Return the layout of a file.
 
-    `whole` means that the sample is the whole file; `vector` is as in `Layout`. Raises
-    AmbiguousFileError where the sample can be read in two ways, and FormatError where it is no
-    table of numbers.
+    `own` is the separator of its `suffix`, and `whole` means that `rows` are all of the file. The
+    own separator is taken if the file is a table with it, or if it is a .vec file; another if it
+    alone makes a table. Raises
+    AmbiguousFileError where there are two readings, FormatError where there is none.
     """
-    kind = _Decision if vector is None else _VectorDecision
-    decision = kind(path, [cells for _, cells in rows], [n for n, _ in rows], options)
-    decision.vector = vector
-    return decision.layout(sep, whole)
+
+    def layout(sep: str) -> Layout:
+        found, vector = rows(sep)
+        return _Decision(path, found, sep, suffix, options, whole, vector).layout()
+
+    if options.sep is not None or suffix == ".vec":
+        return layout(options.sep or own)
+    try:
+        return layout(own)
+    except (FormatError, InvalidInputError) as error:
+        first = error
+    if isinstance(first, AmbiguousFileError) and not isinstance(first, _TornError):
+        raise first
+    tables: list[Layout] = []
+    refused: list[AmbiguousFileError] = []
+    for sep in SEPARATORS:
+        if sep == own or (own == BLANKS and sep == "\t"):
+            continue
+        if sep == BLANKS and any(each.sep == "\t" for each in tables):
+            continue  # tabs are blanks
+        try:
+            found = layout(sep)
+        except AmbiguousFileError as error:
+            refused.append(error)
+        except (FormatError, InvalidInputError) as error:
+            if not isinstance(first, AmbiguousFileError) and _divides(rows, sep):
+                first = error
+        else:
+            if found.columns > 1:
+                tables.append(found)
+    torn = [each for each in refused if isinstance(each, _TornError)]
+    refused = [each for each in refused if each not in torn]
+    if len(tables) == 1 and not refused:
+        return tables[0]
+    if len(tables) > 1:
+        ways = [
+            (f"--sep {_shown(each.sep)} (sep={each.sep!r})", {"sep": each.sep}) for each in tables
+        ]
+        raise ambiguous(path, "its cells can be divided in two ways", *ways[:2])
+    if torn and not isinstance(first, AmbiguousFileError):
+        first = torn[0]
+    raise refused[0] if refused else first
 
 
-def _kind(cells: Sequence[str], decimal: str, null: frozenset[str]) -> str:
-    """Return what a column holds: "integer", "float" or "text"; "missing" if nothing is known."""
-    known = [cell for cell in cells if cell not in MISSING and cell not in null]
-    if not known:
-        return "missing" if cells else "text"
-    if all(INTEGER.fullmatch(cell.strip()) for cell in known):
-        return "integer"
-    return "float" if all(is_number(cell, decimal) for cell in known) else "text"
+def _divides(rows: Rows, sep: str) -> bool:
+    """Whether a separator, not a blank, makes rows of as many cells each, and of more than one."""
+    if sep == BLANKS:
+        return False
+    try:
+        widths = {len(cells) for _, cells in rows(sep)[0]}
+    except FormatError:  # quotes within cells that another separator makes
+        return False
+    return len(widths) == 1 and widths != {1}
 
 
-class _Decision(KeyDecision):
+def _shown(sep: str) -> str:
+    return {"\t": "tab", BLANKS: "' '"}.get(sep, f"'{sep}'")
+
+
+def with_readings(
+    error: AmbiguousFileError, read: Callable[[TextOptions], str], options: TextOptions
+) -> AmbiguousFileError:
+    """Return an error that shows the first rows as each option reads them."""
+    lines = []
+    for text, way in error.ways:
+        if way:
+            try:
+                shown = read(replace(options, **way))
+            except (FormatError, InvalidInputError) as other:
+                shown = f"not yet: {str(other).partition(': ')[2]}"
+            lines.append(f"\n  {text.partition(' (')[0]}: {shown:.300}")
+    return AmbiguousFileError(f"{error}{''.join(lines)}", ways=error.ways)
+
+
+class _TornError(AmbiguousFileError):
+    """Cells may hold several of another separator, with which the file may be a table."""
+
+
+def _fitted(cells: list[str], columns: int) -> list[str]:
+    """Return a row with the surplus cells joined to the word in front."""
+    surplus = len(cells) - columns
+    return [" ".join(cells[: surplus + 1]), *cells[surplus + 1 :]] if surplus > 0 else cells
+
+
+class _Decision:
     """The steps of one decision, each of which may end it."""
 
-    def layout(self, sep: str, whole: bool) -> Layout:
-        """Run the steps."""
+    def __init__(
+        self,
+        path: Path,
+        rows: list[Row],
+        sep: str,
+        suffix: str,
+        options: TextOptions,
+        whole: bool,
+        vector: tuple[int, int, int] | None,
+    ) -> None:
+        self.path = path
+        self.rows = [cells for _, cells in rows]
+        self.lines = [number for number, _ in rows]
         self.sep = sep
-        counts = self._counts(whole)
+        self.words = sep == BLANKS and suffix in (".vec", ".txt")
+        self.suffix = suffix
+        self.options = options
+        self.null = frozenset(options.null)
+        self.whole = whole
+        self.vector = vector
+
+    def layout(self) -> Layout:
+        """Run the steps."""
+        counts = self._counts()
         first, body = self.rows[0], self.rows[1:]
         self.columns = self._columns(first, body, counts)
         self.decimal = self._decimal(body or [first])
         header = False if counts else self._header(first, body)
+        if header and len(first) > self.columns:
+            raise self._wrong(0, f" names {len(first)} columns, but rows have {self.columns}")
         if not (header or counts):
             body = self.rows
-        below = [self._fitted(cells) for cells in body]
-        self.kinds = [
-            _kind([cells[at] for cells in below], self.decimal, self.null)
-            for at in range(self.columns)
-        ]
-        self.names = self._names(first) if header else None
-        key = self._key(below, counts, first if header else None)
-        self.indexes = [] if self.vector else self._indexes(key, below)
-        values = self._values(key, below)
-        notes = self._notes(key, values)
-        quoted = sep == BLANKS and key is not None and bool(below)
+        self.body = [_fitted(cells, self.columns) for cells in body]
+        names = self._names(first) if header else None
+        key, values, notes = self._roles(names, counts)
+        quoted = self.sep == BLANKS and key is not None and bool(self.body)
         return Layout(
-            sep=sep,
+            sep=self.sep,
             decimal=self.decimal,
             skipped=int(header or counts is not None),
-            names=self.names,
+            names=names,
             counts=counts,
             columns=self.columns,
             key=key,
             values=values,
             vector=self.vector,
-            rounded_keys=key is not None and bool(below) and self._rounded(key, below),
-            quoted_words=quoted and all(_is_quoted(cells[key or 0]) for cells in below),
+            rounded_keys=key is not None and self._kind(key) == "float" and not self.words,
+            words=self.words,
+            quoted_words=quoted and all(_is_quoted(cells[key or 0]) for cells in self.body),
             notes=notes,
         )
 
-    def _counts(self, whole: bool) -> tuple[int, int] | None:
+    def _wrong(self, row: int, what: str) -> FormatError:
+        return FormatError(f"{self.path}: line {self.lines[row]}{what}")
+
+    def _ambiguous(self, what: str, *ways: Way) -> AmbiguousFileError:
+        return ambiguous(self.path, what, *ways)
+
+    def _counts(self) -> tuple[int, int] | None:
         """Return the two counts that word2vec puts on the first line."""
         first, body = self.rows[0], self.rows[1:]
         if self.options.header is not None or self.sep != BLANKS or len(first) != 2:
@@ -163,14 +282,21 @@ class _Decision(KeyDecision):
             return None
         rows, dim = map(int, first)
         if not body:
-            if not whole or rows or dim > MAX_RECORD_BYTES:
+            if not self.whole or rows or dim > MAX_RECORD_BYTES:
                 raise self._wrong(0, f" announces {rows} rows of {dim}, but none follow")
             return rows, dim
         found = min(map(len, body))
-        if found == dim + 1 and (dim > 1 or self._is_count_of(rows, body, whole)):
+        texts = any(not is_number(cells[0]) for cells in body)
+        counted = self.suffix == ".vec" or dim > 1 or texts or (self.whole and rows == len(body))
+        if found == dim + 1 and counted:
             return rows, dim
-        pairs = [_kind([cells[at] for cells in body], ".", self.null) for at in (0, found - 1)]
-        if found == 2 and pairs in (["float", "float"], ["float", "integer"], ["integer"] * 2):
+        if found == 2 and not texts and self.suffix != ".vec":
+            if dim == 1:
+                raise self._ambiguous(
+                    "the first line may be counts or a row",
+                    ("--skip-lines 1 (skip_lines=1)", {"skip_lines": 1}),
+                    _NO_HEADER,
+                )
             return None
         raise self._wrong(
             0,
@@ -178,140 +304,185 @@ class _Decision(KeyDecision):
             f"{self.lines[1 + [len(cells) for cells in body].index(found)]} has {found} cells",
         )
 
-    def _is_count_of(self, rows: int, body: list[list[str]], whole: bool) -> bool:
-        """Whether `R 1` above rows of two cells counts them, and is not a row of numbers."""
-        if _kind([cells[0] for cells in body], ".", self.null) == "text":
-            return True
-        if whole:
-            return rows == len(body)
-        raise self._ambiguous("the first line may be counts or a row", "--header", "--no-header")
-
     def _columns(
         self, first: list[str], body: list[list[str]], counts: tuple[int, int] | None
     ) -> int:
         """Return how many cells a row has; raises FormatError for rows of other lengths."""
+        self.short_header = False
         if counts is not None:
             return counts[1] + 1
         if not body:
             return len(first)
-        columns = Counter(map(len, body)).most_common(1)[0][0]
-        named = self.options.header or any(not is_number(cell) for cell in first)
-        self.short_header = len(first) == columns - 1 and self.options.header is not False and named
+        columns = min(map(len, body)) if self.sep == BLANKS else len(body[0])
+        may_name = self.options.header is not False
+        named = self.options.header or not any(map(is_number, first))
+        self.short_header = len(first) == columns - 1 and may_name and bool(named)
         for at, cells in enumerate(self.rows):
             words = (
-                self.sep == BLANKS
-                and len(cells) > columns
-                and not is_number(cells[len(cells) - columns])
+                self.words and len(cells) > columns and not is_number(cells[len(cells) - columns])
             )
-            header = at == 0 and self.options.header is not False
-            if len(cells) == columns or words or (header and self.short_header):
+            if len(cells) == columns or words or (at == 0 and self.short_header):
                 continue
-            if at == 0 and len(body) == 1:
-                raise self._wrong(1, f" has {_cells(columns)}, but {len(first)} were expected")
-            raise self._wrong(at, f" has {_cells(len(cells))}, but {columns} were expected")
+            if at == 0:
+                if len(body) == 1:
+                    raise self._wrong(1, f" has {_cells(columns)}, but {len(first)} were expected")
+                raise self._wrong(
+                    0,
+                    f" has {_cells(len(first))}, but {columns} were expected; leave lines out with "
+                    "--skip-lines (skip_lines=) or --comment (comment=)",
+                )
+            if columns == len(first) or self.sep != BLANKS:
+                raise self._wrong(at, f" has {_cells(len(cells))}, but {columns} were expected")
+            short = [len(each) for each in self.rows].index(columns)
+            raise self._wrong(short, f" has {_cells(columns)}, but {len(cells)} were expected")
         return columns
 
-    def _fitted(self, cells: list[str]) -> list[str]:
-        """Return a row with the surplus cells joined to the word in front."""
-        surplus = len(cells) - self.columns
-        return [" ".join(cells[: surplus + 1]), *cells[surplus + 1 :]] if surplus > 0 else cells
-
     def _decimal(self, rows: list[list[str]]) -> str:
-        """Return the decimal mark: a comma where numbers have one and none has a point."""
+        """Return the decimal mark: a comma where a column has numbers with one."""
         if self.options.decimal is not None:
             return self.options.decimal
         if self.sep == ",":
             return "."
-        cells = [cell for row in rows for cell in row if "," in cell]
-        commas = [cell for cell in cells if is_number(cell, ",")]
-        points = any("." in cell and is_number(cell) for row in rows for cell in row)
-        if not commas or len(commas) * 2 < len(cells):
+        first = int(self.words and self.columns > 1)  # a word is no number
+        fitted = [_fitted(cells, self.columns)[first:] for cells in rows]
+        columns = [
+            [cell for cell in column if cell not in MISSING and cell not in self.null]
+            for column in zip(*fitted, strict=False)
+        ]
+        commas = [
+            cell
+            for column in columns
+            if all(is_number(cell, ",") for cell in column)
+            for cell in column
+            if "," in cell
+        ]
+        if not commas:
             return "."
+        points = any(all(map(is_number, each)) and "." in "".join(each) for each in columns)
+        ways: tuple[Way, Way] = (
+            ("--decimal , (decimal=',')", {"decimal": ","}),
+            ("--decimal . (decimal='.')", {"decimal": "."}),
+        )
         if points:
-            raise self._ambiguous(
-                f"numbers have a comma ({commas[0]!r}) and others a point",
-                "--decimal , (decimal=',')",
-                "--decimal . (decimal='.')",
-            )
+            raise self._ambiguous(f"numbers have a comma ({commas[0]!r}) and others a point", *ways)
         if all(re.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}", cell) for cell in commas):
             raise self._ambiguous(
-                f"the comma in {commas[0]!r} may be a decimal mark or divide thousands",
-                "--decimal , (decimal=',')",
-                "--decimal . (decimal='.')",
+                f"the comma in {commas[0]!r} may be a decimal mark or divide thousands", *ways
             )
         return ","
+
+    def _known(self, cells: Sequence[str]) -> list[str]:
+        return [cell for cell in cells if cell not in MISSING and cell not in self.null]
+
+    def _kind_of(self, cells: Sequence[str]) -> str:
+        """Return what cells of one column hold, in the words of `roles`."""
+        known = self._known(cells)
+        if not known:
+            return "missing"
+        numbers = [cell for cell in known if is_number(cell, self.decimal)]
+        if not numbers:
+            return "text"
+        whole = all(_INTEGER.fullmatch(cell.strip()) for cell in numbers)
+        if len(numbers) < len(known):
+            return "mixed" if whole else "damaged"
+        return "integer" if whole else "float"
+
+    def _kind(self, at: int) -> str:
+        return self._kind_of([cells[at] for cells in self.body])
+
+    def _in_list(self, at: int) -> bool:
+        return self.vector is not None and self.vector[0] <= at < sum(self.vector[:2])
 
     def _header(self, first: list[str], body: list[list[str]]) -> bool:
         """Whether the first line names columns."""
         if self.options.header is not None:
             return self.options.header
-        if self.short_header:
-            return True
-        kinds = [_kind([cell], self.decimal, self.null) for cell in self._fitted(first)]
-        if not body:
-            return self._header_alone(first, kinds)
-        rest = [self._fitted(cells) for cells in body]
-        below = [_kind(column, self.decimal, self.null) for column in zip(*rest, strict=True)]
-        numeric = [at for at, kind in enumerate(below) if kind != "text"]
-        if any(kinds[at] in _NUMBERS for at in range(1, len(below)) if below[at] == "text"):
+        marked = first[0].startswith("#")
+        if not self.short_header:
+            if not body:
+                return self._header_alone(first)
+            rest = [_fitted(cells, self.columns) for cells in body]
+            fitted = _fitted(first, self.columns)
+            if not self._names_numbers(fitted, [*zip(*rest, strict=True)]):
+                return False
+        if marked:
+            raise self._ambiguous(
+                f"line {self.lines[0]} begins with '#'",
+                ("--comment '#' (comment='#')", {"comment": "#"}),
+                _HEADER,
+            )
+        return True
+
+    def _names_numbers(self, first: list[str], below: list[tuple[str, ...]]) -> bool:
+        """Whether the first line has a name above a column of numbers."""
+        kinds = [self._kind_of(cells) for cells in below]
+        numeric = [at for at, kind in enumerate(kinds) if kind != "text" or self._in_list(at)]
+        if self.vector is not None:
+            return self._names_list(first)
+        if self.words and len(kinds) > 1:
+            numeric = [at for at in numeric if at]
+        above = {at: self._kind_of([first[at]]) for at in range(len(first))}
+        texts = [at for at in numeric if above[at] == "text"]
+        if any(
+            kinds[at] == "text" and above[at] in ("integer", "float") for at in range(1, len(kinds))
+        ):
             return False
-        texts = [at for at in numeric if kinds[at] == "text"]
-        labels = [first[at] for at in numeric if first[at]]
         if texts:
-            if any(kinds[at] == "float" for at in numeric):
-                cell = first[texts[0]]
+            if any(above[at] == "float" for at in numeric):
                 raise self._ambiguous(
-                    f"line {self.lines[0]} has numbers and {cell!r} in column {texts[0] + 1}, "
-                    "so that it may be a header or a damaged row",
-                    "--header (header=True)",
-                    "--no-header (header=False)",
+                    f"line {self.lines[0]} has numbers and {first[texts[0]]!r} in column "
+                    f"{texts[0] + 1}, so that it may be a header or a damaged row",
+                    _HEADER,
+                    _NO_HEADER,
                 )
-            if all(OTHER_NOTATION.fullmatch(first[at]) for at in texts):
+            if all(_OTHER_NOTATION.fullmatch(first[at]) for at in texts):
                 raise self._either(f"{first[texts[0]]!r} is a number in another notation")
             return True
         if first[0] == "" and len(first) > 1:
-            if all(kinds[at] != "float" for at in range(1, len(first))):
+            if "" not in self.null and all(above[at] != "float" for at in range(1, len(first))):
                 return True
             raise self._either("its first cell is empty")
+        labels = [first[at].strip() for at in numeric]
+        if not labels or len(set(labels)) < len(labels) or not all(map(str.isdecimal, labels)):
+            return False
         fractions = not any(
-            INTEGER.fullmatch(cells[at].strip()) for cells in rest for at in numeric
+            _INTEGER.fullmatch(cell.strip()) for at in numeric for cell in below[at]
         )
-        return self._counting_header(numeric, below, labels, fractions)
-
-    def _counting_header(
-        self, numeric: list[int], below: list[str], labels: list[str], fractions: bool
-    ) -> bool:
-        """Whether whole numbers on the first line are the numbers of columns.
-
-        `fractions`: no number below is written as a whole one.
-        """
-        if not labels or len(labels) < len(numeric):
-            return False
-        if not _count_columns(labels):
-            floats = all(below[at] == "float" for at in numeric)
-            if floats and (len(labels) > 1 or fractions) and _may_be_names(labels):
-                raise self._either(f"it holds {', '.join(labels[:4])}, and the others fractions")
-            return False
-        if len(labels) > 2 and all(below[at] == "float" for at in numeric):
+        counting = len(labels) > 1 and any(
+            labels == [str(start + at) for at in range(len(labels))] for start in (0, 1)
+        )
+        if fractions and counting and len(labels) > 2:
             return True
-        if self.rows[0][0] and IDENTITY.fullmatch(self.rows[0][0]):
-            return True
-        raise self._either(f"it counts {', '.join(labels[:4])}{', …' if len(labels) > 4 else ''}")
+        if fractions or counting:
+            raise self._either(f"it holds {', '.join(labels[:4])}{', …' * (len(labels) > 4)}")
+        return False
 
-    def _header_alone(self, first: list[str], kinds: list[str]) -> bool:
+    def _names_list(self, first: list[str]) -> bool:
+        """Whether the first line has a name above the list, and no damaged list."""
+        at, dim, _ = self.vector or (0, 0, 0)
+        cell = first[at]
+        if any(first[at + 1 : at + dim]) or is_number(cell):
+            return False  # it is divided, or said to be missing
+        if may_be_list(cell):
+            raise self._ambiguous(
+                f"{cell!r:.60} in line {self.lines[0]} may be a name or a damaged list",
+                _HEADER,
+                _NO_HEADER,
+            )
+        return True
+
+    def _header_alone(self, first: list[str]) -> bool:
         """Whether the only line is the header of a file without rows, as the writer writes it."""
-        if all(kind == "integer" for kind in kinds):
+        kinds = {self._kind_of([cell]) for cell in first}
+        if kinds == {"integer"}:
             raise self._either("it holds whole numbers alone")
-        texts = all(kind == "text" for kind in kinds)
-        if texts and len(first) > 1 and first[0] != "key":
+        if kinds == {"text"} and len(first) > 1 and first[0] != "key":
             raise self._wrong(0, " holds texts alone, and no rows of numbers follow")
-        return first[0] == "key" and len(first) > 1 and texts
+        return kinds == {"text"} and len(first) > 1
 
-    def _either(self, why: str) -> FormatError:
+    def _either(self, why: str) -> AmbiguousFileError:
         return self._ambiguous(
-            f"line {self.lines[0]} may be a header or a row: {why}",
-            "--header (header=True)",
-            "--no-header (header=False)",
+            f"line {self.lines[0]} may be a header or a row: {why}", _HEADER, _NO_HEADER
         )
 
     def _names(self, first: list[str]) -> tuple[str, ...]:
@@ -319,73 +490,115 @@ class _Decision(KeyDecision):
         names = ("", *first) if self.short_header else tuple(first)
         return tuple(name.strip().strip('"') if self.sep == BLANKS else name for name in names)
 
-    def _values(self, key: int | None, below: list[list[str]]) -> tuple[int, ...]:
-        """Return the columns of numbers; if the caller names the keys, texts are left out."""
-        others = [at for at in range(self.columns) if at != key]
-        if not below:
-            return tuple(others)
-        left_out = {*self.indexes}
-        if self.options.key_column is not None:
-            left_out |= set(self._texts(below))
-        values = tuple(at for at in others if at not in left_out)
-        texts = [at for at in values if self.kinds[at] == "text"]
-        if texts:
-            bad = next(n for n, cells in enumerate(below) if not self._spells(cells[texts[0]]))
-            raise self._no_number(below, bad, texts[0])
-        if not values:
-            left = f", without {self._labels(self.indexes)}" if self.indexes else ""
-            raise FormatError(f"{self.path}: no column of numbers in {self.columns} columns{left}")
-        return values
+    def _roles(
+        self, names: tuple[str, ...] | None, counts: tuple[int, int] | None
+    ) -> tuple[int | None, tuple[int, ...], tuple[str, ...]]:
+        """Return the position of the keys, those of the numbers, and what is left out."""
+        if not self.body:
+            key = 0 if self.options.key_column is None else None
+            return key, tuple(range(0 if key is None else 1, self.columns)), ()
+        kinds = [self._kind(at) for at in range(self.columns)]
+        options = self.options
+        if options.key_column is None and not options.vector:
+            if counts is not None:
+                kinds[0], options = "text", replace(options, key_column=1)
+            elif self.words and self.columns > 1 and names is None:
+                kinds[0] = self._word(kinds[0])
+                if kinds[0] == "text":
+                    options = replace(options, key_column=1)
+        if self.short_header and kinds[0] == "float":
+            raise self._wrong(0, f" has {_cells(self.columns - 1)}, but a row {self.columns}")
+        damage = {
+            at: self._damage(at)
+            for at, kind in enumerate(kinds)
+            if kind in ("text", "mixed", "damaged") and not self._in_list(at)
+        }
+        # One column stands for a list until its place is known.
+        at, dim, _ = self.vector or (0, 1, 0)
+        gone = dim - 1 if self.vector else 0
+        found = [*kinds[:at], *(["list"] if self.vector else kinds[:1]), *kinds[at + dim :]]
+        some = None if names is None else (*names[: at + 1], *names[at + 1 + gone :])
+        try:
+            chosen = roles(
+                self.path, some, found, options,
+                damage={n - gone * (n > at): text for n, text in damage.items()},
+            )  # fmt: skip
+        except AmbiguousFileError as error:
+            if self._is_torn(kinds):
+                raise _TornError(str(error), ways=error.ways) from None
+            raise
+        key = chosen.key if chosen.key is None or chosen.key < at else chosen.key + gone
+        values = tuple(range(at, at + dim)) if self.vector else chosen.values
+        if key is not None and counts is None and self.options.key_column is None:
+            self._refuse_notations(key, kinds)
+            if (names is None or self.short_header) and self.options.sep is None:
+                self._refuse_torn(key, kinds)
+        return key, values, chosen.notes
 
-    def _notes(self, key: int | None, values: tuple[int, ...]) -> tuple[str, ...]:
-        notes = []
-        skipped = sorted({*range(self.columns)} - {key, *values, *self.indexes})
-        if self.indexes:
-            notes.append(note_of(self._labels(self.indexes), self._ways_to_read_indexes()))
-        if skipped:
-            why = "" if self.vector else ", as they hold texts"
-            notes.append(f"columns not read{why}: {self._labels(skipped)}")
-        return tuple(notes)
-
-    def _labels(self, positions: Sequence[int]) -> str:
-        return ", ".join(map(self._label, positions))
-
-    def _ways_to_read_indexes(self) -> str:
-        """Return how to read the columns that are left out for the name of an identity."""
-        named = [at for at in self.indexes if self._name(at) and not self._called_index(at)]
-        if not named:
-            return ""
-        keys = " or ".join(map(self._choice, named))
-        return f"; for keys from it say {keys}, for numbers give it another name in the header"
-
-
-class _VectorDecision(_Decision):
-    """The decision for rows with a list: only the numbers of the list are values."""
-
-    @property
-    def _list(self) -> range:
-        at, dim = self.vector or (0, 0)
-        return range(at, at + dim)
-
-    def _likely_key(
-        self,
-        below: list[list[str]],
-        counts: tuple[int, int] | None,
-        header: list[str] | None,
-    ) -> int | None:
-        others = [at for at in range(self.columns) if at not in self._list]
-        named = [at for at in others if self._called_identity(at)]
-        if len(others) > 1 and len(named) != 1:
-            shown = map(repr, map(self._label, others[:4]))
+    def _word(self, kind: str) -> str:
+        """Return what the first cells of a file of words are, from their kind."""
+        if kind in ("text", "mixed", "damaged", "missing") or (
+            self.suffix == ".vec" and kind == "integer"
+        ):
+            return "text"
+        if self.suffix == ".vec":
             raise self._ambiguous(
-                f"columns {', '.join(shown)} stand beside the list, and one can be the keys",
-                self._choice(others[0]),
-                "--key-column none (key_column=False)",
+                "the first number of each row may be a word or a number of the row",
+                choice(None, 0),
+                NO_KEYS,
             )
-        return next(iter(named or others), None)
+        return kind
 
-    def _values(self, key: int | None, below: list[list[str]]) -> tuple[int, ...]:
-        return tuple(self._list)
+    def _damage(self, at: int) -> str:
+        skipped = len(self.rows) - len(self.body)
+        row, cell = next(
+            (
+                (row, cells[at])
+                for row, cells in enumerate(self.body)
+                if self._known([cells[at]]) and not is_number(cells[at], self.decimal)
+            ),
+            (0, self.body[0][at]),  # a number that is a word by its place
+        )
+        line = self.lines[row + skipped]
+        return f"line {line}, column {at + 1}: {cell!r:.100} is no number{thousands(cell)}"
+
+    def _is_torn(self, kinds: Sequence[str]) -> bool:
+        """Whether a column of texts may hold more than one cell of another separator."""
+        for at, kind in enumerate(kinds):
+            cells = self._known([each[at] for each in self.body])
+            if kind == "text" and cells:
+                for mark in ",;\t|":
+                    if mark != self.sep and all(mark in cell for cell in cells):
+                        return True
+        return False
+
+    def _refuse_notations(self, key: int, kinds: Sequence[str]) -> None:
+        """Raise AmbiguousFileError if each key is a list, or a number in another notation: 0x10."""
+        cells = [cells[key] for cells in self.body]
+        if kinds[key] == "text" and all(map(list_items, cells)):
+            error = self._ambiguous(
+                f"{cells[0]!r:.60} in column {key + 1} is a key, or a list of numbers",
+                choice(None, key),
+                (f"--vector {key + 1} (vector=[{key + 1}])", {"vector": (key + 1,)}),
+            )
+            raise _TornError(str(error), ways=error.ways) if self._is_torn(kinds) else error
+        if kinds[key] == "text" and all(map(_OTHER_NOTATION.fullmatch, cells)):
+            raise self._ambiguous(
+                f"{cells[0]!r:.60} in column {key + 1} is a text, or a number in another notation",
+                choice(None, key),
+                ("write it as a plain number", {}),
+            )
+
+    def _refuse_torn(self, key: int, kinds: Sequence[str]) -> None:
+        """Raise AmbiguousFileError if each key ends in a mark, or in a mark and a number."""
+        cells = [cells[key] for cells in self.body]
+        if kinds[key] == "text" and all(map(_TORN.fullmatch, cells)):
+            raise _TornError(
+                f"{self.path}: each key ends in a mark or a number after one, as {cells[0]!r:.60} "
+                f"does, so that the row may begin there: say {choice(None, key)[0]} or what is "
+                "between cells, --sep (sep=)",
+                ways=[choice(None, key)],
+            )
 
 
 def needs_float64(rows: Sequence[Row], layout: Layout) -> bool:
@@ -418,14 +631,3 @@ def _cells(number: int) -> str:
 
 def _is_quoted(cell: str) -> bool:
     return len(cell) > 1 and cell[0] == cell[-1] == '"'
-
-
-def _may_be_names(labels: Sequence[str]) -> bool:
-    """Whether whole numbers may name columns, as years do."""
-    distinct = len(set(labels)) == len(labels)
-    return distinct and all(each.isascii() and each.isdecimal() for each in labels)
-
-
-def _count_columns(labels: Sequence[str]) -> bool:
-    """Whether labels are 0, 1, 2, … or 1, 2, 3, …."""
-    return any(list(labels) == [str(start + at) for at in range(len(labels))] for start in (0, 1))

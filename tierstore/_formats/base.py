@@ -233,6 +233,10 @@ class TextOptions:
         sep: what is between cells, one character; a blank is any run of blanks and tabs.
         decimal: what is before the decimals of a number.
         null: texts that mean NaN.
+        vector: the columns of numbers, names or numbers from 1, and ranges of them: "x0..x7"; ()
+            for those that the file says. Of other files that have columns, too.
+        skip_lines: lines to leave out at the start of the file.
+        comment: what lines that are left out begin with, one character.
     """
 
     header: bool | None = None
@@ -240,6 +244,9 @@ class TextOptions:
     sep: str | None = None
     decimal: str | None = None
     null: tuple[str, ...] = ()
+    vector: tuple[str | int, ...] = ()
+    skip_lines: int = 0
+    comment: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse options with which no file can be read."""
@@ -255,6 +262,10 @@ class TextOptions:
             )
         if self.decimal not in (None, ".", ",") or (self.decimal and self.decimal == self.sep):
             raise InvalidInputError(f"decimal is '.' or ',' and not sep, not {self.decimal!r}")
+        if self.skip_lines < 0:
+            raise InvalidInputError(f"skip_lines is a number of lines, not {self.skip_lines!r}")
+        if self.comment is not None and (len(self.comment) != 1 or not "!" <= self.comment <= "~"):
+            raise InvalidInputError(f"comment is one character of ASCII, not {self.comment!r}")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Text files with a line for each row, of numbers and optionally a key.
 
 .csv and .tsv separate cells by commas and tabs, .vec and .txt by blanks; other separators are
-detected. A cell may hold a list of numbers, as pgvector writes them. A sample decides what the
-first line and the columns are (`_layout`), unless the caller does. .vec and .txt are the text
+found. A cell may hold a list of numbers, as pgvector writes them. A sample shows what the
+first line and the columns are, by the rules of `_layout`. .vec and .txt are the text
 format of word2vec, fastText and GloVe: a word and its numbers, after a first line with two counts
 or none. A .txt file may also contain only keys, one per line. Numbers are read as float64 and
 rounded to the requested type. Each file may be packed (`_encoding`).
@@ -18,7 +18,7 @@ import re
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count, islice
 from pathlib import Path
 from typing import ClassVar
@@ -42,7 +42,7 @@ from tierstore._formats._cells import (
     unquoted,
 )
 from tierstore._formats._encoding import UNPACKING_ERRORS, is_packed, text_stream
-from tierstore._formats._layout import Layout, decide, needs_float64
+from tierstore._formats._layout import Layout, decide, needs_float64, with_readings
 from tierstore._formats.base import (
     Array,
     Content,
@@ -73,27 +73,30 @@ MAX_WORD_CHARACTERS = 1 << 14
 
 _POINT_ZERO = re.compile(r"^(-?\d+)\.0*$")
 
-_SEPARATORS = (",", ";", "\t", "|", BLANKS)
-
 
 class _Sample:
     """The first lines of a file, and whether they are all."""
 
-    def __init__(self, file: InputFile) -> None:
+    def __init__(self, file: InputFile, options: TextOptions) -> None:
         lines: list[bytes] = []
-        size = 0
+        size = taken = 0
+        comment = None if options.comment is None else options.comment.encode()
         stream = text_stream(file)
         most = max(1, file.allowance.left)
         self.whole = False
-        while len(lines) < SAMPLE_ROWS and (size < SAMPLE_BYTES or len(lines) < 3):
+        while taken < SAMPLE_ROWS and (size < SAMPLE_BYTES or taken < 3):
             line = stream.readline(most)
             if len(line) == most:
                 file.allowance.check(2 * len(line), "its first line")
             if not line:
                 self.whole = True
                 break
+            if len(lines) < options.skip_lines or (comment and line.startswith(comment)):
+                lines.append(b"\n")
+                continue
             if line.strip():
                 size += len(line)
+            taken += 1
             lines.append(line)
         self.text = b"".join(lines)
         self._file = file
@@ -112,15 +115,20 @@ class _Sample:
             rows.pop()  # its last line may have been cut off
         return rows
 
-    def layout(self, sep: str, options: TextOptions) -> tuple[Layout, list[Row]]:
-        """Return the layout and the rows with a separator; raises FormatError."""
+    def table(
+        self, sep: str, *, bare: bool = False
+    ) -> tuple[list[Row], tuple[int, int, int] | None]:
+        """Return the rows with a separator, and where their lists are; raises FormatError.
+
+        Lists may be `bare`, without brackets, where the caller chooses their column.
+        """
         rows = self.rows(sep)
         if not rows:
             raise FormatError(f"{self._file.path}: empty, or its first row does not end")
-        vector = None if sep == BLANKS else list_cell(rows)
+        vector = list_cell(rows, bare=bare)
         if vector is not None:
-            rows = [(number, Cells.apart(cells, *vector)) for number, cells in rows]
-        return decide(self._file.path, rows, sep, options, self.whole, vector), rows
+            rows = list(Cells.apart(self._file.path, rows, *vector))
+        return rows, vector
 
 
 class _TextSource(Source):
@@ -135,7 +143,9 @@ class _TextSource(Source):
         self.layout = layout
         self._decimal = layout.decimal
         self._null = frozenset(wanted.text.null)
-        self._cells = Cells(layout.sep, layout.columns if layout.key == 0 else 0, layout.vector)
+        self._left_out = (wanted.text.skip_lines, wanted.text.comment)
+        self._has_words = layout.words and layout.key == 0
+        self._cells = Cells(layout.sep, layout.columns if self._has_words else 0, layout.vector)
         super().__init__(
             file.path,
             self._counted() if rows is None else rows,
@@ -148,7 +158,8 @@ class _TextSource(Source):
     def _passes(self) -> Iterator[tuple[bytes, Lines]]:
         """Yield blocks of whole lines from the first row on."""
         with parsing(self.path, "packed file", *UNPACKING_ERRORS):
-            lines = Lines(self.path, text_stream(self._file), self._file.allowance)
+            stream, allowance = text_stream(self._file), self._file.allowance
+            lines = Lines(self.path, stream, allowance, *self._left_out)
             skipped = self.layout.skipped
             for block in lines:
                 while skipped and block:
@@ -212,14 +223,13 @@ class _TextSource(Source):
     def _checked(self, block: bytes, lines: Lines) -> Iterator[Row]:
         """Yield the rows of a block, which all have the columns of the layout."""
         columns = self.layout.columns
-        words = self.layout.sep == BLANKS and self.layout.key == 0
         for number, cells in self._cells.rows(block, lines):
             if len(cells) != columns:
                 raise FormatError(
                     f"{self.path}: line {number} has {len(cells)} cells, but {columns} were "
                     "expected"
                 )
-            if words and _ends_in_number(cells[0]):
+            if self._has_words and _ends_in_number(cells[0]):
                 raise FormatError(
                     f"{self.path}: line {number} has more than {self.dim} numbers: "
                     f"{cells[0]!r:.100} stands before them"
@@ -308,74 +318,6 @@ def _has_lone_returns(block: bytes) -> bool:
     return b"\r" in block and block.count(b"\r") != block.count(b"\r\n")
 
 
-def _layout_of(sample: _Sample, own: str, options: TextOptions) -> Layout:
-    """Return the layout of a file, with the separator of its suffix or a detected one.
-
-    Another separator is used if this one makes no table, or is part of every key.
-    """
-
-    def layout(sep: str) -> Layout:
-        return sample.layout(sep, options)[0]
-
-    if options.sep is not None:
-        return layout(options.sep)
-    try:
-        found: Layout | FormatError | InvalidInputError = layout(own)
-    except (FormatError, InvalidInputError) as error:  # such as for a column that is not there
-        found = error
-    others = []
-    for sep in _SEPARATORS:
-        if sep == own or sep.encode() not in sample.text or (own == BLANKS and sep == "\t"):
-            continue
-        if isinstance(found, Layout) and not _in_every_key(sample.rows(own), found, sep):
-            continue
-        try:
-            others.append(layout(sep))
-        except AmbiguousFileError as error:  # also where keys of `found` hold whole rows
-            if not isinstance(found, AmbiguousFileError):
-                found = error
-        except (FormatError, InvalidInputError) as error:
-            # A separator that divides all lines equally, with a cell that is no number.
-            if not isinstance(found, Layout | AmbiguousFileError) and _divides(sample, sep):
-                found = error
-    others = [each for each in others if each.columns > 1]
-    if isinstance(found, AmbiguousFileError):  # a table, unlike what has its rows for keys
-        others = [each for each in others if not _holds_rows(sample, each, own)]
-    if len(others) == 1:
-        return others[0]
-    if isinstance(found, Layout):
-        return found
-    raise found
-
-
-def _divides(sample: _Sample, sep: str) -> bool:
-    """Whether a separator, not a blank, makes rows of as many cells each, and of more than one."""
-    if sep == BLANKS:
-        return False
-    try:
-        widths = {len(cells) for _, cells in sample.rows(sep)}
-    except FormatError:  # quotes within cells that another separator makes
-        return False
-    return len(widths) == 1 and widths != {1}
-
-
-def _in_every_key(rows: list[Row], layout: Layout, sep: str) -> bool:
-    """Whether a separator, not a blank, is in each key that another one makes."""
-    at = layout.key
-    if at is None or sep == BLANKS:
-        return False
-    return all(sep in cells[at] for _, cells in rows[layout.skipped :])
-
-
-def _holds_rows(sample: _Sample, layout: Layout, sep: str) -> bool:
-    """Whether each key of a layout is divided by a separator of another."""
-    if layout.key is None:
-        return False
-    marks = " \t" if sep == BLANKS else sep
-    rows = sample.rows(layout.sep)[layout.skipped :]
-    return all(any(mark in cells[layout.key] for mark in marks) for _, cells in rows)
-
-
 class Csv(Format):
     """Cells between commas, which may be quoted."""
 
@@ -396,19 +338,38 @@ class Csv(Format):
         reject_name(path, wanted)
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             with parsing(path, "packed file", *UNPACKING_ERRORS):
-                sample = _Sample(file)
-            layout = _layout_of(sample, self.sep, wanted.text)
+                sample = _Sample(file, wanted.text)
+            try:
+                layout = self._layout(sample, path, wanted.text)
+            except AmbiguousFileError as error:
+                raise self._with_readings(error, file, wanted.text) from None
             rows = None if layout.counts is None else layout.counts[0]
             if rows is not None and not is_packed(path):
                 _check_size(file, sample, rows, len(layout.values))
             said = layout.described(self.sep)
             source = _TextSource(file, layout, wanted, rows, said)
-            _, sampled = sample.layout(layout.sep, wanted.text)
+            sampled, _ = sample.table(layout.sep, bare=len(wanted.text.vector) == 1)
             if source.dtype == "float32" and needs_float64(sampled, layout):
                 source.notes += (
                     "numbers have more digits than float32 keeps; --dtype float64 keeps them",
                 )
             return source
+
+    def _layout(self, sample: _Sample, path: Path, options: TextOptions) -> Layout:
+        table = partial(sample.table, bare=len(options.vector) == 1)
+        return decide(path, table, self.sep, self.suffixes[0], options, sample.whole)
+
+    def _with_readings(
+        self, error: AmbiguousFileError, file: InputFile, options: TextOptions
+    ) -> AmbiguousFileError:
+        """Return the error with the first rows as each way to decide reads them."""
+
+        def read(chosen: TextOptions) -> str:
+            sample = _Sample(file, chosen)
+            layout = self._layout(sample, file.path, chosen)
+            return layout.rows(sample.table(layout.sep, bare=len(chosen.vector) == 1)[0])
+
+        return with_readings(error, read, options)
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
