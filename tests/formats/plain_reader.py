@@ -218,7 +218,7 @@ def list_place(body: list[list[str]]) -> tuple[int, int] | None:
     width = min(map(len, body))
     for at in range(width):
         known = [row[at] for row in body if row[at] not in MISSING]
-        if width > 2 and not all(map(bracketed, known)):
+        if width != 2 and not all(map(bracketed, known)):
             continue
         lists = [items(cell) for cell in known]
         if lists and all(lists):

@@ -92,7 +92,7 @@ READ = {
     "polars, row index": ("f.csv", table(ROWS, header=["index", *DIGITS], index=TENS), TENS, "yes"),
     "savetxt": ("f.txt", saved("%.18e"), None, "header no, no keys"),
     "savetxt, aligned": ("f.txt", saved("%26.18e"), None, "header no, no keys"),
-    "savetxt in csv": ("f.csv", plain(ROWS), None, "header no, no keys, 4 numbers"),
+    "savetxt in csv": ("f.csv", plain(ROWS), None, "no keys, 4 numbers, separator blanks"),
     "R": (
         "f.txt", plain(ROWS, index=[f'"{w}"' for w in WORDS], header='"V1" "V2" "V3" "V4"'),
         WORDS, "yes",

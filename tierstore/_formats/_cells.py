@@ -288,14 +288,14 @@ def list_cell(rows: Sequence[Row], *, bare: bool = False) -> tuple[int, int, int
     """Return the column of lists below the first row: its position, as in `Cells.vector`.
 
     None if there is no such column, or more than one. Lists without brackets are taken for ones
-    beside at most one column, or where they are chosen: `bare`.
+    beside one other column, or where they are chosen: `bare`.
     """
     body = [cells for _, cells in rows[1:] or rows]
     width = min(map(len, body), default=0)
     found = []
     for at in range(width):
         known = [cells[at] for cells in body if cells[at] not in MISSING]
-        if width > 2 and not bare and not all(_bracketed(cell.strip()) for cell in known):
+        if width != 2 and not bare and not all(_bracketed(cell.strip()) for cell in known):
             continue
         if known and all(map(list_items, known)):
             found.append((at, len(list_items(known[0])), width))
