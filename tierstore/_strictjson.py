@@ -7,7 +7,6 @@ limits the size of a file before reading it.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
@@ -35,31 +34,10 @@ def canonical(body: Any) -> bytes:
     return _CANONICAL.encode(body).encode()
 
 
-def seal(text: bytes) -> bytes:
-    """Wrap the canonical bytes of an object in an envelope."""
-    memory = io.BytesIO()
-    begin_body(memory)
-    memory.write(text)
-    return bytes(seal_body(memory))
-
-
-_ROOM = 32
-"""Bytes that the beginning of an envelope takes at most."""
-
-
-def begin_body(memory: io.BytesIO) -> None:
-    """Prepare memory, used or not, for the canonical bytes of an object, written piece by piece."""
-    memory.seek(_ROOM)
-
-
-def seal_body(memory: io.BytesIO) -> memoryview:
-    """Wrap what was written since `begin_body` in an envelope, where it is."""
-    end = memory.tell()
-    memory.write(b"}\n")
-    view = memory.getbuffer()
-    head = b'{"crc32c":%d,"body":' % crc32c(view[_ROOM:end])
-    view[_ROOM - len(head) : _ROOM] = head
-    return view[_ROOM - len(head) : end + 2]
+def seal(*parts: bytes) -> bytes:
+    """Wrap the canonical bytes of an object, given in parts, in an envelope."""
+    body = b"".join(parts)
+    return b"".join((b'{"crc32c":%d,"body":' % crc32c(body), body, b"}\n"))
 
 
 def unseal(data: bytes, name: str, newest: int) -> Section:

@@ -71,9 +71,11 @@ def run(
     *args: Any,
     timeout: float = PATIENCE,
     backend: str = "gloo",
+    limit: float = 90,
 ) -> list[Any]:
     """Call `work(rank, *args)` in each of some ranks; return what each returned.
 
+    Ranks that take longer than `limit` seconds are killed.
     What one raised comes back as the exception, `Killed` for one that ended by a signal.
     """
     with tempfile.TemporaryDirectory() as place:
@@ -88,7 +90,7 @@ def run(
         for process in started:
             process.start()
         for process in started:
-            process.join(90)
+            process.join(limit)
             if process.is_alive():
                 process.kill()
                 process.join()

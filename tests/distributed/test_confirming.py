@@ -389,7 +389,7 @@ def test_every_operation_of_one_rank_fails_once(
     tmp_path: Path, name: str, fault: Any, victim: int, keep: int
 ) -> None:
     start_two(tmp_path, name, keep)
-    told = values(run(2, fails_on, tmp_path, name, victim, fault, timeout=300.0))
+    told = values(run(2, fails_on, tmp_path, name, victim, fault, timeout=300.0, limit=3600))
     found = list(tmp_path.glob("layout *"))
     print(f"\n{name}, {fault.__name__}, rank {victim}, keep={keep}: {len(told[0])}, {len(found)}")
     for each in found:

@@ -6,7 +6,6 @@ the deltas in order, and the payload.
 
 from __future__ import annotations
 
-import io
 import itertools
 import operator
 import re
@@ -18,15 +17,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from tierstore._disk.partitioning import MOST_PARTITIONS
-from tierstore._strictjson import (
-    MAX_SCALARS_BYTES,
-    Section,
-    begin_body,
-    canonical,
-    seal,
-    seal_body,
-    unseal,
-)
+from tierstore._strictjson import MAX_SCALARS_BYTES, Section, canonical, seal, unseal
 from tierstore.errors import FormatError, TierStoreError
 from tierstore.initializers import from_call
 from tierstore.spec import TABLE_NAME, Field, Scale, TableSpec
@@ -355,14 +346,6 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Serialize the manifest to the bytes of its file."""
-        return bytes(self.encode_in(io.BytesIO()))
-
-    def encode_in(self, memory: io.BytesIO) -> memoryview:
-        """Do so in memory that was used before, until it is used again.
-
-        Of a thousand tables the bytes are half a megabyte, and new pages for each copy of them
-        would take most of the time.
-        """
         head = canonical(
             {
                 "format": FORMAT,
@@ -388,13 +371,8 @@ class Manifest:
             **({"origin": self.origin._asdict()} if self.origin else {}),
         }
         end = b"," + canonical(more)[1:] if more else b"}"
-        begin_body(memory)
-        memory.write(head[:-1] + b',"tables":{')
-        entries = iter(self._entries.values())
-        memory.write(next(entries, b",")[1:])  # without the comma
-        memory.writelines(entries)
-        memory.write(b"}" + end)
-        return seal_body(memory)
+        first, *others = self._entries.values() or [b","]
+        return seal(head[:-1], b',"tables":{', first[1:], *others, b"}", end)  # without its comma
 
     @classmethod
     def decode(cls, data: bytes, name: str, like: Manifest | None = None) -> Manifest:

@@ -12,7 +12,6 @@ unused.
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import re
 import uuid
@@ -59,12 +58,11 @@ def publish(
     directory: _io.Directory,
     manifest: Manifest,
     make_durable: Callable[[], object] = lambda: None,
-    memory: io.BytesIO | None = None,
 ) -> None:
     """Publish a manifest as the current state of the store.
 
     `make_durable` waits for files that are not durable yet. It is called after the manifest was
-    written and before it gets its name. The manifest is encoded in `memory` that was used before.
+    written and before it gets its name.
 
     Raises InvalidInputError for a manifest that could not be read back, StoreFullError or
     StoreIOError if nothing was published, ConcurrentWriterError if another writer was faster, and
@@ -72,7 +70,7 @@ def publish(
     """
     name = manifest_name(manifest.seq)
     temporary = f"{name}.{uuid.uuid4().hex[:8]}.tmp"
-    data = _encoded(manifest, io.BytesIO() if memory is None else memory)
+    data = _encoded(manifest)
     try:
         with directory.create(temporary) as file:
             file.write(data, 0)
@@ -106,7 +104,7 @@ def publish(
         ) from error
 
 
-def _is_published(directory: _io.Directory, name: str, data: memoryview) -> bool:
+def _is_published(directory: _io.Directory, name: str, data: bytes) -> bool:
     """Read back whether a publication with an unknown result took place."""
     try:
         return directory.read_file(name, MAX_BYTES) == data
@@ -118,16 +116,13 @@ def _is_published(directory: _io.Directory, name: str, data: memoryview) -> bool
         ) from error
 
 
-def _encoded(manifest: Manifest, memory: io.BytesIO) -> memoryview:
+def _encoded(manifest: Manifest) -> bytes:
     """Serialize a manifest; raise InvalidInputError if a reader would reject it."""
     if manifest.version > MAX_VERSION:
         raise InvalidInputError(f"{manifest.version} is above the last version, {MAX_VERSION}")
     if manifest.step is not None and abs(manifest.step) > 2**63 - 1:
         raise InvalidInputError(f"step {manifest.step} does not fit in 64 bits")
-    try:
-        data = manifest.encode_in(memory)
-    except BufferError:  # the frames of an error that someone keeps still refer to it
-        data = manifest.encode_in(io.BytesIO())
+    data = manifest.encode()
     if len(data) > MAX_BYTES:
         raise InvalidInputError(
             f"the manifest of this version would have {len(data)} bytes; at most {MAX_BYTES}: "
@@ -229,7 +224,6 @@ class Ledger:
         self._dead: set[str] = set()
         self._unsynced = False
         self._newest: Manifest | None = None
-        self._memory = io.BytesIO()
         for seq, found in history.read_all().items():
             if isinstance(found, FormatError):
                 self._damaged.add(seq)
@@ -306,7 +300,7 @@ class Ledger:
         """Publish a manifest; see `publish`."""
         if self._newest is not None:
             manifest.share(self._newest)
-        publish(self._directory, manifest, make_durable, self._memory)
+        publish(self._directory, manifest, make_durable)
         self._enter(manifest)
 
     def has_next(self) -> bool:
