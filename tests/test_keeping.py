@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import tierstore
+from tests import inside
 from tests.durability.crash import scratch, small_deltas
 from tests.durability.stepwise import folds_in_steps
 from tests.durability.twin import Twin, observe
@@ -43,7 +44,7 @@ def store(request, tmp_path):
     budget = Budget(host_rows=request.param)
     with tierstore.create(tmp_path / "s", {"t": spec}, budget=budget, keep=2) as made:
         yield made
-        if not made.closed:
+        if not inside.door(made).closed:
             made.rollback()
 
 

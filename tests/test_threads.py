@@ -197,7 +197,7 @@ def test_an_interrupt_while_a_commit_waits_for_the_store_gives_it_up(
         store.commit_async(payload={"model": b"m" * 99})
     over.set()
     other.join()
-    assert not store.closed
+    assert not inside.door(store).closed
     assert store.commit() == 2
     while list(Path(store.path).glob("payload-*")):  # its thread takes it back
         time.sleep(0.01)

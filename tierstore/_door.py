@@ -48,6 +48,7 @@ _SAFE_ERRORS = (TierStoreError, Warning)
 INTERNAL = (SystemError, ArgumentError)
 """Errors that only the internals of Python, NumPy and ctypes raise; see `internal_error`."""
 _EXPECTED_ERRORS = (MemoryError, TimeoutError)
+_CLOSED = "it was closed"
 _INTERRUPTED = "a call was interrupted in the middle"
 _FOR_READING = "was opened for reading; open it with mode='r+'"
 
@@ -523,7 +524,8 @@ class Door:
     def check_open(self, *, write: bool) -> None:
         """Raise the errors of `check` within the process that opened the store."""
         if self.reason:
-            raise ClosedError(f"{self._path} cannot be used: {self.reason}; open it again")
+            way = "open it again" if self.reason == _CLOSED else "close it and open it again"
+            raise ClosedError(f"{self._path} cannot be used: {self.reason}; {way}")
         if write and not self.writable:
             raise ReadOnlyError(f"{self._path} {self._refusal}", filename=self._path)
 
@@ -535,9 +537,7 @@ class Door:
                 "for reading: tierstore.open(path)"
             )
 
-    def close(
-        self, reason: str = "it was closed", *, then: Callable[[], object] | None = None
-    ) -> None:
+    def close(self, reason: str = _CLOSED, *, then: Callable[[], object] | None = None) -> None:
         """Reject all further calls; call `then` when the calling thread's uses have ended.
 
         Only the first `then` is called; a later error does not change that.

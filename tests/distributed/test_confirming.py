@@ -19,6 +19,7 @@ import pytest
 import torch.distributed as dist
 
 import tierstore
+from tests import inside
 from tests.distributed.confirming import (
     ALONE,
     BY_PATH,
@@ -94,8 +95,8 @@ def fails_in_one(path: Path, place: Path, name: str, faulty: Any) -> Exception |
             call_of(name)(store, place)
     except (TierStoreError, OSError) as error:
         is_final = isinstance(error, CommitFailedError | ConcurrentWriterError)
-        assert store.closed or not is_final
-        if not store.closed:
+        assert inside.door(store).closed or not is_final
+        if not inside.door(store).closed:
             if name not in ("commit", "get_or_add"):  # whose rows are still to be committed
                 assert seen(store) == before
             store.rollback()
@@ -285,7 +286,7 @@ def on_disks_of_their_own(rank: int, paths: list[Path], first: int) -> None:
             pytest.raises(CommitFailedError, match="some hosts have published"),
         ):
             change(store)
-        assert store.closed
+        assert inside.door(store).closed
         store.close()
         with distributed.open(paths[rank]) as store:
             assert store.version == version
@@ -294,7 +295,7 @@ def on_disks_of_their_own(rank: int, paths: list[Path], first: int) -> None:
             store.commit(2)
             with calls(NoManifest("/s")), pytest.raises(StoreFullError):  # no host has published
                 store.add_fields("item", {"q": tierstore.Field(1)})
-            assert not store.closed
+            assert not inside.door(store).closed
             store.commit(3)
 
 
@@ -326,7 +327,7 @@ def fails_on(rank: int, place: Path, name: str, victim: int, make_faulty: Any) -
                 call_of(name)(store, place)
         except (TierStoreError, OSError) as each:
             error = each
-            if not store.closed:
+            if not inside.door(store).closed:
                 store.rollback()
                 assert store.version == before["version"]
         store.close()

@@ -297,7 +297,7 @@ def _strike_here(
             )
             print(f"{where} left the call at {frames}", file=out)
     raised = None
-    if not store.closed:
+    if not inside.door(store).closed:
         if not judge.whole(act, content(store)):
             print(f"{where}: the store is open with wrong rows", file=out)
         if act not in ("write", "lease", "rollback") and store.version == 2:

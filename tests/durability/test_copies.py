@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.durability.crash import Progress, Recording, durable, scratch, seeded, small_deltas
 from tests.durability.disk import Disk, Image, Mark
 from tests.durability.faults import FAULTS, Fault, Faulty
@@ -196,7 +197,7 @@ def strike(kind: str, fault: Fault, number: int) -> bool:
             assert isinstance(error, types), repr(error)
             error.__traceback__ = None
         assert seen(root / "copy") in ([before, after] if error is not None else [after])
-        if not store.closed:
+        if not inside.door(store).closed:
             store.update_copy(root / "copy")
             assert seen(root / "copy") == after
         with tierstore.open(root / "copy", "r+", budget=Budget(host=0)) as copy:

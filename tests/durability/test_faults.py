@@ -207,7 +207,7 @@ def strike(kind: str, name: str, fault: Fault, number: int, host: int) -> bool:
             error.__traceback__ = None
         else:
             before = after
-        if error is not None and not store.closed and number % 2:
+        if error is not None and not inside.door(store).closed and number % 2:
             _go_on(store, name)
             before = after
         store.close()

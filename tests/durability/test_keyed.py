@@ -244,7 +244,7 @@ def _strike(path: Path, before: dict[str, Truth], fault: Fault, number: int) -> 
             act()
         except (TierStoreError, KeyboardInterrupt, MemoryError, OSError):
             failed = True
-    if failed and not store.closed and number % 2:
+    if failed and not inside.door(store).closed and number % 2:
         store.rollback()
         act()
         failed = False

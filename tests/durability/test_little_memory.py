@@ -80,7 +80,7 @@ def test_without_closing_half_a_write_would_be_seen(
                 if not protected:
                     patch.setattr(_door, "_SAFE_ERRORS", (Exception,))
                 store["t"].write(ids, rows)
-            assert store.closed == protected
+            assert inside.door(store).closed == protected
             if protected:
                 with pytest.raises(ClosedError, match="open it again"):
                     store.commit()

@@ -20,6 +20,7 @@ from unittest import mock
 import pytest
 
 import tierstore
+from tests import inside
 from tests.durability.crash import scratch, small_deltas
 from tests.durability.faults import FAULTS, Fault, Faulty
 from tests.durability.recorder import lay
@@ -100,7 +101,7 @@ def strike(name: str, fault: Fault, number: int) -> tuple[bool, list[str]]:
             except BaseException as error:
                 kept.append(error)
         for _ in range(2):
-            if not store.closed:
+            if not inside.door(store).closed:
                 with suppress(tierstore.errors.StoreIOError):  # rows that were written in part
                     ACTS["commit"](store)
         store.close()

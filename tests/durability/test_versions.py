@@ -272,7 +272,7 @@ def test_a_number_that_another_writer_has_swept_is_seen(path: Path) -> None:
             two.fold()
         with pytest.raises(ConcurrentWriterError, match="may be lost"):
             one.commit()
-        assert one.closed
+        assert inside.door(one).closed
     with opened(path) as again:
         assert np.array_equal(rows_of(again), rows)
 
@@ -285,7 +285,7 @@ def test_a_live_delta_that_another_writer_has_swept_is_seen(path: Path) -> None:
         opened(path).close()
         with pytest.raises(ConcurrentWriterError, match="was removed before it was committed"):
             one.commit()
-        assert one.closed
+        assert inside.door(one).closed
 
 
 # -- numbers

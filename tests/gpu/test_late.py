@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import inside
 from tests.gpu.conftest import Place
 from tests.gpu.emulator import EmulatedDevice
 from tests.gpu.late import LateDevice
@@ -81,7 +82,7 @@ def test_random_programs_find_what_was_mended(
         except (AssertionError, pytest.fail.Exception):
             return
         finally:
-            if not program.store.closed:
+            if not inside.door(program.store).closed:
                 program.store.rollback()
                 program.store.close()
     pytest.fail("40 programs found nothing")

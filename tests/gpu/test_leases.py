@@ -54,7 +54,7 @@ def make(tmp_path: Path, place: Place) -> Iterator[Callable[..., tierstore.Store
 
     yield make
     for store in made:
-        if not store.closed:
+        if not inside.door(store).closed:
             store.rollback()
             store.close()
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.gpu.conftest import cuda_device
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import Budget, Field, Scale, TableSpec
@@ -149,7 +150,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
         made = Place(CapturingDevice(), "cpu")
     yield made
     for store in made.stores:
-        if not store.closed:
+        if not inside.door(store).closed:
             store.rollback()
             store.close()
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 import tierstore
+from tests import inside
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
 
@@ -75,6 +76,6 @@ class Setting:
 def setting(tmp_path: Path) -> Iterator[Setting]:
     made = Setting(tmp_path / "store")
     yield made
-    if not made.store.closed:
+    if not inside.door(made.store).closed:
         made.store.rollback()
         made.store.close()

@@ -431,7 +431,7 @@ def test_one_that_breaks_off_in_the_middle_closes_the_reader(root):
             pytest.raises(MemoryError),
         ):
             reader.refresh()
-        assert reader.closed
+        assert inside.door(reader).closed
     trainer.store.close()
 
 

@@ -66,7 +66,7 @@ def make(tmp_path_factory):
 
     yield make
     for store in made:
-        if not store.closed:
+        if not inside.door(store).closed:
             store.rollback()
             store.close()
 

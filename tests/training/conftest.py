@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import tierstore
+from tests import inside
 from tests.gpu.emulator import EmulatedDevice
 
 ROWS, DIM = 40, 6
@@ -55,7 +56,7 @@ class Place:
     def close(self) -> None:
         """Drop what was not committed and close the stores."""
         for store in self.opened:
-            if not store.closed:
+            if not inside.door(store).closed:
                 store.rollback()
                 store.close()
 

@@ -172,6 +172,12 @@ class File(Descriptor):
         with contextlib.suppress(OSError):  # closing it unlocks it too
             self.unlock_range(0, 0)
             system.calls.flock(self.fd, fcntl.LOCK_UN)
+            self._locked_by = 0
+
+    @property
+    def locked(self) -> bool:
+        """Whether locks taken through it are held; in a forked child, those of the parent are."""
+        return self._locked_by != 0 and (self.fd >= 0 or self._locked_by != os.getpid())
 
     def status(self) -> os.stat_result:
         """Return the current status of the file."""

@@ -7,10 +7,11 @@ import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
+from tierstore._door import interrupts_deferred
 from tierstore._store.commit import put_off
 from tierstore._store.compaction import Folder
 from tierstore._store.state import State
@@ -55,7 +56,8 @@ def close(state: State, folder: Folder, *, at_once: bool = False, kept: bool = T
         try:
             folder.stop()
         finally:
-            state.release()
+            with interrupts_deferred():
+                state.release()
     _LOG.info("%s: closed", state.directory.path)
     if lost and kept:
         warn(
@@ -93,6 +95,10 @@ def _wind_up(state: State, folder: Folder) -> str:
 class Lock(Protocol):
     """A lock of an open store."""
 
+    @property
+    def locked(self) -> bool:
+        """Whether it is held."""
+
     def close(self) -> None:
         """Close its files."""
 
@@ -107,19 +113,22 @@ class Closable(Protocol):
         """Open it again in a forked child."""
 
 
-_opened: weakref.WeakKeyDictionary[Closable, Sequence[Lock]] = weakref.WeakKeyDictionary()
+Locks = Sequence[Lock]
+
+_opened: weakref.WeakKeyDictionary[Closable, tuple[Locks, weakref.finalize[..., Closable]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def watch(store: Closable, path: str, locks: Sequence[Lock]) -> Callable[[], object]:
-    """Supervise an open store until the returned function is called.
+def watch(store: Closable, path: str, locks: Locks) -> None:
+    """Supervise an open store.
 
-    The store is closed at exit. If it is garbage-collected without being closed, an
-    UnclosedStoreWarning is issued and its locks are released.
+    It is closed at exit. If it is garbage-collected while it holds locks, an UnclosedStoreWarning
+    is issued and they are released.
     """
-    finalizer = weakref.finalize(store, _abandoned, path, locks)
+    finalizer = weakref.finalize(store, _abandoned, path, locks, os.getpid())
     finalizer.atexit = False
-    _opened[store] = locks
-    return finalizer.detach
+    _opened[store] = locks, finalizer
 
 
 def opened() -> list[Closable]:
@@ -129,13 +138,16 @@ def opened() -> list[Closable]:
 
 def leave_to_owner(store: Closable) -> None:
     """Stop supervising a store that belongs to another supervised one."""
-    _opened.pop(store, None)
+    _, finalizer = _opened.pop(store)
+    finalizer.detach()
 
 
-def _abandoned(path: str, locks: Sequence[Lock]) -> None:
-    for lock in locks:
+def _abandoned(path: str, locks: Locks, pid: int) -> None:
+    held = [lock for lock in locks if lock.locked]
+    for lock in held:
         lock.close()
-    warn(f"{path} was not closed", UnclosedStoreWarning)
+    if held and os.getpid() == pid:
+        warn(f"{path} was not closed", UnclosedStoreWarning)
 
 
 def _close_all() -> None:
@@ -150,7 +162,7 @@ def _after_fork() -> None:
     Readers are reopened if possible; every use of another store raises an error with the remedy.
     """
     every = list(_opened.items())
-    for _, locks in every:
+    for _, (locks, _) in every:
         for lock in locks:
             lock.close()
     for store, _ in every:

@@ -243,6 +243,11 @@ class WriterLock:
         with file:
             yield file.lock(exclusive=True)
 
+    @property
+    def locked(self) -> bool:
+        """Whether a lock is held that keeps other writers away."""
+        return self._lock.locked or self._store.locked
+
     def close(self) -> None:
         """Release the locks; may be called again."""
         try:
@@ -299,6 +304,11 @@ class ReaderLock:
         if not keeps_old_programs_away:
             self._close_fold()
 
+    @property
+    def locked(self) -> bool:
+        """Whether a version is protected."""
+        return bool(self.held)
+
     def _close_fold(self) -> None:
         if self._fold is not None:
             self._fold.close()
@@ -310,6 +320,7 @@ class ReaderLock:
             self._close_fold()
         finally:
             self._store.close()
+            self.held.clear()
 
 
 @contextlib.contextmanager

@@ -642,7 +642,7 @@ class State:
                 self._attach(opening, REFRESHED)
                 self.damaged = opening.damaged
             except BaseException as error:
-                self.door.close(f"a refresh failed in the middle ({error}); open it again")
+                self.door.close(f"a refresh failed in the middle ({error})")
                 raise
         self._hold_only_what_is_open()
         return True

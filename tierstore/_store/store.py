@@ -80,7 +80,7 @@ class Store(SchemaChanges):
         self._folder = Folder(self._state)
         self._door = self._state.door
         self._afterwards: list[Callable[[], object]] = []
-        self._forget = closing.watch(self, str(options.path), self._state.locks)
+        closing.watch(self, str(options.path), self._state.locks)
 
     # -- the tables
 
@@ -134,12 +134,12 @@ class Store(SchemaChanges):
 
     def __repr__(self) -> str:
         """Name the store, its version and its tables."""
-        closed = ", closed" if self.closed else ""
+        closed = ", closed" if self._door.closed else ""
         return f"Store({str(self.path)!r}, version={self.version}, tables={list(self)}{closed})"
 
     def _repr_html_(self) -> str:
         """Return the HTML of `info` for notebooks."""
-        return html.escape(repr(self)) if self.closed else self.info()._repr_html_()
+        return html.escape(repr(self)) if self._door.closed else self.info()._repr_html_()
 
     # -- what it is
 
@@ -176,8 +176,13 @@ class Store(SchemaChanges):
 
     @property
     def closed(self) -> bool:
-        """Whether the store can no longer be used."""
-        return self._door.closed
+        """Whether the store is closed and its lock is free: another may write it.
+
+        After a failure that ends the store each call raises ClosedError, but it holds its lock, and
+        is not closed, until `close` has been called. So is one whose `close` was interrupted; the
+        next `close` does the rest. In a forked child a store that the parent has open is not.
+        """
+        return self._door.closed and not any(lock.locked for lock in self._state.locks)
 
     def info(self) -> StoreInfo:
         """Return information about the tables, files and tiers of the store."""
@@ -736,7 +741,6 @@ class Store(SchemaChanges):
                 at_once=at_once,
                 kept=not self._afterwards,  # which removes the files
             ),
-            self._forget,
             *self._afterwards,
         )
 
@@ -757,8 +761,7 @@ class Store(SchemaChanges):
             if name in state.tables:
                 state.tables[name] = table._moved_to(state.tables[name])
         self._state, self._door, self._folder = state, state.door, Folder(state)
-        self._forget()
-        self._forget = closing.watch(self, str(options.path), state.locks)
+        closing.watch(self, str(options.path), state.locks)
 
     def __enter__(self) -> Self:
         """Return the store itself."""

@@ -27,7 +27,7 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import Shard
-from tierstore._door import Door, Use
+from tierstore._door import Door, Use, interrupts_deferred
 from tierstore._progress import Progress
 from tierstore._store import closing, keeping, locking
 from tierstore._store.commit import CommitDraft
@@ -53,6 +53,7 @@ from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.root import Root
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import (
+    ClosedError,
     CommitFailedError,
     ConcurrentWriterError,
     ExistsError,
@@ -102,20 +103,22 @@ class DistributedStore(Closing, Mapping[str, Any]):
         self._spaces = Spaces(self._tables, options)
         self._root = Root(options, ranks)
         self._parts = Parts(options)
-        self._forget: Callable[[], object] = lambda: None
         try:
             self._open()
         except BaseException:
             self._release()
             raise
-        owned = [*self._parts.stores, *self._root.stores()]
-        for each in owned:
-            each._forget()
+        for each in self._opened:
             closing.leave_to_owner(each)
-        locks = [lock for each in owned for lock in each._state.locks]
-        self._forget = closing.watch(self, str(self.path), locks)
+        locks = [lock for each in self._opened for lock in each._state.locks]
+        closing.watch(self, str(self.path), locks)
 
     # -- opening
+
+    @property
+    def _opened(self) -> list[Store]:
+        """The stores of the root and of partitions that this rank writes."""
+        return [*self._parts.stores, *self._root.stores()]
 
     def _open(self) -> None:
         ranks = self._ranks
@@ -286,7 +289,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
 
     def __repr__(self) -> str:
         """Name the store, its version, its tables and this rank."""
-        closed = ", closed" if self.closed else ""
+        closed = ", closed" if self._door.closed else ""
         return (
             f"DistributedStore({str(self.path)!r}, version={self.version}, tables={list(self)}, "
             f"rank={self.rank} of {self.ranks}{closed})"
@@ -335,8 +338,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
 
     @property
     def closed(self) -> bool:
-        """Whether the store can no longer be used."""
-        return self._door.closed
+        """Whether the store is closed and its locks are free, as `Store.closed`."""
+        return self._door.closed and all(each.closed for each in self._opened)
 
     def info(self) -> StoreInfo:
         """Return what this rank's share of the store is made of, and the memory of its tiers."""
@@ -772,7 +775,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
         for root in self._root.stores():
             if root._state.coming is not None:
                 return make_pointer(root._state)
-        rows = 0 if self.closed else self.uncommitted_rows()
+        rows = 0 if self._door.closed else self.uncommitted_rows()
         if rows:
             raise InvalidInputError(
                 f"{counted(rows, 'row is', 'rows are')} not committed in {self.path}, and a state "
@@ -828,14 +831,18 @@ class DistributedStore(Closing, Mapping[str, Any]):
 
         Waits for no other rank: each closes its own share.
         """
+        if os.getpid() != self._door.pid:
+            return
         lost = 0
-        if not self.closed:
+        try:
             self.prefetcher.close()
-            with self._door.use():
+            with contextlib.suppress(ClosedError), self._door.use():
                 lost = self._uncommitted()
                 self._spaces.discard()
                 self._door.close()
-        self._release()
+        finally:
+            with interrupts_deferred():
+                self._release()
         if lost:
             warn(
                 f"{self.path} was closed; it dropped {counted(lost, 'uncommitted row')} of rank "
@@ -850,7 +857,6 @@ class DistributedStore(Closing, Mapping[str, Any]):
             self.prefetcher.wait_for_advice,
             self._spaces.close,
             self._parts.close,
-            self._forget,
             self._root.close,
             self._ranks.close,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import importlib.util
 import weakref
@@ -28,7 +29,7 @@ from tierstore._table.address import is_cupy
 from tierstore._table.table import Table
 from tierstore._tiers.gpu.device import Device
 from tierstore.budget import Budget
-from tierstore.errors import CapacityError, ExistsError, InvalidInputError
+from tierstore.errors import CapacityError, ClosedError, ExistsError, InvalidInputError
 from tierstore.spec import DeviceName, Field, TableSpec
 
 __all__ = [
@@ -361,9 +362,10 @@ class Held(Closing):
 
 def _finish(owner: MemoryTable | Store, before_commit: Callable[[], None] | None) -> None:
     if isinstance(owner, Store) and not owner.closed:
-        if before_commit is not None:
-            before_commit()
-        owner.commit()
+        with contextlib.suppress(ClosedError):  # a failure that was raised has ended it
+            if before_commit is not None:
+                before_commit()
+            owner.commit()
     owner.close()
 
 

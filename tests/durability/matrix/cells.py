@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import tierstore
+from tests import inside
 from tests.durability.matrix import work
 from tests.durability.matrix.children import Child, Say, in_child
 from tests.durability.matrix.disks import Disk, FileSystem
@@ -302,7 +303,7 @@ def full(trial: Trial) -> Iterator[Outcome]:
                         say(step)
                         if step % 5 == 0:
                             store.fold()
-                if not store.closed:
+                if not inside.door(store).closed:
                     store.rollback()
                     if work.compare(store) != step:
                         raise Lost(f"step {step} returned, the store is at {store.step}")
@@ -462,7 +463,7 @@ def _two_writers(
     with contextlib.suppress(TierStoreError):
         writers["b"] = tierstore.open(other, "r+", keep=1, **how)
     for name, action in order:
-        if name in writers and not writers[name].closed:
+        if name in writers and not inside.door(writers[name]).closed:
             with contextlib.suppress(TierStoreError):
                 if action == "put":
                     put(name)
@@ -470,7 +471,7 @@ def _two_writers(
                     writers[name].fold()
     for writer in writers.values():
         with contextlib.suppress(TierStoreError):
-            if not writer.closed:
+            if not inside.door(writer).closed:
                 writer.rollback()
             writer.close()
     with tierstore.open(path, "r+", budget=_NONE, **how) as store:
