@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
 import re
 import shutil
@@ -105,21 +106,31 @@ class Recording:
         backend: str | None = None,
         folds: bool = False,
         read: bool = False,
+        linked: bool = False,
     ) -> Recording:
         """Record a workload that begins with `create`; the same seed gives the same log.
 
         With `folds`, they begin soon and go on a little between any two steps. Where the first
-        version is `read` all the while, compactions do.
+        version is `read` all the while, compactions do. Where it is `linked`, a copy of it by hard
+        links is made before each step.
         """
         conducted = folds_in_steps(seed) if folds or read else nullcontext()
         behind = seed % 2 == 1
-        with scratch() as root, seeded(seed), small_deltas(behind=behind), conducted as conductor:
+        with (
+            scratch() as root,
+            scratch() as other,
+            seeded(seed),
+            small_deltas(behind=behind),
+            conducted as conductor,
+        ):
             recorder = Recorder(root)
             twin = Twin(root, recorder.mark, seed, backend=backend)
             with mock.patch.object(_io.system, "calls", recorder):
                 twin.run(["create"])
                 with tierstore.open(twin.path) if read else nullcontext():
-                    for step in steps:
+                    for number, step in enumerate(steps):
+                        if linked:
+                            shutil.copytree(twin.path, other / str(number), copy_function=os.link)
                         twin.run([step])
                         if conductor is not None:
                             conductor.advance()

@@ -90,6 +90,16 @@ def beside_a_reader() -> list[Recording]:
     ]
 
 
+@cache
+def linked() -> list[Recording]:
+    """Workloads in which folds find that files of the base have other names, too."""
+    steps = "write commit fold write commit write commit fold".split()
+    return [
+        Recording.of(seed, steps, backend=backend, linked=True)
+        for seed, backend in ((21, "memmap"), (22, "zarr"))
+    ]
+
+
 def is_caught(pattern: str, within: Callable[[], list[Recording]] = recordings) -> bool:
     """Whether a state that must not be is found once the matching syncs do nothing."""
     for recording in within():
@@ -133,6 +143,20 @@ def test_no_sync_of_a_fold_behind_can_be_left_out(site: str) -> None:
 @pytest.mark.slow
 def test_no_sync_of_a_compaction_can_be_left_out(site: str) -> None:
     assert is_caught(f"^{re.escape(f'merging.Compaction.steps > {site}')}$", beside_a_reader)
+
+
+LINKED = ["records._separated > File.sync", "records.RecordFiles.own > Directory.sync"]
+
+
+def test_every_sync_of_a_file_with_other_names_has_a_mutant() -> None:
+    found = set().union(*(recording.sites() for recording in linked()))
+    assert found - set().union(*(recording.sites() for recording in recordings())) == {*LINKED}
+
+
+@pytest.mark.parametrize("site", LINKED)
+@pytest.mark.slow
+def test_no_sync_of_a_file_with_other_names_can_be_left_out(site: str) -> None:
+    assert is_caught(f"^{re.escape(site)}$", linked)
 
 
 @pytest.mark.slow

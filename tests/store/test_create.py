@@ -110,7 +110,7 @@ ERRORS = [StoreIOError("cannot map"), MemoryError(), KeyboardInterrupt(), Runtim
 def test_a_store_that_its_maker_cannot_open_is_removed(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(options: object) -> None:
+    def fail(*_: object) -> None:
         assert (tmp_path / "s").is_dir()
         raise error
 
@@ -132,7 +132,8 @@ def test_one_that_another_process_writes_to_stays(
 ) -> None:
     others = []
 
-    def come_late(options: Any) -> None:
+    def come_late(options: Any, lock: Any) -> None:
+        lock.close()
         others.append(Store(options))
         raise LockedError("another process has it")
 

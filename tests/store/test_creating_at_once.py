@@ -7,12 +7,16 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import tierstore
 from tests.durability.crash import scratch
+from tierstore._store import opening
+from tierstore._store.store import Store
 from tierstore.errors import ExistsError, LockedError
 from tierstore.importing import import_table
 from tierstore_cli.main import cli
@@ -83,6 +87,36 @@ def test_one_process_creates_it() -> None:
             found = at_once(lambda _, root=root: creates(root / "s"))
             assert sorted(found) == [0] + [3] * (PROCESSES - 1)
             check(root).close()
+
+
+def test_its_creator_has_the_lock_before_others_find_it() -> None:
+    def others_come(*given: Any) -> tierstore.Store:
+        if len(given) > 1:  # its creator's, which holds the lock
+            with pytest.raises(LockedError, match="this very process"):
+                tierstore.open(given[0].path, "r+")
+        return Store(*given)
+
+    with scratch() as root, mock.patch.object(opening, "Store", others_come):
+        with tierstore.create(root / "s", SPECS) as store:
+            store.commit(step=1)
+        check(root).close()
+
+
+def test_what_another_process_has_written_is_not_removed() -> None:
+    def another_is_first(options: Any, *locks: Any) -> tierstore.Store:
+        if not locks:
+            return Store(options)
+        locks[0].close()
+        with tierstore.open(options.path, "r+") as other:
+            other.commit(step=7)
+        raise MemoryError
+
+    with scratch() as root, mock.patch.object(opening, "Store", another_is_first):
+        with pytest.raises(MemoryError) as caught:
+            tierstore.create(root / "s", SPECS)
+        assert "another process has written to it" in caught.value.__notes__[0]
+        with check(root) as store:
+            assert store.step == 7
 
 
 @pytest.mark.parametrize("by", ["import_table", "load"])

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tierstore import _io
 from tierstore._disk.manifest import MAX_VERSION
@@ -130,6 +130,12 @@ class WriterLock:
             # The identity of these files does not change, so it is queried once.
             self._store_status, self._lock_status = self._store.status(), self._lock.status()
             unlocking.pop_all()  # unless something failed, both locks are kept
+
+    def within(self, directory: _io.Directory) -> Self:
+        """Return it for the same directory opened by another name, after a rename."""
+        self._directory = directory
+        self._store.path, self._lock.path = directory.join(STORE), directory.join(LOCK)
+        return self
 
     def _take_lock_file(self) -> _io.File:
         """Lock the file LOCK, creating it if missing, and write the note."""

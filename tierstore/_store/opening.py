@@ -25,11 +25,19 @@ from tierstore._store.ledger import write_skeleton
 from tierstore._store.locking import WriterLock, require_tested
 from tierstore._store.options import Options
 from tierstore._store.store import Store
-from tierstore._store.versions import STORE, check_free, has_manifests, open_directory
+from tierstore._store.versions import (
+    STORE,
+    History,
+    check_free,
+    has_manifests,
+    open_directory,
+    read_identity,
+)
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import check_names, find_device
 from tierstore.budget import Budget, Size
 from tierstore.errors import (
+    ConcurrentWriterError,
     ExistsError,
     InvalidInputError,
     InvalidTypeError,
@@ -115,11 +123,13 @@ def create(
         if not allow_untested and where.parent.is_dir():
             with _io.Directory.open(where.parent) as parent:
                 require_tested(parent)
-        _create_store(where, tables, progress, keep=options.keep)
+        identity = Identity(uuid.uuid4().hex)
+        lock = _create_store(where, identity, tables, progress, keep=options.keep)
         try:
-            return Store(options)
+            return Store(options, lock)
         except BaseException as error:
-            discard_store(where, error)
+            lock.close()
+            discard_store(where, identity.uuid, error)
             raise
 
 
@@ -408,28 +418,33 @@ def is_store(path: Any) -> bool:
 
 def _create_store(
     path: str | Path,
+    identity: Identity,
     tables: Mapping[str, TableSpec],
     progress: Progress | None = None,
     keep: int | None = None,
-) -> None:
-    """Write a store with these tables beside `path`, and rename it when it is complete."""
+) -> WriterLock:
+    """Write a store with these tables beside `path`, and rename it when it is complete.
+
+    Returns its lock, held since before it had its name: no other process can write it first.
+    """
     report = Overall(progress, sum(spec.rows for spec in tables.values()))
-    identity = Identity(uuid.uuid4().hex)
     infos: dict[str, TableInfo] = {}
     check_free(path, _OPEN_IT)
-    with (
-        _clearly_taken(path),
-        _io.publish_directory(path) as directory,
-    ):
-        for name, spec in tables.items():
-            with directory.make_directory(name) as table:
-                infos[name] = generations.create(table, spec.bound(name), 1, progress=report)
-            report.passed(spec.rows)
-        report.finish()
-        first = Manifest(
-            identity.uuid, 1, 1, infos, confirmed=1, keep=keep or DEFAULT_KEEP, mark=new_mark()
-        )
-        write_skeleton(directory, identity, first)
+    with contextlib.ExitStack() as unlocking:
+        with _clearly_taken(path), _io.publish_directory(path) as directory:
+            for name, spec in tables.items():
+                with directory.make_directory(name) as table:
+                    infos[name] = generations.create(table, spec.bound(name), 1, progress=report)
+                report.passed(spec.rows)
+            report.finish()
+            first = Manifest(
+                identity.uuid, 1, 1, infos, confirmed=1, keep=keep or DEFAULT_KEEP, mark=new_mark()
+            )
+            write_skeleton(directory, identity, first)
+            lock = WriterLock(directory, allow_untested=True)
+            unlocking.callback(lock.close)
+        unlocking.pop_all()
+    return lock
 
 
 _OPEN_IT = "open it: tierstore.open(path, 'r+')"
@@ -445,17 +460,19 @@ def _clearly_taken(path: str | Path) -> Iterator[None]:
         raise
 
 
-def discard_store(path: str | Path, error: BaseException) -> None:
-    """Remove a new store that its creator could not open because of `error`.
+def discard_store(path: str | Path, uuid: str, error: BaseException) -> None:
+    """Remove a new store, of this uuid, that its creator could not open because of `error`.
 
-    If another process already writes to the store, or if it cannot be removed, it remains, and a
-    note on the error says so.
+    If another process writes to it or has written to it, or if it cannot be removed, it remains,
+    and a note on the error says so.
     """
     try:
         with (
             _io.Directory.open(path) as directory,
             contextlib.closing(WriterLock(directory, allow_untested=True)),
         ):
+            if read_identity(directory).uuid != uuid or History(directory, uuid).newest().seq > 1:
+                raise ConcurrentWriterError("another process has written to it")
             _io.withdraw(path)
     except (TierStoreError, OSError, MemoryError) as reason:
         error.add_note(f"{path} was created and still exists ({reason}); open it or remove it")

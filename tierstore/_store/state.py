@@ -80,8 +80,11 @@ class State:
         writer, ledger: of a writer only.
     """
 
-    def __init__(self, options: Options, store: Store) -> None:
-        """Open a store; a writer also removes files that no version names."""
+    def __init__(self, options: Options, store: Store, lock: WriterLock | None = None) -> None:
+        """Open a store; a writer also removes files that no version names.
+
+        `lock` is that of the writer if it has it already.
+        """
         self.store = store
         self.door: Door = Door(str(options.path), writable=options.writable)
         self.prefetcher: Prefetcher = Prefetcher(self.door)
@@ -109,8 +112,10 @@ class State:
                 self.directory, self.history, options, self.touched, self.locks, self._behind
             )
             if options.writable:
-                self.writer: WriterLock = WriterLock(
-                    self.directory, allow_untested=options.allow_untested
+                self.writer: WriterLock = (
+                    WriterLock(self.directory, allow_untested=options.allow_untested)
+                    if lock is None
+                    else lock.within(self.directory)
                 )
                 self.locks.append(self.writer)
             else:

@@ -70,13 +70,13 @@ class Store(SchemaChanges):
     2
     """
 
-    def __init__(self, options: Options) -> None:
-        """Open the store; use `tierstore.open` instead."""
+    def __init__(self, options: Options, lock: locking.WriterLock | None = None) -> None:
+        """Open the store, of which a creator has the lock; use `tierstore.open` instead."""
         self.path: Path | _io.Objects = options.path
         self.mode: str = options.mode
         self._options = options
         self._pending: PendingCommit | None = None
-        self._state = State(options, self)
+        self._state = State(options, self, lock)
         self._folder = Folder(self._state)
         self._door = self._state.door
         self._afterwards: list[Callable[[], object]] = []

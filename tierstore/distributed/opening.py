@@ -131,7 +131,7 @@ def create(
         )
     except BaseException as error:
         if leaders[ranks.rank] == ranks.rank and not isinstance(error, RanksError):
-            discard_store(where, error)
+            discard_store(where, identities[0][0], error)
         raise
 
 
