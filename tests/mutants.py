@@ -1401,6 +1401,73 @@ MUTANTS = [
         "is_narrow = True",
         "tests/distributed/test_owners.py",
     ),
+    # Foreign hands: `closed` means free, a creator has the lock, other names keep their rows.
+    Mutant(
+        "_store/store.py",
+        "return self._door.closed and not any(lock.locked for lock in self._state.locks)",
+        "return self._door.closed",
+        "tests/durability/test_closing.py",
+    ),
+    Mutant(
+        "_io/file.py",
+        "(self.fd >= 0 or self._locked_by != os.getpid())",
+        "self.fd >= 0",
+        "tests/durability/test_closing.py",
+    ),
+    Mutant(
+        "_store/locking.py",
+        "return self._lock.locked or self._store.locked",
+        "return self._lock.locked",
+        "tests/durability/test_closing.py",
+    ),
+    Mutant(
+        "_table/prefetch.py",
+        "with self._advising:  #",
+        "if self._advising.acquire():  #",
+        "tests/durability/test_closing.py",
+    ),
+    Mutant(
+        "_store/opening.py",
+        "return Store(options, lock)",
+        "lock.close()\n            return Store(options)",
+        "tests/store/test_creating_at_once.py",
+    ),
+    Mutant(
+        "_store/opening.py",
+        " or History(directory, uuid).newest().seq > 1",
+        "",
+        "tests/store/test_creating_at_once.py",
+    ),
+    Mutant(
+        "_store/commit.py",
+        "self._error = without_frames(error)",
+        "self._error = error",
+        "tests/durability/test_released_behind.py",
+    ),
+    Mutant(
+        "_garbage.py",
+        "found.__traceback__ = None",
+        "pass",
+        "tests/durability/test_released_behind.py",
+    ),
+    Mutant(
+        "_disk/records.py",
+        ".st_nlink > 1]",
+        ".st_nlink > 2]",
+        "tests/durability/test_hard_links.py",
+    ),
+    Mutant(
+        "_disk/records.py",
+        "            copy.sync()\n        place.rename",
+        "        place.rename",
+        "tests/durability/test_mutants.py",
+    ),
+    Mutant(
+        "_disk/records.py",
+        "                place.sync()\n                self.records = self._mapped()",
+        "                self.records = self._mapped()",
+        "tests/durability/test_mutants.py",
+    ),
 ]
 
 

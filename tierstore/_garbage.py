@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
+import traceback
 from collections.abc import Iterator
 
 __all__ = ["search_put_off", "without_frames"]
+
+_LOG = logging.getLogger("tierstore")
 
 
 @contextlib.contextmanager
@@ -26,21 +30,19 @@ def search_put_off() -> Iterator[None]:
 
 
 def without_frames(error: BaseException) -> BaseException:
-    """Return an error that ended a thread, without what the frames that it passed refer to.
+    """Return an error that ended a thread without its traceback, which is logged at DEBUG.
 
-    To be called where it is caught. It stays as long as anyone keeps it, and with it whatever these
-    had at hand: files, views of mappings, and the object that keeps the error for others.
+    It stays as long as anyone keeps it, and with a traceback also the frames that it passed, those
+    that called them, and whatever they had at hand: files, views of mappings, the store, and the
+    object that keeps the error for others.
     """
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next  # without the frame that still runs
-    known = set[int]()
-    found: BaseException | None = error
-    while found is not None and id(found) not in known:
-        known.add(id(found))
-        trace = found.__traceback__
-        while trace is not None:
-            with contextlib.suppress(RuntimeError):  # it still runs
-                trace.tb_frame.clear()
-            trace = trace.tb_next
-        found = found.__cause__ or found.__context__
+    if _LOG.isEnabledFor(logging.DEBUG):
+        _LOG.debug("%s", "".join(traceback.format_exception(error)).rstrip())
+    known, waiting = set[int](), [error]
+    while waiting:
+        found = waiting.pop()
+        if id(found) not in known:
+            known.add(id(found))
+            found.__traceback__ = None
+            waiting += [each for each in (found.__cause__, found.__context__) if each is not None]
     return error

@@ -93,7 +93,7 @@ def beside_a_reader() -> list[Recording]:
 @cache
 def linked() -> list[Recording]:
     """Workloads in which folds find that files of the base have other names, too."""
-    steps = "write commit fold write commit write commit fold".split()
+    steps = ["write", "commit", "fold", "write", "commit", "write", "commit", "fold"]
     return [
         Recording.of(seed, steps, backend=backend, linked=True)
         for seed, backend in ((21, "memmap"), (22, "zarr"))

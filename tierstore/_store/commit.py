@@ -267,17 +267,16 @@ def put_off(state: State) -> Iterator[None]:
 class PendingCommit(Future[int]):
     """A commit in progress; `result()` waits for it and returns the version's number.
 
-    It raises the errors of `Store.commit`. Other calls of the store wait until it is done.
+    It raises the errors of `Store.commit`. Other calls of the store wait until it is done. Whoever
+    keeps it, or an error that it raised, keeps nothing of the store.
     """
 
-    def __init__(self, state: State, folder: Folder) -> None:
+    def __init__(self) -> None:
         """Prepare the commit; no lock is held yet."""
         super().__init__()
         self._condition = Condition()
         self.seen: bool = True
         """Whether the caller knows the outcome, including errors raised by `start`."""
-        self._opened = state
-        self._folder = folder
         self._worker: Worker | None = None
         self._held, self._ready = Event(), Event()
         self._begun = self._flushed = False
@@ -290,6 +289,7 @@ class PendingCommit(Future[int]):
             return super().result(None if timeout is None else 0)
         finally:
             self.seen = self.done()
+            del self  # whose error would refer to it by this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait and return the error, or None."""
@@ -309,6 +309,8 @@ class PendingCommit(Future[int]):
 
     def start(
         self,
+        state: State,
+        folder: Folder,
         step: int | None,
         payload: Mapping[str, object] | None,
         *,
@@ -319,7 +321,6 @@ class PendingCommit(Future[int]):
 
         Interrupts are deferred during the flush; an earlier one cancels the commit.
         """
-        state = self._opened
         if state.door.held:
             raise InvalidInputError(
                 "commit_async cannot be called within another call of the store, such as "
@@ -331,16 +332,19 @@ class PendingCommit(Future[int]):
             draft = CommitDraft(state, step, payload, confirm=confirm, keep=keep)
         self.set_running_or_notify_cancel()
         try:
-            self._hand_over(draft)
+            self._hand_over(draft, folder)
         finally:
             self._ready.set()  # again: an interrupt may have come just before it was done
         if not self._flushed:
-            self.result()
+            try:
+                self.result()
+            finally:
+                del self
 
-    def _hand_over(self, draft: CommitDraft) -> None:
+    def _hand_over(self, draft: CommitDraft, folder: Folder) -> None:
         """Start the thread, and flush once it holds the store."""
         try:
-            self._worker = Worker(lambda: self._work(draft), "commit")
+            self._worker = Worker(lambda: self._work(draft, folder), "commit")
             if not self._worker.wait(self._held):
                 raise InternalError(_ENDED)
             with interrupts_deferred():
@@ -349,20 +353,20 @@ class PendingCommit(Future[int]):
                     flush(draft)
                     self._flushed, self.seen = True, False
         except BaseException as error:
-            self._error = error
             if self._worker is None or not self._worker.alive:
                 draft.drop()
             if self._flushed or not self._begun:
                 raise
+            self._error = without_frames(error)
         finally:
             self._ready.set()
 
-    def _work(self, draft: CommitDraft) -> None:
+    def _work(self, draft: CommitDraft, folder: Folder) -> None:
         """Hold the store from before the flush until the version is published."""
         try:
-            with self._opened.door.use(write=True) as use, self._opened.alone("commit"):
+            with draft.state.door.use(write=True) as use, draft.state.alone("commit"):
                 self._held.set()
-                version = commit(draft, self._folder, use, lambda _: self._await_flush(use))
+                version = commit(draft, folder, use, lambda _: self._await_flush(use))
         except BaseException as error:
             self.set_exception(without_frames(error))
         else:

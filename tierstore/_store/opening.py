@@ -287,7 +287,7 @@ def _opened_before(options: Options, locked: LockedError) -> Store:
     """
     wanted = os.path.realpath(str(options.path))
     for store in closing.opened():
-        if not isinstance(store, Store) or store._door.closed or store.mode != "r+":
+        if not isinstance(store, Store) or store.closed or store.mode != "r+":
             continue
         if store._door.pid != os.getpid() or os.path.realpath(str(store.path)) != wanted:
             continue

@@ -288,11 +288,15 @@ class Store(SchemaChanges):
         """
         with internal_errors():
             step = self._checked(step, payload, keep)
-            pending = PendingCommit(self._state, self._folder)
+            pending = PendingCommit()
             try:
-                pending.start(step, payload, confirm=confirm, keep=keep)
-            finally:
-                self._pending = pending
+                pending.start(self._state, self._folder, step, payload, confirm=confirm, keep=keep)
+            except BaseException:
+                if not pending.seen:
+                    self._pending = pending
+                del pending  # the error that it may keep would refer to it by this frame
+                raise
+            self._pending = pending
         return pending
 
     def _checked(
@@ -314,7 +318,10 @@ class Store(SchemaChanges):
         """Raise the error of a background commit that was not retrieved."""
         pending, self._pending = self._pending, None
         if pending is not None and not pending.seen and os.getpid() == self._door.pid:
-            pending.result()
+            try:
+                pending.result()
+            finally:
+                del pending
 
     def confirm(self, version: int) -> None:
         """Confirm that training can resume from `version`, so that older ones may be removed."""

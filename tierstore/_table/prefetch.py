@@ -88,8 +88,8 @@ class Prefetcher:
         Code that closes files calls this first. It needs nothing that the thread could be waiting
         for.
         """
-        self._advising.acquire()
-        self._advising.release()
+        with self._advising:  # an interrupt leaves it free, too
+            pass
 
     def wait(self) -> None:
         """Wait until every request so far is done; not from within a use of the store."""
