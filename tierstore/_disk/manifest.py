@@ -344,7 +344,7 @@ class Manifest:
                 entries[name] = _entry(name, self.tables[name])
             self.__dict__["_entries"] = entries
 
-    def encode(self) -> bytes:
+    def encode(self) -> bytearray:
         """Serialize the manifest to the bytes of its file."""
         head = canonical(
             {
@@ -462,7 +462,7 @@ class Identity:
     uuid: str
     parent: Parent | None = None
 
-    def encode(self) -> bytes:
+    def encode(self) -> bytearray:
         """Serialize to the bytes of the file."""
         parent = None if self.parent is None else self.parent._asdict()
         return seal(canonical({"format": FORMAT, "uuid": self.uuid, "parent": parent}))

@@ -104,7 +104,7 @@ def publish(
         ) from error
 
 
-def _is_published(directory: _io.Directory, name: str, data: bytes) -> bool:
+def _is_published(directory: _io.Directory, name: str, data: bytearray) -> bool:
     """Read back whether a publication with an unknown result took place."""
     try:
         return directory.read_file(name, MAX_BYTES) == data
@@ -116,7 +116,7 @@ def _is_published(directory: _io.Directory, name: str, data: bytes) -> bool:
         ) from error
 
 
-def _encoded(manifest: Manifest) -> bytes:
+def _encoded(manifest: Manifest) -> bytearray:
     """Serialize a manifest; raise InvalidInputError if a reader would reject it."""
     if manifest.version > MAX_VERSION:
         raise InvalidInputError(f"{manifest.version} is above the last version, {MAX_VERSION}")

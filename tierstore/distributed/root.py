@@ -328,7 +328,7 @@ class Root:
 
         def publish() -> bytes | None:
             work()
-            return None if self.store is None else self.store._state.manifest.encode()
+            return None if self.store is None else bytes(self.store._state.manifest.encode())
 
         found = self._ranks.together(what, publish)
         if self.store is not None:
