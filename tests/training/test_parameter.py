@@ -353,15 +353,26 @@ def test_what_is_written_between_backward_and_step_counts(
     twins.check()
 
 
-def test_writing_rows_that_are_not_there_yet_raises(place: Place, weights: Tensor) -> None:
-    emb = TieredEmbedding(place.table(weights))
-    opt = TieredOptimizer(SGD, [emb], lr=1.0)
-    emb(torch.tensor([1, 2]).to(place.torch)).sum().backward()
-    assert torch.linalg.vector_norm(emb.rows).isnan()
-    with torch.no_grad(), pytest.raises(RuntimeError, match="single memory location"):
-        emb.rows.add_(1.0)
-    opt.step()
-    torch.testing.assert_close(rows_of(emb.table)[1:3], weights[1:3] - 1)
+def test_rows_are_there_for_whatever_touches_them_first(place: Place, weights: Tensor) -> None:
+    """Also for what is neither `grad` nor `data`: clamped, cloned or measured, they are no NaN."""
+    ways: dict[str, Callable[[Any], Any]] = {
+        "add": lambda p: p.add_(1.0),
+        "clamp": lambda p: setattr(p, "data", torch.clamp(p, -0.5, 0.5)),
+        "clone": lambda p: setattr(p, "data", p.clone() + 1),
+        "view": lambda p: p.view(-1).mul_(2),
+        "rows": lambda p: [row.mul_(2) for row in p],
+        "foreach": lambda p: torch._foreach_mul_([p], 3.0),
+        "array": lambda p: p.detach().cpu().numpy().sum(),
+    }
+    for write in ways.values():
+        twins = Twins(place, weights)
+        twins.backward(list(range(ROWS)))
+        with torch.no_grad():
+            twins.both(lambda model, _, write=write: write(next(model.parameters())))
+            norms = twins.both(lambda model, _: torch.linalg.vector_norm(next(model.parameters())))
+        torch.testing.assert_close(*norms)
+        twins.step()
+        twins.check()
 
 
 def test_values_of_other_rows_are_refused(place: Place, weights: Tensor) -> None:

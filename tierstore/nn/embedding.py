@@ -339,7 +339,7 @@ class TieredEmbedding(RowsLayer):
         """Keep the gradient of each id's row, summed by row, for the optimizer."""
         if batch.size:
             own = gradient if self._as_stored else gradient.to(self._device, self._dtype)
-            self._own.add(batch.gradient(own))
+            self._own.deposit(batch.gradient(own))
 
     # -- as a module
 

@@ -130,16 +130,16 @@ class Looked:
         with layer._together():
             if isinstance(gradient, Apart):
                 if positions is None and isinstance(batch, Batch) and layer.is_single:
-                    layer._own.add(batch.gradient(gradient, None, touched))
+                    layer._own.deposit(batch.gradient(gradient, None, touched))
                     return
                 gradient = gradient.in_order()
             own = gradient.to(layer._device, layer._dtype)
             if columns is None:
-                layer._own.add(batch.gradient(own, positions, touched))
+                layer._own.deposit(batch.gradient(own, positions, touched))
             elif positions is None and isinstance(batch, Batch):
-                layer._own.add(batch.gradient(own, None, touched, columns))
+                layer._own.deposit(batch.gradient(own, None, touched, columns))
             else:
-                layer._own.add(batch.gradient(columns.in_order(own), positions, touched))
+                layer._own.deposit(batch.gradient(columns.in_order(own), positions, touched))
 
 
 @dataclass

@@ -358,7 +358,7 @@ class Pooling:
                 if of_weights is not None and weights is not None:
                     found[k] = of_weights.to(weights.device)  # which may not be where the rows are
                 if whole is not None:
-                    part.layer._own.add(whole)
+                    part.layer._own.deposit(whole)
         return found
 
 

@@ -20,6 +20,7 @@ from tierstore.distributed.store import DistributedStore
 from tierstore.errors import ClosedError, InvalidInputError, warn
 from tierstore.nn.apart import check_not_apart, in_group
 from tierstore.nn.autograd import Abandoned, Batch, Gradient, merged, placed
+from tierstore.nn.values import FREE, NoRows, OfRows, refused
 from tierstore.nn.zeros import Zeros
 
 __all__ = ["RowsParameter", "TableRows", "tracing_refused"]
@@ -37,15 +38,28 @@ _FORGOTTEN = 1000
 """Backward passes without a step after which a warning is issued."""
 
 
-class RowsParameter(torch.nn.Parameter):
+class RowsParameter(OfRows, torch.nn.Parameter):
     """The rows of a table that got a gradient, `(distinct rows, dim)`, with that gradient.
 
-    Empty, shape `(0, dim)`, except between a backward pass and the optimizer step that uses its
-    gradient. It is the parameter of every layer over the field: `model.parameters()` has it once.
-    Gradient clipping, `GradScaler`, `zero_grad` and hooks work on it as on any parameter; values
-    that are written into it reach the table at the next forward pass or step. Rows are read when
-    `grad` or `data` is first accessed, which on a GPU waits once; until then every value is NaN and
-    writing raises.
+    It is the parameter of every layer over the field: `model.parameters()` has it once. Gradient
+    clipping, `GradScaler`, `zero_grad` and hooks work on it as on any parameter.
+
+    | state | `shape` | `grad` | `data`, `detach()` | operators | in-place operators |
+    |---|---|---|---|---|---|
+    | at rest, after a forward pass, after the step | `(0, dim)` | None | `NoRows` | raise | raise |
+    | from backward to step | `(distinct rows, dim)` | the gradient | rows | see them | write them |
+    | frozen, by `requires_grad_(False)` | `(0, dim)` | None | `NoRows` | raise | raise |
+    | shared by layers, copied with tied ones | one parameter, in one state | | | | |
+    | on a rank | as above, with the rows of its own shard that any rank's batch has | | | | |
+    | compiled | as above; a graph refers to no parameter | | | | |
+
+    What is written reaches the table at the next forward pass or step; values of other rows are
+    refused. What raises is an InvalidInputError with the way to the values. An operator that needs
+    a shape alone, such as `zeros_like`, works in every state, and so do `dtype`, `device`,
+    `is_leaf`, `requires_grad` and hooks. `numel()` is the number of elements of the whole table, as
+    of a weight of torch. A gradient of what was computed from the parameter raises: compute a
+    penalty from what the layer returned. Rows are read when something first needs them, which on a
+    GPU waits once for their number; until then `shape` may be longer.
 
     Attributes:
         table: the table, or the tables that a collection looks up as one.
@@ -70,7 +84,8 @@ class RowsParameter(torch.nn.Parameter):
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.layers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.widened = False
-        self._nan: Tensor | None = None
+        self._content = empty.detach()
+        """What the parameter has as its value, as a tensor of torch's own."""
         self._cover: Tensor | None = None
         self._waiting: list[Gradient] = []
         self._whole: Gradient | None = None
@@ -90,6 +105,7 @@ class RowsParameter(torch.nn.Parameter):
         self.zeros: Zeros = Zeros()
         self._parts: dict[int, TableRows] = {}
         self.rest(empty)
+        _Parameter.register_hook(self, _refuse_other_gradients(self))
 
     # -- as torch sees it
 
@@ -116,20 +132,36 @@ class RowsParameter(torch.nn.Parameter):
     @property
     def data(self) -> Tensor:
         """The rows; what is written into them counts as written into the parameter."""
-        self.show()
-        self._exposed = self._shown
-        found: Tensor = _data.__get__(self)
-        return found
+        return self._alias()
 
     @data.setter
     def data(self, value: Tensor) -> None:
         self.show()
-        if self._shown and value.shape != self.shape:
+        if isinstance(value, NoRows):
+            return  # without rows: what this one was at rest
+        if not self._shown:
+            raise refused("data = values", self.table)
+        if value.shape != self.shape:
             raise InvalidInputError(
                 f"these are {len(self)} rows of table {self.table.name!r}, {tuple(self.shape)}; "
                 f"values of shape {tuple(value.shape)} are of other rows"
             )
-        _data.__set__(self, value)
+        self._hold(value.detach())
+
+    def numel(self) -> int:
+        """Return the number of elements of all rows of the tables, as of a weight of torch."""
+        found: int = sum(table.rows for table in self.tables) * self.shape[1]
+        return found
+
+    nelement = numel
+
+    def __repr__(self, **_: Any) -> str:
+        """Show the rows that there are."""
+        if self._at_rest:
+            shown = f"no rows, {tuple(self.shape)}, {self.dtype}"
+        else:
+            shown = repr(self.detach())
+        return f"RowsParameter(of table {self.table.name!r}: {shown})"
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
         """Call a hook with the gradient of the rows of each backward pass, before it is added.
@@ -148,9 +180,7 @@ class RowsParameter(torch.nn.Parameter):
 
     def detach(self) -> Tensor:
         """Return the rows, or none, without their history."""
-        self.show()
-        self._exposed = self._shown
-        return super().detach()
+        return self._alias()
 
     @property
     def ids(self) -> Tensor:
@@ -208,12 +238,13 @@ class RowsParameter(torch.nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
         """Return an ordinary parameter of the values."""
-        copy = torch.nn.Parameter(self.detach().clone(), self.requires_grad)
+        copy = torch.nn.Parameter(self._values_for("deepcopy").clone(), self.requires_grad)
         memo[id(self)] = copy
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle an ordinary parameter of the values."""
+        self._values_for("pickle")
         return torch.nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)
 
     # -- what layers and optimizers call
@@ -247,9 +278,9 @@ class RowsParameter(torch.nn.Parameter):
         """Have the value `empty`, `(0, dim)`, while there is no gradient."""
         self._rest = empty.detach()
         if self._at_rest:
-            _data.__set__(self, self._rest)
+            self._hold(self._rest)
 
-    def add(self, gradient: Gradient) -> None:
+    def deposit(self, gradient: Gradient) -> None:
         """Take the gradient of a batch, in the middle of a backward pass.
 
         Raises InvalidInputError for a gradient that no optimizer would use.
@@ -278,7 +309,7 @@ class RowsParameter(torch.nn.Parameter):
                 "step or zero_grad() of its TieredOptimizer",
             )
 
-    def gather(self) -> Gradient | None:
+    def gathered(self) -> Gradient | None:
         """Return the gradient of all batches as one, as clipping and the like have left it.
 
         None where there is none, or none any more; see `_lose`.
@@ -303,7 +334,7 @@ class RowsParameter(torch.nn.Parameter):
         if self._shown:
             self.settle()
         used = self._used_by and optimizer in self._used_by
-        gradient = None if used else self.gather()
+        gradient = None if used else self.gathered()
         if self._lost:
             why = self._lost
             self.give_up()
@@ -321,13 +352,13 @@ class RowsParameter(torch.nn.Parameter):
             if self._whole is not None and (why := self._whole.batch.moved(self._whole.touched)):
                 self._lose(why)
             return
-        gradient = self.gather()
+        gradient = self.gathered()
         if gradient is None or self._shown:
             return
         gradient.trim()
         rows = gradient.batch.lease.read(self.field)
         rows = rows.float() if self.widened else rows
-        _data.__set__(self, rows)
+        self._hold(rows)
         _grad.__set__(self, gradient.values.to(rows.dtype))
         self._shown = True
         self._note()
@@ -339,7 +370,7 @@ class RowsParameter(torch.nn.Parameter):
         if not self._shown or self._whole is None or not self._is_written():
             return
         element = self.table.spec.layout.field(self.field).element
-        batch, rows = self._whole.batch, _data.__get__(self).to(element.torch_dtype())
+        batch, rows = self._whole.batch, self._content.to(element.torch_dtype())
         if batch.usable:
             batch.lease.write(self.field, rows)
         else:
@@ -387,12 +418,13 @@ class RowsParameter(torch.nn.Parameter):
         if self._order is not None:
             self._order.lease.release()
         self._whole = self._order = None
+        if self._shown:
+            _grad.__set__(self, None)
         self._at_rest = True
         self._shown = self._kept = False
         self._used_by.clear()
         self._passes = 0
-        _grad.__set__(self, None)
-        _data.__set__(self, self._rest)
+        self._hold(self._rest)
 
     def _lose(self, why: str) -> None:
         """Drop the gradient of rows that mean something else by now, for which the next step tells.
@@ -419,7 +451,7 @@ class RowsParameter(torch.nn.Parameter):
         if whole is None:
             return
         _grad.__set__(self, None)
-        _data.__set__(self, self._rest)
+        self._hold(self._rest)
         self._shown = False
         if values is not None and bool(values.any()):  # or zero_grad(set_to_none=False) was here
             self._whole = replace(whole, values=values)
@@ -466,7 +498,7 @@ class RowsParameter(torch.nn.Parameter):
         if self._hooks_before or self._hooks_after:
             self._run_hooks()
         if len(self._waiting) >= _WAITING:
-            self.gather()
+            self.gathered()
         if in_group():
             _engine.queue_callback(self._stand_in)  # after DistributedDataParallel looked at it
         else:
@@ -492,16 +524,41 @@ class RowsParameter(torch.nn.Parameter):
             hook(self)
 
     def _stand_in(self) -> None:
-        """Stand for rows that are not there yet: reading gives NaN, writing raises."""
+        """Have the shape of rows that are read once an operator needs them."""
         if self._shown or not (self._waiting or self._whole):
             return
         gradient = self._waiting[0] if self._whole is None else self._whole
         values, dtype = gradient.values, torch.float32 if self.widened else gradient.values.dtype
-        if self._nan is None or self._nan.dtype != dtype or self._nan.device != values.device:
-            self._nan, self._cover = values.new_full((1, 1), torch.nan, dtype=dtype), None
-        if self._cover is None or self._cover.shape != values.shape:
-            self._cover = self._nan.expand(values.shape)
-        _data.__set__(self, self._cover)
+        cover = self._cover
+        if cover is None or cover.shape != values.shape or cover.dtype != dtype:
+            self._cover = cover = values.new_empty((1, 1), dtype=dtype).expand(values.shape)
+        self._hold(cover)
+
+    # -- what operators see
+
+    def _hold(self, values: Tensor) -> None:
+        """Have a value."""
+        _data.__set__(self, values)
+        self._content = values
+
+    def _values_for(self, operator: str) -> Tensor:
+        if operator in FREE:
+            return self._content
+        self.show()
+        if not self._shown:
+            raise refused(operator, self.table)
+        return self._content
+
+    def _table(self) -> Any:
+        return self.table
+
+    def _note_write(self) -> None:
+        self._exposed = self._shown
+
+    def _alias(self) -> Tensor:
+        self.show()
+        self._exposed = self._shown
+        return self._content.detach() if self._shown else NoRows.of(self, self._content)
 
 
 class TableRows(torch.nn.Parameter):
@@ -554,6 +611,18 @@ def _refuse_other_optimizers(optimizer: Any, *_: object) -> None:
 
 
 register_optimizer_step_pre_hook(_refuse_other_optimizers)
+
+
+def _refuse_other_gradients(rows: RowsParameter) -> Callable[[Tensor | None], None]:
+    """Return a hook for a gradient of the parameter itself; those of lookups come to `deposit`."""
+    refers = weakref.ref(rows)
+
+    def refuse(gradient: Tensor | None) -> None:
+        found = refers()
+        if gradient is not None and found is not None:
+            raise refused("a gradient of what was computed from the parameter", found.table)
+
+    return refuse
 
 
 def tracing_refused() -> InvalidInputError:
