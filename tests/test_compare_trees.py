@@ -169,7 +169,7 @@ def test_too_few_rounds_and_unknown_benchmarks_are_refused(
 
 
 @pytest.mark.parametrize("name", ["commit", "host_read", "cold_reads", "recovery", "small_steps"])
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_benchmarks_of_the_host_give_figures(name: str, tmp_path: Path, tool: Any) -> None:
     from tests.test_benchmarks import TINY
 

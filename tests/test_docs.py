@@ -2,8 +2,9 @@
 
 A block stands by itself: it runs with no names but its own, in an empty directory, and (each night)
 in a process of its own. Those of a page in SAME_DIRECTORY find the files of the blocks before
-them, as these pages say. `sh` blocks of commands alone run in this process, others in a shell.
-Blocks without a language are not run: what is printed, and what one types to install.
+them, as these pages say. `sh` blocks of commands alone run in this process; those that need a
+shell, whose every command is a process, run at night. Blocks without a language are not run: what
+is printed, and what one types to install.
 """
 
 import ast
@@ -44,17 +45,10 @@ SAME_DIRECTORY = {
     "docs/quickstart.md",
 }
 WITH_BUCKET = {"docs/how-to/nightly.md"}
-LONG = [
-    "size-memory.md",
-    "move.md",
-    "nightly.md",
-    "vectors-with-keys.md",
-    "row-memory.md",
-    "many-gpus.md",
-    "python.md",
-    "frameworks.md",
-]
-"""Pages whose blocks start many processes, or train."""
+LONG = ["row-memory.md", "many-gpus.md", "python.md", "frameworks.md"]
+"""Pages whose blocks train."""
+AT_NIGHT = ["docs/how-to/nightly.md"]
+"""Pages whose blocks need the files of blocks that need a shell."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 FRAMEWORK = re.compile(r"^(?:import|from) (lightning|accelerate)\b", re.MULTILINE)
@@ -112,11 +106,8 @@ def commands_in(text: str) -> list[list[str]] | None:
 
 
 def run_commands(block: Block, page: Path) -> None:
-    """Run a block in this process if it has commands of the library alone, else in a shell."""
-    commands = commands_in(block.text)
-    if commands is None:
-        run_sh(block, page)
-    for arguments in commands or ():
+    """Run a block in this process if it has commands of the library alone."""
+    for arguments in commands_in(block.text) or ():
         result = CliRunner().invoke(cli, arguments)
         assert result.exit_code == 0, f"{page.name}, line {block.line}: {result.output}"
 
@@ -154,18 +145,21 @@ def bucket(monkeypatch):
         yield served
 
 
-@every_page
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.relative_to(ROOT).as_posix() not in AT_NIGHT],
+    ids=lambda page: page.name,
+)
 @pytest.mark.slow(*LONG)
-def test_the_examples_run(page, tmp_path, monkeypatch, request):
+def test_the_examples_run(page, tmp_path, monkeypatch):
     where = page.relative_to(ROOT).as_posix()
-    bucket = request.getfixturevalue("bucket") if where in WITH_BUCKET else None
     for number, block in enumerate(blocks_of(page)):
         directory = tmp_path / ("one" if where in SAME_DIRECTORY else str(number))
         directory.mkdir(exist_ok=True)
         monkeypatch.chdir(directory)
         if block.language == "python":
             skip_without_libraries(block)
-        if block.language in ("python", "sh") and "s3://" in block.text and not bucket:
+        if block.language in ("python", "sh") and "s3://" in block.text:
             continue
         if block.language == "python":
             run_python(block, page)

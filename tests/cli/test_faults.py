@@ -17,9 +17,6 @@ from tierstore_cli.commands import summaries
 from tierstore_cli.main import cli
 from tierstore_cli.text import printable
 
-COMMAND = [sys.executable, "-c", "from tierstore_cli.main import cli; cli()"]
-
-
 COMMANDS = {
     "export": ["export", "single.tier", "out.vec"],
     "save": ["save", "single.tier", "out.tier"],
@@ -55,13 +52,13 @@ def place(single, tmp_path):
 @pytest.mark.fault(28, 68)
 @pytest.mark.slow
 @pytest.mark.nightly("15")
-def test_interrupted_in_the_middle_leaves_nothing(place, files, program, name, number):
+def test_interrupted_in_the_middle_leaves_nothing(place, files, run, name, number):
     before = files(place)
     done = run_until(number, COMMANDS[name], place)
     assert done.returncode == 130, done.stderr
     assert done.stderr.strip() == "Interrupted."
     assert sorted(os.listdir(place)) == ["rows.npy", "single.tier"]
-    assert program("verify", place / "single.tier").returncode == 0
+    run("verify", place / "single.tier")
     found = files(place)
     for each in (before, found):  # it names the last writer
         each.pop("single.tier/LOCK", None)
@@ -71,15 +68,15 @@ def test_interrupted_in_the_middle_leaves_nothing(place, files, program, name, n
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.fault(66, 70)
 @pytest.mark.slow
-def test_killed_in_the_middle_leaves_no_result_and_a_sound_store(place, program, name):
+def test_killed_in_the_middle_leaves_no_result_and_a_sound_store(place, run, monkeypatch, name):
     """What a kill leaves behind bears no name that anyone would take for a result."""
     done = run_until(signal.SIGKILL, COMMANDS[name], place)
     assert done.returncode == -signal.SIGKILL
     seen = [entry for entry in os.listdir(place) if not entry.startswith(".")]
     assert sorted(seen) == ["rows.npy", "single.tier"]
-    assert program("verify", place / "single.tier").returncode == 0
-    again = subprocess.run([*COMMAND, *COMMANDS[name]], cwd=place, capture_output=True, check=False)
-    assert again.returncode == 0, again.stderr
+    run("verify", place / "single.tier")
+    monkeypatch.chdir(place)
+    run(*COMMANDS[name])
 
 
 @pytest.mark.parametrize("name", ["export", "save", "init", "load", "load into"])
@@ -112,22 +109,28 @@ def test_a_reader_that_goes_away_early(single):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    "env",
-    [
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        {"PYTHONIOENCODING": "ascii"},
-        {"COLUMNS": "20"},
-        {"NO_COLOR": "1"},
-        {"PYTHONOPTIMIZE": "2"},
-        {"PYTHONWARNINGS": "error"},
-        {"PYTHONHASHSEED": "123"},
-        {"TERM": "dumb"},
-    ],
-)
+ODD = {
+    "no locale": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "ascii": {"PYTHONIOENCODING": "ascii"},
+    "narrow": {"COLUMNS": "20"},
+    "no color": {"NO_COLOR": "1"},
+    "optimized": {"PYTHONOPTIMIZE": "2"},
+    "warnings": {"PYTHONWARNINGS": "error"},
+    "hash": {"PYTHONHASHSEED": "123"},
+    "dumb": {"TERM": "dumb"},
+}
+ODD["ascii and warnings"] = ODD["ascii"] | ODD["warnings"]
+ODD["all others"] = {
+    name: each
+    for kind in ("narrow", "no color", "optimized", "hash", "dumb")
+    for name, each in ODD[kind].items()
+}
+
+
+@pytest.mark.parametrize("env", ODD.values(), ids=ODD)
 @pytest.mark.fault(71, 74)
 @pytest.mark.slow
-@pytest.mark.nightly("env5", "env6", "env7")
+@pytest.mark.nightly("ascii", "narrow", "no color", "optimized", "warnings", "hash", "dumb")
 def test_odd_environments(program, pair, env):
     done = program("inspect", pair, "--stats", "--versions", **env)
     assert done.returncode == 0, done.stderr

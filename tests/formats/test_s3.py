@@ -45,7 +45,9 @@ def small_parts(monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", STREAMS)
+@pytest.mark.nightly(*set(STREAMS) - {".npy", ".npz", ".parquet", ".csv"})
 def test_every_stream(tmp_path, bucket, suffix):
+    """By day one of each kind: keys beside, an archive, a library that writes, a text."""
     url = f"s3://bucket/a/items{suffix}"
     write_file(url, MATRIX, "float32", block_rows=70, keys=WORDS)
     beside = FORMATS[suffix].keys == "never"

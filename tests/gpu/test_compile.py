@@ -176,10 +176,10 @@ def nvrtc() -> ctypes.CDLL:
     pytest.skip("needs the wheel nvidia-cuda-nvrtc-cu12")
 
 
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90"])
+@pytest.mark.parametrize("architecture", ["compute_90", "sm_75", "sm_80", "sm_90"])
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.slow
-@pytest.mark.nightly("sm_75", "sm_80")
+@pytest.mark.nightly("sm_75", "sm_80", "sm_90")
 def test_kernels_compile(name: str, architecture: str) -> None:
     path, macros = SOURCES[name]
     assert log_of(source_of(path), macros, architecture) == ""
@@ -201,14 +201,17 @@ def test_kernels_compile(name: str, architecture: str) -> None:
 def test_the_gpu_has_every_member_where_python_has_it(name: str, structures: str) -> None:
     path, macros = SOURCES[name]
     assert log_of(f"{source_of(path)}\n{claims(structures)}", macros, "compute_80") == ""
-    wrong = claims(structures).replace(") == 8,", ") == 9,")
-    assert "static assertion failed" in log_of(f"{source_of(path)}\n{wrong}", macros, "compute_80")
+    if name == "sum":  # the quickest of these
+        wrong = claims(structures).replace(") == 8,", ") == 9,")
+        said = log_of(f"{source_of(path)}\n{wrong}", macros, "compute_80")
+        assert "static assertion failed" in said
 
 
 def log_of(source: str, macros: dict[str, Any], architecture: str) -> str:
     """What the compiler says of a source; nothing if it made a program of it.
 
-    `sm_80` and the like make machine code, `compute_80` stops before that, in a third of the time.
+    `sm_80` and the like make machine code, `compute_80` stops before that, in a third of the time:
+    whether the machine code of all sources is made is asked at night.
     """
     compiler = nvrtc()
     program = ctypes.c_void_p()
