@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.every import every
 from tests.formats.matrices import read_file
 from tests.reference import ABSENT, entry
 from tests.reference.backends import variants
@@ -153,7 +154,7 @@ def test_what_other_tools_write_is_read(tmp_path, suffix):
     assert read_file(path).tobytes() == matrix.tobytes()
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
+@every(suffix=FORMATS)
 def test_the_page_says_what_formats_hold(suffix):
     each = FORMATS[suffix]
     held = ", ".join(name for name, kind in ELEMENT_TYPES.items() if each.holds(kind))

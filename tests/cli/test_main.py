@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import tierstore
+from tests.every import every
 from tierstore import errors
 from tierstore._door import interrupts_deferred
 from tierstore.machine import core
@@ -81,7 +82,7 @@ def test_usage_errors_end_with_2_and_make_nothing(run, tmp_path, monkeypatch, ar
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", summaries())
+@every(name=summaries())
 def test_every_command_has_help_with_examples(run, name):
     for flag in ("-h", "--help"):
         text = run(name, flag).output

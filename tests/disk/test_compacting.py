@@ -12,7 +12,6 @@ from tierstore import _io
 from tierstore._disk import merging
 from tierstore._disk.index import DeltaIndex
 from tierstore._disk.manifest import DeltaInfo
-from tierstore._disk.merging import spans
 from tierstore.errors import CorruptRowError, StoreFullError, StoreIOError
 from tierstore.spec import TableSpec
 
@@ -188,39 +187,6 @@ def test_damage_is_not_copied(tmp_path, rng):
     file.write_bytes(data)
     with pytest.raises(CorruptRowError, match="not match the checksum"):
         compact(writer, 0, 3)
-
-
-class Stub:
-    """A delta of a version, for what looks at no more."""
-
-    def __init__(self, version: int, rows: int = 1) -> None:
-        self.info = DeltaInfo(f"delta {version}", rows, rows, version, 0)
-
-
-@pytest.mark.parametrize("most", [6, 15, 30, 48])
-@pytest.mark.parametrize("newest", [17, 256, 257, 4095, 70_000, 1_048_575, 1_048_576, 3_000_000])
-def test_spans_are_few_consecutive_and_stay_together(newest, most):
-    rng = np.random.default_rng(newest)
-    versions = np.unique(rng.integers(1, newest + 1, 3000)).tolist()
-    groups = spans(list(map(Stub, versions)), newest, most)
-    assert [each.info.version for group in groups for each in group] == versions
-    assert len(groups) <= most
-    power = newest & (newest - 1) == 0  # all versions before it are one complete span
-    assert len(groups) > 1 or power or most < 2 * newest.bit_length()
-
-
-@pytest.mark.parametrize(("most", "times"), [(64, 5), (20, 12)])
-def test_a_record_is_written_a_few_times(most, times):
-    """A hundred thousand commits of one record, compacted at a threshold of deltas."""
-    deltas, written = [], 0
-    for version in range(1, 100_001):
-        deltas.append(Stub(version))
-        if len(deltas) > most:
-            groups = spans(deltas, version, most * 3 // 4)
-            rows = [sum(each.info.rows for each in part) for part in groups]
-            written += sum(n for n, part in zip(rows, groups, strict=True) if len(part) > 1)
-            deltas = [Stub(part[-1].info.version, n) for n, part in zip(rows, groups, strict=True)]
-    assert written < times * 100_000
 
 
 # Positions

@@ -138,14 +138,12 @@ def test_a_bad_manifest_is_refused(store: Sample, damage: str) -> None:
     opens(store)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["", ".", "..", "../s", "a/b", "/etc/passwd", "a\\u0000b", "x" * 300, "STORE.json", "\\ud800"],
-)
-@pytest.mark.parametrize(
-    "old", ["payload-00000000000000000005", "g00000000000000000001", "delta-00000000000000000005"]
-)
 @pytest.mark.fault(40)
+@every(
+    old=["payload-00000000000000000005", "g00000000000000000001", "delta-00000000000000000005"],
+    name=["", ".", "..", "../s", "a/b", "/etc/passwd", r"a\u0000b", "x" * 300, "STORE.json",
+          r"\ud800"],
+)  # fmt: skip
 def test_a_bad_name_is_refused(store: Sample, old: str, name: str) -> None:
     """Row 40: names that lead elsewhere, in every place that holds one."""
 

@@ -15,6 +15,7 @@ import pytest
 import tierstore
 from tests import inside
 from tests.durability.crash import scratch
+from tests.every import every
 from tierstore.budget import Budget
 from tierstore.errors import (
     CapacityError,
@@ -67,10 +68,8 @@ def test_ids_outside_of_the_table(table: tierstore.Table, bad: Any) -> None:
 
 
 @fault(4, 5)
-@pytest.mark.parametrize(
-    "ids",
-    [[1.0], [float("nan")], np.array([1e30]), [True, False], np.ones(ROWS, bool), ["1"], [1j]],
-    ids=repr,
+@every(
+    ids=[[1.0], [float("nan")], np.array([1e30]), [True, False], np.ones(ROWS, bool), ["1"], [1j]]
 )
 def test_ids_that_are_no_whole_numbers(table: tierstore.Table, ids: Any) -> None:
     for use in (lambda: table.read(ids), lambda: table.write(ids, values(len(ids)))):
@@ -150,9 +149,8 @@ def test_ids_and_values_on_a_gpu(table: tierstore.Table) -> None:
 
 
 @fault(12)
-@pytest.mark.parametrize(
-    "wrong",
-    [
+@every(
+    wrong=[
         values(3).astype(np.float64), values(3).astype(complex), np.array([["a"] * DIM] * 3),
         values(3)[:1], values(3)[:, :1], values(3)[:, :2], values(4), values(3)[0], np.float32(1),
         [[1.0, 2.0], [3.0]], None,

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.every import every
 from tests.formats.matrices import random_matrix, read_keys_of
 
 WIDTHS = [f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)]
@@ -52,8 +53,8 @@ def parquet(path, keys):
 FORMATS = [npz, safetensors, pt, pth, h5, zarr, parquet]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("save", FORMATS, ids=lambda save: save.__name__)
+@every(width=WIDTHS)
 def test_keys_of_any_width(tmp_path, save, width):
     ends = np.iinfo(width)
     keys = np.array([3, ends.max, ends.min, ends.max // 2], width)

@@ -13,6 +13,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from tests.every import every
 from tests.formats.matrices import random_matrix, random_words, read_file, write_file
 from tierstore._formats import TextOptions, open_sink, open_source
 from tierstore._formats import _arrow as arrow
@@ -125,8 +126,7 @@ READ = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("tool", READ)
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@every(tool=READ, encoding=["utf-8", "utf-8-sig", "utf-16"])
 def test_what_tools_write(tmp_path, tool, encoding):
     name, text, keys, said = READ[tool]
     (tmp_path / name).write_bytes(text.encode(encoding))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import tierstore.speedtorch as ours
+from tests.every import every
 from tierstore.speedtorch import ReplacedError
 
 torch = pytest.importorskip("torch")
@@ -59,7 +60,7 @@ def test_all_26_names_are_public() -> None:
     assert len(ours.__all__) == 26
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
+@every(name=SIGNATURES)
 def test_signatures_are_speedtorchs(name: str) -> None:
     required, optional = SIGNATURES[name]
     parameters = inspect.signature(getattr(ours, name)).parameters.values()

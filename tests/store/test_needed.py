@@ -2,12 +2,11 @@
 
 import random
 
-import pytest
-
+from tests.every import every
 from tierstore._store.ledger import NeededFiles
 
 
-@pytest.mark.parametrize("seed", range(20))
+@every(seed=range(20))
 def test_what_goes_is_what_no_other_manifest_names(seed):
     rng = random.Random(seed)
     needed, kept, number, fresh = NeededFiles(), {}, 0, 0

@@ -11,6 +11,7 @@ import pytest
 
 import tierstore
 from tests import inside
+from tests.every import every
 from tests.gpu.emulator import EmulatedDevice
 from tests.oracle import records
 from tests.tiers.stack import ArrayTier, check, random_span, read
@@ -25,8 +26,7 @@ WIDTH, DIM = 48, 6
 SIZES = (5, 1, 60, 17)
 
 
-@pytest.mark.parametrize("slots", [0, 1, 7, sum(SIZES)])
-@pytest.mark.parametrize("seed", range(6))
+@every(seed=range(6), slots=[0, 1, 7, sum(SIZES)])
 def test_extents_are_one_range_of_rows(seed: int, slots: int) -> None:
     rng = np.random.default_rng([seed, slots])
     tiers = [ArrayTier(records(rng, rows, WIDTH)) for rows in SIZES]

@@ -8,6 +8,7 @@ import torch
 
 import tierstore
 from tests import inside
+from tests.every import every
 from tests.gpu.conftest import cuda_device
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import _parts
@@ -17,10 +18,13 @@ from tierstore.nn import autograd, parts
 from tierstore.nn.autograd import sum_by_row, summed
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("dim", [1, 3, 64])
-@pytest.mark.parametrize(("ids", "rows"), [(0, 4), (1, 1), (5000, 7), (20_000, 3000)])
-def test_sums_are_those_of_torch(ids: int, rows: int, dim: int, dtype: torch.dtype) -> None:
+@every(
+    counts=[(0, 4), (1, 1), (5000, 7), (20_000, 3000)],
+    dim=[1, 3, 64],
+    dtype=[torch.float64, torch.float32, torch.bfloat16, torch.float16],
+)
+def test_sums_are_those_of_torch(counts: tuple[int, int], dim: int, dtype: torch.dtype) -> None:
+    ids, rows = counts
     torch.manual_seed(ids + dim)
     scales = 10 ** (3 * torch.randn(ids, 1))  # in another order the sums would be others
     values = (torch.randn(ids, dim) * scales).to(dtype)
