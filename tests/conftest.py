@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import building, decoders, processors, tries
+from tests import building, decoders, pairs, processors, tries
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Before torch is imported, and for every child: xdist has a process on each core already."""
@@ -46,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Restore signals that a background shell or nohup ignores; let workers share kernels."""
     building.build_core()
     tries.load("nightly" if config.getoption("--nightly") else "ci")
+    pairs.load(every=config.getoption("--torture"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -92,9 +93,8 @@ def is_left_out(item: pytest.Item) -> bool:
     variant = f"-{item.nodeid.partition('[')[2].rstrip(']')}-"
     return any(
         not mark.args or any(f"-{word}-" in variant for word in mark.args)
-        for name in LEFT_OUT_UNLESS_ASKED_FOR
-        if not item.config.getoption(f"--{name}")
-        for mark in item.iter_markers(name)
+        for mark in item.iter_markers()
+        if mark.name in LEFT_OUT_UNLESS_ASKED_FOR and not item.config.getoption(f"--{mark.name}")
     )
 
 

@@ -10,6 +10,12 @@ from typing import Any
 import pytest
 
 Case = dict[str, Any]
+_wanted = {"every": False}
+
+
+def load(*, every: bool) -> None:
+    """Say whether tests that are imported from now on have a case for each combination too."""
+    _wanted["every"] = every
 
 
 def product(options: Mapping[str, Sequence[Any]], allowed: Callable[[Case], bool]) -> list[Case]:
@@ -50,7 +56,8 @@ def pairs(
     The option `place` goes to the fixture of that name, and "cuda" needs a GPU. See `pairwise`.
     """
     chosen = pairwise(options, allowed, together)
-    others = [case for case in product(options, allowed) if case not in chosen]
+    every = product(options, allowed) if _wanted["every"] else ()
+    others = [case for case in every if case not in chosen]
     cases = [
         pytest.param(
             *case.values(),

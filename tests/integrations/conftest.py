@@ -21,10 +21,7 @@ OTHERS = {"test_accelerate.py", "test_lightning.py", "test_transformers.py"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave to --slow what imports large libraries: each worker would, even to skip their tests.
-
-    `make test-all` installs them and gives the option.
-    """
+    """Leave to --slow what needs libraries that `make test-all` alone installs."""
     return True if collection_path.name in OTHERS and not config.getoption("--slow") else None
 
 

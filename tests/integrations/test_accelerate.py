@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integrations.conftest import Setting
-
-accelerate = pytest.importorskip("accelerate", reason="Accelerate is not installed")
-
 from tierstore.errors import InvalidInputError
-from tierstore.integrations.accelerate import register
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.fixture
+def accelerator() -> Any:
+    """Imported where it is used, since it takes seconds."""
+    accelerate = pytest.importorskip("accelerate", reason="Accelerate is not installed")
+    return accelerate.Accelerator(cpu=True)
+
+
 @pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "pickle"])
 def test_a_state_that_is_loaded_brings_rows_and_head_back(
-    setting: Setting, tmp_path: Path, safe: bool
+    setting: Setting, tmp_path: Path, accelerator: Any, safe: bool
 ) -> None:
-    accelerator = accelerate.Accelerator(cpu=True)
+    from tierstore.integrations.accelerate import register
+
     setting.model, setting.opt = accelerator.prepare(setting.model, setting.opt)
     register(accelerator, setting.store, setting.model)
     setting.train(4)
@@ -42,8 +47,9 @@ def test_a_state_that_is_loaded_brings_rows_and_head_back(
     assert setting.loss() != loss
 
 
-def test_without_it_saving_says_what_to_do(setting: Setting, tmp_path: Path) -> None:
-    accelerator = accelerate.Accelerator(cpu=True)
+def test_without_it_saving_says_what_to_do(
+    setting: Setting, tmp_path: Path, accelerator: Any
+) -> None:
     setting.model, setting.opt = accelerator.prepare(setting.model, setting.opt)
     setting.train(2)
     with pytest.raises(InvalidInputError, match=r"store\.commit\(\) before"):

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from tests.integrations.conftest import Setting
-from tierstore.integrations.checkpoint import StoreState
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
 def dcp() -> ModuleType:
-    """Imported where it is used: it takes more time than the rest of torch."""
+    """Imported where it is used: it takes nearly as long as the rest of torch."""
     import torch.distributed.checkpoint
 
     return torch.distributed.checkpoint
 
 
+@pytest.fixture
+def state() -> Callable[..., Any]:
+    from tierstore.integrations.checkpoint import StoreState
+
+    return StoreState
+
+
 def test_a_checkpoint_brings_rows_head_and_optimizer_back(
-    setting: Setting, tmp_path: Path, dcp: ModuleType
+    setting: Setting, tmp_path: Path, dcp: ModuleType, state: Callable[..., Any]
 ) -> None:
-    run = StoreState(setting.store, setting.model, setting.opt)
+    run = state(setting.store, setting.model, setting.opt)
     setting.train(3)
     dcp.save({"run": run}, checkpoint_id=tmp_path / "first")
     setting.store.keep(setting.store.version, "first")
@@ -46,9 +54,9 @@ def test_a_checkpoint_brings_rows_head_and_optimizer_back(
 
 
 def test_versions_stay_until_a_checkpoint_is_confirmed(
-    setting: Setting, tmp_path: Path, dcp: ModuleType
+    setting: Setting, tmp_path: Path, dcp: ModuleType, state: Callable[..., Any]
 ) -> None:
-    run = StoreState(setting.store, setting.model, setting.opt)
+    run = state(setting.store, setting.model, setting.opt)
     for number in range(5):
         setting.train(1)
         dcp.save({"run": run}, checkpoint_id=tmp_path / str(number))

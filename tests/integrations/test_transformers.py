@@ -10,15 +10,14 @@ import torch
 
 from tests.integrations.conftest import Setting
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-pytest.importorskip("accelerate", reason="Accelerate is not installed")
-
-from tierstore.integrations.transformers import StoreCallback
-
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def trainer(setting: Setting, root: Path, **options: Any) -> Any:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="Accelerate is not installed")
+    from tierstore.integrations.transformers import StoreCallback
+
     args = transformers.TrainingArguments(
         output_dir=root,
         per_device_train_batch_size=32,
