@@ -233,6 +233,25 @@ def test_a_penalty_on_the_parameter_raises_when_its_gradient_comes(
     torch.testing.assert_close(rows_of(emb.table)[1:3], expected)
 
 
+def test_a_copy_is_not_averaged_over_the_same_rows_in_silence(
+    place: Place, weights: Tensor
+) -> None:
+    head = torch.nn.Linear(DIM, 1).to(place.torch)
+    model = torch.nn.Sequential(TieredEmbedding(place.table(weights)), head)
+    average, of_head = (torch.optim.swa_utils.AveragedModel(each) for each in (model, head))
+    target = copy.deepcopy(model)
+    opt = TieredOptimizer(torch.optim.SGD, model, lr=0.1)
+    model(torch.tensor([1, 2]).to(place.torch)).sum().backward()
+    opt.step()
+    with pytest.raises(InvalidInputError, match="copy_ needs the values of table 'item'"):
+        average.update_parameters(model)
+    with pytest.raises(InvalidInputError, match="needs the values of table 'item'"):
+        for mine, theirs in zip(target.parameters(), model.parameters(), strict=True):
+            mine.data.mul_(0.9).add_(theirs.data, alpha=0.1)
+    of_head.update_parameters(head)
+    assert torch.equal(of_head.module.weight, head.weight)
+
+
 def test_a_compiled_use_of_the_parameter_is_that_of_an_eager_one(
     weights: Tensor, tmp_path: Any
 ) -> None:
