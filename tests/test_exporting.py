@@ -99,9 +99,12 @@ def test_fields_and_conversions(store, tmp_path, field, dtype, recwarn):
     if field == "moment":
         expected = BFLOAT16.encode(expected)
     wanted = dtype or stored
-    result = export_table(store["item"], tmp_path / "out.zarr", field=field, dtype=dtype)
+    result = export_table(store["item"], tmp_path / "out.safetensors", field=field, dtype=dtype)
     assert result.dtype == wanted
-    assert read_file(tmp_path / "out.zarr").tobytes() == convert(expected, stored, wanted).tobytes()
+    assert (
+        read_file(tmp_path / "out.safetensors").tobytes()
+        == convert(expected, stored, wanted).tobytes()
+    )
 
     def infinities(matrix, dtype):
         return np.isinf(BFLOAT16.decode(matrix) if dtype == "bfloat16" else matrix).sum()

@@ -227,12 +227,15 @@ def _read_as(item: Field) -> str:
 
 
 def _refuse_bare_elements(fields: Mapping[str, Field], dtype: str) -> None:
-    """Raise InvalidInputError where values with scales would be rounded to whole numbers."""
+    """Raise InvalidInputError where floats would be rounded to whole numbers."""
     for name, item in fields.items():
-        if item.scaled is not None and ELEMENT_TYPES[dtype].integer:
+        whole = item.scaled is None and item.element.integer
+        if ELEMENT_TYPES[dtype].integer and not whole:
+            times = "" if item.scaled is None else " times a scale"
             raise InvalidInputError(
-                f"field {name!r} holds {item.dtype} times a scale, which are floats: export "
-                "another dtype, or read the bytes with table.read(ids, raw=True)"
+                f"field {name!r} holds {item.dtype}{times}, which are floats, and {dtype} holds "
+                "whole numbers: export another dtype. Rows of a table are quantised, with a scale "
+                f"each, by a load with dtype={dtype!r} (--dtype {dtype}) and alter_table"
             )
 
 

@@ -27,7 +27,7 @@ from tierstore._store.opening import open as open_store
 from tierstore._table.keyed import KeyedTable
 from tierstore._upsert import merged, upsert_rows
 from tierstore.budget import DEFAULT_MEMORY, Budget, Size
-from tierstore.errors import InvalidInputError, UnknownNameError, counted
+from tierstore.errors import FormatError, InvalidInputError, UnknownNameError, counted
 from tierstore.spec import Field, TableSpec
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def preview(
             expand=expand,
         ) as source,
     ):
+        _refuse_without_scales(source)
         first = np.empty((0, source.dim), ELEMENT_TYPES[source.dtype].stored)
         if source.rows:
             first = next(iter(source.blocks(rows)))[:rows].copy()
@@ -335,6 +336,7 @@ def _load(
                 expand=expand,
             )
         )
+        _refuse_without_scales(source)
         read_as, opened = source.read_as, source
         keys = source.keys if keys is None else keys
         if keys is None and existing is not None and upsert and source.numbering is not None:
@@ -382,6 +384,17 @@ def _load(
         notes=tuple(notes),
         added=added,
     )
+
+
+def _refuse_without_scales(source: Source) -> None:
+    """Raise FormatError for 8-bit elements beside what may be their scales."""
+    if source.scales:
+        raise FormatError(
+            f"{source.path}: 8-bit elements, and beside them {', '.join(source.scales[:4])}, which "
+            "may be their scales: the elements alone are no values. tierstore.attach takes a pair "
+            "of elements and a scale for each row or block of one; save others as floats, or the "
+            "elements in a file of their own"
+        )
 
 
 def _unread(source: Source) -> list[str]:

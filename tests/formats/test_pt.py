@@ -1,5 +1,8 @@
 """.pt: tensors that torch saved, alone or in dicts, and files that are something else."""
 
+import argparse
+import collections
+import pathlib
 import pickle
 import re
 import zipfile
@@ -109,9 +112,10 @@ def test_code_in_a_file_is_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"weight": tensor_of(random_matrix(2, 2)), "evil": Evil()}, "file.pt")
     (tmp_path / "plain.pt").write_bytes(pickle.dumps(Evil()))
-    for name in ("file.pt", "plain.pt"):
-        with pytest.raises(FormatError):
-            open_source(name)
+    with pytest.raises(FormatError):
+        open_source("plain.pt")
+    with open_source("file.pt") as source:
+        assert (source.rows, source.dim) == (2, 2) and "open" in source.notes[0]
     assert not (tmp_path / "evil-ran").exists()
 
 
@@ -127,7 +131,7 @@ def test_blocks_cannot_change_the_tensor(tmp_path):
     "content",
     [
         7,
-        [torch.ones(2, 2)],
+        [torch.ones(2)],
         {},
         {"step": 1},
         torch.ones(3),
@@ -184,10 +188,12 @@ def test_files_from_before_pytorch_1_6(tmp_path, dtype):
 
 
 def test_code_in_files_from_before_is_refused(tmp_path):
-    for value in ({"w": torch.ones(2, 2), "hook": print}, torch.nn.Embedding(3, 2)):
-        save_as_before(value, tmp_path / "f.pt")
-        with pytest.raises(FormatError, match="would run code"):
-            open_source(tmp_path / "f.pt")
+    save_as_before(torch.nn.Embedding(3, 2), tmp_path / "f.pt")
+    with pytest.raises(FormatError, match="would run code"):
+        open_source(tmp_path / "f.pt")
+    save_as_before({"w": torch.ones(2, 2), "hook": print}, tmp_path / "f.pt")
+    with open_source(tmp_path / "f.pt") as source:
+        assert (source.rows, source.dim) == (2, 2) and "builtin" in source.notes[0]
 
 
 def test_files_from_before_that_are_damaged(tmp_path):
@@ -288,10 +294,52 @@ def test_other_names_of_the_same_files(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["model.pth", "last.ckpt", "pytorch_model.bin"])
-def test_code_in_them_is_refused(tmp_path, name):
-    torch.save({"weight": torch.ones(2, 2), "hook": print}, tmp_path / name)
-    with pytest.raises(FormatError, match="would run code"):
-        open_source(tmp_path / name)
+def test_objects_around_a_tensor_are_named_and_not_made(tmp_path, name):
+    made = []
+
+    class Config(dict):
+        def __setstate__(self, state):
+            made.append(state)
+
+        def __reduce__(self):
+            return made.append, ("made",)
+
+    Config.__module__, Config.__qualname__ = "builtins", "Config"
+    objects = {
+        "config": argparse.Namespace(lr=0.1, table=torch.ones(3, 3)),
+        "set": {1, 2},
+        "counter": collections.Counter("ab"),
+        "default": collections.defaultdict(list, a=[1]),
+        "path": pathlib.PurePosixPath("/a"),
+        "scalar": np.float64(1.5),
+        "state": np.random.default_rng(1).bit_generator.state["state"],
+        "array": np.ones(3),
+        "hook": print,
+    }
+    for each in [objects, *({key: value} for key, value in objects.items())]:
+        torch.save({**each, "weight": torch.ones(2, 2)}, tmp_path / name)
+        with open_source(tmp_path / name) as source:
+            assert np.concatenate(list(source.blocks())).tolist() == [[1, 1]] * 2
+            if "config" in each:
+                assert "argparse.Namespace" in source.notes[0]
+    torch.save({"weight": torch.ones(2, 2), "hook": Config()}, tmp_path / name)
+    with open_source(tmp_path / name) as source:
+        assert source.rows == 2 and made == []
+
+
+def test_tensors_in_tuples_and_words_beside_them(tmp_path):
+    """As torchtext caches vectors: words, their rows, vectors, and the number of elements."""
+    matrix, words = random_matrix(5, 3), list("abcde")
+    rows = {word: row for row, word in enumerate(words)}
+    torch.save((words, rows, torch.from_numpy(matrix), 3), tmp_path / "f.pt")
+    with open_source(tmp_path / "f.pt") as source:
+        assert np.concatenate(list(source.blocks())).tobytes() == matrix.tobytes()
+        assert [note.partition(": ")[2][:1] for note in source.notes] == ["0", "1"]
+    torch.save([torch.from_numpy(matrix), torch.ones(2, 2)], tmp_path / "f.pt")
+    assert read_file(f"{tmp_path}/f.pt:0").tobytes() == matrix.tobytes()
+    torch.save({"vocab": words, "weight": torch.from_numpy(matrix)}, tmp_path / "f.pt")
+    with open_source(tmp_path / "f.pt") as source:
+        assert "vocab" in source.notes[0]
 
 
 def test_a_whole_model_says_what_to_save(tmp_path):

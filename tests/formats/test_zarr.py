@@ -55,7 +55,7 @@ def test_reads_shards(tmp_path):
     assert read_file(tmp_path / "file.zarr", block_rows=5).tobytes() == matrix.tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize(
     "keys", [None, np.arange(31) * 5, random_words(31)], ids=["no", "int", "str"]
 )

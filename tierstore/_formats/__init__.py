@@ -90,6 +90,8 @@ _WAYS = {
 }
 """How to convert files of other tools into readable ones, by suffix."""
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_MOST_POINTER_BYTES = 1024
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -294,7 +296,19 @@ def _opened(
     format_ = format_of(file)
     if not format_.is_text:
         _check_no_text(file, format_, options)
+    _refuse_pointer(file)
     return format_.open(file, Wanted(name, field, dtype, memory, options, dim))
+
+
+def _refuse_pointer(file: Path) -> None:
+    """Raise FormatError for what git-lfs leaves in the place of a file."""
+    if file.is_file() and file.stat().st_size < _MOST_POINTER_BYTES:
+        with open_input(file) as found:
+            start = found.read_at(0, min(found.size, len(_POINTER)))
+        if start == _POINTER:
+            raise FormatError(
+                f"{file}: a pointer of git-lfs, not the file itself: get that with git lfs pull"
+            )
 
 
 def _check_no_text(file: Path, format_: Format, options: TextOptions) -> None:

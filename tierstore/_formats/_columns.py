@@ -26,6 +26,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from tierstore._dtypes import ELEMENT_TYPES
+from tierstore._formats._roles import NO_KEYS, ambiguous, names_keys
 from tierstore._formats.base import (
     Array,
     Content,
@@ -34,6 +35,7 @@ from tierstore._formats.base import (
     choose,
     element_of,
     note_unread,
+    scales_beside,
 )
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import Integers, KeyColumn, Keys, blob_to_strings
@@ -264,6 +266,7 @@ class ColumnSource(Source):
         )
         self._stored = np.dtype(ELEMENT_TYPES[number].stored if number in ELEMENT_TYPES else number)
         self.notes = () if self._key is None else self.notes_beside(self._key)
+        self.scales = scales_beside(self._names[0], number, columns.kinds)
         if len(self._names) > 1:
             self.read_as = f'{dim} numbers from columns "{self._names[0]}" to "{self._names[-1]}"'
         if self._key in columns.kinds:
@@ -332,6 +335,14 @@ def _matrix(columns: Columns, wanted: Wanted, key: str | None) -> tuple[list[str
     }
     single = _single_numbers(columns, key)
     if not lists and len(single) > 1 and wanted.name is None:
+        named = [name for name in single if names_keys(name)]
+        if named and wanted.text.key_column is None:
+            raise ambiguous(
+                columns.path,
+                f"column {named[0]!r} has the name of keys and holds fractions",
+                NO_KEYS,
+                ("save it as whole numbers", {}),
+            )
         number = np.result_type(*(columns.kinds[name]["number"] for name in single)).name
         return single, len(single), number
     name = choose(columns.path, wanted, lists, described)

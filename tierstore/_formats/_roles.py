@@ -17,7 +17,7 @@ from typing import Any
 from tierstore._formats.base import TextOptions
 from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
 
-__all__ = ["NO_KEYS", "Roles", "ambiguous", "choice", "label", "roles"]
+__all__ = ["NO_KEYS", "Roles", "ambiguous", "choice", "label", "names_keys", "roles"]
 
 _IDENTITY = re.compile(r"key|(.*[_ ])?id|index|word|token|item|user", re.IGNORECASE)
 """Names of columns that hold keys."""
@@ -49,6 +49,11 @@ class Roles:
     key: int | None
     values: tuple[int, ...]
     notes: tuple[str, ...]
+
+
+def names_keys(name: str) -> bool:
+    """Whether a column has a name of keys."""
+    return _IDENTITY.fullmatch(name) is not None
 
 
 def ambiguous(path: Path, what: str, *ways: Way) -> AmbiguousFileError:

@@ -2,7 +2,8 @@
 
 A pickle is a program. This module supports the instructions for containers, strings and numbers,
 and records the location of a tensor instead of creating it. Other names of torch, such as a dtype,
-become placeholders; all other names are refused.
+become placeholders, and so do objects of all other names: nothing is run to make them, and what
+hangs on them is left out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = ["StoredTensor", "read_pickle", "tensors_by_name"]
 
 MAX_DEPTH = 16
 MAX_DIMENSIONS = 64
+_STEP_BYTES = 8
 
 _STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16",
@@ -75,17 +77,20 @@ _OTHER = object()
 
 
 def tensors_by_name(content: object, allowance: Allowance) -> dict[str, StoredTensor]:
-    """Return the tensors in nested dicts, their names joined by dots."""
+    """Return the tensors in nested dicts, lists and tuples; dots join their names, or numbers."""
     return dict(_walk(content, "", 0, allowance))
 
 
 def _walk(
     content: object, prefix: str, depth: int, allowance: Allowance
 ) -> Iterator[tuple[str, StoredTensor]]:
-    if not isinstance(content, dict) or depth > MAX_DEPTH:
+    if not isinstance(content, dict | list | tuple) or depth > MAX_DEPTH:
         return
-    for name, entry in content.items():
+    for name, entry in content.items() if isinstance(content, dict) else enumerate(content):
         # A dict with several parents is traversed repeatedly, so steps are counted.
+        if not isinstance(entry, StoredTensor | dict | list | tuple):
+            allowance.take(_STEP_BYTES, "the names of its tensors")
+            continue
         allowance.take(OBJECT_BYTES + 4 * len(prefix), "the names of its tensors")
         if isinstance(entry, StoredTensor):
             yield f"{prefix}{name}", entry
@@ -94,15 +99,24 @@ def _walk(
 
 
 def read_pickle(
-    data: Any, path: Path, allowance: Allowance, storages: dict[str, tuple[str, int]] | None = None
+    data: Any,
+    path: Path,
+    allowance: Allowance,
+    storages: dict[str, tuple[str, int]] | None = None,
+    objects: dict[str, None] | None = None,
 ) -> Any:
     """Return the contents of a pickle: dicts, lists, tuples, strings, numbers and StoredTensors.
 
     `data` are its bytes, or a stream that is read up to its end. The element type and number of
-    elements of each storage that it names go to `storages`. Raises FormatError for a pickle with
-    any other instruction or name.
+    elements of each storage that it names go to `storages`, and the names of classes and functions
+    whose results are left out to `objects`. Raises FormatError for a pickle with any other
+    instruction.
     """
-    return _Machine(path, allowance, {} if storages is None else storages).run(data)
+    machine = _Machine(path, allowance, {} if storages is None else storages)
+    found = machine.run(data)
+    if objects is not None:
+        objects.update(machine.objects)
+    return found
 
 
 class _Machine:
@@ -117,6 +131,7 @@ class _Machine:
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
+        self.objects: dict[str, None] = {}
 
     def run(self, data: Any) -> Any:
         try:
@@ -169,18 +184,14 @@ class _Machine:
         del self._stack[-count:]
         return items
 
-    def _named(self, module: str, name: str) -> _Global:
+    def _named(self, module: str, name: str) -> object:
+        """Return a name that means something here, or a placeholder for what it would make."""
         if (module, name) in _HARMLESS or module.partition(".")[0] == "torch":
             return _Global(module, name)
-        raise self._refused(f"{module}.{name}")
+        self.objects.setdefault(f"{module}.{name}")
+        return _OTHER
 
-    def _refused(self, name: str) -> FormatError:
-        return FormatError(
-            f"{self._path}: holds {name!r:.100}, which would run code; save tensors, numbers and "
-            "strings only, such as model.state_dict()"
-        )
-
-    def _named_by_stack(self) -> _Global:
+    def _named_by_stack(self) -> object:
         module, name = self._popped(2)
         if type(module) is not str or type(name) is not str:
             raise TypeError("a name is not a string")
@@ -193,7 +204,7 @@ class _Machine:
         """
         named = self._stack.pop()
         if named[0] == "module":
-            raise self._refused(f"{named[1].module}.{named[1].name}")
+            return _OTHER  # the source of a class
         kind, storage, key, _, elements, *view = named
         if kind != "storage" or not isinstance(storage, _Global) or type(key) is not str:
             raise TypeError("a persistent id is not a storage")
@@ -206,6 +217,8 @@ class _Machine:
     def _reduced(self) -> Any:
         """Return the result of a known function without calling it."""
         function, arguments = self._popped(2)
+        if function is _OTHER:
+            return _OTHER
         if not isinstance(function, _Global) or type(arguments) is not tuple:
             raise TypeError("a call of something that is not a function")
         if function.name == "OrderedDict" and not arguments:

@@ -36,11 +36,13 @@ class Storages(ABC):
     Attributes:
         file: the file.
         content: what was saved, with StoredTensors.
+        objects: names of classes and functions whose results are left out.
         byte_order: of the elements.
     """
 
     file: InputFile
     content: Any
+    objects: dict[str, None]
     byte_order: Literal["<", ">"]
 
     @abstractmethod
@@ -75,7 +77,8 @@ class _Zip(Storages):
         size = archive.entries[names[0]].file_size
         self.file.allowance.take(_PICKLE_COST * size, f"its pickle of {size} bytes")
         data = self._read(names[0], size)
-        self.content = read_pickle(data, self.file.path, self.file.allowance)
+        self.objects = {}
+        self.content = read_pickle(data, self.file.path, self.file.allowance, objects=self.objects)
 
     def _read(self, name: str, limit: int) -> bytes:
         with self._archive.open(name) as stream, parsing(self.file.path, WHAT, *ZIP_ERRORS):
@@ -108,7 +111,8 @@ class _Legacy(Storages):
                 "unknown; load it with torch, and save it again"
             )
         self.byte_order = "<" if machine.get("little_endian", True) else ">"
-        self.content = read_pickle(stream, file.path, file.allowance, known)
+        self.objects = {}
+        self.content = read_pickle(stream, file.path, file.allowance, known, self.objects)
         keys = read_pickle(stream, file.path, file.allowance)
         self._places: dict[str, tuple[int, int]] = {}
         at = stream.tell()

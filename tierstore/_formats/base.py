@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ __all__ = [
     "element_of",
     "note_unread",
     "reject_name",
+    "scales_beside",
 ]
 
 
@@ -120,6 +122,7 @@ class Source(Closing):
         notes: what the file holds and is not read, a sentence each.
         called_keys: what the file holds under the name of keys, for people; None if nothing. It
             need not be what `keys` can read.
+        scales: names of arrays in the file that may be scales of its 8-bit elements.
         numbering: what in each row is its number from 0, for people, so that `keys` is None; or
             None. It is known when the keys are read.
     """
@@ -129,6 +132,7 @@ class Source(Closing):
     notes: tuple[str, ...] = ()
     called_keys: str | None = None
     numbering: str | None = None
+    scales: tuple[str, ...] = ()
 
     def __init__(self, path: Path, rows: int, dim: int, dtype: str) -> None:
         """Validate the sizes that the file claims before memory is allocated for them."""
@@ -220,6 +224,26 @@ def note_unread(rows: int, shapes: Mapping[str, tuple[int, ...]], how: str) -> t
     found = [name for name, shape in shapes.items() if tuple(shape) == (rows,)]
     listed = ", ".join(found[:_LISTED]) + (", …" if len(found) > _LISTED else "")
     return (f"not read, though it has a value for each row: {listed}; {how}",) if found else ()
+
+
+_SCALE = re.compile(r"scale|absmax|quant|zero_?point|scb", re.IGNORECASE)
+_EIGHT_BITS = re.compile(r"u?int8|float8\w*|[UI]8|F8_\w+")
+
+
+def scales_beside(name: str, element: str, others: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of arrays that may be scales of a matrix of 8-bit elements, by name.
+
+    They are called a scale, in whatever notation, and lie where the matrix lies. `element` is the
+    type of its elements, by its name in NumPy, torch or safetensors.
+    """
+    if not _EIGHT_BITS.fullmatch(element):
+        return ()
+    where = name[: max(name.rfind("."), name.rfind("/")) + 1]
+    return tuple(
+        each
+        for each in others
+        if each != name and each.startswith(where) and _SCALE.search(each[len(where) :])
+    )
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from tierstore._formats.base import (
     element_of,
     note_unread,
     reject_name,
+    scales_beside,
 )
 from tierstore._formats.files import (
     ZIP_ERRORS,
@@ -351,6 +352,10 @@ class _NpzSource(Source):
         self._name = name
         shapes = {n: h.shape for n, h in archive.headers.items() if n != _KEYS}
         self.notes = note_unread(self.rows, shapes, "save it under the name 'keys'")
+        unread = [n for n in archive.described if n not in archive.headers and n != _KEYS]
+        if unread:
+            self.notes += (f"not read, as they hold objects or records: {', '.join(unread[:8])}",)
+        self.scales = scales_beside(name, header.dtype.name, archive.described)
         if _KEYS in archive.headers:
             self.called_keys = f"an array of {archive.headers[_KEYS]}"
 

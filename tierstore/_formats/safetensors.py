@@ -32,6 +32,7 @@ from tierstore._formats.base import (
     Write,
     choose,
     note_unread,
+    scales_beside,
 )
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings, widened
@@ -159,6 +160,7 @@ class _SafetensorsSource(SpanSource):
             stored=_WHOLE.get(tensor.code),
         )
         self._code = tensor.code
+        self.scales = scales_beside(name, tensor.code, tensors)
         self._tensors = tensors
         self._data_offset = data_offset
         shapes = {n: t.shape for n, t in tensors.items() if n not in (_KEYS, _OFFSETS)}

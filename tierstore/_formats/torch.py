@@ -29,6 +29,7 @@ from tierstore._formats.base import (
     element_of,
     note_unread,
     reject_name,
+    scales_beside,
 )
 from tierstore._formats.files import open_input, unless_it_fails
 from tierstore._formats.keys import Keys, integers_of, typed
@@ -39,6 +40,7 @@ __all__ = ["Torch"]
 _KEYS = "keys"
 _INTEGER = re.compile("u?int(8|16|32|64)")
 _KEY_ROWS = block_rows_for(8)
+_SHOWN = 4
 _WASTE = 8
 """A span of a storage is read whole up to this multiple of the requested elements."""
 
@@ -49,6 +51,7 @@ class _Tensors:
     def __init__(self, storages: Storages) -> None:
         self.file, self.path = storages.file, storages.file.path
         self.content = storages.content
+        self.objects = list(storages.objects)
         self._storages = storages
 
     def check(self, tensor: StoredTensor) -> None:
@@ -101,6 +104,31 @@ class _Tensors:
             for start in range(0, rows, _KEY_ROWS)
         )
         return integers_of(blocks, rows, _dtype(keys), self.file.allowance)
+
+    def named_objects(self) -> str:
+        """Name the classes and functions whose results are left out."""
+        shown = [f"{name!r:.100}" for name in self.objects[:_SHOWN]]
+        return ", ".join([*shown, *(["…"] if len(self.objects) > _SHOWN else [])])
+
+    def notes(self, rows: int) -> tuple[str, ...]:
+        """Return notes on objects, and on lists and dicts of an entry for each row."""
+        found = []
+        if self.objects:
+            found.append(f"not read: what objects of {self.named_objects()} hold")
+        content = self.content
+        entries = content.items() if isinstance(content, dict) else enumerate(content)
+        for name, each in entries:
+            tensors = isinstance(each, dict | list | tuple) and any(
+                isinstance(one, StoredTensor)
+                for one in (each.values() if isinstance(each, dict) else each)
+            )
+            listed = isinstance(each, dict | list | tuple) and len(each) == rows and not tensors
+            if listed and name != _KEYS:
+                found.append(
+                    f"not read, though it has an entry for each row: {name!s:.100}; save it as a "
+                    "list under the name 'keys'"
+                )
+        return tuple(found)
 
     def describe_keys(self) -> str | None:
         """Say what the file has under the name `keys`; None for nothing that could be keys."""
@@ -180,11 +208,20 @@ class Torch(Format):
                     raise FormatError(f"{path}: holds {found}; need floats of shape (rows, dim)")
                 return _PtSource(tensors, found)
             named: Mapping[str, StoredTensor] = tensors_by_name(found, file.allowance)
+            if not named and tensors.objects:
+                raise FormatError(
+                    f"{path}: holds objects of {tensors.named_objects()}, which are not made, as "
+                    "that would run code, and no tensors beside them; save tensors, such as "
+                    "model.state_dict()"
+                )
             matrices = {name: tensor for name, tensor in named.items() if _is_matrix(tensor)}
             floats = {name: tensor for name, tensor in matrices.items() if _is_float(tensor)}
-            tensor = named[choose(path, wanted, floats, named, matrices)]
+            chosen = choose(path, wanted, floats, named, matrices)
+            tensor = named[chosen]
             source = _PtSource(tensors, tensor)
             shapes = {name: each.shape for name, each in named.items() if name != _KEYS}
             source.notes = note_unread(source.rows, shapes, "save it under the name 'keys'")
+            source.notes += tensors.notes(source.rows)
+            source.scales = scales_beside(chosen, tensor.dtype, named)
             source.called_keys = tensors.describe_keys()
             return source

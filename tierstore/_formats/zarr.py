@@ -1,8 +1,9 @@
 """.zarr: a zarr v3 group with the matrix as an array named like the field, and arrays of keys.
 
 Integer keys are an array `keys`; strings are their UTF-8 bytes, `keys`, and their start offsets,
-`keys_offsets`. The attribute `dtype` of the matrix names its element type; types that zarr lacks
-are stored as their bits. The reader accepts a group or a single array, of v2 or v3.
+`keys_offsets`. The attribute `dtype` of the matrix names its element type. Types that zarr lacks
+are widened; arrays of their bits, from before, are read. The reader accepts a group or a single
+array, of v2 or v3.
 
 In addition to paths, zarr stores are supported: object stores, file systems of fsspec, memory.
 These have no rename, so the attribute `complete` of the group records whether writing was finished;
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from tierstore._door import interrupts_deferred
-from tierstore._dtypes import ELEMENT_TYPES
+from tierstore._dtypes import ELEMENT_TYPES, ElementType
 from tierstore._formats.base import (
     Array,
     Content,
@@ -339,11 +340,15 @@ def _write_vector(group: Any, name: str, dtype: str, length: int, parts: Iterato
 
 
 class Zarr(Format):
-    """Named arrays of every element type, in a directory or a zarr store."""
+    """Named arrays, of element types that NumPy supports, in a directory or a zarr store."""
 
     suffixes = (".zarr",)
     takes_stores = True
     is_directory = True
+
+    def holds(self, element: ElementType) -> bool:
+        """Whether NumPy, and therefore zarr of any tool, supports the type."""
+        return not element.as_bits
 
     def wrote(self, directory: Path) -> bool:
         """Whether it is a group or array of zarr, and no store of tables."""
