@@ -197,7 +197,7 @@ class _Machine:
             raise TypeError("a name is not a string")
         return self._named(module, name)
 
-    def _storage(self) -> _Storage:
+    def _storage(self) -> object:
         """Return the storage of a persistent id: ("storage", type, key, location, elements).
 
         Before PyTorch 1.6 a view follows, which is None in all but the oldest files.
