@@ -169,7 +169,9 @@ def _append(
         yield from merged(more, table, field, SelectedSource(source, new), converter)
 
     every = _joined(table, KeyColumn(_fitting(table, keys), len(keys)), np.flatnonzero(new))
-    store.replace_table(table.name, spec, blocks=records(), keys=every, progress=progress)
+    store.replace_table(
+        table.name, spec, blocks=records(), keys=every, changed=len(keys), progress=progress
+    )
 
 
 def _replaced(

@@ -554,10 +554,11 @@ class Version:
     `names` are the names under which it is kept, `payload` the names of its committed values.
     `time` is when its file was written, in seconds since 1970 UTC, None if unknown; equal versions
     may differ in it, as those of a copy do.
-    `written_rows` and `written_bytes` are those of its own deltas: of the commit, unless a
-    background compaction has added those of commits before. Those of a store in partitions are
-    added up over the partitions on this host; of a version before which none is kept, what each
-    partition wrote last.
+    `written_rows` are the rows that the version changed or added, counted when it was made, of all
+    partitions: those of a commit, in which a row may count again where it was written repeatedly;
+    all of a table that was created, loaded or converted; of one that grew, the new rows; of a
+    version that was restored, none. `written_bytes` were written for them: a table that was written
+    anew counts whole. Versions that earlier programs wrote have those of their own deltas.
     """
 
     version: int
@@ -590,6 +591,10 @@ class Version:
             found = [delta for info in each.tables.values() for delta in info.deltas]
             deltas += found
             own += [delta for delta in found if delta.version > before]
+        rows, nbytes = manifest.written or (
+            sum(delta.rows for delta in own),
+            sum(delta.size for delta in own),
+        )
         return cls(
             manifest.version,
             manifest.step,
@@ -599,8 +604,8 @@ class Version:
             tuple(name for name, version in names.items() if version == manifest.version),
             tuple(manifest.payload),
             time,
-            sum(delta.rows for delta in own),
-            sum(delta.size for delta in own),
+            rows,
+            nbytes,
         )
 
 

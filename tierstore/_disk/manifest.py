@@ -6,12 +6,13 @@ the deltas in order, and the payload.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import operator
 import re
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -34,6 +35,7 @@ __all__ = [
     "Parent",
     "PayloadInfo",
     "TableInfo",
+    "Written",
     "is_version_name",
     "manifest_name",
     "new_mark",
@@ -175,6 +177,28 @@ class TableInfo:
     keys: KeysInfo | None = None
     digest: DigestInfo | None = None
 
+    @property
+    def rows(self) -> int:
+        """The rows of the table: those of its keys, or all."""
+        if self.spec.keys is None:
+            return self.spec.rows
+        return 0 if self.keys is None else self.keys.count
+
+    def written_since(self, before: TableInfo | None, changed: int | None = None) -> Written:
+        """Return what was written to make this of the table that was `before`, in one version.
+
+        Those are its new deltas, or the base of a new generation. `changed` is how many rows of the
+        latter are new or others than before; by default all are.
+        """
+        is_new = before is None or before.generation != self.generation
+        known = set() if before is None or is_new else {each.name for each in before.deltas}
+        deltas = [each for each in self.deltas if each.name not in known]
+        rows, nbytes = (sum(each.rows for each in deltas), sum(each.size for each in deltas))
+        if not is_new:
+            return Written(rows, nbytes)
+        base = self.rows * self.spec.layout.record_bytes
+        return Written(rows + (self.rows if changed is None else changed), nbytes + base)
+
     @cached_property
     def encoded(self) -> bytes:
         """The table's entry in a manifest, as JSON."""
@@ -211,6 +235,19 @@ class TableInfo:
         return found
 
 
+class Written(NamedTuple):
+    """What a version changed or added: rows, and bytes that were written for it."""
+
+    rows: int = 0
+    bytes: int = 0
+
+    @staticmethod
+    def total(each: Iterable[Written]) -> Written:
+        """Add up what several tables or partitions got."""
+        found = [*each]
+        return Written(sum(one.rows for one in found), sum(one.bytes for one in found))
+
+
 class Difference(NamedTuple):
     """The names of the tables in which a manifest differs from an earlier one.
 
@@ -243,8 +280,10 @@ class Manifest:
     exceeds the number of versions in its history, since a writer went back; it is negative in a
     copy that took several versions of the original as one. `partitions` are the
     version and mark of each partition, if the rows of every table are in partitions. `origin` is
-    the version of another store that this one was copied from and is equal to. `format` is the
-    format of the file that was read; manifests are always written in the current format.
+    the version of another store that this one was copied from and is equal to. `written` is what
+    the version changed or added, None if an earlier program wrote it: a fold and a compaction move
+    its deltas, and then nothing else tells. `format` is the format of the file that was read;
+    manifests are always written in the current format.
     """
 
     uuid: str
@@ -265,6 +304,7 @@ class Manifest:
     skipped: int = 0
     partitions: tuple[tuple[int, str], ...] = ()
     origin: Origin | None = None
+    written: Written | None = None
     format: int = field(default=FORMAT, compare=False)
     _differs: tuple[weakref.ref[Manifest], Difference] | None = field(
         default=None, init=False, repr=False, compare=False
@@ -279,6 +319,11 @@ class Manifest:
     def commits(self) -> int:
         """The number of versions in this one's history, itself included."""
         return self.version - self.skipped
+
+    def counted(self) -> Manifest:
+        """Return this manifest as that of a store's first version, which added all of its rows."""
+        every = (info.written_since(None) for info in self.tables.values())
+        return dataclasses.replace(self, written=Written.total(every))
 
     def paths(self) -> set[str]:
         """Return the paths in the store of all generations and all files except bases."""
@@ -369,6 +414,7 @@ class Manifest:
             **({"skipped": self.skipped} if self.skipped else {}),
             **({"partitions": [list(each) for each in self.partitions]} if self.partitions else {}),
             **({"origin": self.origin._asdict()} if self.origin else {}),
+            **({} if self.written is None else {"written": self.written._asdict()}),
         }
         end = b"," + canonical(more)[1:] if more else b"}"
         first, *others = self._entries.values() or [b","]
@@ -386,7 +432,7 @@ class Manifest:
         is_first = number == 1
         if not is_first:
             names |= {"last_version", "previous", "mark", "payload_mark", "names", "forks"}
-            names |= {"partitions", "time", "origin", "skipped"}
+            names |= {"partitions", "time", "origin", "skipped", "written"}
         body.only(names | {"format", "payload", "tables"})
         last_version = version if is_first else _version(body, "last_version")
         floor, confirmed = body.natural("floor"), body.natural("confirmed")
@@ -436,6 +482,7 @@ class Manifest:
             skipped=skipped,
             partitions=partitions,
             origin=_origin(body.section("origin")) if "origin" in body else None,
+            written=_written(body.section("written")) if "written" in body else None,
             format=number,
         )
 
@@ -502,6 +549,11 @@ def _version(section: Section, key: str) -> int:
 def _origin(section: Section) -> Origin:
     section.only({"uuid", "version"})
     return Origin(section.matching("uuid", UUID), _version(section, "version"))
+
+
+def _written(section: Section) -> Written:
+    section.only({"rows", "bytes"})
+    return Written(section.natural("rows"), section.natural("bytes"))
 
 
 def _names(section: Section, newest: int) -> dict[str, int]:

@@ -69,6 +69,7 @@ class Rewrite:
 
     One that was `made` already, in a generation that no manifest names yet, is taken as it is.
     `keeps_rows`: it is in place of a table of this name, and each of its rows means the same there.
+    `changed` is how many rows are new or others than before; None if all may be.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Rewrite:
     keys: Sequence[Any] | None = None
     made: TableInfo | None = None
     keeps_rows: bool = False
+    changed: int | None = None
 
 
 def alone_to(change: str, state: State, folder: Folder, work: Callable[[], None]) -> None:
@@ -132,7 +134,8 @@ def _rewrite(
         report.finish()
         state.directory.sync()
         with state.unbroken():
-            state.commit_tables({**kept, **written})
+            changed = {each.name: each.changed for each in tables if each.changed is not None}
+            state.commit_tables({**kept, **written}, changed)
             state.reopen(written, kept=[each.name for each in tables if each.keeps_rows])
     _LOG.info(
         "%s: committed version %d: wrote tables %s, dropped %s",
@@ -154,7 +157,7 @@ def write_table(
     if not state.directory.exists(table.name):
         state.directory.make_directory(table.name).close()
     with state.directory.directory(table.name) as directory:
-        seq = state.ledger.seq + 1
+        seq = state.ledger.next_number()
         info = generations.create(directory, table.spec, seq, table.blocks, report)
         written[table.name] = info = dataclasses.replace(info, scalars=scalars)
         if table.keys is not None:
@@ -179,6 +182,7 @@ def replaced(
     spec: TableSpec,
     blocks: Iterable[Records] | None,
     keys: Sequence[Any] | None,
+    changed: int | None = None,
 ) -> Rewrite:
     """Return a new or existing table with these records; keys stay if the row count does."""
     if not isinstance(spec, TableSpec):
@@ -200,8 +204,9 @@ def replaced(
     if old is not None:
         if keys is None and spec.keys is None and old.rows == spec.rows:
             keys = as_stored(old.keys)
-        return Rewrite(name, spec, blocks, old.scalars, keys)
-    return Rewrite(name, spec, blocks, {} if known is None else known.scalars, keys)
+        return Rewrite(name, spec, blocks, old.scalars, keys, changed=changed)
+    scalars = {} if known is None else known.scalars
+    return Rewrite(name, spec, blocks, scalars, keys, changed=changed)
 
 
 def rewritten(table: Table) -> Rewrite:
@@ -209,15 +214,18 @@ def rewritten(table: Table) -> Rewrite:
     return Rewrite(table.name, table.spec, table._records(), table.scalars, as_stored(table.keys))
 
 
-def _continued(table: Table, spec: TableSpec, blocks: Blocks, keys: Any) -> Rewrite:
+def _continued(
+    table: Table, spec: TableSpec, blocks: Blocks, keys: Any, changed: int | None = None
+) -> Rewrite:
     """Return a table in another shape, whose rows are those that it has, and more after them."""
-    return Rewrite(table.name, spec, blocks, table.scalars, keys, keeps_rows=True)
+    return Rewrite(table.name, spec, blocks, table.scalars, keys, keeps_rows=True, changed=changed)
 
 
 def renamed(table: Table, name: str) -> Rewrite:
     """Return a table under another name, which is also the name of its directory."""
     spec = dataclasses.replace(table.spec, sparse=False)
-    return Rewrite(name, spec, table._records(), table.scalars, as_stored(table.keys))
+    keys = as_stored(table.keys)
+    return Rewrite(name, spec, table._records(), table.scalars, keys, changed=0)
 
 
 def altered(
@@ -302,14 +310,14 @@ def grown(
     if spec.keys is not None:
         if keys is not None:
             raise InvalidInputError(f"table {table.name!r} is by key: write the rows of new keys")
-        return _continued(table, spec, table._records(), as_stored(table.keys))
+        return _continued(table, spec, table._records(), as_stored(table.keys), 0)
 
     def blocks() -> Blocks:
         yield from table._records()
         yield from generations.initial_records(spec, table.rows)
 
     every = more_keys(table, rows - table.rows, keys)
-    return _continued(table, spec, blocks(), every)
+    return _continued(table, spec, blocks(), every, rows - table.rows)
 
 
 def appended(table: Table, rows: Any, keys: Sequence[Any] | None) -> Rewrite:
@@ -323,7 +331,7 @@ def appended(table: Table, rows: Any, keys: Sequence[Any] | None) -> Rewrite:
         yield from table._records()
         yield new
 
-    return _continued(table, spec, blocks(), more_keys(table, len(new), keys))
+    return _continued(table, spec, blocks(), more_keys(table, len(new), keys), len(new))
 
 
 def records_of(table: Table, rows: Any) -> Records:

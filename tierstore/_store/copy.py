@@ -126,7 +126,7 @@ def write_copy(
         origin=Origin(manifest.uuid, manifest.version) if is_whole else None,
         partitions=partitions,
     )
-    write_skeleton(directory, identity, copied)
+    write_skeleton(directory, identity, copied.counted())
 
 
 @contextlib.contextmanager

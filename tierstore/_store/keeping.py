@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tierstore._disk.manifest import Manifest, is_version_name
+from tierstore._disk.manifest import Manifest, Written, is_version_name
 from tierstore._store.alter import alone_to
 from tierstore._store.compaction import Folder
 from tierstore._store.lineage import pruned
@@ -90,5 +90,6 @@ def as_restored(older: Manifest, before: Manifest, version: int) -> dict[str, An
         "confirmed": version if before.confirmed >= before.version else before.confirmed,
         "origin": older.origin,
         "commits": older.commits + 1,
+        "written": Written(),
         "forks": pruned((*older.forks, (version, older.version)), before.floor),
     }

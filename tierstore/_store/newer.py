@@ -35,6 +35,7 @@ from tierstore._disk.manifest import (
     DeltaInfo,
     Manifest,
     TableInfo,
+    Written,
     new_mark,
 )
 from tierstore._keys.growing import key_map
@@ -336,4 +337,5 @@ def _next(
         mark=new_mark(),
         origin=None,
         tables=tables,
+        written=Written.total(tables[name].written_since(last.tables[name]) for name in own),
     )

@@ -440,7 +440,7 @@ def _create_store(
             first = Manifest(
                 identity.uuid, 1, 1, infos, confirmed=1, keep=keep or DEFAULT_KEEP, mark=new_mark()
             )
-            write_skeleton(directory, identity, first)
+            write_skeleton(directory, identity, first.counted())
             lock = WriterLock(directory, allow_untested=True)
             unlocking.callback(lock.close)
         unlocking.pop_all()

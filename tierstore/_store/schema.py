@@ -66,6 +66,7 @@ class SchemaChanges(Mapping[str, Table]):
         blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
         reinitialize: bool = False,
         keys: Sequence[Any] | None = None,
+        changed: int | None = None,
         progress: Progress | None = None,
     ) -> Table:
         """Replace all records of a table; commits separately.
@@ -73,8 +74,9 @@ class SchemaChanges(Mapping[str, Table]):
         `blocks` are all records `(n, record_bytes)` in order. Without them, `reinitialize=True` is
         required, and the initializers of the fields replace every value of the table. Use
         `alter_table` to keep the values. `keys` are new external keys; without them, existing keys
-        stay if the number of rows does. Older versions keep the old table. This also restores a
-        damaged table, without keys.
+        stay if the number of rows does. `changed` is how many rows are new or others than before,
+        as `versions()` tells; None says that all are. Older versions keep the old table. This also
+        restores a damaged table, without keys.
         """
         if name not in self._state.damaged:
             self[name]
@@ -85,7 +87,7 @@ class SchemaChanges(Mapping[str, Table]):
             )
         self._rewrite(
             f"replace table {name!r}",
-            lambda: [alter.replaced(self._state, name, spec, blocks, keys)],
+            lambda: [alter.replaced(self._state, name, spec, blocks, keys, changed)],
             progress,
         )
         return self[name]

@@ -10,13 +10,14 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from tierstore import _io
 from tierstore._closing import call_each
 from tierstore._disk.behind import Behind
 from tierstore._disk.keys import remove_keys
-from tierstore._disk.manifest import FORMAT, Identity, Manifest, TableInfo, new_mark
+from tierstore._disk.manifest import FORMAT, Identity, Manifest, TableInfo, Written, new_mark
 from tierstore._door import Door, interrupts_deferred
 from tierstore._garbage import search_put_off
 from tierstore._store.ledger import Ledger
@@ -415,16 +416,17 @@ class State:
         complete: Callable[[], object] = _nothing,
         replaced: Sequence[str] | None = None,
         commits: int | None = None,
+        rewritten: Mapping[str, int] = MappingProxyType({}),
         **changes: Any,
     ) -> Manifest:
         """Publish the manifest with changes and return it; `adopt` must follow, in `unbroken`.
 
         `complete` makes the remaining files of the manifest durable. `replaced` are the tables
         that differ, if the caller knows that all others are the same. `commits` is the number of
-        versions in the history, itself included; a new version adds one by default. A new version
-        is also what makes the number of versions to keep that of the store. None of a partition is
-        confirmed: the root's manifest does that. Raises ClosedError if a callback has closed the
-        store.
+        versions in the history, itself included; a new version adds one by default. `rewritten` is
+        how many rows of tables that were written anew changed. A new version is also what makes the
+        number of versions to keep that of the store. None of a partition is confirmed: the root's
+        manifest does that. Raises ClosedError if a callback has closed the store.
         """
         self.door.check_open(write=True)
         before = self.manifest
@@ -434,6 +436,8 @@ class State:
             commits = before.version - before.skipped + is_new
         if is_new and self._options.keep is not None:
             changes["keep"] = self._options.keep
+        if is_new and "written" not in changes:
+            changes["written"] = self._written(changes["tables"], replaced, rewritten)
         if self._options.partition:
             changes["confirmed"] = before.confirmed
         manifest = dataclasses.replace(
@@ -454,6 +458,20 @@ class State:
         self.ledger.publish(manifest, make_durable)
         self._check_alone()
         return manifest
+
+    def _written(
+        self,
+        tables: Mapping[str, TableInfo],
+        replaced: Sequence[str] | None,
+        rewritten: Mapping[str, int],
+    ) -> Written:
+        """Return what a version of these tables changes or adds; see `publish`."""
+        known = self.manifest.tables
+        return Written.total(
+            tables[name].written_since(known.get(name), rewritten.get(name))
+            for name in (tables if replaced is None else replaced)
+            if tables[name] is not known.get(name)
+        )
 
     def _check_alone(self) -> None:
         """Raise ConcurrentWriterError if the publication may have overwritten another writer's.
@@ -549,9 +567,14 @@ class State:
         """The mark of the version with which the payload was committed."""
         return self.manifest.payload_mark or self.manifest.mark
 
-    def commit_tables(self, tables: Mapping[str, TableInfo]) -> None:
-        """Publish and adopt a version with these tables that is otherwise unchanged."""
-        self.change(**self.next_version(), tables=tables)
+    def commit_tables(
+        self, tables: Mapping[str, TableInfo], rewritten: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """Publish and adopt a version with these tables that is otherwise unchanged.
+
+        `rewritten` is how many rows of tables that were written anew changed, where not all did.
+        """
+        self.change(**self.next_version(), tables=tables, rewritten=rewritten)
 
     @contextlib.contextmanager
     def unbroken(self) -> Iterator[None]:
@@ -701,9 +724,7 @@ class State:
 
     def uncommitted_rows(self) -> int:
         """Return the number of rows written, or removed with their keys, since the last commit."""
-        written = sum(space.uncommitted_rows() for space in self.spaces.open)
-        tables = [self.tables[name] for name in self.touched.rows.keys() & self.tables.keys()]
-        return written + sum(table._generation.removed_keys for table in tables)
+        return sum(space.uncommitted_rows() for space in self.spaces.open)
 
     def check_clean(self, what: str) -> None:
         """Raise InvalidInputError if anything is not committed."""
@@ -722,15 +743,12 @@ class State:
 
     def _uncommitted_tables(self) -> dict[str, None]:
         """Return the tables of which rows were written, or removed with their keys."""
-        written = dict.fromkeys(
+        return dict.fromkeys(
             extent.table
             for space in self.spaces.open
             for extent in space.extents
             if space.uncommitted(extent).size
         )
-        touched = [name for name in self.touched.rows if name in self.tables]
-        removed = [name for name in touched if self.tables[name]._generation.removed_keys]
-        return written | dict.fromkeys(removed)
 
     def discard(self) -> None:
         """Drop everything written since the last commit."""

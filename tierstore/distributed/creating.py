@@ -21,6 +21,7 @@ from tierstore._disk.manifest import (
     Manifest,
     Parent,
     TableInfo,
+    Written,
     new_mark,
     unique_name,
 )
@@ -158,7 +159,7 @@ def make_store(
             partitions=partitions,
         )
         if source is None:
-            write_skeleton(root, Identity(root_uuid), manifest)
+            write_skeleton(root, Identity(root_uuid), manifest.counted())
         else:
             write_skeleton(root, *_copied(root, manifest, source))
 
@@ -192,6 +193,10 @@ def _copied(root: _io.Directory, made: Manifest, source: Store) -> tuple[Identit
         skipped=before.skipped,
         mark=before.mark,
         payload_mark=before.payload_mark,
+        written=Written.total(
+            Written(table.rows, table.rows * table.spec.layout.record_bytes)
+            for table in source.values()
+        ),
     )
     parent = Parent(before.uuid, before.version, before.previous)
     return Identity(made.uuid, parent), manifest

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from tierstore._disk.keys import Keys
-from tierstore._disk.manifest import Manifest, TableInfo
+from tierstore._disk.manifest import Manifest, TableInfo, Written
 from tierstore._disk.partitioned import PartitionedGeneration
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
@@ -111,6 +111,11 @@ class Parts:
         return {
             number: (part.version, part._state.manifest.mark) for number, part in self.numbered()
         }
+
+    def written_since(self, root: Manifest) -> Written:
+        """Return what was written to those that are not at the version that a root names."""
+        written = (part._state.manifest.written for _, part in self.ahead(root))
+        return Written.total(each for each in written if each is not None)
 
     def ahead(self, root: Manifest) -> list[tuple[int, Store]]:
         """Return those that are not at the version that a root names."""

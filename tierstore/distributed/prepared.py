@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tierstore._disk.manifest import TableInfo
+from tierstore._disk.manifest import TableInfo, Written
 from tierstore.errors import InvalidInputError
 
 __all__ = ["Prepared", "agreed"]
@@ -19,12 +19,14 @@ class Prepared(NamedTuple):
         tables: what its manifest is to state of the tables that changed.
         last_version: the highest version a leader's root ever had; 0 for the other ranks.
         mark: that of the coming version; the first rank's counts.
+        written: what it changes or adds.
     """
 
     partitions: dict[int, tuple[int, str]]
     tables: dict[str, TableInfo]
     last_version: int
     mark: str
+    written: Written
 
     def in_order(self) -> tuple[tuple[int, str], ...]:
         """Return the version and mark of each partition, as a manifest has them."""
@@ -45,4 +47,5 @@ def agreed(prepared: Sequence[Prepared]) -> Prepared:
                 "not those of rank 0; every rank takes every step"
             )
     last = max(each.last_version for each in prepared)
-    return prepared[0]._replace(partitions=partitions, last_version=last)
+    written = Written.total(each.written for each in prepared)
+    return prepared[0]._replace(partitions=partitions, last_version=last, written=written)

@@ -100,7 +100,11 @@ def alter_tables(
         }
 
     specs = {name: _altered(store._tables[name].spec, changes[name], added[name]) for name in added}
-    _change(store, "alter", specs, alter)
+
+    def rows() -> int:
+        return sum(_rows_here(store, name) for name in changes)
+
+    _change(store, "alter", specs, alter, rows)
 
 
 def create_table(
@@ -131,7 +135,10 @@ def create_table(
         report.finish()
         return {name: TableInfo(as_kept(spec), "")}
 
-    _change(store, "create", {name: dataclasses.replace(of_part, rows=len(shard))}, create)
+    own, new = {name: dataclasses.replace(of_part, rows=len(shard))}, 0
+    if spec.keys is None and store.rank == 0:
+        new = spec.rows
+    _change(store, "create", own, create, lambda: new)
 
 
 def replace_table(
@@ -141,6 +148,8 @@ def replace_table(
     blocks: Iterable[Records],
     keys: Sequence[Any] | None = None,
     progress: Progress | None = None,
+    *,
+    changed: int | None = None,
 ) -> None:
     """Write a table anew, or a new one; see `DistributedStore.replace_table`."""
     check_name(name)
@@ -176,7 +185,8 @@ def replace_table(
         return {name: info if written is None else written.named_by(info)}
 
     own = dataclasses.replace(of_part, rows=len(shard))
-    _change(store, "replace" if known else "create", {name: own}, replace, made)
+    rows = spec.rows if changed is None else changed
+    _change(store, "replace" if known else "create", {name: own}, replace, lambda: rows, made)
 
 
 class _Ahead(Protocol):
@@ -304,7 +314,7 @@ def rename(store: DistributedStore, name: str, new: str, progress: Progress | No
         return {new: moved if written is None else written.named_by(moved)}
 
     own = dataclasses.replace(store._tables[name].spec, sparse=False)
-    _change(store, "rename", {new: own}, renamed, written, drop=[name])
+    _change(store, "rename", {new: own}, renamed, _none, written, drop=[name])
 
 
 def drop(store: DistributedStore, name: str) -> None:
@@ -317,7 +327,7 @@ def drop(store: DistributedStore, name: str) -> None:
             part.drop(name)
         return {}
 
-    _change(store, "drop", {}, dropped, drop=[name])
+    _change(store, "drop", {}, dropped, _none, drop=[name])
 
 
 def grow(
@@ -446,7 +456,7 @@ def _extend_all(
         return {name: larger if written is None else written.named_by(larger)}
 
     own = dataclasses.replace(store._tables[name].spec, rows=len(store._parts.shard(rows)))
-    _change(store, "grow", {name: own}, grown, written)
+    _change(store, "grow", {name: own}, grown, lambda: more if store.rank == 0 else 0, written)
 
 
 def _new_in_parts(
@@ -525,6 +535,18 @@ def _extend(
     )
 
 
+def _rows_here(store: DistributedStore, name: str) -> int:
+    """Return the rows of a table, counted on this rank so that all ranks add them up to."""
+    spec = store._manifest.tables[name].spec
+    if spec.keys is None:
+        return spec.rows if store.rank == 0 else 0
+    return sum(part[name].rows for part in store._parts.stores)
+
+
+def _none() -> int:
+    return 0
+
+
 def _altered(spec: TableSpec, change: Mapping[str, Any], added: Mapping[str, Field]) -> TableSpec:
     """Return the spec of a changed table, as far as its size in memory depends on it."""
     fields = {**spec.fields, **added}
@@ -551,12 +573,14 @@ def _change(
     what: str,
     specs: Mapping[str, TableSpec],
     work: Callable[[], dict[str, TableInfo]],
+    rows: Callable[[], int],
     ahead: _Ahead | None = None,
     drop: Collection[str] = (),
 ) -> None:
     """Have every rank change its partitions, and publish what `work` returns of the tables.
 
-    `ahead` is written before the tables change. `specs` are those of the changed tables on this
+    `rows` counts after it the rows that are new or others, which the ranks add up. `ahead` is
+    written before the tables change. `specs` are those of the changed tables on this
     rank, without those to `drop`. Raises InvalidInputError unless all is committed, CapacityError
     for too small a budget; then nothing was changed.
     """
@@ -573,7 +597,8 @@ def _change(
 
         def change() -> Any:
             store._spaces.vacate([*specs, *drop])
-            return store._prepared(work(), draft)
+            prepared = store._prepared(work(), draft)
+            return prepared._replace(written=prepared.written._replace(rows=rows()))
 
         with store._or_back(f"{what} its tables", ahead.remove if ahead else None):
             if ahead is not None:

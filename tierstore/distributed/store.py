@@ -451,7 +451,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
     def _prepared(self, tables: dict[str, TableInfo], draft: CommitDraft | None) -> Prepared:
         """Return what the next version names of this rank."""
         mark = "" if draft is None else draft.numbers["mark"]
-        return Prepared(self._parts.versions(), tables, self._root.last_version, mark)
+        written = self._parts.written_since(self._manifest)
+        return Prepared(self._parts.versions(), tables, self._root.last_version, mark, written)
 
     def _publish(
         self, prepared: Prepared, draft: CommitDraft | None, drop: Collection[str] = ()
@@ -465,6 +466,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
             "mark": prepared.mark,
             "tables": {**kept, **prepared.tables},
             "partitions": prepared.in_order(),
+            "written": prepared.written,
         }
         self._root.publish(changes, draft)
 
@@ -665,6 +667,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
         *,
         blocks: Iterable[npt.NDArray[np.uint8]],
         keys: Sequence[Any] | None = None,
+        changed: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Write a table anew from its records, or make it; a commit of its own, in one process.
@@ -674,11 +677,12 @@ class DistributedStore(Closing, Mapping[str, Any]):
             spec: what it is made of; `rows` and fields may be others than before.
             blocks: all records in the order of ids, uint8 `(n, record_bytes)` each.
             keys: the external key of each row; None keeps those there are, if the rows are as many.
+            changed: how many rows are new or others than before, for `versions()`; None is all.
             progress: called with the rows done and their number.
 
         Scalars stay. Raises InvalidInputError on several ranks.
         """
-        schema.replace_table(self, name, spec, blocks, keys, progress)
+        schema.replace_table(self, name, spec, blocks, keys, progress, changed=changed)
 
     def add_fields(
         self, name: str, fields: Mapping[str, Field], *, progress: Progress | None = None

@@ -20,9 +20,9 @@ from tierstore_cli.params import READ_STORE, Place, full_name
 def log(out: Output, store: Place) -> None:
     """List the versions of STORE that can be opened, the newest first.
 
-    ROWS and BYTES are what the commit of the version wrote, of rows as often as they were written;
-    when small commits were merged behind the trainer, of all of them. PAYLOAD names the values
-    committed with the rows.
+    ROWS are the rows that the version changed or added, those of a commit as often as they were
+    written, and BYTES what was written for them: a table that grows in a new file counts whole. A
+    restored version has none. PAYLOAD names the values committed with the rows.
 
     \b
     Examples:
