@@ -566,13 +566,6 @@ class Generation:
         added = self._map is not None and len(self._map) != self.key_count
         return added or self._has_moved_keys
 
-    @property
-    def removed_keys(self) -> int:
-        """The difference by which there are fewer keys than in the open version."""
-        if self._map is None or not self._has_moved_keys:
-            return 0
-        return max(0, self.key_count - len(self._map))
-
     def seal_keys(self) -> KeysInfo | None:
         """Make added keys durable; return their entry for the next version.
 

@@ -407,16 +407,22 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
         """Keep only the keys of these rows, in this order, after `note_moved_keys`.
 
         Nothing of the table may be in memory. Within each partition the last rows take the places
-        of those that are gone.
+        of those that are gone, and the places of the last ones become zeros.
         """
+        before = self._places.counts.tolist()
         self.key_map.keep(rows)
-        for part, (moved, to) in zip(self.parts, self._places.keep(rows), strict=True):
+        for number, (moved, to) in enumerate(self._places.keep(rows)):
+            part = self.parts[number]
             for start in range(0, moved.size, _BLOCK_ROWS):
                 block, at = (each[start : start + _BLOCK_ROWS] for each in (moved, to))
                 records = np.empty((block.size, self.tier.record_bytes), np.uint8)
                 order = np.argsort(block)
                 part.tier.read(block[order], records)
                 part.tier.write(at[order], records)
+            left = int(self._places.counts[number])
+            for start in range(left, before[number], _BLOCK_ROWS):
+                freed = np.arange(start, min(start + _BLOCK_ROWS, before[number]))
+                part.tier.write(freed, np.zeros((freed.size, self.tier.record_bytes), np.uint8))
 
     def note_moved_keys(self) -> None:
         """Note that keys have new rows, in every partition, or a rollback would load only some."""

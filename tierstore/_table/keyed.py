@@ -804,26 +804,40 @@ class KeyedTable(RowsByNumber):
                 self._remove(rows)
 
     def _remove(self, rows: npt.NDArray[np.int64]) -> None:
-        """Remove keys by their ascending rows; the last rows take their places."""
+        """Remove keys by their ascending rows; the last rows take their places.
+
+        The places of the last rows become zeros, like other rows that are written: once older
+        versions are folded, no file holds what was removed.
+        """
         cast(Grower, self._owner).end_leases(self.name)
         self._owner.touched.rows.setdefault(self.name)
         keys = self._map
-        moved, to = expiry.moves(len(keys), rows)
-        order = np.arange(len(keys) - rows.size)
+        count = len(keys)
+        moved, to = expiry.moves(count, rows)
+        order, freed = np.arange(count - rows.size), np.arange(count - rows.size, count)
+        own_rows = self._generation.moves_rows
         order[to] = moved
         self._generation.note_moved_keys()
         begun = False
         try:
-            for start in range(0, moved.size if self._generation.moves_rows else 0, _BLOCK_ROWS):
+            for start in range(0, moved.size if own_rows else 0, _BLOCK_ROWS):
                 part = slice(start, start + _BLOCK_ROWS)
                 values = self.by_row.read(moved[part], list(self.fields), cache=False)
                 begun = True
                 self.by_row.write(to[part], values)
             begun = True
+            for start in range(0, freed.size if own_rows else 0, _BLOCK_ROWS):
+                block = freed[start : start + _BLOCK_ROWS]
+                self.by_row.write(block, self._zeros(block.size))
             self._generation.keep_keys(order)
         except BaseException:
             keys.half_removed = begun
             raise
+
+    def _zeros(self, rows: int) -> dict[str, npt.NDArray[Any]]:
+        """Return rows of zeros, by field."""
+        none = self.by_row.read(np.empty(0, np.int64), list(self.fields))
+        return {name: np.zeros((rows, *each.shape[1:]), each.dtype) for name, each in none.items()}
 
     @property
     def _candidates(self) -> Candidates:
