@@ -252,6 +252,10 @@ class Directory(Descriptor):
             return False
         return os.path.samestat(entry, file.status())
 
+    def is_file(self, name: str) -> bool:
+        """Whether the entry is a regular file itself, not a link to one."""
+        return stat.S_ISREG(self.status(name).st_mode)
+
     def is_directory(self, name: str) -> bool:
         """Whether the entry is a directory itself, not a link to one."""
         return stat.S_ISDIR(self.status(name).st_mode)

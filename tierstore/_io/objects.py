@@ -380,6 +380,10 @@ class ObjectDirectory(Directory):
         """Whether an object of this name exists: it cannot have been replaced."""
         return self.exists(name)
 
+    def is_file(self, name: str) -> bool:
+        """Return True: the names of objects are those of files."""
+        return True
+
     def is_directory(self, name: str) -> bool:
         """Whether objects exist whose names begin with this one and a `/`."""
         return not self._do("examine", name, self._store.is_empty, self._key(name))

@@ -82,7 +82,7 @@ class CommitDraft:
         self.dropped: Collection[str] = ()
         self._written: Mapping[str, PayloadInfo] = {}
         if payload:
-            seq = state.ledger.seq + 1
+            seq = state.ledger.next_number()
             self.payload = self._written = write_payloads(
                 state.directory, seq, self._states(payload)
             )

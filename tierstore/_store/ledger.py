@@ -37,7 +37,7 @@ from tierstore._disk.manifest import (
     manifest_name,
 )
 from tierstore._store.lineage import Forks, descends, newest_common
-from tierstore._store.versions import LOCK, STORE, History
+from tierstore._store.versions import LOCK, STORE, History, is_stray
 from tierstore.errors import (
     CommitFailedError,
     ConcurrentWriterError,
@@ -231,6 +231,7 @@ class Ledger:
                 self.seq = seq
             else:
                 self._enter(found)
+        self._taken = history.last_number()
 
     def _enter(self, manifest: Manifest) -> None:
         """Add a manifest that is newer than all others."""
@@ -257,8 +258,8 @@ class Ledger:
             self._superseded.add(self._kept.pop(oldest))
 
     def next_number(self) -> int:
-        """Return the number of the next manifest."""
-        return self.seq + 1
+        """Return the number of the next manifest: no entry had it when the store was opened."""
+        return max(self.seq, self._taken) + 1
 
     @property
     def versions(self) -> Collection[int]:
@@ -305,13 +306,13 @@ class Ledger:
 
     def has_next(self) -> bool:
         """Whether the manifest after that of this ledger exists."""
-        return self._directory.exists(manifest_name(self.seq + 1))
+        return self._directory.exists(manifest_name(self.next_number()))
 
     def check_newest(self) -> None:
         """Raise ConcurrentWriterError if another writer has published after this one."""
         if self.has_next():
             raise ConcurrentWriterError(
-                f"another writer has published {manifest_name(self.seq + 1)} in "
+                f"another writer has published {manifest_name(self.next_number())} in "
                 f"{self._directory.path}: data that was published before it here may be lost; "
                 "open it again"
             )
@@ -470,8 +471,11 @@ def _files(directory: _io.Directory, halves: set[str]) -> Iterator[str]:
     Generations in which a fold that was cut short may have left files are added to `halves`.
     """
     for name in directory.names():
-        if any(form.fullmatch(name) for form in (PAYLOAD_NAME, MANIFEST_NAME, TEMPORARY_NAME)):
+        if any(form.fullmatch(name) for form in (PAYLOAD_NAME, TEMPORARY_NAME)):
             yield name
+        elif MANIFEST_NAME.fullmatch(name):
+            if not is_stray(directory, name):
+                yield name
         elif TABLE_NAME.fullmatch(name) and directory.is_directory(name):
             with directory.directory(name) as table:
                 for generation in filter(GENERATION_NAME.fullmatch, table.names()):

@@ -24,7 +24,9 @@ from tierstore.errors import (
     NotAStoreError,
     StoreIOError,
     TierStoreError,
+    UpkeepWarning,
     VersionError,
+    warn,
 )
 
 __all__ = [
@@ -36,6 +38,8 @@ __all__ = [
     "check_free",
     "check_readable",
     "has_manifests",
+    "is_stray",
+    "manifest_names",
     "marks_of",
     "number_in_part",
     "open_directory",
@@ -65,9 +69,10 @@ class History:
 
         The numbers after the highest are probed by name, because a listing may not show them yet.
         """
-        found = map(MANIFEST_NAME.fullmatch, self._directory.names())
-        numbers = sorted(int(match.group(1)) for match in found if match)
-        while numbers and self._directory.exists(manifest_name(numbers[-1] + 1)):
+        numbers = [*map(_number, manifest_names(self._directory))]
+        while numbers and self._directory.exists(name := manifest_name(numbers[-1] + 1)):
+            if is_stray(self._directory, name):
+                break
             numbers.append(numbers[-1] + 1)
         return numbers
 
@@ -80,6 +85,15 @@ class History:
         if manifest.seq != seq:
             raise FormatError(f"{path} contains the manifest number {manifest.seq}")
         return manifest
+
+    def last_number(self) -> int:
+        """Return the highest number that a name has, of a manifest or of a stray entry; 0 if none.
+
+        No later manifest can have any of them.
+        """
+        return max(
+            map(_number, filter(MANIFEST_NAME.fullmatch, self._directory.names())), default=0
+        )
 
     def time_of(self, manifest: Manifest) -> int | None:
         """Return when the file of a manifest was written, in seconds since 1970 UTC, if known."""
@@ -194,6 +208,38 @@ class History:
         return found
 
 
+def _number(name: str) -> int:
+    """Return the number in the name of a manifest."""
+    match = MANIFEST_NAME.fullmatch(name)
+    return int(match.group(1)) if match else 0
+
+
+def manifest_names(directory: _io.Directory) -> list[str]:
+    """Return the names of the manifests in a directory, readable or not, ascending by number.
+
+    A directory or a link of such a name is none, since no writer made it: a warning names it.
+    """
+    names = [*filter(MANIFEST_NAME.fullmatch, directory.names())]
+    strays = {name for name in names if is_stray(directory, name)}
+    if strays:
+        what = (
+            "is no file, and so no manifest" if len(strays) == 1 else "are no files, nor manifests"
+        )
+        warn(
+            f"{directory.path}: {', '.join(sorted(strays))} {what}: remove what is foreign",
+            UpkeepWarning,
+        )
+    return [name for name in names if name not in strays]
+
+
+def is_stray(directory: _io.Directory, name: str) -> bool:
+    """Whether an entry that has the name of a manifest is none."""
+    try:
+        return not directory.is_file(name)
+    except FileNotFoundError:
+        return False  # a writer removed it meanwhile, as the manifest that it was
+
+
 def chosen(kept: Mapping[int, Manifest], version: int | str) -> Manifest:
     """Return the manifest of a kept version, by its number or name.
 
@@ -263,7 +309,7 @@ def open_directory(path: Path | _io.Objects) -> _io.Directory:
 
 def has_manifests(directory: _io.Directory) -> bool:
     """Return whether a directory holds a manifest, readable or not."""
-    return any(map(MANIFEST_NAME.fullmatch, directory.names()))
+    return bool(manifest_names(directory))
 
 
 def check_free(where: str | Path, of_store: str = "") -> None:
@@ -355,7 +401,7 @@ def survey(directory: _io.Directory) -> Survey:
 
     Raises NotAStoreError if there are none, FormatError if none is intact.
     """
-    names = sorted(filter(MANIFEST_NAME.fullmatch, directory.names()), reverse=True)
+    names = manifest_names(directory)[::-1]
     damage: list[str] = []
     uuid = ""
     try:
