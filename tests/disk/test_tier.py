@@ -262,9 +262,12 @@ def test_readers_do_not_wait_while_a_writer_waits_for_the_disk(tmp_path, monkeyp
     found = []
     reading = threading.Thread(target=lambda: found.append(read(writer.tier, rows[-9:])))
     reading.start()
-    reading.join(60)
+    reading.join(20)
+    answered = len(found)
     disk.set()
-    writing.join(60)
+    for thread in (writing, reading):
+        thread.join(60)
+    assert answered, "the reader waited for the disk"
     assert np.array_equal(found[0], oracle[-9:])
     assert np.array_equal(read(writer.tier, rows), new)
     writer.generation.close()
