@@ -145,6 +145,56 @@ MUTANTS = [
         "tests/training/test_named.py",
     ),
     Mutant(
+        "_tiers/base.py",
+        "return self.names == names and not self._renames",
+        "return self.names >= names - 1",
+        "tests/training/test_key_programs.py",
+    ),
+    Mutant(
+        "_store/tables.py",
+        "            space.end_leases(REMOVED, [name])",
+        "            space.end_leases(REMOVED, ())",
+        "tests/training/test_key_programs.py",
+    ),
+    Mutant(
+        "_tiers/space.py",
+        "names=renamed is None or extent.table in renamed",
+        "names=renamed is not None and extent.table in renamed",
+        "tests/training/test_key_programs.py",
+    ),
+    Mutant(
+        "_table/keyed.py",
+        "        order[to] = moved\n",
+        "        order[to] = moved[::-1]\n",
+        "tests/training/test_key_programs.py",
+    ),
+    # Who was removed is in no file: places that no key has are zeros.
+    Mutant(
+        "_table/keyed.py",
+        "for start in range(0, freed.size if own_rows else 0, _BLOCK_ROWS):",
+        "for start in range(0, 0, _BLOCK_ROWS):",
+        "tests/keys/test_erasing.py",
+    ),
+    Mutant(
+        "_disk/partitioned_keys.py",
+        "for start in range(left, before[number], _BLOCK_ROWS):",
+        "for start in range(left, left, _BLOCK_ROWS):",
+        "tests/keys/test_erasing.py",
+    ),
+    # What a version says that it wrote, and what has a manifest's name and is none.
+    Mutant(
+        "_store/state.py",
+        'if is_new and "written" not in changes:',
+        "if False:",
+        "tests/store/test_written.py",
+    ),
+    Mutant(
+        "_store/versions.py",
+        "return not directory.is_file(name)",
+        "return False",
+        "tests/durability/test_strays.py",
+    ),
+    Mutant(
         "_table/keyed.py",
         "if known.source != names:",
         "if known.source < 0:",
