@@ -10,6 +10,7 @@ import os
 import platform
 import runpy
 import shlex
+import shutil
 import subprocess
 import sysconfig
 import tempfile
@@ -28,7 +29,8 @@ PROGRAMS = {  # the sha256 of its program zig, by machine
     "x86_64": "58959f01285c05a74276f09327b551d42ed6006bf325a78dc661a024e314987b",
     "aarch64": "e7eef14c4b674845fa65bbd6ad0dbf82037f6cb4364db7973ed23579a5fc26c0",
 }
-HELP = f"install gcc or clang, or name a compiler in CC, or first: pip install hatchling {ZIG}"
+HELP = f"install gcc or clang, or name a compiler in CC, or: pip install hatchling {ZIG}"
+HELP += ", then pip install --no-build-isolation"
 
 
 def compiler():
@@ -36,13 +38,10 @@ def compiler():
     with tempfile.TemporaryDirectory() as place:
         source = Path(place, "try.c")
         source.write_text("#include <string.h>\nsize_t f(const char *s) { return strlen(s); }\n")
-        for command in map(shlex.split, (os.environ.get("CC", ""), "cc", "gcc", "clang")):
-            trial = [*command, *FLAGS, "-o", f"{place}/try.so", source]
-            try:
-                if command and not subprocess.run(trial, capture_output=True).returncode:
-                    return command
-            except OSError:
-                continue
+        for cc in map(shlex.split, (os.environ.get("CC") or "cc", "cc", "gcc", "clang")):
+            trial = [*cc, *FLAGS, "-o", f"{place}/try.so", source]
+            if shutil.which(cc[0]) and not subprocess.run(trial, capture_output=True).returncode:
+                return cc
     return []
 
 
@@ -89,8 +88,8 @@ class CoreHook(Hook):
             build_data["force_include"][str(made)] = f"tierstore/_core/{made.name}"
         machine, _, glibc = TARGET.partition("-linux-gnu.")
         system = f"manylinux_{glibc}_{machine}" if glibc else sysconfig.get_platform()
-        build_data["tag"] = f"cp311-abi3-{system.replace('.', '_').replace('-', '_')}"
-        build_data["pure_python"] = False
+        tag = f"cp311-abi3-{system.replace('.', '_').replace('-', '_')}"
+        build_data.update(tag=tag, pure_python=False)
 
 
 if __name__ == "__main__":

@@ -16,5 +16,5 @@ def build_core() -> None:
         fcntl.flock(program, fcntl.LOCK_EX)
         digest = runpy.run_path(str(CORE / "sources.py"))["digest"]()
         library = CORE / "compiled.abi3.so"
-        if not library.exists() or digest.encode() not in library.read_bytes():
+        if not library.exists() or digest.encode() + b"\0" not in library.read_bytes():
             subprocess.run([sys.executable, program.name], check=True)

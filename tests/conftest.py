@@ -16,6 +16,8 @@ from tests import building, decoders, pairs, processors, tries
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Before torch is imported, and for every child: xdist has a process on each core already."""
+os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+"""For every child, as pytest itself has it: a crash in the core says where."""
 
 LEFT_OUT_UNLESS_ASKED_FOR = {
     "slow": "make test-all",

@@ -57,6 +57,7 @@ TINY = {
     "bench_following": ["--rows", "5000", "--seconds", "1"],
     "bench_import": [],
     "bench_text": ["--rows", "300", "--dim", "4"],
+    "bench_checksums": ["--rows", "50"],
     "bench_near": ["--rows", "3000", "--dim", "8"],
     "bench_diff": ["--rows", "3000", "--dim", "8", "--changed", "50"],
     "bench_many_tables": ["--rows", "5000", "--batch", "64"],

@@ -84,29 +84,6 @@ def test_parts_cover_the_rows_once_in_four_threads(four_threads, rows):
     assert len(threads) == 4 and threading.get_ident() in threads
 
 
-def test_the_caller_does_its_own_beside_more_parts_than_threads(four_threads):
-    seen, begun = np.zeros(100, np.int64), threading.Event()
-    calls = []
-
-    def work(part):
-        begun.set()
-        seen[part] += 1
-        calls.append(part)
-
-    def here():
-        assert begun.wait(30)  # for a part in another thread
-
-    _parts.in_parts(work, 100, 1000, least=100, pieces=3, here=here)
-    assert (seen == 1).all() and len(calls) == 10
-
-
-def test_without_threads_the_caller_does_its_own_before(monkeypatch):
-    monkeypatch.setattr(_parts, "most_threads", lambda: 1)
-    calls = []
-    _parts.in_parts(calls.append, 9, 1000, least=1, pieces=3, here=lambda: calls.append("here"))
-    assert calls == ["here", slice(0, 9)]
-
-
 def test_an_error_of_a_part_is_raised_when_all_have_ended(four_threads):
     ended, first = [], threading.Event()
 
@@ -139,8 +116,8 @@ def test_of_many_errors_that_of_the_first_part_is_raised(four_threads, monkeypat
                 raise KeyError(row)
 
     with pytest.raises(KeyError, match="25"):
-        _parts.in_parts(work, 100, 1000, least=100, pieces=3)
-    assert threads == 1 or (seen[::10] == 1).all()  # all parts began
+        _parts.in_parts(work, 100, 1000, least=100)
+    assert threads == 1 or (seen[::25] == 1).all()  # all parts began
 
 
 def test_a_part_that_nobody_ended_is_an_error(four_threads, monkeypatch):

@@ -45,15 +45,7 @@ def threads_here() -> int:
     return 1 if getattr(_here, "in_part", False) else most_threads()
 
 
-def in_parts(
-    work: Work,
-    rows: int,
-    nbytes: int,
-    *,
-    least: int,
-    pieces: int = 1,
-    here: Callable[[], object] | None = None,
-) -> None:
+def in_parts(work: Work, rows: int, nbytes: int, *, least: int) -> None:
     """Call `work` on disjoint parts of the rows, in threads if that is faster.
 
     Args:
@@ -61,22 +53,17 @@ def in_parts(
         rows: how many rows there are.
         nbytes: what all of them come to.
         least: the fewest bytes for which a thread pays off.
-        pieces: number of parts for each thread, so that all end together if parts take different
-            times.
-        here: called first, by the caller, beside the threads.
 
     Returns when all parts have ended, and raises the error of the first that failed. The caller
     does what no thread begins, and a part that calls this itself does its work alone.
     """
     threads = threads_here()
-    parts = min(threads * pieces, nbytes // least)
-    if threads < 2 or parts < 2:
-        if here is not None:
-            here()
+    parts = min(threads, nbytes // least)
+    if parts < 2:
         work(slice(0, rows))
         return
     edges = [rows * part // parts for part in range(parts + 1)]
-    _crew(os.getpid()).do(_Job(work, map(slice, edges[:-1], edges[1:])), here)
+    _crew(os.getpid()).do(_Job(work, map(slice, edges[:-1], edges[1:])))
 
 
 def beside(here: Callable[[], object], there: Callable[[], object]) -> None:

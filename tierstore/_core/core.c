@@ -22,10 +22,11 @@
 
 enum {
     LANE = 512,  /* bytes of each of the three lanes of long data */
-    LANES = 4,   /* records at a time: more than the three cycles of an instruction need */
-    AHEAD = 16,  /* records from the one in hand to that which is fetched from memory */
-    BLOCK = 64   /* checksums at a time, on the stack */
+    LINE = 64,   /* bytes that memory gives and takes at a time */
+    AHEAD = 16,  /* records from the one in hand to those which are fetched from memory */
+    BLOCK = 192   /* checksums at a time, on the stack */
 };
+static const uint32_t ONES = 0xFFFFFFFF; /* the register before the first byte */
 
 static uint32_t steps[8][256]; /* what eight bytes add to the register, by position and value */
 static uint32_t lanes[4][256]; /* what LANE zeros make of each byte of the register */
@@ -44,11 +45,11 @@ static inline uint32_t load32(const uint8_t *p) {
 
 static inline void store64(uint8_t *p, uint64_t x) { memcpy(p, &x, 8); }
 
-static inline const uint8_t *record_at(const ts_records *r, int64_t i) {
-    CHECK(i >= 0 && i < r->n);
-    const int64_t at = r->at ? (int64_t)load64(r->at + 8 * i) : i;
-    CHECK(at >= 0 && at < r->count);
-    return r->source + at * r->stride;
+/* The record whose place in the source is at `at`. */
+static inline const uint8_t *placed(const ts_records *r, const uint8_t *at) {
+    const int64_t place = (int64_t)load64(at);
+    CHECK(at >= r->at && at < r->at + 8 * r->n && place >= 0 && place < r->count);
+    return r->source + place * r->stride;
 }
 
 static inline uint32_t over_lane(uint32_t crc) {
@@ -141,7 +142,7 @@ static void make_tables(void) {
 const char *ts_start(const char *dispatch) {
     make_tables();
 #ifdef HARDWARE
-    if (has_instruction() && (!dispatch || !strcmp(dispatch, HARDWARE))) {
+    if ((!dispatch || !strcmp(dispatch, HARDWARE)) && has_instruction()) {
         chosen = &by_instruction;
         return chosen->name;
     }
@@ -157,10 +158,14 @@ uint32_t ts_crc32c(uint32_t value, const uint8_t *data, int64_t n) {
 
 /* The position of the first place outside of the source, or n. */
 static int64_t first_outside(const ts_records *r) {
-    if (!r->at) return r->n;
-    for (int64_t i = 0; i < r->n; i++)
-        if (load64(r->at + 8 * i) >= (uint64_t)r->count) return i;
-    return r->n;
+    uint64_t outside = 0; /* has its highest bit if a place does, or what is left after it */
+    for (int64_t i = 0; r->at && i < r->n; i++) {
+        const uint64_t at = load64(r->at + 8 * i);
+        outside |= at | ((uint64_t)r->count - 1 - at);
+    }
+    int64_t i = outside >> 63 ? 0 : r->n;
+    while (i < r->n && load64(r->at + 8 * i) < (uint64_t)r->count) i++;
+    return i;
 }
 
 int64_t ts_sum_rows(const ts_records *r, uint8_t *sums) {
@@ -190,11 +195,13 @@ int64_t ts_check_rows(const ts_records *r, const uint8_t *sums, int sparse, uint
     for (int64_t begin = 0; begin < r->n; begin += BLOCK) {
         const int64_t n = r->n - begin < BLOCK ? r->n - begin : BLOCK;
         chosen->rows(r, begin, n, found);
+        if (!memcmp(found, sums + 4 * begin, 4 * (size_t)n)) continue;
         for (int64_t i = 0; i < n; i++) {
             const int64_t here = begin + i;
             const uint32_t expected = load32(sums + 4 * here);
             if (found[i] == expected) continue;
-            const uint8_t *record = r->out ? r->out + here * r->out_stride : record_at(r, here);
+            const uint8_t *record =
+                r->out ? r->out + here * r->out_stride : r->source + here * r->stride;
             if (sparse && !expected && is_zero(record, r->width)) continue;
             CHECK(wrong < r->n);
             store64(bad + 8 * wrong++, (uint64_t)here);

@@ -10,7 +10,7 @@
 typedef struct {
     int64_t n;              /* rows, and records that are read */
     const uint8_t *rows;    /* n int64: the row id of each */
-    const uint8_t *at;      /* n int64: where in the source each is; NULL: in order */
+    const uint8_t *at;      /* n int64: where in the source each is; NULL, like `out`: in order */
     const uint8_t *source;  /* `count` records of `width` bytes, `stride` bytes apart */
     int64_t count, stride, width;
     uint8_t *out;           /* n records, `out_stride` bytes apart; NULL: nothing is copied */

@@ -7,6 +7,19 @@ TARGET static inline uint64_t NAME(some)(uint64_t crc, const uint8_t *p, int64_t
     return crc;
 }
 
+/* The same, and the bytes copied. Each is read once: what is checked is what arrives, whoever writes
+   to them meanwhile. */
+TARGET static inline __attribute__((always_inline)) uint64_t NAME(some_copied)(
+    uint64_t crc, const uint8_t *p, uint8_t *to, int64_t n) {
+    for (; n >= 8; n -= 8, p += 8, to += 8) {
+        const uint64_t x = load64(p);
+        store64(to, x);
+        crc = STEP64(crc, x);
+    }
+    for (; n; n--, p++, to++) crc = STEP8(crc, *to = *p);
+    return crc;
+}
+
 /* The register after many bytes. An instruction takes three cycles, but one can begin each cycle:
    three lanes at a time, which are joined by what the bytes behind them make of their registers. */
 TARGET static uint32_t NAME(bytes)(uint32_t value, const uint8_t *p, int64_t n) {
@@ -23,51 +36,66 @@ TARGET static uint32_t NAME(bytes)(uint32_t value, const uint8_t *p, int64_t n) 
     return (uint32_t)NAME(some)(crc, p, n);
 }
 
-/* Checksums of records `begin` to `begin + n`; each word is loaded once, to be checked and copied. */
-TARGET static inline __attribute__((always_inline)) void NAME(each)(
-    const ts_records *given, int64_t begin, int64_t n, uint32_t *sums, const int copies) {
-    const ts_records here = *given, *r = &here; /* which nothing that is written may change */
-    const int64_t words = r->width & ~(int64_t)7;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        const uint8_t *from[LANES];
-        uint8_t *to[LANES];
-        uint64_t crc[LANES];
-        for (int j = 0; j < LANES; j++) {
-            const int64_t at = begin + i + j;
-            from[j] = record_at(r, at);
-            to[j] = copies ? r->out + at * r->out_stride : NULL;
-            crc[j] = STEP64(0xFFFFFFFFu, load64(r->rows + 8 * at));
-            if (r->at && at + AHEAD < r->n) __builtin_prefetch(record_at(r, at + AHEAD), 0, 3);
-        }
-        for (int64_t k = 0; k < words; k += 8)
-            for (int j = 0; j < LANES; j++) {
-                const uint64_t x = load64(from[j] + k);
-                crc[j] = STEP64(crc[j], x);
-                if (copies) store64(to[j] + k, x);
+/* Checksums of n records, three at a time for the same reason. */
+TARGET static void NAME(sum)(const uint8_t *rows, const uint8_t *records, int64_t stride,
+                             int64_t width, int64_t n, uint32_t *sums) {
+    for (; n >= 3; n -= 3, rows += 24, records += 3 * stride, sums += 3) {
+        const uint8_t *p = records, *q = p + stride, *s = q + stride;
+        uint64_t a = STEP64(ONES, load64(rows)), b = STEP64(ONES, load64(rows + 8));
+        uint64_t c = STEP64(ONES, load64(rows + 16));
+        int64_t left = width;
+        for (; left >= LINE; left -= LINE, p += LINE, q += LINE, s += LINE)
+            for (int k = 0; k < LINE; k += 8) {
+                a = STEP64(a, load64(p + k));
+                b = STEP64(b, load64(q + k));
+                c = STEP64(c, load64(s + k));
             }
-        for (int j = 0; j < LANES; j++) {
-            for (int64_t k = words; k < r->width; k++) {
-                const uint8_t x = from[j][k];
-                crc[j] = STEP8(crc[j], x);
-                if (copies) to[j][k] = x;
-            }
-            sums[i + j] = ~(uint32_t)crc[j];
-        }
+        sums[0] = ~(uint32_t)NAME(some)(a, p, left);
+        sums[1] = ~(uint32_t)NAME(some)(b, q, left);
+        sums[2] = ~(uint32_t)NAME(some)(c, s, left);
     }
-    for (; i < n; i++) {
-        const uint8_t *from = record_at(r, begin + i);
-        if (copies) from = memcpy(r->out + (begin + i) * r->out_stride, from, (size_t)r->width);
-        const uint64_t crc = STEP64(0xFFFFFFFFu, load64(r->rows + 8 * (begin + i)));
-        sums[i] = ~(uint32_t)NAME(some)(crc, from, r->width);
+    for (; n; n--, rows += 8, records += stride)
+        *sums++ = ~(uint32_t)NAME(some)(STEP64(ONES, load64(rows)), records, width);
+}
+
+/* The same of records from `begin` on, which are copied, a line of memory at a time: to store words
+   to three of them by turns takes longer. */
+TARGET static void NAME(copy)(const ts_records *r, int64_t begin, int64_t n, uint32_t *sums) {
+    const uint8_t *rows = r->rows + 8 * begin, *at = r->at + 8 * begin;
+    const int64_t more = r->out_stride, width = r->width, whole = width & -LINE;
+    uint8_t *to = r->out + begin * more;
+    for (; n >= 3; n -= 3, rows += 24, at += 24, to += 3 * more, sums += 3) {
+        const uint8_t *p = placed(r, at), *q = placed(r, at + 8), *s = placed(r, at + 16);
+        for (int j = AHEAD; n >= AHEAD + 3 && j < AHEAD + 3; j++) {
+            __builtin_prefetch(placed(r, at + 8 * j));
+            __builtin_prefetch(to + j * more, 1);
+        }
+        uint64_t a = STEP64(ONES, load64(rows)), b = STEP64(ONES, load64(rows + 8));
+        uint64_t c = STEP64(ONES, load64(rows + 16));
+        for (int64_t k = 0; k < whole; k += LINE) {
+            a = NAME(some_copied)(a, p + k, to + k, LINE);
+            b = NAME(some_copied)(b, q + k, to + more + k, LINE);
+            c = NAME(some_copied)(c, s + k, to + 2 * more + k, LINE);
+        }
+        uint8_t *rest = to + whole;
+        sums[0] = ~(uint32_t)NAME(some_copied)(a, p + whole, rest, width - whole);
+        sums[1] = ~(uint32_t)NAME(some_copied)(b, q + whole, rest + more, width - whole);
+        sums[2] = ~(uint32_t)NAME(some_copied)(c, s + whole, rest + 2 * more, width - whole);
+    }
+    for (; n; n--, rows += 8, at += 8, to += more) {
+        const uint64_t a = STEP64(ONES, load64(rows));
+        *sums++ = ~(uint32_t)NAME(some_copied)(a, placed(r, at), to, width);
     }
 }
 
-TARGET static void NAME(rows)(const ts_records *r, int64_t begin, int64_t n, uint32_t *sums) {
+/* Checksums of records `begin` to `begin + n`. */
+TARGET static void NAME(rows)(const ts_records *given, int64_t begin, int64_t n, uint32_t *sums) {
+    const ts_records here = *given, *r = &here; /* which nothing that is written may change */
+    CHECK(begin >= 0 && n >= 0 && begin + n <= r->n && (r->out || r->n <= r->count));
     if (r->out)
-        NAME(each)(r, begin, n, sums, 1);
+        NAME(copy)(r, begin, n, sums);
     else
-        NAME(each)(r, begin, n, sums, 0);
+        NAME(sum)(r->rows + 8 * begin, r->source + begin * r->stride, r->stride, r->width, n, sums);
 }
 
 #undef NAME

@@ -24,7 +24,8 @@ from tierstore.errors import CorruptRowError, FormatError, InvalidInputError, co
 __all__ = ["ForeignChecksums", "open_checksums"]
 
 _FORMAT = "tierstore checksums of attached tables 1"
-_PAGE = 4096
+_UNIT = 4096
+"""The header takes a multiple of as many bytes, whatever a page is."""
 _BLOCK_ROWS = 1 << 16
 
 Rows = npt.NDArray[np.int64]
@@ -99,7 +100,7 @@ def open_checksums(
 
 def _header(tables: Mapping[str, Any]) -> bytes:
     text = json.dumps({"format": _FORMAT, "tables": tables}, separators=(",", ":")).encode()
-    return text.ljust(-(-(len(text) + 1) // _PAGE) * _PAGE - 1) + b"\n"
+    return text.ljust(-(-(len(text) + 1) // _UNIT) * _UNIT - 1) + b"\n"
 
 
 def _check_header(path: Path, file: _io.File, header: bytes) -> None:

@@ -116,7 +116,7 @@ ROW_BYTES = 512
 BENCH_PREFIX = ".tierstore-bench-"
 """Of the names of temporary files and directories."""
 
-_BLOCK = 4096
+_PAGE = mmap.PAGESIZE
 _THREADS = 64
 
 
@@ -269,7 +269,7 @@ def measure(
                 sequential_bytes=step(_sequential(path, seconds)),
                 random_reads=step(_random(path, seconds)),
                 append_bytes=step(_append(path, 8 * MIB, seconds) * 8 * MIB),
-                syncs=step(_append(path, _BLOCK, seconds)),
+                syncs=step(_append(path, _PAGE, seconds)),
                 link_bytes=_link(size),
             )
     except OSError as error:
@@ -376,7 +376,7 @@ def _random(path: str, seconds: float) -> float:
         count = 4096
 
         def offsets() -> Ids:
-            return rng.integers(0, size // _BLOCK, count) * _BLOCK
+            return rng.integers(0, size // _PAGE, count) * _PAGE
 
         if available():
             return _rate(lambda: _in_flight(fd, offsets()), seconds)
@@ -385,13 +385,13 @@ def _random(path: str, seconds: float) -> float:
 
 
 def _in_flight(fd: int, offsets: Ids) -> float:
-    read(fd, offsets, _BLOCK)
+    read(fd, offsets, _PAGE)
     return offsets.size
 
 
 def _by_threads(pool: ThreadPoolExecutor, fd: int, offsets: Ids) -> float:
     def read(part: Ids) -> None:
-        buffer = [mmap.mmap(-1, _BLOCK)]
+        buffer = [mmap.mmap(-1, _PAGE)]
         for offset in part.tolist():
             os.preadv(fd, buffer, offset)
 

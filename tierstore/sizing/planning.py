@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -375,7 +376,7 @@ def host_for_hits(
     return bytes_for(rows, record_bytes, high, policy, index=DeltaIndex.bytes_for(rows))
 
 
-_PAGE = 4096
+_PAGE = mmap.PAGESIZE
 _ROW_PART = 0.4
 """The part of a measured row's time that even the narrowest row takes."""
 _COPIED_AGAIN, _FOUND_AGAIN = 0.5, 0.15
