@@ -1231,8 +1231,8 @@ MUTANTS = [
     ),
     Mutant(
         "_formats/_roles.py",
-        "if vector is not None and len(rest) == 1 and self.names is None:",
         "if len(rest) == 1 and self.names is None:",
+        "if self.names is None:",
         "tests/formats/test_text.py",
     ),
     Mutant(

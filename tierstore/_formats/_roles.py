@@ -291,7 +291,7 @@ class _Decision:
                 self._choice(texts[0]),
                 ("mend the cell", {}),
             )
-        return None if texts else self._integer_key(rest, vector)
+        return None if texts else self._integer_key(rest)
 
     def _named_key(self, at: int, rest: Sequence[int]) -> int | None:
         if len(self.kinds) == 1:
@@ -304,11 +304,11 @@ class _Decision:
             )
         return at
 
-    def _integer_key(self, rest: Sequence[int], vector: tuple[int, ...] | None) -> int | None:
+    def _integer_key(self, rest: Sequence[int]) -> int | None:
         whole = [at for at in rest if self.kinds[at] == "integer"]
         if not whole or len(self.kinds) == 1:
             return None
-        if vector is not None and len(rest) == 1 and self.names is None:
+        if len(rest) == 1 and self.names is None:  # beside a row
             return whole[0]
         raise self._ambiguous(
             f"column {self._label(whole[0])} holds whole numbers, which may be keys or values",
