@@ -1312,8 +1312,8 @@ MUTANTS = [
     # The compiled core, which is built anew: no memory but that which is given, no record missed.
     Mutant(
         "_core/core.c",
-        ">= (uint64_t)r->count) return i;",
-        "> (uint64_t)r->count) return i;",
+        "outside |= at | ((uint64_t)r->count - 1 - at);",
+        "outside |= at | ((uint64_t)r->count - at);",
         "tests/core/test_core.py",
     ),
     Mutant(

@@ -197,10 +197,9 @@ def _depth(value: Any) -> int:
     depth, containers = 0, [value]
     while containers and depth <= _MAX_DEPTH:
         depth += 1
-        containers = [
-            inner
-            for each in containers
-            for inner in (each.values() if isinstance(each, dict) else each)
-            if isinstance(inner, dict | list)
-        ]
+        outer, containers = containers, []
+        for each in outer:
+            for inner in each.values() if isinstance(each, dict) else each:
+                if isinstance(inner, dict | list):
+                    containers.append(inner)
     return depth

@@ -172,7 +172,7 @@ class AmbiguousFileError(FormatError):
     ) -> None:
         """Take the message and the ways to decide."""
         super().__init__(message)
-        self.ways = tuple(ways)
+        self.ways: tuple[tuple[str, Mapping[str, Any]], ...] = tuple(ways)
 
 
 class CorruptStoreError(_SystemError, OSError):

@@ -228,7 +228,7 @@ def test_a_traceback_steers_no_terminal(program, single, tmp_path):
 def test_a_store_that_cannot_be_opened_is_not_left(tmp_path):
     code = (
         "import tierstore._store.opening as module\n"
-        "def fail(options): raise MemoryError\n"
+        "def fail(*_): raise MemoryError\n"
         "module.Store = fail\n"
         "from tierstore_cli.main import cli; cli()"
     )

@@ -110,9 +110,6 @@ def test_parts_that_make_no_target_are_refused(run, pair, tmp_path):
     run("export", pair, out, "--table", "item", "--part", "0/2", "--skip-damaged", code=2)
     run("export", pair, out, "--table", "item", "--finish", code=2)
     run("export", pair, "-", "--format", "npy", "--finish", code=2)
-    for number in range(2):
-        run("export", pair, out, "--table", "item", "--part", f"{number}/2", "--dtype", "int8")
-    assert "make no whole" in run("export", pair, out, "--finish", code=1).stderr
 
 
 def test_save_with_partitions_and_back(run, run_json, pair, tmp_path):

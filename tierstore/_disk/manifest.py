@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from tierstore._disk.partitioning import MOST_PARTITIONS
@@ -184,21 +185,6 @@ class TableInfo:
             return self.spec.rows
         return 0 if self.keys is None else self.keys.count
 
-    def written_since(self, before: TableInfo | None, changed: int | None = None) -> Written:
-        """Return what was written to make this of the table that was `before`, in one version.
-
-        Those are its new deltas, or the base of a new generation. `changed` is how many rows of the
-        latter are new or others than before; by default all are.
-        """
-        is_new = before is None or before.generation != self.generation
-        known = set() if before is None or is_new else {each.name for each in before.deltas}
-        deltas = [each for each in self.deltas if each.name not in known]
-        rows, nbytes = (sum(each.rows for each in deltas), sum(each.size for each in deltas))
-        if not is_new:
-            return Written(rows, nbytes)
-        base = self.rows * self.spec.layout.record_bytes
-        return Written(rows + (self.rows if changed is None else changed), nbytes + base)
-
     @cached_property
     def encoded(self) -> bytes:
         """The table's entry in a manifest, as JSON."""
@@ -243,9 +229,38 @@ class Written(NamedTuple):
 
     @staticmethod
     def total(each: Iterable[Written]) -> Written:
-        """Add up what several tables or partitions got."""
-        found = [*each]
-        return Written(sum(one.rows for one in found), sum(one.bytes for one in found))
+        """Add up what several partitions got."""
+        return Written(*map(sum, zip(*each, strict=True)))
+
+    @staticmethod
+    def between(
+        before: Mapping[str, TableInfo],
+        tables: Mapping[str, TableInfo],
+        names: Iterable[str],
+        changed: Mapping[str, int] = MappingProxyType({}),
+    ) -> Written:
+        """Return what was written to make some of the tables of those before, in one version.
+
+        Those are new deltas, or the base of a new generation. `changed` is how many rows of the
+        latter are new or others than before; by default all are.
+        """
+        rows = nbytes = 0
+        for name in names:
+            old, info = before.get(name), tables[name]
+            if old is not None and old.generation == info.generation:
+                known = set(map(_name_of, old.deltas))
+            else:
+                known = set()
+                rows += changed.get(name, info.rows)
+                nbytes += info.rows * info.spec.layout.record_bytes
+            for delta in info.deltas:
+                if delta.name not in known:
+                    rows += delta.rows
+                    nbytes += delta.size
+        return Written(rows, nbytes)
+
+
+_name_of = operator.attrgetter("name")
 
 
 class Difference(NamedTuple):
@@ -322,8 +337,8 @@ class Manifest:
 
     def counted(self) -> Manifest:
         """Return this manifest as that of a store's first version, which added all of its rows."""
-        every = (info.written_since(None) for info in self.tables.values())
-        return dataclasses.replace(self, written=Written.total(every))
+        written = Written.between({}, self.tables, self.tables)
+        return dataclasses.replace(self, written=written)
 
     def paths(self) -> set[str]:
         """Return the paths in the store of all generations and all files except bases."""
@@ -405,6 +420,7 @@ class Manifest:
                 "confirmed": self.confirmed,
                 "keep": self.keep,
                 "payload": {name: vars(info) for name, info in self.payload.items()},
+                **({} if self.written is None else {"written": self.written._asdict()}),
             }
         )
         more = {
@@ -414,7 +430,6 @@ class Manifest:
             **({"skipped": self.skipped} if self.skipped else {}),
             **({"partitions": [list(each) for each in self.partitions]} if self.partitions else {}),
             **({"origin": self.origin._asdict()} if self.origin else {}),
-            **({} if self.written is None else {"written": self.written._asdict()}),
         }
         end = b"," + canonical(more)[1:] if more else b"}"
         first, *others = self._entries.values() or [b","]

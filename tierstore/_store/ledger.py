@@ -306,7 +306,7 @@ class Ledger:
 
     def has_next(self) -> bool:
         """Whether the manifest after that of this ledger exists."""
-        return self._directory.exists(manifest_name(self.next_number()))
+        return self._directory.exists(manifest_name(max(self.seq, self._taken) + 1))
 
     def check_newest(self) -> None:
         """Raise ConcurrentWriterError if another writer has published after this one."""
@@ -330,7 +330,7 @@ class Ledger:
         """
         named = set(self.names.values())
         spare = itertools.islice(self._kept, max(0, len(self._kept) - keep))
-        self._drop([each for each in spare if each < confirmed and each not in named])
+        self._drop(sorted({*itertools.takewhile(confirmed.__gt__, spare)} - named))
 
     def keep_only(self, versions: Collection[int]) -> None:
         """Keep these versions and that of the newest manifest; `sweep` removes the others."""

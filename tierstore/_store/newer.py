@@ -337,5 +337,5 @@ def _next(
         mark=new_mark(),
         origin=None,
         tables=tables,
-        written=Written.total(tables[name].written_since(last.tables[name]) for name in own),
+        written=Written.between(last.tables, tables, own),
     )

@@ -437,7 +437,9 @@ class State:
         if is_new and self._options.keep is not None:
             changes["keep"] = self._options.keep
         if is_new and "written" not in changes:
-            changes["written"] = self._written(changes["tables"], replaced, rewritten)
+            tables = changes["tables"]
+            names = tables if replaced is None else replaced
+            changes["written"] = Written.between(before.tables, tables, names, rewritten)
         if self._options.partition:
             changes["confirmed"] = before.confirmed
         manifest = dataclasses.replace(
@@ -458,20 +460,6 @@ class State:
         self.ledger.publish(manifest, make_durable)
         self._check_alone()
         return manifest
-
-    def _written(
-        self,
-        tables: Mapping[str, TableInfo],
-        replaced: Sequence[str] | None,
-        rewritten: Mapping[str, int],
-    ) -> Written:
-        """Return what a version of these tables changes or adds; see `publish`."""
-        known = self.manifest.tables
-        return Written.total(
-            tables[name].written_since(known.get(name), rewritten.get(name))
-            for name in (tables if replaced is None else replaced)
-            if tables[name] is not known.get(name)
-        )
 
     def _check_alone(self) -> None:
         """Raise ConcurrentWriterError if the publication may have overwritten another writer's.

@@ -243,9 +243,9 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle an ordinary parameter of the values."""
-        self._values_for("pickle")
-        return torch.nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)
+        """Pickle an ordinary parameter of the values, or of none, as in an exported program."""
+        self.show()
+        return torch.nn.Parameter(self._content, self.requires_grad).__reduce_ex__(protocol)
 
     # -- what layers and optimizers call
 
@@ -320,7 +320,12 @@ class RowsParameter(OfRows, torch.nn.Parameter):
                 values = _grad.__get__(self)
                 return None if values is None else replace(whole, values=values)
             self._hide()
-        if self._waiting or (self._whole is not None and not self._whole.batch.usable):
+        waiting, whole = self._waiting, self._whole
+        alone = whole is None and self._order is None and len(waiting) == 1
+        if alone and not waiting[0].batch.lease.ended:
+            self._whole = waiting.pop()
+            self._seen_by_hooks = 0
+        elif waiting or (whole is not None and not whole.batch.usable):
             self._merge()
         return self._whole
 
@@ -424,7 +429,8 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         self._shown = self._kept = False
         self._used_by.clear()
         self._passes = 0
-        self._hold(self._rest)
+        self._content = self._rest
+        _data.__set__(self, self._rest)
 
     def _lose(self, why: str) -> None:
         """Drop the gradient of rows that mean something else by now, for which the next step tells.
@@ -470,9 +476,6 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         parts = [*(() if self._whole is None else (self._whole,)), *self._waiting]
         self._waiting.clear()
         self._seen_by_hooks = 0
-        if len(parts) == 1 and self._order is None and not parts[0].batch.lease.ended:
-            self._whole = parts[0]
-            return
         whys = [part.batch.moved(part.touched) for part in parts]
         if lost := next((why for why in whys if why and why not in UNDONE), ""):
             for part in parts:
@@ -532,7 +535,8 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         cover = self._cover
         if cover is None or cover.shape != values.shape or cover.dtype != dtype:
             self._cover = cover = values.new_empty((1, 1), dtype=dtype).expand(values.shape)
-        self._hold(cover)
+        self._content = cover
+        _data.__set__(self, cover)
 
     # -- what operators see
 
