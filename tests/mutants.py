@@ -494,8 +494,8 @@ MUTANTS = [
     ),
     Mutant(
         "_store/ledger.py",
-        "for each in spare if each < confirmed",
-        "for each in spare if each <= confirmed",
+        "confirmed.__gt__, spare",
+        "confirmed.__ge__, spare",
         "tests/store/test_store.py",
     ),
     Mutant(
