@@ -44,14 +44,18 @@ class RowsParameter(OfRows, torch.nn.Parameter):
     It is the parameter of every layer over the field: `model.parameters()` has it once. Gradient
     clipping, `GradScaler`, `zero_grad` and hooks work on it as on any parameter.
 
-    | state | `shape` | `grad` | `data`, `detach()` | operators | in-place operators |
-    |---|---|---|---|---|---|
-    | at rest, after a forward pass, after the step | `(0, dim)` | None | `NoRows` | raise | raise |
-    | from backward to step | `(distinct rows, dim)` | the gradient | rows | see them | write them |
-    | frozen, by `requires_grad_(False)` | `(0, dim)` | None | `NoRows` | raise | raise |
-    | shared by layers, copied with tied ones | one parameter, in one state | | | | |
-    | on a rank | as above, with the rows of its own shard that any rank's batch has | | | | |
-    | compiled | as above; a graph refers to no parameter | | | | |
+    =======================  =============  ============  ========  =========  ==========
+    state                    `shape`        `grad`        `data`    operators  in place
+    =======================  =============  ============  ========  =========  ==========
+    at rest, after the step  `(0, dim)`     None          `NoRows`  raise      raise
+    after a forward pass     `(0, dim)`     None          `NoRows`  raise      raise
+    frozen                   `(0, dim)`     None          `NoRows`  raise      raise
+    from backward to step    `(rows, dim)`  the gradient  the rows  see them   write them
+    =======================  =============  ============  ========  =========  ==========
+
+    `detach()` gives what `data` does. Layers over the same field share one parameter, in one state;
+    so do copies of tied ones. On a rank it has the rows of its own shard that any rank's batch has.
+    A compiled layer changes nothing of this: its graph refers to no parameter.
 
     What is written reaches the table at the next forward pass or step; values of other rows are
     refused. What raises is an InvalidInputError with the way to the values. An operator that needs
