@@ -23,7 +23,12 @@ SAME, MIXED = {"user": 6, "item": 6, "tag": 6}, {"user": 6, "item": 4, "tag": 6}
 DIMS = {"one group": SAME, "two groups": MIXED}
 
 
-@pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.torture)])
+@pytest.fixture(
+    params=[
+        pytest.param("aot_eager", marks=pytest.mark.slow),
+        pytest.param("inductor", marks=pytest.mark.torture),
+    ]
+)
 def backend(request: pytest.FixtureRequest) -> str:
     if request.param == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor needs g++")

@@ -253,8 +253,9 @@ class Directory(Descriptor):
         return os.path.samestat(entry, file.status())
 
     def is_file(self, name: str) -> bool:
-        """Whether the entry is a regular file itself, not a link to one."""
-        return stat.S_ISREG(self.status(name).st_mode)
+        """Whether the entry is a regular file, or a link, which may lead to one."""
+        mode = self.status(name).st_mode
+        return stat.S_ISREG(mode) or stat.S_ISLNK(mode)
 
     def is_directory(self, name: str) -> bool:
         """Whether the entry is a directory itself, not a link to one."""

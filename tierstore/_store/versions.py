@@ -217,7 +217,8 @@ def _number(name: str) -> int:
 def manifest_names(directory: _io.Directory) -> list[str]:
     """Return the names of the manifests in a directory, readable or not, ascending by number.
 
-    A directory or a link of such a name is none, since no writer made it: a warning names it.
+    A directory or a pipe of such a name is none, since no writer made it: a warning names it. A
+    link stays, and is not read: a program may have put it in the place of a manifest.
     """
     names = [*filter(MANIFEST_NAME.fullmatch, directory.names())]
     strays = {name for name in names if is_stray(directory, name)}
