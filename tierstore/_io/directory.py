@@ -254,8 +254,7 @@ class Directory(Descriptor):
 
     def is_file(self, name: str) -> bool:
         """Whether the entry is a regular file, or a link, which may lead to one."""
-        mode = self.status(name).st_mode
-        return stat.S_ISREG(mode) or stat.S_ISLNK(mode)
+        return stat.S_IFMT(self.status(name).st_mode) in (stat.S_IFREG, stat.S_IFLNK)
 
     def is_directory(self, name: str) -> bool:
         """Whether the entry is a directory itself, not a link to one."""
