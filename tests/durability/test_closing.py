@@ -182,7 +182,7 @@ def test_closed_means_free_whichever_operation_fails(
 @pytest.mark.fault(33)
 @pytest.mark.parametrize(
     ("step", "ends"),
-    [(151, ["close"]), pytest.param(1, ENDS, marks=pytest.mark.slow)],
+    [(151, ["close"]), pytest.param(1, ENDS, marks=[pytest.mark.slow, pytest.mark.torture])],
 )
 def test_closed_means_free_wherever_an_interrupt_comes(
     tmp_path: Path, step: int, ends: Any
@@ -196,7 +196,6 @@ def test_a_store_in_partitions_is_closed_when_all_locks_are_free(tmp_path: Path)
     make_partitions(tmp_path / "s", 2)
     for kind in ("KeyboardInterrupt", "EIO"):
         in_every(tmp_path / "s", opened_in_parts, ["close"], 5, lambda n: failing(kind, n))  # noqa: B023
-    in_every(tmp_path / "s", opened_in_parts, ["close"], 37, interrupted)
 
 
 @pytest.mark.fault(33, 44)
