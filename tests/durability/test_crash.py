@@ -8,11 +8,12 @@ its workload and the event after which the power went.
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
 from tests.durability.crash import Recording, durable
-from tests.durability.disk import Disk, Mark
+from tests.durability.disk import Disk, Enter, Mark, Remove, Sync
 from tests.durability.judge import Failure, Judge
 
 COMMITS = "write write commit write commit confirm write write commit fold write commit save write"
@@ -88,9 +89,25 @@ def recover(seed: int, recording: Recording, times: int) -> int:
 @pytest.mark.fault(30)
 @pytest.mark.parametrize("backend", ["memmap", pytest.param("zarr", marks=pytest.mark.slow)])
 def test_a_power_cut_in_a_short_workload_leaves_a_committed_state(backend: str) -> None:
-    steps = "write commit reopen write commit"
-    recording = Recording.of(1, steps.split(), backend=backend)
+    recording = Recording.of(1, ["commit", "commit", "reopen", "commit"], backend=backend)
     assert survive(recording, 1, 1) > 50
+
+
+@pytest.mark.fault(30)
+def test_files_go_only_when_the_manifest_that_needs_them_cannot_come_back() -> None:
+    steps = ["write", "commit", "write", "commit", "reopen", "commit"]
+    log = Recording.of(1, steps, backend="memmap").log
+    (store,) = {each.directory for each in log if isinstance(each, Enter) and each.name == "LOCK"}
+    gone = removed = 0
+    for event in log:
+        if isinstance(event, Sync) and event.node == store:
+            gone = 0
+        elif isinstance(event, Remove) and re.fullmatch(r"manifest-\d+\.json", event.name):
+            gone += 1
+        elif isinstance(event, Remove) and not event.name.endswith(".tmp"):
+            removed += 1
+            assert gone == 0, event
+    assert removed >= 4  # a delta, a digest and two payloads
 
 
 @pytest.mark.parametrize(("seed", "steps", "backend"), WORKLOADS)
