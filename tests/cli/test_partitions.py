@@ -110,6 +110,11 @@ def test_parts_that_make_no_target_are_refused(run, pair, tmp_path):
     run("export", pair, out, "--table", "item", "--part", "0/2", "--skip-damaged", code=2)
     run("export", pair, out, "--table", "item", "--finish", code=2)
     run("export", pair, "-", "--format", "npy", "--finish", code=2)
+    whole = tmp_path / "whole.tier"
+    tierstore.create(whole, {"t": tierstore.TableSpec(10, 4, dtype="int8")}).close()
+    for number in range(2):
+        run("export", whole, out, "--part", f"{number}/2")
+    assert "make no whole" in run("export", whole, out, "--finish", code=1).stderr
 
 
 def test_save_with_partitions_and_back(run, run_json, pair, tmp_path):

@@ -1,4 +1,4 @@
-"""What a store has open ends when it does, whoever keeps an error or a frame of it.
+"""What a store has open ends when it does, even while an error or a frame of it is kept.
 
 Python frees a frame when nothing refers to it; an error that someone keeps refers to all frames
 that it passed, and one that refers to itself lives until a search for garbage: here is none.

@@ -1,4 +1,4 @@
-"""A commit in the background that fails leaves nothing behind, whoever keeps it or its error.
+"""A commit in the background that fails leaves nothing behind, even if it or its error is kept.
 
 What one thread raises to another has no frames of either. No search for garbage helps here.
 """

@@ -24,7 +24,7 @@ enum {
     LANE = 512,  /* bytes of each of the three lanes of long data */
     LINE = 64,   /* bytes that memory gives and takes at a time */
     AHEAD = 16,  /* records from the one in hand to those which are fetched from memory */
-    BLOCK = 192   /* checksums at a time, on the stack */
+    BLOCK = 192  /* checksums at a time, on the stack */
 };
 static const uint32_t ONES = 0xFFFFFFFF; /* the register before the first byte */
 

@@ -420,7 +420,7 @@ class Manifest:
                 "confirmed": self.confirmed,
                 "keep": self.keep,
                 "payload": {name: vars(info) for name, info in self.payload.items()},
-                **({} if self.written is None else {"written": self.written._asdict()}),
+                **({} if self.written is None else {"written": list(self.written)}),
             }
         )
         more = {
@@ -428,7 +428,7 @@ class Manifest:
             **({"names": self.names} if self.names else {}),
             **({"forks": [list(fork) for fork in self.forks]} if self.forks else {}),
             **({"skipped": self.skipped} if self.skipped else {}),
-            **({"partitions": [list(each) for each in self.partitions]} if self.partitions else {}),
+            **({"partitions": list(map(list, self.partitions))} if self.partitions else {}),
             **({"origin": self.origin._asdict()} if self.origin else {}),
         }
         end = b"," + canonical(more)[1:] if more else b"}"
@@ -456,7 +456,7 @@ class Manifest:
                 f"{name}: version {version} is not between the floor {floor}, the confirmed "
                 f"version {confirmed} and the last version {last_version}"
             )
-        skipped = body.integer("skipped") if "skipped" in body else 0
+        skipped = body.integer("skipped") if "skipped" in body.content else 0
         if not version - MAX_VERSION <= skipped <= version:
             raise FormatError(f"{name}: version {version} skips {skipped} versions before it")
         step = None if body.value("step") is None else body.integer("step")
@@ -466,7 +466,7 @@ class Manifest:
             if TABLE_NAME.fullmatch(key) is None:
                 raise FormatError(f"{name}: not a table name: {key!r}")
         known = like.tables if like is not None and like.format == number else {}
-        partitions = _partitions(body) if "partitions" in body else ()
+        partitions = _partitions(body) if "partitions" in body.content else ()
         specs: dict[str, TableSpec] = {}
         return cls(
             uuid=body.matching("uuid", UUID),
@@ -491,13 +491,15 @@ class Manifest:
             last_version=last_version,
             previous=max(0, version - 1) if is_first else _version(body, "previous"),
             mark="" if is_first else body.matching("mark", _MARK),
-            payload_mark=body.matching("payload_mark", _MARK) if "payload_mark" in body else "",
-            names=_names(body.section("names"), version) if "names" in body else {},
-            forks=_forks(body, version) if "forks" in body else (),
+            payload_mark=body.matching("payload_mark", _MARK)
+            if "payload_mark" in body.content
+            else "",
+            names=_names(body.section("names"), version) if "names" in body.content else {},
+            forks=_forks(body, version) if "forks" in body.content else (),
             skipped=skipped,
             partitions=partitions,
-            origin=_origin(body.section("origin")) if "origin" in body else None,
-            written=_written(body.section("written")) if "written" in body else None,
+            origin=_origin(body.section("origin")) if "origin" in body.content else None,
+            written=_written(body) if "written" in body.content else None,
             format=number,
         )
 
@@ -566,9 +568,11 @@ def _origin(section: Section) -> Origin:
     return Origin(section.matching("uuid", UUID), _version(section, "version"))
 
 
-def _written(section: Section) -> Written:
-    section.only({"rows", "bytes"})
-    return Written(section.natural("rows"), section.natural("bytes"))
+def _written(body: Section) -> Written:
+    pair = body.items("written")
+    if list(map(type, pair)) != [int, int] or not 0 <= min(pair) <= max(pair) < 1 << 63:
+        raise FormatError(f"{body.name}: not numbers of rows and bytes: {pair!r}")
+    return Written(*pair)
 
 
 def _names(section: Section, newest: int) -> dict[str, int]:
@@ -692,10 +696,12 @@ def _parsed_spec(section: Section) -> TableSpec:
             sparse=section.flag("sparse"),
             compression=section.value("compression"),
             chunk_rows=section.value("chunk_rows"),
-            keys=cast(Any, section.text("by")) if "by" in section else None,
-            grows="grows" in section and section.flag("grows"),
-            track_uses="track_uses" in section and section.flag("track_uses"),
-            admit_after=section.integer("admit_after") if "admit_after" in section else None,
+            keys=cast(Any, section.text("by")) if "by" in section.content else None,
+            grows="grows" in section.content and section.flag("grows"),
+            track_uses="track_uses" in section.content and section.flag("track_uses"),
+            admit_after=section.integer("admit_after")
+            if "admit_after" in section.content
+            else None,
         )
     except FormatError:
         raise

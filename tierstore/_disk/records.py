@@ -294,9 +294,12 @@ class RecordFiles(LaidRecords):
             file = self._files.open(number, write=True)
         except FileNotFoundError as error:
             raise _replaced(str(error.filename)) from None
-        with file.unless_raised():
+        try:
             if file.inode != int(self._inodes[number]):
                 raise _replaced(file.path)
+        except BaseException:  # which would keep it open as long as the traceback exists
+            file.close()
+            raise
         return file
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:

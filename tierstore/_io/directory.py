@@ -252,7 +252,7 @@ class Directory(Descriptor):
             return False
         return os.path.samestat(entry, file.status())
 
-    def is_file(self, name: str) -> bool:
+    def may_be_file(self, name: str) -> bool:
         """Whether the entry is a regular file, or a link, which may lead to one."""
         return stat.S_IFMT(self.status(name).st_mode) in (stat.S_IFREG, stat.S_IFLNK)
 

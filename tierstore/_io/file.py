@@ -92,15 +92,6 @@ class Descriptor:
             if self.unsynced:
                 raise_explained(error, "write", self.path)
 
-    @contextlib.contextmanager
-    def unless_raised(self) -> Iterator[None]:
-        """Close the file if the body raises; whoever keeps the error would keep it open."""
-        try:
-            yield
-        except BaseException:
-            self.discard()
-            raise
-
     def discard(self) -> None:
         """Close the descriptor and ignore errors of unsynced data."""
         self.unsynced = False

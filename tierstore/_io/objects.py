@@ -380,8 +380,8 @@ class ObjectDirectory(Directory):
         """Whether an object of this name exists: it cannot have been replaced."""
         return self.exists(name)
 
-    def is_file(self, name: str) -> bool:
-        """Return True: the names of objects are those of files."""
+    def may_be_file(self, name: str) -> bool:
+        """Return True: every object is one."""
         return True
 
     def is_directory(self, name: str) -> bool:

@@ -267,8 +267,8 @@ def put_off(state: State) -> Iterator[None]:
 class PendingCommit(Future[int]):
     """A commit in progress; `result()` waits for it and returns the version's number.
 
-    It raises the errors of `Store.commit`. Other calls of the store wait until it is done. Whoever
-    keeps it, or an error that it raised, keeps nothing of the store.
+    It raises the errors of `Store.commit`. Other calls of the store wait until it is done. Neither
+    it nor an error that it raised refers to the store.
     """
 
     def __init__(self) -> None:

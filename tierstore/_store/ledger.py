@@ -231,7 +231,7 @@ class Ledger:
                 self.seq = seq
             else:
                 self._enter(found)
-        self._taken = history.last_number()
+        self._next = max(self.seq, history.last_number()) + 1
 
     def _enter(self, manifest: Manifest) -> None:
         """Add a manifest that is newer than all others."""
@@ -250,7 +250,7 @@ class Ledger:
         else:
             self._needed.add(manifest.seq, *manifest.changed_paths(self._newest))
         self._newest = manifest
-        self.seq = manifest.seq
+        self.seq, self._next = manifest.seq, manifest.seq + 1
 
     def _supersede(self, is_past: Callable[[int], bool]) -> None:
         """Stop keeping versions older than those that exist."""
@@ -259,7 +259,7 @@ class Ledger:
 
     def next_number(self) -> int:
         """Return the number of the next manifest: no entry had it when the store was opened."""
-        return max(self.seq, self._taken) + 1
+        return self._next
 
     @property
     def versions(self) -> Collection[int]:
@@ -306,7 +306,7 @@ class Ledger:
 
     def has_next(self) -> bool:
         """Whether the manifest after that of this ledger exists."""
-        return self._directory.exists(manifest_name(max(self.seq, self._taken) + 1))
+        return self._directory.exists(manifest_name(self._next))
 
     def check_newest(self) -> None:
         """Raise ConcurrentWriterError if another writer has published after this one."""

@@ -220,23 +220,21 @@ def manifest_names(directory: _io.Directory) -> list[str]:
     A directory or a pipe of such a name is none, since no writer made it: a warning names it. A
     link stays, and is not read: a program may have put it in the place of a manifest.
     """
-    names = [*filter(MANIFEST_NAME.fullmatch, directory.names())]
-    strays = {name for name in names if is_stray(directory, name)}
+    names, strays = list[str](), list[str]()
+    for name in filter(MANIFEST_NAME.fullmatch, directory.names()):
+        (strays if is_stray(directory, name) else names).append(name)
     if strays:
         what = (
             "is no file, and so no manifest" if len(strays) == 1 else "are no files, nor manifests"
         )
-        warn(
-            f"{directory.path}: {', '.join(sorted(strays))} {what}: remove what is foreign",
-            UpkeepWarning,
-        )
-    return [name for name in names if name not in strays]
+        warn(f"{directory.path}: {', '.join(strays)} {what}: remove what is foreign", UpkeepWarning)
+    return names
 
 
 def is_stray(directory: _io.Directory, name: str) -> bool:
     """Whether an entry that has the name of a manifest is none."""
     try:
-        return not directory.is_file(name)
+        return not directory.may_be_file(name)
     except FileNotFoundError:
         return False  # a writer removed it meanwhile, as the manifest that it was
 

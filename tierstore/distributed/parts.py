@@ -114,8 +114,8 @@ class Parts:
 
     def written_since(self, root: Manifest) -> Written:
         """Return what was written to those that are not at the version that a root names."""
-        written = (part._state.manifest.written for _, part in self.ahead(root))
-        return Written.total(each for each in written if each is not None)
+        ahead = self.ahead(root)
+        return Written.total([part._state.manifest.written or Written() for _, part in ahead])
 
     def ahead(self, root: Manifest) -> list[tuple[int, Store]]:
         """Return those that are not at the version that a root names."""

@@ -47,5 +47,5 @@ def agreed(prepared: Sequence[Prepared]) -> Prepared:
                 "not those of rank 0; every rank takes every step"
             )
     last = max(each.last_version for each in prepared)
-    written = Written.total(each.written for each in prepared)
+    written = Written.total([each.written for each in prepared])
     return prepared[0]._replace(partitions=partitions, last_version=last, written=written)
