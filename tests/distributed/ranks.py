@@ -51,14 +51,18 @@ def watch(sent: Sent) -> None:
     """
     from tierstore.distributed.ranks import Ranks
 
-    send = Ranks.send
+    send, say = Ranks.send, Ranks.say
 
     def watched(self: Ranks, what: str, kind: str, parts: Any, *more: Any) -> Any:
         nbytes = sum(HEAD + len(part) for at, part in enumerate(parts) if at != self.rank)
         sent(CONTROL if kind in ("gather", "agree", "together") else kind, nbytes)
         return send(self, what, kind, parts, *more)
 
-    Ranks.send = watched  # type: ignore[method-assign]
+    def watched_word(self: Ranks, what: str, kind: str, word: int) -> Any:
+        sent(kind, HEAD * (self.count - 1))
+        return say(self, what, kind, word)
+
+    Ranks.send, Ranks.say = watched, watched_word  # type: ignore[method-assign]
 
 
 class Killed(Exception):

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import tierstore
+from tests.distributed import test_norms as norms
 from tests.distributed.ranks import run, values
 from tests.distributed.test_ranks import assert_same, contents
 from tierstore import distributed
@@ -90,3 +91,11 @@ def test_a_bad_id_on_a_gpu_raises_on_both(tmp_path: Path) -> None:
     assert isinstance(one, tierstore.errors.RanksError)
     assert isinstance(other, tierstore.errors.RowIndexError)
     assert np.isin("5000", str(other).split()).any()
+
+
+@pytest.mark.parametrize("kind", ["layers", "collection"])
+def test_clipping_is_that_of_plain_training(tmp_path: Path, kind: str) -> None:
+    distributed.create(tmp_path / "store", norms.SPECS, partitions=4).close()
+    norms.assert_alike(
+        values(run(2, norms.trained, tmp_path / "store", kind, "cuda", backend="nccl"))
+    )

@@ -41,6 +41,7 @@ class Messages:
     Attributes:
         group: that group.
         rank, count: which of how many this is.
+        others: all ranks but this one.
         taken: the number up to which this rank took all messages.
     """
 
@@ -50,8 +51,11 @@ class Messages:
         self.rank: int = rank
         self.count: int = count
         self.taken: int = 0
+        self.others: list[int] = [each for each in range(count) if each != rank]
         self._number = 0
+        self._nothing = [torch.empty(0, dtype=torch.uint8)] * count
         self._open: deque[Message] = deque()
+        self._words: deque[Message] = deque()
         self._sent: deque[Message] = deque()
         self._left: list[Message] = []
 
@@ -78,6 +82,18 @@ class Messages:
         if into is None:
             self._sent.append(message)
         return message
+
+    def say(self, kind: int, word: int) -> Message:
+        """Send a word alone to each rank; nobody has to wait for it."""
+        self._number += 1
+        message = Message(self, self._number, kind, self._nothing, self._nothing, word)
+        self._words.append(message)
+        return message
+
+    def heard(self, number: int) -> None:
+        """Take the words before a message that all ranks sent; they have come, as it has."""
+        while self._words and self._words[0].number < number:
+            self._words.popleft().take()
 
     def took(self, message: Message, taken: int) -> None:
         """Note that a message is taken, and that all ranks took those up to the number `taken`."""
@@ -117,34 +133,29 @@ class Message:
         self.is_taken: bool = False
         self.is_left: bool = False
         self._messages, self._kind, self._parts, self._into = messages, kind, parts, into
-        self._tag = number % _NUMBERS * 2 * _KINDS
-        self._others = [rank for rank in range(messages.count) if rank != messages.rank]
+        group, tag = messages.group, number % _NUMBERS * 2 * _KINDS
+        self._content_tag = tag + _KINDS + kind % _KINDS
         heads = torch.tensor([[kind, len(part), messages.taken, word] for part in parts])
         self._heads, self._told = heads, heads.clone()
         self._sending: list[Any] = []
         self._coming: list[Any] = []
-        for rank in self._others:
-            self._sending.append(self._sent(heads[rank], rank, 0))
-            self._coming.append(self._awaited(self._told[rank], rank, 0))
-        for rank in self._others:
+        for rank in messages.others:
+            self._sending.append(dist.isend(heads[rank], rank, group=group, tag=tag))
+            self._coming.append(dist.irecv(self._told[rank], rank, group=group, tag=tag))
+        for rank in messages.others:
             if len(parts[rank]):
-                self._sending.append(self._sent(parts[rank], rank, 1))
-        self._taking: list[Any] = [] if into is None else self._content(into)
+                tag = self._content_tag
+                self._sending.append(dist.isend(parts[rank], rank, group=group, tag=tag))
+        self._taking: list[Any] = []
+        if into is not None:
+            self._begin(into)
 
-    def _sent(self, part: Tensor, rank: int, which: int) -> Any:
-        group = self._messages.group
-        return dist.isend(part, rank, group=group, tag=self._tag_of(which))
-
-    def _awaited(self, part: Tensor, rank: int, which: int) -> Any:
-        group = self._messages.group
-        return dist.irecv(part, rank, group=group, tag=self._tag_of(which))
-
-    def _tag_of(self, which: int) -> int:
-        return self._tag + which * (_KINDS + self._kind % _KINDS)
-
-    def _content(self, into: Sequence[Tensor]) -> list[Any]:
+    def _begin(self, into: Sequence[Tensor]) -> None:
         """Begin to receive from the other ranks."""
-        return [self._awaited(into[rank], rank, 1) for rank in self._others if len(into[rank])]
+        group, tag = self._messages.group, self._content_tag
+        for rank in self._messages.others:
+            if len(into[rank]):
+                self._taking.append(dist.irecv(into[rank], rank, group=group, tag=tag))
 
     def wait(self) -> Sequence[Tensor]:
         """Return what each rank sent to this one; raises Unlike, on all ranks."""
@@ -164,18 +175,20 @@ class Message:
                 each.wait()
             kinds, sizes, taken, self.words = self._told.T.tolist()
             last = min(taken)
-            if all(kind == self._kind for kind in kinds):
+            if kinds.count(self._kind) == len(kinds):
                 self._receive(sizes)
                 self.is_left = False
         finally:
             self._messages.took(self, last)
+        self._messages.heard(self.number)
 
     def _receive(self, sizes: list[int]) -> None:
         own, into, sending = self._messages.rank, self._into, self._sending
         if into is None:
             into = self._into = [torch.empty(size, dtype=torch.uint8) for size in sizes]
-            self._taking, sending = self._content(into), []  # others may take it later
-        elif [len(each) for each in into] != sizes:
+            sending = []  # others may take it later
+            self._begin(into)
+        elif list(map(len, into)) != sizes:
             raise RuntimeError(f"messages of {sizes} bytes, not {[len(each) for each in into]}")
         into[own].copy_(self._parts[own])
         for each in (*self._taking, *sending):

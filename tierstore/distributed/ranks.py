@@ -12,6 +12,7 @@ import functools
 import operator
 import os
 import pickle
+import struct
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,12 +27,13 @@ from tierstore import _io
 from tierstore.distributed.messages import Message, Messages, Unlike
 from tierstore.errors import ForkedStoreError, InvalidInputError, RanksError, TierStoreError
 
-__all__ = ["Ranks"]
+__all__ = ["Ranks", "Squares"]
 
 T = TypeVar("T")
 
 _REASON = 160
 """Characters of a collective's message of its failure, at most."""
+_TELL = "tell the norm of gradients"
 _START_AGAIN = "end all ranks and start them again: the last version that was committed is intact"
 
 
@@ -83,6 +85,13 @@ class Ranks:
             if self._messages is None:
                 raise RuntimeError("one rank has no others")
             return self._messages.send(zlib.crc32(kind.encode()), parts, into, word)
+
+    def say(self, what: str, kind: str, word: int) -> Message:
+        """Send a number alone to each rank, without waiting; see `Messages.say`."""
+        with self.explained(what):
+            if self._messages is None:
+                raise RuntimeError("one rank has no others")
+            return self._messages.say(zlib.crc32(kind.encode()), word)
 
     def receive(self, what: str, message: Message) -> Sequence[Tensor]:
         """Wait for what each rank sends. Raises InvalidInputError where one does something else."""
@@ -287,6 +296,56 @@ class Ranks:
             if group is not None and dist.is_initialized():
                 with contextlib.suppress(RuntimeError, ValueError):
                     dist.destroy_process_group(group)
+
+
+class Squares:
+    """The sum of squares of a gradient, which each rank tells the others as its backward pass ends.
+
+    Nobody waits for it then: who asks later has what it needs, also where no other rank asks.
+
+    Attributes:
+        factor: by what the gradient was multiplied since, on all ranks; None where something else
+            changed it.
+        exposed: whether something may have changed it unseen.
+    """
+
+    def __init__(self, ranks: Ranks, own: Tensor) -> None:
+        """Tell the others the norm of the gradient of this rank, one float64. Collective."""
+        self.factor: float | Tensor | None = 1.0
+        self.exposed: bool = False
+        self._ranks, self._own = ranks, own
+        self._message: Message | None = None
+        if own.device.type == "cpu":
+            (word,) = struct.unpack("<q", struct.pack("<d", own.item() ** 2))
+            self._message = ranks.say(_TELL, "squares", word)
+        else:
+            self._total = own.square()
+            group = ranks.data_group
+            self._work: Any = dist.all_reduce(self._total, group=group, async_op=True)
+
+    def norm(self, own: Tensor) -> Tensor | None:
+        """Return the norm over all ranks, where that of this one is `own` now, or None.
+
+        That is where something other than a factor changed the gradient.
+        """
+        if self.factor is None:
+            return None
+        scale, near = abs(self.factor), torch.finfo(own.dtype).eps ** 0.5
+        if self.exposed and not torch.allclose(
+            self._own * scale, own.double(), rtol=near, atol=0, equal_nan=True
+        ):
+            return None
+        return self.total().sqrt() * scale
+
+    def total(self) -> Tensor:
+        """Return the sum over all ranks, a number of float64, equal on each."""
+        if self._message is None:
+            self._work.wait()
+            return self._total
+        self._ranks.receive(_TELL, self._message)
+        words = self._message.words
+        squares = struct.unpack(f"<{len(words)}d", struct.pack(f"<{len(words)}q", *words))
+        return torch.tensor(sum(squares), dtype=torch.float64)
 
 
 def _said(error: BaseException) -> str:

@@ -16,10 +16,12 @@ from torch.utils.hooks import RemovableHandle
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
 from tierstore._tiers.base import UNDONE
+from tierstore.distributed.ranks import Ranks, Squares
 from tierstore.distributed.store import DistributedStore
 from tierstore.errors import ClosedError, InvalidInputError, warn
 from tierstore.nn.apart import check_not_apart, in_group
 from tierstore.nn.autograd import Abandoned, Batch, Gradient, merged, placed
+from tierstore.nn.norms import ShardGradient
 from tierstore.nn.values import FREE, NoRows, OfRows, refused
 from tierstore.nn.zeros import Zeros
 
@@ -54,8 +56,9 @@ class RowsParameter(OfRows, torch.nn.Parameter):
     =======================  =============  ============  ========  =========  ==========
 
     `detach()` gives what `data` does. Layers over the same field share one parameter, in one state;
-    so do copies of tied ones. On a rank it has the rows of its own shard that any rank's batch has.
-    A compiled layer changes nothing of this: its graph refers to no parameter.
+    so do copies of tied ones. On a rank it has the rows of its own shard that any rank's batch has,
+    and the norm of their gradient is that of all ranks' rows. A compiled layer changes nothing of
+    this: its graph refers to no parameter.
 
     What is written reaches the table at the next forward pass or step; values of other rows are
     refused. What raises is an InvalidInputError with the way to the values. An operator that needs
@@ -85,6 +88,12 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         self.table: Any = table
         self.field = field
         self._is_joint = isinstance(table, JointTable)
+        owner: Any = table._owner
+        shared = isinstance(owner, DistributedStore) and owner.ranks > 1
+        self._ranks: Ranks | None = owner._ranks if shared else None
+        self._squares: Squares | None = None
+        """Those of the gradients of all ranks, as of the last backward pass."""
+        self._of_shard: ShardGradient | None = None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.layers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.widened = False
@@ -120,12 +129,21 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         found: Tensor | None = _grad.__get__(self)
         if found is None and self._lost:
             return self._rest.new_zeros(1, self.shape[1])  # setting it to None is `zero_grad`
-        return found
+        if found is None or self._ranks is None:
+            return found
+        each = self._of_shard
+        if each is None or each.plain is not found or each.squares is not self._squares:
+            each = self._of_shard = ShardGradient.of(found, self.table, self._squares)
+        return each
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         if value is not None:
             self.show()
+            if isinstance(value, ShardGradient):
+                value, self._squares = value.plain, value.squares
+            else:
+                self._squares = None
             if not self._at_rest or len(value):  # of no rows there is none
                 _grad.__set__(self, value)
         elif self._shown and (self._kept or self._is_written()):
@@ -426,7 +444,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
             self._whole.batch.lease.release()
         if self._order is not None:
             self._order.lease.release()
-        self._whole = self._order = None
+        self._whole = self._order = self._squares = self._of_shard = None
         if self._shown:
             _grad.__set__(self, None)
         self._at_rest = True
@@ -502,8 +520,12 @@ class RowsParameter(OfRows, torch.nn.Parameter):
 
     def _end_pass(self) -> None:
         """Call hooks, now that every gradient of a backward pass has come."""
-        if self._hooks_before or self._hooks_after:
-            self._run_hooks()
+        arrived = (self._hooks_before or self._hooks_after) and self._run_hooks()
+        if self._ranks is not None:
+            self._squares = Squares(self._ranks, self._norm_here())
+        if arrived:
+            for hook in list(self._hooks_after.values()):
+                hook(self)
         if len(self._waiting) >= _WAITING:
             self.gathered()
         if in_group():
@@ -511,11 +533,11 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         else:
             self._stand_in()
 
-    def _run_hooks(self) -> None:
-        """Call hooks as torch does: some with the gradient that came, others with the whole."""
+    def _run_hooks(self) -> bool:
+        """Call the hooks for a gradient that came; return whether one did."""
         arrived = self._waiting[self._seen_by_hooks :]
         if not arrived:
-            return
+            return False
         gradient = arrived[0]
         if len(arrived) > 1 or not gradient.batch.usable:
             gradient = merged(self.table, arrived, self.abandoned)
@@ -527,8 +549,18 @@ class RowsParameter(OfRows, torch.nn.Parameter):
             gradient = gradient if found is None else replace(gradient, values=found)
         self._waiting[self._seen_by_hooks :] = [gradient]
         self._seen_by_hooks += 1
-        for hook in list(self._hooks_after.values()):
-            hook(self)
+        return True
+
+    def _norm_here(self) -> Tensor:
+        """Return the norm of the gradient as it is now, one float64."""
+        gradient = self.gathered()
+        if gradient is None:
+            return torch.zeros((), dtype=torch.float64, device=self.device)
+        lease = gradient.batch.lease
+        if lease.device is not None:
+            lease.trim(wait=True)
+        norm: Tensor = torch.linalg.vector_norm(gradient.values[: lease.bound], dtype=torch.float64)
+        return norm
 
     def _stand_in(self) -> None:
         """Have the shape of rows that are read once an operator needs them."""
