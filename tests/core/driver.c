@@ -44,17 +44,22 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const int most = head[2] & 62 ? 15 : 255; /* few calls are large: millions are made */
     const int64_t width = (head[1] | (head[2] & 1) << 8) & (8 * most + 7);
     const int64_t n = head[3] & most, count = head[4] & most;
-    const int64_t stride = head[0] & 64 ? 0 : width + apart, out_stride = width + (head[5] & 7);
+    const int back = head[0] >> 7; /* records in descending order, as NumPy's [::-1] */
+    const int64_t far = head[0] & 64 ? 0 : width + apart, out_far = width + (head[5] & 7);
+    const int64_t extent = count ? (count - 1) * far + width : 0;
+    const int64_t out_extent = n ? (n - 1) * out_far + width : 0;
+    const int64_t stride = back ? -far : far, out_stride = back ? -out_far : out_far;
     uint8_t *rows = taken(8 * n), *sums = taken(4 * n), *at = taken(8 * n);
     for (int64_t i = 0; i < n && head[6] & 1; i++) { /* mostly inside */
         const int64_t inside = count ? at[8 * i] % count : 0;
         if (i != head[6]) memcpy(at + 8 * i, &inside, 8);
     }
-    uint8_t *source = taken(count ? (count - 1) * stride + width : 0);
-    uint8_t *out = room(n ? (n - 1) * out_stride + width : 0), *bad = room(8 * n);
+    uint8_t *source = taken(extent), *out = room(out_extent), *bad = room(8 * n);
+    uint8_t *first = back && count ? source + extent - width : source;
+    uint8_t *to = back && n ? out + out_extent - width : out;
     uint8_t *found[2] = {room(4 * n), room(4 * n)};
-    const ts_records copies = {n, rows, at, source, count, stride, width, out, out_stride};
-    const ts_records records = {count < n ? count : n, rows, NULL, source, count, stride, width, NULL, 0};
+    const ts_records copies = {n, rows, at, first, count, stride, width, to, out_stride};
+    const ts_records records = {count < n ? count : n, rows, NULL, first, count, stride, width, NULL, 0};
     int64_t answers[2] = {0, 0};
     for (int hardware = 0; hardware < 2; hardware++) {
         ts_start(hardware ? NULL : "table");
@@ -99,12 +104,16 @@ int main(int count, char **given) {
     for (int64_t step = 0; fread(head, sizeof head, 1, file) == 1; step++) {
         const int64_t kind = head[0], n = head[1], records = head[2], stride = head[3];
         const int64_t width = head[4], sparse = head[5], result = head[6], placed = head[7];
-        const int64_t extent = records ? (records - 1) * stride + width : 0;
+        const int64_t apart = stride < 0 ? -stride : stride, back = stride < 0;
+        const int64_t extent = records ? (records - 1) * apart + width : 0;
+        const int64_t room_out = n ? (n - 1) * apart + width : 0;
         uint8_t *rows = loaded(8 * n), *at = placed ? loaded(8 * n) : NULL;
         uint8_t *source = loaded(extent), *sums = loaded(4 * n);
         uint8_t *worse = loaded(result > 0 && kind > SUM_ROWS ? 8 * result : 0);
-        uint8_t *bad = room(8 * n), *found = room(4 * n), *out = room(n * width);
-        const ts_records all = {n, rows, at, source, records, stride, width, kind == COPY_ROWS ? out : NULL, width};
+        uint8_t *bad = room(8 * n), *found = room(4 * n), *out = room(room_out);
+        uint8_t *first = back && records ? source + extent - width : source;
+        uint8_t *to = back && n ? out + room_out - width : out;
+        const ts_records all = {n, rows, at, first, records, stride, width, kind == COPY_ROWS ? to : NULL, stride};
         for (int i = 0; i < repeat; i++) {
             if (kind == SUM_BYTES) {
                 expect(ts_crc32c((uint32_t)sparse, source, extent) == result, step, "checksum");
@@ -121,7 +130,7 @@ int main(int count, char **given) {
         for (int64_t i = 0; kind == COPY_ROWS && result >= 0 && i < n; i++) {
             int64_t here;
             memcpy(&here, at + 8 * i, 8);
-            expect(!memcmp(out + i * width, source + here * stride, (size_t)width), step, "copy");
+            expect(!memcmp(to + i * stride, first + here * stride, (size_t)width), step, "copy");
         }
         free(rows), free(at), free(source), free(sums), free(worse), free(bad), free(found), free(out);
     }

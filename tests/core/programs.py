@@ -58,10 +58,13 @@ def step(rng: np.random.Generator) -> bytes:
         first = int(rng.integers(n))
         at[first] = rng.choice([-1, count, 2**62, -(2**63)])
         result, bad = -(first + 1), bad[:0]
-    extent = (count - 1) * source.shape[1] + width if count else 0
+    stride = source.shape[1]
+    extent = (count - 1) * stride + width if count else 0
+    if rng.random() < 0.3:  # as NumPy's [::-1]: the last record is the first in memory
+        source, stride = source[::-1], -stride
     return b"".join(
         [
-            struct.pack("<8q", kind, n, count, source.shape[1], width, sparse, result, placed),
+            struct.pack("<8q", kind, n, count, stride, width, sparse, result, placed),
             rows.astype("<i8").tobytes(),
             at.astype("<i8").tobytes() if placed else b"",
             source.tobytes()[:extent],

@@ -57,7 +57,7 @@ def test_programs_have_the_results_of_the_oracle(
         found = replay(tmp_path / "program", made, dispatch)
         assert (found.returncode, found.stderr) == (0, "")
     data = bytearray((tmp_path / "program").read_bytes())
-    data[-1] ^= 1
+    data[48] ^= 1  # what the first call must return
     (tmp_path / "program").write_bytes(data)
     assert replay(tmp_path / "program", made, "table").returncode == 1, "the driver compares"
 
@@ -180,6 +180,16 @@ def test_a_place_outside_of_the_source_is_refused_and_nothing_copied() -> None:
         with pytest.raises(IndexError, match="position 2"):
             _core.copy_rows(source, at, rows, sums, False, out, bad)
         assert not out.any()
+
+
+def test_places_that_change_during_a_call_stay_inside_of_the_source() -> None:
+    """As another thread may change them: here the copies are written over places yet to come."""
+    source = np.full((5, 64), 0x7F, np.uint8)
+    memory = np.zeros(90 * 64, np.uint8)
+    at, rows, bad = memory[: 8 * 90].view(np.int64), np.arange(90), np.empty(90, np.int64)
+    out, sums = memory.reshape(90, 64), programs.row_checksums(rows, source[:1].repeat(90, 0))
+    assert _core.copy_rows(source, at, rows, sums, False, out, bad) == 0
+    assert (out == 0x7F).all()
 
 
 @pytest.mark.parametrize("fault", ["missing", "of other sources", "free-threaded", "debug"])

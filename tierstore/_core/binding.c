@@ -68,8 +68,8 @@ static PyObject *answer(int64_t found) {
                         (long long)-(found + 1));
 }
 
-static PyThreadState *let_others_run(int64_t nbytes) {
-    return nbytes >= MANY_BYTES ? PyEval_SaveThread() : NULL;
+static PyThreadState *let_others_run(int64_t n, int64_t width) { /* n * width may be too large */
+    return n && width >= MANY_BYTES / n ? PyEval_SaveThread() : NULL;
 }
 
 static void go_on(PyThreadState *state) {
@@ -88,7 +88,7 @@ static PyObject *crc32c(PyObject *self, PyObject *const *given, Py_ssize_t count
     int64_t found = value, at = 0;
     do { /* whole files come here: in pieces, between which Ctrl-C ends it */
         const int64_t n = data.n - at < MOST_BYTES ? data.n - at : MOST_BYTES;
-        PyThreadState *state = let_others_run(n);
+        PyThreadState *state = let_others_run(n, 1);
         found = ts_crc32c((uint32_t)found, data.data + at, n);
         go_on(state);
         at += n;
@@ -112,7 +112,7 @@ static PyObject *sum_rows(PyObject *self, PyObject *const *given, Py_ssize_t cou
                                 .count = a[RECORDS].n,
                                 .stride = a[RECORDS].stride,
                                 .width = a[RECORDS].width};
-        PyThreadState *state = let_others_run(all.n * all.width);
+        PyThreadState *state = let_others_run(all.n, all.width);
         const int64_t found = ts_sum_rows(&all, a[SUMS].data);
         go_on(state);
         result = answer(found);
@@ -138,7 +138,7 @@ static PyObject *check_rows(PyObject *self, PyObject *const *given, Py_ssize_t c
                                 .count = a[RECORDS].n,
                                 .stride = a[RECORDS].stride,
                                 .width = a[RECORDS].width};
-        PyThreadState *state = let_others_run(all.n * all.width);
+        PyThreadState *state = let_others_run(all.n, all.width);
         const int64_t found = ts_check_rows(&all, a[SUMS].data, sparse, a[BAD].data);
         go_on(state);
         result = answer(found);
@@ -170,7 +170,7 @@ static PyObject *copy_rows(PyObject *self, PyObject *const *given, Py_ssize_t co
                                 .width = a[SOURCE].width,
                                 .out = a[OUT].data,
                                 .out_stride = a[OUT].stride};
-        PyThreadState *state = let_others_run(all.n * all.width);
+        PyThreadState *state = let_others_run(all.n, all.width);
         const int64_t found = ts_check_rows(&all, a[SUMS].data, sparse, a[BAD].data);
         go_on(state);
         result = answer(found);

@@ -45,11 +45,12 @@ static inline uint32_t load32(const uint8_t *p) {
 
 static inline void store64(uint8_t *p, uint64_t x) { memcpy(p, &x, 8); }
 
-/* The record whose place in the source is at `at`. */
+/* The record whose place in the source is at `at`. All places were inside when the call began, but
+   others may write to them since: one that is outside now means the first record. */
 static inline const uint8_t *placed(const ts_records *r, const uint8_t *at) {
-    const int64_t place = (int64_t)load64(at);
-    CHECK(at >= r->at && at < r->at + 8 * r->n && place >= 0 && place < r->count);
-    return r->source + place * r->stride;
+    CHECK(at >= r->at && at < r->at + 8 * r->n);
+    const uint64_t place = load64(at);
+    return r->source + (place < (uint64_t)r->count ? (int64_t)place : 0) * r->stride;
 }
 
 static inline uint32_t over_lane(uint32_t crc) {
