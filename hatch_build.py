@@ -25,12 +25,16 @@ CORE = Path(__file__).resolve().parent / "tierstore" / "_core"
 FLAGS = ["-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"]
 TARGET = os.environ.get("TIERSTORE_CORE_TARGET", "")
 ZIG = "ziglang==0.17.1"
+WHY = "0+as.no.c.compiler.works.install.gcc.or.clang.or.set.cc"  # a version that there is not
 PROGRAMS = {  # the sha256 of its program zig, by machine
     "x86_64": "58959f01285c05a74276f09327b551d42ed6006bf325a78dc661a024e314987b",
     "aarch64": "e7eef14c4b674845fa65bbd6ad0dbf82037f6cb4364db7973ed23579a5fc26c0",
 }
 HELP = f"install gcc or clang, or name a compiler in CC, or: pip install hatchling {ZIG}"
 HELP += ", then pip install --no-build-isolation"
+
+if sysconfig.get_config_var("Py_GIL_DISABLED"):  # before anything is asked for
+    raise SystemExit("tierstore does not run on free-threaded Python: use a build with the GIL")
 
 
 def compiler():
@@ -60,8 +64,6 @@ def zig():
 
 def build(place):
     """Compile the core into a directory and return its path; one that was there is replaced."""
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        raise SystemExit("tierstore does not run on free-threaded Python: use a build with the GIL")
     with tempfile.TemporaryDirectory(dir=place) as work:
         command = ([] if TARGET else compiler()) or zig()
         mode = ["-O1", "-g", "-DTS_DEBUG"] if os.environ.get("TIERSTORE_CORE_DEBUG") else ["-s"]
@@ -77,8 +79,11 @@ class CoreHook(Hook):
     """Put the core into a wheel, or beside its sources for an editable install."""
 
     def dependencies(self):
-        """Ask for zig only where there is no compiler."""
-        return [] if not TARGET and compiler() else [ZIG]
+        """Ask for zig only where there is no compiler.
+
+        Where pip cannot have it, it prints what was asked for and nothing else. So this says why.
+        """
+        return [] if not TARGET and compiler() else [f"{ZIG},!={WHY}"]
 
     def initialize(self, version, build_data):
         """Build; the wheel is for every Python from 3.11 on."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 from tests.core import programs
 from tierstore import _core
@@ -228,14 +229,33 @@ def test_the_library_shows_one_name() -> None:
     assert [line.split()[-1] for line in found.splitlines()] == ["PyInit_compiled"]
 
 
-def test_without_a_compiler_and_without_zig_the_error_says_what_helps() -> None:
-    program = (
-        "import importlib.util, runpy; importlib.util.find_spec = lambda name: None; "
-        f"runpy.run_path({str(ROOT / 'hatch_build.py')!r})['zig']()"
-    )
+def build_with(changes: str, then: str) -> subprocess.CompletedProcess[str]:
+    """Run the program that builds the core, changed so, where no compiler is."""
+    program = f"import importlib.util, runpy, sysconfig; {changes}; "
+    program += f"build = runpy.run_path({str(ROOT / 'hatch_build.py')!r}); {then}"
     command = [sys.executable, "-c", program]
-    found = subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True)
+    return subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True)
+
+
+def test_without_a_compiler_and_without_zig_the_error_says_what_helps() -> None:
+    found = build_with("importlib.util.find_spec = lambda name: None", "build['zig']()")
     assert found.returncode == 1
     assert "install gcc or clang" in found.stderr
     assert f"pip install hatchling {BUILD['ZIG']}, then pip install --no-build-i" in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+
+
+def test_without_a_compiler_zig_is_asked_for_by_a_name_that_says_why() -> None:
+    """It is all that pip prints where there is no zig either."""
+    found = build_with("pass", "print(*build['CoreHook'].dependencies(None))")
+    asked = Requirement(found.stdout.strip())
+    assert asked.name == "ziglang"
+    assert "install.gcc.or.clang" in str(asked)
+    assert asked.specifier.contains(BUILD["ZIG"].partition("==")[2])
+
+
+def test_a_free_threaded_python_is_refused_before_zig_is_asked_for() -> None:
+    found = build_with("sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1", "print('asked')")
+    assert (found.returncode, found.stdout) == (1, "")
+    assert "tierstore does not run on free-threaded Python" in found.stderr
     assert len(found.stderr.splitlines()) == 1
