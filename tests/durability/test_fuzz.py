@@ -6,6 +6,7 @@ They keep a valid checksum where that is what it takes to reach the parser behin
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from tests.durability.fuzzing import (
     run_one,
 )
 from tests.durability.sample import Sample, sample
+from tests.durability.sanitized import in_a_process as sanitized
 from tests.durability.test_corruption import damaged
 from tierstore.budget import Budget
 from tierstore.errors import TierStoreError
@@ -149,3 +151,26 @@ def test_a_crafted_manifest_opens_or_says_why(store: Sample) -> None:
                 opens_or_says_why(store.path)
             except Exception as error:
                 raise AssertionError(f"{changed!r}") from error
+
+
+OUTSIDE = (
+    "import numpy as np; from tierstore import _core; "
+    "few = np.lib.stride_tricks.as_strided(np.zeros(64, np.uint8), (2, 64), (64, 1)); "
+    "_core.sum_rows(np.arange(2), few, np.empty(2, np.uint32))"
+)
+"""A negative control: memory that is smaller than its shape says."""
+
+
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(40, marks=pytest.mark.slow), pytest.param(5000, marks=pytest.mark.torture)],
+)
+def test_no_crafted_store_reaches_memory_outside_of_its_buffers(tmp_path: Path, count: int) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("not shown: gcc is missing")
+    found = sanitized(tmp_path, OUTSIDE)
+    assert found.returncode
+    assert "AddressSanitizer: heap-buffer-overflow" in found.stderr
+    call = f"from tests.durability.sanitized import use_many; use_many(1, 0, {count})"
+    found = sanitized(tmp_path, call)
+    assert (found.returncode, found.stderr.count("--count 1")) == (0, count), found.stderr[-6000:]
