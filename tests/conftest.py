@@ -5,10 +5,10 @@ import importlib.util
 import os
 import resource
 import signal
-import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,8 +35,7 @@ REAL_DECODERS = {"test_bounds.py", "test_key_memory.py"}
 """Files of tests that start each process that decodes columns as a user does."""
 
 MOST_SECONDS = 3.0
-"""Of processor time that a test takes in `make test`; four times what it may take by the rules."""
-_MANY_MODULES = 50
+"""Of processor time that a test may take in `make test`: those that took more are listed."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -100,11 +99,33 @@ def is_left_out(item: pytest.Item) -> bool:
     )
 
 
+def other_variants(config: pytest.Config, items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield what is not run of tests marked `variants`: those that are run lie evenly between."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("variants"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for variants in tests.values():
+        marker = variants[0].get_closest_marker("variants")
+        assert marker is not None
+        few = [*marker.args, len(variants)][config.getoption("--slow")]
+        if not config.getoption("--nightly") and few < len(variants):
+            run = {number * len(variants) // few for number in range(few)}
+            yield from (item for number, item in enumerate(variants) if number not in run)
+
+
+def leave_out(
+    config: pytest.Config, items: list[pytest.Item], these: Iterable[pytest.Item]
+) -> None:
+    """Take some tests out of those that are run."""
+    left_out = set(these)
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [item for item in items if is_left_out(item)]
-    config.hook.pytest_deselected(items=left_out)
-    left = set(left_out)
-    items[:] = [item for item in items if item not in left]
+    leave_out(config, items, filter(is_left_out, items))
+    leave_out(config, items, other_variants(config, items))
 
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if on_gpu else None
@@ -122,9 +143,7 @@ def leave_to_a_gpu(
     for first, *others in files.values():
         also = f", nor for {len(others)} more tests of this file" if others else ""
         first.add_marker(pytest.mark.skip(reason=f"{reason}{also}"))
-    rest = {item for first, *others in files.values() for item in others}
-    config.hook.pytest_deselected(items=list(rest))
-    items[:] = [item for item in items if item not in rest]
+    leave_out(config, items, [item for first, *others in files.values() for item in others])
 
 
 def asks_for_more(config: pytest.Config) -> bool:
@@ -138,25 +157,28 @@ def seconds_used() -> float:
     return sum(used.ru_utime + used.ru_stime for used in both)
 
 
-def modules_imported() -> int:
-    """Return the number of modules that this process has imported."""
-    return len(sys.modules)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """Fail a test of `make test` that takes long: it is to be shorter, or marked slow.
+    """Note the processor time of a test; fail it if it leaves another handler of Ctrl-C."""
+    start, handler = seconds_used(), signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        left = signal.signal(signal.SIGINT, handler)
+    item.user_properties.append(("seconds", seconds_used() - start))
+    if left is not handler:
+        pytest.fail(f"leaves {left!r} to handle SIGINT", False)
 
-    Whoever imports a large library first pays for others, and is let off. So are all where much
-    else runs, which makes every test take more.
-    """
-    modules, start = modules_imported(), seconds_used()
-    yield
-    took = seconds_used() - start
-    imported = modules_imported() - modules > _MANY_MODULES
-    alone = os.getloadavg()[0] <= 1.5 * processors.usable() + 1
-    if took > MOST_SECONDS and alone and not imported and not asks_for_more(item.config):
-        pytest.fail(f"takes {took:.1f} s of processor time: shorten it or mark it slow", False)
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """List the tests of `make test` that take long: they are to be shorter, or marked slow."""
+    passed = terminalreporter.getreports("passed")
+    took = {each.nodeid: seconds for each in passed for _, seconds in each.user_properties}
+    long = sorted((-seconds, name) for name, seconds in took.items() if seconds > MOST_SECONDS)
+    if long and not asks_for_more(config):
+        terminalreporter.section(f"over {MOST_SECONDS} s: shorten them or mark them slow")
+        for seconds, name in long:
+            terminalreporter.line(f"{-seconds:.1f} s of processor time: {name}")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,6 +1,7 @@
-"""What the tests may take: `make test` fails for one that takes long and is not marked."""
+"""What the tests may take: some of many variants, and a list of tests that take long."""
 
 import inspect
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -11,32 +12,61 @@ from tests import conftest
 from tests.every import every
 
 
-def call(monkeypatch, took, asked=(), imported=0, load=0.1):
-    """Run the hook around a test that takes so many seconds and imports so many modules."""
-    clock = iter([5.0, 5.0 + took])
-    modules = iter([100, 100 + imported])
-    item = SimpleNamespace(config=SimpleNamespace(getoption=lambda name: name in asked))
-    with monkeypatch.context() as patch:  # which the hook around this very test does not see
-        patch.setattr(conftest, "seconds_used", lambda: next(clock))
-        patch.setattr(conftest.os, "getloadavg", lambda: (load, load, load))
-        patch.setattr(conftest, "modules_imported", lambda: next(modules))
-        hook = conftest.pytest_runtest_call(item)
-        next(hook)
-        with pytest.raises(StopIteration):
-            next(hook)
+def asked(*options):
+    return SimpleNamespace(getoption=lambda name: name in options)
 
 
-def test_a_test_that_takes_long_fails_and_says_what_to_do(monkeypatch):
-    call(monkeypatch, 2.9)
-    with pytest.raises(pytest.fail.Exception, match=r"takes 3\.1 s of processor time: .* slow"):
-        call(monkeypatch, 3.1)
+def run_of(few, count, *options):
+    """Return the numbers of the variants of a test that are run."""
+    marker = SimpleNamespace(args=few)
+    items = [
+        SimpleNamespace(nodeid=f"a.py::test[{number}]", get_closest_marker=lambda name: marker)
+        for number in range(count)
+    ]
+    left_out = list(conftest.other_variants(asked(*options), items))
+    return [number for number, item in enumerate(items) if item not in left_out]
 
 
-def test_a_first_import_and_slow_runs_are_let_off(monkeypatch):
-    call(monkeypatch, 9, imported=900)
-    call(monkeypatch, 9, load=99)
+def test_variants_that_are_run_lie_evenly_between_the_others():
+    assert run_of((3,), 9) == [0, 3, 6]
+    assert run_of((3, 4), 10, "--slow") == [0, 2, 5, 7]
+    assert run_of((0, 1), 10) == []
+    assert run_of((3,), 9, "--slow") == run_of((3, 4), 9, "--slow", "--nightly") == list(range(9))
+    for count in range(1, 20):
+        for few in range(1, 20):
+            assert len(run_of((few,), count)) == min(few, count)
+
+
+def test_tests_that_take_long_are_listed_and_say_what_to_do():
+    def listed(*options):
+        lines = []
+        reports = [
+            SimpleNamespace(nodeid=name, user_properties=[("seconds", took)])
+            for name, took in [("quick", 2.9), ("long", 3.1), ("longest", 9.0)]
+        ]
+        printed = SimpleNamespace(
+            getreports=lambda kind: reports, section=lines.append, line=lines.append
+        )
+        conftest.pytest_terminal_summary(printed, asked(*options))
+        return lines
+
+    head, *lines = listed()
+    assert "mark them slow" in head
+    assert lines == ["9.0 s of processor time: longest", "3.1 s of processor time: long"]
     for option in conftest.LEFT_OUT_UNLESS_ASKED_FOR:
-        call(monkeypatch, 9, asked=[f"--{option}"])
+        assert listed(f"--{option}") == []
+
+
+def test_a_test_that_leaves_another_handler_of_sigint_fails():
+    item = SimpleNamespace(user_properties=[])
+    hook = conftest.pytest_runtest_call(item)
+    next(hook)
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    with pytest.raises(pytest.fail.Exception, match="to handle SIGINT"):
+        next(hook)
+    assert signal.getsignal(signal.SIGINT) is before
+    ((name, seconds),) = item.user_properties
+    assert name == "seconds" and seconds >= 0
 
 
 def test_the_time_of_children_that_have_ended_counts():

@@ -9,6 +9,7 @@ import dataclasses
 import gc
 import linecache
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -92,7 +93,7 @@ def _takes_no_signal(frame: FrameType) -> bool:
 
 
 class Struck:
-    """Raises KeyboardInterrupt at the n-th line of the library that runs."""
+    """Lets SIGINT come at the n-th line of the library that runs: what handles it is called."""
 
     def __init__(self, number: int) -> None:
         self._left = number
@@ -106,7 +107,7 @@ class Struck:
             if self._left == 0:
                 self.struck += 1
                 sys.settrace(None)
-                raise KeyboardInterrupt
+                signal.getsignal(signal.SIGINT)(signal.SIGINT, frame)
         return self
 
 

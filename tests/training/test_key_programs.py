@@ -9,13 +9,14 @@ import pytest
 from tests.training import key_programs
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", range(1, 21))
 def test_every_gradient_reaches_its_key_or_the_call_raises(tmp_path: Path, seed: int) -> None:
     for store in range(4):
         key_programs.run(100 * seed + store, 25, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(10_000, 10_040))
 def test_so_do_many(tmp_path: Path, seed: int) -> None:
-    key_programs.run(seed, 200, tmp_path)
+    key_programs.run(seed, 2_500, tmp_path)
