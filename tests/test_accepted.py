@@ -58,6 +58,7 @@ def test_a_table_that_is_not_there_is_not_ignored(tmp_path, given):
     tierstore.open(path, "r+").close()  # it was given back
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
 def test_errors_list_tables_in_the_order_of_the_store(tmp_path, seed):
     program = (

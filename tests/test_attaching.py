@@ -79,6 +79,7 @@ def batches(seed, rows=ROWS):
     yield rng.integers(0, rows, (30, 11))
 
 
+@pytest.mark.variants(14)
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_are_those_of_the_tensor(tmp_path, dtype, budget):
@@ -98,6 +99,7 @@ def test_rows_are_those_of_the_tensor(tmp_path, dtype, budget):
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("slots", [1, 64, 2 * ROWS])
 @pytest.mark.parametrize("device", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_rows_come_through_a_gpu_tier(tmp_path, device, slots):
@@ -287,6 +289,7 @@ ZARRS = {
 }
 
 
+@pytest.mark.variants(2, 7)
 @pytest.mark.parametrize("kind", ZARRS)
 def test_zarr_arrays(tmp_path, kind):
     given = matrix(seed=3).numpy()

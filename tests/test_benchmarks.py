@@ -135,6 +135,7 @@ def compare(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_figures_are_printed_beside_those_of_the_results():
     printed = compare("bookkeeping", "--", *TINY["bench_bookkeeping"], "--repeat", "2")
     assert "ours" in printed and "yours" in printed

@@ -55,6 +55,7 @@ def test_eight_percent_are_found_where_the_machine_is_steady(tool: Any) -> None:
         assert 1 <= verdict.equal < tool.ALLOWED
 
 
+@pytest.mark.slow
 def test_equal_trees_are_rarely_called_slower(tool: Any) -> None:
     """Whatever the noise: 2.5 % of the ratios of equal trees lie above the spread of the old."""
     for noise in (0.01, 0.05, 0.2):
@@ -94,6 +95,7 @@ def fakes(tmp_path: Path) -> dict[str, Path]:
     return {"old": tmp_path / "old", "new": tmp_path / "new", "benchmarks": benchmarks}
 
 
+@pytest.mark.slow
 def test_trees_take_turns_and_their_figures_are_told_apart(
     tool: Any, fakes: dict[str, Path]
 ) -> None:
@@ -109,6 +111,7 @@ def test_trees_take_turns_and_their_figures_are_told_apart(
     assert printed.count("SLOWER") == 2 and "1.500" in printed
 
 
+@pytest.mark.slow
 def test_a_library_of_elsewhere_is_not_measured(tool: Any, fakes: dict[str, Path]) -> None:
     (fakes["new"] / "tierstore/__init__.py").unlink()
     (fakes["new"] / "tierstore").rename(fakes["new"] / "gone")

@@ -157,6 +157,7 @@ TIERS = {
 }
 
 
+@pytest.mark.variants(1, 1)
 @pairs(together=1, slots=list(TIERS), policy=[lru(), lfu(3)])
 def test_tiers(slots: str, policy: PolicySpec) -> None:
     TierProgram(1, TIERS[slots], policy).run(120)
@@ -176,6 +177,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_rowcopy, "gather", slow)
 
 
+@pytest.mark.variants(1, 1)
 @pairs(together=1, slots=list(TIERS), policy=[lru(), lfu(3)])
 def test_tiers_whose_reads_copy_apart(slots: str, policy: PolicySpec, apart: None) -> None:
     TierProgram(2, TIERS[slots], policy).run(120)
@@ -450,6 +452,7 @@ def claims_nothing(tier: HostTier, *rows: Any) -> Any:
 _apart = HostTier._apart
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize(
     ("what", "instead"),
     [

@@ -145,6 +145,7 @@ def bucket(monkeypatch):
         yield served
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if page.relative_to(ROOT).as_posix() not in AT_NIGHT],
@@ -321,6 +322,7 @@ def stage(tmp_path, monkeypatch) -> Iterator[dict[str, Any]]:
         store.rollback()
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_the_examples_in_docstrings_run(name, stage):
     """Each docstring starts from what is committed."""

@@ -9,6 +9,8 @@ import pkgutil
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
 
+import pytest
+
 import tierstore
 
 
@@ -30,6 +32,7 @@ def public_methods(module: ModuleType) -> Iterator[tuple[str, object]]:
                 yield f"{cls.__name__}.{name}", getattr(cls, name)
 
 
+@pytest.mark.slow
 def test_every_public_method_has_a_docstring() -> None:
     missing, seen = [], 0
     for name in modules():

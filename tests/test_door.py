@@ -188,6 +188,7 @@ def errand(door: Door) -> None:
 BODIES = [plain, nested, open_to_interrupts, beside, alone_within_a_call, on_a_device, errand]
 
 
+@pytest.mark.variants(2, 3)
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("body", BODIES)
 def test_an_interrupt_at_any_bytecode_leaves_nothing_behind(

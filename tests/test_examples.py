@@ -130,6 +130,7 @@ def test_the_short_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.M
     assert float(found[1]) > 0
 
 
+@pytest.mark.slow
 def test_the_minimal_example_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_here: Any
 ) -> None:
@@ -147,6 +148,7 @@ def test_two_ranks_run_the_short_example(tmp_path: Path, monkeypatch: pytest.Mon
     assert "2 ranks" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells, in order, in one namespace; no output is kept in the file."""
     pytest.importorskip("matplotlib")

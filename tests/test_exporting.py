@@ -50,6 +50,7 @@ def values() -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.variants(4, 14)
 @pytest.mark.parametrize("suffix", SINK_SUFFIXES)
 def test_every_format(store, tmp_path, suffix):
     result = export_table(store["item"], tmp_path / f"out{suffix}")
@@ -65,6 +66,7 @@ def test_numpy_maps_an_export(store, tmp_path):
     assert mapped.tobytes() == values()["weight"].tobytes()
 
 
+@pytest.mark.variants(6)
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".tsv"])
 @pytest.mark.parametrize("rows", [(0, ROWS), (0, 1), (17, 400), (ROWS - 1, ROWS), (5, 5)], ids=str)
 def test_a_range_of_rows(store, tmp_path, suffix, rows):
@@ -91,6 +93,7 @@ def test_ranges_that_are_none(store, tmp_path, rows, error):
     assert not (tmp_path / "out.npy").exists()
 
 
+@pytest.mark.variants(9)
 @pytest.mark.parametrize("field", ["weight", "moment", "wide"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", None])
 def test_fields_and_conversions(store, tmp_path, field, dtype, recwarn):
@@ -168,6 +171,7 @@ def test_what_is_not_committed_is_exported_too(store, tmp_path):
     store.rollback()
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(
     "keys", [random_words(ROWS), np.arange(ROWS)[::-1] * 3], ids=["str", "int"]
 )
@@ -181,6 +185,7 @@ def test_the_keys_of_the_table_go_along(store, tmp_path, keys):
     assert list(read_keys_of(tmp_path / "some.npz")) == list(keys[10:20])
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("suffix", [".npz", ".csv", ".bin", ".parquet", ".safetensors", ".zarr"])
 def test_a_table_with_keys_beyond_int64_goes_out_and_comes_back(store, tmp_path, suffix):
     keys = random_uint64(ROWS)
@@ -265,6 +270,7 @@ def test_fields_that_are_none(store, tmp_path):
         export_table(store["item"], tmp_path / "out.npy", field="exp_avg")
 
 
+@pytest.mark.variants(8)
 @pytest.mark.parametrize("suffix", SINK_SUFFIXES)
 def test_progress_and_interruption(store, tmp_path, suffix):
     seen = []
@@ -281,6 +287,7 @@ def test_progress_and_interruption(store, tmp_path, suffix):
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.variants(9)
 @pytest.mark.parametrize("suffix", SINK_SUFFIXES)
 def test_a_full_disk_leaves_nothing(store, tmp_path, suffix):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -45,6 +45,7 @@ def all_rows(table, field="weight"):
     return np.concatenate(list(table.scan(field, raw=True)))
 
 
+@pytest.mark.variants(2, 9)
 @pairs(together=1, suffix=SINK_SUFFIXES, dtype=["float16", "bfloat16", "float32"])
 def test_a_missing_table_is_made(store, tmp_path, suffix, dtype):
     matrix, path = random_matrix(ROWS, DIM, dtype), tmp_path / f"file{suffix}"
@@ -73,6 +74,7 @@ def test_it_is_there_when_opened_again(tmp_path):
         assert store.verify().ok
 
 
+@pytest.mark.variants(3, 12)
 @pytest.mark.parametrize("suffix", [*SINK_SUFFIXES])
 def test_one_field_of_a_table_is_replaced(store, two_fields, tmp_path, suffix):
     matrix = random_matrix(ROWS, DIM, seed=2)
@@ -86,6 +88,7 @@ def test_one_field_of_a_table_is_replaced(store, two_fields, tmp_path, suffix):
     assert store.verify().ok
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("suffix", [".npy", ".zarr"])
 def test_blocks_of_the_file_and_of_the_table_need_not_agree(store, tmp_path, suffix):
     rows = 450_001  # several blocks of either
@@ -245,6 +248,7 @@ def test_a_reader_cannot_load(store, two_fields, tmp_path):
         import_table(reader, tmp_path / "file.npy")
 
 
+@pytest.mark.variants(1, 3)
 @pytest.mark.parametrize("suffix", SINK_SUFFIXES)
 def test_there_and_back_again(store, two_fields, tmp_path, suffix):
     two_fields.store.set_keys(two_fields.name, random_words(ROWS))

@@ -71,6 +71,7 @@ def many(count: int) -> tierstore.Store:
     return made
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_commit_of_one_row_calls_the_same_functions_however_many_tables() -> None:
     counts = []
@@ -86,7 +87,7 @@ def test_a_commit_of_one_row_calls_the_same_functions_however_many_tables() -> N
     assert np.ptp(np.array(counts), axis=0).max() <= 25, counts  # of some thousands
 
 
-@pytest.mark.slow
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize(
     "what", ["open", "write", "info", "refresh", "commit", "rollback", "close"]
 )
@@ -242,6 +243,7 @@ def damaged(path: Path) -> Path:
     return path
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("budget", [None, tierstore.Budget(host_rows=4), tierstore.Budget(host=0)])
 def test_tables_beside_a_damaged_one_go_on(damaged: Path, budget: tierstore.Budget | None) -> None:
     with tierstore.open(damaged, "r+", budget=budget) as store:
@@ -322,6 +324,7 @@ def at_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tierstore._store.tables._EXAMINED_TABLES", 0)
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("count", [64, 65])
 def test_the_bases_of_more_than_64_tables_are_examined_at_their_first_use(
     tmp_path: Path, count: int

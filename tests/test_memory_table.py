@@ -33,6 +33,7 @@ def device(request: pytest.FixtureRequest) -> Any:
     return EmulatedDevice()
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_a_scratch_table_is_a_table(device: Any, budget: Budget | None) -> None:
     rng = np.random.default_rng(0)

@@ -53,6 +53,7 @@ def folded_base(path, spec: tierstore.TableSpec) -> tuple[str, dict[str, np.ndar
         return store.info().tables[0].base, oracle
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(("dim", "column"), [(8, ""), (5, '["weight"]')])
 def test_numpy_maps_the_folded_table(tmp_path, dim, column):
     base, oracle = folded_base(tmp_path, tierstore.TableSpec(ROWS, dim))
@@ -61,6 +62,7 @@ def test_numpy_maps_the_folded_table(tmp_path, dim, column):
     assert seen_by(program, base) == digest(oracle["weight"])
 
 
+@pytest.mark.slow
 def test_numpy_sees_every_field_by_name(tmp_path):
     fields = {
         "weight": tierstore.Field(5),
@@ -74,6 +76,7 @@ def test_numpy_sees_every_field_by_name(tmp_path):
         assert seen_by(program, base) == digest(oracle[name])
 
 
+@pytest.mark.variants(0, 1)
 @pairs(
     together=1,
     options=[
@@ -91,6 +94,7 @@ def test_zarr_opens_the_folded_table(tmp_path, options, dim):
     assert seen_by(program, base) == digest(oracle["weight"])
 
 
+@pytest.mark.slow
 def test_zarr_says_which_columns_a_field_has(tmp_path):
     fields = {"weight": tierstore.Field(3), "half": tierstore.Field(4, "float16")}
     base, oracle = folded_base(tmp_path, tierstore.TableSpec(ROWS, fields=fields, backend="zarr"))

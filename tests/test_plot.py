@@ -58,6 +58,7 @@ def lines(axes) -> dict[str, list[tuple[float, float]]]:
     return {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
 
 
+@pytest.mark.slow
 def test_miss_ratios(stream, tmp_path, drawn):
     found = simulate(stream, sizes=(20, 0.1, 0.5))
     plot.miss_ratios(found, tmp_path / "curve.svg")
@@ -85,6 +86,7 @@ def test_hit_rates_and_occupancy(history, tmp_path, drawn):
     assert top == max(each.occupancy["host"].dirty for each in history.samples) > 0
 
 
+@pytest.mark.slow
 def test_row_heat(stream, tmp_path, drawn):
     plot.heat(stream, tmp_path / "heat.png")
     counts = np.zeros(1000)

@@ -97,6 +97,7 @@ def test_the_lowest_versions_are_those_of_pyproject():
         assert re.fullmatch(rf"{re.escape(wanted[name])}(\.0)*", version), name
 
 
+@pytest.mark.slow
 def test_the_layers_in_contributing_are_those_that_lint_checks():
     spec = importlib.util.spec_from_file_location("layers", ROOT / "docs/generate_layers.py")
     generate_layers = importlib.util.module_from_spec(spec)

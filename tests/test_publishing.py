@@ -76,6 +76,7 @@ def test_an_older_version_and_some_tables(store, tmp_path):
     assert sorted(os.listdir(place / "current")) == ["item.safetensors", "version.json"]
 
 
+@pytest.mark.slow
 def test_readers_see_one_whole_version_all_the_time(store, tmp_path):
     place, done, seen = tmp_path / "serving", threading.Event(), set()
     store["item"].write(np.arange(300), np.full((300, 8), 1, "f4"))
@@ -119,6 +120,7 @@ class Killed(BaseException):
 CALLS = ["open", "mkdir", "pwrite", "rename", "rename_noreplace", "link", "fsync", "unlink"]
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("kills", [True, False], ids=["kill", "fault"])
 def test_a_kill_or_fault_at_any_call_leaves_the_old_or_the_new(store, tmp_path, monkeypatch, kills):
     place = tmp_path / "serving"

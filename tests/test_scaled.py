@@ -55,6 +55,7 @@ def as_torch(elements, scales, dtype):
     return (elements.to(torch.bfloat16) * spread).to(getattr(torch, dtype))
 
 
+@pytest.mark.variants(5, 5)
 @pairs(dtype=TYPES, scale=SCALES, blocks=[1, 2, 128], where=["cpu", "emulated", "cuda"])
 @pytest.mark.slow("emulated")
 def test_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, blocks, where):
@@ -141,7 +142,7 @@ def test_many_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, wher
             assert bits_or_nan(found, as_torch(elements[rows], scales[rows], out))
 
 
-@pytest.mark.slow
+@pytest.mark.variants(0, 2)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("dtype", [*FLOATS, *TYPES])
 def test_many_attached_rows_without_scales_are_those_of_the_tensor(tmp_path, dtype, where):
@@ -183,6 +184,7 @@ def bound(dtype, scale, values, block):
     return np.maximum(np.abs(values) * 2.0**-digits, most * wide / largest * smallest) * (1 + 1e-5)
 
 
+@pytest.mark.variants(8)
 @every_form
 def test_written_rows_are_rounded_within_the_bound(tmp_path, dtype, scale, block):
     rng = np.random.default_rng(5)
@@ -205,6 +207,7 @@ def test_written_rows_are_rounded_within_the_bound(tmp_path, dtype, scale, block
     assert np.array_equal(largest, found) or scale == "float32"  # powers of two repeat exactly
 
 
+@pytest.mark.variants(12)
 @every_form
 def test_no_rows(tmp_path, dtype, scale, block):
     spec = TableSpec(fields={"w": Field(DIM, dtype, scale=Scale(scale, block=block))}, rows=ROWS)
@@ -245,6 +248,7 @@ def test_every_power_of_two_is_the_scale_that_torch_has():
     assert np.array_equal(kind.encode(kind.decode(codes)), codes)
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("place", ["cpu", "emulated"])
 def test_torch_values_are_written_from_any_place(tmp_path, place):
     field = Field(16, "int8", scale=Scale())
@@ -271,6 +275,7 @@ def test_torch_values_are_written_from_any_place(tmp_path, place):
         store.commit()
 
 
+@pytest.mark.variants(1, 5)
 @pytest.mark.parametrize("place", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dim", [1, 3, 20, 48])
 @pytest.mark.parametrize("block", ["row", 4, 16])

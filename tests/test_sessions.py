@@ -160,6 +160,7 @@ def test_a_store_in_memory_does_what_others_do_and_is_gone(tmp_path, monkeypatch
         tierstore.create(None, {"bad name": SPEC})
 
 
+@pytest.mark.slow
 def test_a_store_in_memory_goes_with_the_program():
     code = """
         import os, tierstore
@@ -193,6 +194,7 @@ def in_child(work):
     return os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("host_rows", [0, 50, ROWS])
 def test_a_reader_goes_on_in_a_forked_child(tmp_path, host_rows):
     with tierstore.create(tmp_path / "s", {"t": SPEC}) as writer:

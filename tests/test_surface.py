@@ -87,12 +87,14 @@ def missing(names: list[str], block: tuple[str, ...] = ()) -> dict[str, str]:
     return json.loads(run(RESOLVE, names, block))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_public_names_are_there_in_a_fresh_process():
     pytest.importorskip("torch")
     assert missing([f"tierstore.{name}" for name in (*MODULES, *tierstore.__all__)]) == {}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_without_the_extras_what_needs_none_is_there():
     names = [f"tierstore.{name}" for name in (*WITHOUT_TORCH, *tierstore.__all__)]
@@ -105,6 +107,7 @@ def test_without_the_extras_what_needs_none_is_there():
         assert re.fullmatch(r"AttributeError: .*pip install 'tierstore\[torch\]'", error)
 
 
+@pytest.mark.slow
 def test_without_the_extras_python_can_look_at_the_package():
     run(
         """
@@ -216,6 +219,7 @@ def test_every_name_of_documents_and_docstrings_exists():
     assert missing(sorted(others - integrations)) == {}
 
 
+@pytest.mark.slow
 def test_a_name_that_is_not_there_is_found():
     names = ["tierstore.policy.lru", "tierstore.policy.fifth"]
     assert list(missing(names, EXTRAS)) == ["tierstore.policy.fifth"]

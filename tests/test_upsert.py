@@ -313,6 +313,7 @@ def test_a_file_that_breaks_off_rolls_back(tmp_path):
     assert held(tmp_path / "s.tier")[1].tobytes() == rows["weight"].tobytes()
 
 
+@pytest.mark.variants(12, 20)
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".vec", ".bin"])
 @pytest.mark.parametrize("count", [0, 1, 3])
 @pytest.mark.parametrize("held_keys", [None, [5, 1, 0, 2], ["b", "1", "0", "2"]])

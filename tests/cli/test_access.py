@@ -54,6 +54,7 @@ def refused(found):
         assert ".partial" not in said, (line, said)
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("what", ["rows.npy", "item", "manifest-*", "."])
 @pytest.mark.fault(75)
 def test_what_may_not_be_read_is_not_damaged(as_user, only, pair, tmp_path, files, what):

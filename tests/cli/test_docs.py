@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("name", ["generate_cli", "generate_json"])
 def test_the_page_is_up_to_date(name):
     spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")

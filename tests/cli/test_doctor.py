@@ -48,6 +48,7 @@ def test_text_names_what_matters(run):
         assert name in text
 
 
+@pytest.mark.slow
 def test_speeds_once_they_are_measured(run, run_json, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert "not measured yet: tierstore bench" in run("doctor", tmp_path).stdout
@@ -67,6 +68,7 @@ def test_a_wrong_pair_prints_the_line_that_mends_it_and_fails(run, run_json, mon
     assert run_json("doctor", code=1)["problems"][0] in result.stderr
 
 
+@pytest.mark.slow
 def test_what_killed_commands_left_is_listed(run, run_json, single, tmp_path):
     beside = tmp_path / ".other.tier.0123abcd.partial"
     (beside / "t").mkdir(parents=True)
@@ -82,6 +84,7 @@ def test_what_killed_commands_left_is_listed(run, run_json, single, tmp_path):
     assert run_json("doctor", tmp_path / "nothing" / "here", code=3)["error"]["exit_code"] == 3
 
 
+@pytest.mark.slow
 def test_a_store_is_looked_at(run, run_json, pair):
     found = run_json("doctor", pair)["store"]
     assert (found["damage"], found["version"], found["tables"]) == (False, 3, 2)

@@ -47,6 +47,7 @@ def large(tmp_path):
     return tmp_path / "l.tier"
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("arguments", [["diff", "STORE", "1", "2", "--ids"], ["log", "STORE"]])
 def test_a_reader_that_closes_its_end_gets_no_traceback(large, arguments):
     arguments = [str(large) if each == "STORE" else each for each in arguments]
@@ -90,6 +91,7 @@ def test_top_ends_with_an_interrupt(single):
     assert said.strip() == "Interrupted."
 
 
+@pytest.mark.slow
 def test_numbers_are_whole_on_80_columns(run_json, pair):
     pytest.importorskip("rich")
     commands = [["inspect"], ["log"], ["diff", "2", "3"], ["top", "--count", "1"]]

@@ -65,9 +65,9 @@ def test_interrupted_in_the_middle_leaves_nothing(place, files, run, name, numbe
     assert found == before
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.fault(66, 70)
-@pytest.mark.slow
 def test_killed_in_the_middle_leaves_no_result_and_a_sound_store(place, run, monkeypatch, name):
     """What a kill leaves behind bears no name that anyone would take for a result."""
     done = run_until(signal.SIGKILL, COMMANDS[name], place)
@@ -79,6 +79,7 @@ def test_killed_in_the_middle_leaves_no_result_and_a_sound_store(place, run, mon
     run(*COMMANDS[name])
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("name", ["export", "save", "init", "load", "load into"])
 @pytest.mark.fault(43, 68)
 def test_a_full_disk(run, tmp_path, monkeypatch, name):
@@ -99,6 +100,7 @@ def test_a_full_disk(run, tmp_path, monkeypatch, name):
     assert sorted(os.listdir(tmp_path)) == before
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_early(single):
     """`tierstore inspect … | head -1` says nothing about the closed pipe."""
     pipe = f"{sys.executable} -c 'from tierstore_cli.main import cli; cli()' inspect {single}"
@@ -213,6 +215,7 @@ def test_completion(pair, words, offered):
     assert {line.split(",")[1] for line in done.stdout.splitlines() if line} == offered
 
 
+@pytest.mark.slow
 @pytest.mark.fault(71)
 def test_a_traceback_steers_no_terminal(program, single, tmp_path):
     """What a file supplies stands in messages, and in tracebacks with --debug."""

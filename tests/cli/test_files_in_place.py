@@ -54,6 +54,7 @@ def test_near(run_json, place, given):
     assert data["version"] is None
 
 
+@pytest.mark.variants(2)
 def test_simulate(run, run_json, place, tmp_path):
     ids = np.random.default_rng(3).integers(0, ROWS - 50, 900)
     np.save(tmp_path / "ids.npy", ids)

@@ -45,6 +45,7 @@ class Following:
         return self.process.returncode
 
 
+@pytest.mark.slow
 def test_a_line_for_each_version_until_ctrl_c(pair, trained):
     following = Following(pair, "--json", "--ids", "--every", 0.02)
     timer = threading.Event()
@@ -100,6 +101,7 @@ def test_a_command_for_each_version(run, pair, later, tmp_path):
     assert (tmp_path / "out").read_text() == f"{pair} 3 4\n"
 
 
+@pytest.mark.slow
 def test_a_command_that_brings_a_copy_up_to_date(run, pair, later, tmp_path):
     copy = tmp_path / "copy.tier"
     save = f"{' '.join(COMMAND[:2])} '{COMMAND[2]}' save $STORE {copy} --incremental"

@@ -254,6 +254,7 @@ found = []
         return [found[f"arr_{number}"] for number in range(len(lines))]
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("backend", ["memmap", "zarr"])
 def test_the_printed_line_opens_the_table(run, tmp_path, backend):
     weight = tierstore.Field(8, init=tierstore.normal(seed=4))

@@ -6,6 +6,7 @@ import pytest
 import tierstore
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(("kind", "keys"), [("int64", [7, -5, 2**40]), ("text", ["a", "🙂", "c"])])
 def test_a_table_by_key(run, run_json, tmp_path, kind, keys):
     path = tmp_path / "s"
@@ -55,6 +56,7 @@ def test_a_table_by_key(run, run_json, tmp_path, kind, keys):
         assert repaired["user"].capacity == 3000
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("kind", ["int64", "text"])
 def test_growth_and_expiry(run, run_json, tmp_path, kind):
     path, first, more = tmp_path / "s", tmp_path / "first.npz", tmp_path / "more.npz"
@@ -95,6 +97,7 @@ def test_growth_and_expiry(run, run_json, tmp_path, kind):
     assert run_json("expire", path, "--table", "embeddings", "--keep-at-most", 0)["rows"] == 0
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(("gone", "since"), [(["c"], 10), (["a"], 0)])
 def test_keys_that_were_removed_are_a_change(run, run_json, tmp_path, gone, since):
     path, out = tmp_path / "s", tmp_path / "user.npz"
@@ -113,6 +116,7 @@ def test_keys_that_were_removed_are_a_change(run, run_json, tmp_path, gone, sinc
     run("export", path, tmp_path / "since.npz", "--since", "night", code=since)
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("kind", ["int64", "text"])
 def test_a_table_without_keys_is_read_as_one_without_rows(run, run_json, tmp_path, kind):
     path = tmp_path / "s"

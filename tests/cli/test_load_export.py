@@ -53,6 +53,7 @@ def partial_files(path):
     return [name for name in os.listdir(path) if name.endswith(".partial")]
 
 
+@pytest.mark.variants(2, 9)
 @pairs(together=1, suffix=FORMATS, table=["item", "user"])
 @pytest.mark.fault(69)
 def test_what_is_exported_and_loaded_again_is_the_same(run_json, pair, tmp_path, suffix, table):
@@ -215,6 +216,7 @@ def test_load_of_a_store_that_is_no_store_or_locked(run, pair, tmp_path):
         run("load", pair, tmp_path / "a.npy", "--table", "new", code=5)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("other", ["other.tier", "other.tier:item", "other.tier/item"])
 @pytest.mark.parametrize("do", ["load", "load --dry-run", "keys set"])
 def test_a_store_is_no_file_of_rows(run, pair, tmp_path, other, do):

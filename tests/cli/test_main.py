@@ -279,6 +279,7 @@ def test_a_load_interrupted_after_its_commit_says_that_this_is_done(tmp_path, mo
     assert (result.exit_code, result.stderr) == (130, f"\nInterrupted; {done}.\n")
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.fault(28, 68)
 def test_signals_end_with_130_and_clean_up(number, tmp_path):
@@ -325,6 +326,7 @@ def test_a_closed_pipe_is_quiet(program):
     assert child.returncode == 141
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.fault(68)
 def test_a_full_disk_behind_stdout_is_an_io_error():
@@ -340,6 +342,7 @@ def test_a_full_disk_behind_stdout_is_an_io_error():
     assert "No space left" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_options_can_come_from_the_environment(program, tmp_path):
     done = program("doctor", TIERSTORE_DOCTOR_JSON="1")
     assert done.stdout.startswith("{")

@@ -127,6 +127,7 @@ def test_every_preset_is_compared_with_torch_or_is_not_of_torch():
     assert set(PRESETS) - set(OPTIMIZERS) == {"rowwise_adagrad"}
 
 
+@pytest.mark.variants(2, 9)
 @pytest.mark.parametrize("preset", OPTIMIZERS)
 def test_presets_are_what_torch_keeps(preset):
     torch = pytest.importorskip("torch")
@@ -141,6 +142,7 @@ def test_presets_are_what_torch_keeps(preset):
     assert set(PRESETS[preset]) == rowwise
 
 
+@pytest.mark.variants(8)
 @pytest.mark.parametrize("dim", [1, 8])
 @pytest.mark.parametrize("preset", OPTIMIZERS)
 def test_presets_in_float8_are_what_an_optimizer_makes(preset, dim, tmp_path):

@@ -174,6 +174,7 @@ def test_every_command_is_walked() -> None:
     assert walked | OTHERS == set(cli.list_commands(None))  # type: ignore[arg-type]
 
 
+@pytest.mark.variants(2, 7)
 @pytest.mark.parametrize("line", READING)
 def test_commands_read_what_is_in_a_plain_store(
     places: list[Path], line: str, monkeypatch: pytest.MonkeyPatch
@@ -190,6 +191,7 @@ def test_commands_read_what_is_in_a_plain_store(
         assert (places[0] / out).read_bytes() == (places[1] / out).read_bytes()
 
 
+@pytest.mark.variants(1, 4)
 @pytest.mark.parametrize("line", [*TELLING, "save s.tier wide.tier --partitions 5"])
 def test_commands_tell_of_its_files(
     places: list[Path], line: str, monkeypatch: pytest.MonkeyPatch
@@ -198,6 +200,7 @@ def test_commands_tell_of_its_files(
         assert result.exit_code == 0, result.output
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("line", WRITING)
 def test_commands_write_what_they_write_to_a_plain_store(
     places: list[Path], line: str, monkeypatch: pytest.MonkeyPatch
@@ -215,6 +218,7 @@ def test_commands_write_what_they_write_to_a_plain_store(
     assert tierstore.verify(places[0] / path).ok
 
 
+@pytest.mark.variants(1, 5)
 @pytest.mark.parametrize("line", WRONG)
 def test_commands_refuse_what_they_refuse_of_a_plain_store(
     places: list[Path], line: str, monkeypatch: pytest.MonkeyPatch

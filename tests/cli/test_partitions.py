@@ -16,6 +16,7 @@ def whole_of(path):
         return rows, None if source.keys is None else list(source.keys)
 
 
+@pytest.mark.variants(1, 4)
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".parquet"])
 @pytest.mark.parametrize("keyed", [None, "key {}".format, {7: 2**63}.get], ids=["", "text", "int"])
 def test_parts_of_an_export_make_one_target(run, run_json, pair, tmp_path, suffix, keyed):
@@ -55,6 +56,7 @@ def test_parts_of_an_export_make_one_target(run, run_json, pair, tmp_path, suffi
     assert np.array_equal(whole_of(out)[0], rows_of(pair, "item"))
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".parquet"])
 def test_an_end_that_is_killed_is_harmless(run, pair, tmp_path, suffix, monkeypatch):
     out = tmp_path / f"items{suffix}"

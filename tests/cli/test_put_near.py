@@ -49,6 +49,7 @@ def test_put_by_key_and_from_a_pipe(run, pair):
     assert rows[4].tobytes() == rows[3].tobytes()
 
 
+@pytest.mark.variants(5)
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -85,6 +86,7 @@ UNFIT = [
 ]
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(("dtype", "value"), UNFIT)
 def test_put_refuses_what_the_type_cannot_hold(run, tmp_path, dtype, value):
     run("init", tmp_path / "s.tier", "--rows", 3, "--dim", 2, "--dtype", dtype)
@@ -128,6 +130,7 @@ def test_near_is_exact(run_json, pair, by):
     np.testing.assert_allclose([each["score"] for each in near], scores[expected], rtol=1e-5)
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("by", ["dot", "cosine"])
 @pytest.mark.parametrize("kind", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_near_on_a_gpu_finds_what_the_cpu_finds(run_json, pair, tmp_path, by, kind, monkeypatch):

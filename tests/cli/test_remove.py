@@ -27,6 +27,7 @@ def made(request, tmp_path):
     return path, KEYS[kind]
 
 
+@pytest.mark.variants(2)
 def test_keys_are_removed_in_a_commit_of_their_own(run, run_json, made):
     path, keys = made
     with tierstore.open(path) as store:
@@ -43,6 +44,7 @@ def test_keys_are_removed_in_a_commit_of_their_own(run, run_json, made):
     run("get", path, "--key", keys[0], code=1)
 
 
+@pytest.mark.variants(2)
 def test_a_key_without_a_row_is_an_error_unless_that_is_allowed(run, run_json, made, tmp_path):
     path, keys = made
     other = 12 if isinstance(keys[0], int) else "twelve"
@@ -72,6 +74,7 @@ def holding(root, *wanted):
     return [path for path in files if any(each in path.read_bytes() for each in wanted)]
 
 
+@pytest.mark.variants(1, 3)
 @pytest.mark.parametrize("partitions", [0, 2])
 @pytest.mark.parametrize("kind", ["int64", "text"])
 def test_no_byte_of_a_person_is_left_where_the_page_says_so(run, tmp_path, kind, partitions):

@@ -142,6 +142,7 @@ def test_lost_keys_are_not_called_older_rows(run: Any, damaged: Path, tmp_path: 
     assert "older" not in done.stderr and "filled" not in done.stderr
 
 
+@pytest.mark.slow
 def test_doctor_finds_what_verify_finds_without_store_json(
     run: Any, run_json: Any, damaged: Path, tmp_path: Path
 ) -> None:

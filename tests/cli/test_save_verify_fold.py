@@ -222,6 +222,7 @@ def test_fold_waits_for_a_writer_and_for_readers_of_older_versions(run, pair):
         run("fold", pair)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.fault(72)
 def test_many_commands_at_once_beside_a_writer(program, pair, tmp_path):

@@ -37,6 +37,7 @@ def fed(data, *args):
     return CliRunner().invoke(cli, list(map(str, args)), input=data)
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize(
     ("suffix", "data"),
     [("vec", TEXT), (".vec.gz", gzip.compress(TEXT, mtime=0))],
@@ -60,6 +61,7 @@ def test_load_from_a_pipe_and_from_a_file_of_another_suffix(run, tmp_path):
     assert rows_of(tmp_path / "t.tier").tobytes() == ROWS.tobytes()
 
 
+@pytest.mark.slow
 def test_export_to_standard_output(run, tmp_path, single):
     done = piped("export", single, "-", "--format", "npy")
     assert done.returncode == 0, done.stderr
@@ -100,6 +102,7 @@ def test_streams_that_cannot_be(run, tmp_path, single, monkeypatch, args):
     assert list(tmp_path.iterdir()) == [single]
 
 
+@pytest.mark.slow
 def test_ids_and_keys_from_a_pipe(single):
     rows = fed(b"3\n17\n", "get", single, "--ids", "-").stdout.splitlines()
     assert [line.split("\t")[0] for line in rows] == ["3", "17"]
@@ -112,6 +115,7 @@ def test_ids_and_keys_from_a_pipe(single):
     assert "line 2 is empty" in fed(b"3\n\n", "get", single, "--ids", "-").stderr
 
 
+@pytest.mark.slow
 def test_standard_output_by_its_other_name(tmp_path, single):
     """Which may be a file without a suffix, where the shell leads it into one."""
     expected = fed(b"", "export", single, "-", "--format", "csv").stdout_bytes
@@ -134,6 +138,7 @@ def test_errors_name_what_was_given(run, tmp_path):
     assert "no such file" in run("load", tmp_path / "s.tier", tmp_path / "none", code=3).stderr
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.fault(76)
 @pytest.mark.parametrize(
     ("line", "code", "said"),
@@ -147,7 +152,6 @@ def test_errors_name_what_was_given(run, tmp_path):
         ("--help | true", 141, None),
     ],
 )
-@pytest.mark.slow
 def test_standard_streams_that_are_closed_or_full(single, tmp_path, line, code, said):
     program = f"{sys.executable} -c 'from tierstore_cli.main import cli; cli()' {line}"
     shell = ["bash", "-o", "pipefail", "-c", program]

@@ -41,6 +41,7 @@ def replay(program: Path, *given: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*map(str, given), program], capture_output=True, text=True)
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize(
     ("flags", "seed", "steps"),
     [
@@ -193,6 +194,7 @@ def test_places_that_change_during_a_call_stay_inside_of_the_source() -> None:
     assert (out == 0x7F).all()
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("fault", ["missing", "of other sources", "free-threaded", "debug"])
 def test_no_other_core_is_loaded(tmp_path: Path, fault: str) -> None:
     """The error names the command that builds it; which is the one of this tree."""

@@ -68,6 +68,7 @@ def open_below(path: Path) -> list[str]:
     return [each for each in found if each.startswith(f"{path}/")]
 
 
+@pytest.mark.variants(17)
 @every_backend
 @pytest.mark.parametrize("rows", [1, 5, 4096, 10_001])
 def test_what_was_created_is_read_in_any_order(tmp_path, kind, rows):
@@ -88,6 +89,7 @@ def test_what_was_created_is_read_in_any_order(tmp_path, kind, rows):
         each.close()
 
 
+@pytest.mark.variants(3)
 @every_backend
 @tries(10)
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(0, 2**32))
@@ -107,6 +109,7 @@ def test_writes_over_some_rows_leave_the_others(tmp_path_factory, kind, rows, di
     assert np.array_equal(read(reopen(path, spec), np.arange(rows)), data)
 
 
+@pytest.mark.variants(1, 2)
 @pairs(together=1, kind=list(BACKENDS), cached=[True, False])
 def test_many_rows_of_a_large_table_are_written(monkeypatch, tmp_path, kind, cached):
     """Dense and thin parts of several blocks, across the edges of chunks, in memory or not."""

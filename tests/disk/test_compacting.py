@@ -76,6 +76,7 @@ def opened(writer: Writer, *deltas: DeltaInfo) -> np.ndarray:
     return found
 
 
+@pytest.mark.variants(11, 19)
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize(("begin", "end"), [(0, 2), (1, 4), (2, 6), (0, 6)])
 def test_the_newest_image_of_each_row_stays(tmp_path, rng, kind, begin, end):
@@ -192,6 +193,7 @@ def test_damage_is_not_copied(tmp_path, rng):
 # Positions
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("runs", [False, True])
 def test_positions_that_are_left_unused_are_used_again(tmp_path, rng, monkeypatch, runs):
     """The index has room for a number of positions, which many compactions must not use up."""

@@ -26,6 +26,7 @@ def test_spans_are_few_consecutive_and_stay_together(newest, most):
     assert len(groups) > 1 or power or most < 2 * newest.bit_length()
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize(("most", "times"), [(64, 5), (20, 12)])
 def test_a_record_is_written_a_few_times(most, times):
     """A hundred thousand commits of one record, compacted at a threshold of deltas."""

@@ -80,6 +80,7 @@ def one(rng: np.random.Generator, position: int) -> Piece:
     return Piece(np.array([position]), np.array([position]), records(rng, 1, WIDTH))
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("threads", [True, False])
 @given(seed=st.integers(0, 2**32), room=st.sampled_from([0, 1, 2, 5, 60, 1000]))
 def test_any_sequence_of_calls(monkeypatch, threads, seed, room):

@@ -85,7 +85,7 @@ def train(rank: int, path: Path, kind: str, depth: int | None) -> list[list[int]
     return calls
 
 
-@pytest.mark.slow
+@pytest.mark.variants(0, 2)
 @pytest.mark.parametrize("kind", ["one", "bag", "rows", "bags", "padded"])
 def test_a_lookup_of_announced_ids_exchanges_rows_alone(tmp_path: Path, kind: str) -> None:
     for depth in (None, 0, 2):

@@ -64,6 +64,7 @@ def train_and_commit(rank: int, path: Path, kind: str, options: dict[str, Any]) 
         return {name: each.float().numpy() for name, each in found.items()}
 
 
+@pytest.mark.variants(0, 4)
 @pytest.mark.parametrize("kind", ["one", "rows", "bags"])
 @pytest.mark.parametrize(
     ("dtype", "options"), [("float32", {"ema": 0.9}), ("bfloat16", {"stochastic_rounding": True})]

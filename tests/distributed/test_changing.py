@@ -335,6 +335,7 @@ def test_rows_with_keys_grow_on_all_ranks(tmp_path: Path) -> None:
     assert tierstore.verify(tmp_path / "store").ok
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_rows_have_external_keys(tmp_path: Path, ranks: int) -> None:
     path = tmp_path / "store"
@@ -406,7 +407,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("change", MOMENTS)
 def test_a_rank_is_killed_at_each_moment_of_a_change(
     tmp_path: Path, change: Callable[[Any], None]

@@ -101,6 +101,7 @@ def train_and_commit(rank: int, path: Path, kind: str) -> list[int]:
     return calls
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("kind", ["rows", "bags"])
 def test_ranks_train_what_one_process_trains(tmp_path: Path, kind: str) -> None:
     with tierstore.create(tmp_path / "plain", specs()) as plain:

@@ -169,6 +169,7 @@ def killed_while_altering(rank: int, path: Path, victim: int, what: str, when: s
         store.add_fields("item", {"more": tierstore.Field(2, init=tierstore.constant(4.0))})
 
 
+@pytest.mark.variants(0, 2)
 @pytest.mark.parametrize(
     ("what", "when"),
     [

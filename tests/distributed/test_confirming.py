@@ -117,6 +117,7 @@ def after(path: Path, place: Path, name: str) -> Seen:
     return contents(other)
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -371,7 +372,7 @@ def start_two(place: Path, name: str, keep: int) -> None:
     after(place / "new", place, name)
 
 
-@pytest.mark.slow
+@pytest.mark.variants(0, 2)
 @pytest.mark.parametrize("name", [each for each in CALLS if each not in ("keep", "set_keys")])
 def test_a_full_disk_of_one_rank_costs_no_version(tmp_path: Path, name: str) -> None:
     start_two(tmp_path, name, 1)

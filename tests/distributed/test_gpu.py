@@ -25,6 +25,7 @@ from tierstore.nn import (
 from tierstore.optim import TieredOptimizer
 
 
+@pytest.mark.slow
 def test_random_programs_equal_a_plain_store(tmp_path: Path) -> None:
     init = tierstore.normal(seed=1)
     specs = {
@@ -71,7 +72,7 @@ def train_on_a_device(rank: int, path: Path, kind: str) -> None:
         store.commit(4)
 
 
-@pytest.mark.slow
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("kind", ["rows", "bags"])
 def test_ranks_train_on_devices_what_one_process_trains_on_the_host(
     tmp_path: Path, kind: str
@@ -152,7 +153,7 @@ def train_over_a_data_group(rank: int, path: Path, kind: str) -> int:
     return sent
 
 
-@pytest.mark.slow
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("kind", ["rows", "bags"])
 def test_rows_go_through_the_group_of_the_data(tmp_path: Path, kind: str) -> None:
     with tierstore.create(tmp_path / "plain", specs()) as plain:

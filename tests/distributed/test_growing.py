@@ -62,6 +62,7 @@ def grow_in_parts(rank: int, path: Path) -> None:
         grow(store, rank, ranks)
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_rows_are_those_of_a_plain_store_that_grew(tmp_path: Path, ranks: int) -> None:
     with tierstore.create(tmp_path / "plain", specs()) as plain:

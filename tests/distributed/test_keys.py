@@ -101,6 +101,7 @@ def train_and_commit(rank: int, path: Path, kind: str, steps: range) -> int:
         return int(store["user"].rows)
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"track_uses": True, "admit_after": 2}])
 def test_one_process_trains_what_a_plain_store_does(
@@ -116,7 +117,7 @@ def test_one_process_trains_what_a_plain_store_does(
     assert tierstore.verify(path).ok
 
 
-@pytest.mark.slow
+@pytest.mark.variants(0, 2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"track_uses": True, "admit_after": 2}])
 def test_ranks_train_what_one_process_trains(
@@ -226,6 +227,7 @@ def merge_and_add(rank: int, path: Path, other: Path | None, kind: str, how: Any
         assert user.rows == 330
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize(
     ("kind", "how", "ranks"),
     [
@@ -347,7 +349,7 @@ def with_collections(rank: int, path: Path) -> None:
         in_collections(store, rank, store.ranks)
 
 
-@pytest.mark.slow
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_collections_take_tables_by_key(tmp_path: Path, ranks: int) -> None:
     tables = {
@@ -628,6 +630,7 @@ def test_random_programs_equal_a_plain_store(tmp_path: Path) -> None:
     assert tierstore.verify(path).ok
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_and_checks(tmp_path: Path, kind: str) -> None:
     keys = all_keys(kind)

@@ -104,6 +104,7 @@ def whole_run(path: Path, kind: str) -> list[dict[int, float]]:
     return found
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_is_killed_in_a_step(tmp_path: Path, kind: str) -> None:
     """At each exchange of a step, before the first commit and after it."""

@@ -80,6 +80,7 @@ def left(request: Any, tmp_path: Path) -> tuple[Path, Seen]:
     return tmp_path / "s", before
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.filterwarnings("ignore::tierstore.errors.UpkeepWarning")
 def test_it_is_what_earlier_programs_left(left: tuple[Path, Seen]) -> None:
     """Three of four partitions keep two versions, neither of that number: the recipe is right."""
@@ -90,6 +91,7 @@ def test_it_is_what_earlier_programs_left(left: tuple[Path, Seen]) -> None:
         assert (named[number][0] in versions) == (number == PARTITIONS - 1)
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.fault(78)
 def test_it_opens_with_every_row_and_says_so(left: tuple[Path, Seen]) -> None:
     path, before = left
@@ -106,6 +108,7 @@ def test_it_opens_with_every_row_and_says_so(left: tuple[Path, Seen]) -> None:
     assert "under another number" in report.notes[0]
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.filterwarnings("ignore::tierstore.errors.UpkeepWarning")
 def test_a_writer_goes_on_and_nothing_is_left_to_say(left: tuple[Path, Seen]) -> None:
     path, before = left
@@ -123,6 +126,7 @@ def test_a_writer_goes_on_and_nothing_is_left_to_say(left: tuple[Path, Seen]) ->
     goes_on(path)
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.filterwarnings("ignore::tierstore.errors.UpkeepWarning")
 def test_a_repair_loses_nothing_of_it(left: tuple[Path, Seen], tmp_path: Path) -> None:
     path, before = left

@@ -139,6 +139,7 @@ class Broken:
         raise FormatError("the file is damaged")
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("table", ["item", "new"])
 def test_a_load_that_fails_changes_nothing(stores: tuple[Path, Path], table: str) -> None:
     spec = SPECS["item"]

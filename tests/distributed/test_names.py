@@ -59,6 +59,7 @@ def add(rank: int, path: Path, kind: str) -> list[list[int]]:
         return found.tolist()
 
 
+@pytest.mark.variants(1, 4)
 @pytest.mark.parametrize("kind", ["text", "int64"])
 @pytest.mark.parametrize(
     "ranks", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]

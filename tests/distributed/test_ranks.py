@@ -94,6 +94,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any], *, exact: bool) -> N
             np.testing.assert_allclose(one[name], other[name], rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_ranks_train_what_one_process_trains(tmp_path: Path, name: str) -> None:
     with tierstore.create(tmp_path / "plain", specs()) as plain:

@@ -79,6 +79,7 @@ def same(one: Any, other: Any) -> bool:
     )
 
 
+@pytest.mark.variants(2, 2)
 @pytest.mark.parametrize(
     "partitions", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (64, 70))]
 )
@@ -527,6 +528,7 @@ def test_numbers_of_partitions(tmp_path: Path, partitions: Any) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("partitions", [2, 7])
 def test_a_store_is_spread_over_other_partitions(
     path: Path, tmp_path: Path, partitions: int

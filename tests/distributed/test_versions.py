@@ -138,6 +138,7 @@ def change_and_go_on(rank: int, path: Path, place: Path, change: Any) -> None:
             assert reader.version == store.version
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_change_is_that_of_a_plain_store(tmp_path: Path, change: Any, ranks: int) -> None:
@@ -225,6 +226,7 @@ def full() -> None:
     raise StoreFullError("the disk is full")
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_cannot_be_done_changes_nothing(tmp_path: Path, ranks: int) -> None:
     start(tmp_path / "before")

@@ -203,6 +203,7 @@ UNPROVEN: dict[str, tuple[dict[str, TableSpec], Callable[[Any], object], str]] =
 }
 
 
+@pytest.mark.variants(5)
 @pytest.mark.parametrize("case", UNPROVEN)
 def test_what_only_a_manifest_could_say_is_not_guessed(tmp_path: Path, case: str) -> None:
     specs, work, reason = UNPROVEN[case]
@@ -300,6 +301,7 @@ KILLED: dict[str, tuple[dict[str, TableSpec], Callable[[Any], object]]] = {
 }
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize(
     "case",
     [each if each == "rows" else pytest.param(each, marks=pytest.mark.slow) for each in KILLED],

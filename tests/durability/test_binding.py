@@ -101,6 +101,7 @@ def is_refused(path: Path) -> None:
         opened(path, "r+")
 
 
+@pytest.mark.variants(3)
 @pytest.mark.fault(53)
 def test_a_base_from_a_backup_is_refused(path: Path, tmp_path: Path) -> None:
     """The base of a fold before; opening without the comparison gives the old rows."""
@@ -125,6 +126,7 @@ def test_a_base_from_a_backup_is_refused(path: Path, tmp_path: Path) -> None:
         assert any("a different time" in text for text in report.bad_files)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.fault(53)
 @pytest.mark.parametrize("fold_between", [False, True])
 def test_files_copied_around_a_fold_are_refused(
@@ -173,6 +175,7 @@ def test_a_base_that_was_half_copied_is_refused(
     is_refused(path)
 
 
+@pytest.mark.variants(2, 8)
 @pytest.mark.fault(53)
 @pytest.mark.parametrize("how", ["saved", "repaired", "updated"])
 def test_the_base_of_another_copy_is_refused(path: Path, tmp_path: Path, how: str) -> None:
@@ -261,6 +264,7 @@ def digest_file(path: Path) -> Path:
     return next(generation(path).glob("digest-*"))
 
 
+@pytest.mark.variants(5)
 @pytest.mark.parametrize("how", ["missing", "cut", "older"])
 def test_a_digest_that_is_not_the_one_named_is_refused(
     path: Path, tmp_path: Path, how: str
@@ -301,6 +305,7 @@ def test_a_damaged_digest_is_found_and_written_anew(path: Path) -> None:
         assert np.array_equal(rows_of(store), rows)
 
 
+@pytest.mark.variants(2)
 def test_a_digest_that_is_carried_over_is_that_of_the_whole_base(path: Path) -> None:
     rng = np.random.default_rng(7)
     with opened(path, "r+", keep=2) as store:
@@ -316,6 +321,7 @@ def test_a_digest_that_is_carried_over_is_that_of_the_whole_base(path: Path) -> 
     assert len(list(generation(path).glob("digest-*"))) <= 2  # of the two versions that are kept
 
 
+@pytest.mark.variants(3)
 def test_a_fold_that_was_cut_short_is_no_other_moment(path: Path) -> None:
     touched = np.r_[3:9, 300:320]
     with opened(path, "r+") as store:
@@ -340,6 +346,7 @@ def test_a_fold_that_was_cut_short_is_no_other_moment(path: Path) -> None:
         assert store.verify().ok
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("version", [None, 3])
 def test_a_fold_that_begins_while_a_reader_opens_is_no_other_moment(
     path: Path, version: int | None
@@ -392,6 +399,7 @@ def test_of_a_large_table_some_blocks_are_compared(
     is_refused(path)
 
 
+@pytest.mark.slow
 def test_holes_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sparse table of a billion rows costs no billion checksums."""
     path = tmp_path / "s"

@@ -168,6 +168,7 @@ def in_every(path: Path, open_it: Callable[[Path], Any], ends: Any, step: int, f
     return held
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.fault(33, 34)
 @pytest.mark.parametrize(
     ("step", "ends", "kinds"),
@@ -195,6 +196,7 @@ def test_closed_means_free_wherever_an_interrupt_comes(
     assert in_every(make(tmp_path / "s"), opened, ends, step, interrupted)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.fault(33, 77)
 def test_a_store_in_partitions_is_closed_when_all_locks_are_free(tmp_path: Path) -> None:

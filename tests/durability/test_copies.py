@@ -133,8 +133,8 @@ def judged(recording: Recording, seed: int, each: int) -> int:
     return judge.count
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_one_of_both_versions(kind: str) -> None:
     recording = recorded(kind)
     judge, disk, progress = Judge(recording.states), Disk(), Progress()
@@ -147,8 +147,8 @@ def test_a_kill_at_any_moment_leaves_one_of_both_versions(kind: str) -> None:
     assert judge.count > 10
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.slow
 def test_a_power_cut_leaves_one_of_both_versions(kind: str) -> None:
     assert judged(recorded(kind), 1, 1) > 20
 
@@ -169,6 +169,7 @@ def test_without_syncs_of_rows_they_do_not() -> None:
         judged(recording, 4, 10)
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_kill_leaves_is_brought_to_the_new_version(kind: str) -> None:
     recording, rng = recorded(kind), random.Random(6)
@@ -225,8 +226,8 @@ def swept(kind: str, fault: Fault, share: float) -> int:
     return count
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.slow
 def test_a_fault_leaves_one_of_both_versions(kind: str) -> None:
     assert swept(kind, FAULTS["EIO"], 0.015) > 1
 

@@ -289,6 +289,7 @@ def _unseen(*given: Any, copy_rows: Callable[..., int] = _core.copy_rows) -> int
     return 0
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize(
     ("check", "mutant", "kind"),
     [
@@ -300,7 +301,6 @@ def _unseen(*given: Any, copy_rows: Callable[..., int] = _core.copy_rows) -> int
         ("tierstore._core.copy_rows", _unseen, "delta-*"),
     ],
 )
-@pytest.mark.slow
 def test_without_a_checksum_damage_passes(check: str, mutant: Callable, kind: str) -> None:
     """A negative control: where a checksum is always the same, flipped bits show it."""
     with mock.patch(check, mutant), sample() as store:

@@ -86,6 +86,7 @@ def recover(seed: int, recording: Recording, times: int) -> int:
     return count
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.fault(30)
 @pytest.mark.parametrize("backend", ["memmap", pytest.param("zarr", marks=pytest.mark.slow)])
 def test_a_power_cut_in_a_short_workload_leaves_a_committed_state(backend: str) -> None:
@@ -119,6 +120,7 @@ def test_a_power_cut_leaves_a_committed_state(seed: int, steps: str, backend: st
     assert survive(recording, seed, 1) > 150
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("seed", "steps", "backend"), FOLDING)
 @pytest.mark.fault(30)
 @pytest.mark.slow
@@ -137,6 +139,7 @@ COMPACTING = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("seed", "steps", "backend"), COMPACTING)
 @pytest.mark.fault(30)
 @pytest.mark.slow

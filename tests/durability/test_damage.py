@@ -189,6 +189,7 @@ def test_verify_goes_on_below_a_damaged_manifest(two: Two) -> None:
         tierstore.open(two.path)
 
 
+@pytest.mark.slow
 def test_both_ways_to_verify_agree(every_kind: Sample) -> None:
     rng = random.Random(3)
     for path in contents(every_kind):
@@ -379,6 +380,7 @@ def test_export_skips_damage_when_asked(tmp_path: Path, dtype: str) -> None:
 # -- mending
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("where", ["base", "delta"])
 @pytest.mark.parametrize("slots", [ROWS, 100], ids=["direct", "cached"])
 def test_a_row_is_mended_from_the_host_tier(two: Two, slots: int, where: str) -> None:
@@ -493,6 +495,7 @@ def test_repair_of_a_whole_store(two: Two, tmp_path: Path) -> None:
     check_repaired(report, tmp_path / "whole", two.versions)
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     "cut", ["footer", "version in footer", "id", "sum", "record", "half", "gone"]
 )
@@ -525,6 +528,7 @@ def test_repair_searches_damaged_deltas(two: Two, tmp_path: Path, cut: str) -> N
         assert counts.unknown == 1 and counts.older <= 1
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("cut", ["footer", "id", "sum"])
 def test_repair_searches_damaged_runs(
     two: Two, tmp_path: Path, cut: str, monkeypatch: pytest.MonkeyPatch
@@ -577,6 +581,7 @@ def test_repair_looks_into_older_generations(two: Two, tmp_path: Path) -> None:
     assert everything(tmp_path / "whole")["hurt"].tobytes() == grown.tobytes()
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("fill", ["zeros", "nan", "initializer", "version"])
 def test_repair_fills_as_asked(two: Two, tmp_path: Path, fill: str) -> None:
     lost = two.only_in_base()[0]
@@ -626,6 +631,7 @@ def test_repair_refuses(two: Two, tmp_path: Path) -> None:
     assert two.files().keys() == before.keys()
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("gone", ["STORE.json", "LOCK", "newest manifest", "table", "crc"])
 def test_repair_needs_no_store_that_opens(two: Two, tmp_path: Path, gone: str) -> None:
     if gone == "newest manifest":
@@ -646,6 +652,7 @@ def test_repair_needs_no_store_that_opens(two: Two, tmp_path: Path, gone: str) -
         assert report.complete
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.fault(28)
 @pytest.mark.parametrize("call", ["fsync", "link", "rename_noreplace", "unlink"])
 def test_a_repair_that_is_interrupted_leaves_no_list_without_its_store(
@@ -786,6 +793,7 @@ def fuzz(store: Sample, root: Path, changes: list[tuple[Path, Callable[[bytes], 
     assert set(outcomes) == {"complete", "in part"}, outcomes
 
 
+@pytest.mark.nightly
 @pytest.mark.fault(37)
 @pytest.mark.slow
 def test_any_flipped_byte_is_repaired_around(every_kind: Sample, tmp_path: Path) -> None:
@@ -813,6 +821,7 @@ def test_every_flipped_byte_is_repaired_around(
     fuzz(every_kind, tmp_path, [(path, flipped(bit)) for path, bit in bits[part::8]])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_any_cut_file_is_repaired_around(every_kind: Sample, tmp_path: Path) -> None:
     rng = random.Random(12)

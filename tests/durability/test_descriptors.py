@@ -343,6 +343,7 @@ def recording(backend: str) -> Recording:
         return Recording.of(21, steps.split(), backend=backend)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["memmap", pytest.param("zstd", marks=pytest.mark.slow)])
 @pytest.mark.slow
 @pytest.mark.nightly("zstd")
@@ -350,6 +351,7 @@ def test_a_power_cut_leaves_what_was_closed(backend: str) -> None:
     assert survive(recording(backend), 21, 1) > 50
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("site", ["File.sync", "Directory.sync"])
 def test_no_sync_before_closing_can_be_left_out(site: str) -> None:
     assert is_caught(rf"_close_for_now > {site}$", lambda: [recording("memmap")])

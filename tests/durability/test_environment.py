@@ -106,6 +106,7 @@ def tmpfs(place: Path, size: str) -> Iterator[Path]:
         unmount(place)
 
 
+@pytest.mark.variants(2)
 @fault(43)
 @pytest.mark.parametrize("room", range(8, 200, 48))
 def test_a_disk_of_every_size_runs_full(tmp_path: Path, room: int) -> None:
@@ -229,6 +230,7 @@ except tierstore.errors.TierStoreError as error:
 """
 
 
+@pytest.mark.variants(1, 1)
 @fault(48)
 @pytest.mark.parametrize("how", ["bind", "immutable", "user"])
 def test_a_store_that_cannot_be_written_is_read(tmp_path: Path, how: str) -> None:

@@ -59,6 +59,7 @@ def test_the_corpus_is_taken_or_refused(tmp_path: Path, target: str) -> None:
     assert any(taken)
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("target", OURS)
 @pytest.mark.fault(38, 55)
 def test_a_parser_takes_any_bytes(target: str) -> None:
@@ -80,8 +81,8 @@ def in_a_process(target: str, count: int, place: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("target", THEIRS)
-@pytest.mark.slow
 def test_an_import_through_another_library_takes_any_bytes(target: str, tmp_path: Path) -> None:
     in_a_process(target, 60 if target == "import.parquet" else 150, tmp_path)
 
@@ -89,7 +90,7 @@ def test_an_import_through_another_library_takes_any_bytes(target: str, tmp_path
 ENDLESS, LARGE = "while True: pass", "x = bytes([1]) * (1 << 28)"
 
 
-@pytest.mark.slow
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize(("code", "ends"), [(ENDLESS, -signal.SIGPROF), (LARGE, 1)])
 def test_the_limits_hold(code: str, ends: int) -> None:
     """A negative control of the tests in a process: an endless loop and a large array are found."""
@@ -139,6 +140,7 @@ def opens_or_says_why(path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_crafted_manifest_opens_or_says_why(store: Sample) -> None:
     """With a valid checksum, as an attacker would write it."""
     rng = random.Random(2)

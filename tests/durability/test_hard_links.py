@@ -46,6 +46,7 @@ def linked(path: Path, target: Path) -> None:
     shutil.copytree(path, target, copy_function=os.link)
 
 
+@pytest.mark.variants(3, 5)
 @pytest.mark.fault(53)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("writes", ["original", "copy", "both"])

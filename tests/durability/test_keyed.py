@@ -159,7 +159,7 @@ def test_a_power_cut_leaves_each_key_its_own_row():
     assert not first_loss(*recorded())
 
 
-@pytest.mark.slow
+@pytest.mark.variants(0, 1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["int64", "text"])
 def test_a_crash_at_any_call_of_a_commit_that_adds_expires_and_reuses(kind: str):
@@ -199,12 +199,12 @@ def test_a_crash_at_any_call_of_a_commit_that_adds_expires_and_reuses(kind: str)
         assert seen == {len(before), len(truth)}
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "site",
     ["append_keys > File.sync", "_write > Directory.write_file", "RecordFiles.grow > File.sync"],
 )
-@pytest.mark.slow
 def test_without_a_sync_keys_are_lost(site):
     """A negative control: the cuts are those from which the syncs of keys and growth protect."""
     log, states = recorded()
@@ -213,9 +213,9 @@ def test_without_a_sync_keys_are_lost(site):
     assert first_loss(kept, states)
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-@pytest.mark.slow
 def test_a_fault_leaves_a_committed_state(fault: Fault):
     with scratch() as root, small_deltas():
         states = work(root / "s", lambda *_: None)

@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 LIST = TESTS.parent / "docs" / "faults.md"
 
@@ -39,6 +41,7 @@ def test_the_list_counts_to_78() -> None:
     assert list(map(int, numbers)) == list(range(1, 79))
 
 
+@pytest.mark.slow
 def test_every_number_has_a_test() -> None:
     assert set(covered()) == set(range(1, 79))
 

@@ -28,6 +28,7 @@ from tierstore.errors import StoreIOError
 CHEAP = ("ext4", "tmpfs", "overlay")
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", CHEAP)
 def test_nothing_is_lost(name: str, tmp_path: Path) -> None:
@@ -59,12 +60,14 @@ def test_the_step_under_way_may_be_there() -> None:
         work.check(store_at(root / "s", 10), 9)
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("acknowledged", [8, 11])
 def test_a_step_that_is_missing_or_was_never_made_is_seen(acknowledged: int) -> None:
     with scratch() as root, pytest.raises(Lost, match="the store is at 10"):
         work.check(store_at(root / "s", 10), acknowledged)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", work.TABLES)
 def test_a_row_that_was_never_written_is_seen(name: str) -> None:
     import tierstore

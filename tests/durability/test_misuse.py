@@ -54,6 +54,7 @@ def unchanged(table: tierstore.Table) -> None:
     assert np.array_equal(table.read(np.arange(ROWS)), TRUTH)
 
 
+@pytest.mark.variants(15)
 @fault(1, 2, 3)
 @pytest.mark.parametrize(
     "bad", [-1, ROWS, 2**63 - 1, -(2**63), np.uint64(2**63), np.uint64(2**64 - 1)]
@@ -118,6 +119,7 @@ def _views() -> dict[str, Any]:
     }
 
 
+@pytest.mark.variants(16)
 @fault(9)
 @pytest.mark.parametrize("name", _views())
 def test_ids_of_every_shape_and_kind(table: tierstore.Table, name: str) -> None:

@@ -131,6 +131,7 @@ def test_commits_from_within(path: Path) -> None:
     check(path, before + 1)
 
 
+@pytest.mark.slow
 @fault(29)
 def test_killed_before_each_operation(path: Path) -> None:
     """A child kills itself before the n-th change of the disk, for every n there is."""
@@ -182,6 +183,7 @@ ENDS = {
 }
 
 
+@pytest.mark.variants(1, 1)
 @fault(31, 63)
 @pytest.mark.parametrize("end", ENDS)
 def test_nothing_is_committed_by_leaving(path: Path, end: str) -> None:
@@ -220,6 +222,7 @@ def test_clocks_may_jump(path: Path) -> None:
     check(path, 11)
 
 
+@pytest.mark.slow
 @fault(32)
 def test_nothing_that_is_stored_asks_for_the_time() -> None:
     """The clocks below the store are for timeouts, for the log, and for choosing a way to sort."""

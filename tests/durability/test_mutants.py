@@ -133,14 +133,14 @@ def test_no_sync_can_be_left_out(site: str) -> None:
     assert is_caught(f"^{re.escape(site)}$")
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("site", [site for site in NEEDED if re.match("records|compressed", site)])
-@pytest.mark.slow
 def test_no_sync_of_a_fold_behind_can_be_left_out(site: str) -> None:
     assert is_caught(f"^{re.escape(site)}$", behind)
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("site", ["File.sync", "Directory.sync"])
-@pytest.mark.slow
 def test_no_sync_of_a_compaction_can_be_left_out(site: str) -> None:
     assert is_caught(f"^{re.escape(f'merging.Compaction.steps > {site}')}$", beside_a_reader)
 
@@ -153,8 +153,8 @@ def test_every_sync_of_a_file_with_other_names_has_a_mutant() -> None:
     assert found - set().union(*(recording.sites() for recording in recordings())) == {*LINKED}
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("site", LINKED)
-@pytest.mark.slow
 def test_no_sync_of_a_file_with_other_names_can_be_left_out(site: str) -> None:
     assert is_caught(f"^{re.escape(site)}$", linked)
 

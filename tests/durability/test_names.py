@@ -112,6 +112,7 @@ def kinds(store: Sample) -> list[Path]:
     return list(found.values())
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize(
     "make", [link, relative_link, dangling, loop, pipe, directory, unix_socket, device]
 )
@@ -143,6 +144,7 @@ def _same_device(one: Path, other: Path) -> bool:
     return one.lstat().st_dev == other.stat().st_dev
 
 
+@pytest.mark.slow
 @pytest.mark.fault(41)
 def test_a_link_put_in_place_of_a_file_is_never_followed(store: Sample, tmp_path: Path) -> None:
     """Row 41: the file is swapped for a link again and again while it is opened."""

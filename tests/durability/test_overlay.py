@@ -37,6 +37,7 @@ def overlay(over: Path, lower: Path, tmp_path: Path) -> Iterator[None]:
             run("umount", over)
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("options", [{}, {"backend": "zarr"}, ZSTD], ids=str)
 def test_folds_show_in_writers_and_readers(tmp_path: Path, options: dict[str, str]) -> None:
     need_root("mount")

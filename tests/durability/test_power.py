@@ -101,8 +101,8 @@ def torture(image: Path, place: Path, seeds: range) -> None:
                 raise AssertionError(f"seed {seed}: {error}") from error
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.fault(30)
-@pytest.mark.slow
 def test_a_power_cut_leaves_a_committed_state(image: tuple[Path, Path]) -> None:
     torture(*image, range(3))
 

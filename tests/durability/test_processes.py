@@ -78,6 +78,7 @@ def torture(path: Path, seeds: range) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
+@pytest.mark.slow
 @pytest.mark.fault(29)
 def test_a_killed_writer_leaves_a_committed_state(path: Path) -> None:
     torture(path, range(2))
@@ -225,6 +226,7 @@ def test_workers_of_a_data_loader_read(path: Path, method: str) -> None:
         assert writer.commit() == 3
 
 
+@pytest.mark.slow
 @pytest.mark.fault(22)
 def test_readers_beside_a_writer_see_one_version(path: Path) -> None:
     """Row 22: whole versions, whatever is committed, folded and swept meanwhile."""
@@ -326,6 +328,7 @@ def test_threads_share_a_store(path: Path) -> None:
         store["t"].read([1])
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.fault(28)
 def test_an_interrupt_leaves_a_committed_state(path: Path, seed: int) -> None:
@@ -368,6 +371,7 @@ def test_what_is_closed_is_free_whatever_a_fork_holds(path: Path) -> None:
     small.check(path, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.fault(34)
 def test_no_descriptor_is_lost(path: Path) -> None:
     """Row 34: many deltas take no descriptors, and a thousand rounds lose none."""

@@ -117,6 +117,7 @@ def strike(name: str, fault: Fault, number: int) -> tuple[bool, list[str]]:
 KINDS = ["ENOSPC", "EIO", "EIO although done", "EMFILE for ever", "ENOMEM", "KeyboardInterrupt"]
 
 
+@pytest.mark.variants(1, 3)
 @pytest.mark.fault(33, 34, 43, 45)
 @pytest.mark.parametrize("name", ACTS)
 def test_an_error_that_is_kept_keeps_nothing_open(name: str) -> None:
@@ -132,7 +133,7 @@ SOME = 3
 """`make test-all` tries one in so many pairs of act and kind: each act with two, each kind."""
 
 
-@pytest.mark.slow
+@pytest.mark.variants(0, 2)
 @pytest.mark.fault(33, 34, 43, 45)
 @pytest.mark.parametrize(
     ("name", "kind"),

@@ -55,6 +55,7 @@ def strike(fault: Fault, number: int, ask: str) -> tuple[bool, list[str]]:
         return faulty.struck > 0, left
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.fault(34)
 @pytest.mark.parametrize(
     "step", [17, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "every"]

@@ -51,6 +51,7 @@ def test_a_writer_goes_on(kept: Path, tmp_path: Path) -> None:
         assert described(reader) != newest
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("slots", [None, 1, 4])
 @pytest.mark.parametrize("number", [path.parent.name for path in KEPT if path.name == "whole"])
 def test_tables_of_a_kept_store_share_tiers(number: str, slots: int | None, tmp_path: Path) -> None:
@@ -73,6 +74,7 @@ def test_tables_of_a_kept_store_share_tiers(number: str, slots: int | None, tmp_
             assert np.array_equal(reader[name].read(np.arange(len(rows))), rows)
 
 
+@pytest.mark.variants(1, 3)
 @pairs(together=1, kept=KEPT, slots=[1, 4, 16])
 def test_tables_of_a_kept_store_train_as_one(kept: Path, slots: int, tmp_path: Path) -> None:
     """A collection trains them to the bits of a layer a table; both restart from what is kept."""

@@ -87,6 +87,7 @@ def lost(path: Path, oracle: np.ndarray) -> bool:
         return not np.array_equal(reader["t"].read(np.arange(ROWS)), oracle)
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("kind", FILES)
 @pytest.mark.fault(44)

@@ -102,6 +102,7 @@ def train(path: Path, seconds: float) -> list[Weight]:
     return weights
 
 
+@pytest.mark.nightly
 @pytest.mark.fault(22, 34)
 @pytest.mark.slow
 def test_a_trainer_holds_no_more_after_seconds() -> None:

@@ -39,6 +39,7 @@ class Disk:
         return os.pwrite(fd, data, offset)
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(
     ("error", "raised"), [(errno.ENOSPC, StoreFullError), (errno.EIO, StoreIOError)]
 )

@@ -157,6 +157,7 @@ def test_a_claim_is_refused_before_disk_is_taken(tmp_path: Path, suffix: str) ->
         assert os.listdir(stores) == ["old.tier"]
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("suffix", PACKED)
 def test_packed_zeros_are_refused_and_taken_by_name(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
@@ -173,6 +174,7 @@ def test_packed_zeros_are_refused_and_taken_by_name(
         assert not store["embeddings"].read(range(done.rows)).any()
 
 
+@pytest.mark.variants(8)
 @pytest.mark.parametrize("suffix", SOURCE_SUFFIXES)
 def test_honest_files_load(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where they pack as well as trained rows ever do: few values, each often."""

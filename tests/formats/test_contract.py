@@ -64,6 +64,7 @@ SOME = pairwise(
 )
 
 
+@pytest.mark.variants(33, 56)
 @pytest.mark.parametrize(
     ("suffix", "dtype", "shape"), [tuple(case.values()) for case in SOME], ids=str
 )
@@ -81,7 +82,7 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path, suffix, dtype, shape):
         assert source.keys is None
 
 
-@pytest.mark.slow
+@pytest.mark.variants(0, 1)
 @every_sink
 @tries(15)
 @given(
@@ -130,6 +131,7 @@ def test_integer_keys(tmp_path, suffix, count):
     assert list(found if found is not None else []) == list(keys)
 
 
+@pytest.mark.variants(40, 67)
 @every_keyed
 @pytest.mark.parametrize("kind", [np.asarray, np.ndarray.tolist], ids=["array", "list"])
 @pytest.mark.parametrize("count", [1, 3, 64])
@@ -141,6 +143,7 @@ def test_integer_keys_beyond_int64(tmp_path, suffix, count, kind):
     assert found.tolist() == keys.tolist()
 
 
+@pytest.mark.variants(1, 1)
 @every_keyed
 @pytest.mark.slow(".csv", ".txt")
 def test_the_last_of_many_keys_decides_their_type(tmp_path, suffix):
@@ -438,6 +441,7 @@ def test_a_link_to_a_file_is_read(tmp_path, suffix):
     assert read_file(tmp_path / f"link{suffix}").tobytes() == matrix.tobytes()
 
 
+@pytest.mark.variants(1, 3)
 @pytest.mark.parametrize(
     "suffix", [s for s in SINK_SUFFIXES if s not in (*DIRECTORIES, ".csv", ".tsv", ".fvecs")]
 )
@@ -455,6 +459,7 @@ def test_truncated_files_are_refused_wherever_they_end(tmp_path, suffix):
             read_file(path)
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
 def test_a_truncated_table_has_fewer_rows_but_no_torn_one(tmp_path, suffix):
     """It does not say how many rows there are; only the last number can lose digits unseen."""

@@ -79,9 +79,9 @@ SAME = (".txt", ".feather", ".hdf5", ".pth", ".ckpt")
 """Suffixes of formats that have another one."""
 
 
+@pytest.mark.variants(0, 2)
 @pytest.mark.parametrize("suffix", [s for s in SOURCE_SUFFIXES if s not in (*DIRECTORIES, *SAME)])
 @pytest.mark.fault(55)
-@pytest.mark.slow
 def test_damaged_files(tmp_path, suffix):
     content = good_file(tmp_path, suffix).read_bytes()
     path = tmp_path / f"bad{suffix}"
@@ -93,8 +93,8 @@ def test_damaged_files(tmp_path, suffix):
     assert refused > cases // 10
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("suffix", DIRECTORIES)
-@pytest.mark.slow
 def test_damaged_directories(tmp_path, suffix):
     good = good_file(tmp_path, suffix)
     path = tmp_path / f"bad{suffix}"
@@ -126,6 +126,7 @@ def gives_rows_or_format_error(path: Path, case: int) -> bool:
     return False
 
 
+@pytest.mark.variants(3, 10)
 @pytest.mark.parametrize("suffix", SOURCE_SUFFIXES)
 def test_noise(tmp_path, suffix):
     path = tmp_path / f"noise{suffix}"

@@ -28,6 +28,7 @@ def opened(path, text, **options):
     return open_source(path, text=TextOptions(**options))
 
 
+@pytest.mark.variants(1, 3)
 @pytest.mark.parametrize("header", [True, False])
 @pytest.mark.parametrize("keys", [None, IDS, WORDS], ids=["none", "ids", "words"])
 @pytest.mark.parametrize("sep", [",", "\t", ";"])
@@ -43,6 +44,7 @@ def test_a_list_is_a_row(tmp_path, header, keys, sep):
         assert (None if source.keys is None else list(source.keys)) == (keys and list(columns[0]))
 
 
+@pytest.mark.slow
 def test_only_the_numbers_of_the_list_are_values(tmp_path):
     text = "id,price,title,embedding\n" + lines(IDS, range(1200), WORDS, LISTS)
     with opened(tmp_path / "f.csv", text) as source:
@@ -56,6 +58,7 @@ def test_only_the_numbers_of_the_list_are_values(tmp_path):
         opened(tmp_path / "f.csv", text.replace("id,", "what,", 1))
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(
     ("last", "why"),
     [

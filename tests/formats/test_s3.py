@@ -88,6 +88,7 @@ def test_what_is_replaced_stays_until_the_new_one_is_complete(bucket, small_part
     assert bucket.read("items.npy")[-LARGE.nbytes :] == LARGE.tobytes()
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("part", [1, 2, None])
 def test_an_upload_that_fails(bucket, small_parts, monkeypatch, part):
     """Of one of the parts, or when they are put together."""
@@ -164,6 +165,7 @@ ACTS = {
 }
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
 def test_no_credentials(store, bucket, monkeypatch, act):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -175,6 +177,7 @@ def test_no_credentials(store, bucket, monkeypatch, act):
     assert bucket.names() == []
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
 def test_credentials_that_may_not(store, bucket, monkeypatch, act):
     with monkeypatch.context() as patch:

@@ -35,6 +35,7 @@ def bucket(place):
     return lambda: sorted(name.rpartition("/")[2] for name in system.find(path))
 
 
+@pytest.mark.variants(7)
 @pairs(together=1, suffix=STREAMS, place=["memory", "file"])
 def test_every_stream(tmp_path, place, bucket, suffix):
     url, local = f"{place}/items{suffix}", tmp_path / f"items{suffix}"
@@ -66,6 +67,7 @@ def test_nothing_is_there_when_the_rows_break_off(place, bucket, suffix):
     assert bucket() == []
 
 
+@pytest.mark.variants(6)
 @pairs(together=1, suffix=STREAMS, place=["memory", "file"])
 def test_every_stream_is_loaded(tmp_path, place, suffix):
     write_file(f"{place}/items{suffix}", MATRIX, "float32", block_rows=70, keys=WORDS)
@@ -90,6 +92,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+@pytest.mark.variants(1)
 def test_a_file_on_the_web(tmp_path):
     pytest.importorskip("aiohttp")
     write_file(tmp_path / "items.csv", MATRIX, "float32", keys=WORDS)

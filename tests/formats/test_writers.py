@@ -118,6 +118,7 @@ def hugging_face_wide(keys):
     return datasets.Dataset.from_pandas(pandas_frame(keys), preserve_index=keys is not None)
 
 
+@pytest.mark.variants(5, 16)
 @pytest.mark.parametrize("writer", TEXT_WRITERS)
 @pytest.mark.parametrize("keys", [None, IDS, WORDS], ids=["none", "ids", "words"])
 def test_tables_of_other_tools(tmp_path, writer, keys):
@@ -130,6 +131,7 @@ def test_tables_of_other_tools(tmp_path, writer, keys):
         assert (None if source.keys is None else list(source.keys)) == keys
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize(("name", "binary"), [("f.vec", False), ("f.bin", True)])
 def test_word_vectors_of_gensim_and_back(tmp_path, name, binary):
     path = tmp_path / name
@@ -532,6 +534,7 @@ def test_the_matrix_has_every_tool_on_both_sides():
     assert tools(FOREIGN_READERS) | here >= TOOLS - READ_ONLY
 
 
+@pytest.mark.variants(14)
 @pytest.mark.parametrize("reader", FOREIGN_READERS)
 def test_other_tools_read_binary_files(tmp_path, reader):
     path = tmp_path / ("f" + Path(reader).suffix)

@@ -17,6 +17,7 @@ from tierstore._formats import open_source
 from tierstore.errors import FormatError
 
 
+@pytest.mark.variants(1, 4)
 @pairs(
     zarr_format=[2, 3],
     chunks=[(100, 6), (4, 6), (7, 4), (1, 1)],

@@ -40,6 +40,7 @@ def place(request, tmp_path):
     return lambda mode: zarr.storage.FsspecStore.from_url(name, read_only=mode == "r")
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("field", ["weight", "half"])
 def test_what_is_written_is_read_back(table, place, tmp_path, field):
     written = place("w")

@@ -19,6 +19,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.variants(1, 4)
 @pytest.mark.parametrize(
     "names", [("wide",), ("weight", "wide"), ("pair", "mark"), ("wide", "mark", "weight", "pair")]
 )

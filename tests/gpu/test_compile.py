@@ -185,6 +185,7 @@ def test_kernels_compile(name: str, architecture: str) -> None:
     assert log_of(source_of(path), macros, architecture) == ""
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize(
     ("name", "structures"),
     [
@@ -197,7 +198,6 @@ def test_kernels_compile(name: str, architecture: str) -> None:
         ("keys", "keys"),
     ],
 )
-@pytest.mark.slow
 def test_the_gpu_has_every_member_where_python_has_it(name: str, structures: str) -> None:
     path, macros = SOURCES[name]
     assert log_of(f"{source_of(path)}\n{claims(structures)}", macros, "compute_80") == ""

@@ -95,6 +95,7 @@ def as_torch(array: np.ndarray, place: Place) -> Any:
 # -- 56: no GPU
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("command", ["inspect", "verify", "export"])
 @pytest.mark.fault(56)
 def test_the_command_line_needs_no_gpu(path: Path, tmp_path: Path, command: str) -> None:

@@ -32,9 +32,9 @@ class Faulty(ArrayTier):
             raise StoreFullError("the disk is full")
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("chunk", [3, 1000])
 @pytest.mark.parametrize("slots", [1, 12, 80])
-@pytest.mark.slow
 def test_nothing_is_lost_when_the_tiers_below_fail(place: Place, slots: int, chunk: int) -> None:
     failures = 0
     with Twin(place, rows=150, slots=slots, host_slots=20, chunk=chunk, seed=slots) as twin:

@@ -29,6 +29,7 @@ torch = pytest.importorskip("torch")
 DIM, MOST_ROWS = 4, 1 << 20
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("slots", [(9, 3), (300, 40)])
 def test_growth_and_expiry(tmp_path: Path, place: Place, slots: tuple[int, int]) -> None:
     rng = np.random.default_rng(1)
@@ -224,6 +225,7 @@ def test_keys_in_cupy_arrays(tmp_path: Path, place: Place, cupy: Any, device: bo
         store.commit()
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("tracked", [False, True])
 @pytest.mark.parametrize("slots", [(60, 20), (400, 300)])
 def test_training_by_key_is_training_by_id(
@@ -332,6 +334,7 @@ class GrowsBetweenLeases(GrowingMachine):
         self.write(data)
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("depth", [0, 1, 5])
 def test_training_ahead_by_key_sees_every_update(tmp_path: Path, place: Place, depth: int) -> None:
     import torch
@@ -364,6 +367,7 @@ def test_training_ahead_by_key_sees_every_update(tmp_path: Path, place: Place, d
     assert np.array_equal(*found)
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("machine", [KeyedMachine, ExpiringMachine, GrowsBetweenLeases])
 @pytest.mark.filterwarnings("ignore")
 def test_a_table_by_key_on_a_device_is_a_dict(place: Place, machine: type[KeyedMachine]) -> None:

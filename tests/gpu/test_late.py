@@ -41,6 +41,7 @@ def test_random_programs(tmp_path: Path, device: str, tiers: str, seed: int) -> 
     Program(tmp_path / "s.tier", DEVICES[device](seed), seed, host=host, gpu=gpu).work(50)
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("seed", range(8))
 def test_random_work_on_late_streams(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -59,6 +60,7 @@ def test_random_work_on_late_streams(seed: int) -> None:
         twin.check()
 
 
+@pytest.mark.variants(1, 3)
 @pytest.mark.parametrize(
     ("where", "what"),
     [

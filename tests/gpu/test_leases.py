@@ -91,6 +91,7 @@ ENDS: dict[str, Callable[[tierstore.Store], object]] = {
 }
 
 
+@pytest.mark.variants(14)
 @pytest.mark.parametrize("tiers", BUDGETS)
 @pytest.mark.parametrize("end", ENDS)
 def test_every_use_of_a_lease_that_has_ended_raises(make: Any, tiers: str, end: str) -> None:
@@ -290,6 +291,7 @@ def test_a_prefetch_does_not_look_at_the_callers_ids_later(
 # -- rows without a slot
 
 
+@pytest.mark.variants(5, 9)
 @pytest.mark.parametrize("tiers", BUDGETS)
 @pytest.mark.parametrize("way", ["write", "columns"])
 def test_what_a_lease_writes_is_in_reads_and_commits(make: Any, tiers: str, way: str) -> None:

@@ -19,6 +19,7 @@ from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.gpu.places import Places
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("host_slots", [700, 30])
 @pytest.mark.parametrize("slots", [1, 10, 60, 700])
 def test_random_work(place: Place, slots: int, host_slots: int) -> None:

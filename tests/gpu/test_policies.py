@@ -25,6 +25,7 @@ COUNTS = np.random.default_rng(5).permutation(ROWS).astype(np.float32)
 SPECS = examples(ROWS)
 
 
+@pytest.mark.variants(1, 1)
 @pairs(together=1, name=list(SPECS), way=["read", "write", "lease"])
 def test_rows_of_least_score_go_first(place: Place, name: str, way: str) -> None:
     expected = device_twin(SPECS[name], ROWS)
@@ -53,6 +54,7 @@ def test_rows_of_least_score_go_first(place: Place, name: str, way: str) -> None
         twin.check()
 
 
+@pytest.mark.slow
 def test_scores_are_rescaled_before_it_overflows(place: Place) -> None:
     """With a half-life of a batch the scores double with each; a float ends after 127 of them."""
     with Twin(place, rows=50, slots=10, policy=lfu(1)) as twin:
@@ -103,6 +105,7 @@ class _FirstIn(LRUSpec):
         return _ByArrival()
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("way", ["read", "write", "lease"])
 def test_a_score_on_arrival_makes_first_in_first_out(place: Place, way: str) -> None:
     for policy, expected in ((_FirstIn(), {3, 10, 11, 12}), (lru(), {0, 10, 11, 12})):
@@ -128,6 +131,7 @@ def test_a_prefetched_row_gets_a_score_on_arrival(place: Place) -> None:
         twin.check()
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("policy", SPECS.values(), ids=SPECS)
 def test_a_store_with_a_policy_on_both_tiers(tmp_path: Path, place: Place, policy: Any) -> None:
     spec = {"t": TableSpec(ROWS, 8, init=tierstore.normal(seed=2))}

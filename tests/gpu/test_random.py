@@ -31,6 +31,7 @@ def test_random_work(place: Place, policy: str, seed: int) -> None:
         twin.check()
 
 
+@pytest.mark.variants(2, 4)
 @pytest.mark.parametrize("record_bytes", [16, 32, 80, 528, 4096])
 @pytest.mark.parametrize("direct", [True, False])
 def test_every_size_of_record(place: Place, record_bytes: int, direct: bool) -> None:

@@ -346,6 +346,7 @@ def test_a_layer_is_captured(tmp_path: Path, place: Place) -> None:
     del total
 
 
+@pytest.mark.variants(2, 3)
 @pytest.mark.parametrize("to", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "int8"])
 def test_scaled_rows_are_floats(tmp_path: Path, place: Place, kind: str, to: Any) -> None:

@@ -116,6 +116,7 @@ CASES = [
 ]
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize(("whole", "host", "gpu"), CASES)
 @pytest.mark.slow("whole0")
 def test_every_read_is_as_without(store: Path, place: Place, whole: Any, host: int, gpu: int):
@@ -237,11 +238,11 @@ def test_replays_read_both_parts(store: Path, place: Place, host: int):
             table.adapt()
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize(
     ("dtype", "checked"),
     [("float8_e4m3fn", True), ("float8_e5m2", False), ("int8", True), ("uint8", False)],
 )
-@pytest.mark.slow
 def test_attached_elements_and_scales(tmp_path: Path, place: Place, dtype: str, checked: bool):
     rng = np.random.default_rng(8)
     codes = torch.from_numpy(rng.integers(0, 256, (ROWS, 256)).astype(np.uint8))
@@ -298,6 +299,7 @@ def test_files_of_other_columns_are_not_read(tmp_path: Path, place: Place):
             assert np.array_equal(tables["t"].read([5, 1], name), np.load(file)[[5, 1]])
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("whole", [[], ["weight.scale"]], ids=["in one piece", "parted"])
 def test_rows_in_one_piece_are_parted_as_they_come(tmp_path: Path, place: Place, whole: Any):
     rng = np.random.default_rng(11)

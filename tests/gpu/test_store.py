@@ -53,6 +53,7 @@ def plain(rows: Any) -> np.ndarray:
     return (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
 
 
+@pytest.mark.variants(1, 1)
 @pairs(together=1, slots=BUDGETS, backend=["memmap", "zarr"])
 def test_random_work_shows_what_the_oracle_shows(
     tmp_path: Path, place: Place, backend: str, slots: tuple[int, int]
@@ -270,6 +271,7 @@ def test_two_tables_share_a_budget_in_proportion(tmp_path: Path, place: Place) -
         assert taken["b"] <= 3_000_000
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("metric", ["dot", "cosine"])
 @pytest.mark.parametrize("queries", [1, 7])
 def test_topk_is_what_the_host_finds(

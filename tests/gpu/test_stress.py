@@ -26,6 +26,7 @@ def library(place: Place) -> Any:
     return cupy
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("streams", [1, 3])
 def test_prefetches_beside_writes(place: Place, direct: bool, streams: int) -> None:
@@ -78,6 +79,7 @@ def test_prefetches_beside_writes(place: Place, direct: bool, streams: int) -> N
     host.close()
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("streams", [1, 3])
 def test_foreseen_batches_beside_writes(place: Place, streams: int) -> None:
     """Over a host tier that is a cache; most batches then finish without the host."""

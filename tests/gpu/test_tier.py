@@ -115,6 +115,7 @@ def test_empty_batches(place: Place) -> None:
         assert twin.tier.stats.requested == 0
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("direct", [True, False])
 def test_batches_larger_than_the_tier(place: Place, direct: bool) -> None:
     with Twin(place, rows=300, slots=4, host_slots=300 if direct else 20, chunk=16) as twin:

@@ -21,6 +21,7 @@ def accelerator() -> Any:
     return accelerate.Accelerator(cpu=True)
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "pickle"])
 def test_a_state_that_is_loaded_brings_rows_and_head_back(
     setting: Setting, tmp_path: Path, accelerator: Any, safe: bool

@@ -47,6 +47,7 @@ def graph() -> tuple[object, torch.Tensor]:
     return torch.randint(0, NODES, (2, 3000), generator=made)
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_neighbor_loader_reads_the_rows_of_sampled_nodes(

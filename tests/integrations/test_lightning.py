@@ -128,6 +128,7 @@ def test_without_the_callback_saving_says_what_to_do(
         ran.fit(loops.Module(setting), loops.loaders(setting)[0])
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("options", [{"accumulate_grad_batches": 2}, {"precision": "bf16-mixed"}])
 def test_options_of_the_trainer(setting: Setting, loops: Any, tmp_path: Path, options: Any) -> None:
     before = setting.loss()

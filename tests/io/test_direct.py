@@ -102,6 +102,7 @@ WAYS = {
 }
 
 
+@pytest.mark.variants(1, 3)
 @pytest.mark.parametrize("way", WAYS)
 @random_ranges
 def test_any_ranges(monkeypatch, directory, way, seed, ranges, aligned):
@@ -125,6 +126,7 @@ def test_any_ranges(monkeypatch, directory, way, seed, ranges, aligned):
         assert file.size == SIZE
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("way", [*WAYS, "no such threads"])
 @given(
     seed=st.integers(0, 2**32),

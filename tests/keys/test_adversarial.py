@@ -60,6 +60,7 @@ def test_the_texts_have_one_hash():
     assert len(set(Texts.of(TEXTS_OF_ONE_HASH).hashes().tolist())) == 1
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("name", [*SETS, "texts"])
 def test_they_are_kept_apart(tmp_path, name):
     """Against a dict: written in batches with repeats, trained over, removed, opened again."""
@@ -87,6 +88,7 @@ def test_they_are_kept_apart(tmp_path, name):
         assert store.verify().ok
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("kind", ["int64", "text"])
 def test_keys_of_one_hash_are_far_and_found_again(tmp_path, kind):
     """After additions, a rollback, an expiry, opening again, and as keys of a table by id."""

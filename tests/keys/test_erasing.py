@@ -45,6 +45,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize(("partitions", "keys", "backend"), KINDS)
 def test_no_file_holds_what_was_removed(
     tmp_path: Path, partitions: int, keys: str, backend: str

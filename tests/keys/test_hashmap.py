@@ -68,6 +68,7 @@ class MapMachine(RuleBasedStateMachine):
         assert self.map.find(codes(list(self.truth))).tolist() == list(self.truth.values())
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("bits", [4, 6, 14])
 @pytest.mark.parametrize("probes", [1, 3, 64])
 def test_a_map_is_a_dict(monkeypatch, probes, bits):

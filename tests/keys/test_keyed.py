@@ -325,6 +325,7 @@ def run(machine: type[KeyedMachine], examples: int = 12, steps: int = 25) -> Non
 MACHINES = [KeyedMachine, TextMachine, GrowingMachine, ExpiringMachine, ExpiringTextMachine]
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.filterwarnings("ignore")
 def test_a_table_by_key_is_a_dict(machine):
@@ -352,6 +353,7 @@ def ones(count: int) -> np.ndarray:
     return np.ones((count, DIM), np.float32)
 
 
+@pytest.mark.variants(1)
 def test_first_rows_depend_on_seed_and_key_alone(tmp_path, kind):
     keys = some(kind, 50)
     found = []
@@ -371,6 +373,7 @@ def test_first_rows_depend_on_seed_and_key_alone(tmp_path, kind):
     assert 0.05 < found[0].std() < 0.2
 
 
+@pytest.mark.variants(1, 1)
 @pairs(together=1, kind=["int64", "text"], budget=[None, Budget(host=0), Budget(host_rows=999)])
 @pytest.mark.slow("text")
 def test_a_table_without_a_capacity_grows(tmp_path, kind, budget):
@@ -518,6 +521,7 @@ def renumbered(how: str, store: Any, reader: Any, keys: Any) -> None:
         assert reader.refresh()
 
 
+@pytest.mark.variants(11, 18)
 @pytest.mark.parametrize("suffix", ["npz", "parquet", "npy", "csv"])
 @pytest.mark.parametrize("how", ["remove", "rollback", "refresh"])
 def test_no_row_is_paired_with_the_key_of_another(tmp_path, kind, how, suffix, monkeypatch):
@@ -620,6 +624,7 @@ def test_the_other_table_of_a_merge_keeps_its_keys(tmp_path, kind):
         store.rollback()
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("partitions", [0, 1, 3])
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_what_changed_leads_from_one_version_to_the_next(tmp_path, kind, partitions, seed):
@@ -687,6 +692,7 @@ def test_other_keys_of_rows_that_stay_are_a_change(tmp_path):
         assert s.changed(kinds)["t"].tolist() == [2]
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize(
     ("partitions", "call"),
     [
@@ -830,6 +836,7 @@ def test_keys_that_expire_are_not_loaded_again(tmp_path, kind, monkeypatch):
         assert generation.key_count == 20
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("tracked", [False, True])
 def test_readers_and_writers_beside_removals(tmp_path, kind, tracked):
     """A key has its own row or none, whatever other threads remove."""
@@ -1269,6 +1276,7 @@ def test_merged_keys_expire_as_if_used_as_long_ago(tmp_path, kind, on_conflict):
         store.commit()
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("how", ["restored", "discarded"])
 def test_keys_are_as_old_as_before_once_the_store_went_back(tmp_path, kind, how):
     """Versions that it went back from do not count: their numbers are only skipped."""
@@ -1299,6 +1307,7 @@ def test_keys_are_as_old_as_before_once_the_store_went_back(tmp_path, kind, how)
         store.commit()
 
 
+@pytest.mark.variants(3, 5)
 @pytest.mark.parametrize("how", ["saved", "updated", "patched"])
 @pytest.mark.parametrize("went_back", [False, True])
 def test_keys_are_as_old_in_a_copy(tmp_path, kind, how, went_back):
@@ -1513,6 +1522,7 @@ def test_patches_change_values_and_refuse_new_keys(store, kind, tmp_path):
         store.write_patch(tmp_path / "keys.patch", second, third)
 
 
+@pytest.mark.variants(12)
 @pytest.mark.parametrize(
     "options", [{}, {"backend": "zarr"}, {"backend": "zarr", "compression": "zstd"}]
 )

@@ -27,6 +27,7 @@ def test_the_hash_is_murmur3():
     assert Texts.of(published).hashes().tolist() == list(published.values())
 
 
+@pytest.mark.slow
 @given(TEXTS)
 def test_texts_hash_alike_in_any_company(texts):
     together = Texts.of(texts)
@@ -43,6 +44,7 @@ def test_texts_are_equal_as_in_python(texts, random):
     assert found.tolist() == [mine == other for mine, other in zip(texts, others, strict=True)]
 
 
+@pytest.mark.slow
 @every(at=range(300))
 def test_one_other_character_is_seen(at):
     text = "z" * 300

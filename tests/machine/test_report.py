@@ -24,6 +24,7 @@ def test_a_memory_cgroup_counts(monkeypatch):
     assert machine._memory() == (1000 * 1024, 800 * 1024)
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs", ""])
 def test_a_file_system_that_was_not_tested_is_a_problem(monkeypatch, kind):
     monkeypatch.setattr(machine, "filesystem", lambda path: kind)

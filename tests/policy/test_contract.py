@@ -66,6 +66,7 @@ def batch(rng: np.random.Generator, count: int = BATCH) -> np.ndarray:
     return (rng.random(count) ** 2 * ROWS).astype(np.int64)
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("seed", range(2))
 def test_the_rows_of_least_score_go_first(pair, seed):
     """No row that stays, and was not in the batch, scores less than one that went."""
@@ -129,6 +130,7 @@ def test_one_slot(pair):
         assert slots.row_of.tolist() == [row]
 
 
+@pytest.mark.variants(3)
 def test_it_takes_the_memory_it_says(pair):
     slots = make(pair.spec)
     rng = np.random.default_rng(2)

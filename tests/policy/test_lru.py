@@ -111,6 +111,7 @@ def test_the_order_stays_where_the_batch_number_runs_out():
         oracle.check_victims(lru.victims(np.arange(count)).tolist(), count, set())
 
 
+@pytest.mark.variants(2, 4)
 @pairs(
     together=1,
     sizes=[(1,), (3,), (200,), (1, 256), (129,), (255, 2), (1000, 4)],

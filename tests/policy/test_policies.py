@@ -199,6 +199,7 @@ def test_counts_that_are_none_are_refused(counts):
         make(policy.static(counts), rows=10, slots=5)
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize(
     "chosen", ["lfu", "lookahead", policy.static(np.arange(500)), {"t": policy.lookahead("lru")}]
 )

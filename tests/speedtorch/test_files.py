@@ -69,6 +69,7 @@ def test_model_factories(family: str) -> None:
         same(rows.getNumpyVersion(), expected[::-1])
 
 
+@pytest.mark.variants(1, 3)
 @every_family
 def test_optimizer_factories(family: str) -> None:
     model = Model()

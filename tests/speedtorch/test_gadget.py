@@ -48,6 +48,7 @@ def noise(rng: np.random.Generator, shape: Any, dtype: str) -> np.ndarray:
     return (rng.normal(size=shape) * 100).astype(dtype)
 
 
+@pytest.mark.variants(17)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_arrays_of_every_type_and_shape(
@@ -70,6 +71,7 @@ def test_arrays_of_every_type_and_shape(
     assert np.load(tmp_path / "array.npy").dtype == array.dtype
 
 
+@pytest.mark.variants(1, 1)
 @every(index=INDEXES)
 def test_indexing_is_numpys(place: Place, rng: np.random.Generator, index: Any) -> None:
     array = noise(rng, (6, 3), "float64")
@@ -173,6 +175,7 @@ def test_arrivals() -> None:
 COUNTS = ["COM", "COMMM", "GPUPytorchCOM", "CPUPytorchCOM", "PytorchCOM"]
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_of_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, name: str

@@ -89,6 +89,7 @@ def test_memory_mapped_rows_are_on_the_disk_and_nothing_else_is() -> None:
     assert os.listdir() == ["variable"]
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("name", ["ModelFactory", "ModelFactoryMM"])
 @pytest.mark.parametrize("initializer", ["uniformDistributionInit", "normalDistributionInit"])
 def test_no_row_is_left_zero(name: str, initializer: str) -> None:
@@ -122,6 +123,7 @@ def test_cupys_allocator_is_left_alone() -> None:
         assert "set_allocator" not in path.read_text()
 
 
+@pytest.mark.slow
 def test_filling_a_table_needs_no_second_one() -> None:
     rows = ours.ModelFactory(torch.nn.Embedding(1, 32), 400_000, 32)
     np.save("rows.npy", np.ones((400_000, 32), np.float32))
@@ -221,6 +223,7 @@ def test_a_row_that_comes_late_steps_as_with_sparse_adam() -> None:
 # -- rows that come more than once
 
 
+@pytest.mark.variants(9)
 @pytest.mark.parametrize(("policy", "moved"), [("sum", 6), ("mean", 2), ("last", 3)])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_no_update_of_a_row_is_lost(place: Place, policy: str, moved: float, sparse: bool) -> None:

@@ -67,6 +67,7 @@ class Training:
         self.state.close()
 
 
+@pytest.mark.variants(1)
 @pytest.mark.filterwarnings("ignore:.*are copies of others")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_going_on_is_as_if_never_stopped(

@@ -110,6 +110,7 @@ def check_same(
         assert np.abs(value - start[key].numpy()).max() > 1e-3
 
 
+@pytest.mark.variants(5)
 @quiet
 @pytest.mark.parametrize("name", EVERY_ROW)
 def test_every_optimizer_where_every_batch_has_every_row(
@@ -138,6 +139,7 @@ def test_every_optimizer_on_a_gpu(tmp_path: Path, rng: np.random.Generator, name
     place.close()
 
 
+@pytest.mark.variants(1, 5)
 @quiet
 @pytest.mark.parametrize("name", SOME_ROWS)
 def test_optimizers_that_leave_other_rows_alone(
@@ -201,6 +203,7 @@ def test_optimizers_that_need_the_whole_table_are_refused(name: str) -> None:
         ours.OptimizerFactory(optimizer, ROWS, DIM, model, "u")
 
 
+@pytest.mark.variants(11)
 @pytest.mark.parametrize(
     "kind",
     [np.int32, ">i8", np.uint16, list, torch.int64, torch.int32, "read-only", "strided", "scalar"],
@@ -311,6 +314,7 @@ def test_bad_ids_are_refused(place: Place) -> None:
     assert rows.model_variable.weight.shape == (0, DIM)
 
 
+@pytest.mark.variants(10)
 @pytest.mark.parametrize("dtype", ["float16", np.float32, np.dtype("f8"), torch.bfloat16])
 def test_types_of_every_kind(place: Place, dtype: Any) -> None:
     rows = place.model(torch.nn.Embedding(1, DIM), ROWS, DIM, datatype=dtype)

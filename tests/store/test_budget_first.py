@@ -100,6 +100,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("partitions", [0, 3], ids=["plain", "partitions"])
 @pytest.mark.parametrize("change", ["larger than memory", *CHANGES])
 def test_changing(tmp_path: Path, writes: list[str], change: str, partitions: int) -> None:

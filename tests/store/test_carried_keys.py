@@ -37,6 +37,7 @@ def no_objects(keys, index):
     raise AssertionError("a Python object for each key")
 
 
+@pytest.mark.variants(7)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", KEYS)
 def test_rows_with_more_keys(store, kind, change):

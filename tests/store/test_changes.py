@@ -48,6 +48,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
 
 
+@pytest.mark.slow
 def test_changed_rows_are_those_that_differ(store, rng):
     for name in ("item", "user", "item", "item"):
         write(store, rng, name=name)

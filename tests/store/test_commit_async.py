@@ -67,6 +67,7 @@ def contents(path, version):
         return {name: table.read(np.arange(ROWS)) for name, table in reader.items()}
 
 
+@pytest.mark.variants(0, 1)
 def test_every_version_is_what_was_written_before_its_commit(store):
     rng = np.random.default_rng(1)
     truth = {name: table.read(np.arange(ROWS)) for name, table in store.items()}
@@ -241,6 +242,7 @@ def test_a_payload_survives_the_commit_of_another_thread_in_between(store, monke
         assert (reader.step, reader.payload["model"].read()) == (2, b"m" * 1000)
 
 
+@pytest.mark.variants(0, 1)
 def test_threads_that_write_and_commit_meanwhile_are_never_torn(store):
     """One thread writes both tables in turn; in every version they are at most a round apart."""
     stop, failures = threading.Event(), []

@@ -56,6 +56,7 @@ WRONG: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
+@pytest.mark.variants(11)
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.fault(17)
 def test_wrong_options_leave_nothing(what: str, tmp_path: Path) -> None:
@@ -216,6 +217,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_in_memory_is_removed():
     makers = [
         subprocess.Popen(

@@ -119,6 +119,7 @@ def test_what_another_process_has_written_is_not_removed() -> None:
             assert store.step == 7
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("by", ["import_table", "load"])
 def test_each_process_loads_its_table(by: str) -> None:
     for seed in range(ROUNDS // 2):

@@ -107,6 +107,7 @@ def begun(trainer):
     return fold
 
 
+@pytest.mark.variants(1, 1)
 def test_commits_reads_and_readers_go_on_while_it_does(trainer, steps):
     fold = begun(trainer)
     readers = []
@@ -171,6 +172,7 @@ def test_a_commit_waits_where_deltas_come_faster_than_they_go(trainer, steps):
     trainer.check()
 
 
+@pytest.mark.variants(6, 11)
 @pytest.mark.parametrize("change", ["grow", "set_keys", "add_fields", "replace", "fold"])
 def test_what_cannot_be_done_beside_it_waits_for_it(trainer, steps, change):
     fold = begun(trainer)
@@ -195,6 +197,7 @@ def test_what_cannot_be_done_beside_it_waits_for_it(trainer, steps, change):
         assert again.verify().ok
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("commits", [0, 2])
 def test_closing_waits_for_it_only_where_much_has_gathered(trainer, steps, monkeypatch, commits):
     """A session leaves an unfinished fold to the next; deltas never accumulate without limit."""
@@ -218,6 +221,7 @@ def test_closing_waits_for_it_only_where_much_has_gathered(trainer, steps, monke
     trainer.check()
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("scattered", [False, True])
 def test_closing_folds_what_takes_few_pages(tmp_path, packed, scattered):
@@ -278,6 +282,7 @@ def soon(monkeypatch):
     monkeypatch.setattr("tierstore._disk.merging._STEP_BYTES", 512)
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.filterwarnings("error")
 def test_a_thread_folds_behind_many_commits(trainer, soon):
     trainer.commit(60)

@@ -92,6 +92,7 @@ def test_each_version_with_the_rows_that_changed(trainer, reader):
             assert np.array_equal(reader[name].read(ids), trainer.truth[name][ids])
 
 
+@pytest.mark.variants(0, 1)
 def test_beside_a_trainer_that_commits_all_the_time(trainer, reader):
     seen = {name: reader[name].read(np.arange(ROWS)) for name in reader}
 

@@ -123,6 +123,7 @@ def deltas_opened():
 # Refresh
 
 
+@pytest.mark.variants(1, 1)
 @pairs(together=1, kind=list(BACKENDS), host_rows=[0, 50, ROWS])
 def test_a_refresh_costs_what_changed(root, monkeypatch, kind, host_rows):
     """Open files are never opened again, regardless of the number of deltas."""
@@ -144,6 +145,7 @@ def test_a_refresh_costs_what_changed(root, monkeypatch, kind, host_rows):
     trainer.store.close()
 
 
+@pytest.mark.variants(1, 1)
 @pairs(tables=[1, 3], renewed=[1, 4 * DIM * 7, 1 << 20])
 def test_a_refresh_reads_what_changed_and_no_more(root, monkeypatch, tables, renewed):
     """Rows in memory stay, those that changed are read again, more of them than that are missed."""
@@ -247,6 +249,7 @@ def excepthook_raises():
         raise each.exc_value
 
 
+@pytest.mark.variants(1, 2)
 @pairs(backend=list(BACKENDS), host_rows=[20, 100, ROWS], commits=[1, 3])
 def test_rows_that_come_and_go_while_a_refresh_reads(root, backend, host_rows, commits):
     """What was read is for rows that are still there; those that came since are old, and go."""
@@ -333,6 +336,7 @@ def test_a_delta_with_rows_that_no_table_has_leaves_what_was_open(root):
     trainer.store.close()
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_a_refresh_now_and_then_beside_folds_and_a_writer_that_goes_back(root, kind):
     trainer = Trainer(root / "s", **BACKENDS[kind])
@@ -438,6 +442,7 @@ def test_one_that_breaks_off_in_the_middle_closes_the_reader(root):
 # Readers that stay, and versions that are kept
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_beside_a_reader_that_stays_deltas_stay_few(root, monkeypatch, kind):
     monkeypatch.setattr("tierstore._store.compaction._MOST_DELTAS", 16)
@@ -474,6 +479,7 @@ def test_without_compaction_they_pile_up(root, monkeypatch):
     trainer.store.close()
 
 
+@pytest.mark.slow
 def test_a_reader_that_follows_lets_folds_go_on(root):
     trainer = Trainer(root / "s")
     with tierstore.open(trainer.path, budget=NONE) as reader:

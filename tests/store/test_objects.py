@@ -92,6 +92,7 @@ def same(left, right):
         assert value.read() == right.payload[name].read()
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("rows", [0, 200])
 def test_what_is_saved_is_read_there_and_brought_back(store, place, tmp_path, rows):
     store.save(place)
@@ -151,6 +152,7 @@ def test_a_reader_is_pickled(store, saved):
         copy.close()
 
 
+@pytest.mark.variants(1, 3)
 def test_a_save_that_breaks_off_leaves_nothing(store, place):
     def stop(done, total):
         if done > total / 2:
@@ -247,6 +249,7 @@ def test_damage_there_is_found(saved):
         assert reader.verify().bad_rows["chunks"] == [row]
 
 
+@pytest.mark.variants(1, 5)
 @pytest.mark.parametrize("ending", ["rows.zarr/c.2.0", "rows.crc", "rows.zarr/zarr.json"])
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: None], ids=["cut", "gone"])
 def test_objects_that_are_cut_or_gone_are_refused(saved, ending, change):

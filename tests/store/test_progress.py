@@ -57,6 +57,7 @@ class Seen(list):
         assert self.count(self[-1]) == 1
 
 
+@pytest.mark.variants(9, 30)
 @pytest.mark.parametrize("host", ["64MiB", 0])
 @pytest.mark.parametrize("call", CALLS)
 def test_the_last_report_is_that_of_the_end(tmp_path, call, host):
@@ -187,6 +188,7 @@ PARTITIONED = {
 }
 
 
+@pytest.mark.variants(2, 8)
 @pytest.mark.parametrize("call", PARTITIONED)
 def test_stores_in_partitions(tmp_path, call):
     seen = Seen()
@@ -196,6 +198,7 @@ def test_stores_in_partitions(tmp_path, call):
     seen.check()
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("made", [{}, {"keyed": tables()["keyed"]}, tables()])
 def test_stores_in_partitions_that_are_made(tmp_path, made):
     created, saved, verified, repaired = Seen(), Seen(), Seen(), Seen()

@@ -85,6 +85,7 @@ def check(store, copy):
     assert tierstore.verify(copy).ok
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "not kept"])
 def test_a_copy_gets_the_rows_that_differ(tmp_path, rng, options, kept):
     with tierstore.create(tmp_path / "a.tier", specs(**options), keep=50 if kept else 1) as store:
@@ -162,6 +163,7 @@ def test_scalars_steps_and_payload(store, copy):
     check(store, copy)
 
 
+@pytest.mark.slow
 def test_tables_of_another_shape_are_copied_whole(store, copy, rng):
     def update(**expected):
         write(store, rng)
@@ -192,6 +194,7 @@ def test_keys(store, copy, rng):
         check(store, copy)
 
 
+@pytest.mark.variants(1, 3)
 @pytest.mark.parametrize("kind", ["int64", "text"])
 @pytest.mark.parametrize("rows", [None, 300])
 def test_tables_by_key_get_new_keys(tmp_path, rng, kind, rows):
@@ -369,6 +372,7 @@ def test_partitions_become_a_plain_copy(tmp_path, rng):
             assert contents(copy)[0] == contents(path)[0]
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("protected", [True, False], ids=["", "negative control"])
 @pytest.mark.parametrize("way", ["update", "patch"])
 def test_a_version_whose_name_may_not_be_durable_keeps_its_files(

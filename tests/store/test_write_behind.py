@@ -34,6 +34,7 @@ def all_of_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tierstore._tiers.slots._QUEUE_SHARE", 1)
 
 
+@pytest.mark.slow
 def test_a_store_has_one_thread_over_tables_and_commits(tmp_path: Path) -> None:
     rng, writers = np.random.default_rng(0), Writers()
     specs = {name: TableSpec(4000, dim) for name, dim in (("a", 8), ("b", 12))}

@@ -47,6 +47,7 @@ CHANGES: list[tuple[str, Callable[[Any], object], int, int]] = [
 """Changes of a store with 30 rows, with the rows that they change or add and the bytes written."""
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("make", [plain, parts])
 def test_every_change_counts_its_rows(tmp_path: Path, make: Any) -> None:
     path, is_plain = tmp_path / "s.tier", make is plain

@@ -82,11 +82,13 @@ def reported(store):
     yield
 
 
+@pytest.mark.variants(1, 3)
 @pytest.mark.parametrize("work", [scanned, verified, verified_in_part, sampled, exported, reported])
 def test_pages_behind_a_reader_are_let_go(path, work):
     assert grown_by(path, work) < LIMIT
 
 
+@pytest.mark.slow
 def test_pages_of_many_tables_are_let_go(tmp_path):
     spec = tierstore.TableSpec(ROWS // 4, DIM, init=tierstore.initializers.normal(mean=0, std=1))
     with tierstore.create(tmp_path / "s.tier", dict.fromkeys("abcd", spec)):

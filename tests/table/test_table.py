@@ -89,6 +89,7 @@ def same(found: Any, expected: np.ndarray) -> bool:
     )
 
 
+@pytest.mark.variants(17)
 @every_backend
 @every_budget
 def test_every_field_reads_what_was_written(make, slots, options):
@@ -165,6 +166,7 @@ def test_any_sequence_of_reads_and_writes(make, seed, slots, policy):
         assert same(table.read(np.arange(ROWS), field=name), oracle[name])
 
 
+@pytest.mark.variants(28, 47)
 @pairs(dtype=DTYPES, dim=[1, 4, 33], slots=BUDGETS)
 def test_one_field_of_every_type(make, slots, dim, dtype):
     rng = np.random.default_rng(dim)
@@ -213,6 +215,7 @@ def test_results_are_the_caller_s_own(make):
     assert same(table.read([3]), oracle[[3]])
 
 
+@pytest.mark.variants(26, 43)
 @pytest.mark.parametrize("dtype", DTYPES)
 @every_budget
 def test_torch_ids_give_and_take_torch_rows(make, slots, dtype):
@@ -631,6 +634,7 @@ def test_few_resident_rows_are_read_before_a_write_of_several_fields_or_after(
     assert len(readers) == 2 and all(first == second for first, second in found)
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("metric", ["dot", "cosine"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_nearest_rows_on_any_number_of_threads(tmp_path, monkeypatch, metric, threads):

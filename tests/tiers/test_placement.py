@@ -194,8 +194,8 @@ BUDGETS = {
 }
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.slow
 def test_a_little_host_tier_is_right_and_reads_no_more_than_none(budget: str) -> None:
     """Batches of 26 tables, most of them larger than all the slots there are."""
     rng = np.random.default_rng(7)

@@ -37,6 +37,7 @@ def test_no_place_in_a_span_is_preferred() -> None:
     assert (abs(places / places.sum() - 1 / 8) < 0.01).all()
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize(
     ("rows", "slots", "size"), [(1_000, 1_000, 64), (5_000, 600, 64), (20_000, 30_000, 128)]
 )

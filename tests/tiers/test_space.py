@@ -295,6 +295,7 @@ BUDGETS: dict[str, Any] = {
 }
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("seed", range(2))
 def test_tables_that_share_a_space_are_tables_of_their_own(
@@ -303,6 +304,7 @@ def test_tables_that_share_a_space_are_tables_of_their_own(
     Program(tmp_path / "s", seed, BUDGETS[budget]).run(60)
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.torture)])
 def test_a_dozen_tables_with_versions_folds_and_a_reader(
@@ -311,6 +313,7 @@ def test_a_dozen_tables_with_versions_folds_and_a_reader(
     LongProgram(tmp_path / "s", 100 + seed, BUDGETS[budget]).run(120)
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("rows", [(1, 1), (9, 2), (200, 3), (3, 200), (200, 200)])
 @pytest.mark.parametrize("device", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_tables_share_a_space_on_a_gpu(tmp_path: Path, device: str, rows: tuple[int, int]) -> None:

@@ -1,6 +1,7 @@
 """Three tiers, host over host over disk: what a GPU over the host over the disk would be."""
 
 import numpy as np
+import pytest
 
 from tests.oracle import records
 from tests.pairs import pairs
@@ -14,6 +15,7 @@ from tierstore.spec import TableSpec
 ROWS, DIM, WIDTH = 300, 20, 80
 
 
+@pytest.mark.variants(1, 3)
 @pairs(
     slots=[(1, 10), (10, 1), (7, 50), (50, ROWS), (ROWS, 7), (400, 400)],
     backend=["memmap", "zarr"],

@@ -61,6 +61,7 @@ def told(times: int) -> Iterator[None]:
     assert all('state="continue"' in each and "'item'" in each for each in text)
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize(("kind", "options"), KINDS, ids=lambda each: str(each))
 def test_one_made_in_each_epoch_is_that_of_torch(
     place: Place, weights: Tensor, kind: Any, options: dict[str, Any]
@@ -74,6 +75,7 @@ def test_one_made_in_each_epoch_is_that_of_torch(
         twins.check()
 
 
+@pytest.mark.variants(1)
 def test_one_that_goes_on_is_as_the_first(place: Place, weights: Tensor) -> None:
     twins = Twins(place, weights)
     plain = torch.optim.Adam(twins.plain.parameters(), lr=0.1)
@@ -111,6 +113,7 @@ def test_a_store_that_is_opened_goes_on_and_the_second_optimizer_over_it_does_no
         store.commit()
 
 
+@pytest.mark.variants(1)
 def test_a_state_that_is_loaded_is_gone_on_with(place: Place, weights: Tensor) -> None:
     twins = Twins(place, weights)
     store, adam = twins.emb.table.store, torch.optim.Adam
@@ -137,6 +140,7 @@ def test_a_state_that_is_loaded_is_gone_on_with(place: Place, weights: Tensor) -
     assert store["item"].scalars["step"] == 4
 
 
+@pytest.mark.variants(1)
 def test_a_rollback_brings_the_dropped_state_back_for_no_step(
     place: Place, weights: Tensor
 ) -> None:
@@ -162,6 +166,7 @@ def test_a_rollback_brings_the_dropped_state_back_for_no_step(
     assert store["item"].scalars["step"] == 3
 
 
+@pytest.mark.variants(1)
 def test_tables_of_a_collection_start_anew_and_those_that_were_not_trained_go_on(
     place: Place,
 ) -> None:

@@ -40,6 +40,7 @@ class Pair:
         torch.testing.assert_close(rows_of(self.table), self.plain.weight.detach().cpu())
 
 
+@pytest.mark.variants(1, 5)
 @pairs(place=PLACES, mode=["sum", "mean", "max"], padding=[None, 2, -1])
 def test_bags(place: Place, weights: Tensor, mode: str, padding: int | None) -> None:
     pair = Pair(place, weights, mode=mode, padding_idx=padding)
@@ -50,6 +51,7 @@ def test_bags(place: Place, weights: Tensor, mode: str, padding: int | None) -> 
         pair.check(torch.full((2, 3), padding % ROWS).to(place.torch))
 
 
+@pytest.mark.variants(5)
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_with_padding_in_order(place: Place, weights: Tensor, mode: str) -> None:
     if mode == "max" and place.torch != "cpu":
@@ -87,6 +89,7 @@ def test_no_bags_at_all(place: Place, weights: Tensor) -> None:
     assert pair.tiered(none, none).shape == pair.plain(none, none).shape
 
 
+@pytest.mark.variants(1, 5)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_rows_of_other_types(place: Place, weights: Tensor, dtype: torch.dtype) -> None:
     emb = TieredEmbeddingBag(place.table(weights.to(dtype)), mode="mean")

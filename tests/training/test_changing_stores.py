@@ -74,6 +74,7 @@ def step(pair: Pair) -> None:
         optimizer.zero_grad()
 
 
+@pytest.mark.variants(1, 1)
 @pairs(together=1, place=PLACES, kind=list(KINDS))
 @pytest.mark.slow("emulated")
 def test_training_goes_on_after_every_change(place: Place, kind: str) -> None:
@@ -91,6 +92,7 @@ def test_training_goes_on_after_every_change(place: Place, kind: str) -> None:
         assert pair.stores[0]["user"].scalars["step"] == taken, change
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reader_looks_up_what_was_committed(place: Place, kind: str) -> None:
     pair = Pair(place, kind)
@@ -108,6 +110,7 @@ def test_a_reader_looks_up_what_was_committed(place: Place, kind: str) -> None:
             reader.refresh()
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_table_with_a_budget_of_its_own_stays_apart(
     tmp_path: Path, change: Callable[[tierstore.Store], None]

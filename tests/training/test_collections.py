@@ -142,6 +142,7 @@ def same(one: Tensor, two: Tensor) -> bool:
     return one.dtype == two.dtype and bool(torch.equal(one, two))
 
 
+@pytest.mark.variants(1, 2)
 @pairs(together=1, place=PLACES, variant=list(OPTIMIZERS))
 def test_training_equals_one_layer_a_table(place: Place, variant: str) -> None:
     kind, options = OPTIMIZERS[variant]
@@ -163,6 +164,7 @@ def test_two_hundred_tables(place: Place, budget: str) -> None:
     check_tables(place, 200, budget)
 
 
+@pytest.mark.variants(1, 2)
 @pairs(place=PLACES, tables=[1, 2, 13], budget=["one slot", "some", "all"])
 def test_any_number_of_tables_and_any_budget(place: Place, tables: int, budget: str) -> None:
     check_tables(place, tables, budget)
@@ -180,6 +182,7 @@ def check_tables(place: Place, tables: int, budget: str) -> None:
     twins.check()
 
 
+@pytest.mark.variants(1, 1)
 def test_tables_of_several_dims_make_several_groups(place: Place) -> None:
     twins = Twins(place, [30, 20, 10, 40, 5], [4, 8, 4, 64, 8])
     assert sorted(len(each.table.tables) for each in twins.collection.groups) == [1, 2, 2]
@@ -227,6 +230,7 @@ def test_features_share_a_table(place: Place) -> None:
     assert table.scalars == twin.scalars
 
 
+@pytest.mark.variants(1, 1)
 @pairs(together=1, place=PLACES, variant=["sgd momentum", "adam", "row-wise adagrad", "nadam"])
 def test_steps_are_counted_by_table(place: Place, variant: str) -> None:
     """Tables without ids, or whose rows the loss does not use, take no part in a step."""
@@ -244,6 +248,7 @@ def test_steps_are_counted_by_table(place: Place, variant: str) -> None:
     twins.check()
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("dims", [[6, 6, 6, 6], [6, 8, 6, 4]])
 def test_tables_have_options_of_their_own(place: Place, dims: list[int]) -> None:
     twins = Twins(place, [30, 12, 25, 9], dims)
@@ -326,6 +331,7 @@ def test_an_optimizer_gives_all_tables_their_state_in_one_commit(place: Place) -
     assert [len(each.table.tables) for each in twins.collection.groups] == [2, 2]
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_types_of_tables(place: Place, dtype: str) -> None:
     twins = Twins(place, [30, 12, 25], dtype=dtype)
@@ -336,6 +342,7 @@ def test_types_of_tables(place: Place, dtype: str) -> None:
     twins.check()
 
 
+@pytest.mark.variants(1)
 def test_rounding_at_random_draws_from_the_table_itself(place: Place) -> None:
     twins = Twins(place, [30, 12, 25], dtype="bfloat16")
     optimizers = twins.optimizers(torch.optim.Adam, lr=0.001, stochastic_rounding=True)
@@ -346,6 +353,7 @@ def test_rounding_at_random_draws_from_the_table_itself(place: Place) -> None:
     twins.check()
 
 
+@pytest.mark.variants(1, 1)
 def test_averages(place: Place) -> None:
     twins = Twins(place, [30, 12, 25])
     optimizers = twins.optimizers(torch.optim.Adam, lr=0.05, ema=0.9)
@@ -377,6 +385,7 @@ def clipped(rows: Tensor) -> Tensor:
     return rows.clamp(-0.3, 0.3)
 
 
+@pytest.mark.variants(1)
 def test_gradients_accumulate_and_are_clipped(place: Place) -> None:
     twins = Twins(place, [30, 12, 25])
     optimizers = twins.optimizers(torch.optim.Adam, lr=0.05)
@@ -480,6 +489,7 @@ class Keyed:
         return torch.cat([torch.zeros(1, dtype=torch.int64), self.lengths().cumsum(0)])
 
 
+@pytest.mark.variants(5)
 @pytest.mark.parametrize("without", ["nothing", "offsets"])
 @pytest.mark.parametrize("dims", [[6, 6, 6], [6, 4, 6]])
 def test_keyed_jagged_tensors(
@@ -527,6 +537,7 @@ def test_widths_of_ids(place: Place) -> None:
         twins.collection({**ids, "t1": [1, 2]})
 
 
+@pytest.mark.variants(1)
 def test_a_bad_id_is_named(place: Place) -> None:
     twins = Twins(place, [30] * 26)
     emb, ids = twins.collection, twins.ids()
@@ -652,6 +663,7 @@ def test_tables_that_are_parted_say_so(place: Place) -> None:
         assert same(found[name].detach(), twins.layers[name](ids[name]).detach())
 
 
+@pytest.mark.variants(1)
 def test_states_are_pointers(place: Place) -> None:
     twins = Twins(place, [30, 12], [6, 4])
     (first, _), store = twins.optimizers(torch.optim.Adam, lr=0.05), twins.stores[0]
@@ -676,6 +688,7 @@ def test_states_are_pointers(place: Place) -> None:
         other.load_state_dict(then)
 
 
+@pytest.mark.variants(1)
 def test_tables_go_on_from_what_layers_left(place: Place) -> None:
     """State and counts of steps that were trained a table at a time are those of a collection."""
     twins = Twins(place, [30, 12, 25])
@@ -785,6 +798,7 @@ def test_state_of_rows(place: Place) -> None:
     twins.check()
 
 
+@pytest.mark.variants(1)
 def test_rows_that_were_announced(place: Place) -> None:
     twins = Twins(place, [30, 12, 25])
     batches = [{"features": twins.ids(), "label": n} for n in range(5)]
@@ -831,6 +845,7 @@ def test_counters_are_those_of_one_layer_a_table(place: Place) -> None:
 # -- the rows of all features as one tensor
 
 
+@pytest.mark.variants(2, 3)
 @pytest.mark.parametrize("form", ["dict", "keyed", "nested"])
 @pytest.mark.parametrize("padding", [None, 3])
 def test_rows_as_one_are_trained_as_those_of_each_feature(
@@ -965,6 +980,7 @@ def copies(monkeypatch: Any) -> list[int]:
     return made
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("cores", [1, 3])
 def test_gradients_that_lie_apart_are_summed_where_they_are(
     place: Place, copies: list[int], cores: int, monkeypatch: Any
@@ -1050,6 +1066,7 @@ def test_neighbours_by_chance_are_not_one_tensor(monkeypatch: Any) -> None:
     assert torch.equal(found, torch.from_numpy(memory))
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("little", [0, 1 << 20])
 def test_sums_are_cleared_by_torch_or_a_kernel(place: Place, little: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(autograd, "_LITTLE", little)
@@ -1066,6 +1083,7 @@ def test_sums_are_cleared_by_torch_or_a_kernel(place: Place, little: int, monkey
         torch.testing.assert_close(one, two, **CLOSE)
 
 
+@pytest.mark.variants(2, 3)
 @pytest.mark.parametrize("ordered", [True, False])
 def test_what_a_model_concatenates_is_trained_as_by_one_layer_a_table(
     place: Place, ordered: bool, monkeypatch: Any
@@ -1184,6 +1202,7 @@ def cost_of_a_step(
     return calls.count, operators.count
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize(
     ("kind", "form"),

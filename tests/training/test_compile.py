@@ -35,6 +35,7 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.fault(62)
 @pytest.mark.slow("emulated")
 def test_a_compiled_model_trains_as_an_eager_one(
@@ -65,6 +66,7 @@ def test_a_compiled_model_trains_as_an_eager_one(
         torch.testing.assert_close(*[step(ids, bags) for step in steps])
 
 
+@pytest.mark.variants(1)
 def test_a_compiled_layer_that_is_frozen_only_reads(place: Place, weights: Tensor) -> None:
     torch.compiler.reset()
     emb = TieredEmbedding(place.table(weights)).requires_grad_(False)
@@ -85,6 +87,7 @@ def test_the_operators_keep_their_promises(place: Place, weights: Tensor) -> Non
     torch.library.opcheck(torch.ops.tierstore.read.default, arguments, test_utils=tests)
 
 
+@pytest.mark.variants(1)
 def test_gradients_with_respect_to_others_leave_the_rows_alone(
     place: Place, weights: Tensor
 ) -> None:

@@ -127,6 +127,7 @@ def tables_of(model: Any) -> dict[str, Tensor]:
     return {table.name: rows_of(table) for table in model.emb.features.values()}
 
 
+@pytest.mark.variants(0, 1)
 @pairs(together=1, place=PLACES, groups=list(DIMS))
 @pytest.mark.slow("emulated")
 def test_a_compiled_collection_trains_as_an_eager_one(
@@ -143,8 +144,8 @@ def test_a_compiled_collection_trains_as_an_eager_one(
     train(place, models, steps, batches)
 
 
+@pytest.mark.variants(0, 1)
 @pairs(together=1, place=PLACES, groups=list(DIMS), padding=[None, {"bought": 2, "tag": 1}])
-@pytest.mark.slow
 def test_compiled_bags_train_as_eager_ones(
     place: Place, backend: str, groups: str, padding: Any
 ) -> None:
@@ -162,6 +163,7 @@ def test_compiled_bags_train_as_eager_ones(
     train(place, models, steps, [bags_of(place, 5 + number % 2) for number in range(3)])
 
 
+@pytest.mark.variants(0, 1)
 @pairs(together=1, place=PLACES, bags=[False, True])
 @pytest.mark.slow("emulated")
 def test_keyed_features_in_a_graph(place: Place, backend: str, bags: bool) -> None:
@@ -175,6 +177,7 @@ def test_keyed_features_in_a_graph(place: Place, backend: str, bags: bool) -> No
     train(place, models, steps, batches)
 
 
+@pytest.mark.variants(0, 1)
 @pairs(together=1, place=PLACES, padding=[None, {"seen": 2}])
 def test_weights_get_their_gradient_in_a_graph(place: Place, backend: str, padding: Any) -> None:
     sources = {"seen": "item", "user": "user"}
@@ -200,6 +203,7 @@ def test_weights_get_their_gradient_in_a_graph(place: Place, backend: str, paddi
     del optimizers
 
 
+@pytest.mark.variants(0, 1)
 @pairs(together=1, place=PLACES, groups=list(DIMS))
 def test_rows_as_one_in_a_graph(place: Place, backend: str, groups: str) -> None:
     emb = TieredEmbeddingCollection(store(place, DIMS[groups]), SOURCES)
@@ -209,6 +213,7 @@ def test_rows_as_one_in_a_graph(place: Place, backend: str, groups: str) -> None
     assert torch.equal(compiled(ids), torch.cat(list(emb(ids).values())))
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.slow("emulated")
 def test_what_comes_together_in_a_graph(place: Place, backend: str) -> None:
     emb = TieredEmbeddingBagCollection(store(place, MIXED), SOURCES)
@@ -220,6 +225,7 @@ def test_what_comes_together_in_a_graph(place: Place, backend: str) -> None:
         assert torch.equal(compiled(features), emb(features).cat(["tag", "user"]))
 
 
+@pytest.mark.variants(0, 1)
 @pairs(together=1, place=PLACES, bags=[False, True])
 @pytest.mark.slow("emulated")
 def test_a_frozen_collection_only_reads_in_a_graph(place: Place, backend: str, bags: bool) -> None:
@@ -234,6 +240,7 @@ def test_a_frozen_collection_only_reads_in_a_graph(place: Place, backend: str, b
         assert torch.equal(rows, expected[name])
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.slow("emulated")
 def test_no_text_in_a_graph_ends_a_line(place: Place) -> None:
     """torch's compiler writes the arguments of operators into comments."""

@@ -60,6 +60,7 @@ class Pair:
         torch.testing.assert_close(rows_of(self.table), self.plain.weight.detach().cpu())
 
 
+@pytest.mark.variants(5)
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 4), (2, 1, 3), (0,), (2, 0)])
 def test_rows_come_in_the_shape_of_the_ids(place: Place, weights: Tensor, shape: Any) -> None:
     emb = TieredEmbedding(place.table(weights))
@@ -71,6 +72,7 @@ def test_rows_come_in_the_shape_of_the_ids(place: Place, weights: Tensor, shape:
         assert torch.equal(emb(ids).cpu(), weights[ids.cpu()])
 
 
+@pytest.mark.variants(5)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
 def test_ids_of_any_integer_type(place: Place, weights: Tensor, dtype: torch.dtype) -> None:
     pair = Pair(place, weights)
@@ -166,6 +168,7 @@ def test_several_tables_in_one_model(place: Place) -> None:
         torch.testing.assert_close(rows_of(store[name]), plain[name].weight.detach().cpu())
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("padding", [3, -2])
 def test_the_padding_row_is_never_trained(place: Place, weights: Tensor, padding: int) -> None:
     options = {"lr": 0.5, "weight_decay": 0.1, "padding_idx": padding}
@@ -250,6 +253,7 @@ def test_rows_follow_the_module(place: Place, weights: Tensor) -> None:
     torch.testing.assert_close(found[[3, 5, 6]], weights[[3, 5, 6]] - torch.tensor([[2], [1], [0]]))
 
 
+@pytest.mark.variants(1, 3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_rows_of_other_types(place: Place, weights: Tensor, dtype: torch.dtype) -> None:
     pair = Pair(place, weights.to(dtype))
@@ -276,6 +280,7 @@ def test_autocast_leaves_rows_and_their_gradient_as_they_are(place: Place, weigh
     torch.testing.assert_close(rows_of(table), (plain.weight - plain.weight.grad).detach().cpu())
 
 
+@pytest.mark.variants(1)
 def test_another_field_than_the_first(place: Place) -> None:
     fields = {
         "weight": tierstore.Field(DIM, init=tierstore.normal(seed=1)),

@@ -149,6 +149,7 @@ def label(case: Case) -> str:
     return "-".join(str(value).replace(" ", "_") for value in case.values())
 
 
+@pytest.mark.variants(7, 13)
 @pytest.mark.parametrize("case", pairwise(OPTIONS, allowed), ids=label)
 def test_any_two_options_together(case: Case, tmp_path: Path) -> None:
     check(case, tmp_path)

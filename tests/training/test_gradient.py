@@ -35,6 +35,7 @@ def test_sums_are_those_of_torch(counts: tuple[int, int], dim: int, dtype: torch
     assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dim", [3, 8])
 @pytest.mark.parametrize("there", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])

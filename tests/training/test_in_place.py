@@ -101,6 +101,7 @@ def check(place: Place, tables: list[Any], optimizer: Any, **options: Any) -> No
             assert torch.equal(found, expected), field
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize(
     ("variant", "dim"), list(zip(VARIANTS, itertools.cycle([8, 6]), strict=False))
 )
@@ -110,6 +111,7 @@ def test_the_same_to_the_bit(place: Place, variant: str, dim: int) -> None:
     check(place, [place.table(weights), place.table(weights)], optimizer, **options)
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize(
     ("variant", "dtype"),
     [
@@ -131,12 +133,14 @@ def test_half_types_are_rounded_where_torch_stores_them(
     check(place, [place.table(weights), place.table(weights)], optimizer, **options)
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("dim", [1, 32, 70])
 def test_row_wise_sums_of_any_width(place: Place, dim: int) -> None:
     weights = torch.randn(ROWS, dim)
     check(place, [place.table(weights), place.table(weights)], RowWiseAdagrad, lr=0.1)
 
 
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("budget", [(ROWS, 1), (ROWS, ROWS), (3, 2), (ROWS, 30)])
 def test_rows_outside_the_slots(place: Place, budget: tuple[int, int]) -> None:
     weights = torch.randn(ROWS, 8)
@@ -239,6 +243,7 @@ def test_gradients_as_they_come_are_summed_closely(place: Place, weights: Tensor
         torch.testing.assert_close(rows_of(emb.table), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("options", [{}, {"ema": 0.9}])
 def test_no_step_waits_for_the_device(
     tmp_path: Path, place: Place, options: dict[str, Any]

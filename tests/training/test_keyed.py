@@ -43,6 +43,7 @@ def keys_for(kind, numbers):
     return torch.from_numpy(keys) if kind == "int64" else [f"user {key}" for key in keys.tolist()]
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adagrad])
 def test_training_by_key_is_training_by_row(store, kind, make):
     table = store["t"]
@@ -74,6 +75,7 @@ def test_training_by_key_is_training_by_row(store, kind, make):
     torch.testing.assert_close(found, plain.weight.detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.variants(0, 1)
 def test_training_ahead_by_key_sees_every_update(tmp_path, kind, monkeypatch):
     """Batches share keys, and bring new ones, which a batch that is announced does not add."""
     rng = np.random.default_rng(6)
@@ -205,6 +207,7 @@ def features_for(numbers, name):
     return np.array([f"word {each}" for each in numbers.ravel()], object).reshape(numbers.shape)
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("modes", [{}, dict.fromkeys(FEATURES, "sum") | {"user_too": "mean"}])
 def test_collections_by_key_train_as_torch_does(many, modes):
     every = np.arange(40)
@@ -361,6 +364,7 @@ def test_keys_are_admitted_with_their_third_use(tmp_path, kind):
         assert store["t"].spec.admit_after == 3
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("how", ["remove", "expire", "rollback", "reopen"])
 def test_a_key_without_its_row_is_admitted_as_a_new_one(tmp_path, kind, how):
     spec = TableSpec(dim=DIM, init=INIT, keys=kind, admit_after=3, track_uses=True)
@@ -391,6 +395,7 @@ def test_a_key_without_its_row_is_admitted_as_a_new_one(tmp_path, kind, how):
                 store = opened.enter_context(tierstore.open(tmp_path / "a", "r+"))
 
 
+@pytest.mark.variants(1, 4)
 @pairs(
     mode=[None, "sum", "mean", "max"],
     make=[torch.optim.SGD, torch.optim.Adagrad],

@@ -95,6 +95,7 @@ def test_what_it_does_not_take() -> None:
         tierstore.lookahead([], {"item": "item"})
 
 
+@pytest.mark.variants(1, 1)
 @pairs(together=1, place=PLACES, workers=[0, 2])
 def test_training_ahead_sees_every_update(place: Place, weights: Tensor, workers: int) -> None:
     """Neighbouring batches share most of their rows: each must see what the last step wrote."""

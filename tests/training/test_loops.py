@@ -65,6 +65,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.variants(1, 2)
 def test_gradients_accumulate_and_are_clipped(place: Place, kind: str) -> None:
     pair = Pair(place, kind)
     for number in range(3):
@@ -85,6 +86,7 @@ def test_gradients_accumulate_and_are_clipped(place: Place, kind: str) -> None:
     pair.check()
 
 
+@pytest.mark.variants(1, 3)
 def test_scaled_gradients_of_half_types(place: Place, kind: str) -> None:
     pair, device = Pair(place, kind, torch.optim.SGD), torch.device(place.torch).type
     scalers = [torch.amp.GradScaler(device, init_scale=64.0) for _ in range(2)]
@@ -105,6 +107,7 @@ def test_scaled_gradients_of_half_types(place: Place, kind: str) -> None:
     assert scalers[0].get_scale() == scalers[1].get_scale() < 64
 
 
+@pytest.mark.variants(1, 2)
 def test_reading_trains_nothing(place: Place, kind: str) -> None:
     pair = Pair(place, kind)
     before = {name: rows_of(pair.stores[0][name]) for name in ROWS}
@@ -148,6 +151,7 @@ class Keyed:
         return torch.full((4 * len(self._features),), 2)
 
 
+@pytest.mark.variants(1)
 @pairs(together=1, place=PLACES, kind=list(KINDS), form=[dict, Keyed])
 def test_ids_are_announced(place: Place, kind: str, form: type) -> None:
     pair = Pair(place, kind)
@@ -167,6 +171,7 @@ def test_ids_are_announced(place: Place, kind: str, form: type) -> None:
     pair.check()
 
 
+@pytest.mark.variants(1)
 def test_states_bring_rows_back(place: Place, kind: str) -> None:
     pair = Pair(place, kind)
     pair.stores[0].commit(keep="first")
@@ -207,6 +212,7 @@ def run_of(path: Path, kind: str, place: Place, steps: range, commit_at: int) ->
         store.rollback()
 
 
+@pytest.mark.variants(1, 2)
 def test_a_run_goes_on_from_its_checkpoint(place: Place, kind: str) -> None:
     paths = [place.folder / name for name in ("at once", "resumed")]
     for path in paths:

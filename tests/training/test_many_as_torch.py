@@ -75,6 +75,7 @@ def trained(
         assert alike(rows_of(store[name]), layer.weight.detach().cpu()), name
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("tables", [1, 2, 26, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("mode", [None, "sum", "mean", "max"])
@@ -96,6 +97,7 @@ def test_tables_of_several_dims_train_as_layers_of_torch(
     trained(place, rows, dims, mode, **sizes)
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("mode", [None, "sum"])
 def test_tables_of_criteo_with_a_thousandth_of_their_rows_in_memory(
     tmp_path: Any, mode: str | None

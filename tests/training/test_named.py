@@ -124,6 +124,7 @@ def expired(setting: Setting) -> None:
 REMOVALS = (removed, removed_another, expired)
 
 
+@pytest.mark.variants(1, 3)
 @pytest.mark.parametrize("end", REMOVALS)
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 @pytest.mark.parametrize("layer", LAYERS)
@@ -203,6 +204,7 @@ PLACES: dict[str, Callable[[Setting], object]] = {
 """What moves rows at most to other places, or writes them before the step does."""
 
 
+@pytest.mark.variants(2, 4)
 @pytest.mark.parametrize("how", PLACES)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_rows_in_other_places_get_their_gradient(make: Any, layer: str, how: str) -> None:
@@ -263,6 +265,7 @@ def test_an_id_of_a_table_that_was_replaced_gets_no_gradient(tmp_path: Any) -> N
             optimizer.zero_grad()
 
 
+@pytest.mark.variants(2, 4)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_keys_that_go_while_a_pass_looks_them_up_are_looked_up_again(
     make: Any, layer: str, monkeypatch: pytest.MonkeyPatch

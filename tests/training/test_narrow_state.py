@@ -161,6 +161,7 @@ def in_plain_torch(weights: Tensor, batches: Batches, lr: float, narrow: str) ->
     return kept
 
 
+@pytest.mark.variants(1, 2)
 @every_type
 def test_it_is_torch_with_rounded_moments(place: Place, narrow: str) -> None:
     weights, batches = torch.randn(ROWS, DIM), drawn(place)
@@ -177,6 +178,7 @@ def test_it_is_torch_with_rounded_moments(place: Place, narrow: str) -> None:
             assert close.float().mean() > (0.98 if narrow == "float8" else 0.9999), name
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     "optimizer",
     [ADAM, RowWiseAdagrad, pytest.param(torch.optim.NAdam, marks=pytest.mark.slow)],
@@ -248,6 +250,7 @@ def test_both_ways_give_the_same_bits(
             assert close.float().mean() > 0.98, name
 
 
+@pytest.mark.variants(1, 2)
 @every_type
 def test_the_seed_decides(place: Place, narrow: str) -> None:
     weights, batches = torch.randn(ROWS, DIM), drawn(place)
@@ -260,7 +263,7 @@ def test_the_seed_decides(place: Place, narrow: str) -> None:
     assert not torch.equal(found[0]["exp_avg"], found[1]["exp_avg"])
 
 
-@pytest.mark.slow
+@pytest.mark.variants(0, 1)
 @every_type
 def test_second_moments_are_right_on_average(place: Place, narrow: str) -> None:
     """A thousandth of the way a step: nearest rounding would never take it."""
@@ -353,6 +356,7 @@ def test_state_is_taken_over_and_reset(place: Place, narrow: str) -> None:
     assert not rows_of(table, "exp_avg").any()
 
 
+@pytest.mark.variants(2, 4)
 @every_type
 @pytest.mark.parametrize("in_place", [True, False])
 def test_padding_keeps_its_state(place: Place, narrow: str, in_place: bool) -> None:
@@ -393,6 +397,7 @@ def test_bad_seeds_are_refused(place: Place, seed: Any) -> None:
         TieredOptimizer(ADAM, [emb], state_dtype="float8", rounding_seed=seed)
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(("kept", "asked"), [(None, "bfloat16"), ("bfloat16", None)])
 def test_an_earlier_optimizer_of_other_state_does_not_go_on(
     place: Place, kept: Any, asked: Any

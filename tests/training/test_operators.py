@@ -97,7 +97,7 @@ def alike(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, equal_nan=True)
 
 
-@pytest.mark.slow
+@pytest.mark.variants(0, 1)
 def test_no_method_takes_the_rows_at_rest_for_an_empty_matrix(emb: TieredEmbedding) -> None:
     """After a step and a forward pass, and frozen: a query of a shape, or an error."""
     ids = EVERY.to(emb.rows.device)
@@ -127,6 +127,7 @@ def test_no_method_takes_the_rows_at_rest_for_an_empty_matrix(emb: TieredEmbeddi
     del kept
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_method_sees_the_rows_between_backward_and_step(
     weights: Tensor, tmp_path: Any

@@ -81,6 +81,7 @@ def test_optimizers_that_cannot_train_rows_are_refused_by_name(
     place.close()
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("optimizer", [strangers.Lion, strangers.RowWiseAdagrad, strangers.Halves])
 def test_other_optimizers_that_go_row_by_row_are_taken(
     place: Place, weights: Tensor, optimizer: Any
@@ -110,6 +111,7 @@ def test_state_fields_start_from_what_the_optimizer_starts_from(
     assert torch.equal(rows_of(other, "sum"), torch.full((ROWS, 1), 0.5))
 
 
+@pytest.mark.variants(1)
 def test_a_state_field_may_be_narrower_than_the_state(place: Place, weights: Tensor) -> None:
     fields = {
         "weight": tierstore.Field(DIM, init=tierstore.normal(seed=1)),
@@ -217,6 +219,7 @@ def test_what_it_does_not_take(place: Place, weights: Tensor) -> None:
         TieredOptimizer(torch.optim.Adam, [emb], beta=3)
 
 
+@pytest.mark.variants(1)
 def test_step_counts_the_steps_in_which_a_table_had_a_gradient(
     place: Place, weights: Tensor
 ) -> None:
@@ -283,6 +286,7 @@ def test_a_gradient_that_is_taken_away_leaves_its_rows_alone(place: Place, weigh
     assert torch.equal(rows_of(emb.table), weights)
 
 
+@pytest.mark.variants(1)
 def test_a_gradient_that_is_scaled(place: Place, weights: Tensor) -> None:
     device = place.torch.split(":")[0]
     emb, opt, table, plain, plain_opt = pair(place, weights, torch.optim.Adam, lr=0.1)
@@ -311,6 +315,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_learning_rate_schedules(place: Place, weights: Tensor, name: str) -> None:
     emb, opt, table, plain, plain_opt = pair(place, weights, torch.optim.Adam, lr=0.1)
@@ -523,6 +528,7 @@ def test_rows_that_cannot_be_loaded_leave_nothing_in_the_optimizer(
     assert torch.equal(rows_of(tables[0]), rows_of(tables[1]))
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("flags", [{"foreach": True}, {"fused": True}])
 def test_ways_of_updating_agree(place: Place, weights: Tensor, flags: Any) -> None:
     tables = [place.table(weights), place.table(weights)]

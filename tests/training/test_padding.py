@@ -45,6 +45,7 @@ def ids_of(number: int) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.variants(1, 4)
 @pytest.mark.parametrize("kind", ["rows", "bags"])
 def test_padding_is_looked_up_as_by_torch(place: Place, kind: str) -> None:
     store, weights = start(place)

@@ -290,6 +290,7 @@ def test_a_gradient_of_no_rows_is_none(place: Place, weights: Tensor) -> None:
     assert "step" not in emb.table.scalars
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.slow("emulated")
 def test_gradients_that_pile_up_hold_no_more_than_their_rows(weights: Tensor, place: Place) -> None:
     emb = TieredEmbedding(place.table(weights))
@@ -326,6 +327,7 @@ def test_a_loop_that_never_steps_is_told(weights: Tensor, tmp_path: Any) -> None
 # -- values that are written into the parameter
 
 
+@pytest.mark.variants(5)
 @pytest.mark.parametrize("way", ["in place", "data in place", "data", "copy_"])
 def test_what_is_written_between_backward_and_step_counts(
     place: Place, weights: Tensor, way: str
@@ -353,6 +355,7 @@ def test_what_is_written_between_backward_and_step_counts(
     twins.check()
 
 
+@pytest.mark.variants(1)
 def test_rows_are_there_for_whatever_touches_them_first(place: Place, weights: Tensor) -> None:
     """Also for what is neither `grad` nor `data`: clamped, cloned or measured, they are no NaN."""
     ways: dict[str, Callable[[Any], Any]] = {

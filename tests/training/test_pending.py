@@ -25,6 +25,7 @@ def place_ids(place: Place, ids: list[int]) -> Tensor:
     return torch.tensor(ids).to(place.torch)
 
 
+@pytest.mark.variants(10, 16)
 @pytest.mark.parametrize("layer", [TieredEmbedding, TieredEmbeddingBag])
 @pytest.mark.parametrize("padding", [None, 9])
 @pytest.mark.parametrize("in_place", [True, False])
@@ -91,6 +92,7 @@ def test_the_rows_of_a_lease_are_its_own(place: Place, weights: Tensor) -> None:
         assert len(rows) == lease.bound == len(ids.unique())
 
 
+@pytest.mark.variants(7)
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("clipped", [True, False])
 def test_a_rollback_drops_gradients_that_have_come(

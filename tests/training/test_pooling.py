@@ -140,6 +140,7 @@ class Twins:
             torch.testing.assert_close(rows_of(self.store[name]), trained, **tolerance)
 
 
+@pytest.mark.variants(1, 3)
 @pairs(place=PLACES, tables=[1, 2, 26], budget=["one slot", "some", "all"])
 def test_any_number_of_tables_and_any_budget(place: Place, tables: int, budget: str) -> None:
     rows = [1 + (7 * number) % 23 for number in range(tables)]
@@ -152,6 +153,7 @@ def test_any_number_of_tables_and_any_budget(place: Place, tables: int, budget: 
     twins.check({name: place.ids(BATCH, 3, rows=count) for name, count in twins.rows.items()})
 
 
+@pytest.mark.variants(1, 1)
 def test_dims_and_modes_may_differ(place: Place) -> None:
     twins = Twins(
         place,
@@ -168,6 +170,7 @@ def test_dims_and_modes_may_differ(place: Place) -> None:
     twins.check({"t0": place.ids(BATCH, 2, rows=9), "t2": twins.ragged("t2")})
 
 
+@pytest.mark.variants(5, 9)
 @pytest.mark.parametrize("modes", [["sum", "sum"], ["max", "sum"]])
 @pytest.mark.parametrize("dim", [1, 8, 36])
 def test_more_ids_than_a_block_takes_at_a_time(place: Place, modes: list[str], dim: int) -> None:
@@ -201,6 +204,7 @@ def test_features_that_share_a_table(place: Place, modes: Any) -> None:
     torch.testing.assert_close(rows_of(store["item"]), plain.weight.detach().cpu())
 
 
+@pytest.mark.variants(1)
 def test_weights_and_their_gradient(place: Place) -> None:
     twins = Twins(place, [9, 30, 4], [8, 3, 8], ["sum", "sum", "mean"])
     given = {name: twins.ragged(name, weighted=name != "t2") for name in twins.rows}
@@ -261,6 +265,7 @@ def keyed(
     return Keyed(names, values, offsets, weights), each
 
 
+@pytest.mark.variants(3, 6)
 @pytest.mark.parametrize("dims", [[6, 6, 6], [6, 3, 6]])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_keyed_jagged_tensor_is_taken_as_it_is(
@@ -323,6 +328,7 @@ def test_columns_that_were_written_into_are_what_comes_together(place: Place) ->
         )
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("dims", [[6, 6, 6], [6, 3, 6]])
 def test_a_feature_without_a_gradient_is_not_trained(place: Place, dims: list[int]) -> None:
     twins = Twins(place, [9, 30, 4], dims)
@@ -365,6 +371,7 @@ def test_a_bad_id_is_named(place: Place) -> None:
     assert "3" in str(refused.value)  # its position
 
 
+@pytest.mark.variants(1, 2)
 @pairs(place=PLACES, dtype=["float16", "bfloat16", "float64"], mode=MODES)
 def test_rows_of_other_types(place: Place, dtype: str, mode: Any) -> None:
     if (dtype, mode) == ("bfloat16", "max") and place.torch != "cpu":
@@ -395,6 +402,7 @@ def expanded(emb: TieredEmbedding, ids: Tensor, offsets: Tensor, mode: str) -> T
     return torch.nn.functional.embedding_bag(places, rows, offsets, mode=mode)
 
 
+@pytest.mark.variants(1, 3)
 @pytest.mark.parametrize("modes", ["sum", "mean", "max", "all"])
 def test_in_order_the_bits_are_those_of_one_layer_a_table(place: Place, modes: str) -> None:
     """On a real GPU torch adds in parts that depend on where the ids of a row are among all."""
@@ -527,6 +535,7 @@ def calls_of_a_step(place: Place, tables: int) -> int:
     return calls.count
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.slow("emulated")
 def test_a_step_costs_the_same_for_any_number_of_tables(place: Place) -> None:
     few, many = calls_of_a_step(place, 26), calls_of_a_step(place, 100)
@@ -656,6 +665,7 @@ def test_what_a_collection_of_bags_does_not_take(place: Place) -> None:
             twins.bags(given)
 
 
+@pytest.mark.variants(6)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("ends", [False, True])
 def test_features_in_forms_of_their_own_are_as_in_one_form(

@@ -94,9 +94,9 @@ class Run:
         self.store.close()
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("depth", [0, 1, 30])
 @pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
-@pytest.mark.slow
 def test_a_run_goes_on_with_the_batch_behind_the_last_one_trained(
     tmp_path: Path, make: Any, depth: int
 ) -> None:
@@ -115,6 +115,7 @@ def test_a_run_goes_on_with_the_batch_behind_the_last_one_trained(
     whole.end()
 
 
+@pytest.mark.variants(0, 1)
 @pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
 def test_results_are_the_same_for_any_depth(tmp_path: Path, make: Any) -> None:
     found = []
@@ -229,6 +230,7 @@ WITH_GENERATORS = {
 }
 
 
+@pytest.mark.variants(0, 2)
 @pytest.mark.parametrize("make", WITH_GENERATORS.values(), ids=WITH_GENERATORS)
 @pytest.mark.parametrize(
     "part",

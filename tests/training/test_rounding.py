@@ -94,6 +94,7 @@ def drawn(place: Place, steps: int = 4) -> list[tuple[Tensor, Tensor]]:
     return [(place.ids(3, 7), torch.randn(3, 7, DIM).to(place.torch)) for _ in range(steps)]
 
 
+@pytest.mark.variants(4, 4)
 @pytest.mark.parametrize("optimizer", [SGD, ADAM, RowWiseAdagrad])
 @pytest.mark.slow("emulated")
 def test_any_budget_gives_the_same_bits(place: Place, optimizer: Any) -> None:
@@ -114,6 +115,7 @@ def test_any_budget_gives_the_same_bits(place: Place, optimizer: Any) -> None:
     assert all(tables[0].fields[name].dtype == "float32" for name in states)
 
 
+@pytest.mark.variants(1, 1)
 @pytest.mark.slow("emulated")
 def test_both_ways_give_the_same_bits(place: Place) -> None:
     weights, batches = torch.randn(ROWS, DIM).bfloat16(), drawn(place)

@@ -35,6 +35,7 @@ def plain_layer(weights: Tensor, place: Place) -> torch.nn.Embedding:
 # -- averages
 
 
+@pytest.mark.variants(1, 6)
 @pytest.mark.parametrize("way", ["in place", "copies", "projected"])
 def test_the_average_is_that_of_torch_over_all_rows(
     place: Place, weights: Tensor, way: str
@@ -83,6 +84,7 @@ def test_averages_are_kept_by_commits_and_read_by_readers(weights: Tensor, tmp_p
     place.close()
 
 
+@pytest.mark.variants(1)
 def test_averages_of_half_types_are_in_float32(place: Place, weights: Tensor) -> None:
     emb = TieredEmbedding(place.table(weights.bfloat16()))
     opt = TieredOptimizer(SGD, [emb], lr=0.1, ema=0.5)
@@ -118,6 +120,7 @@ def test_what_averages_do_not_take(place: Place, weights: Tensor) -> None:
 # -- projections
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("by_layer", [True, False])
 def test_rows_of_a_step_are_projected(place: Place, weights: Tensor, by_layer: bool) -> None:
     table = place.table(weights)
@@ -150,6 +153,7 @@ def test_a_projection_keeps_the_shape(place: Place, weights: Tensor) -> None:
 # -- weights and states from torch
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("freeze", [True, False])
 def test_a_layer_of_pretrained_weights(
@@ -166,6 +170,7 @@ def test_a_layer_of_pretrained_weights(
     assert (bag.mode, bag.rows.requires_grad) == ("max", False)
 
 
+@pytest.mark.variants(1, 5)
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [
@@ -212,6 +217,7 @@ def test_states_that_do_not_fit_are_refused(place: Place, weights: Tensor) -> No
     assert place.opened[0].uncommitted_rows() == 0
 
 
+@pytest.mark.variants(1, 4)
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [

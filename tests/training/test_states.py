@@ -113,6 +113,7 @@ SAVERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.variants(1, 3)
 @pytest.mark.parametrize("save", SAVERS.values(), ids=SAVERS)
 def test_loading_the_best_state_restores_rows_and_head(run: Run, save: Callable[..., Any]) -> None:
     run.train()
@@ -356,6 +357,7 @@ SHAPING = [
 ]
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(("kind", "fewer", "more"), SHAPING, ids=lambda each: str(each))
 def test_options_that_decide_what_a_row_keeps_must_agree(
@@ -466,6 +468,7 @@ def test_dcp_takes_a_model_or_an_optimizer_of_layers_alone(tmp_path: Path) -> No
 # -- programs
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_exported_program_reads_the_store_it_was_made_for(run: Run, tmp_path: Path) -> None:
     emb, ids = run.model.item, torch.tensor([1, 2, 3])

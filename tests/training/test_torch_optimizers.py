@@ -73,6 +73,7 @@ def test_adam_is_torchs_sparse_adam(place: Place, name: str) -> None:
     assert found == 0 if name == "SparseAdam" else found < 1e-5
 
 
+@pytest.mark.variants(1, 5)
 @pytest.mark.parametrize(("name", "options"), RESTING)
 def test_rows_that_are_not_in_a_batch_rest(place: Place, name: str, options: Any) -> None:
     one = (name, options)

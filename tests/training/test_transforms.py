@@ -85,6 +85,7 @@ def test_a_gradient_through_mapped_lookups_trains_the_rows(
     torch.testing.assert_close(rows_of(pair.emb.table), weights - counts[:, None])
 
 
+@pytest.mark.variants(1)
 def test_tangents_of_other_layers(pair: Pair) -> None:
     tangents = {name: torch.ones_like(value) for name, value in pair.head.items()}
     ours, plain = (
@@ -153,6 +154,7 @@ def test_nested_ids_give_nested_rows(pair: Pair, place: Place, weights: Tensor) 
         pair.emb(torch.nested.nested_tensor(ids))
 
 
+@pytest.mark.variants(5)
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_nested_ids_are_bags(place: Place, weights: Tensor, mode: Any) -> None:
     bag = TieredEmbeddingBag(place.table(weights), mode=mode)

@@ -30,6 +30,7 @@ CASES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], str, bool]] 
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_said_where_rows_are_ruined(tmp_path: Path, case: str) -> None:
     """Exactly where training with small gradients, of any size, leaves rows that are not finite."""

@@ -74,6 +74,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, float]]] = {
 }
 
 
+@pytest.mark.variants(3, 5)
 @pairs(place=PLACES, form=list(FORMS), variant=list(OPTIMIZERS))
 @pytest.mark.slow("emulated")
 def test_one_optimizer_trains_the_whole_model(place: Place, form: str, variant: str) -> None:
@@ -90,6 +91,7 @@ def test_one_optimizer_trains_the_whole_model(place: Place, form: str, variant: 
     check(tiered, plain)
 
 
+@pytest.mark.variants(1)
 def test_the_loop_of_a_trainer(place: Place) -> None:
     """Closure, accumulation, clipping by the model, schedule, groups: as Lightning and HF do."""
     tiered, plain = models(place)
@@ -134,6 +136,7 @@ def test_the_loop_of_a_trainer(place: Place) -> None:
     ]
 
 
+@pytest.mark.variants(1)
 def test_a_scaler_skips_rows_and_parameters_alike(place: Place) -> None:
     device = place.torch.split(":")[0]
     tiered, plain = models(place)
@@ -155,6 +158,7 @@ def test_a_scaler_skips_rows_and_parameters_alike(place: Place) -> None:
     check(tiered, plain)
 
 
+@pytest.mark.variants(1)
 def test_the_state_has_the_layout_of_torch(place: Place) -> None:
     tiered, plain = models(place)
     opts: list[Any] = [
@@ -250,6 +254,7 @@ def test_a_step_without_a_gradient_of_rows_trains_the_rest(place: Place) -> None
     assert place.opened[0].uncommitted_rows() == 0
 
 
+@pytest.mark.variants(1)
 def test_bags_and_biases_in_one_model(place: Place) -> None:
     fields = {
         "weight": tierstore.Field(DIM, init=tierstore.normal(seed=1)),
