@@ -1535,7 +1535,8 @@ def copy(of: Path = ROOT) -> Iterator[Path]:
 
 def run_tests(tree: Path, tests: Sequence[str], *options: str) -> tuple[int, str]:
     """Run tests of a copy; return pytest's exit code, and its first failure or last line."""
-    paths = {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'cli'}", "PYTEST_ADDOPTS": ""}
+    first = [str(tree), str(tree / "cli"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = {"PYTHONPATH": os.pathsep.join(first), "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(

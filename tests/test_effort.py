@@ -58,13 +58,20 @@ def test_tests_that_take_long_are_listed_and_say_what_to_do():
 
 
 def test_a_test_that_leaves_another_handler_of_sigint_fails():
-    item = SimpleNamespace(user_properties=[])
-    hook = conftest.pytest_runtest_call(item)
+    hook = conftest.pytest_runtest_teardown()
     next(hook)
     before = signal.signal(signal.SIGINT, lambda *_: None)
     with pytest.raises(pytest.fail.Exception, match="to handle SIGINT"):
         next(hook)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_time_of_a_test_is_noted():
+    item = SimpleNamespace(user_properties=[])
+    hook = conftest.pytest_runtest_call(item)
+    next(hook)
+    with pytest.raises(StopIteration):
+        next(hook)
     ((name, seconds),) = item.user_properties
     assert name == "seconds" and seconds >= 0
 
