@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import tierstore
 from tests.integrations.conftest import Setting
+from tierstore.errors import InvalidInputError
+from tierstore.nn import TieredEmbedding
+from tierstore.optim import TieredOptimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -71,3 +76,81 @@ def test_it_trains_clips_and_resumes(setting: Setting, tmp_path: Path) -> None:
     assert torch.isfinite(torch.tensor(again.loss()))
     for made in (again, other):
         made.store.close()
+
+
+def language_models() -> dict[str, Any]:
+    """Return small models whose output layer is tied to their input embedding, by name."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    gpt = transformers.GPT2Config(
+        vocab_size=40,
+        n_positions=8,
+        n_embd=8,
+        n_layer=1,
+        n_head=1,
+        bos_token_id=0,
+        eos_token_id=0,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+    )
+    bert = transformers.BertConfig(
+        vocab_size=40,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        max_position_embeddings=8,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
+    torch.manual_seed(0)
+    return {
+        "gpt2": transformers.GPT2LMHeadModel(gpt),
+        "bert": transformers.BertForMaskedLM(bert),
+        "untied": transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(**{**gpt.to_dict(), "tie_word_embeddings": False})
+        ),
+    }
+
+
+def test_a_tied_model_trains_as_with_its_own_embedding(tmp_path: Path) -> None:
+    for name, plain in language_models().items():
+        from tierstore.integrations.transformers import StoreCallback, set_embedding
+
+        model = copy.deepcopy(plain)
+        with tierstore.create(None, {}) as store:
+            weight = model.get_input_embeddings()
+            set_embedding(
+                model, TieredEmbedding.from_pretrained(weight, store, "word", freeze=False)
+            )
+            model.tie_weights()
+            losses = []
+            for each, kind in ((plain, None), (model, TieredOptimizer)):
+                optimizer: Any = (
+                    torch.optim.SGD(each.parameters(), lr=0.5)
+                    if kind is None
+                    else kind(torch.optim.SGD, each, lr=0.5)
+                )
+                random = torch.Generator().manual_seed(1)
+                losses.append([])
+                for _ in range(4):
+                    ids = torch.randint(40, (4, 6), generator=random)
+                    loss = each(input_ids=ids, labels=ids).loss
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    losses[-1].append(loss.item())
+            assert losses[1] == pytest.approx(losses[0], rel=1e-5), name
+            with pytest.raises(AttributeError, match=r"store\.grow"):
+                model.resize_token_embeddings(50)
+            with pytest.raises(InvalidInputError, match="reset_parameters"):
+                for part in model.modules():
+                    if hasattr(part, "reset_parameters"):
+                        part.reset_parameters()
+            callback = StoreCallback(store)
+            callback.on_train_begin(None, None, None, model=model)
+            if name != "untied":
+                plain.set_input_embeddings(TieredEmbedding(store["word"]))
+                with pytest.raises(InvalidInputError, match="set_embedding"):
+                    callback.on_train_begin(None, None, None, model=plain)
+            store.rollback()

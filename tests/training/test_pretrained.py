@@ -206,3 +206,11 @@ def test_a_head_tied_by_a_lookup_of_all_rows_trains_as_one_tied_by_its_weight(
             torch.nn.functional.cross_entropy(logits, targets).backward()
             optimizer.step()
     torch.testing.assert_close(layer(torch.arange(ROWS)), plain.weight)
+
+
+@pytest.mark.parametrize("kind", [TieredEmbedding, TieredEmbeddingBag])
+def test_resetting_parameters_raises(store: tierstore.Store, kind: Any) -> None:
+    layer = kind(store.create_table("r", tierstore.TableSpec(ROWS, DIM, init=1.0)))
+    with pytest.raises(InvalidInputError, match=r"table\.write"):
+        layer.reset_parameters()
+    assert layer.table.read([0]).sum() == DIM

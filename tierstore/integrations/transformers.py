@@ -1,13 +1,17 @@
-"""The Trainer of transformers: commits a store with each checkpoint."""
+"""transformers: a layer over a table in its models, and a Trainer that commits the store."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from tierstore._store.store import Store
-from tierstore.errors import MissingExtraError
+from tierstore.errors import InvalidInputError, MissingExtraError
 from tierstore.integrations.saving import CommitBeforeState, keep_checkpoint, release_removed
+from tierstore.nn import TieredEmbedding
 
 try:
     from transformers import TrainerCallback
@@ -15,7 +19,62 @@ try:
 except ModuleNotFoundError as _error:
     raise MissingExtraError("this needs transformers: pip install transformers") from _error
 
-__all__ = ["StoreCallback"]
+__all__ = ["StoreCallback", "set_embedding"]
+
+
+def set_embedding(model: Any, emb: TieredEmbedding) -> None:
+    """Put a layer over a table in the place of a model's input embedding, tied where that is.
+
+    An output layer that has the same weight looks up all rows from then on, in each forward pass;
+    `model.set_input_embeddings` alone would leave it the old weight. `tie_weights()` has nothing
+    to do for it any more.
+
+        emb = TieredEmbedding.from_pretrained(
+            model.get_input_embeddings(), store, "word", freeze=False
+        )
+        set_embedding(model, emb)
+    """
+    before, head = model.get_input_embeddings(), model.get_output_embeddings()
+    every = model.named_modules(remove_duplicate=False)
+    names = {f"{name}.weight" for name, each in every if each is before}
+    is_tied = head is not None and head.weight is before.weight
+    model.set_input_embeddings(emb)
+    if is_tied:
+        model.set_output_embeddings(_TiedHead(emb, head.bias))
+    for prefix, part in model.named_modules():
+        if keys := getattr(part, "_tied_weights_keys", None):
+            part._tied_weights_keys = {
+                key: of for key, of in keys.items() if f"{prefix}.{of}".lstrip(".") not in names
+            }
+    tied = getattr(model, "all_tied_weights_keys", {})
+    model.all_tied_weights_keys = {key: of for key, of in tied.items() if of not in names}
+
+
+class _TiedHead(torch.nn.Module):  # type: ignore[misc]
+    """An output layer over all rows of a layer, that of padding among them, as of a weight."""
+
+    def __init__(self, emb: TieredEmbedding, bias: Tensor | None) -> None:
+        super().__init__()
+        self.words = TieredEmbedding(emb.table, emb.field)
+        self.bias = bias
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        rows = self.words(torch.arange(self.words.num_embeddings, device=hidden.device))
+        return torch.nn.functional.linear(hidden, rows.to(hidden.dtype), self.bias)
+
+
+def _check_tied(model: Any) -> None:
+    """Raise InvalidInputError for an output layer that was tied to what a layer replaced."""
+    if not getattr(getattr(model, "config", None), "tie_word_embeddings", False):
+        return
+    head, emb = model.get_output_embeddings(), model.get_input_embeddings()
+    if isinstance(emb, TieredEmbedding) and hasattr(head, "weight"):
+        raise InvalidInputError(
+            f"this {type(model).__name__} ties its output layer to its input embedding, which is "
+            f"now a layer over table {emb.table.name!r}, and the output layer kept the old weight: "
+            "call tierstore.integrations.transformers.set_embedding(model, emb) in place of "
+            "model.set_input_embeddings(emb), or set config.tie_word_embeddings to False"
+        )
 
 
 class StoreCallback(TrainerCallback):  # type: ignore[misc]
@@ -34,6 +93,7 @@ class StoreCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Make states of the model refer to committed rows."""
+        _check_tied(more["model"])
         if self._commit is None:
             self._commit = CommitBeforeState(self._store, more["model"], lambda: state.global_step)
 

@@ -354,7 +354,8 @@ class TieredEmbedding(RowsLayer):
             raise AttributeError(
                 f"the rows of a {type(self).__name__} are not one tensor, so it has no weight: for "
                 "all rows with gradients call emb(torch.arange(emb.num_embeddings)); without, "
-                "emb.table.read(ids) reads and emb.table.write(ids, rows) writes them"
+                "emb.table.read(ids) reads and emb.table.write(ids, rows) writes them; for more "
+                "rows, as of resize_token_embeddings, call store.grow(name, rows)"
             )
         return super().__getattr__(name)
 
@@ -364,7 +365,8 @@ class TieredEmbedding(RowsLayer):
             raise AttributeError(
                 f"the rows of a {type(self).__name__} lie in a table, and a weight that is set "
                 "would not be used: write values with emb.table.write(ids, rows); tie an output "
-                "layer by F.linear(x, emb(torch.arange(emb.num_embeddings)))"
+                "layer by F.linear(x, emb(torch.arange(emb.num_embeddings))), and a model of "
+                "transformers by tierstore.integrations.transformers.set_embedding(model, emb)"
             )
         super().__setattr__(name, value)
 

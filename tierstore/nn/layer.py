@@ -15,7 +15,7 @@ from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
-from tierstore.errors import InvalidTypeError
+from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn.autograd import Batch
 from tierstore.nn.remote import RemoteBatch, RemoteLease, Shared
 from tierstore.nn.rows import RowsParameter
@@ -130,6 +130,14 @@ class RowsLayer(torch.nn.Module):
             empty = fn(self._anchor)
         self._follow(empty)
         return self
+
+    def reset_parameters(self) -> NoReturn:
+        """Refuse what would draw every row of a table anew; code that finds it calls it."""
+        raise InvalidInputError(
+            f"reset_parameters() would draw every row of table {self.table.name!r} anew: write "
+            "them, block by block, with table.write(ids, rows); for the same start again, "
+            "store.keep(store.version, 'start') before and store.restore('start')"
+        )
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: what trains lies in the store, of which there is one writer."""
