@@ -343,3 +343,42 @@ def test_a_reader_of_partitions_looks_again_where_files_have_gone(
         ids = np.arange(ROWS)
         with tierstore.open(path) as reader:
             assert done and np.array_equal(reader["item"].read(ids), store["item"].read(ids))
+
+
+def loaded(_: int, path: Path) -> list[float]:
+    """Load a state over rows that are not committed, and over later versions."""
+    found, states = [], []
+    ids = np.arange(40)
+    with distributed.open(path) as store:
+        table = store["item"]
+
+        def write(value: float) -> None:
+            table.write(ids, np.full((40, 8), value, np.float32))
+
+        def load() -> None:
+            store.load_state_dict(states[0])
+            found.append(float(table.read(ids)[3, 0]))
+
+        write(1.0)
+        store.commit(keep="one")
+        states.append(store.state_dict())
+        write(2.0)
+        load()
+        for value in (3.0, 4.0, 5.0):
+            write(value)
+            store.commit()
+            states.append(store.state_dict())
+        load()
+        with pytest.raises(InvalidInputError, match="no longer kept"):
+            store.load_state_dict(states[1])
+        with pytest.raises(InvalidInputError, match="and not of"):
+            store.load_state_dict({**states[1], "uuid": "other"})
+    return found
+
+
+def test_a_state_brings_the_rows_of_all_ranks_back(tmp_path: Path) -> None:
+    specs = {"item": tierstore.TableSpec(40, 8)}
+    for ranks in (1, 2):
+        path = tmp_path / str(ranks)
+        distributed.create(path, specs, partitions=4).close()
+        assert values(run(ranks, loaded, path)) == [[1.0, 1.0]] * ranks

@@ -17,7 +17,7 @@ from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
 
 ROWS, DIM = 100, 8
-OTHERS = {"test_accelerate.py", "test_lightning.py", "test_transformers.py"}
+OTHERS = {"test_accelerate.py", "test_lightning.py", "test_transformers.py", "test_on_ranks.py"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

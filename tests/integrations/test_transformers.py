@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,10 +148,10 @@ def test_a_tied_model_trains_as_with_its_own_embedding(tmp_path: Path) -> None:
                 for part in model.modules():
                     if hasattr(part, "reset_parameters"):
                         part.reset_parameters()
-            callback = StoreCallback(store)
-            callback.on_train_begin(None, None, None, model=model)
+            callback, args = StoreCallback(store), SimpleNamespace(world_size=1)
+            callback.on_train_begin(args, None, None, model=model)
             if name != "untied":
                 plain.set_input_embeddings(TieredEmbedding(store["word"]))
                 with pytest.raises(InvalidInputError, match="set_embedding"):
-                    callback.on_train_begin(None, None, None, model=plain)
+                    callback.on_train_begin(args, None, None, model=plain)
             store.rollback()

@@ -790,14 +790,31 @@ class DistributedStore(Closing, Mapping[str, Any]):
         return {**where, "version": self.version, "mark": self._manifest.mark}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Check that a pointer names the version that is open; raises InvalidInputError if not."""
-        found = {key: state.get(key) for key in ("uuid", "mark")}
-        marks = (self._manifest.mark, self._manifest.payload_mark)
-        if found["uuid"] != self.uuid or found["mark"] not in marks:
+        """Restore the version that a pointer names, as `Store.load_state_dict` does. Collective.
+
+        What is not committed on any rank is dropped. Raises InvalidInputError for a pointer to
+        another store, or to a version that is not kept.
+        """
+        mark = state.get("mark")
+        kept = {each.mark: number for number, each in self._root.versions().items()}
+        if mark in (self._manifest.mark, self._manifest.payload_mark):
+            wanted = self.version
+        elif mark in kept:
+            wanted = kept[mark]
+        elif state.get("uuid") == self.uuid:
             raise InvalidInputError(
-                f"this state is of version {state.get('version')} of the store {found['uuid']}; "
-                f"{self.path} is {self.uuid} at version {self.version}: open that version"
+                f"this state is of version {state.get('version')} of {self.path}, which is no "
+                f"longer kept; kept are: {', '.join(map(str, kept.values()))}. Keep the versions "
+                'that states point to, with store.commit(keep="best") or a larger keep='
             )
+        else:
+            raise InvalidInputError(
+                f"this state is of the store {state.get('uuid')}, and not of {self.path}, which is "
+                f"{self.uuid}"
+            )
+        is_changed = any(self._ranks.gather("load a state", self.uncommitted_rows()))
+        if is_changed or wanted != self.version:
+            self.restore(wanted)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return the store itself."""

@@ -7,12 +7,13 @@ from typing import Any
 
 from tierstore._random import every_state, set_every_state
 from tierstore._store.store import Store
+from tierstore.distributed import DistributedStore
 from tierstore.errors import MissingExtraError
-from tierstore.integrations.saving import CommitBeforeState, keep_checkpoint
+from tierstore.integrations.saving import CommitBeforeState, commit_changes, keep_checkpoint
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
-    from lightning.pytorch.plugins import CheckpointIO
+    from lightning.pytorch.strategies import Strategy
 except ModuleNotFoundError as _error:
     raise MissingExtraError("this needs Lightning: pip install lightning") from _error
 
@@ -30,12 +31,12 @@ class StoreCallback(Callback):  # type: ignore[misc]
         trainer = lightning.Trainer(callbacks=[StoreCallback(store)])
     """
 
-    def __init__(self, store: Store, *, log: bool = True) -> None:
+    def __init__(self, store: Store | DistributedStore, *, log: bool = True) -> None:
         """Manage a store; `log` sends the hit rate of each table's tiers to the loggers."""
         self._store = store
         self._log = log
         self._commit: CommitBeforeState | None = None
-        self._io: CheckpointIO | None = None
+        self._keeping: _Keeping | None = None
         self._random: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -54,24 +55,23 @@ class StoreCallback(Callback):  # type: ignore[misc]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start managing the store."""
-        self._end(trainer)
+        self._end()
         self._commit = CommitBeforeState(self._store, pl_module, lambda: trainer.global_step)
-        self._io = trainer.strategy.checkpoint_io
-        trainer.strategy.checkpoint_io = _Keeping(self._store, self._io)
+        self._keeping = _Keeping(self._store, trainer.strategy)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Commit the results of the run."""
-        if stage == "fit" and self._store.uncommitted_rows():
-            self._store.commit(step=trainer.global_step)
-        self._end(trainer)
+        if stage == "fit":
+            commit_changes(self._store, trainer.global_step)
+        self._end()
 
-    def _end(self, trainer: Trainer) -> None:
+    def _end(self) -> None:
         if self._commit is not None:
             self._commit.remove()
             self._commit = None
-        if self._io is not None:
-            trainer.strategy.checkpoint_io = self._io
-            self._io = None
+        if self._keeping is not None:
+            self._keeping.end()
+            self._keeping = None
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Log the hit rates, as often as the trainer logs."""
@@ -82,38 +82,38 @@ class StoreCallback(Callback):  # type: ignore[misc]
                 logger.log_metrics(rates, step=step)
 
 
-class _Keeping(CheckpointIO):  # type: ignore[misc]
-    """Wraps a checkpoint plugin, and keeps the versions to which checkpoints point."""
+class _Keeping:
+    """Keeps the versions to which checkpoints of a strategy point, on every rank that saves them.
 
-    def __init__(self, store: Store, inner: CheckpointIO) -> None:
+    Its plugin for checkpoints is called on the first rank alone.
+    """
+
+    def __init__(self, store: Store | DistributedStore, strategy: Strategy) -> None:
         self._store = store
-        self._inner = inner
+        self._strategy = strategy
+        self._save, self._remove = strategy.save_checkpoint, strategy.remove_checkpoint
+        strategy.save_checkpoint, strategy.remove_checkpoint = self._keep, self._release
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
-    ) -> None:
+    def end(self) -> None:
+        del self._strategy.save_checkpoint, self._strategy.remove_checkpoint
+
+    def _keep(self, checkpoint: dict[str, Any], path: Any, **options: Any) -> None:
         keep_checkpoint(self._store, path)
-        self._inner.save_checkpoint(checkpoint, path, storage_options)
+        self._save(checkpoint, path, **options)
 
-    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
-        found: dict[str, Any] = self._inner.load_checkpoint(path, *args, **options)
-        return found
-
-    def remove_checkpoint(self, path: Any) -> None:
-        self._inner.remove_checkpoint(path)
+    def _release(self, path: Any) -> None:
+        self._remove(path)
         name = os.path.abspath(path)
         if any(name in each.names for each in self._store.versions()):
             self._store.release(name)
 
-    def teardown(self) -> None:
-        self._inner.teardown()
 
-
-def _hit_rates(store: Store) -> dict[str, float]:
-    """Return the hit rate of each tier except the last, by table and tier."""
+def _hit_rates(store: Store | DistributedStore) -> dict[str, float]:
+    """Return the hit rate of each tier of this rank except the last, by table and tier."""
     rates = {}
     for name, table in store.items():
-        for tier, stats in list(table.stats().items())[:-1]:
+        own = getattr(table, "shard", table)
+        for tier, stats in list(own.stats().items())[:-1]:
             if stats.requested:
                 rates[f"tierstore/{name}/{tier}/hit_rate"] = stats.hits / stats.requested
     return rates

@@ -9,8 +9,14 @@ import torch
 from torch import Tensor
 
 from tierstore._store.store import Store
+from tierstore.distributed import DistributedStore
 from tierstore.errors import InvalidInputError, MissingExtraError
-from tierstore.integrations.saving import CommitBeforeState, keep_checkpoint, release_removed
+from tierstore.integrations.saving import (
+    CommitBeforeState,
+    commit_changes,
+    keep_checkpoint,
+    release_removed,
+)
 from tierstore.nn import TieredEmbedding
 
 try:
@@ -86,16 +92,28 @@ class StoreCallback(TrainerCallback):  # type: ignore[misc]
         Trainer(model, args, optimizers=(opt, None), callbacks=[StoreCallback(store)], ...)
     """
 
-    def __init__(self, store: Store) -> None:
-        """Manage a store."""
+    def __init__(self, store: Store | DistributedStore) -> None:
+        """Manage a store, one that ranks share if there are several."""
         self._store = store
         self._commit: CommitBeforeState | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Make states of the model refer to committed rows."""
         _check_tied(more["model"])
-        if self._commit is None:
+        if self._commit is None and args.world_size == 1:
             self._commit = CommitBeforeState(self._store, more["model"], lambda: state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Commit on every rank before the first one alone takes the state."""
+        if control.should_save:
+            commit_changes(self._store, state.global_step)
+
+    on_epoch_end = on_step_end
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Commit where the trainer is to find out only now whether it saves."""
+        if args.save_strategy == "best":
+            commit_changes(self._store, state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Keep the version of the saved checkpoint; release those of removed checkpoints."""
@@ -105,5 +123,4 @@ class StoreCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Commit the results of the run."""
-        if self._store.uncommitted_rows():
-            self._store.commit(step=state.global_step)
+        commit_changes(self._store, state.global_step)
