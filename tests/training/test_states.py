@@ -425,6 +425,29 @@ def test_layers_and_optimizers_are_copied_right_or_refused(run: Run) -> None:
     assert torch.equal(again(ids), run.model(ids))
 
 
+def test_a_copy_of_a_model_says_once_that_it_shares_rows() -> None:
+    specs = {name: tierstore.TableSpec(9, 8, init=1.0) for name in ("a", "b")}
+    with tierstore.create(None, specs) as store:
+        one, two = TieredEmbedding(store["a"]), TieredEmbedding(store["b"])
+        optimizer = TieredOptimizer(torch.optim.SGD, [one], lr=0.1, ema=0.9)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            one(torch.arange(3)).sum().backward()
+            optimizer.step()
+            one.averaged()  # wants the copy
+            assert not seen
+            model = torch.nn.Sequential(one, two, TieredEmbedding(store["a"]))
+            copy.deepcopy(copy.deepcopy(model)).eval()
+        said = [str(each.message) for each in seen]
+        assert [("table 'a'" in each, "table 'b'" in each) for each in said] == [
+            (True, False),
+            (False, True),
+        ]
+        for way in ("averaged()", "store.save(", "FrozenEmbedding(tierstore.open(path, version="):
+            assert way in said[0]
+        store.rollback()
+
+
 # -- torch.distributed.checkpoint
 
 

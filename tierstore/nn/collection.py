@@ -25,7 +25,7 @@ from tierstore.nn.graphs import Given
 from tierstore.nn.jagged import jagged, no_padding
 from tierstore.nn.joint import JointLayer, KeyedJointLayer
 from tierstore.nn.keyed import ByKey, FirstRows, numbered, while_named
-from tierstore.nn.layer import copied
+from tierstore.nn.layer import AVERAGED, copied
 from tierstore.nn.rows import TableRows
 
 __all__ = [
@@ -157,7 +157,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
 
         See `TieredEmbedding.averaged`.
         """
-        other = copy.deepcopy(self)
+        other = copy.deepcopy(self, {AVERAGED: True})
         for group in range(len(other.groups)):
             other._layer(group).average()
         return other

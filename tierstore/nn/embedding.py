@@ -34,7 +34,7 @@ from tierstore.nn.autograd import Batch
 from tierstore.nn.average import Average
 from tierstore.nn.jagged import jagged
 from tierstore.nn.keyed import ByKey, FirstRows, numbered, while_named
-from tierstore.nn.layer import RowsLayer
+from tierstore.nn.layer import AVERAGED, RowsLayer
 from tierstore.nn.pretrained import taken_over
 from tierstore.nn.remote import RemoteBatch
 from tierstore.nn.rows import RowsParameter
@@ -203,7 +203,7 @@ class TieredEmbedding(RowsLayer):
             raise InvalidInputError(f"table {self.table.name!r} is by key; averages go by row")
         average = Average(self._shard, self.field)
         average.check_kept()
-        layer = copy.deepcopy(self)
+        layer = copy.deepcopy(self, {AVERAGED: True})
         layer._average = average
         layer.requires_grad_(False)
         return layer

@@ -15,14 +15,16 @@ from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreWarning, warn
 from tierstore.nn.autograd import Batch
 from tierstore.nn.remote import RemoteBatch, RemoteLease, Shared
 from tierstore.nn.rows import RowsParameter
 
-__all__ = ["RowsLayer", "copied"]
+__all__ = ["AVERAGED", "RowsLayer", "copied"]
 
 _MUCH = 64 << 20
+AVERAGED: int = id(RowsParameter)
+"""A key of what a copy remembers by id, which has no classes: it is to look up averages."""
 _OF_MODULES = tuple(vars(torch.nn.Module()))
 """The attributes of every module: hooks, buffers, other modules, and whether it trains."""
 Module = TypeVar("Module", bound=torch.nn.Module)
@@ -146,8 +148,23 @@ class RowsLayer(torch.nn.Module):
             "FrozenEmbedding(table) with a table of a store that is open for reading"
         )
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return another layer over the same table, not trained yet; rows are not copied."""
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Self:
+        """Return another layer over the same table, not trained yet; rows are not copied.
+
+        Warns of that, once a table: whoever copies a model expects a copy of its rows.
+        """
+        first = _first_of(self._shard)
+        if AVERAGED not in memo and first not in _copied:
+            _copied.add(first)
+            name = self.table.name
+            warn(
+                f"a copy of a layer shares the rows of table {name!r}, which change as either "
+                "trains. For averages of them give the optimizer ema= and call emb.averaged(); "
+                "for rows that stay as they are open a version that is kept, FrozenEmbedding("
+                f"tierstore.open(path, version=...)[{name!r}]); for rows of its own call "
+                "store.save(path) and make a model over that",
+                TierStoreWarning,
+            )
         rows = memo.get(id(self._own))  # that of another layer over the field, copied with this one
         if type(rows) is not RowsParameter:
             rows = memo[id(self._own)] = RowsParameter(self._shard, self.field, self._anchor)
@@ -174,6 +191,8 @@ def _first_of(table: Table | JointTable) -> Table:
     return table if isinstance(table, Table) else table.tables[0]
 
 
+_copied: weakref.WeakSet[Table] = weakref.WeakSet()
+"""Tables of which a copy of a layer was told."""
 _over: weakref.WeakKeyDictionary[Table, weakref.WeakValueDictionary[Any, RowsParameter]]
 _over = weakref.WeakKeyDictionary()
 
