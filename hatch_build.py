@@ -22,7 +22,7 @@ except ImportError:  # run as a program
     Hook = object
 
 CORE = Path(__file__).resolve().parent / "tierstore" / "_core"
-FLAGS = ["-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"]
+FLAGS = ["-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 TARGET = os.environ.get("TIERSTORE_CORE_TARGET", "")
 ZIG = "ziglang==0.17.1"
 WHY = "0+as.no.c.compiler.works.install.gcc.or.clang.or.set.cc"  # a version that there is not
@@ -43,7 +43,7 @@ def compiler():
         source = Path(place, "try.c")
         source.write_text("#include <string.h>\nsize_t f(const char *s) { return strlen(s); }\n")
         for cc in map(shlex.split, (os.environ.get("CC") or "cc", "cc", "gcc", "clang")):
-            trial = [*cc, *FLAGS, "-o", f"{place}/try.so", source]
+            trial = [*cc, *FLAGS, "-shared", "-o", f"{place}/try.so", source]
             if shutil.which(cc[0]) and not subprocess.run(trial, capture_output=True).returncode:
                 return cc
     return []
@@ -59,20 +59,29 @@ def zig():
         raise SystemExit(f"{program} is not that of {ZIG} for {platform.machine()}: {HELP}")
     libraries = "musl" if "musl" in str(sysconfig.get_config_var("MULTIARCH")) else "gnu.2.17"
     target = TARGET or f"{platform.machine()}-linux-{libraries}"
-    return [program, "cc", "-target", target, "-mcpu=baseline"]
+    return [program, "cc", "-target", target, "-mcpu=baseline", "-fno-sanitize=undefined"]
 
 
 def build(place):
     """Compile the core into a directory and return its path; one that was there is replaced."""
+    linker = cc = [] if TARGET else compiler()
+    if not cc:  # the C library is in every process: `zig cc` would first build one to link with
+        cc = zig()
+        linker = [cc[0], "ld.lld"]
+    digest = runpy.run_path(str(CORE / "sources.py"))["digest"]()
+    flags, link = [*FLAGS, f"-DTS_SOURCES={digest}"], [*linker, "-shared"]
+    if os.environ.get("TIERSTORE_CORE_DEBUG"):
+        flags += ["-O1", "-g", "-DTS_DEBUG"]
+    else:
+        link.append("-s")
     with tempfile.TemporaryDirectory(dir=place) as work:
-        command = ([] if TARGET else compiler()) or zig()
-        mode = ["-O1", "-g", "-DTS_DEBUG"] if os.environ.get("TIERSTORE_CORE_DEBUG") else ["-s"]
-        digest = runpy.run_path(str(CORE / "sources.py"))["digest"]()
-        made = Path(work, "compiled.abi3.so")
-        command += [*FLAGS, *mode, f"-DTS_SOURCES={digest}", "-o", made, *CORE.glob("*.c")]
-        caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), work)
-        subprocess.run(command, check=True, env=os.environ | caches)
-        return made.replace(Path(place, made.name))
+        env = os.environ | dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), work)
+        objects = {source: f"{work}/{source.stem}.o" for source in CORE.glob("*.c")}
+        for source, made in objects.items():
+            subprocess.run([*cc, *flags, "-c", source, "-o", made], check=True, env=env)
+        library = Path(work, "compiled.abi3.so")
+        subprocess.run([*link, "-o", library, *objects.values()], check=True)
+        return library.replace(Path(place, library.name))
 
 
 class CoreHook(Hook):

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Build the wheel and use it in fresh environments: without extras, on the lowest and the newest versions
-# of its dependencies, then with torch alone. An editable install is used from the directory above its clone.
-# usage: tests/wheel.sh PYTHON TORCH...   where TORCH is what pip installs for torch
+# of its dependencies, on other Pythons and an old processor, then with torch alone. Install the sources with
+# a compiler, without one, and without an index either. An editable install is used from the directory above
+# its clone. What this machine lacks is named: "not shown".
+# usage: tests/wheel.sh PYTHON TORCH...   where TORCH is what pip installs for torch;
+#        PYTHONS names the others: those from 3.12 on, with and without the GIL
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD python=$1
@@ -24,10 +27,34 @@ for machine in x86_64 aarch64; do
 done
 "$work/build/bin/twine" check --strict dist/*
 "$work/build/bin/check-wheel-contents" dist/*.whl
+wheel=$(echo "$root"/dist/*"_$(uname -m).whl") sources=$(echo "$root"/dist/*.tar.gz)
+
+cat > "$work/try.py" << 'END'
+import numpy as np
+
+import tierstore
+from tierstore import _core
+
+with tierstore.create("try.tier", {"item": tierstore.TableSpec(1000, 16)}) as store:
+    store["item"].write(range(0, 1000, 3), np.ones((334, 16), np.float32))
+    store.commit()
+    store.fold()
+with tierstore.open("try.tier") as store:
+    assert store.verify().ok
+    assert store["item"].read(range(0, 1000, 3)).sum() == 334 * 16
+print("used with the core", _core.NAME)
+END
+
+# Create a store, write, commit, fold and verify. $2, if given, runs Python.
+try() {
+    echo "== $1"
+    rm -rf ./*.tier
+    ${2:-} "$(command -v python)" "$work/try.py"
+}
 
 # What a fresh environment can do with the wheel, without extras.
 use() {
-    echo "== without extras, $1"
+    try "without extras, $1"
     rm -rf ./*.tier ./*.npy
     python -c 'import tierstore, sys; assert "site-packages" in tierstore.__file__; assert "torch" not in sys.modules'
     tierstore --version
@@ -44,14 +71,52 @@ cd "$work" # where `import tierstore` finds the wheel, not the source tree
 # The lowest versions have no wheels for newer Pythons.
 if "$python" -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 11))'; then
     "$python" -m venv "$work/lowest"
-    "$work/lowest/bin/pip" install --quiet "$root"/dist/*"_$(uname -m).whl" -c "$root/tests/lowest.txt"
+    "$work/lowest/bin/pip" install --quiet "$wheel" -c "$root/tests/lowest.txt"
     PATH=$work/lowest/bin:$PATH use "the lowest versions"
+    if ! command -v qemu-x86_64 > /dev/null; then
+        echo "== not shown: a processor of 2006, for which qemu-x86_64 is missing (apt install qemu-user)"
+    elif [ "$(uname -m)" = x86_64 ]; then # of NumPy, newer versions want a newer processor
+        PATH=$work/lowest/bin:$PATH try "a processor of 2006" "qemu-x86_64 -cpu core2duo" | tee "$work/old"
+        grep -q 'the core table' "$work/old"
+    fi
 fi
+
+for other in ${PYTHONS:-python3.12 python3.13 python3.14 python3.13t python3.14t}; do
+    place=$(mktemp -d "$work/other.XXXX")
+    if ! "$other" -m venv "$place" 2> /dev/null; then
+        echo "== not shown: there is no $other"
+    elif "$place/bin/python" -c 'import sys; raise SystemExit("t" not in sys.abiflags)'; then
+        echo "== $other, which is refused"
+        ! "$place/bin/pip" install "$sources" > "$work/refusal" 2>&1
+        grep 'does not run on free-threaded Python' "$work/refusal"
+    else
+        "$place/bin/pip" install --quiet "$wheel"
+        PATH=$place/bin:$PATH try "$other"
+    fi
+done
 
 "$python" -m venv "$work/user"
 PATH=$work/user/bin:$PATH
-pip install --quiet "$root"/dist/*"_$(uname -m).whl"
+pip install --quiet "$wheel"
 use "the newest versions"
+
+# Into that environment, which has all that tierstore depends on.
+again=(pip install --force-reinstall --no-deps)
+"${again[@]}" --quiet "$sources"
+try "from the sources"
+if cc -M -DTS_SOURCES=0 "$work"/sources/tierstore/_core/*.c | grep -i python; then exit 1; fi # headers it may lack
+(unset CC && PATH=$work/user/bin "${again[@]}" --quiet "$sources")
+try "from the sources, without a compiler"
+echo "== without a compiler and without zig"
+pip download --quiet --dest "$work/links" hatchling
+for isolation in "" --no-build-isolation; do
+    if (unset CC && PATH=$work/user/bin "${again[@]}" --no-index --find-links "$work/links" \
+        $isolation "$sources") > "$work/refusal" 2>&1; then exit 1; fi
+    grep 'install.gcc.or.clang' "$work/refusal"
+    pip install --quiet hatchling # for the second time
+done
+pip uninstall --quiet --yes hatchling
+try "after what failed"
 
 echo "== with torch"
 pip install --quiet "$@"
