@@ -25,6 +25,7 @@ from tierstore.errors import InvalidInputError, StoreIOError
 
 __all__ = [
     "DEPTH",
+    "NUMBERS",
     "BatchTimes",
     "Speeds",
     "available",
@@ -41,7 +42,8 @@ DEPTH = 256
 """Concurrent reads, enough to saturate a physical or virtual disk."""
 
 _MIN_COMPLETED = 32
-_SETUP, _DESTROY, _EVENTS, _SUBMIT = 206, 207, 208, 209
+NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
+"""By machine, those of io_setup, io_destroy, io_getevents and io_submit."""
 _REQUEST = np.dtype(
     {
         "names": ["opcode", "fd", "address", "nbytes", "offset"],
@@ -65,11 +67,9 @@ def _call(number: int, *given: Any) -> int:
 
 def available() -> bool:
     """Whether this machine's system call numbers are known and the calls are permitted."""
-    if os.uname().machine != "x86_64":
-        return False
     try:
         read(-1, np.empty(0, np.int64), mmap.PAGESIZE)
-    except OSError:
+    except (KeyError, OSError):
         return False
     return True
 
@@ -78,10 +78,12 @@ def read(fd: int, offsets: Ids, nbytes: int) -> None:
     """Read `nbytes` at each of `offsets` `(n,)` of a file, and discard them.
 
     Open the file with O_DIRECT, otherwise reads are serialized; offsets and `nbytes` must then be
-    multiples of the block size. Raises OSError if a read fails or is short.
+    multiples of the block size. Raises OSError if a read fails or is short, and KeyError on a
+    machine whose system calls have no `NUMBERS` here.
     """
+    setup, destroy, events_of, submit = NUMBERS[os.uname().machine]
     context = ctypes.c_ulong(0)
-    _call(_SETUP, ctypes.c_uint(DEPTH), ctypes.byref(context))
+    _call(setup, ctypes.c_uint(DEPTH), ctypes.byref(context))
     # All reads share one buffer.
     buffer = np.frombuffer(mmap.mmap(-1, DEPTH * nbytes), np.uint8)
     requests = np.zeros(offsets.size, _REQUEST)
@@ -96,15 +98,15 @@ def read(fd: int, offsets: Ids, nbytes: int) -> None:
         while done < offsets.size:
             count = min(DEPTH - (started - done), offsets.size - started)
             first = ctypes.c_void_p(pointers.ctypes.data + pointers.itemsize * started)
-            started += _call(_SUBMIT, context, ctypes.c_long(count), first) if count else 0
+            started += _call(submit, context, ctypes.c_long(count), first) if count else 0
             least = ctypes.c_long(min(_MIN_COMPLETED, started - done))
             into = ctypes.c_void_p(events.ctypes.data)
-            came = _call(_EVENTS, context, least, ctypes.c_long(DEPTH), into, None)
+            came = _call(events_of, context, least, ctypes.c_long(DEPTH), into, None)
             done += came
             if (events["result"][:came] != nbytes).any():
                 raise OSError(f"a read of {nbytes} bytes gave {events['result'][:came].min()}")
     finally:
-        _call(_DESTROY, context)  # waits for reads in progress
+        _call(destroy, context)  # waits for reads in progress
 
 
 MIB = 1 << 20
