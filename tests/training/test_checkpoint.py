@@ -14,6 +14,8 @@ import torch
 import tierstore
 from tests.training import killed_run
 from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.nn import TieredEmbedding
+from tierstore.optim import TieredOptimizer
 
 REPOSITORY = Path(__file__).parent.parent.parent
 
@@ -117,3 +119,38 @@ def test_a_plain_commit_keeps_step_and_state(tmp_path: Path) -> None:
         model.weight.data.zero_()
         assert run.resume() == 5
         assert torch.equal(model.weight, before)
+
+
+def test_a_resumed_run_goes_on_with_another_class_of_optimizer(tmp_path: Path) -> None:
+    path, spec = tmp_path / "store", {"t": tierstore.TableSpec(9, 8, init=1.0)}
+
+    def model_over(store: tierstore.Store) -> torch.nn.Sequential:
+        return torch.nn.Sequential(TieredEmbedding(store["t"]), torch.nn.Linear(8, 1))
+
+    def trained(model: torch.nn.Sequential, opt: TieredOptimizer) -> None:
+        model(torch.arange(5)).sum().backward()
+        opt.step()
+
+    with tierstore.create(path, spec) as store:
+        model = model_over(store)
+        opt = TieredOptimizer(torch.optim.Adam, model, lr=0.1)
+        trained(model, opt)
+        tierstore.Checkpoint(store, model=model, opt=opt).commit(1)
+        rows, head = store["t"].read(np.arange(9)), model[1].weight.detach().clone()
+    with tierstore.open(path, "r+") as store:
+        model = model_over(store)
+        opt = TieredOptimizer(torch.optim.Adagrad, model, lr=0.1, reset=True)
+        with pytest.raises(InvalidInputError, match=r"leave it out.*reset=True"):
+            tierstore.Checkpoint(store, model=model, opt=opt).resume()
+        model = model_over(store)
+        assert tierstore.Checkpoint(store, model=model).resume() == 1
+        opt = TieredOptimizer(torch.optim.Adagrad, model, lr=0.1, reset=True)
+        np.testing.assert_array_equal(store["t"].read(np.arange(9)), rows)
+        assert torch.equal(model[1].weight, head)
+        trained(model, opt)
+        tierstore.Checkpoint(store, model=model, opt=opt).commit(2)
+    with tierstore.open(path, "r+") as store:
+        model = model_over(store)
+        opt = TieredOptimizer(torch.optim.Adagrad, model, lr=0.1)
+        assert tierstore.Checkpoint(store, model=model, opt=opt).resume() == 2
+        assert store["t"].scalars["step"] == 1

@@ -15,6 +15,12 @@ from tierstore.errors import InvalidInputError
 
 __all__ = ["checked", "restore", "to_tensor"]
 
+_WAYS = {
+    "optimizer": ": make it as it was; or leave it out, as in Checkpoint(store, model=model)"
+    ".resume(), and make another after that, with reset=True"
+}
+"""What to do where something else is compared."""
+
 
 def to_tensor(store: Store, **what: str) -> Tensor:
     """Return a pointer to a store as it is committed, as a uint8 tensor.
@@ -55,6 +61,6 @@ def checked(state: Any, **what: str) -> Mapping[str, Any]:
         if state.get(key) != value:
             raise InvalidInputError(
                 f"this state is of the {key} {state.get(key)}, and not of {value}, to which it is "
-                "loaded"
+                f"loaded{_WAYS.get(key, '')}"
             )
     return state

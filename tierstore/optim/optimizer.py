@@ -146,10 +146,6 @@ class TieredOptimizer(torch.optim.Optimizer):
             reset: drop the state that an optimizer left in the tables, and start from none: for
                 another class, a sweep or fine-tuning. Each table is written anew.
             state: "continue" goes on with the state that an earlier optimizer of this process left
-                in the tables. None starts with none, as torch does, and says so: it is dropped at
-                the first step, which writes every row. The state in a store that was opened, and
-                what `load_state_dict` or `load_rows_state` brought, is gone on with in any case.
-            state: "continue" goes on with the state that an earlier optimizer of this process left
                 in the tables. None starts without, as torch does, and says so: it is dropped at the
                 first step, for which every row is written. State of a store that was opened, or
                 that `load_state_dict` or `load_rows_state` brought, is always gone on with.
