@@ -138,7 +138,7 @@ def test_sizes_that_do_not_match_are_refused() -> None:
         return made if rng.random() < 0.9 else [made.T, made.astype("u4"), made[0:0], None][n % 4]
 
     accepted = refused = 0
-    for _ in range(1500):
+    for _ in range(500):
         n, width = int(rng.integers(0, 9)), int(rng.integers(1, 40))
         calls: list[tuple[Any, list[Any]]] = [
             (_core.crc32c, [array("u1", n), int(rng.choice([0, 5, -1, 2**32]))]),
@@ -168,8 +168,7 @@ def test_sizes_that_do_not_match_are_refused() -> None:
             accepted += 1
         except (TypeError, ValueError, BufferError, IndexError):
             refused += 1
-    assert accepted > 100
-    assert refused > 100
+    assert min(accepted, refused) > 50, (accepted, refused)
 
 
 def test_a_place_outside_of_the_source_is_refused_and_nothing_copied() -> None:
