@@ -41,7 +41,6 @@ def replay(program: Path, *given: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*map(str, given), program], capture_output=True, text=True)
 
 
-@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize(
     ("flags", "seed", "steps"),
     [
