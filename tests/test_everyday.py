@@ -87,6 +87,14 @@ def test_an_embedding_of_torch_becomes_a_layer():
     store.close()
 
 
+def test_a_store_in_memory_where_a_path_is_left_out():
+    spec = {"item": tierstore.TableSpec(10, 4, init=0.5)}
+    with tierstore.open_or_create(None, spec, keep=3) as store:
+        with tierstore.open_or_create(None, spec) as other:
+            assert other is not store
+        assert store["item"][3].tolist() == [0.5] * 4
+
+
 def test_append_rows_with_values_and_keys():
     with tierstore.create("emb.tier", {"item": random(2, 8)}) as store:
         store.set_keys("item", ["a", "b"])

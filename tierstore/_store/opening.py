@@ -200,7 +200,7 @@ def _remove_temporary(directory: str, lock: int, made_by: int) -> None:
 
 
 def open_or_create(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None,
     tables: Mapping[str, TableSpec],
     *,
     progress: Progress | None = None,
@@ -214,7 +214,7 @@ def open_or_create(
 
     An existing store must have these tables with the fields of their specs. Additional fields and
     rows, as added by an optimizer and `grow`, are allowed, and initializers are ignored. The other
-    arguments are those of `open` and `create`.
+    arguments are those of `open` and `create`. If `path` is None, a new store is created in memory.
 
     A store that this process has open for writing at this path is returned as it is, the same
     object with its uncommitted rows, if all of these arguments are those it was opened or created
@@ -232,6 +232,9 @@ def open_or_create(
         "allow_untested": allow_untested,
         "device": device,
     }
+
+    if path is None:
+        return create(None, tables, progress=progress, **arguments)
 
     def work() -> Store:
         if not os.path.lexists(path):
