@@ -195,7 +195,7 @@ class TrainedField:
         for number, alike in enumerate(found):
             trained = shares == number
             if gradient.trained is not None:
-                trained &= gradient.trained
+                trained &= gradient.trained[: len(rows)]  # the lease may have been trimmed since
             made.append(Share(alike, trained))
         return made
 
