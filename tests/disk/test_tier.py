@@ -157,7 +157,7 @@ def run_rows(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.variants(1, 1)
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("kind", SPECS)
 @tries(20)
 @given(seed=st.integers(0, 2**32))

@@ -92,10 +92,10 @@ def test_a_lookup_of_announced_ids_exchanges_rows_alone(tmp_path: Path, kind: st
         path = tmp_path / str(depth)
         distributed.create(path, specs(), partitions=4).close()
         for lookups, steps, votes in values(run(2, train, path, kind, depth)):
-            # Ids and rows; those of announced batches were exchanged before. Gradients besides, and
-            # no host waits for another to agree.
+            # Ids and rows; those of announced batches were exchanged before. Gradients and
+            # their squares besides, and no host waits for another to agree.
             assert lookups == [2 if depth is None else 1] * 5, (depth, lookups)
-            assert sum(steps) == 5 * 3 and max(steps[1:]) == 3, (depth, steps)
+            assert sum(steps) == 5 * 4 and max(steps[1:]) == 4, (depth, steps)
             assert votes == [0]
     for depth in (0, 2):
         assert_same(contents(tmp_path / str(depth)), contents(tmp_path / "None"), exact=True)

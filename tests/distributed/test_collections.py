@@ -113,9 +113,9 @@ def test_ranks_train_what_one_process_trains(tmp_path: Path, kind: str) -> None:
         distributed.create(path, specs(), partitions=8).close()
         calls = values(run(ranks, train_and_commit, path, kind))
         assert_same(contents(path), expected, exact=ranks == 1)
-        # Two groups, by dim: ids, rows, gradients of each step, and a last call to read.
+        # Two groups, by dim: ids, rows, gradients, squares of each step, and a last call to read.
         # One step of the bags has other ids than were announced, for one group: rows tell that.
-        most = 2 * (4 * 3 + 2) + (2 if kind == "bags" else 0)
+        most = 2 * (4 * 4 + 2) + (2 if kind == "bags" else 0)
         assert all(each == [0 if ranks == 1 else most] for each in calls), calls
 
 

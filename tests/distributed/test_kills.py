@@ -26,14 +26,14 @@ pytestmark = pytest.mark.slow
 STEPS = 6
 Batch = dict[str, torch.Tensor]
 KINDS = {
-    "one": [*in_turn((1, 2, 3)), *in_turn((9, 8, 7))],
-    "announced": [*in_turn(range(1, 5)), *in_turn((9, 8, 10))],
-    "collection": in_turn((8, 7, 9)),
+    "one": [*in_turn((1, 2, 3, 4)), *in_turn((12, 11, 10, 9))],
+    "announced": [*in_turn(range(1, 6)), *in_turn((12, 11, 10, 13))],
+    "collection": in_turn((11, 10, 9, 12)),
 }
 """For each way to look rows up, which rank is killed at which of its exchanges of rows.
 
-Three a step, before the first commit and behind it: ids, rows and gradients. With batches that are
-announced the ids of a batch come before those of another are looked up.
+Four a step, before the first commit and behind it: ids, rows, gradients and the squares of these.
+With batches that are announced the ids of a batch come before those of another are looked up.
 """
 
 
@@ -119,7 +119,7 @@ def test_a_rank_is_killed_in_a_step(tmp_path: Path, kind: str) -> None:
         assert isinstance(found[1 - victim], RanksError), at
         with tierstore.open(path) as store:
             reached.add(store.step or 0)
-            assert kind == "announced" or (store.step or 0) == (2 if at > 6 else 0)
+            assert kind == "announced" or (store.step or 0) == (2 if at > 8 else 0)
         goes_on(path, kind, expected)
         assert_same(contents(path), contents(tmp_path / "whole"), exact=True)
         shutil.rmtree(path)

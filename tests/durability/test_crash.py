@@ -90,7 +90,7 @@ def recover(seed: int, recording: Recording, times: int) -> int:
 @pytest.mark.fault(30)
 @pytest.mark.parametrize("backend", ["memmap", pytest.param("zarr", marks=pytest.mark.slow)])
 def test_a_power_cut_in_a_short_workload_leaves_a_committed_state(backend: str) -> None:
-    recording = Recording.of(1, ["commit", "commit", "reopen", "commit"], backend=backend)
+    recording = Recording.of(1, ["write", "commit", "write", "commit"], backend=backend)
     assert survive(recording, 1, 1) > 50
 
 

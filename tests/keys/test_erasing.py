@@ -39,13 +39,13 @@ def records(table: Any, keys: list[Any]) -> list[bytes]:
 KINDS = [
     (0, "int64", "memmap"),
     (0, "text", "memmap"),
-    (0, "text", "zarr"),
     (3, "int64", "memmap"),
+    (0, "text", "zarr"),
     (3, "text", "memmap"),
 ]
 
 
-@pytest.mark.variants(1, 1)
+@pytest.mark.variants(2, 4)
 @pytest.mark.parametrize(("partitions", "keys", "backend"), KINDS)
 def test_no_file_holds_what_was_removed(
     tmp_path: Path, partitions: int, keys: str, backend: str

@@ -521,7 +521,6 @@ def renumbered(how: str, store: Any, reader: Any, keys: Any) -> None:
         assert reader.refresh()
 
 
-@pytest.mark.variants(11, 18)
 @pytest.mark.parametrize("suffix", ["npz", "parquet", "npy", "csv"])
 @pytest.mark.parametrize("how", ["remove", "rollback", "refresh"])
 def test_no_row_is_paired_with_the_key_of_another(tmp_path, kind, how, suffix, monkeypatch):

@@ -250,7 +250,6 @@ def test_both_ways_give_the_same_bits(
             assert close.float().mean() > 0.98, name
 
 
-@pytest.mark.variants(1, 2)
 @every_type
 def test_the_seed_decides(place: Place, narrow: str) -> None:
     weights, batches = torch.randn(ROWS, DIM), drawn(place)

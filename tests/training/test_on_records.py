@@ -49,7 +49,6 @@ def trained(path: Path, kind: Any, spec: Any, ids: Any, padding: int | None, **o
         return everything, sum(taken), counters
 
 
-@pytest.mark.variants(2, 3)
 @pytest.mark.parametrize("kind", [ADAM, RowWiseAdagrad])
 @pytest.mark.parametrize("padding", [None, 5])
 @pytest.mark.parametrize(("cores", "dim"), [(1, 16), (4, 16), (4, 72)])
@@ -160,7 +159,6 @@ VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
 SIGNS = torch.tensor([0.0, -0.0, 1.5, -2.0], dtype=torch.float64)
 
 
-@pytest.mark.variants(5, 8)
 @pairs(dim=[1, 3, 16, 33, 128], variant=list(VARIANTS), padding=[None, 5])
 def test_bits_are_those_of_steps_on_copies(
     tmp_path: Path, dim: int, variant: str, padding: int | None
