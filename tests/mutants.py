@@ -1425,7 +1425,7 @@ MUTANTS = [
         "exporting.py",
         "                settled.check_settled()\n",
         "                pass\n",
-        "tests/keys/test_keyed.py::test_no_row_is_paired_with_the_key_of_another",
+        "tests/keys/test_keyed.py::test_no_listed_row_is_paired_with_the_key_of_another",
     ),
     Mutant(
         "attaching.py",
@@ -1487,12 +1487,6 @@ MUTANTS = [
         " or History(directory, uuid).newest().seq > 1",
         "",
         "tests/store/test_creating_at_once.py",
-    ),
-    Mutant(
-        "_store/commit.py",
-        "self._error = without_frames(error)",
-        "self._error = error",
-        "tests/durability/test_released_behind.py",
     ),
     Mutant(
         "_garbage.py",

@@ -555,6 +555,26 @@ def test_no_row_is_paired_with_the_key_of_another(tmp_path, kind, how, suffix, m
         store.rollback()
 
 
+def test_no_listed_row_is_paired_with_the_key_of_another(tmp_path, kind, monkeypatch):
+    """The last rows take the places of those that go, which the list names later."""
+    monkeypatch.setattr(exporting, "block_rows_for", lambda nbytes: 7)
+    rows, keys = np.random.default_rng(3).standard_normal((30, DIM), np.float32), some(kind, 30)
+    with tierstore.create(tmp_path / "s", {"t": growing(kind)}) as store:
+        table = store["t"]
+        table.write(keys, rows)
+
+        def interfere(done: int, total: int) -> None:
+            if done == 7:
+                table.remove(keys[:2])
+
+        with pytest.raises(ClosedError, match="removed while this call"):
+            tierstore.export_table(
+                table, tmp_path / "out.npz", rows=list(range(30))[::-1], progress=interfere
+            )
+        assert not (tmp_path / "out.npz").exists()
+        store.rollback()
+
+
 def test_keys_that_go_before_the_first_block_end_a_loop_over_them(tmp_path, kind, monkeypatch):
     """Between the count of the keys and the look at the rows, as another thread may remove them."""
     rows, keys = np.random.default_rng(3).standard_normal((40, DIM), np.float32), some(kind, 40)
