@@ -135,8 +135,9 @@ class Section:
 
     def integer(self, key: str) -> int:
         """Return the integer of a key."""
-        value = self.value(key)
+        value = self.content.get(key)
         if type(value) is not int or abs(value) > _MAX_INT:
+            self.value(key)  # which names a key that is missing
             raise FormatError(f"{self.name}: {key!r} is not an integer")
         return value
 

@@ -76,3 +76,4 @@ def _write(name: str, make: Any) -> None:
 if __name__ == "__main__":
     _write("whole", lambda path: make_sample(path, 5))
     _write("folding", _folding)
+    _write("counted", lambda path: make_sample(path, 6))

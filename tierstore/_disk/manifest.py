@@ -420,7 +420,7 @@ class Manifest:
                 "confirmed": self.confirmed,
                 "keep": self.keep,
                 "payload": {name: vars(info) for name, info in self.payload.items()},
-                **({} if self.written is None else {"written": list(self.written)}),
+                **({} if self.written is None else {"written": self.written._asdict()}),
             }
         )
         more = {
@@ -499,7 +499,7 @@ class Manifest:
             skipped=skipped,
             partitions=partitions,
             origin=_origin(body.section("origin")) if "origin" in body.content else None,
-            written=_written(body) if "written" in body.content else None,
+            written=_written(body.section("written")) if "written" in body.content else None,
             format=number,
         )
 
@@ -568,11 +568,9 @@ def _origin(section: Section) -> Origin:
     return Origin(section.matching("uuid", UUID), _version(section, "version"))
 
 
-def _written(body: Section) -> Written:
-    pair = body.items("written")
-    if list(map(type, pair)) != [int, int] or not 0 <= min(pair) <= max(pair) < 1 << 63:
-        raise FormatError(f"{body.name}: not numbers of rows and bytes: {pair!r}")
-    return Written(*pair)
+def _written(section: Section) -> Written:
+    section.only({"rows", "bytes"})
+    return Written(section.natural("rows"), section.natural("bytes"))
 
 
 def _names(section: Section, newest: int) -> dict[str, int]:
