@@ -73,6 +73,7 @@ def literals() -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_literal_that_names_two_of_a_kind_names_all():
     for where, texts in literals().items():
         for kind, (names, _) in KINDS.items():

@@ -371,8 +371,14 @@ def loaded(_: int, path: Path) -> list[float]:
         load()
         with pytest.raises(InvalidInputError, match="no longer kept"):
             store.load_state_dict(states[1])
-        with pytest.raises(InvalidInputError, match="and not of"):
+        with pytest.raises(InvalidInputError, match="belongs to the store other"):
             store.load_state_dict({**states[1], "uuid": "other"})
+        write(6.0)
+        store.commit(payload={"model": b"m"}, keep="with a payload")
+        states[0] = store.state_dict()
+        write(7.0)
+        store.commit()  # whose payload is that of the version before
+        load()
     return found
 
 
@@ -381,4 +387,4 @@ def test_a_state_brings_the_rows_of_all_ranks_back(tmp_path: Path) -> None:
     for ranks in (1, 2):
         path = tmp_path / str(ranks)
         distributed.create(path, specs, partitions=4).close()
-        assert values(run(ranks, loaded, path)) == [[1.0, 1.0]] * ranks
+        assert values(run(ranks, loaded, path)) == [[1.0, 1.0, 6.0]] * ranks

@@ -7,10 +7,11 @@ pointer is also valid for copies, and for a version that restores the one it nam
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tierstore._disk.manifest import Manifest
+from tierstore._disk.manifest import Identity, Manifest
 from tierstore._store.state import State
 from tierstore.errors import InvalidInputError, counted
 
@@ -69,10 +70,17 @@ def make_pointer(state: State) -> dict[str, Any]:
     return {**where, "version": manifest.version, "mark": manifest.mark}
 
 
-def wanted_version(state: State, pointer: Pointer) -> int | None:
-    """Return the kept version that a pointer names, or None if it is the open version.
+def wanted_version(
+    pointer: Pointer,
+    manifest: Manifest,
+    versions: Callable[[], dict[int, Manifest]],
+    identity: Identity,
+    path: str | os.PathLike[str],
+) -> int | None:
+    """Return the kept version that a pointer names, or None if it is that of the open `manifest`.
 
-    Raises InvalidInputError for a pointer to another store or to a version that is not kept.
+    `versions` are those that are kept, of a store with this identity at this path. Raises
+    InvalidInputError for a pointer to another store or to a version that is not kept.
     """
     if not isinstance(pointer, Mapping):
         raise _not_a_pointer(pointer)
@@ -80,15 +88,15 @@ def wanted_version(state: State, pointer: Pointer) -> int | None:
         uuid, number, mark = pointer["uuid"], int(pointer["version"]), str(pointer["mark"])
     except (KeyError, TypeError, ValueError):
         raise _not_a_pointer(pointer) from None
-    if _is(state.manifest, uuid, number, mark):
+    if _is(manifest, uuid, number, mark):
         return None
-    if mark and pointer.get("payload") and mark == state.payload_mark:
+    if mark and pointer.get("payload") and mark == manifest.payload_mark:
         return None
-    kept = state.history.versions()
+    kept = versions()
     for version, manifest in reversed(kept.items()):
         if _is(manifest, uuid, number, mark):
             return version
-    raise InvalidInputError(_why_not(state, pointer, kept))
+    raise InvalidInputError(_why_not(pointer, kept, identity, path))
 
 
 def _is(manifest: Manifest, uuid: str, number: int, mark: str) -> bool:
@@ -97,12 +105,17 @@ def _is(manifest: Manifest, uuid: str, number: int, mark: str) -> bool:
     return (manifest.uuid, manifest.version, manifest.mark) == (uuid, number, "")
 
 
-def _why_not(state: State, pointer: Pointer, kept: Mapping[int, Manifest]) -> str:
+def _why_not(
+    pointer: Pointer,
+    kept: Mapping[int, Manifest],
+    identity: Identity,
+    path: str | os.PathLike[str],
+) -> str:
     """Return why no version matches a pointer, and the remedy."""
-    path, number = state.directory.path, int(pointer["version"])
+    number = int(pointer["version"])
     listed = ", ".join(map(str, kept))
-    parent = state.identity.parent
-    if pointer["uuid"] == state.identity.uuid:
+    parent = identity.parent
+    if pointer["uuid"] == identity.uuid:
         if number in kept:
             return (
                 f"this state is of a version {number} of another copy of {path}, whose own version "
@@ -121,7 +134,7 @@ def _why_not(state: State, pointer: Pointer, kept: Mapping[int, Manifest]) -> st
         )
     return (
         f"this state belongs to the store {pointer['uuid']}, formerly at {pointer.get('path')}; "
-        f"{path} is {state.identity.uuid}. Open the store with which it was saved, or a copy"
+        f"{path} is {identity.uuid}. Open the store with which it was saved, or a copy"
     )
 
 

@@ -711,7 +711,10 @@ class Store(SchemaChanges):
         InvalidInputError for a pointer to another store, or to a version that is not kept.
         """
         with self._door.use():
-            wanted = wanted_version(self._state, state)
+            own = self._state
+            wanted = wanted_version(
+                state, own.manifest, own.history.versions, own.identity, own.directory.path
+            )
         is_changed = self._door.writable and (self.uncommitted_rows() or self._state.touched.keys)
         if wanted is not None or is_changed:
             self.restore(self.version if wanted is None else wanted)

@@ -84,7 +84,7 @@ class Messages:
         return message
 
     def say(self, kind: int, word: int) -> Message:
-        """Send a word alone to each rank; nobody has to wait for it."""
+        """Send a number alone to each rank; no rank has to wait for it."""
         self._number += 1
         message = Message(self, self._number, kind, self._nothing, self._nothing, word)
         self._words.append(message)

@@ -301,7 +301,7 @@ class Ranks:
 class Squares:
     """The sum of squares of a gradient, which each rank tells the others as its backward pass ends.
 
-    Nobody waits for it then: who asks later has what it needs, also where no other rank asks.
+    No rank waits for it then, and one that asks later need not be joined by the others.
 
     Attributes:
         factor: by what the gradient was multiplied since, on all ranks; None where something else

@@ -35,9 +35,10 @@ from tierstore._store.options import Options, version_or_name, whole_number
 from tierstore._store.partitions import WholeKeys, list_versions
 from tierstore._store.patching import PatchInfo
 from tierstore._store.payload import Payload, Payloads
-from tierstore._store.pointer import make_pointer
+from tierstore._store.pointer import make_pointer, wanted_version
 from tierstore._store.store import Store
 from tierstore._store.tables import Spaces
+from tierstore._store.versions import read_identity
 from tierstore._strictjson import canonical, json_values
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.missing import Missing, checked
@@ -795,26 +796,17 @@ class DistributedStore(Closing, Mapping[str, Any]):
         What is not committed on any rank is dropped. Raises InvalidInputError for a pointer to
         another store, or to a version that is not kept.
         """
-        mark = state.get("mark")
-        kept = {each.mark: number for number, each in self._root.versions().items()}
-        if mark in (self._manifest.mark, self._manifest.payload_mark):
-            wanted = self.version
-        elif mark in kept:
-            wanted = kept[mark]
-        elif state.get("uuid") == self.uuid:
-            raise InvalidInputError(
-                f"this state is of version {state.get('version')} of {self.path}, which is no "
-                f"longer kept; kept are: {', '.join(map(str, kept.values()))}. Keep the versions "
-                'that states point to, with store.commit(keep="best") or a larger keep='
-            )
-        else:
-            raise InvalidInputError(
-                f"this state is of the store {state.get('uuid')}, and not of {self.path}, which is "
-                f"{self.uuid}"
-            )
-        is_changed = any(self._ranks.gather("load a state", self.uncommitted_rows()))
-        if is_changed or wanted != self.version:
-            self.restore(wanted)
+
+        def look() -> tuple[int | None, int]:
+            root = self._root
+            identity = read_identity(root.directory)
+            wanted = wanted_version(state, self._manifest, root.versions, identity, self.path)
+            return wanted, self.uncommitted_rows()
+
+        found = self._ranks.together("load a state", look)
+        wanted, _ = found[self._ranks.rank]
+        if wanted is not None or any(rows for _, rows in found):
+            self.restore(self.version if wanted is None else wanted)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return the store itself."""

@@ -24,7 +24,7 @@ __all__ = ["AVERAGED", "RowsLayer", "copied"]
 
 _MUCH = 64 << 20
 AVERAGED: int = id(RowsParameter)
-"""A key of what a copy remembers by id, which has no classes: it is to look up averages."""
+"""In the memo of `copy.deepcopy`: the copy is to look up averages, and needs no warning."""
 _OF_MODULES = tuple(vars(torch.nn.Module()))
 """The attributes of every module: hooks, buffers, other modules, and whether it trains."""
 Module = TypeVar("Module", bound=torch.nn.Module)
@@ -151,7 +151,7 @@ class RowsLayer(torch.nn.Module):
     def __deepcopy__(self, memo: dict[Any, Any]) -> Self:
         """Return another layer over the same table, not trained yet; rows are not copied.
 
-        Warns of that, once a table: whoever copies a model expects a copy of its rows.
+        Warns of that, once a table, since a copy of a model would have rows of its own in torch.
         """
         first = _first_of(self._shard)
         if AVERAGED not in memo and first not in _copied:
