@@ -55,16 +55,22 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_columns_of_identities_that_are_not_read(tmp_path, path, matrix, name):
+def test_columns_of_whole_numbers_are_keys_by_name_or_noted(tmp_path, path, matrix, name):
     ids = np.arange(ROWS) * 3 + 1
-    WRITERS[name](tmp_path / name, matrix, {"item_id": ids})
+    WRITERS[name](tmp_path / name, matrix, {"serial": ids})
     done = tierstore.import_table(path, tmp_path / name)
-    assert not done.keys and noted(done, "item_id", "keys")
-    if name == "f.parquet":
-        again = tierstore.import_table(
-            path, tmp_path / name, table="b", keys=f"{tmp_path / name}:item_id"
-        )
+    assert not done.keys and noted(done, "serial", "--key-column")
+    for table, how in [
+        ("b", {"keys": f"{tmp_path / name}:serial"}),
+        ("c", {"key_column": "serial"}),
+    ]:
+        again = tierstore.import_table(path, tmp_path / name, table=table, **how)
         assert again.keys and again.notes == ()
+    WRITERS[name](tmp_path / f"g{name}", matrix, {"item_id": ids})
+    done = tierstore.import_table(path, tmp_path / f"g{name}", table="d")
+    assert done.keys and done.notes == ()
+    with tierstore.open(path) as store:
+        assert [store[each].keys[:].tolist() for each in "bcd"] == [ids.tolist()] * 3
 
 
 def test_a_column_that_is_read_as_keys_is_not_noted_and_others_are(tmp_path, path, matrix):

@@ -202,8 +202,9 @@ def import_table(
             and float32 for text. "int8" and "uint8" quantise floats, with a scale for each row.
         header: whether the first line of a file in text names its columns. What None leaves open
             here and below is decided from the types of the cells, and `read_as` describes how.
-        key_column: the column of keys, its name or its number from 1; False if there is none. Of
-            Parquet, Arrow and HDF5, too, where it is `key` if None.
+        key_column: the column or array of keys, its name or its number from 1; False if there is
+            none. If None, it is `key`, or the only one with a name of keys; in text see
+            docs/text-files.md.
         sep: what is between the cells of a text, one character; " " is any run of blanks and tabs.
         decimal: what is before the decimals of a number in text, "." or ",".
         null: cells that are read as NaN, such as "" or "NA"; otherwise they are errors.
@@ -245,10 +246,12 @@ def import_table(
     text = TextOptions(header, key_column, sep, decimal, tuple(null), chosen, skip_lines, comment)
     if duplicates not in ("error", "first", "last"):
         raise InvalidInputError(f"duplicates is 'error', 'first' or 'last', not {duplicates!r}")
-    keys_from = None
     if isinstance(keys, str | os.PathLike):
-        keys_from = os.fspath(keys)
-        keys = read_keys(keys_from, memory=memory)
+        column = _column_of(src, keys)
+        if column is None:
+            keys = read_keys(os.fspath(keys), memory=memory)
+        else:
+            keys, text = None, dataclasses.replace(text, key_column=column)
     with fetched(src) as place:
 
         def work() -> ImportResult:
@@ -259,7 +262,6 @@ def import_table(
                     table,
                     field,
                     keys,
-                    keys_from,
                     dtype,
                     text,
                     duplicates,
@@ -270,6 +272,14 @@ def import_table(
                 )
 
         return made_or_opened(store, work) if isinstance(store, str | os.PathLike) else work()
+
+
+def _column_of(src: Any, keys: str | os.PathLike[str]) -> str | None:
+    """Return the column that `keys` names if it is one of the file that the rows are in."""
+    if not isinstance(src, str | os.PathLike):
+        return None
+    (file, _), (place, column) = split_name(os.fspath(src)), split_name(os.fspath(keys))
+    return column if os.path.abspath(file) == os.path.abspath(place) else None
 
 
 @contextmanager
@@ -302,7 +312,6 @@ def _load(
     table: str | None,
     field: str | None,
     keys: Any,
-    keys_from: str | None,
     dtype: str | None,
     text: TextOptions,
     duplicates: str,
@@ -342,7 +351,7 @@ def _load(
         if keys is None and existing is not None and upsert and source.numbering is not None:
             keys = range(source.rows)  # rows with these keys, whatever their place in the file
         keys = _checked_keys(source, keys)
-        notes = _notes(source, existing, keys, keys_from, wanted or source.dtype)
+        notes = _notes(source, existing, keys, wanted or source.dtype)
         kept = None if keys is None else _kept_rows(source.path, keys, duplicates)
         if kept is not None and keys is not None:
             left_out = len(keys) - int(kept.sum())
@@ -405,15 +414,9 @@ def _unread(source: Source) -> list[str]:
     return notes
 
 
-def _notes(
-    source: Source, table: Table | None, keys: Keys | None, keys_from: str | None, dtype: str
-) -> list[str]:
+def _notes(source: Source, table: Table | None, keys: Keys | None, dtype: str) -> list[str]:
     """Return what is left out, kept or narrowed, one sentence each."""
     notes = list(source.notes) if keys is not None else _unread(source)
-    if keys_from is not None:
-        file, column = split_name(keys_from)
-        if column is not None and os.path.abspath(file) == os.path.abspath(source.path):
-            notes = list(source.notes_beside(column))
     if keys is None and source.called_keys is not None:
         notes.append(
             f"'keys' is not read: it is {source.called_keys}; keys are whole numbers or texts, one "

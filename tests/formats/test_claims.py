@@ -76,6 +76,7 @@ def _counts_of_holes(path: Path) -> None:
 LIARS: dict[str, Callable[[Path], object]] = {
     ".fbin": _counts_of_holes,
     ".h5": _unwritten,
+    ".h5ad": _unwritten,
     ".hdf5": _unwritten,
     ".json": _model_of_holes,
     ".npy": _holes,
@@ -115,7 +116,7 @@ PACKED: dict[str, Callable[[Path], object]] = {
 }
 """Files that really unpack to so many rows, of zeros: over 200 times what they hold."""
 
-COUNTED = {".bin", ".csv", ".fvecs", ".jsonl", ".projector", ".tsv", ".txt", ".vec"}
+COUNTED = {".bin", ".csv", ".fvecs", ".jsonl", ".ndjson", ".projector", ".tsv", ".txt", ".vec"}
 """Formats whose rows are all in the file, each with its bytes; packed texts are above."""
 
 

@@ -49,9 +49,9 @@ def test_keys_that_no_type_holds(tmp_path, outer):
 def test_several_keys_and_vectors(tmp_path):
     path = tmp_path / "f.jsonl"
     words = [f"w{n}" for n in range(9)]
-    write(path, id=list(range(9)), text=words, other=(MATRIX + 1).tolist())
+    write(path, number=list(range(9)), text=words, other=(MATRIX + 1).tolist())
     chosen = f"{path}:embedding"
-    with pytest.raises(AmbiguousFileError, match="id, text"):
+    with pytest.raises(AmbiguousFileError, match="number, text"):
         open_source(chosen)
     with pytest.raises(FormatError, match="contains 2 matrices"):
         open_source(path, text=TextOptions(key_column="text"))
@@ -92,7 +92,7 @@ def test_damage_names_line_and_field(tmp_path, line, why):
         ({"key": None}, "line 1, 'key' is missing or null"),
         ({"key": None, "id": 5}, "line 1, 'key' is missing or null"),
         ({"key": 1.5}, "line 1, 'key' is a number, not of keys"),
-        ({}, "line 5 has 'key', a text, .* --key-column none"),
+        ({}, "line 2, 'key' is missing or null, .* --key-column none"),
     ],
 )  # fmt: skip
 def test_no_key_is_dropped_after_a_first_line_without_one(tmp_path, first, why):
@@ -101,7 +101,7 @@ def test_no_key_is_dropped_after_a_first_line_without_one(tmp_path, first, why):
     rows = [each | {"v": row} for each, row in zip(more, MATRIX.tolist(), strict=False)]
     path.write_text("\n" * (not first) + "".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(FormatError, match=why):
-        open_source(path)
+        read_keys_of(path)
     with open_source(path, text=TextOptions(key_column=False)) as source:
         assert source.keys is None
         assert np.concatenate(list(source.blocks(2))).tobytes() == MATRIX[: len(more)].tobytes()

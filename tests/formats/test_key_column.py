@@ -56,7 +56,7 @@ def test_no_column_is_the_keys(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("column", ["a", "nothing", 9, 0])
 def test_a_column_that_cannot_be_keys(file: Path, column: Any) -> None:
-    with pytest.raises(InvalidInputError, match=r"no column .* such columns are \['sku', 'num"):
+    with pytest.raises(InvalidInputError, match=r"no column "):
         open_source(file, text=TextOptions(key_column=column))
 
 

@@ -193,7 +193,7 @@ def test_wide_tables_have_a_column_for_each_element(tmp_path, kinds):
         expected = np.stack(columns, axis=1).astype(source.dtype)
         assert np.concatenate(list(source.blocks(7))).tobytes() == expected.tobytes()
         assert source.keys == rest["key"]
-        assert source.read_as == '3 numbers from columns "f0" to "f2"'
+        assert source.read_as == 'keys from "key", 3 numbers from "f0" to "f2"'
         assert "user_id" in source.notes[0]
 
 

@@ -64,9 +64,8 @@ def test_elements_of_float8_beside_their_scales(tmp_path: Path) -> None:
 def test_arrays_of_objects_are_named(tmp_path: Path) -> None:
     words = np.array([f"w{n}" for n in range(ROWS)], object)
     np.savez(tmp_path / "f.npz", vectors=random_matrix(ROWS, 3), vocab=words)
-    assert preview(tmp_path / "f.npz").notes == (
-        "not read, as they hold objects or records: vocab",
-    )
+    (note,) = preview(tmp_path / "f.npz").notes
+    assert note.startswith("not read: vocab (unreadable") and "objects" in note
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".feather"])
@@ -82,7 +81,8 @@ def test_ids_as_floats_are_no_elements(tmp_path: Path, suffix: str) -> None:
         pytest.importorskip("pyarrow.feather").write_feather(table, path)
     with pytest.raises(AmbiguousFileError, match="'user_id' has the name of keys"):
         preview(path)
-    assert preview(path, key_column=False).dim == 3
+    found = preview(path, key_column=False)
+    assert found.dim == 2 and "user_id" in found.notes[0]  # f0 and f1 are a family
 
 
 @pytest.mark.parametrize("suffix", [s for s in SOURCE_SUFFIXES if s not in (".zarr", ".projector")])

@@ -1,6 +1,5 @@
 """Columns of files that another library decodes, in a process of its own (`_columns_child`).
 
-A matrix is a column of lists of numbers, or the columns of numbers together, one for each element.
 The rows of several files are joined.
 """
 
@@ -11,49 +10,37 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import socket
 import struct
 import subprocess
 import sys
 import weakref
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import numpy as np
 
-from tierstore._dtypes import ELEMENT_TYPES
-from tierstore._formats._roles import NO_KEYS, ambiguous, names_keys
-from tierstore._formats.base import (
-    Array,
-    Content,
-    Source,
-    Wanted,
-    choose,
-    element_of,
-    note_unread,
-    scales_beside,
-)
+from tierstore._dtypes import ElementType
+from tierstore._formats.base import Array, Content, Write
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
-from tierstore._formats.keys import Integers, KeyColumn, Keys, blob_to_strings
+from tierstore._formats.keys import Integers, Keys, blob_to_strings
+from tierstore._formats.reading import Column, ColumnFormat, Reader
 from tierstore._keys.given import least
 from tierstore._keys.strings import Strings
 from tierstore.budget import Allowance, Size, format_bytes
-from tierstore.errors import FormatError, InvalidInputError, MissingExtraError, StoreIOError
+from tierstore.errors import FormatError, MissingExtraError, StoreIOError
 
 __all__ = [
-    "ColumnSource",
+    "ArrowFormat",
     "Columns",
-    "arrow_batch",
-    "arrow_schema",
-    "column_keys",
     "in_order",
     "need",
 ]
 
+KEY = "key"
 _KEY_ROWS = 1 << 16
 _CHILD = Path(__file__).with_name("_columns_child.py")
 _MAX_ANSWER = 16 << 20
@@ -77,18 +64,10 @@ def need(kind: str) -> None:
         )
 
 
-class Columns:
-    """The columns of files of one kind, decoded in batches of rows by a separate process.
+class Columns(Reader):
+    """The columns of files of one kind, decoded in batches of rows by a separate process."""
 
-    Attributes:
-        path: the file, or the directory of the files.
-        allowance: the memory limit, also of the process.
-        rows: number of rows in each file; None if it differs by column.
-        kinds: the kind of each column, as reported by the child: `text` describes its type,
-            `element` is the type of the numbers in lists, `size` the length of fixed-size lists,
-            `number` the type of single numbers, and `key` is "int64", "uint64" or "string" if
-            the column can be keys.
-    """
+    is_table = True
 
     def __init__(self, kind: str, path: Path, memory: Size, parts: Sequence[Path] = ()) -> None:
         """Open files of a `kind` that the child supports: `path`, or else its `parts`."""
@@ -103,16 +82,16 @@ class Columns:
         self._closed = weakref.finalize(self, _end, self._process, self._socket)
         self._numbers = count()
         with unless_it_fails(self):
-            self.rows, self.kinds = self._described()
+            self._describe()
 
-    def _described(self) -> tuple[list[int | None], dict[str, dict[str, Any]]]:
-        """Return the rows of each file, and the columns, which all of them must have."""
-        rows: list[int | None] = []
+    def _describe(self) -> None:
+        """Learn the rows of each file, and the columns, which all of them must have."""
+        self._rows: list[int | None] = []
         first: dict[str, dict[str, Any]] = {}
         for at, part in enumerate(self._parts):
             self.allowance.take(len(str(part)) + 100, "the names of its files")
             found, _ = self._ask(at, do="describe")
-            rows.append(found["rows"])
+            self._rows.append(found["rows"])
             first = first or found["columns"]
             if found["columns"] != first:
                 differ = [n for n, kind in first.items() if found["columns"].get(n) != kind]
@@ -120,28 +99,48 @@ class Columns:
                     f"{self.path}: {part.name} has other columns than {self._parts[0].name}: "
                     f"{', '.join((differ or list(found['columns']))[:8])}"
                 )
-        return rows, first
+            for note in found["notes"]:
+                if note not in self.notes:
+                    self.notes += (note,)
+        rows = None if None in self._rows else sum(filter(None, self._rows))
+        self.columns = {
+            name: Column(**{"rows": rows, "kind": "other", **kind}) for name, kind in first.items()
+        }
 
-    def rows_of(self, column: str) -> int:
-        """Return the number of rows of a column, in all files."""
-        return (
-            int(self.kinds[column].get("rows", 0))
-            if None in self.rows
-            else sum(each for each in self.rows if each is not None)
-        )
-
-    def length(self, column: str) -> int:
+    def length(self, name: str) -> int | None:
         """Return the length of the lists of a column, from its type or the first list."""
-        size = self.kinds[column]["size"]
-        if size is not None:
-            return int(size)
-        first = next((at for at, rows in enumerate(self.rows) if rows), 0)
-        return int(self._ask(first, do="length", column=column)[0]["length"])
+        column = self.columns[name]
+        if column.dim is not None or not column.rows:
+            return column.dim
+        first = next((at for at, rows in enumerate(self._rows) if rows), 0)
+        return int(self._ask(first, do="length", column=name)[0]["length"])
 
-    def blocks(
+    def blocks(self, names: Sequence[str], dim: int, block_rows: int) -> Iterator[Array]:
+        """Yield rows of one column of lists, or of a column for each number."""
+        for rows, number, (data,) in self._batches(names, block_rows, dim):
+            block = np.frombuffer(data, number)
+            if block.size != rows * dim:
+                raise FormatError(f"{self.path}: rows of {block.size / rows:g} numbers, not {dim}")
+            yield block.reshape(rows, dim)
+
+    def keys(self, name: str) -> Keys:
+        """Return a column of whole numbers or texts."""
+        strings, blocks = Strings(), list[Integers]()
+        for _, number, buffers in self._batches([name], _KEY_ROWS):
+            if self.columns[name].kind == "integer":
+                self.allowance.take(2 * len(buffers[0]), f"the integers in {name!r}")
+                blocks.append(np.frombuffer(buffers[0], number))
+            else:
+                ends, text = np.frombuffer(buffers[0], number), buffers[1]
+                blob_to_strings(self.path, text, ends, self.allowance, strings)
+        if self.columns[name].kind == "integer":
+            return least(np.concatenate(blocks)) if blocks else np.empty(0, np.int64)
+        return strings
+
+    def _batches(
         self, columns: Sequence[str], rows: int, dim: int = 0
-    ) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield columns in batches of at most `rows` rows: their number and buffers.
+    ) -> Iterator[tuple[int, str, list[bytes]]]:
+        """Yield batches of at most `rows` rows: their number, the type of numbers, and buffers.
 
         With `dim`, it is one column of lists of `dim` numbers, or one for each number. Raises
         FormatError.
@@ -153,16 +152,7 @@ class Columns:
                 found, buffers = self._ask(None, do="next", number=number)
                 if not found["rows"]:
                     break
-                yield found["rows"], buffers
-
-    def integers(self, column: str) -> Integers:
-        """Return a column of integers, as uint64 if one needs that, within the allowance."""
-        dtype = np.dtype(self.kinds[column]["key"])
-        blocks = [np.empty(0, dtype)]
-        for _, (data,) in self.blocks([column], _KEY_ROWS):
-            self.allowance.take(2 * len(data), f"the integers in {column!r}")
-            blocks.append(np.frombuffer(data, dtype))
-        return least(np.concatenate(blocks))
+                yield found["rows"], found["number"], buffers
 
     def _ask(self, part: int | None, **request: Any) -> tuple[dict[str, Any], list[bytes]]:
         """Send a request, about a file by its number; return the child's answer and its buffers."""
@@ -253,146 +243,6 @@ def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
     process.wait()
 
 
-class ColumnSource(Source):
-    """A column of lists, or all columns of numbers if there is none."""
-
-    def __init__(self, columns: Columns, wanted: Wanted, key: str) -> None:
-        """Choose the matrix among `columns`, which the source closes; `key` names the keys."""
-        self._columns = columns
-        self._key = _key_column(columns, wanted.text.key_column, key)
-        self._names, dim, number = _matrix(columns, wanted, self._key)
-        super().__init__(
-            columns.path, columns.rows_of(self._names[0]), dim, str(element_of(number))
-        )
-        self._stored = np.dtype(ELEMENT_TYPES[number].stored if number in ELEMENT_TYPES else number)
-        self.notes = () if self._key is None else self.notes_beside(self._key)
-        self.scales = scales_beside(self._names[0], number, columns.kinds)
-        if len(self._names) > 1:
-            self.read_as = f'{dim} numbers from columns "{self._names[0]}" to "{self._names[-1]}"'
-        if self._key in columns.kinds:
-            self.called_keys = f"a column of {columns.kinds[self._key]['text']}"
-
-    def notes_beside(self, key: str) -> tuple[str, ...]:
-        """Name the other columns that could be keys."""
-        rest = {
-            name: (self.rows,)
-            for name, kind in self._columns.kinds.items()
-            if "key" in kind
-            and name not in (self._key, key, *self._names)
-            and self._columns.rows_of(name) == self.rows
-        }
-        column = next(iter(rest), "")
-        how = f"--key-column {shlex.quote(column)} (key_column={column!r}) makes it the keys"
-        return note_unread(self.rows, rest, how)
-
-    def _blocks(self, block_rows: int) -> Iterator[Array]:
-        for rows, (data,) in self._columns.blocks(self._names, block_rows, self.dim):
-            block = np.frombuffer(data, self._stored)
-            if block.size != rows * self.dim:
-                raise FormatError(
-                    f"{self.path}: rows of {block.size / rows:g} numbers, not {self.dim}"
-                )
-            yield block.reshape(rows, self.dim).astype(ELEMENT_TYPES[self.dtype].stored, copy=False)
-
-    @cached_property
-    def keys(self) -> Keys | None:
-        """The column of keys, if it has integers or strings, one for each row."""
-        if self._key is None or "key" not in self._columns.kinds.get(self._key, {}):
-            return None
-        if self._columns.rows_of(self._key) != self.rows:
-            return None
-        return column_keys(self._columns, self._key)
-
-    def close(self) -> None:
-        """End the process and close the file."""
-        self._columns.close()
-
-
-def _key_column(
-    columns: Columns, wanted: str | int | Literal[False] | None, default: str
-) -> str | None:
-    """Return the name of the column of keys, if there are to be any.
-
-    The default need not be there; raises InvalidInputError if the wanted one cannot be keys.
-    """
-    if wanted is None or wanted is False:
-        return default if wanted is None else None
-    names = list(columns.kinds)
-    name = dict(enumerate(names, 1)).get(wanted) if isinstance(wanted, int) else wanted
-    able = [each for each in names if "key" in columns.kinds[each]]
-    if name not in able:
-        raise InvalidInputError(
-            f"{columns.path}: no column {wanted!r} of integers or strings; such columns are {able}"
-        )
-    return name
-
-
-def _matrix(columns: Columns, wanted: Wanted, key: str | None) -> tuple[list[str], int, str]:
-    """Return the columns to read, the length of rows, and NumPy's name of their numbers."""
-    described = {name: kind["text"] for name, kind in columns.kinds.items()}
-    lists = {
-        name: described[name] for name, k in columns.kinds.items() if element_of(k.get("element"))
-    }
-    single = _single_numbers(columns, key)
-    if not lists and len(single) > 1 and wanted.name is None:
-        named = [name for name in single if names_keys(name)]
-        if named and wanted.text.key_column is None:
-            raise ambiguous(
-                columns.path,
-                f"column {named[0]!r} has the name of keys and holds fractions",
-                NO_KEYS,
-                ("save it as whole numbers", {}),
-            )
-        number = np.result_type(*(columns.kinds[name]["number"] for name in single)).name
-        return single, len(single), number
-    name = choose(columns.path, wanted, lists, described)
-    return [name], _length(columns, name, wanted), columns.kinds[name]["element"]
-
-
-def _length(columns: Columns, name: str, wanted: Wanted) -> int:
-    """Return the length of the lists of a column, from its type, a list, or what is wanted."""
-    if columns.kinds[name]["size"] is not None or columns.rows_of(name):
-        return columns.length(name)
-    if wanted.dim is None:
-        raise FormatError(
-            f"{columns.path}: has no rows, and lists of any length in {name!r}, so that nothing "
-            "says how many numbers a row has; lists of a fixed size do"
-        )
-    return wanted.dim
-
-
-def _single_numbers(columns: Columns, key: str | None) -> list[str]:
-    """Return the columns of floats, or of bytes if there are none."""
-    numbers = {
-        name: kind["number"]
-        for name, kind in columns.kinds.items()
-        if name != key and element_of(kind.get("number"))
-    }
-    floats = [name for name, number in numbers.items() if element_of(number) == number]
-    return floats or list(numbers)
-
-
-def column_keys(columns: Columns, column: str) -> Keys:
-    """Return a column of integers or strings as keys; raises FormatError for another."""
-    able = [name for name, kind in columns.kinds.items() if "key" in kind]
-    if column not in able:
-        raise FormatError(
-            f"{columns.path}: no column {column!r} of integers or strings; such columns are {able}"
-        )
-    if columns.kinds[column]["key"] != "string":
-        keys: Keys = columns.integers(column)
-    else:
-        strings = Strings()
-        for _, (offsets, text) in columns.blocks([column], _KEY_ROWS):
-            ends = np.frombuffer(offsets, np.int64)
-            blob_to_strings(columns.path, text, ends, columns.allowance, strings)
-        keys = strings
-    rows = columns.rows_of(column)
-    if len(keys) != rows:
-        raise FormatError(f"{columns.path}: {len(keys)} keys in column {column!r} of {rows}")
-    return keys
-
-
 def in_order(paths: Iterator[Path]) -> list[Path]:
     """Return files sorted by name, with numbers in names by value: part-2 before part-10.
 
@@ -406,8 +256,31 @@ def _by_numbers(name: str) -> list[Any]:
     return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+)", name))]
 
 
-def arrow_schema(content: Content, key: str) -> Any:
-    """Return Arrow's schema of the written file: the column `key`, if any, and the fields."""
+class ArrowFormat(ColumnFormat):
+    """Named columns of Arrow, of element types that NumPy supports."""
+
+    several = True
+    block_bytes = 16 << 20
+
+    def holds(self, element: ElementType) -> bool:
+        """Whether NumPy, and therefore Arrow, supports the type."""
+        return not element.as_bits
+
+    @abstractmethod
+    def writer(self, file: IO[bytes], schema: Any, content: Content) -> Any:
+        """Return what writes record batches of a schema to a file, as a context manager."""
+
+    @contextlib.contextmanager
+    def write(self, path: Path, content: Content) -> Iterator[Write]:
+        """Write a column of lists for each field, and a column of keys."""
+        need("arrow")
+        schema = _schema(content)
+        with path.open("xb") as file, self.writer(file, schema, content) as writer:
+            yield lambda start, block: writer.write_batch(_batch(content, schema, start, block))
+
+
+def _schema(content: Content) -> Any:
+    """Return Arrow's schema of the written file: the column of keys, if any, and the fields."""
     import pyarrow
 
     element = pyarrow.field("element", pyarrow.from_numpy_dtype(content.storage), nullable=False)
@@ -415,19 +288,14 @@ def arrow_schema(content: Content, key: str) -> Any:
         pyarrow.field(name, pyarrow.list_(element, dim), nullable=False)
         for name, dim in content.fields.items()
     ]
-    if content.keys is not None:
-        kind = _key_type(content.keys)
-        fields.insert(0, pyarrow.field(key, kind, nullable=False))
+    keys = content.keys
+    if keys is not None:
+        kind = pyarrow.from_numpy_dtype(keys.dtype) if keys.integers else pyarrow.string()
+        fields.insert(0, pyarrow.field(KEY, kind, nullable=False))
     return pyarrow.schema(fields)
 
 
-def _key_type(keys: KeyColumn) -> Any:
-    import pyarrow
-
-    return pyarrow.from_numpy_dtype(keys.dtype) if keys.integers else pyarrow.string()
-
-
-def arrow_batch(content: Content, schema: Any, start: int, block: Array) -> Any:
+def _batch(content: Content, schema: Any, start: int, block: Array) -> Any:
     """Return a block of rows, which starts at row `start`, as a record batch."""
     import pyarrow
 

@@ -55,10 +55,9 @@ class ArrowTable:
 
     def describe(self) -> dict[str, Any]:
         """Return the number of rows, and the kind of each column: floats, integers or strings."""
-        columns = {
-            each.name: {"text": str(each.type), **kind_of(each.type)} for each in self.schema()
-        }
-        return {"rows": self.rows(), "columns": columns}
+        schema = self.schema()
+        columns = {each.name: {"text": str(each.type), **kind_of(each.type)} for each in schema}
+        return {"rows": self.rows(), "columns": columns, "notes": index_notes(schema)}
 
     def length(self, column: str) -> int:
         """Return the length of the first list."""
@@ -80,9 +79,10 @@ class ArrowTable:
                     if len(columns) > 1
                     else lists(found[0], columns[0], row, dim)
                 )
-                yield {"rows": count}, [numbers]
+                yield {"rows": count, "number": numbers.dtype.str}, [numbers]
             elif count:
-                yield {"rows": count}, keys(found[0], columns[0])
+                values = keys(found[0], columns[0])
+                yield {"rows": count, "number": values[0].dtype.str}, values
             row += count
 
 
@@ -169,7 +169,7 @@ class Hdf5File:
     def describe(self) -> dict[str, Any]:
         """Return the kind of each dataset, by its path."""
         found = {name: self._kind(dataset) for name, dataset in self._datasets(self._file, "", 0)}
-        return {"rows": None, "columns": found}
+        return {"rows": None, "columns": found, "notes": []}
 
     def _datasets(self, group: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
         """Yield the datasets below a group. Links to other places are not followed."""
@@ -188,18 +188,22 @@ class Hdf5File:
 
     def _kind(self, dataset: Any) -> dict[str, Any]:
         shape: tuple[int, ...] = dataset.shape or ()
+        name = dataset.dtype.name
         kind: dict[str, Any] = {
             "text": f"{dataset.dtype} {shape}",
-            "rows": shape[0] if shape else 0,
+            "rows": shape[0] if shape else None,
+            "number": name,
         }
         if dataset.external or dataset.is_virtual:
             return kind | {"text": f"{kind['text']} in other files"}
         if len(shape) == 2:
-            return kind | {"element": dataset.dtype.name, "size": shape[1]}
+            return kind | {"kind": "list", "dim": shape[1]}
         if len(shape) == 1 and dataset.dtype.kind in "iu":
-            return kind | {"key": wide_integer(dataset.dtype.kind == "u")}
+            return kind | {"kind": "integer"}
+        if len(shape) == 1 and dataset.dtype.kind == "f":
+            return kind | {"kind": "float"}
         if len(shape) == 1 and (dataset.dtype.kind == "S" or self._is_text(dataset)):
-            return kind | {"key": "string"}
+            return kind | {"kind": "text"}
         return kind
 
     def _is_text(self, dataset: Any) -> bool:
@@ -218,11 +222,12 @@ class Hdf5File:
                 part = found[start : start + rows]
                 if dim:
                     native = part.astype(part.dtype.newbyteorder("<"), copy=False)
-                    yield {"rows": len(part)}, [numpy.ascontiguousarray(native)]
+                    values = [numpy.ascontiguousarray(native)]
                 elif part.dtype.kind in "iu":
-                    yield {"rows": len(part)}, [part.astype(wide_integer(part.dtype.kind == "u"))]
+                    values = [part.astype(wide_integer(part.dtype.kind == "u"))]
                 else:
-                    yield {"rows": len(part)}, blob(part.tolist(), columns[0])
+                    values = blob(part.tolist(), columns[0])
+                yield {"rows": len(part), "number": values[0].dtype.str}, values
 
 
 def blob(texts: list[Any], column: str) -> list[Any]:
@@ -247,14 +252,29 @@ def kind_of(kind: Any) -> dict[str, Any]:
 
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         size = kind.list_size if types.is_fixed_size_list(kind) else None
-        return {"element": number_of(kind.value_type), "size": size}
+        return {"kind": "list", "number": number_of(kind.value_type), "dim": size}
     text = kind.value_type if types.is_dictionary(kind) else kind
     if types.is_integer(kind):
-        return {"key": wide_integer(types.is_unsigned_integer(kind)), "number": number_of(kind)}
+        return {"kind": "integer", "number": number_of(kind)}
     if types.is_floating(kind):
-        return {"number": number_of(kind)}
+        return {"kind": "float", "number": number_of(kind)}
     is_text = types.is_string(text) or types.is_large_string(text) or types.is_string_view(text)
-    return {"key": "string"} if is_text else {}
+    return {"kind": "text"} if is_text else {}
+
+
+def index_notes(schema: Any) -> list[str]:
+    """Say what index pandas left in the metadata alone, unless it counts the rows from 0."""
+    try:
+        found = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+        ranges = [each for each in found.get("index_columns", []) if isinstance(each, dict)]
+        bounds = [tuple(int(each[n]) for n in ("start", "stop", "step")) for each in ranges]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []  # of another program
+    return [
+        f"not read: the index of pandas, range{each}; save it as a column (reset_index) for keys"
+        for each in bounds
+        if each[::2] != (0, 1)
+    ]
 
 
 def number_of(kind: Any) -> str:

@@ -253,7 +253,8 @@ class _Decision:
         """Return the position of the keys, by the names first and by what is left then."""
         rest = [at for at in range(len(self.kinds)) if vector is None or at not in vector]
         rest = [at for at in rest if self.kinds[at] in (*_NUMBERS, *_TEXTS)]
-        exact = [at for at in rest if self.names and self.names[at] == "key"]
+        called = ("key", "keys") if self.declared else ("key",)
+        exact = [at for at in rest if self.names and self.names[at] in called]
         named = exact[:1] or [at for at in rest if at in self.identities]
         texts = [at for at in rest if self.kinds[at] in ("text", "mixed")]
         if not named:
@@ -299,8 +300,11 @@ class _Decision:
         if self.kinds[at] in ("float", "missing") and self.names and self.names[at] != "":
             raise self._ambiguous(
                 f"column {self._label(at)!r} has the name of keys and holds fractions",
-                self._choice(at),
-                NO_KEYS,
+                *(
+                    (NO_KEYS, ("save it as whole numbers", {}))
+                    if self.declared
+                    else (self._choice(at), NO_KEYS)
+                ),
             )
         return at
 
@@ -331,6 +335,8 @@ class _Decision:
 
     def _refuse_damage(self, key: int | None, vector: tuple[int, ...] | None) -> None:
         """Raise FormatError for a column of numbers in which some cells are none."""
+        if self.declared:
+            return
         for at in range(len(self.kinds)) if vector is None else vector:
             kind = self.kinds[at]
             alone = kind == "text" and key is None and self.options.key_column is None

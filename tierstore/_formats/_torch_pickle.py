@@ -17,7 +17,7 @@ from typing import Any
 from tierstore.budget import OBJECT_BYTES, Allowance
 from tierstore.errors import FormatError
 
-__all__ = ["StoredTensor", "read_pickle", "tensors_by_name"]
+__all__ = ["Entry", "StoredTensor", "entries_by_name", "read_pickle"]
 
 MAX_DEPTH = 16
 MAX_DIMENSIONS = 64
@@ -76,26 +76,38 @@ _OTHER = object()
 """Placeholder for objects that neither are nor contain a tensor."""
 
 
-def tensors_by_name(content: object, allowance: Allowance) -> dict[str, StoredTensor]:
-    """Return the tensors in nested dicts, lists and tuples; dots join their names, or numbers."""
+Entry = StoredTensor | list[Any] | tuple[Any, ...] | dict[Any, Any]
+_CONTAINERS = (dict, list, tuple)
+
+
+def entries_by_name(content: object, allowance: Allowance) -> dict[str, Entry]:
+    """Return the tensors in nested dicts, lists and tuples, and those of texts, numbers, objects.
+
+    Dots join their names, or numbers.
+    """
     return dict(_walk(content, "", 0, allowance))
 
 
 def _walk(
     content: object, prefix: str, depth: int, allowance: Allowance
-) -> Iterator[tuple[str, StoredTensor]]:
-    if not isinstance(content, dict | list | tuple) or depth > MAX_DEPTH:
+) -> Iterator[tuple[str, Entry]]:
+    if not isinstance(content, _CONTAINERS) or depth > MAX_DEPTH:
         return
     for name, entry in content.items() if isinstance(content, dict) else enumerate(content):
         # A dict with several parents is traversed repeatedly, so steps are counted.
-        if not isinstance(entry, StoredTensor | dict | list | tuple):
+        if not isinstance(entry, (StoredTensor, *_CONTAINERS)):
             allowance.take(_STEP_BYTES, "the names of its tensors")
             continue
         allowance.take(OBJECT_BYTES + 4 * len(prefix), "the names of its tensors")
         if isinstance(entry, StoredTensor):
             yield f"{prefix}{name}", entry
-        else:
+            continue
+        allowance.take(_STEP_BYTES * len(entry), "the names of its tensors")
+        values = entry.values() if isinstance(entry, dict) else entry
+        if any(isinstance(each, (StoredTensor, *_CONTAINERS)) for each in values):
             yield from _walk(entry, f"{prefix}{name}.", depth + 1, allowance)
+        elif entry:
+            yield f"{prefix}{name}", entry
 
 
 def read_pickle(

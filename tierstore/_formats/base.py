@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -38,11 +36,8 @@ __all__ = [
     "Wanted",
     "Write",
     "block_rows_for",
-    "choose",
     "element_of",
-    "note_unread",
     "reject_name",
-    "scales_beside",
 ]
 
 
@@ -149,10 +144,6 @@ class Source(Closing):
         self.dim = dim
         self.dtype = dtype
 
-    def notes_beside(self, key: str) -> tuple[str, ...]:
-        """Return `notes` if the column `key` of the file is read as the keys after all."""
-        return self.notes
-
     @property
     def keys(self) -> Keys | None:
         """The key of each row, or None if the file has none; read on first use.
@@ -216,36 +207,6 @@ class SelectedSource(Source):
         self._source.close()
 
 
-def note_unread(rows: int, shapes: Mapping[str, tuple[int, ...]], how: str) -> tuple[str, ...]:
-    """Return a note on arrays, by name, that have one value a row and are not read as keys.
-
-    `how` describes how to make them the keys.
-    """
-    found = [name for name, shape in shapes.items() if tuple(shape) == (rows,)]
-    listed = ", ".join(found[:_LISTED]) + (", …" if len(found) > _LISTED else "")
-    return (f"not read, though it has a value for each row: {listed}; {how}",) if found else ()
-
-
-_SCALE = re.compile(r"scale|absmax|quant|zero_?point|scb", re.IGNORECASE)
-_EIGHT_BITS = re.compile(r"u?int8|float8\w*|[UI]8|F8_\w+")
-
-
-def scales_beside(name: str, element: str, others: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of arrays that may be scales of a matrix of 8-bit elements, by name.
-
-    They are called a scale, in whatever notation, and lie where the matrix lies. `element` is the
-    type of its elements, by its name in NumPy, torch or safetensors.
-    """
-    if not _EIGHT_BITS.fullmatch(element):
-        return ()
-    where = name[: max(name.rfind("."), name.rfind("/")) + 1]
-    return tuple(
-        each
-        for each in others
-        if each != name and each.startswith(where) and _SCALE.search(each[len(where) :])
-    )
-
-
 @dataclass(frozen=True)
 class TextOptions:
     """Options for a text file; None leaves the decision to its contents.
@@ -253,7 +214,7 @@ class TextOptions:
     Attributes:
         header: whether the first line names the columns.
         key_column: the column of keys, its name or its number from 1; False if there is none. Of
-            other files that have columns, too.
+            other files with columns or arrays, too.
         sep: what is between cells, one character; a blank is any run of blanks and tabs.
         decimal: what is before the decimals of a number.
         null: texts that mean NaN.
@@ -383,7 +344,7 @@ class Format(ABC):
         several: whether a written file can hold several matrices.
     """
 
-    suffixes: ClassVar[tuple[str, ...]]
+    suffixes: ClassVar[tuple[str, ...]] = ()
     keys: ClassVar[Literal["never", "optional", "always"]] = "optional"
     block_bytes: ClassVar[int] = BLOCK_BYTES
     takes_stores: ClassVar[bool] = False
@@ -509,48 +470,3 @@ class SpanSource(Source):
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-_LISTED = 8
-
-
-def choose(
-    path: Path,
-    wanted: Wanted,
-    matrices: Mapping[str, object],
-    others: Mapping[str, object],
-    of_bytes: Mapping[str, object] = MappingProxyType({}),
-) -> str:
-    """Return the name of the matrix to read: the requested, the preferred, or the only one.
-
-    `matrices` are the readable ones and `others` the other entries of the file; both map a name to
-    an object whose string describes it. Matrices `of_bytes` are readable too, but taken only by
-    name or where there are no others. Raises FormatError that lists the entries.
-    """
-    name = wanted.name if wanted.name is not None else wanted.field
-    if name in of_bytes or not matrices:
-        matrices = {**matrices, **of_bytes}
-    if name is not None and name in matrices:
-        return name
-    if name is not None and name in others:
-        raise FormatError(f"{path}: {name!r} is {others[name]}; need floats of shape (rows, dim)")
-    if wanted.name is None and len(matrices) == 1:
-        return next(iter(matrices))
-
-    if not matrices:
-        raise FormatError(
-            f"{path}: contains no floats of shape (rows, dim), only {_listed(others) or 'nothing'}"
-        )
-    if wanted.name is not None:
-        raise FormatError(f"{path}: contains no {wanted.name!r}, only {_listed(matrices)}")
-    raise FormatError(
-        f"{path}: contains {len(matrices)} matrices: {_listed(matrices)}; "
-        f"name one, as in {path.name}:{next(iter(matrices))}"
-    )
-
-
-def _listed(entries: Mapping[str, object]) -> str:
-    shown = [f"{name!r} {entry}" for name, entry in list(entries.items())[:_LISTED]]
-    if len(entries) > _LISTED:
-        shown.append(f"{len(entries) - _LISTED} more")
-    return ", ".join(shown)

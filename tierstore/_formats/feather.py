@@ -7,47 +7,27 @@ which are read in the order of their names. Written files can be mapped into mem
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from tierstore._dtypes import ElementType
-from tierstore._formats._columns import (
-    Columns,
-    ColumnSource,
-    arrow_batch,
-    arrow_schema,
-    column_keys,
-    in_order,
-    need,
-)
-from tierstore._formats.base import Array, Content, Format, Source, Wanted, Write
-from tierstore._formats.files import open_input, unless_it_fails
-from tierstore._formats.keys import Keys
+from tierstore._formats._columns import ArrowFormat, Columns, in_order
+from tierstore._formats.base import Content
+from tierstore._formats.files import open_input
 from tierstore.budget import JSON_COST, Size
 from tierstore.errors import FormatError
 
 __all__ = ["Arrow"]
 
 _KIND = "arrow"
-_KEY = "key"
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
 
 
-class Arrow(Format):
-    """Named columns, of element types that NumPy supports."""
+class Arrow(ArrowFormat):
+    """Files and streams of Arrow, or the directory of some."""
 
     suffixes = (".arrow", ".feather")
-    several = True
-    has_columns = True
-    block_bytes = 16 << 20
-
-    def holds(self, element: ElementType) -> bool:
-        """Whether NumPy, and therefore Arrow, supports the type."""
-        return not element.as_bits
 
     def claims(self, directory: Path) -> bool:
         """Whether it is a data set of Hugging Face, or there are files of Arrow."""
@@ -55,17 +35,8 @@ class Arrow(Format):
             return True
         return any(each.suffix in self.suffixes for each in directory.iterdir())
 
-    def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a column of lists, or columns of numbers."""
-        with unless_it_fails(self._columns(path, wanted.memory)) as columns:
-            return ColumnSource(columns, wanted, _KEY)
-
-    def read_keys(self, path: Path, name: str | None, memory: Size) -> Keys:
-        """Read a column of integers or strings, `key` if none is named."""
-        with contextlib.closing(self._columns(path, memory)) as columns:
-            return column_keys(columns, _KEY if name is None else name)
-
-    def _columns(self, path: Path, memory: Size) -> Columns:
+    def reader(self, path: Path, memory: Size) -> Columns:
+        """Open the columns."""
         parts = self._parts(path, memory) if path.is_dir() else [path]
         for part in parts:
             _check_start(part)
@@ -87,19 +58,11 @@ class Arrow(Format):
             )
         return found
 
-    @contextlib.contextmanager
-    def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write a column of lists for each field, and a column of keys."""
-        need(_KIND)
+    def writer(self, file: IO[bytes], schema: Any, content: Content) -> Any:
+        """Return a writer of the file format, which can be mapped."""
         from pyarrow import ipc
 
-        schema = arrow_schema(content, _KEY)
-
-        def write(start: int, block: Array) -> None:
-            writer.write_batch(arrow_batch(content, schema, start, block))
-
-        with path.open("xb") as file, ipc.new_file(file, schema) as writer:
-            yield write
+        return ipc.new_file(file, schema)
 
 
 def _check_start(path: Path) -> None:

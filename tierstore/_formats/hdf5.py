@@ -8,32 +8,35 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tierstore._formats._columns import Columns, ColumnSource, need
-from tierstore._formats.base import Format, Source, Wanted
-from tierstore._formats.files import InputFile, open_input, unless_it_fails
+from tierstore._formats._columns import Columns
+from tierstore._formats.files import InputFile, open_input
+from tierstore._formats.reading import ColumnFormat
+from tierstore.budget import Size
 from tierstore.errors import FormatError
 
 __all__ = ["Hdf5"]
 
 _KIND = "hdf5"
-_KEY = "keys"
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
-class Hdf5(Format):
+class Datasets(Columns):
+    """The datasets of a file, each with rows of its own."""
+
+    is_table = False
+
+
+class Hdf5(ColumnFormat):
     """Named datasets, in groups."""
 
-    suffixes = (".h5", ".hdf5")
-    has_columns = True
+    suffixes = (".h5", ".hdf5", ".h5ad")
 
-    def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a dataset of two dimensions."""
+    def reader(self, path: Path, memory: Size) -> Datasets:
+        """Open the datasets."""
         with open_input(path) as file:
             if not _is_signed(file):
                 raise FormatError(f"{path}: not an HDF5 file, or truncated")
-        need(_KIND)
-        with unless_it_fails(Columns(_KIND, path, wanted.memory)) as columns:
-            return ColumnSource(columns, wanted, _KEY)
+        return Datasets(_KIND, path, memory)
 
 
 def _is_signed(file: InputFile) -> bool:

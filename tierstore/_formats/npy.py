@@ -15,10 +15,9 @@ import os
 import struct
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -35,11 +34,7 @@ from tierstore._formats.base import (
     Wanted,
     Write,
     block_rows_for,
-    choose,
-    element_of,
-    note_unread,
     reject_name,
-    scales_beside,
 )
 from tierstore._formats.files import (
     ZIP_ERRORS,
@@ -52,8 +47,9 @@ from tierstore._formats.files import (
     write_sparsely,
 )
 from tierstore._formats.keys import KeyColumn, Keys, integers_of, strings_of
+from tierstore._formats.reading import Column, ColumnFormat, Reader, array_column
 from tierstore._io import explained
-from tierstore.budget import Size
+from tierstore.budget import Allowance, Size
 from tierstore.errors import FormatError, InvalidInputError
 
 __all__ = ["Arrays", "Npy", "NpyHeader", "Npz", "format_header", "read_header", "write_keys"]
@@ -84,14 +80,9 @@ class NpyHeader:
         return count
 
     @property
-    def element(self) -> str | None:
-        """Name of the element type if a table supports these numbers, in either byte order."""
-        return element_of(self.dtype.name)
-
-    @property
-    def is_matrix(self) -> bool:
-        """Whether a table supports these numbers, in rows."""
-        return self.element is not None and len(self.shape) == 2
+    def column(self) -> Column:
+        """What the array is."""
+        return array_column(str(self), self.dtype, self.shape)
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}"
@@ -162,7 +153,7 @@ def _plain_dtype(descr: object, path: Path) -> np.dtype[Any]:
         if plain and 0 < dtype.itemsize <= MAX_ITEM_BYTES:
             return dtype
     raise FormatError(
-        f"{path}: elements of type {descr!r:.100}; need floats, not objects or records; "
+        f"{path}: elements of type {descr!r:.100}, objects or records; need floats; "
         "keys may be integers or strings of fixed width, as astype(str) makes them"
     )
 
@@ -208,7 +199,8 @@ class Npy(Format):
         reject_name(path, wanted)
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             header = read_header(file.stream(), path)
-            if header.element is None or not header.is_matrix:
+            column = header.column
+            if not column.is_matrix or column.read_as is None:
                 raise FormatError(f"{path}: holds {header}; need floats of shape (rows, dim)")
             expected = header.nbytes + header.data_bytes
             if file.size != expected:
@@ -219,7 +211,7 @@ class Npy(Format):
             rows, dim = header.shape
             kind = _ColumnMajorSource if _is_column_major(header) else SpanSource
             source = kind(
-                file, rows, dim, header.element, offset=header.nbytes, stored=header.dtype
+                file, rows, dim, column.read_as, offset=header.nbytes, stored=header.dtype
             )
             beside = path.with_name(f"{path.stem}.keys.npy")
             if beside.exists():
@@ -245,14 +237,11 @@ class Npy(Format):
 
 def _read_keys(file: InputFile) -> Keys:
     header = read_header(file.stream(), file.path)
-    if len(header.shape) != 1 or header.dtype.kind not in "iuU":
+    if header.column.kind not in ("integer", "text"):
         raise FormatError(f"{file.path}: holds {header}; need one dimension of integers or strings")
     if file.size != header.nbytes + header.data_bytes:
         raise FormatError(f"{file.path}: {file.size} bytes do not match {header}")
-    blocks = _key_blocks(file, header)
-    if header.dtype.kind == "U":
-        return strings_of(file.path, blocks, file.allowance)
-    return integers_of(blocks, header.shape[0], header.dtype, file.allowance)
+    return _keys_in(_key_blocks(file, header), header, file.path, file.allowance)
 
 
 def _key_blocks(file: InputFile, header: NpyHeader) -> Iterator[Array]:
@@ -274,29 +263,37 @@ _KEY_BLOCK_BYTES = 1 << 18
 """Small, because every string of a block is a Python object until it is packed."""
 
 
-class Arrays:
-    """The arrays of a .npz file by name."""
+class Arrays(Reader):
+    """The arrays of a .npz file.
+
+    Attributes:
+        headers: of the arrays that can be read, by name.
+    """
 
     def __init__(self, file: InputFile) -> None:
-        """Read the header of each array in `file`, which the caller closes."""
+        """Read the header of each array in `file`, which is closed with this."""
         self.path = file.path
+        self.allowance = file.allowance
+        self._file = file
         self._archive = Archive(file, ".npz archive")
         names = [name for name in self._archive.entries if name.endswith(".npy")]
         if len(names) > MAX_ENTRIES:
             raise FormatError(f"{self.path}: {len(names)} arrays; the limit is {MAX_ENTRIES}")
         self.headers: dict[str, NpyHeader] = {}
-        self.described: dict[str, object] = {}
+        self.columns = {}
         for name in (name.removesuffix(".npy") for name in names):
             try:
-                self.described[name] = self.headers[name] = self._header(name)
+                self.headers[name] = self._header(name)
+                self.columns[name] = self.headers[name].column
             except FormatError as error:  # no error unless this array is requested
-                self.described[name] = f"unreadable ({str(error).removeprefix(f'{self.path}: ')})"
+                reason = str(error).removeprefix(f"{self.path}: ").partition(";")[0]
+                self.columns[name] = Column(f"unreadable ({reason})", None, "other")
 
     def _header(self, name: str) -> NpyHeader:
         entry = self._archive.entries[f"{name}.npy"]
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise FormatError(f"{self.path}: {name!r} has a compression that NumPy does not use")
-        with self.open(name) as stream, parsing(self.path, ".npz archive", *ZIP_ERRORS):
+        with self._stream(name) as stream, parsing(self.path, ".npz archive", *ZIP_ERRORS):
             header = read_header(stream, self.path)
         if entry.file_size != header.nbytes + header.data_bytes:
             raise FormatError(
@@ -305,15 +302,14 @@ class Arrays:
             )
         return header
 
-    def open(self, name: str) -> IO[bytes]:
-        """Open the entry of an array as a stream, at its header."""
+    def _stream(self, name: str) -> IO[bytes]:
         return self._archive.open(f"{name}.npy")
 
     def read(self, name: str, block_items: int) -> Iterator[Array]:
         """Yield the elements of an array in blocks, flat, in order and little-endian."""
         header = self.headers[name]
         left = header.data_bytes
-        with self.open(name) as stream, parsing(self.path, ".npz archive", *ZIP_ERRORS):
+        with self._stream(name) as stream, parsing(self.path, ".npz archive", *ZIP_ERRORS):
             stream.read(header.nbytes)
             while left:
                 nbytes = min(left, block_items * header.dtype.itemsize)
@@ -327,9 +323,30 @@ class Arrays:
             if stream.read(1):
                 raise FormatError(f"{self.path}: extra bytes follow the array {name!r}")
 
+    def blocks(self, names: Sequence[str], dim: int, block_rows: int) -> Iterator[Array]:
+        """Yield the rows of an array; one with columns first takes a read for each of them."""
+        (name,) = names
+        header = self.headers[name]
+        if not _is_column_major(header):
+            for block in self.read(name, block_rows * dim):
+                yield block.reshape(-1, dim)
+            return
+        rows, size = header.shape[0], header.dtype.itemsize
+        with self._unpacked(name) as (read, first):
+            for start in range(0, rows, block_rows):
+                count = min(block_rows, rows - start)
+                block = np.empty((count, dim), header.dtype.newbyteorder("<"))
+                for column in range(dim):
+                    at = first + size * (start + column * rows)
+                    block[:, column] = np.frombuffer(read(at, count * size), header.dtype)
+                yield block
+
     @contextmanager
-    def unpacked(self, name: str) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
-        """Yield what reads bytes from an offset, and the offset of the elements of an array."""
+    def _unpacked(self, name: str) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
+        """Yield what reads bytes from an offset, and the offset of the elements of an array.
+
+        A compressed array is unpacked into a temporary file without a name.
+        """
         header, entry = self.headers[name], self._archive.entries[f"{name}.npy"]
         if entry.compress_type == zipfile.ZIP_STORED:
             start = self._archive.start(f"{name}.npy") + header.nbytes
@@ -342,60 +359,21 @@ class Arrays:
                 file.flush()
             yield lambda at, nbytes: os.pread(file.fileno(), nbytes, at), 0
 
-
-class _NpzSource(Source):
-    def __init__(self, file: InputFile, archive: Arrays, name: str) -> None:
-        header = archive.headers[name]
-        super().__init__(file.path, header.shape[0], header.shape[1], str(header.element))
-        self._file = file
-        self._archive = archive
-        self._name = name
-        shapes = {n: h.shape for n, h in archive.headers.items() if n != _KEYS}
-        self.notes = note_unread(self.rows, shapes, "save it under the name 'keys'")
-        unread = [n for n in archive.described if n not in archive.headers and n != _KEYS]
-        if unread:
-            self.notes += (f"not read, as they hold objects or records: {', '.join(unread[:8])}",)
-        self.scales = scales_beside(name, header.dtype.name, archive.described)
-        if _KEYS in archive.headers:
-            self.called_keys = f"an array of {archive.headers[_KEYS]}"
-
-    def _blocks(self, block_rows: int) -> Iterator[Array]:
-        for block in self._archive.read(self._name, block_rows * self.dim):
-            yield block.reshape(-1, self.dim).astype(ELEMENT_TYPES[self.dtype].stored, copy=False)
-
-    @cached_property
-    def keys(self) -> Keys | None:
-        header = self._archive.headers.get(_KEYS)
-        if header is None and _KEYS in self._archive.described:
-            raise FormatError(f"{self.path}: {_KEYS!r} is {self._archive.described[_KEYS]}")
-        if header is None or header.shape != (self.rows,) or header.dtype.kind not in "iuU":
-            return None
-        blocks = self._archive.read(_KEYS, block_rows_for(header.dtype.itemsize, _KEY_BLOCK_BYTES))
-        if header.dtype.kind == "U":
-            return strings_of(self.path, blocks, self._file.allowance)
-        return integers_of(blocks, self.rows, header.dtype, self._file.allowance)
+    def keys(self, name: str) -> Keys:
+        """Return an array of whole numbers or fixed-width strings."""
+        header = self.headers[name]
+        blocks = self.read(name, block_rows_for(header.dtype.itemsize, _KEY_BLOCK_BYTES))
+        return _keys_in(blocks, header, self.path, self.allowance)
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
-class _NpzColumnsSource(_NpzSource):
-    """A Fortran-ordered array, whose rows need one read per column.
-
-    A compressed array is unpacked into a temporary file without a name.
-    """
-
-    def _blocks(self, block_rows: int) -> Iterator[Array]:
-        header = self._archive.headers[self._name]
-        size, stored = header.dtype.itemsize, ELEMENT_TYPES[self.dtype].stored
-        with self._archive.unpacked(self._name) as (read, first):
-            for start in range(0, self.rows, block_rows):
-                count = min(block_rows, self.rows - start)
-                block = np.empty((count, self.dim), stored)
-                for column in range(self.dim):
-                    at = first + size * (start + column * self.rows)
-                    block[:, column] = np.frombuffer(read(at, count * size), header.dtype)
-                yield block
+def _keys_in(blocks: Iterator[Array], header: NpyHeader, path: Path, allowance: Allowance) -> Keys:
+    if header.dtype.kind == "U":
+        return strings_of(path, blocks, allowance)
+    return integers_of(blocks, header.shape[0], header.dtype, allowance)
 
 
 def write_keys(path: Path | RemoteFile, keys: KeyColumn) -> None:
@@ -422,7 +400,7 @@ def _string_dtype(keys: KeyColumn) -> np.dtype[np.str_]:
     return np.dtype(f"<U{max(1, longest)}")
 
 
-class Npz(Format):
+class Npz(ColumnFormat):
     """Named arrays, of element types that NumPy supports."""
 
     suffixes = (".npz",)
@@ -431,15 +409,10 @@ class Npz(Format):
         """Whether NumPy supports the type."""
         return not element.as_bits
 
-    def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a matrix among the arrays."""
-        with unless_it_fails(open_input(path, wanted.memory)) as file:
-            archive = Arrays(file)
-            able = {name: each for name, each in archive.headers.items() if each.is_matrix}
-            floats = {name: each for name, each in able.items() if each.dtype.kind == "f"}
-            name = choose(path, wanted, floats, archive.described, able)
-            kind = _NpzColumnsSource if _is_column_major(archive.headers[name]) else _NpzSource
-            return kind(file, archive, name)
+    def reader(self, path: Path, memory: Size) -> Arrays:
+        """Open the arrays."""
+        with unless_it_fails(open_input(path, memory)) as file:
+            return Arrays(file)
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:

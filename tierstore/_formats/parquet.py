@@ -2,38 +2,24 @@
 
 The writer stores a column of fixed-size lists with the name of each field, and keys as a column
 `key`. Trained floats hardly repeat, so there is no dictionary; they compress better when they are
-split into byte streams before zstd. The reader accepts any column of lists of numbers of equal
-length without nulls, or else all columns of floats, and the column `key` if it contains integers or
-strings. A directory of such files, as Spark, DuckDB and Hugging Face write them, is read in the
-order of their names.
+split into byte streams before zstd. A directory of such files, as Spark, DuckDB and Hugging Face
+write them, is read in the order of their names.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
-from tierstore._dtypes import ElementType
-from tierstore._formats._columns import (
-    Columns,
-    ColumnSource,
-    arrow_batch,
-    arrow_schema,
-    column_keys,
-    in_order,
-    need,
-)
-from tierstore._formats.base import Array, Content, Format, Source, Wanted, Write
-from tierstore._formats.files import open_input, unless_it_fails
-from tierstore._formats.keys import Keys
+from tierstore._formats._columns import KEY, ArrowFormat, Columns, in_order, need
+from tierstore._formats.base import Content
+from tierstore._formats.files import open_input
 from tierstore.budget import Size
 from tierstore.errors import FormatError
 
 __all__ = ["Parquet", "open_columns"]
 
 _KIND = "parquet"
-_KEY = "key"
 _MAGIC = b"PAR1"
 
 
@@ -57,56 +43,30 @@ def _check_ends(path: Path) -> None:
             raise FormatError(f"{path}: not a Parquet file, or truncated")
 
 
-class Parquet(Format):
-    """Named columns, of element types that NumPy supports."""
+class Parquet(ArrowFormat):
+    """Parquet files, or the directory of some."""
 
     suffixes = (".parquet",)
-    several = True
-    has_columns = True
-    block_bytes = 16 << 20
-
-    def holds(self, element: ElementType) -> bool:
-        """Whether NumPy, and therefore Arrow, supports the type."""
-        return not element.as_bits
 
     def claims(self, directory: Path) -> bool:
         """Whether there are Parquet files."""
         return next(directory.glob("*.parquet"), None) is not None
 
-    def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a column of lists, or columns of numbers."""
-        with unless_it_fails(open_columns(path, wanted.memory)) as columns:
-            return ColumnSource(columns, wanted, _KEY)
+    def reader(self, path: Path, memory: Size) -> Columns:
+        """Open the columns."""
+        return open_columns(path, memory)
 
-    @contextlib.contextmanager
-    def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write a column of lists for each field, and a column of keys."""
-        need(_KIND)
+    def writer(self, file: IO[bytes], schema: Any, content: Content) -> Any:
+        """Return a writer for columns of floats that hardly repeat."""
         import pyarrow.parquet
 
-        schema = arrow_schema(content, _KEY)
-
-        def write(start: int, block: Array) -> None:
-            writer.write_batch(arrow_batch(content, schema, start, block))
-
-        options = {
-            "compression": "zstd",
-            "use_dictionary": False,
-            # DuckDB reads it of the types of the specification's first version alone.
-            "use_byte_stream_split": (
-                [f"{name}.list.element" for name in content.fields]
-                if content.storage.itemsize > 2
-                else False
-            ),
-            "write_statistics": [_KEY] if content.keys is not None else False,
-        }
-        with (
-            path.open("xb") as file,
-            pyarrow.parquet.ParquetWriter(file, schema, **options) as writer,
-        ):
-            yield write
-
-    def read_keys(self, path: Path, name: str | None, memory: Size) -> Keys:
-        """Read a column of integers or strings, `key` if none is named."""
-        with contextlib.closing(open_columns(path, memory)) as columns:
-            return column_keys(columns, _KEY if name is None else name)
+        # DuckDB reads it of the types of the specification's first version alone.
+        split = content.storage.itemsize > 2
+        return pyarrow.parquet.ParquetWriter(
+            file,
+            schema,
+            compression="zstd",
+            use_dictionary=False,
+            use_byte_stream_split=[f"{n}.list.element" for n in content.fields] if split else False,
+            write_statistics=[KEY] if content.keys is not None else False,
+        )

@@ -11,10 +11,9 @@ import dataclasses
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +21,26 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES
-from tierstore._formats.base import (
-    Content,
-    Format,
-    Source,
-    SpanSource,
-    StoredRows,
-    Wanted,
-    Write,
-    choose,
-    note_unread,
-    scales_beside,
-)
+from tierstore._formats.base import Array, Content, SpanSource, StoredRows, Write
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings, widened
+from tierstore._formats.reading import (
+    KEYS,
+    OFFSETS,
+    Column,
+    ColumnFormat,
+    Reader,
+    array_column,
+    with_packed_texts,
+)
 from tierstore._scaled import SCALE_TYPES
 from tierstore.budget import JSON_COST, Size
 from tierstore.errors import FormatError
 
-__all__ = ["Safetensors", "matrices_in"]
+__all__ = ["Safetensors"]
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_DIMENSIONS = 64
-_KEYS, _OFFSETS = "keys", "keys_offsets"
 
 _NAMES = {each.safetensors: each.name for each in ELEMENT_TYPES.values() if not each.integer}
 _POWERS = "F8_E8M0"
@@ -145,62 +141,68 @@ def _check_spans(path: Path, tensors: dict[str, _Tensor], data_bytes: int) -> No
         )
 
 
-class _SafetensorsSource(SpanSource):
-    def __init__(
-        self, file: InputFile, tensors: dict[str, _Tensor], data_offset: int, name: str
-    ) -> None:
-        tensor = tensors[name]
+class _Tensors(Reader):
+    def __init__(self, file: InputFile) -> None:
+        """Read the header of `file`, which is closed with this."""
+        self.path = file.path
+        self._file = file
+        self._tensors, self._data_offset = _read_header(file)
+        self.columns = with_packed_texts(
+            {name: _column(each) for name, each in self._tensors.items()}
+        )
+
+    def _span(self, name: str) -> SpanSource:
+        tensor = self._tensors[name]
         rows, dim = tensor.shape
-        super().__init__(
-            file,
+        return SpanSource(
+            self._file,
             rows,
             dim,
             _NAMES.get(tensor.code, DEFAULT_DTYPE),
-            offset=data_offset + tensor.start,
+            offset=self._data_offset + tensor.start,
             stored=_WHOLE.get(tensor.code),
         )
-        self._code = tensor.code
-        self.scales = scales_beside(name, tensor.code, tensors)
-        self._tensors = tensors
-        self._data_offset = data_offset
-        shapes = {n: t.shape for n, t in tensors.items() if n not in (_KEYS, _OFFSETS)}
-        self.notes = note_unread(rows, shapes, "save it under the name 'keys'")
-        if _KEYS in tensors:
-            self.called_keys = f"a tensor of {tensors[_KEYS]}"
 
-    def stored(self) -> StoredRows | None:
+    def blocks(self, names: Sequence[str], dim: int, block_rows: int) -> Iterator[Array]:
+        """Yield the rows of a tensor; powers of two as the floats that they stand for."""
+        (name,) = names
+        decode = SCALE_TYPES["e8m0"].decode
+        for block in self._span(name).blocks(block_rows):
+            yield decode(block.astype("u1")) if self._tensors[name].code == _POWERS else block
+
+    def stored(self, name: str) -> StoredRows | None:
         """Return the span; powers of two are no element type and can only be scales."""
-        found = super().stored()
-        if found is None or self._code != _POWERS:
+        found = self._span(name).stored()
+        if found is None or self._tensors[name].code != _POWERS:
             return found
-        return dataclasses.replace(found, dtype="float8_e8m0fnu")
+        return dataclasses.replace(found, dtype=self.columns[name].number)
 
-    def _elements(self, first: int, count: int) -> npt.NDArray[Any]:
-        found = super()._elements(first, count)
-        if self._code != _POWERS:
-            return found
-        return SCALE_TYPES["e8m0"].decode(found.astype(np.uint8))
-
-    @cached_property
-    def keys(self) -> Keys | None:
-        keys, offsets = self._tensors.get(_KEYS), self._tensors.get(_OFFSETS)
-        if keys is None or keys.code not in _INTEGERS or len(keys.shape) != 1:
-            return None
-        if offsets is not None and keys.code == "U8":
-            if (offsets.code, offsets.shape) != ("I64", (self.rows + 1,)):
-                return None
-            blob, bounds = self._bytes(keys), self._integers(offsets)
+    def keys(self, name: str) -> Keys:
+        """Return a tensor of whole numbers, or the texts in one of bytes."""
+        if self.columns[name].kind == "text":
+            blob, bounds = self._bytes(name), self._integers(OFFSETS)
             return blob_to_strings(self.path, blob, bounds, self._file.allowance)
-        if keys.shape != (self.rows,):
-            return None
-        return widened(self._integers(keys), self._file.allowance)
+        return widened(self._integers(name), self._file.allowance)
 
-    def _bytes(self, tensor: _Tensor) -> bytes:
+    def _bytes(self, name: str) -> bytes:
+        tensor = self._tensors[name]
         self._file.allowance.take(tensor.stop - tensor.start, f"keys as {tensor}")
         return self._file.read_at(self._data_offset + tensor.start, tensor.stop - tensor.start)
 
-    def _integers(self, tensor: _Tensor) -> npt.NDArray[Any]:
-        return np.frombuffer(self._bytes(tensor), _INTEGERS[tensor.code])
+    def _integers(self, name: str) -> npt.NDArray[Any]:
+        return np.frombuffer(self._bytes(name), _INTEGERS[self._tensors[name].code])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _column(tensor: _Tensor) -> Column:
+    if tensor.code == _POWERS and len(tensor.shape) == 2:
+        rows, dim = tensor.shape
+        return Column(str(tensor), rows, "list", "float8_e8m0fnu", dim, DEFAULT_DTYPE)
+    number = _NAMES.get(tensor.code) or _INTEGERS.get(tensor.code) or tensor.code
+    return array_column(str(tensor), number, tensor.shape)
 
 
 def _format_header(content: Content) -> bytes:
@@ -216,14 +218,14 @@ def _format_header(content: Content) -> bytes:
     if keys is not None:
         add(
             *(
-                (_KEYS, _CODES[keys.dtype], content.rows)
+                (KEYS, _CODES[keys.dtype], content.rows)
                 if keys.integers
-                else (_OFFSETS, "I64", content.rows + 1)
+                else (OFFSETS, "I64", content.rows + 1)
             )
         )
     add(content.field, ELEMENT_TYPES[content.dtype].safetensors, content.rows, content.dim)
     if keys is not None and not keys.integers:
-        add(_KEYS, "U8", _blob_bytes(keys))
+        add(KEYS, "U8", _blob_bytes(keys))
 
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -234,27 +236,15 @@ def _blob_bytes(keys: KeyColumn) -> int:
     return sum(len(key) for block in keys.bytes_blocks() for key in block)
 
 
-def matrices_in(path: Path, memory: Size) -> set[str]:
-    """Return the names of the tensors of a file that are matrices of floats."""
-    with open_input(path, memory) as file:
-        tensors, _ = _read_header(file)
-    return {name for name, each in tensors.items() if len(each.shape) == 2 and each.code in _NAMES}
-
-
-class Safetensors(Format):
+class Safetensors(ColumnFormat):
     """Named tensors, of every element type."""
 
     suffixes = (".safetensors",)
 
-    def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a matrix among the tensors."""
-        with unless_it_fails(open_input(path, wanted.memory)) as file:
-            tensors, data_offset = _read_header(file)
-            matrices = {n: t for n, t in tensors.items() if len(t.shape) == 2}
-            floats = {n: t for n, t in matrices.items() if t.code in _NAMES}
-            whole = {n: t for n, t in matrices.items() if t.code in _WHOLE}
-            name = choose(path, wanted, floats, tensors, whole)
-            return _SafetensorsSource(file, tensors, data_offset, name)
+    def reader(self, path: Path, memory: Size) -> Reader:
+        """Open the tensors."""
+        with unless_it_fails(open_input(path, memory)) as file:
+            return _Tensors(file)
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:

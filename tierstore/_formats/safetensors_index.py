@@ -9,9 +9,10 @@ import dataclasses
 import json
 from pathlib import Path
 
-from tierstore._formats.base import FORMATS, Format, Source, Wanted, choose
+from tierstore._formats.base import FORMATS, Format, Source, Wanted
 from tierstore._formats.files import open_input
-from tierstore._formats.safetensors import matrices_in
+from tierstore._formats.reading import choose
+from tierstore._formats.safetensors import Safetensors
 from tierstore.budget import JSON_COST
 from tierstore.errors import FormatError
 
@@ -44,10 +45,15 @@ def _parted(
     path: Path, shards: dict[str, str], places: dict[str, str], wanted: Wanted
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Divide the tensors into matrices and others, by the headers of the files."""
-    found = {
-        shard: matrices_in(path.with_name(shard), wanted.memory) for shard in set(shards.values())
-    }
-    matrices = {name: place for name, place in places.items() if name in found[shards[name]]}
+    found: set[tuple[str, str]] = set()
+    for shard in set(shards.values()):
+        with Safetensors().reader(path.with_name(shard), wanted.memory) as reader:
+            found |= {
+                (shard, n)
+                for n, each in reader.columns.items()
+                if each.read_as == each.number and each.is_matrix
+            }
+    matrices = {name: place for name, place in places.items() if (shards[name], name) in found}
     return matrices, {name: place for name, place in places.items() if name not in matrices}
 
 

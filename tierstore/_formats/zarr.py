@@ -16,9 +16,8 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +28,25 @@ from tierstore._dtypes import ELEMENT_TYPES, ElementType
 from tierstore._formats.base import (
     Array,
     Content,
-    Format,
     Source,
     StoredChunks,
     StoredRows,
     Wanted,
     Write,
-    choose,
-    element_of,
-    note_unread,
 )
 from tierstore._formats.files import parsing, taken_by
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings, widened
-from tierstore.budget import JSON_COST, Allowance
+from tierstore._formats.reading import (
+    KEYS,
+    OFFSETS,
+    Column,
+    ColumnFormat,
+    Reader,
+    ReadSource,
+    array_column,
+    with_packed_texts,
+)
+from tierstore.budget import JSON_COST, Allowance, Size
 from tierstore.errors import ExistsError, FormatError
 
 __all__ = ["Zarr"]
@@ -49,92 +54,95 @@ __all__ = ["Zarr"]
 _CHUNK_COST = 3
 """Copies of a chunk in memory while it is decoded: compressed, decompressed and in the block."""
 _METADATA_BYTES = 16 << 20
+MAX_DEPTH = 16
 _METADATA = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
-_KEYS, _OFFSETS = "keys", "keys_offsets"
 _COMPLETE = "complete"
 _KEY_CHUNK = 1 << 20
 
 
-class _ZarrSource(Source):
-    def __init__(
-        self, path: Path, array: Any, siblings: dict[str, Any], allowance: Allowance
-    ) -> None:
-        """Read from an array of the zarr group at `path`, which may be the name of a store."""
-        rows, dim = array.shape
-        super().__init__(path, rows, dim, str(_element(array)))
-        self._array = _checked(path, array, allowance)
-        left_out = _left_out(path, array)
-        self._siblings = siblings
-        self._allowance = allowance
-        self._chunk_rows = _outer_chunks(array)[0]
-        shapes = {n: a.shape for n, a in siblings.items() if n not in (_KEYS, _OFFSETS)}
-        self.notes = note_unread(rows, shapes, "save it under the name 'keys'")
-        if left_out:
-            which = (
-                "1 chunk is not stored and reads"
-                if left_out == 1
-                else (f"{left_out} chunks are not stored and read")
-            )
-            self.notes += (f"{which} as {array.fill_value}, the fill value",)
-        if _KEYS in siblings:
-            self.called_keys = f"an array of {siblings[_KEYS].dtype} {siblings[_KEYS].shape}"
+class _Arrays(Reader):
+    def __init__(self, where: Any, path: Path, allowance: Allowance) -> None:
+        """Open a group or array in `where`, any store of zarr; `path` is its name for messages."""
+        import zarr
 
-    def _blocks(self, block_rows: int) -> Iterator[Array]:
+        self.path = path
+        self._allowance = allowance
+        self._checked: dict[str, Any] = {}
+        with parsing(path, "zarr group or array", Exception):
+            node = zarr.open(where, mode="r")
+            if node.attrs.get(_COMPLETE, True) is not True:
+                raise FormatError(f"{path}: writing was interrupted; write it again")
+            self._arrays = {"": node} if isinstance(node, zarr.Array) else _members(node)
+            columns = {name: _column(each) for name, each in self._arrays.items()}
+        self.columns = with_packed_texts(columns)
+
+    def check(self, name: str) -> None:
+        """Raise FormatError for chunks that are too large or missing; see `_checked`."""
+        self._checked[name] = _checked(self.path, self._arrays[name], self._allowance)
+
+    def notes_of(self, name: str) -> tuple[str, ...]:
+        """Say how many chunks are not stored."""
+        array = self._arrays[name]
+        left_out = _left_out(self.path, array)
+        which = (
+            "1 chunk is not stored and reads"
+            if left_out == 1
+            else f"{left_out} chunks are not stored and read"
+        )
+        return (f"{which} as {array.fill_value}, the fill value",) if left_out else ()
+
+    def blocks(self, names: Sequence[str], dim: int, block_rows: int) -> Iterator[Array]:
         """Read whole chunks; a block has several chunks or a part of one."""
-        step = max(1, block_rows // self._chunk_rows) * self._chunk_rows
-        for start in range(0, self.rows, step):
-            chunks = self._read(start, start + step, self.dtype)
+        (name,) = names
+        chunk_rows = _outer_chunks(self._arrays[name])[0]
+        step = max(1, block_rows // chunk_rows) * chunk_rows
+        for start in range(0, self._arrays[name].shape[0], step):
+            chunks = self._read(name, start, start + step)
             for at in range(0, len(chunks), block_rows):
                 yield chunks[at : at + block_rows]
 
-    def _read(self, start: int, stop: int, dtype: str) -> Array:
+    def _read(self, name: str, start: int, stop: int) -> Array:
         with parsing(self.path, "zarr array", Exception):
-            chunks = self._array[start:stop]
-        return np.ascontiguousarray(chunks, ELEMENT_TYPES[dtype].stored)
+            chunks = self._checked[name][start:stop]
+        return np.ascontiguousarray(chunks, chunks.dtype.newbyteorder("<"))
 
-    def stored(self) -> StoredRows | StoredChunks | None:
+    def stored(self, name: str) -> StoredRows | StoredChunks | None:
         """Return plain chunks that can be mapped end to end, or else chunks to decode.
 
         None for an array that is not in a directory.
         """
-        if not self.path.is_dir() or not self.rows:
+        array, dtype = self._arrays[name], self.columns[name].number
+        if not self.path.is_dir() or not array.shape[0]:
             return None
-        step, files = self._chunk_rows, _chunk_files(self.path, self._array)
-        nbytes = step * self.dim * self._array.dtype.itemsize
-        dtype = self.dtype if ELEMENT_TYPES[self.dtype].as_bits else self._array.dtype.name
+        step, files = _outer_chunks(array)[0], _chunk_files(self.path, array)
+        nbytes = step * array.shape[1] * array.dtype.itemsize
         whole = len(files) == 1 or nbytes % mmap.PAGESIZE == 0
-        if whole and _is_plain(self._array) and _have_size(files, nbytes):
+        if whole and _is_plain(array) and _have_size(files, nbytes):
             return StoredRows(dtype, tuple(each for (each,) in files), 0, step)
 
         def decode(number: int) -> Array:
-            return self._read(number * step, (number + 1) * step, dtype)
+            return self._read(name, number * step, (number + 1) * step)
 
         return StoredChunks(dtype, files, step, decode)
 
-    def held_bytes(self, enough: int) -> int:
+    def held_bytes(self, name: str, enough: int) -> int:
         """Return the bytes of the chunks that are stored, in a directory or elsewhere."""
         if self.path.is_dir():
-            return taken_by(self.path / self._array.path, enough)
+            return taken_by(self.path / self._arrays[name].path, enough)
         with parsing(self.path, "zarr array", Exception):
-            return int(self._array.nbytes_stored())
+            return int(self._arrays[name].nbytes_stored())
 
-    @cached_property
-    def keys(self) -> Keys | None:
-        keys, offsets = self._siblings.get(_KEYS), self._siblings.get(_OFFSETS)
-        if keys is None or keys.ndim != 1 or keys.name == self._array.name:
-            return None
-        if offsets is not None and keys.dtype == np.uint8:
-            if offsets.shape != (self.rows + 1,) or offsets.dtype != np.int64:
-                return None
-            blob, bounds = self._all(keys).tobytes(), self._all(offsets)
+    def keys(self, name: str) -> Keys:
+        """Return an array of whole numbers, or the texts in one of bytes."""
+        if self.columns[name].kind == "text":
+            blob, bounds = self._all(name).tobytes(), self._all(OFFSETS)
             return blob_to_strings(self.path, blob, bounds, self._allowance)
-        if keys.dtype.kind not in "iu" or keys.shape != (self.rows,):
-            return None
-        return widened(self._all(keys), self._allowance)
+        return widened(self._all(name), self._allowance)
 
-    def _all(self, array: Any) -> Array:
+    def _all(self, name: str) -> Array:
+        array = self._arrays[name]
         nbytes = array.shape[0] * array.dtype.itemsize
-        self._allowance.take(2 * nbytes, f"the array {array.basename!r} of {nbytes} bytes")
+        self._allowance.take(2 * nbytes, f"the array {name!r} of {nbytes} bytes")
         checked = _checked(self.path, array, self._allowance)
         with parsing(self.path, "zarr array", Exception):
             return np.asarray(checked[:])
@@ -143,12 +151,21 @@ class _ZarrSource(Source):
         """Do nothing: zarr opens files as it reads them."""
 
 
-def _element(array: Any) -> str | None:
-    """Return the name of the element type if tables support it."""
-    name = str(array.attrs.get("dtype"))
-    if name in ELEMENT_TYPES and array.dtype.newbyteorder("<") == ELEMENT_TYPES[name].stored:
-        return name
-    return element_of(array.dtype.name)
+def _members(group: Any) -> dict[str, Any]:
+    """Return the arrays of a group and of the groups in it, by their paths."""
+    import zarr
+
+    found = group.members(max_depth=MAX_DEPTH)
+    return dict(sorted((path, each) for path, each in found if isinstance(each, zarr.Array)))
+
+
+def _column(array: Any) -> Column:
+    text, number = f"{array.dtype} {tuple(array.shape)}", str(array.attrs.get("dtype"))
+    named = number in ELEMENT_TYPES
+    if named and array.dtype.newbyteorder("<") == ELEMENT_TYPES[number].stored and array.ndim == 2:
+        rows, dim = array.shape
+        return Column(text, rows, "list", number, dim, number)
+    return array_column(text, array.dtype.name, array.shape)
 
 
 def _outer_chunks(array: Any) -> tuple[int, ...]:
@@ -249,7 +266,7 @@ def _left_out(path: Path, array: Any) -> int:
 
 def _check_metadata(path: Path, allowance: Allowance) -> None:
     """Raise FormatError if the metadata of a group and its arrays is too large or not in files."""
-    for directory in [path, *filter(Path.is_dir, path.iterdir())]:
+    for directory in _nodes(path, MAX_DEPTH):
         for name in _METADATA:
             try:
                 status = os.stat(directory / name)
@@ -260,26 +277,13 @@ def _check_metadata(path: Path, allowance: Allowance) -> None:
             allowance.take(JSON_COST * status.st_size, f"its metadata in {name}")
 
 
-def _open_node(where: Any, path: Path, wanted: Wanted, allowance: Allowance) -> Source:
-    """Open a group or array in `where`, any store that zarr accepts; `path` is for messages."""
-    import zarr
-
-    with parsing(path, "zarr group or array", Exception):
-        node = zarr.open(where, mode="r")
-        if node.attrs.get(_COMPLETE, True) is not True:
-            raise FormatError(f"{path}: writing was interrupted; write it again")
-        arrays = {"": node} if isinstance(node, zarr.Array) else dict(sorted(node.arrays()))
-        described = {n: f"{a.dtype} {tuple(a.shape)}" for n, a in arrays.items()}
-        matrices = {n: described[n] for n, a in arrays.items() if a.ndim == 2 and _element(a)}
-        floats = {
-            n: matrices[n]
-            for n in matrices
-            if _element(arrays[n]) == arrays[n].attrs.get("dtype")
-            or str(arrays[n].dtype) not in ("int8", "uint8")
-        }
-    name = choose(path, wanted, floats, described, matrices)
-    with parsing(path, "zarr array", Exception):
-        return _ZarrSource(path, arrays[name], arrays, allowance)
+def _nodes(path: Path, depth: int) -> Iterator[Path]:
+    """Yield the directory of a group, and those in it that can be groups or arrays."""
+    yield path
+    inner = (each for each in path.iterdir() if depth and each.is_dir())
+    for each in inner:
+        if any(os.path.lexists(each / name) for name in _METADATA):
+            yield from _nodes(each, depth - 1)
 
 
 @contextmanager
@@ -316,12 +320,12 @@ def _new_array(group: Any, name: str, **described: Any) -> Write:
 
 def _write_keys(group: Any, keys: KeyColumn) -> None:
     if keys.integers:
-        _write_vector(group, _KEYS, keys.dtype.str, len(keys), keys.integer_blocks())
+        _write_vector(group, KEYS, keys.dtype.str, len(keys), keys.integer_blocks())
         return
-    _write_vector(group, _OFFSETS, "<i8", len(keys) + 1, keys.offset_blocks())
+    _write_vector(group, OFFSETS, "<i8", len(keys) + 1, keys.offset_blocks())
     nbytes = sum(len(key) for block in keys.bytes_blocks() for key in block)
     blobs = (np.frombuffer(b"".join(block), np.uint8) for block in keys.bytes_blocks())
-    _write_vector(group, _KEYS, "u1", nbytes, blobs)
+    _write_vector(group, KEYS, "u1", nbytes, blobs)
 
 
 def _write_vector(group: Any, name: str, dtype: str, length: int, parts: Iterator[Array]) -> None:
@@ -331,7 +335,7 @@ def _write_vector(group: Any, name: str, dtype: str, length: int, parts: Iterato
         shape=(length,),
         chunks=(max(1, min(length, _KEY_CHUNK)),),
         dtype=dtype,
-        dimension_names=["row" if name == _KEYS and dtype != "u1" else name],
+        dimension_names=["row" if name == KEYS and dtype != "u1" else name],
     )
     start = 0
     for part in parts:
@@ -339,7 +343,7 @@ def _write_vector(group: Any, name: str, dtype: str, length: int, parts: Iterato
         start += len(part)
 
 
-class Zarr(Format):
+class Zarr(ColumnFormat):
     """Named arrays, of element types that NumPy supports, in a directory or a zarr store."""
 
     suffixes = (".zarr",)
@@ -355,15 +359,15 @@ class Zarr(Format):
         names = {each.name for each in directory.iterdir()}
         return bool(names & _METADATA) and "STORE.json" not in names
 
-    def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a matrix in a directory, checking the size of its metadata first."""
+    def reader(self, path: Path, memory: Size) -> Reader:
+        """Open a directory, checking the size of its metadata first."""
         if not path.is_dir():
             raise FormatError(
                 f"{path}: {'not a directory' if path.exists() else 'no such directory'}"
             )
-        allowance = Allowance(path, wanted.memory)
+        allowance = Allowance(path, memory)
         _check_metadata(path, allowance)
-        return _open_node(path, path, wanted, allowance)
+        return _Arrays(path, path, allowance)
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
@@ -377,7 +381,7 @@ class Zarr(Format):
 
     def open_store(self, store: Any, path: Path, wanted: Wanted) -> Source:
         """Open a matrix in any store that zarr accepts."""
-        return _open_node(store, path, wanted, Allowance(path, wanted.memory))
+        return ReadSource(_Arrays(store, path, Allowance(path, wanted.memory)), wanted)
 
     @contextmanager
     def write_store(

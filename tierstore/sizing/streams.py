@@ -168,12 +168,8 @@ def _read_ids(path: Path, column: str | None, memory: Size) -> npt.NDArray[Any]:
             return _read_npz(Arrays(file), column, file.allowance)
     if kind == ".parquet":
         with contextlib.closing(open_columns(path, memory)) as columns:
-            able = [
-                name
-                for name, kind in columns.kinds.items()
-                if kind.get("key") in ("int64", "uint64")
-            ]
-            return columns.integers(_chosen(path, column, list(columns.kinds), able))
+            able = [name for name, each in columns.columns.items() if each.kind == "integer"]
+            return np.asarray(columns.keys(_chosen(path, column, list(columns.columns), able)))
     raise FormatError(f"{path} is neither a recorded trace nor .npy, .npz or .parquet")
 
 
@@ -195,7 +191,7 @@ def _chosen(path: Path, name: str | None, names: list[str], able: list[str]) -> 
 def _read_npz(arrays: Arrays, column: str | None, allowance: Allowance) -> npt.NDArray[Any]:
     """Decompress one array in blocks."""
     able = [n for n, header in arrays.headers.items() if header.dtype.kind in "iu" and header.shape]
-    name = _chosen(arrays.path, column, list(arrays.described), able)
+    name = _chosen(arrays.path, column, list(arrays.columns), able)
     header = arrays.headers[name]
     allowance.take(header.data_bytes, f"the array {name!r}")
     ids = np.empty(math.prod(header.shape), header.dtype.newbyteorder("="))
