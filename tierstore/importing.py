@@ -417,11 +417,6 @@ def _unread(source: Source) -> list[str]:
 def _notes(source: Source, table: Table | None, keys: Keys | None, dtype: str) -> list[str]:
     """Return what is left out, kept or narrowed, one sentence each."""
     notes = list(source.notes) if keys is not None else _unread(source)
-    if keys is None and source.called_keys is not None:
-        notes.append(
-            f"'keys' is not read: it is {source.called_keys}; keys are whole numbers or texts, one "
-            f"for each of the {source.rows:,} rows"
-        )
     if isinstance(table, KeyedTable) and isinstance(keys, np.ndarray) and keys.dtype == np.uint64:
         beyond = int((keys > np.uint64(2**63 - 1)).sum())
         notes.append(

@@ -70,13 +70,15 @@ class ArrowTable:
 
     def blocks(self, columns: list[str], rows: int, dim: int) -> Iterator[Answer]:
         """Yield rows as buffers: keys if `dim` is 0, else `dim` numbers each."""
+        import pyarrow
+
         row = 0
         for found in self.batches(columns, rows):
             count = len(found[0])
             if count and dim:
                 numbers = (
                     wide(found, columns)
-                    if len(columns) > 1
+                    if pyarrow.types.is_primitive(found[0].type)
                     else lists(found[0], columns[0], row, dim)
                 )
                 yield {"rows": count, "number": numbers.dtype.str}, [numbers]

@@ -115,8 +115,6 @@ class Source(Closing):
         overflowed: values that the last pass over the rows found too large for `dtype`.
         read_as: what was decided about a file in text, for people; or None.
         notes: what the file holds and is not read, a sentence each.
-        called_keys: what the file holds under the name of keys, for people; None if nothing. It
-            need not be what `keys` can read.
         scales: names of arrays in the file that may be scales of its 8-bit elements.
         numbering: what in each row is its number from 0, for people, so that `keys` is None; or
             None. It is known when the keys are read.
@@ -125,7 +123,6 @@ class Source(Closing):
     overflowed = 0
     read_as: str | None = None
     notes: tuple[str, ...] = ()
-    called_keys: str | None = None
     numbering: str | None = None
     scales: tuple[str, ...] = ()
 

@@ -246,10 +246,12 @@ class ReadSource(Source):
             if name in self._left_out and wanted.text.key_column in (None, False):
                 self._left_out.remove(name)  # as it was said, or will be
                 if wanted.text.key_column is None:
-                    self.called_keys = columns[name].text
                     self._refuse_unread_keys(name)
+                    what = f"{name!r} is not read: it is {columns[name]}"
+                    each = f"one for each of the {rows:,} rows"
+                    self.notes += (f"{what}; keys are whole numbers or texts, {each}",)
         self.scales = _scales_beside(self._names[0], first.number, names)
-        self.notes = (*reader.notes, *reader.notes_of(self._names[0]), *self._unread())
+        self.notes += (*reader.notes, *reader.notes_of(self._names[0]), *self._unread())
         if reader.is_table:
             keys = "no keys" if self._key is None else f'keys from "{self._key}"'
             last = f'" to "{self._names[-1]}' if len(self._names) > 1 else ""
