@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import Table
+from tierstore import Store, Table
 from tierstore_cli.output import Grid
 
 ELEMENTS_SHOWN = 8
@@ -87,6 +87,40 @@ def id_lines(table: Table, rows: npt.NDArray[np.int64]) -> Iterator[list[object]
         else:
             keys = table.keys[ids]
             yield from ([table.name, row, key] for row, key in zip(ids.tolist(), keys, strict=True))
+
+
+def keys_by_table(store: Store) -> dict[str, Any]:
+    """Return the keys of the tables that have some."""
+    return {name: table.keys for name, table in store.items() if table.keys is not None}
+
+
+Removed = Iterator[tuple[str, list[str | int]]]
+
+
+def removed_keys(old: Mapping[str, Any], store: Store) -> Removed:
+    """Yield keys by table that a store no longer has, in blocks; also of tables that it lacks."""
+    for name, keys in old.items():
+        table = store.get(name)
+        is_text = len(keys) > 0 and isinstance(keys[0], str)
+        for start in range(0, len(keys), _BLOCK):
+            some = keys[start : start + _BLOCK]
+            gone: Any = np.ones(len(some), bool)
+            if (
+                table is not None
+                and table.keys is not None
+                and (table.keys.kind == "str") == is_text
+            ):
+                gone = table.lookup(some, missing=-1) < 0
+            if gone.any():
+                yield name, [_key(some[at]) for at in np.flatnonzero(gone).tolist()]
+
+
+def by_table(removed: Removed) -> dict[str, list[str | int]]:
+    """Return all of them."""
+    found: dict[str, list[str | int]] = {}
+    for name, keys in removed:
+        found.setdefault(name, []).extend(keys)
+    return found
 
 
 def ids_and_keys(table: Table, rows: npt.NDArray[np.int64]) -> dict[str, Any]:

@@ -105,3 +105,29 @@ def test_what_is_no_patch_is_named(run, single, tmp_path):
     for other in (single, tmp_path / "rows.npy", tmp_path / "one"):
         said = run("patch", single, other, code=3).stderr
         assert "a patch is a file that write_patch or 'tierstore diff --out' made" in said
+
+
+@pytest.mark.parametrize("keys", ["int64", "text"])
+def test_keys_that_went_are_listed(run, run_json, tmp_path, keys):
+    path, spec = tmp_path / "s.tier", tierstore.TableSpec(8, 2, keys=keys)
+    given = [f"w{n}" for n in range(6)] if keys == "text" else list(range(90, 96))
+    with tierstore.create(path, {"by_key": spec, "old": spec}, keep=9) as store:
+        for name in ("by_key", "old"):
+            store[name].write(given, np.ones((6, 2), np.float32))
+        first = store.commit()
+        store["by_key"].remove(given[1:3])
+        store["by_key"].write(given[3:4], np.zeros((1, 2), np.float32))
+        second = store.commit()
+        store.drop("old")
+        third = store.commit()
+    lines = run("diff", path, first, second, "--removed").stdout.splitlines()
+    assert sorted(lines) == [f"by_key\t{key}" for key in given[1:3]]
+    data = run_json("diff", path, first, third, "--removed", "--ids")
+    assert {name: sorted(each) for name, each in data["removed"].items()} == {
+        "by_key": given[1:3],
+        "old": given,
+    }
+    assert run("diff", path, second, second, "--removed").stdout == ""
+    assert run("diff", path, first, "--removed", "--table", "by_key").stdout.count("\n") == 2
+    run("diff", path, first, "--removed", "--ids", code=2)
+    run("diff", path, first, "--removed", "--out", tmp_path / "x", code=2)

@@ -12,6 +12,7 @@ import pytest
 
 import tierstore
 from tests.cli.conftest import COMMAND
+from tierstore._store import following
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_a_line_for_each_version_until_ctrl_c(pair, trained):
 @pytest.fixture
 def later(monkeypatch, trained):
     """Commit when the command has opened the store, and looks for the first time."""
-    waits = tierstore._store.following.DirectoryWatch.wait
+    waits = following.DirectoryWatch.wait
     left = [trained]
 
     def wait(watch, *given):
@@ -92,6 +93,26 @@ def test_lines_for_people(run, pair, later):
 def test_ids(run, pair, later):
     lines = run("follow", pair, "--count", 1, "--ids").stdout.splitlines()
     assert lines == ["4\titem\t2", "4\titem\t9", "4\tuser\t5\tname_5"]
+
+
+def test_keys_that_went(run, run_json, tmp_path, monkeypatch):
+    waits = following.DirectoryWatch.wait
+    spec = tierstore.TableSpec(8, 2, keys="text")
+    with tierstore.create(tmp_path / "s.tier", {"user": spec}) as store:
+        store["user"].write(["a", "b", "c"], np.ones((3, 2), np.float32))
+        store.commit()
+
+        def wait(watch, *given):
+            store["user"].remove([store["user"].keys[0]])
+            store.commit()
+            return waits(watch, *given)
+
+        monkeypatch.setattr("tierstore._store.following.DirectoryWatch.wait", wait)
+        lines = run("follow", tmp_path / "s.tier", "--count", 2, "--removed").stdout.splitlines()
+        assert len(lines) == 2 and len({line.split("\t")[2] for line in lines}) == 2
+        data = run_json("follow", tmp_path / "s.tier", "--count", 1, "--removed", "--ids")
+        assert len(data["removed"]["user"]) == 1
+    run("follow", tmp_path / "s.tier", "--removed", "--ids", code=2)
 
 
 def test_a_command_for_each_version(run, pair, later, tmp_path):

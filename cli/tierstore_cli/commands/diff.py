@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from tierstore import Store
 from tierstore.budget import format_bytes
 from tierstore.errors import counted
 from tierstore_cli.command import Command
@@ -15,7 +16,14 @@ from tierstore_cli.failure import Unchanged
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import READ_STORE, TABLE, Place, VersionType, full_name
-from tierstore_cli.rows import id_lines, ids_and_keys
+from tierstore_cli.rows import (
+    Removed,
+    by_table,
+    id_lines,
+    ids_and_keys,
+    keys_by_table,
+    removed_keys,
+)
 
 
 @click.command(cls=Command)
@@ -24,6 +32,7 @@ from tierstore_cli.rows import id_lines, ids_and_keys
 @click.argument("new", metavar="[V2]", type=VersionType(), required=False)
 @TABLE
 @click.option("--ids", "listed", is_flag=True, help="List the ids, and keys, of the rows.")
+@click.option("--removed", is_flag=True, help="List the keys that V2 lacks and V1 has.")
 @click.option(
     "--out",
     "patch",
@@ -39,6 +48,7 @@ def diff(
     new: int | str | None,
     table: str | None,
     listed: bool,
+    removed: bool,
     patch: Path | None,
     force: bool,
 ) -> None:
@@ -47,17 +57,23 @@ def diff(
     Versions are numbers or names that are kept; `tierstore log` lists them. The time depends on the
     rows that were written in between, not on the size of the tables. Rows that were added or have
     other keys count; a table that only lost rows is listed with 0. With --ids, a row is a line:
-    table, id, and the key if there is one, divided by tabs. STORE may be written meanwhile. With
-    --out, the exit code is 10 if V1 is V2, and nothing is written.
+    table, id, and the key if there is one, divided by tabs. With --removed, a line is a table and a
+    key that has no row any more, as an index downstream must learn. STORE may be written meanwhile.
+    With --out, the exit code is 10 if V1 is V2, and nothing is written.
 
     \b
     Examples:
       tierstore diff emb.tier 811 812
       tierstore diff emb.tier yesterday --table item --ids | cut -f 2 > changed.txt
+      tierstore diff emb.tier yesterday --table item --removed | cut -f 2 > gone.txt
       tierstore diff emb.tier yesterday --out monday.patch
     """
-    if patch is not None and (table is not None or listed):
-        raise click.UsageError("--out writes the rows of all tables: no --table, no --ids")
+    if patch is not None and (table is not None or listed or removed):
+        raise click.UsageError(
+            "--out writes the rows of all tables: no --table, no --ids, no --removed"
+        )
+    if listed and removed and not out.as_json:
+        raise click.UsageError("give one of --ids and --removed, or --json")
     if force and patch is None:
         raise click.UsageError("--force is that of --out; give both")
     with open_store(store, version=new) as opened:
@@ -75,6 +91,14 @@ def diff(
             line = f"wrote {patch}: {written}, {format_bytes(made.bytes)}"
             out.show(data, line)
             return
+        if removed:
+            gone = _removed(store, old, opened, table)
+            if not out.as_json:
+                for name, keys in gone:
+                    for key in keys:
+                        out.cells([name, key])
+                return
+            data["removed"] = by_table(gone)
         changed = opened.changed(old)
         if table is not None:
             opened[table]
@@ -90,6 +114,15 @@ def diff(
                 name: ids_and_keys(opened[name], rows) for name, rows in changed.items()
             }
     out.show(data, *_counts(data["tables"], old, data["to"]))
+
+
+def _removed(path: Place, old: int | str, opened: Store, table: str | None) -> Removed:
+    """Yield the keys by table that a version has and an open store lacks."""
+    with open_store(path, version=old) as before:
+        keys = keys_by_table(before)
+        if table is not None:
+            keys = {name: each for name, each in keys.items() if name == table}
+        yield from removed_keys(keys, opened)
 
 
 def _counts(tables: Mapping[str, int], old: object, new: object) -> Iterator[str | Grid]:

@@ -124,7 +124,8 @@ def export(
     --ids, --keys-from and --since write some rows only, with their keys; of a table without keys
     the ids are the keys. Versions that --since and --if-changed compare with must be kept, see
     `tierstore keep`. If nothing has changed, nothing is written and the exit code is 10. Keys that
-    were removed are a change for --if-changed alone: a file of --since has the rows that are there.
+    were removed are a change for --if-changed alone: a file of --since has the rows that are there,
+    and `tierstore diff V --removed` lists the others' keys.
 
     STORE may also be a matrix of another program, FILE or FILE::NAME, which is read in place.
 

@@ -15,12 +15,17 @@ from tierstore_cli.failure import Failure
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import READ_STORE, FiniteRange, Place, full_name
-from tierstore_cli.rows import id_lines, ids_and_keys
+from tierstore_cli.rows import by_table, id_lines, ids_and_keys, keys_by_table, removed_keys
 
 
 @click.command(cls=Command)
 @READ_STORE
 @click.option("--ids", "listed", is_flag=True, help="List the ids, and keys, of changed rows.")
+@click.option(
+    "--removed",
+    is_flag=True,
+    help="List the keys that went; those of the version before are held in memory.",
+)
 @click.option(
     "--exec",
     "program",
@@ -46,6 +51,7 @@ def follow(
     out: Output,
     store: Place,
     listed: bool,
+    removed: bool,
     program: str | None,
     timeout: float | None,
     count: int | None,
@@ -55,7 +61,8 @@ def follow(
 
     A line has the version, the one before it, the step, and how many rows of which tables changed;
     with --json it is an object. With --ids, each row is a line: version, table, id, and the key if
-    there is one. Versions that come while --exec runs are one line afterwards. A command that fails
+    there is one; with --removed, each key that has no row any more: version, table, key. Versions
+    that come while --exec runs are one line afterwards. A command that fails
     ends this one, with exit code 1. STORE is only read.
 
     \b
@@ -64,7 +71,10 @@ def follow(
       tierstore follow emb.tier --json --timeout 3600 >> versions.jsonl
       tierstore follow emb.tier --exec 'tierstore save emb.tier copy.tier --incremental'
     """
+    if listed and removed and not out.as_json:
+        raise click.UsageError("give one of --ids and --removed, or --json")
     with open_store(store) as opened:
+        before = _held(opened) if removed else {}
         for number, new in enumerate(opened.follow(timeout=timeout, every=every), 1):
             counts = {name: rows.size for name, rows in new.rows.items()}
             data: dict[str, Any] = {
@@ -78,7 +88,14 @@ def follow(
                 data["rows"] = {
                     name: ids_and_keys(opened[name], rows) for name, rows in new.rows.items()
                 }
-            if listed and not out.as_json:
+            if removed:
+                data["removed"] = by_table(removed_keys(before, opened))
+                before = _held(opened)
+            if removed and not out.as_json:
+                for name, keys in data["removed"].items():
+                    for key in keys:
+                        out.cells([new.version, name, key])
+            elif listed and not out.as_json:
                 for name, rows in new.rows.items():
                     for cells in id_lines(opened[name], rows):
                         out.cells([new.version, *cells])
@@ -89,6 +106,11 @@ def follow(
                 _run(program, data)
             if number == count:
                 return
+
+
+def _held(store: Store) -> dict[str, Any]:
+    """Return a copy of the keys of each table, which the store would replace."""
+    return {name: keys[:] for name, keys in keys_by_table(store).items()}
 
 
 def _line(store: Store, counts: dict[str, int]) -> str:
