@@ -67,14 +67,16 @@ def _model_of_holes(path: Path) -> None:
     path.write_text('{"weight_map": {"weight": "m-1.safetensors"}}')
 
 
-def _counts_of_holes(path: Path) -> None:
+def _counts_of_holes(path: Path, size: int = 4) -> None:
     with path.open("wb") as file:
         file.write(np.array([ROWS, DIM], "<u4").tobytes())
-        file.truncate(8 + 4 * ROWS * DIM)
+        file.truncate(8 + size * ROWS * DIM)
 
 
 LIARS: dict[str, Callable[[Path], object]] = {
     ".fbin": _counts_of_holes,
+    ".i8bin": lambda path: _counts_of_holes(path, 1),
+    ".u8bin": lambda path: _counts_of_holes(path, 1),
     ".h5": _unwritten,
     ".h5ad": _unwritten,
     ".hdf5": _unwritten,
@@ -118,6 +120,8 @@ PACKED: dict[str, Callable[[Path], object]] = {
 
 COUNTED = {".bin", ".csv", ".fvecs", ".jsonl", ".ndjson", ".projector", ".tsv", ".txt", ".vec"}
 """Formats whose rows are all in the file, each with its bytes; packed texts are above."""
+OTHERS = {".bvecs", ".dat", ".i8bin", ".raw", ".u8bin"}
+"""Formats of bytes, or of what the path says; see test_ways_on.py."""
 
 
 def _text_of_zeros(suffix: str) -> bytes:
@@ -131,7 +135,7 @@ def _text_of_zeros(suffix: str) -> bytes:
 
 def test_every_format_is_tried() -> None:
     packed = {f".{name.split('.')[1]}" for name in PACKED}
-    assert set(LIARS) | packed | COUNTED == set(SOURCE_SUFFIXES)
+    assert set(LIARS) | packed | COUNTED | OTHERS == set(SOURCE_SUFFIXES)
 
 
 def used(path: Path) -> int:
@@ -176,7 +180,7 @@ def test_packed_zeros_are_refused_and_taken_by_name(
 
 
 @pytest.mark.variants(8)
-@pytest.mark.parametrize("suffix", SOURCE_SUFFIXES)
+@pytest.mark.parametrize("suffix", [s for s in SOURCE_SUFFIXES if s not in OTHERS])
 def test_honest_files_load(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where they pack as well as trained rows ever do: few values, each often."""
     monkeypatch.setattr("tierstore._formats.claims.FREE_BYTES", 0)

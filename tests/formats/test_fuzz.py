@@ -75,7 +75,20 @@ def read_all(path: Path) -> None:
 
 
 DIRECTORIES = (".zarr", ".projector")
-SAME = (".txt", ".feather", ".hdf5", ".pth", ".ckpt")
+SAME = (
+    ".txt",
+    ".feather",
+    ".hdf5",
+    ".h5ad",
+    ".ndjson",
+    ".pth",
+    ".ckpt",
+    ".bvecs",
+    ".i8bin",
+    ".u8bin",
+    ".raw",
+    ".dat",
+)
 """Suffixes of formats that have another one."""
 
 

@@ -104,7 +104,7 @@ def test_paths_that_are_no_files_of_keys(tmp_path):
         read_keys(tmp_path / "keys.txt")
     with pytest.raises(FormatError, match="no such file"):
         read_keys(tmp_path / "none.txt")
-    for name in ("keys.json", "keys", "keys.vec"):
+    for name in ("keys.bin", "keys", "keys.vec"):
         with pytest.raises(InvalidInputError, match="are read from"):
             read_keys(tmp_path / name)
     for name in ("keys.npy:name", "keys.txt:name"):

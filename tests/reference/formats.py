@@ -69,6 +69,25 @@ def _fbin(path: Path, matrix: Matrix) -> None:
     path.write_bytes(np.array(matrix.shape, "<u4").tobytes() + matrix.tobytes())
 
 
+def _bin_of_bytes(path: Path, matrix: Matrix) -> None:
+    path.write_bytes(np.array(matrix.shape, "<u4").tobytes() + matrix.astype("u1").tobytes())
+
+
+def _bvecs(path: Path, matrix: Matrix) -> None:
+    rows = [np.array([len(r)], "<i4").tobytes() + r.astype("u1").tobytes() for r in matrix]
+    path.write_bytes(b"".join(rows))
+
+
+def _bytes(path: Path, matrix: Matrix) -> None:
+    matrix.tofile(path)
+
+
+OF_BYTES = (".bvecs", ".i8bin", ".u8bin")
+"""Formats of whole numbers from 0 to 127, or to 255."""
+UNSAID = (".dat", ".raw")
+"""Formats of which the path says the type and the length of rows, :float32:5."""
+
+
 def _feather(path: Path, matrix: Matrix) -> None:
     """As pyarrow writes it: packed, unlike what the library writes."""
     pyarrow, feather = map(pytest.importorskip, ("pyarrow", "pyarrow.feather"))
@@ -89,14 +108,17 @@ def _hdf5(path: Path, matrix: Matrix) -> None:
 WRITERS: dict[str, Callable[[Path, Matrix], object]] = {
     ".arrow": _feather,
     ".bin": _binary,
+    ".bvecs": _bvecs,
     ".ckpt": _torch,
     ".csv": _lines(","),
+    ".dat": _bytes,
     ".fbin": _fbin,
     ".feather": _feather,
     ".fvecs": _fvecs,
     ".h5": _hdf5,
     ".h5ad": _hdf5,
     ".hdf5": _hdf5,
+    ".i8bin": _bin_of_bytes,
     ".json": _index,
     ".jsonl": _jsonl,
     ".ndjson": _jsonl,
@@ -106,11 +128,13 @@ WRITERS: dict[str, Callable[[Path, Matrix], object]] = {
     ".projector": _projector,
     ".pt": _torch,
     ".pth": _torch,
+    ".raw": _bytes,
     ".safetensors": lambda path, matrix: pytest.importorskip("safetensors.numpy").save_file(
         {"weight": matrix}, path
     ),
     ".tsv": _lines("\t"),
     ".txt": _lines(" "),
+    ".u8bin": _bin_of_bytes,
     ".vec": _lines(" ", counts=True),
     ".zarr": _zarr,
 }

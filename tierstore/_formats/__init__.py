@@ -24,11 +24,10 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, check_dtype, convert, held_dtype
-from tierstore._formats._encoding import PackedFile, is_packed, packed_name
+from tierstore._formats._encoding import PackedFile, is_packed, packed_name, unpack
 from tierstore._formats._remote import fetch, publish_remote
 from tierstore._formats.base import (
     FORMATS,
-    RAW_NUMBERS,
     Array,
     Content,
     Format,
@@ -41,7 +40,7 @@ from tierstore._formats.base import (
     block_rows_for,
 )
 from tierstore._formats.claims import check_claim
-from tierstore._formats.files import open_input, unless_it_fails
+from tierstore._formats.files import in_archive, open_input, unless_it_fails
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._formats.npy import write_keys
 from tierstore._io import publish, reach
@@ -86,12 +85,13 @@ _WAYS = {
     **dict.fromkeys((".kv", ".model", ".d2v", ".wordvectors"), _GENSIM),
     **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar"), _ARCHIVE),
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as CSV; "),
-    **dict.fromkeys((".f32", ".raw", ".dat"), f"{RAW_NUMBERS}; "),
+    **dict.fromkeys((".f32", ".f16", ".memmap", ".mmap"), "name the bytes of a matrix .raw; "),
 }
 """How to convert files of other tools into readable ones, by suffix."""
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
-_MOST_POINTER_BYTES = 1024
+_ZIP_MAGIC = b"PK\3\4"
+_NO_ARCHIVES = (".safetensors", ".npy", ".parquet", ".arrow", ".feather", ".h5", ".hdf5", ".csv")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -105,6 +105,8 @@ def format_of(path: Path, *, write: bool = False) -> Format:
     suffix = format_suffix(path)
     if not write and path.is_dir():
         _refuse_store(path)
+    if suffix == ".tar" and Path(path.stem).suffix in FORMATS and not write:
+        return FORMATS[Path(path.stem).suffix]  # as torch's examples name a checkpoint: .pth.tar
     if suffix == ".zip" and not write and path.is_file():
         with open_input(path) as file:
             inner = Path(packed_name(file))
@@ -121,7 +123,9 @@ def format_of(path: Path, *, write: bool = False) -> Format:
     known = [name for name, each in FORMATS.items() if each.is_written or not write]
     if suffix not in known:
         if not write and path.is_dir():
-            raise FormatError(f"{path}: a directory that holds no .parquet or .arrow files itself")
+            raise FormatError(
+                f"{path}: a directory that holds no .parquet or .arrow files itself{_inside(path)}"
+            )
         verb = "written" if write else "read"
         way = "" if write else _WAYS.get(suffix, "")
         raise InvalidInputError(
@@ -129,6 +133,17 @@ def format_of(path: Path, *, write: bool = False) -> Format:
             f"{' '.join(known)}"
         )
     return FORMATS[suffix]
+
+
+def _inside(path: Path) -> str:
+    """Say how to come to what a directory of another kind holds."""
+    if (path / ".metadata").is_file():
+        return (
+            "; of a checkpoint of torch.distributed, torch.distributed.checkpoint.format_utils."
+            f"dcp_to_torch_save({str(path)!r}, 'whole.pt') makes a file"
+        )
+    inner = sorted(each for each in path.iterdir() if each.is_dir())
+    return f"; name a directory in it, such as {inner[0]}" if inner else ""
 
 
 def _refuse_store(path: Path) -> None:
@@ -169,11 +184,19 @@ def split_name(source: str | Path) -> tuple[Path, str | None]:
 
 @contextlib.contextmanager
 def fetched(where: Any) -> Iterator[Any]:
-    """Yield what to open: `where`, or the path of a temporary copy of a file at a URL.
+    """Yield what to open: `where`, or the path of a temporary copy.
 
-    A `.zarr` is read where it is. `URL:NAME` becomes `FILE:NAME`. Raises FormatError for a missing
+    That is one of a file at a URL, `URL:NAME` becomes `FILE:NAME`, or of a packed file that is no
+    text, such as .npy.gz, unpacked. A `.zarr` is read where it is. Raises FormatError for a missing
     file, InvalidInputError for an unknown suffix, MissingExtraError and StoreIOError.
     """
+    packed = Path(where) if isinstance(where, str | os.PathLike) else Path()
+    inner = FORMATS.get(Path(packed.stem).suffix.lower())
+    if inner is not None and not inner.is_text and is_packed(packed) and packed.is_file():
+        with tempfile.TemporaryDirectory(prefix="tierstore-") as directory:
+            unpack(packed, Path(directory, packed.stem))
+            yield Path(directory, packed.stem)
+        return
     if not isinstance(where, str) or "://" not in where:
         yield where
         return
@@ -296,19 +319,27 @@ def _opened(
     format_ = format_of(file)
     if not format_.is_text:
         _check_no_text(file, format_, options)
-    _refuse_pointer(file)
+    if in_archive(file) is not None and not format_.is_text:
+        raise InvalidInputError(f"{file}: only text is read from an archive; take the file out")
+    _refuse_others(file)
     return format_.open(file, Wanted(name, field, dtype, memory, options, dim))
 
 
-def _refuse_pointer(file: Path) -> None:
-    """Raise FormatError for what git-lfs leaves in the place of a file."""
-    if file.is_file() and file.stat().st_size < _MOST_POINTER_BYTES:
-        with open_input(file) as found:
-            start = found.read_at(0, min(found.size, len(_POINTER)))
-        if start == _POINTER:
-            raise FormatError(
-                f"{file}: a pointer of git-lfs, not the file itself: get that with git lfs pull"
-            )
+def _refuse_others(file: Path) -> None:
+    """Raise FormatError for what git-lfs leaves in the place of a file, and for misnamed ones."""
+    if not file.is_file():
+        return
+    with open_input(file) as found:
+        start = found.read_at(0, min(found.size, len(_POINTER)))
+    if start == _POINTER:
+        raise FormatError(
+            f"{file}: a pointer of git-lfs, not the file itself: get that with git lfs pull"
+        )
+    if start.startswith(_ZIP_MAGIC) and file.suffix.lower() in _NO_ARCHIVES:
+        raise FormatError(
+            f"{file}: no {file.suffix} file but a zip archive, such as torch.save and numpy.savez "
+            "write: name it .pt or .npz"
+        )
 
 
 def _check_no_text(file: Path, format_: Format, options: TextOptions) -> None:

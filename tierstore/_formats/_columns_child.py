@@ -56,7 +56,9 @@ class ArrowTable:
     def describe(self) -> dict[str, Any]:
         """Return the number of rows, and the kind of each column: floats, integers or strings."""
         schema = self.schema()
-        columns = {each.name: {"text": str(each.type), **kind_of(each.type)} for each in schema}
+        columns = {
+            name: {"text": str(each.type), **kind_of(each.type)} for name, each in leaves(schema)
+        }
         return {"rows": self.rows(), "columns": columns, "notes": index_notes(schema)}
 
     def length(self, column: str) -> int:
@@ -110,7 +112,7 @@ class ParquetTable(ArrowTable):
     def batches(self, columns: list[str], rows: int) -> Iterator[list[Any]]:
         for batch in self._file.iter_batches(rows, columns=columns, use_threads=False):
             # A name with a dot selects the parts of a nested column too.
-            yield [batch.column(batch.schema.get_field_index(name)) for name in columns]
+            yield [column_of(batch, name) for name in columns]
 
 
 class IpcTable(ArrowTable):
@@ -130,7 +132,7 @@ class IpcTable(ArrowTable):
         fields = None
         if columns is not None:
             schema = self.schema()
-            fields = [schema.get_field_index(name) for name in columns]
+            fields = [column_index(schema, name)[0] for name in columns]
         self._source.seek(0)
         open_reader = ipc.open_file if self._is_file else ipc.open_stream
         options = ipc.IpcReadOptions(use_threads=False, included_fields=fields)
@@ -153,10 +155,10 @@ class IpcTable(ArrowTable):
     def batches(self, columns: list[str], rows: int) -> Iterator[list[Any]]:
         for batch in self._all(columns):
             for name in columns:
-                batch.column(name).validate(full=True)  # offsets that the file claims
+                column_of(batch, name).validate(full=True)  # offsets that the file claims
             for start in range(0, batch.num_rows, rows):
                 part = batch.slice(start, rows)
-                yield [part.column(name) for name in columns]
+                yield [column_of(part, name) for name in columns]
 
 
 class Hdf5File:
@@ -262,6 +264,46 @@ def kind_of(kind: Any) -> dict[str, Any]:
         return {"kind": "float", "number": number_of(kind)}
     is_text = types.is_string(text) or types.is_large_string(text) or types.is_string_view(text)
     return {"kind": "text"} if is_text else {}
+
+
+def leaves(fields: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield columns by name, those in a struct in its place, unless their paths are names too.
+
+    Raises Damage for two columns of one name, of which one could not be named.
+    """
+    found: dict[str, Any] = {}
+    for each in fields:
+        if f"{prefix}{each.name}" in found:
+            raise Damage(f"two columns are named {each.name!r}")
+        found[f"{prefix}{each.name}"] = each
+    for name, each in list(found.items()):
+        if str(each.type).startswith("struct<") and prefix.count(".") < MAX_DEPTH:
+            inner = [each.type.field(at) for at in range(each.type.num_fields)]
+            parts = dict(leaves(inner, f"{name}."))
+            if parts and parts.keys().isdisjoint(found):
+                del found[name]
+                found |= parts
+    yield from found.items()
+
+
+def column_index(schema: Any, name: str) -> tuple[int, list[str]]:
+    """Return the index of a column, and the names in it of what is wanted of a struct."""
+    within: list[str] = []
+    index = schema.get_field_index(name)
+    while index < 0:
+        name, _, last = name.rpartition(".")
+        within.insert(0, last)
+        index = schema.get_field_index(name)
+    return index, within
+
+
+def column_of(batch: Any, name: str) -> Any:
+    """Return a column of a batch, or of a struct in it."""
+    index, within = column_index(batch.schema, name)
+    column = batch.column(index)
+    for each in within:
+        column = column.flatten()[column.type.get_field_index(each)]
+    return column
 
 
 def index_notes(schema: Any) -> list[str]:

@@ -16,10 +16,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tierstore._formats.files import Archive, InputFile
+from tierstore._formats.files import (
+    FREE_BYTES,
+    MAX_RATIO,
+    Archive,
+    InputFile,
+    in_archive,
+    open_input,
+    parsing,
+)
 from tierstore.errors import FormatError, InvalidInputError, MissingExtraError
 
-__all__ = ["UNPACKING_ERRORS", "PackedFile", "is_packed", "packed_name", "text_stream"]
+__all__ = [
+    "UNPACKING_ERRORS",
+    "PackedFile",
+    "is_packed",
+    "packed_name",
+    "text_stream",
+    "unpack",
+]
 
 UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 """Errors that unpackers raise for damaged files."""
@@ -80,7 +95,7 @@ def _xz(stream: IO[bytes]) -> Any:
 
 def _unzip(file: InputFile) -> Any:
     archive = Archive(file, "zip file")
-    return archive.open(_member(file.path, archive))
+    return archive.open(_member(file.path, archive) if file.member is None else file.member)
 
 
 def _member(path: Path, archive: Archive) -> str:
@@ -94,7 +109,7 @@ def _member(path: Path, archive: Archive) -> str:
         shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
         raise FormatError(
             f"{path}: an archive of {len(names)} files{f' ({shown})' if names else ''}, of which "
-            "one can be read: take that out of it"
+            f"one is to be named, as in {path}:{names[0] if names else 'FILE'}"
         )
     return names[0]
 
@@ -134,8 +149,8 @@ _PACKINGS = {
 
 
 def is_packed(path: Path) -> bool:
-    """Whether the last suffix is that of a compressed file."""
-    return path.suffix.lower() in _PACKINGS
+    """Whether the last suffix is that of a compressed file, or the path is of a file in one."""
+    return path.suffix.lower() in _PACKINGS or in_archive(path) is not None
 
 
 class PackedFile:
@@ -206,6 +221,26 @@ def text_stream(file: InputFile) -> io.BufferedReader:
     UTF-16 has a byte order mark. Unpacked text is held in pieces of a MiB. The stream raises
     FormatError, or UNPACKING_ERRORS of a damaged packed file.
     """
-    packed = is_packed(file.path)
-    stream = _PACKINGS[file.path.suffix.lower()].unpack(file) if packed else file.stream()
-    return io.BufferedReader(_Text(file.path, stream), _BUFFER)
+    return io.BufferedReader(_Text(file.path, _unpacked(file)), _BUFFER)
+
+
+def _unpacked(file: InputFile) -> Any:
+    suffix = file.path.suffix.lower() if file.member is None else ".zip"
+    return _PACKINGS[suffix].unpack(file) if suffix in _PACKINGS else file.stream()
+
+
+def unpack(packed: Path, path: Path) -> None:
+    """Write what a packed file holds to a new one; raises FormatError for more than is trained."""
+    with (
+        open_input(packed) as file,
+        parsing(packed, "packed file", *UNPACKING_ERRORS),
+        path.open("xb") as copy,
+    ):
+        stream, most = _unpacked(file), FREE_BYTES + MAX_RATIO * file.size
+        while data := stream.read(_BUFFER):
+            copy.write(data)
+            if copy.tell() > most:
+                raise FormatError(
+                    f"{packed}: unpacks to more than {MAX_RATIO} times its size; if you trust it, "
+                    "unpack it first"
+                )

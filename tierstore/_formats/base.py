@@ -23,7 +23,6 @@ from tierstore.spec import MAX_RECORD_BYTES, MAX_ROWS, MAX_TABLE_BYTES
 
 __all__ = [
     "FORMATS",
-    "RAW_NUMBERS",
     "Array",
     "Content",
     "Format",
@@ -42,10 +41,6 @@ __all__ = [
 
 
 Array = npt.NDArray[Any]
-
-RAW_NUMBERS = "for numbers alone, numpy.save(numpy.fromfile(FILE, dtype).reshape(rows, dim))"
-"""Advice for a file that holds the bytes of a matrix and nothing else."""
-
 
 BLOCK_BYTES = 4 << 20
 """Default size of a block in bytes."""

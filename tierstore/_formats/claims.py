@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats.base import Source
+from tierstore._formats.files import FREE_BYTES, MAX_RATIO
 from tierstore.budget import format_bytes
 from tierstore.errors import FormatError, counted
 
 __all__ = ["check_claim"]
-
-FREE_BYTES = 64 << 20
-"""Bytes of rows that any file may claim: they harm no disk."""
-MAX_RATIO = 200
-"""Bytes of rows beyond these that a byte of a file may stand for; trained rows hardly compress."""
 
 
 def check_claim(source: Source) -> None:

@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 BUFFER_BYTES = 1 << 20
+FREE_BYTES = 64 << 20
+"""Bytes of rows that any file may claim: they harm no disk."""
+MAX_RATIO = 200
+"""Bytes of rows beyond these that a byte of a file may stand for; trained rows hardly compress."""
 
 
 class InputFile(Closing):
@@ -44,7 +48,10 @@ class InputFile(Closing):
         size: size of the file when it was opened.
         allowance: memory limit for the contents of the file.
         file: the open file.
+        member: the file in it, if it is an archive of which one is to be read.
     """
+
+    member: str | None = None
 
     def __init__(self, file: File, path: Path, memory: Size) -> None:
         """Take ownership of the open `file`."""
@@ -113,9 +120,20 @@ class _Stream(io.RawIOBase):
 def open_input(path: Path, memory: Size = DEFAULT_MEMORY) -> InputFile:
     """Open a file for reading, with a limit of `memory` bytes, following links.
 
-    Raises MissingFileError, FormatError if it is no regular file, StoreIOError if it cannot be
-    opened. A FIFO does not block.
+    Of a path ZIP:MEMBER the archive is opened. Raises MissingFileError, FormatError if it is no
+    regular file, StoreIOError if it cannot be opened. A FIFO does not block.
     """
+    inside = in_archive(path)
+    if inside is not None:
+        file = open_input(inside[0], memory)
+        file.path, file.member = path, inside[1]
+        with unless_it_fails(file):
+            if inside[1] not in (entries := Archive(file, "zip file").entries):
+                raise MissingFileError(
+                    f"{inside[0]}: no {inside[1]!r} in it, only {', '.join(list(entries)[:8])}",
+                    filename=path,
+                )
+        return file
     try:
         with explained("open", str(path)):
             real = path.resolve(strict=True)
@@ -131,6 +149,14 @@ def open_input(path: Path, memory: Size = DEFAULT_MEMORY) -> InputFile:
         raise FormatError(f"{path}: not a regular file") from None
 
 
+def in_archive(path: Path) -> tuple[Path, str] | None:
+    """Return the archive and the name of a file in it, of a path ZIP:MEMBER; None of others."""
+    archive, found, member = str(path).partition(f"{_ZIP}:")
+    is_member = bool(found and member) and not path.exists() and Path(archive + _ZIP).is_file()
+    return (Path(archive + _ZIP), member) if is_member else None
+
+
+_ZIP = ".zip"
 _BLOCK_BYTES = 512
 """The unit of st_blocks, whatever the blocks of the file system are."""
 

@@ -235,7 +235,7 @@ def _described(value: object) -> str:
 class JsonLines(ColumnFormat):
     """Objects, one a line."""
 
-    suffixes = (".jsonl", ".ndjson")
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson")
     is_text = True
 
     def open(self, path: Path, wanted: Wanted) -> Source:

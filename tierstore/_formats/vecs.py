@@ -1,7 +1,8 @@
-""".fvecs and .fbin: the plain matrices of float32 that faiss and big-ann-benchmarks exchange.
+""".fvecs, .bvecs, .fbin, .u8bin, .i8bin: the plain matrices of faiss and big-ann-benchmarks.
 
-In .fvecs each row begins with its number of elements, an int32. .fbin begins with the numbers of
-rows and elements, two uint32. Both are little-endian and hold no keys.
+In .fvecs and .bvecs each row begins with its number of elements, an int32. The others begin with
+the numbers of rows and elements, two uint32. All are little-endian and hold no
+keys. Those of bytes are read only.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
-from tierstore._dtypes import ElementType
+from tierstore._dtypes import ELEMENT_TYPES, ElementType
 from tierstore._formats.base import (
     Array,
     Content,
@@ -22,6 +24,7 @@ from tierstore._formats.base import (
     SpanSource,
     Wanted,
     Write,
+    element_of,
     reject_name,
 )
 from tierstore._formats.files import (
@@ -34,58 +37,90 @@ from tierstore._formats.files import (
 from tierstore.errors import FormatError, InvalidInputError
 from tierstore.spec import MAX_RECORD_BYTES
 
-__all__ = ["Fbin", "Fvecs"]
+__all__ = ["Bvecs", "Fbin", "Fvecs", "I8bin", "U8bin"]
 
-_DTYPE = "float32"
-_ELEMENT = np.dtype("<f4")
 _COUNTS = struct.Struct("<II")
+_LENGTH = np.dtype("<i4")
 
 
-class _FvecsSource(Source):
-    def __init__(self, file: InputFile, rows: int, dim: int) -> None:
-        super().__init__(file.path, rows, dim, _DTYPE)
+class _VecsSource(Source):
+    def __init__(self, file: InputFile, rows: int, dim: int, number: str) -> None:
+        super().__init__(file.path, rows, dim, str(element_of(number)))
         self._file = file
+        self._number = np.dtype(number)
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
-        width = 4 * (self.dim + 1)
+        row = np.dtype([("length", _LENGTH), ("numbers", self._number, (self.dim,))])
         for start in range(0, self.rows, block_rows):
             count = min(block_rows, self.rows - start)
-            data = self._file.read_at(start * width, count * width)
-            lengths = np.frombuffer(data, "<i4").reshape(count, -1)[:, 0]
-            wrong = np.flatnonzero(lengths != self.dim)
+            data = self._file.read_at(start * row.itemsize, count * row.itemsize)
+            rows = np.frombuffer(data, row)
+            wrong = np.flatnonzero(rows["length"] != self.dim)
             if len(wrong):
                 raise FormatError(
-                    f"{self.path}: row {start + wrong[0]} has {lengths[wrong[0]]} elements, "
-                    f"the first has {self.dim}"
+                    f"{self.path}: row {start + wrong[0]} has {rows['length'][wrong[0]]} "
+                    f"elements, the first has {self.dim}"
                 )
-            yield np.ascontiguousarray(np.frombuffer(data, _ELEMENT).reshape(count, -1)[:, 1:])
+            yield np.ascontiguousarray(rows["numbers"], ELEMENT_TYPES[self.dtype].stored)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-class Fvecs(Format):
-    """Rows of float32, each after its length."""
+class _Plain(Format):
+    """Rows of one element type, `number`."""
 
-    suffixes = (".fvecs",)
     keys = "never"
+    number: ClassVar[str]
 
     def holds(self, element: ElementType) -> bool:
-        """Whether the type is float32."""
-        return element.stored == _ELEMENT
+        """Whether the type is that of the format."""
+        return element.name == self.number
+
+
+class _Vecs(_Plain):
+    """Rows, each after its length."""
 
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open a file, whose size must be a multiple of the size of the first row."""
         reject_name(path, wanted)
         with unless_it_fails(open_input(path, wanted.memory)) as file:
+            size = np.dtype(self.number).itemsize
             dim = int.from_bytes(file.read_at(0, 4), "little", signed=True)
-            if not 1 <= dim <= MAX_RECORD_BYTES // 4 or file.size % (4 * (dim + 1)):
+            nbytes = _LENGTH.itemsize + dim * size
+            if not 1 <= dim <= MAX_RECORD_BYTES // size or file.size % nbytes:
                 raise FormatError(
                     f"{path}: {file.size} bytes are no rows of {dim} elements, as in the first; "
-                    "truncated, or no .fvecs file"
+                    f"truncated, or no {self.suffixes[0]} file"
                 )
-            return _FvecsSource(file, file.size // (4 * (dim + 1)), dim)
+            return _VecsSource(file, file.size // nbytes, dim, self.number)
+
+
+class _Bin(_Plain):
+    """Counts, then rows."""
+
+    def open(self, path: Path, wanted: Wanted) -> Source:
+        """Open a file, whose size must match its counts."""
+        reject_name(path, wanted)
+        with unless_it_fails(open_input(path, wanted.memory)) as file:
+            number = np.dtype(self.number)
+            rows, dim = _COUNTS.unpack(file.read_at(0, _COUNTS.size))
+            expected = _COUNTS.size + number.itemsize * rows * dim
+            if file.size != expected:
+                raise FormatError(
+                    f"{path}: {file.size} bytes, but {rows} rows of {dim} {self.number} take "
+                    f"{expected}"
+                )
+            dtype = str(element_of(self.number))
+            return SpanSource(file, rows, dim, dtype, offset=_COUNTS.size, stored=number)
+
+
+class Fvecs(_Vecs):
+    """Rows of float32, each after its length."""
+
+    suffixes = (".fvecs",)
+    number = "float32"
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
@@ -95,33 +130,24 @@ class Fvecs(Format):
         with path.open("xb") as file:
 
             def write(start: int, block: Array) -> None:
-                lengths = np.full((len(block), 1), content.dim, "<i4").view(_ELEMENT)
-                file.write(np.hstack([lengths, block]).tobytes())
+                lengths = np.full((len(block), 1), content.dim, _LENGTH).view("u1")
+                file.write(np.hstack([lengths, block.view("u1")]).tobytes())
 
             yield write
 
 
-class Fbin(Format):
+class Bvecs(_Vecs):
+    """Rows of bytes, each after its length."""
+
+    suffixes = (".bvecs",)
+    number = "uint8"
+
+
+class Fbin(_Bin):
     """Counts, then rows of float32."""
 
     suffixes = (".fbin",)
-    keys = "never"
-
-    def holds(self, element: ElementType) -> bool:
-        """Whether the type is float32."""
-        return element.stored == _ELEMENT
-
-    def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a file, whose size must match its counts."""
-        reject_name(path, wanted)
-        with unless_it_fails(open_input(path, wanted.memory)) as file:
-            rows, dim = _COUNTS.unpack(file.read_at(0, _COUNTS.size))
-            if file.size != _COUNTS.size + 4 * rows * dim:
-                raise FormatError(
-                    f"{path}: {file.size} bytes, but {rows} rows of {dim} float32 take "
-                    f"{_COUNTS.size + 4 * rows * dim}"
-                )
-            return SpanSource(file, rows, dim, _DTYPE, offset=_COUNTS.size)
+    number = "float32"
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
@@ -132,3 +158,17 @@ class Fbin(Format):
             file.write(_COUNTS.pack(content.rows, content.dim))
             yield lambda _, block: write_sparsely(file, block)
             end_sparsely(file)
+
+
+class U8bin(_Bin):
+    """Counts, then rows of uint8."""
+
+    suffixes = (".u8bin",)
+    number = "uint8"
+
+
+class I8bin(_Bin):
+    """Counts, then rows of int8."""
+
+    suffixes = (".i8bin",)
+    number = "int8"

@@ -14,7 +14,6 @@ import numpy as np
 from tierstore._dtypes import ElementType
 from tierstore._formats.base import (
     FORMATS,
-    RAW_NUMBERS,
     Array,
     Content,
     Format,
@@ -26,6 +25,7 @@ from tierstore._formats.base import (
 from tierstore._formats.delimited import MAX_WORD_CHARACTERS, reject_unfit_words
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import Keys, take_words, without_row_numbers
+from tierstore._formats.raw import is_shape, open_raw
 from tierstore.errors import FormatError
 
 __all__ = ["Word2VecBinary"]
@@ -123,6 +123,8 @@ class Word2VecBinary(Format):
 
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open a file and check its counts against its size."""
+        if is_shape(wanted.name):
+            return open_raw(path, wanted)
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             first = file.stream().readline(64)
             if first.startswith(_ZIP_MAGIC):
@@ -135,7 +137,8 @@ class Word2VecBinary(Format):
             counts = _BINARY_COUNTS.fullmatch(first)
             if counts is None:
                 raise FormatError(
-                    f"{path}: the first line is not two counts, as in word2vec files; {RAW_NUMBERS}"
+                    f"{path}: the first line is not two counts, as in word2vec files; bytes "
+                    f"of a matrix alone are read as {path.name}:float32:256"
                 )
             rows, dim = int(counts[1]), int(counts[2])
             if file.size - len(first) < rows * (len(b"w ") + 4 * dim):

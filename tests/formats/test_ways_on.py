@@ -1,0 +1,132 @@
+"""Files as people have them, and a way to read each: packed, raw, of bytes, in JSON, misnamed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tierstore
+from tierstore._formats import read_keys
+from tierstore.errors import FormatError, MissingFileError
+from tierstore.importing import preview
+
+ROWS, DIM = 4, 3
+MATRIX = np.random.default_rng(6).standard_normal((ROWS, DIM)).astype("f4")
+BYTES = np.random.default_rng(7).integers(0, 256, (ROWS, DIM), np.uint8)
+
+
+def test_files_of_bytes(tmp_path: Path) -> None:
+    counts = np.array(BYTES.shape, "<u4").tobytes()
+    (tmp_path / "f.u8bin").write_bytes(counts + BYTES.tobytes())
+    (tmp_path / "f.i8bin").write_bytes(counts + BYTES.tobytes())
+    rows = [np.array([DIM], "<i4").tobytes() + row.tobytes() for row in BYTES]
+    (tmp_path / "f.bvecs").write_bytes(b"".join(rows))
+    for suffix, dtype in ((".u8bin", "u1"), (".i8bin", "i1"), (".bvecs", "u1")):
+        found = preview(tmp_path / f"f{suffix}", rows=ROWS).first
+        assert found.tobytes() == BYTES.view(dtype).astype("f4").tobytes()
+        data = (tmp_path / f"f{suffix}").read_bytes()
+        (tmp_path / f"cut{suffix}").write_bytes(data[:-1])
+        with pytest.raises(FormatError, match=r"\d+ bytes"):
+            preview(tmp_path / f"cut{suffix}")
+
+
+@pytest.mark.parametrize("name", ["f.raw", "f.dat", "weight.bin"])
+def test_bytes_of_a_matrix(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    for dtype in ("float32", "float64", "int8"):
+        MATRIX.astype(dtype).tofile(path)
+        found = preview(f"{path}:{dtype}:{DIM}", rows=ROWS)
+        expected = MATRIX.astype(dtype).astype(found.dtype)
+        assert found.first.tobytes() == expected.tobytes()
+    MATRIX.tofile(path)
+    with tierstore.attach({"t": f"{path}:float32:{DIM}"}) as attached:
+        assert attached["t"].read(range(ROWS)).tobytes() == MATRIX.tobytes()
+    with pytest.raises(FormatError, match="48 bytes are no rows of 5 float32"):
+        preview(f"{path}:float32:5")
+    for wrong in ("", ":float32:0", ":int64:3"):
+        with pytest.raises(FormatError, match=f"{name}:float32:256"):
+            preview(f"{path}{wrong}")
+
+
+def test_one_of_several_texts_in_an_archive(tmp_path: Path) -> None:
+    lines = "".join(f"w{n} {' '.join(map(repr, row))}\n" for n, row in enumerate(MATRIX.tolist()))
+    with zipfile.ZipFile(tmp_path / "glove.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/glove.3d.txt", lines)
+        archive.writestr("other.txt", "x 1.5\n")
+        archive.writestr("m.npy", b"")
+    found = preview(f"{tmp_path}/glove.zip:a/glove.3d.txt", rows=ROWS)
+    assert found.first.tobytes() == MATRIX.tobytes() and found.keys == ["w0", "w1", "w2", "w3"]
+    with pytest.raises(FormatError, match=r"one is to be named, as in .*glove\.zip:a/glove\.3d\.t"):
+        preview(tmp_path / "glove.zip")
+    with pytest.raises(MissingFileError, match=r"glove\.zip: no 'none\.txt' in it, only a/glove"):
+        preview(f"{tmp_path}/glove.zip:none.txt")
+    with pytest.raises(ValueError, match="only text is read from an archive"):
+        preview(f"{tmp_path}/glove.zip:m.npy")
+
+
+def test_packed_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "f.npy", MATRIX)
+    (tmp_path / "f.npy.gz").write_bytes(gzip.compress((tmp_path / "f.npy").read_bytes()))
+    assert preview(tmp_path / "f.npy.gz", rows=ROWS).first.tobytes() == MATRIX.tobytes()
+    with gzip.open(tmp_path / "g.npy.gz", "wb") as file:
+        file.write(bytes(4 << 20))
+    monkeypatch.setattr("tierstore._formats._encoding.FREE_BYTES", 0)
+    with pytest.raises(FormatError, match="more than 200 times its size"):
+        preview(tmp_path / "g.npy.gz")
+
+
+def test_documents(tmp_path: Path) -> None:
+    rows = MATRIX.tolist()
+    objects = [{"id": f"w{n}", "v": row} for n, row in enumerate(rows)]
+    mapped = {each["id"]: each["v"] for each in objects}
+    for found in (objects, {"object": "list", "data": objects}, mapped, rows):
+        (tmp_path / "f.json").write_text(json.dumps(found))
+        seen = preview(tmp_path / "f.json", rows=ROWS)
+        assert seen.first.tobytes() == MATRIX.tobytes()
+        assert seen.keys == (None if found is rows else list(mapped))
+        assert seen.notes == (("not read: object",) if "object" in found else ())
+    for keys in (["a", "b"], [7, 2**63]):
+        with gzip.open(tmp_path / "keys.json.gz", "wt") as file:
+            json.dump(keys, file)
+        assert list(read_keys(tmp_path / "keys.json.gz")) == keys
+    for wrong in ({}, {"a": [1.5], "b": 3, "c": [2.5]}, 5, [], [[1.5], 2]):
+        (tmp_path / "f.json").write_text(json.dumps(wrong))
+        with pytest.raises(FormatError, match=r"f\.json"):
+            preview(tmp_path / "f.json")
+
+
+def test_files_under_another_suffix_are_named(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    for name in ("m.safetensors", "m.npy", "model_best.pth.tar"):
+        torch.save({"w": torch.from_numpy(MATRIX)}, tmp_path / name)
+    assert preview(tmp_path / "model_best.pth.tar").rows == ROWS
+    for name in ("m.safetensors", "m.npy"):
+        with pytest.raises(FormatError, match=r"a zip archive.* name it \.pt or \.npz"):
+            preview(tmp_path / name)
+    (tmp_path / "step100").mkdir()
+    (tmp_path / "step100/.metadata").touch()
+    (tmp_path / "hive/split=train").mkdir(parents=True)
+    for name, way in (("step100", "dcp_to_torch_save"), ("hive", "hive/split=train")):
+        with pytest.raises(FormatError, match=way):
+            preview(tmp_path / name)
+
+
+@pytest.mark.slow
+def test_vectors_of_spark(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    vectors = [{"type": 1, "size": None, "values": row} for row in MATRIX.tolist()]
+    table = pa.table({"id": [9, 8, 7, 6], "features": vectors})
+    pq.write_table(table, tmp_path / "f.parquet")
+    pytest.importorskip("pyarrow.feather").write_feather(table, tmp_path / "f.feather")
+    for name in ("f.parquet", "f.feather"):
+        found = preview(tmp_path / name, rows=ROWS)
+        assert found.first.tobytes() == MATRIX.astype("f8").tobytes()
+        assert found.keys == [9, 8, 7, 6] and "features.size" in " ".join(found.notes)
+    pq.write_table(table.rename_columns(["features", "features"]), tmp_path / "g.parquet")
+    with pytest.raises(FormatError, match="two columns are named 'features'"):
+        preview(tmp_path / "g.parquet")
