@@ -67,21 +67,45 @@ MUTANTS = [
     # The maps of keys: no key is lost, found in the row of another, or given two rows.
     Mutant(
         "_keys/hashmap.py",
-        "lost = np.flatnonzero(found < 0)\n            names",
-        "lost = np.flatnonzero(found < -1)\n            names",
+        "for at in np.flatnonzero(found < 0).tolist():",
+        "for at in np.flatnonzero(found < -1).tolist():",
         "tests/keys/test_hashmap.py",
     ),
     Mutant(
         "_keys/hashmap.py",
-        "back = free[::-1]",
-        "back = free",
+        "progress[:] = at, row + (holder == row or not dense)",
+        "progress[:] = at, row + 1",
         "tests/keys/test_hashmap.py",
     ),
     Mutant(
-        "_keys/hashmap.py",
-        "if ends is None or shape != (self._segments, self._bits):",
-        "if ends is None:",
-        "tests/keys/test_hashmap.py",
+        "_keys/growing.py",
+        "np.cumsum(is_new)[firsts]",
+        "(firsts + 1)",
+        "tests/keys/test_keyed.py tests/keys/test_adversarial.py",
+    ),
+    Mutant(
+        "_core/keys.c",
+        "segment >= k->segments",
+        "segment > k->segments",
+        "tests/core/test_core.py",
+    ),
+    Mutant(
+        "_core/keys.c",
+        "own && length == other && !memcmp",
+        "own && !memcmp",
+        "tests/core/test_core.py tests/keys/test_text.py",
+    ),
+    Mutant(
+        "_core/keys.c",
+        "row += !dense || holder == row;",
+        "row += 1;",
+        "tests/core/test_core.py tests/keys/test_hashmap.py",
+    ),
+    Mutant(
+        "_core/keys.c",
+        "if (tried == k->probes) break;",
+        "if (tried > k->probes) break;",
+        "tests/core/test_core.py",
     ),
     Mutant(
         "_keys/hashmap.py",
@@ -93,12 +117,6 @@ MUTANTS = [
         "_keys/hashmap.py",
         "numbers[sources + 1] = others + 1",
         "numbers[sources + 1] = others",
-        "tests/keys/test_hashmap.py",
-    ),
-    Mutant(
-        "_keys/hashmap.py",
-        "found[left] = -1",
-        "found[left] += 0",
         "tests/keys/test_hashmap.py",
     ),
     Mutant(

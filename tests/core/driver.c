@@ -8,10 +8,11 @@
 
 #include "core.h"
 
-enum { SUM_BYTES, SUM_ROWS, CHECK_ROWS, COPY_ROWS }; /* see programs.py */
+enum { SUM_BYTES, SUM_ROWS, CHECK_ROWS, COPY_ROWS, FIND_KEYS, ENTER_KEYS, PLACE_KEYS, HASH_TEXTS };
+/* see programs.py */
 
 static void *room(int64_t n) {
-    void *made = malloc(n ? (size_t)n : 1);
+    void *made = malloc(n > 0 ? (size_t)n : 1);
     if (!made) abort();
     return made;
 }
@@ -35,11 +36,56 @@ static void *taken(int64_t n) {
     return made;
 }
 
+static ts_texts taken_texts(int64_t n, int64_t bytes) {
+    uint8_t *offsets = taken(8 * (n + 1));
+    for (int64_t i = 0; i <= n; i++) { /* mostly texts: short ones, that overlap */
+        const int64_t inside = bytes ? (offsets[8 * i] >> 2) % bytes : 0;
+        if (offsets[8 * i] & 3) memcpy(offsets + 8 * i, &inside, 8);
+    }
+    return (ts_texts){taken(bytes), bytes, offsets, n};
+}
+
+static void drop_texts(const ts_texts *t) { free((void *)t->blob), free((void *)t->offsets); }
+
+static void use_keys(void) {
+    uint8_t head[8];
+    take(head, sizeof head);
+    const int bits = 1 + (head[0] & 3), segments = 1 + (head[0] >> 2 & 7), is_text = head[0] >> 5 & 1;
+    const int64_t rows = head[1] & 31, n = head[2] & 31, bytes = head[3] & 63, size = segments << bits;
+    ts_texts own = taken_texts(rows, bytes), asked = taken_texts(n, bytes);
+    ts_keys keys = {taken(4 * size), segments, bits, 1 + (head[4] & 31), taken(8 * rows), rows, {0}};
+    for (int64_t i = 0; i < size; i++) { /* mostly empty, or of a row */
+        const uint32_t inside = keys.places[4 * i] & 1 ? 0 : keys.places[4 * i] % (rows + 1);
+        if (keys.places[4 * i] & 6) memcpy(keys.places + 4 * i, &inside, 4);
+    }
+    if (is_text) keys.texts = own;
+    uint8_t *codes = taken(8 * n), *found = room(8 * (n > rows ? n : rows)), *entries = taken(4 * n);
+    for (int64_t i = 0; i < n && rows && head[4] & 32; i++)
+        memcpy(codes + 8 * i, keys.codes + 8 * (codes[8 * i] % rows), 8);
+    for (int64_t i = 0; i < n && rows && head[4] & 16; i++) { /* numbers of texts */
+        const uint64_t number = codes[8 * i] % (unsigned)rows;
+        memcpy(codes + 8 * i, &number, 8);
+    }
+    const int64_t first = rows ? head[5] % (rows + 1) : 0, count = rows - first;
+    int64_t at = head[6] % (count + 1), next = head[7] % (first + at + 1);
+    uint8_t *offsets = room(8 * (n + 1));
+    const int64_t size_of = ts_take_texts(&own, codes, n, offsets, NULL);
+    uint8_t *some = room(size_of);
+    if (size_of >= 0 && ts_take_texts(&own, codes, n, offsets, some) != size_of) abort();
+    ts_hash_texts(&asked, head[6], found);
+    ts_find_keys(&keys, codes, &asked, n, found);
+    ts_enter_keys(&keys, first, count, head[4] >> 6 & 1, &at, &next, found);
+    ts_place_keys(&keys, entries, n, found);
+    drop_texts(&own), drop_texts(&asked);
+    free(offsets), free(some), free(keys.places), free(keys.codes), free(codes), free(found), free(entries);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     left = data;
     size_left = size;
     uint8_t head[7];
     take(head, sizeof head);
+    if (head[6] >> 7) return use_keys(), 0;
     const int kind = head[0] & 3, sparse = head[0] >> 2 & 1, apart = head[0] >> 3 & 7;
     const int most = head[2] & 62 ? 15 : 255; /* few calls are large: millions are made */
     const int64_t width = (head[1] | (head[2] & 1) << 8) & (8 * most + 7);
@@ -93,6 +139,56 @@ static void expect(int holds, int64_t step, const char *what) {
     exit(1);
 }
 
+/* A call of the map of keys: after the head of 8 numbers come 8 more, the sizes of arrays, these. */
+static void replay_keys(const int64_t *head, int64_t step) {
+    int64_t more[8], sizes[16];
+    uint8_t *a[16];
+    if (fread(more, sizeof more, 1, file) != 1 || head[2] > 16) exit(2);
+    if (fread(sizes, 8, (size_t)head[2], file) != (size_t)head[2]) exit(2);
+    for (int i = 0; i < head[2]; i++) a[i] = loaded(sizes[i]);
+    const int64_t kind = head[0], n = head[1], count = head[2];
+    uint8_t *found = room(8 * n);
+    if (kind == HASH_TEXTS) {
+        const ts_texts texts = {a[1], sizes[1], a[0], n};
+        expect(ts_hash_texts(&texts, head[3], found) == head[4], step, "number of long texts");
+        expect(!memcmp(found, a[2], (size_t)sizes[2]), step, "hashes");
+        uint8_t *offsets = room(sizes[4]), *taken = room(sizes[5]);
+        for (int i = 0; i < 2; i++) {
+            const int64_t bytes = ts_take_texts(&texts, a[3], sizes[3] / 8, offsets, i ? taken : NULL);
+            expect(bytes == sizes[5], step, "bytes of texts");
+        }
+        expect(!memcmp(offsets, a[4], (size_t)sizes[4]), step, "offsets of texts");
+        expect(!memcmp(taken, a[5], (size_t)sizes[5]), step, "texts");
+        free(offsets), free(taken);
+    } else {
+        const int64_t rows = head[6], texts = head[7], at = texts < 0 ? 2 : 4;
+        ts_keys keys = {a[0], head[3], (int)head[4], (int)head[5], a[1], rows, {0}};
+        if (texts >= 0) keys.texts = (ts_texts){a[3], sizes[3], a[2], texts};
+        if (kind == FIND_KEYS) {
+            ts_texts asked = {0};
+            if (texts >= 0) asked = (ts_texts){a[at + 2], sizes[at + 2], a[at + 1], n};
+            ts_find_keys(&keys, a[at], &asked, n, found);
+            expect(!memcmp(found, a[count - 1], (size_t)(8 * n)), step, "rows");
+        } else {
+            const uint8_t *wanted = a[at + (kind == PLACE_KEYS)];
+            if (kind == ENTER_KEYS) {
+                int64_t done = 0, next = more[0];
+                ts_enter_keys(&keys, more[0], n, (int)more[1], &done, &next, found);
+                expect(done == more[2] && next == more[3], step, "progress");
+                expect(!memcmp(found, wanted, (size_t)(8 * done)), step, "rows");
+            } else {
+                const int64_t left = ts_place_keys(&keys, a[at], n, found);
+                expect(left == more[0], step, "number of rows left");
+                expect(!memcmp(found, wanted, (size_t)(8 * left)), step, "rows left");
+            }
+            expect(!memcmp(a[0], a[count - 2], (size_t)sizes[0]), step, "places");
+            expect(!memcmp(a[1], a[count - 1], (size_t)sizes[1]), step, "codes");
+        }
+    }
+    for (int i = 0; i < head[2]; i++) free(a[i]);
+    free(found);
+}
+
 int main(int count, char **given) {
     if (count < 3 || !(file = fopen(given[2], "rb"))) return 2;
     if (!ts_start(given[1])) {
@@ -102,6 +198,10 @@ int main(int count, char **given) {
     const int repeat = count > 3 ? atoi(given[3]) : 1;
     int64_t head[8];
     for (int64_t step = 0; fread(head, sizeof head, 1, file) == 1; step++) {
+        if (head[0] >= FIND_KEYS) {
+            replay_keys(head, step);
+            continue;
+        }
         const int64_t kind = head[0], n = head[1], records = head[2], stride = head[3];
         const int64_t width = head[4], sparse = head[5], result = head[6], placed = head[7];
         const int64_t apart = stride < 0 ? -stride : stride, back = stride < 0;

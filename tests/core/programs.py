@@ -1,4 +1,7 @@
-"""Random calls of the core with the results that they must have, for tests/core/driver.c."""
+"""Random calls of the core with the results that they must have, for tests/core/driver.c.
+
+A call of the map of keys has a second head: as many arrays as it names follow, of these lengths.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.core.maps import Map, murmur
+
 SUM_BYTES, SUM_ROWS, CHECK_ROWS, COPY_ROWS = range(4)
+FIND_KEYS, ENTER_KEYS, PLACE_KEYS, HASH_TEXTS = range(4, 8)
 
 _BYTES = np.arange(256, dtype=np.uint32)
 for _ in range(8):
@@ -31,7 +37,9 @@ def row_checksums(rows: npt.NDArray[Any], records: npt.NDArray[Any]) -> npt.NDAr
 
 def step(rng: np.random.Generator) -> bytes:
     """One call: a head, its arguments, and what it must return and write."""
-    kind = int(rng.integers(4))
+    kind = int(rng.integers(8))
+    if kind >= FIND_KEYS:
+        return map_step(rng, kind)
     width, n = int(rng.choice([0, 1, 7, 8, 9, 16, 64, 192, 200, 513])), int(rng.integers(0, 150))
     if kind == SUM_BYTES:
         data = rng.integers(0, 256, (1, int(rng.integers(0, 6000))), np.uint8)
@@ -71,6 +79,84 @@ def step(rng: np.random.Generator) -> bytes:
             sums.astype("<u4").tobytes(),
             bad.astype("<i8").tobytes() if kind != SUM_ROWS else b"",
         ]
+    )
+
+
+def texts_of(rng: np.random.Generator, n: int) -> list[bytes]:
+    """Some texts, of which some repeat and some are long."""
+    lengths = rng.choice([0, 1, 7, 8, 15, 16, 17, 40, 256, 257], n)
+    most = rng.choice([2, 256], n)  # other bytes
+    return [
+        bytes(rng.integers(0, high, each, np.uint8))
+        for high, each in zip(most, lengths, strict=True)
+    ]
+
+
+def packed(texts: list[bytes]) -> list[bytes]:
+    """The offsets and the bytes of texts."""
+    ends = np.cumsum([0, *map(len, texts)])
+    return [ends.astype("<i8").tobytes(), b"".join(texts)]
+
+
+def map_step(rng: np.random.Generator, kind: int) -> bytes:
+    """A call of a map of few codes, so that keys meet."""
+    n, longest = int(rng.integers(0, 90)), 256
+    if kind == HASH_TEXTS:
+        texts = texts_of(rng, n)
+        hashes = [0 if len(each) > longest else murmur(each) for each in texts]
+        longer = sum(len(each) > longest for each in texts)
+        at = rng.integers(0, max(n, 1), int(rng.integers(1, 9)) if n else 0)
+        taken = packed([texts[each] for each in at.tolist()])
+        arrays = [*packed(texts), np.array(hashes, "<u8").tobytes(), at.astype("<i8").tobytes()]
+        arrays += taken
+        return call(kind, n, [longest, longer], arrays)
+    bits, segments = int(rng.integers(1, 6)), int(rng.integers(1, 7))
+    probes, is_text = int(rng.choice([1, 3, 64])), bool(rng.integers(2)) and kind != PLACE_KEYS
+    rows = int(rng.integers(0, 90)) + (n if kind == ENTER_KEYS else 0)
+    most = int(rng.choice(np.array([6, 2**64 - 1], np.uint64)))
+    codes = rng.integers(0, most, rows, np.uint64, endpoint=True).tolist()
+    texts = texts_of(rng, rows) if is_text else None
+    made = Map(segments, bits, probes, codes, texts)
+    known = rows - n if kind == ENTER_KEYS else rows if kind == FIND_KEYS else 0
+    made.enter(0, known, dense=False)
+    for _ in range(int(rng.integers(0, 3))):  # entries of rows that there are not
+        made.places[int(rng.integers(segments << bits))] = int(rng.choice([rows + 1, 2**32 - 1]))
+    if kind == FIND_KEYS:  # of which some were entered with more probes, or with fewer
+        made.probes = probes = int(rng.choice([1, 2, 3, 64]))
+    head = [segments, bits, probes, rows, len(texts) if texts is not None else -1]
+    arrays = [np.array(made.places, "<u4").tobytes(), np.array(codes, "<u8").tobytes()]
+    arrays += [] if texts is None else packed(texts)
+    if kind == FIND_KEYS:
+        at = rng.integers(0, max(rows, 1), n)
+        asked = np.where(rng.random(n) < 0.7, np.array([*codes, 5], np.uint64)[at], np.uint64(3))
+        own = None if texts is None else [texts[each] if rows else b"" for each in at.tolist()]
+        found = [
+            made.find(code, None if own is None else own[number])
+            for number, code in enumerate(asked.tolist())
+        ]
+        arrays += [asked.astype("<u8").tobytes()] + ([] if own is None else packed(own))
+        return call(kind, n, head, [*arrays, np.array(found, "<i8").tobytes()])
+    if kind == ENTER_KEYS:
+        dense = not is_text and bool(rng.integers(2))
+        found, row = made.enter(known, n, dense=dense)
+        arrays.append(np.array(found, "<i8").tobytes())
+        head += [known, dense, len(found), row]
+    else:
+        entered = np.flatnonzero(rng.random(rows) < 0.7)
+        n = entered.size
+        left = made.place(entered.tolist())
+        arrays += [(entered + 1).astype("<u4").tobytes(), np.array(left, "<i8").tobytes()]
+        head.append(len(left))
+    arrays += [np.array(made.places, "<u4").tobytes(), np.array(made.codes, "<u8").tobytes()]
+    return call(kind, n, head, arrays)
+
+
+def call(kind: int, n: int, numbers: list[int], arrays: list[bytes]) -> bytes:
+    """A call of the map: two heads, and its arrays."""
+    sizes = [len(each) for each in arrays]
+    heads = [kind, n, len(sizes), *numbers]
+    return struct.pack("<16q", *heads, *[0] * (16 - len(heads))) + b"".join(
+        [struct.pack(f"<{len(sizes)}q", *sizes), *arrays]
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._keys import hashmap, text
+from tests.core.maps import C1, C2, FACTORS, N1, N2, mixed, rotated
 
 State = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
 _NOT_ASCII = np.uint64(0x8080808080808080)
@@ -14,7 +14,7 @@ _HALF = np.uint64(32)
 
 def of_one_hash(hashed: int, count: int) -> npt.NDArray[np.uint64]:
     """Return distinct codes that a map hashes to the same 32 bits: it takes all steps back."""
-    first, second = map(inverse, hashmap._FACTORS)
+    first, second = map(inverse, FACTORS)
     mixed = (np.uint64(hashed) << _HALF) + np.arange(count, dtype=np.uint64)
     mixed *= second
     mixed ^= mixed >> _HALF
@@ -49,21 +49,12 @@ def ascii_blocks(rng: np.random.Generator, count: int) -> State:
     return low, high
 
 
-def mixed(state: State, block: State) -> State:
-    """Return the state after a block."""
-    one = state[0] ^ text._scrambled(block[0], text._C1, 31, text._C2)
-    one = (text._rotated(one, 27) + state[1]) * np.uint64(5) + text._N1
-    two = state[1] ^ text._scrambled(block[1], text._C2, 33, text._C1)
-    two = (text._rotated(two, 31) + one) * np.uint64(5) + text._N2
-    return one, two
-
-
 def leading(state: State, to: State) -> State:
     """Return the block after which the state is `to`: it takes the steps of `mixed` back."""
-    one = text._rotated((to[0] - text._N1) * inverse(5) - state[1], 64 - 27) ^ state[0]
-    two = text._rotated((to[1] - text._N2) * inverse(5) - to[0], 64 - 31) ^ state[1]
-    low = text._rotated(one * inverse(text._C2), 64 - 31) * inverse(text._C1)
-    high = text._rotated(two * inverse(text._C1), 64 - 33) * inverse(text._C2)
+    one = rotated((to[0] - N1) * inverse(5) - state[1], 64 - 27) ^ state[0]
+    two = rotated((to[1] - N2) * inverse(5) - to[0], 64 - 31) ^ state[1]
+    low = rotated(one * inverse(C2), 64 - 31) * inverse(C1)
+    high = rotated(two * inverse(C1), 64 - 33) * inverse(C2)
     return low, high
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.core.maps import hashed
 from tests.keys.colliding import of_one_hash, texts_of_one_hash
 from tierstore import Budget, TableSpec
-from tierstore._keys import hashmap
 from tierstore._keys.text import MAX_TEXT_BYTES, Texts
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 
@@ -52,7 +52,7 @@ TEXTS_OF_ONE_HASH = texts_of_one_hash(6, 3)
 
 
 def test_the_keys_have_one_hash():
-    assert set(hashmap._hashed(ONE_HASH.view(np.uint64)).tolist()) == {0xABCD}
+    assert set(map(hashed, ONE_HASH.view(np.uint64).tolist())) == {0xABCD}
 
 
 def test_the_texts_have_one_hash():

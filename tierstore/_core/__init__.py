@@ -30,10 +30,29 @@ from tierstore._core.compiled import (  # noqa: E402  # once it is known to be t
     check_rows,
     copy_rows,
     crc32c,
+    enter_keys,
+    find_keys,
+    hash_texts,
+    pack_texts,
+    place_keys,
     sum_rows,
+    take_texts,
 )
 
-__all__ = ["DISPATCH", "NAME", "check_rows", "copy_rows", "crc32c", "sum_rows"]
+__all__ = [
+    "DISPATCH",
+    "NAME",
+    "check_rows",
+    "copy_rows",
+    "crc32c",
+    "enter_keys",
+    "find_keys",
+    "hash_texts",
+    "pack_texts",
+    "place_keys",
+    "sum_rows",
+    "take_texts",
+]
 
 NAME = f"{DISPATCH} {compiled.SOURCES}"
 """What runs: the way checksums are computed here, and the hash of the sources."""

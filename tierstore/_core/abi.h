@@ -53,16 +53,21 @@ enum { Py_mod_exec = 2 };
 extern PyObject *PyExc_IndexError, *PyExc_TypeError, *PyExc_ValueError;
 
 void PyBuffer_Release(Py_buffer *);
+char *PyBytes_AsString(PyObject *);
+PyObject *PyBytes_FromStringAndSize(const char *, Py_ssize_t);
 int PyErr_CheckSignals(void);
 PyObject *PyErr_Format(PyObject *, const char *, ...);
 PyObject *PyErr_Occurred(void);
 void PyEval_RestoreThread(PyThreadState *);
 PyThreadState *PyEval_SaveThread(void);
+PyObject *PyList_GetItem(PyObject *, Py_ssize_t);
+Py_ssize_t PyList_Size(PyObject *);
 long long PyLong_AsLongLong(PyObject *);
 PyObject *PyLong_FromLongLong(long long);
 PyObject *PyModuleDef_Init(PyModuleDef *);
 int PyModule_AddStringConstant(PyObject *, const char *, const char *);
 int PyObject_GetBuffer(PyObject *, Py_buffer *, int);
 int PyObject_IsTrue(PyObject *);
+const char *PyUnicode_AsUTF8AndSize(PyObject *, Py_ssize_t *);
 
 #endif

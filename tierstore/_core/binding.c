@@ -3,6 +3,7 @@
    says what the functions do. */
 #include "abi.h"
 #include "core.h"
+#include "memory.h"
 
 #ifndef TS_SOURCES
 #error "built by hatch_build.py, which names the hash of the sources"
@@ -14,8 +15,10 @@ enum {
     READ = 0,
     WRITE = PyBUF_WRITABLE,
     MANY_BYTES = 64 << 10,  /* to let other threads run costs as much as work on some 10 KiB */
-    MOST_BYTES = 64 << 20   /* some ten milliseconds */
+    MOST_BYTES = 64 << 20,  /* some ten milliseconds */
+    KEY_BYTES = 128         /* memory that a key reads: as long as that takes, others wait */
 };
+static const int64_t MOST_KEYS = (1LL << 32) - 2; /* a place holds a row + 1 */
 
 /* One argument: a buffer that is held until it is dropped, and its shape. */
 typedef struct {
@@ -34,7 +37,7 @@ static int items(array *a, PyObject *object, const char *what, int size, int64_t
     if (PyObject_GetBuffer(object, &a->view, PyBUF_SIMPLE | mode)) return 0;
     if (a->view.len % size || (size > 1 && a->view.itemsize != size))
         return refuse(what, "items of another size");
-    a->data = a->view.buf;
+    a->data = a->view.buf ? a->view.buf : (void *)""; /* of nothing */
     a->n = a->view.len / size;
     return n < 0 || a->n == n ? 1 : refuse(what, "not as many as rows");
 }
@@ -50,6 +53,15 @@ static int records(array *a, PyObject *object, const char *what, int64_t n, int 
     a->width = v->shape[1];
     a->stride = v->strides[0];
     return n < 0 || a->n == n ? 1 : refuse(what, "not as many as rows");
+}
+
+/* Hold the bytes of `n` texts, or of any number if it is -1, and their offsets; two arguments. */
+static int texts_of(ts_texts *t, array *a, PyObject *const *given, int64_t n) {
+    if (!items(&a[0], given[0], "blob", 1, -1, READ) || !items(&a[1], given[1], "offsets", 8, -1, READ))
+        return 0;
+    if (a[1].n < 1 || (n >= 0 && a[1].n != n + 1)) return refuse("offsets", "not one more than texts");
+    *t = (ts_texts){a[0].data, a[0].n, a[1].data, a[1].n - 1};
+    return 1;
 }
 
 static void drop(array *arrays, int count) {
@@ -179,11 +191,190 @@ static PyObject *copy_rows(PyObject *self, PyObject *const *given, Py_ssize_t co
     return result;
 }
 
+/* The map of a call: places, bits, probes, codes come first, and texts where `given` says, if any.
+   Fills a[0] to a[3]. */
+static int map(ts_keys *k, array *a, PyObject *const *given, PyObject *const *texts, int places, int codes) {
+    const long long bits = PyLong_AsLongLong(given[1]), probes = PyLong_AsLongLong(given[2]);
+    if (PyErr_Occurred()) return 0;
+    if (bits < 1 || bits > 31) return refuse("bits", "not from 1 to 31");
+    if (probes < 1 || probes > 1 << 16) return refuse("probes", "not from 1 to 65,536");
+    if (!items(&a[0], given[0], "places", 4, -1, places) || !items(&a[1], given[3], "codes", 8, -1, codes))
+        return 0;
+    const int64_t segments = a[0].n >> bits;
+    if (!segments || a[0].n != segments << bits || a[0].n > 1LL << 32)
+        return refuse("places", "not of whole segments");
+    if (a[1].n > MOST_KEYS) return refuse("codes", "too many");
+    *k = (ts_keys){.places = a[0].data,
+                   .segments = segments,
+                   .bits = (int)bits,
+                   .probes = (int)probes,
+                   .codes = a[1].data,
+                   .rows = a[1].n};
+    return !texts || texts_of(&k->texts, &a[2], texts, -1);
+}
+
+static PyObject *find_keys(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    if (count != 10 && !takes("find_keys", count, 6)) return NULL;
+    enum { MAP = 4, ASKED = MAP, FOUND, TEXTS, ALL = TEXTS + 2 };
+    array a[ALL] = {0};
+    ts_keys keys;
+    ts_texts texts = {0};
+    PyObject *result = NULL;
+    if (map(&keys, a, given, count == 10 ? given + 6 : NULL, READ, READ) &&
+        items(&a[ASKED], given[4], "asked", 8, -1, READ) &&
+        items(&a[FOUND], given[5], "found", 8, a[ASKED].n, WRITE) &&
+        (count == 6 || texts_of(&texts, &a[TEXTS], given + 8, a[ASKED].n))) {
+        PyThreadState *state = let_others_run(a[ASKED].n, KEY_BYTES);
+        ts_find_keys(&keys, a[ASKED].data, &texts, a[ASKED].n, a[FOUND].data);
+        go_on(state);
+        result = answer(a[ASKED].n);
+    }
+    drop(a, ALL);
+    return result;
+}
+
+static PyObject *enter_keys(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    if (count != 10 && !takes("enter_keys", count, 8)) return NULL;
+    enum { MAP = 4, FOUND = MAP, PROGRESS, ALL };
+    array a[ALL] = {0};
+    ts_keys keys;
+    PyObject *result = NULL;
+    const long long first = PyLong_AsLongLong(given[4]);
+    const int dense = PyObject_IsTrue(given[5]);
+    if (dense >= 0 && !PyErr_Occurred() && map(&keys, a, given, count == 10 ? given + 8 : NULL, WRITE, dense ? WRITE : READ) &&
+        items(&a[FOUND], given[6], "found", 8, -1, WRITE) &&
+        items(&a[PROGRESS], given[7], "progress", 8, 2, WRITE)) {
+        uint8_t *progress = a[PROGRESS].data;
+        int64_t at = (int64_t)load64(progress), next = (int64_t)load64(progress + 8);
+        const int64_t n = a[FOUND].n;
+        const int64_t room = count == 10 && keys.texts.n < keys.rows ? keys.texts.n : keys.rows;
+        if (first < 0 || first > room - n)
+            refuse("first", "the codes end before");
+        else if (at < 0 || at > n || next < 0 || next > first + at)
+            refuse("progress", "not within the codes");
+        else {
+            PyThreadState *state = let_others_run(n - at, KEY_BYTES);
+            ts_enter_keys(&keys, first, n, dense, &at, &next, a[FOUND].data);
+            go_on(state);
+            store64(progress, (uint64_t)at);
+            store64(progress + 8, (uint64_t)next);
+            result = answer(at);
+        }
+    }
+    drop(a, ALL);
+    return result;
+}
+
+static PyObject *place_keys(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    if (!takes("place_keys", count, 6)) return NULL;
+    enum { MAP = 4, ENTRIES = MAP, LEFT, ALL };
+    array a[ALL] = {0};
+    ts_keys keys;
+    PyObject *result = NULL;
+    if (map(&keys, a, given, NULL, WRITE, READ) && items(&a[ENTRIES], given[4], "entries", 4, -1, READ) &&
+        items(&a[LEFT], given[5], "left", 8, a[ENTRIES].n, WRITE)) {
+        PyThreadState *state = let_others_run(a[ENTRIES].n, KEY_BYTES);
+        const int64_t found = ts_place_keys(&keys, a[ENTRIES].data, a[ENTRIES].n, a[LEFT].data);
+        go_on(state);
+        result = answer(found);
+    }
+    drop(a, ALL);
+    return result;
+}
+
+static PyObject *hash_texts(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    if (!takes("hash_texts", count, 4)) return NULL;
+    enum { TEXTS, HASHES = 2, ALL };
+    array a[ALL] = {0};
+    ts_texts texts;
+    PyObject *result = NULL;
+    const long long longest = PyLong_AsLongLong(given[2]);
+    if (!PyErr_Occurred() && texts_of(&texts, &a[TEXTS], given, -1) &&
+        items(&a[HASHES], given[3], "hashes", 8, texts.n, WRITE)) {
+        PyThreadState *state = let_others_run(texts.n, KEY_BYTES);
+        const int64_t found = ts_hash_texts(&texts, longest, a[HASHES].data);
+        go_on(state);
+        result = answer(found);
+    }
+    drop(a, ALL);
+    return result;
+}
+
+static PyObject *take_texts(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    if (!takes("take_texts", count, 4)) return NULL;
+    enum { TEXTS, AT = 2, OFFSETS, ALL };
+    array a[ALL] = {0};
+    ts_texts texts;
+    PyObject *result = NULL;
+    if (texts_of(&texts, &a[TEXTS], given, -1) && items(&a[AT], given[2], "at", 8, -1, READ) &&
+        items(&a[OFFSETS], given[3], "offsets", 8, a[AT].n + 1, WRITE)) {
+        const int64_t bytes = ts_take_texts(&texts, a[AT].data, a[AT].n, a[OFFSETS].data, NULL);
+        if (bytes < 0)
+            answer(bytes);
+        else if ((result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes)))
+            ts_take_texts(&texts, a[AT].data, a[AT].n, a[OFFSETS].data, (uint8_t *)PyBytes_AsString(result));
+    }
+    drop(a, ALL);
+    return result;
+}
+
+/* The bytes of `n` strings of a list, from `first` on; ends[i] gets where each ends. */
+static PyObject *packed(PyObject *list, int64_t first, int64_t n, int64_t longest, uint8_t *ends) {
+    int64_t bytes = 0;
+    Py_ssize_t length;
+    for (int64_t i = 0; i < n; i++) {
+        if (!PyUnicode_AsUTF8AndSize(PyList_GetItem(list, first + i), &length)) return NULL;
+        if (length > longest)
+            return PyErr_Format(PyExc_ValueError, "text %lld: %zd bytes", (long long)(first + i), length);
+        bytes += length;
+        store64(ends + 8 * i, (uint64_t)bytes);
+    }
+    PyObject *result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes);
+    char *out = result ? PyBytes_AsString(result) : NULL;
+    for (int64_t i = 0; i < n && out; i++) { /* each has its UTF-8 by now: no call fails */
+        const char *text = PyUnicode_AsUTF8AndSize(PyList_GetItem(list, first + i), &length);
+        memcpy(out, text, (size_t)length);
+        out += length;
+    }
+    return result;
+}
+
+static PyObject *pack_texts(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    if (!takes("pack_texts", count, 4)) return NULL;
+    array ends = {0};
+    PyObject *result = NULL;
+    const long long first = PyLong_AsLongLong(given[1]), longest = PyLong_AsLongLong(given[2]);
+    const Py_ssize_t size = PyList_Size(given[0]);
+    if (!PyErr_Occurred() && items(&ends, given[3], "ends", 8, -1, WRITE)) {
+        if (first < 0 || first > size - ends.n)
+            refuse("first", "the list ends before");
+        else
+            result = packed(given[0], first, ends.n, longest, ends.data);
+    }
+    drop(&ends, 1);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"check_rows", check_rows, METH_FASTCALL, "check_rows(rows, records, sums, sparse, bad)"},
     {"copy_rows", copy_rows, METH_FASTCALL, "copy_rows(source, at, rows, sums, sparse, out, bad)"},
     {"crc32c", crc32c, METH_FASTCALL, "crc32c(data, value)"},
+    {"enter_keys", enter_keys, METH_FASTCALL,
+     "enter_keys(places, bits, probes, codes, first, dense, found, progress, blob, offsets)"},
+    {"find_keys", find_keys, METH_FASTCALL,
+     "find_keys(places, bits, probes, codes, asked, found, blob, offsets, asked_blob, asked_offsets)"},
+    {"hash_texts", hash_texts, METH_FASTCALL, "hash_texts(blob, offsets, longest, hashes)"},
+    {"pack_texts", pack_texts, METH_FASTCALL, "pack_texts(texts, first, longest, ends)"},
+    {"place_keys", place_keys, METH_FASTCALL,
+     "place_keys(places, bits, probes, codes, entries, left)"},
     {"sum_rows", sum_rows, METH_FASTCALL, "sum_rows(rows, records, sums)"},
+    {"take_texts", take_texts, METH_FASTCALL, "take_texts(blob, offsets, at, taken)"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -60,3 +60,88 @@ def copy_rows(
     They are compared on the way, as those of `rows`; returns as `check_rows` does. Rows of `source`
     and `out` may lie apart. Raises IndexError, and copies nothing, if a place is not in the source.
     """
+
+def find_keys(
+    places: npt.NDArray[np.uint32],
+    bits: int,
+    probes: int,
+    codes: npt.NDArray[np.uint64],
+    asked: npt.NDArray[np.uint64],
+    found: npt.NDArray[np.int64],
+    blob: npt.NDArray[np.uint8] = ...,
+    offsets: npt.NDArray[np.int64] = ...,
+    asked_blob: npt.NDArray[np.uint8] = ...,
+    asked_offsets: npt.NDArray[np.int64] = ...,
+    /,
+) -> int:
+    """Write the row of each key `asked` for `(n,)` to `found` `(n,)`, -1 for none; return n.
+
+    A map has `places` `(segments << bits,)`, of which a key has `probes`, and by row the `codes`
+    `(rows,)`. Where keys are texts, the texts of the rows and those asked for come last, each as
+    all bytes and `(n + 1,)` offsets; codes are their hashes then.
+    """
+
+def enter_keys(
+    places: npt.NDArray[np.uint32],
+    bits: int,
+    probes: int,
+    codes: npt.NDArray[np.uint64],
+    first: int,
+    dense: bool,
+    found: npt.NDArray[np.int64],
+    progress: npt.NDArray[np.int64],
+    blob: npt.NDArray[np.uint8] = ...,
+    offsets: npt.NDArray[np.int64] = ...,
+    /,
+) -> int:
+    """Enter the keys whose codes stand from `codes[first]` on; write to `found` `(n,)` their rows.
+
+    `progress` is the position of the next key and its row, and afterwards that of the key that
+    finds no place in all its probes, or n, which is returned. A key that repeats has the row of the
+    first; where `dense` it takes none itself, and codes move up.
+    """
+
+def place_keys(
+    places: npt.NDArray[np.uint32],
+    bits: int,
+    probes: int,
+    codes: npt.NDArray[np.uint64],
+    entries: npt.NDArray[np.uint32],
+    left: npt.NDArray[np.int64],
+    /,
+) -> int:
+    """Place rows with keys of their own, given as `entries` `(n,)`, row + 1.
+
+    Returns how many find no place in all their probes; these rows come first in `left` `(n,)`.
+    """
+
+def hash_texts(
+    blob: npt.NDArray[np.uint8],
+    offsets: npt.NDArray[np.int64],
+    longest: int,
+    hashes: npt.NDArray[np.uint64],
+    /,
+) -> int:
+    """Write the first half of MurmurHash3_x64_128, seed 0, of each text to `hashes` `(n,)`.
+
+    Returns how many are longer than `longest` bytes, of which it is 0.
+    """
+
+def take_texts(
+    blob: npt.NDArray[np.uint8],
+    offsets: npt.NDArray[np.int64],
+    at: npt.NDArray[np.int64],
+    taken: npt.NDArray[np.int64],
+    /,
+) -> bytes:
+    """Return the bytes of the texts `at` some positions `(n,)`, one after another.
+
+    Their offsets are written to `taken` `(n + 1,)`. Raises IndexError if one is no text.
+    """
+
+def pack_texts(texts: list[str], first: int, longest: int, ends: npt.NDArray[np.int64], /) -> bytes:
+    """Return the UTF-8 of strings from `texts[first]` on, as many as `ends` `(n,)` has room for.
+
+    Writes where each ends. Raises TypeError for what is no string, UnicodeEncodeError, and
+    ValueError for a string of more than `longest` bytes.
+    """

@@ -1,23 +1,13 @@
 #include "core.h"
 
 #include <stddef.h>
-#include <string.h>
+
+#include "memory.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
-#endif
-
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || __SIZEOF_POINTER__ != 8
-#error "tierstore needs a little-endian machine of 64 bits"
-#endif
-
-/* A build with TS_DEBUG ends the process where a loop would leave its memory. */
-#ifdef TS_DEBUG
-#define CHECK(condition) ((condition) ? (void)0 : __builtin_trap())
-#else
-#define CHECK(condition) ((void)0)
 #endif
 
 enum {
@@ -30,20 +20,6 @@ static const uint32_t ONES = 0xFFFFFFFF; /* the register before the first byte *
 
 static uint32_t steps[8][256]; /* what eight bytes add to the register, by position and value */
 static uint32_t lanes[4][256]; /* what LANE zeros make of each byte of the register */
-
-static inline uint64_t load64(const uint8_t *p) {
-    uint64_t x;
-    memcpy(&x, p, 8);
-    return x;
-}
-
-static inline uint32_t load32(const uint8_t *p) {
-    uint32_t x;
-    memcpy(&x, p, 4);
-    return x;
-}
-
-static inline void store64(uint8_t *p, uint64_t x) { memcpy(p, &x, 8); }
 
 /* The record whose place in the source is at `at`. All places were inside when the call began, but
    others may write to them since: one that is outside now means the first record. */

@@ -1,6 +1,7 @@
 /* What the core can do, in plain memory. It knows no Python, allocates nothing, keeps nothing but
    the tables and the choice that ts_start makes, and trusts the sizes that it is given: binding.c
-   checks them. Numbers in memory are little-endian and need no alignment. */
+   checks them. What stands in the arrays it does not trust. Numbers in memory are little-endian and
+   need no alignment. */
 #ifndef TS_CORE_H
 #define TS_CORE_H
 
@@ -33,5 +34,50 @@ int64_t ts_sum_rows(const ts_records *records, uint8_t *sums);
    `bad`, n int64, and returns how many; or as ts_sum_rows. Where `sparse`, a record of zeros whose
    checksum is 0 was never written and counts as equal. */
 int64_t ts_check_rows(const ts_records *records, const uint8_t *sums, int sparse, uint8_t *bad);
+
+/* Texts, one after another: text i is blob[offsets[i]:offsets[i + 1]]. */
+typedef struct {
+    const uint8_t *blob;    /* NULL: there are none */
+    int64_t bytes;
+    const uint8_t *offsets; /* n + 1 int64 */
+    int64_t n;
+} ts_texts;
+
+/* A map from keys to rows, by open addressing: see ../_keys/hashmap.py. The code of a row's key is
+   at codes[row]. Where there are texts, they are the keys, by row, and codes are their hashes. */
+typedef struct {
+    uint8_t *places;        /* segments << bits uint32: a row + 1, or 0 */
+    int64_t segments;
+    int bits, probes;       /* of a place within a segment; and how many a key has */
+    uint8_t *codes;         /* rows uint64 */
+    int64_t rows;
+    ts_texts texts;
+} ts_keys;
+
+/* Write the row of each of n keys, with these codes (n uint64) and texts, to `found`, n int64; -1
+   where no place leads to one. */
+void ts_find_keys(const ts_keys *keys, const uint8_t *codes, const ts_texts *texts, int64_t n,
+                  uint8_t *found);
+
+/* Enter the keys whose codes stand at codes[first + at], from *at to n, with texts likewise: each
+   gets row *next, which goes up by one. Write the row that has its key to found[at]; that is an
+   earlier one if the key repeats. Where `dense`, a repeated key takes no row: the codes move up.
+   Ends before a key that finds no place in all its probes. */
+void ts_enter_keys(const ts_keys *keys, int64_t first, int64_t n, int dense, int64_t *at,
+                   int64_t *next, uint8_t *found);
+
+/* Place n rows whose keys are not in the map, given as entries, row + 1 as uint32. Writes those
+   that find no place to `left`, n int64, and returns how many. */
+int64_t ts_place_keys(const ts_keys *keys, const uint8_t *entries, int64_t n, uint8_t *left);
+
+/* Write where n texts end, those at `at`, n int64, one after another, to `offsets`, n + 1 int64 of
+   which the first is 0; and where `out` is not NULL, copy them there. Returns how many bytes they
+   have, or -(i + 1) for the first at[i] that is no text: then it wrote no more. */
+int64_t ts_take_texts(const ts_texts *texts, const uint8_t *at, int64_t n, uint8_t *offsets,
+                      uint8_t *out);
+
+/* Write the first half of MurmurHash3_x64_128, seed 0, of each text to `hashes`, n uint64; 0 for
+   one longer than `longest`. Returns how many are. */
+int64_t ts_hash_texts(const ts_texts *texts, int64_t longest, uint8_t *hashes);
 
 #endif

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tierstore._checksum import crc32c
 from tierstore._disk.manifest import KeysInfo
-from tierstore._keys.hashmap import Codes, HashMap, Rows, Same, shape_for
+from tierstore._keys.hashmap import Codes, HashMap, Rows, shape_for
 from tierstore._keys.text import Texts
 from tierstore.errors import CorruptStoreError
 
@@ -40,12 +40,13 @@ class KeyIndex:
     @classmethod
     def of(cls, keys: npt.NDArray[Any] | Texts) -> tuple[KeyIndex, tuple[int, int] | None]:
         """Build the map of keys; also return the first row that repeats a key, and which row."""
-        made, twice = HashMap.of(_codes(keys), _same(keys))
-        return cls(made), twice
+        made, first = HashMap.of(_codes(keys), _texts(keys))
+        twice = np.flatnonzero(first != np.arange(first.size))
+        return cls(made), (int(twice[0]), int(first[twice[0]])) if twice.size else None
 
-    def find(self, codes: Codes, same: Same | None) -> Rows:
+    def find(self, codes: Codes, texts: Texts | None) -> Rows:
         """Return the row of each key of a batch, or -1; see `HashMap.find`."""
-        return self.map.find(codes, same)
+        return self.map.find(codes, texts)
 
     def encode(self, info: KeysInfo) -> Sequence[npt.NDArray[np.uint8]]:
         """Return the parts of the file's bytes; the codes of integers are the keys themselves."""
@@ -91,15 +92,15 @@ class KeyIndex:
         if not is_whole or (others < 0).any() or (others >= rows).any():
             raise CorruptStoreError(f"it does not map {rows} rows")
         codes = data[ends[2] :].view("<u8") if is_text else keys.view(np.uint64)  # type: ignore[union-attr]
-        return cls(HashMap.restored(places, others, codes, _same(keys)))
+        return cls(HashMap.restored(places, others, codes, _texts(keys)))
 
 
 def _codes(keys: npt.NDArray[Any] | Texts) -> Codes:
     return keys.hashes() if isinstance(keys, Texts) else keys.view(np.uint64)
 
 
-def _same(keys: npt.NDArray[Any] | Texts) -> Same | None:
-    return keys.same_as(keys) if isinstance(keys, Texts) else None
+def _texts(keys: npt.NDArray[Any] | Texts) -> Texts | None:
+    return keys if isinstance(keys, Texts) else None
 
 
 def _sum(info: KeysInfo) -> int:

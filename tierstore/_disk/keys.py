@@ -198,9 +198,8 @@ class Keys(Sequence[Any]):
         """Return the row of each key or -1, flat, and the shape of the keys."""
         index = self._opened()
         if isinstance(self._keys, Texts):
-            own = self._keys
             texts, shape = texts_asked(keys)
-            return index.find(texts.hashes(), texts.same_as(own)), shape
+            return index.find(texts.hashes(), texts), shape
         codes, possible, shape = integers_asked(keys, self.kind)
         found = index.find(codes, None)
         found[~possible] = -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -164,8 +165,9 @@ def texts_asked(keys: object, remedy: str = "") -> tuple[Texts, tuple[int, ...]]
     `remedy` is the end of its message. Lists do not become arrays of text, which drop NUL at the
     end.
     """
-    if type(keys) is list and set(map(type, keys)) <= {str}:
-        return Texts.of(keys), (len(keys),)
+    if type(keys) is list:
+        with contextlib.suppress(TypeError):
+            return Texts.of(keys), (len(keys),)
     check_unmasked(keys, "keys")
     array = keys if isinstance(keys, np.ndarray) else np.asarray(keys, object)
     listed = array.ravel().tolist()

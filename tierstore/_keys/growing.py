@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._keys.given import bits_asked, texts_asked
-from tierstore._keys.hashmap import Codes, HashMap, Rows, Same
+from tierstore._keys.hashmap import Codes, HashMap, Rows
 from tierstore._keys.text import Texts
 from tierstore._rowcopy import ascends
 from tierstore.errors import ClosedError, CorruptStoreError, InvalidInputError
@@ -144,7 +144,7 @@ class KeyMap(ABC):
         for at in range(0, codes.size, _LOADED):
             self.check_wanted()
             block, start = codes[at : at + _LOADED].astype(np.uint64), len(self)
-            found = self._map.append(block, known=False)
+            found = self._map.append(block)
             if not np.array_equal(found, np.arange(start, start + block.size)):
                 raise CorruptStoreError("a key occurs more than once")
 
@@ -214,7 +214,7 @@ class _Texts(KeyMap):
 
     def __init__(self) -> None:
         super().__init__()
-        self._map = HashMap(Same(self._same_rows, self._names))
+        self._map = HashMap(self._texts)
         self._blob = np.empty(0, np.uint8)
         self._offsets = np.zeros(1, np.int64)
 
@@ -225,47 +225,38 @@ class _Texts(KeyMap):
     def _texts(self) -> Texts:
         return Texts(self._blob, self._offsets)
 
-    def _same_rows(self, rows: Rows, others: Rows) -> npt.NDArray[np.bool_]:
-        texts = self._texts()
-        return texts.equal(rows, texts, others)
-
-    def _names(self, rows: Rows) -> list[bytes]:
-        texts = self._texts()
-        return [texts.encoded(row) for row in rows.tolist()]
-
     def asked(self, keys: object) -> Asked:
         texts, shape = texts_asked(keys, "; Table.by_row takes row numbers")
         return Asked(texts.hashes(), shape, texts)
 
     def find(self, asked: Asked) -> Rows:
         with self.lock:
-            return self._map.find(asked.codes, _texts_of(asked).same_as(self._texts()))
+            return self._map.find(asked.codes, _texts_of(asked))
 
     def add(self, asked: Asked) -> Rows:
         with self.lock:
             found, texts = self.find(asked), _texts_of(asked)
             missing = np.flatnonzero(found < 0)
             if missing.size:
-                first: dict[bytes, int] = {}
-                order = [first.setdefault(texts.encoded(at), len(first)) for at in missing.tolist()]
-                numbers = np.array(order)
-                _, news = np.unique(numbers, return_index=True)
-                start = len(self)
-                self._extend(b"".join(first), np.fromiter(map(len, first), np.int64, len(first)))
-                self._map.append(asked.codes[missing[news]])
-                found[missing] = start + numbers
+                codes, given = asked.codes[missing], texts.take(missing)
+                _, firsts = HashMap.of(codes, given)
+                is_new = firsts == np.arange(firsts.size)
+                new = given.take(np.flatnonzero(is_new))
+                found[missing] = len(self) - 1 + np.cumsum(is_new)[firsts]
+                self._extend(new.blob, np.diff(new.offsets))
+                self._map.append(codes[is_new])
             return found
 
-    def _extend(self, blob: bytes, lengths: npt.NDArray[np.int64]) -> None:
+    def _extend(self, blob: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]) -> None:
         """Append texts to the others; memory grows ahead, and is used up to the last offset."""
         rows, used = len(self), int(self._offsets[len(self)])
-        if used + len(blob) > self._blob.size:
-            ahead = min((used + len(blob)) // 4, _AHEAD)
-            self._blob.resize(used + len(blob) + ahead, refcheck=False)
+        if used + blob.size > self._blob.size:
+            ahead = min((used + blob.size) // 4, _AHEAD)
+            self._blob.resize(used + blob.size + ahead, refcheck=False)
         if rows + 1 + lengths.size > self._offsets.size:
             ahead = min((rows + lengths.size) // 4, _AHEAD)
             self._offsets.resize(rows + 1 + lengths.size + ahead, refcheck=False)
-        self._blob[used : used + len(blob)] = np.frombuffer(blob, np.uint8)
+        self._blob[used : used + blob.size] = blob
         self._offsets[rows + 1 : rows + 1 + lengths.size] = used + np.cumsum(lengths)
 
     def truncate(self, rows: int) -> None:
@@ -276,7 +267,7 @@ class _Texts(KeyMap):
     def keep(self, rows: Rows) -> None:
         with self.lock:
             texts = self._texts().take(rows)
-            self._blob, self._offsets = texts.blob, texts.offsets
+            self._blob, self._offsets = texts.blob.copy(), texts.offsets
             self._map.keep(rows)
 
     def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
@@ -316,7 +307,7 @@ class _Texts(KeyMap):
     def extend(self, parts: Parts) -> None:
         texts = self._stored(parts)
         with self.lock:
-            self._extend(texts.blob.tobytes(), np.diff(texts.offsets))
+            self._extend(texts.blob, np.diff(texts.offsets))
             self._load(texts.hashes())
 
     def _stored(self, parts: Parts) -> Texts:

@@ -111,10 +111,9 @@ class KeyExchange:
     def _distinct(self, asked: Asked) -> tuple[Rows, Rows, Rows]:
         """Return where distinct keys are, for each key which of them it is, and their owners."""
         _, first, inverse = np.unique(asked.codes, return_index=True, return_inverse=True)
-        if asked.texts is not None and len(first) < len(inverse):
-            alike = asked.texts.equal(np.arange(inverse.size), asked.texts, first[inverse])
-            if not alike.all():  # two texts of one hash
-                first = inverse = np.arange(inverse.size)
+        texts = asked.texts if len(first) < len(inverse) else None
+        if texts is not None and not texts.take(first[inverse]).equal(texts):  # two of one hash
+            first = inverse = np.arange(inverse.size)
         return first, inverse, self._owners_of(asked.codes[first])
 
     def _owners_of(self, codes: npt.NDArray[np.uint64]) -> Rows:
