@@ -150,9 +150,10 @@ def test_pages_are_provided_ahead_and_nothing_in_use_is_touched(monkeypatch):
         added = np.arange(truth.size, size, dtype=np.uint64) + 1
         grown.array[truth.size : size] = added
         truth = np.concatenate([truth, added])
-        if number % 40 == 0 and grown._provider is not None:
-            grown._provider._worker.join()
-            ahead.append(grown._provider.done > 8 * size)
+        provider = grown._provider
+        if number % 40 == 0 and provider is not None:
+            provider.wait()
+            ahead.append(provider.done > 8 * size)
     grown.reserve(grown.array.size)
     assert np.array_equal(grown.array[: truth.size], truth)
     assert not grown.array[truth.size :].any()
