@@ -1,5 +1,7 @@
 """The map of keys against a Python dict."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -152,7 +154,8 @@ def test_pages_are_provided_ahead_and_nothing_in_use_is_touched(monkeypatch):
         truth = np.concatenate([truth, added])
         provider = grown._provider
         if number % 40 == 0 and provider is not None:
-            provider.wait()
+            while not provider.ended:
+                time.sleep(0.001)
             ahead.append(provider.done > 8 * size)
     grown.reserve(grown.array.size)
     assert np.array_equal(grown.array[: truth.size], truth)

@@ -122,14 +122,10 @@ class _Provider:
         """Whether it has finished."""
         return self._worker.ended
 
-    def wait(self) -> None:
-        """Wait until it has finished."""
-        self._worker.join()
-
     def end(self) -> int:
         """Stop it after its present page, and wait for that; return `done`."""
         self._is_over = True
-        self.wait()
+        self._worker.join()
         return self.done
 
     def _run(self) -> None:
