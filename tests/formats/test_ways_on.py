@@ -53,6 +53,13 @@ def test_bytes_of_a_matrix(tmp_path: Path, name: str) -> None:
             preview(f"{path}{wrong}")
 
 
+def test_a_hole_alone_is_no_rows(tmp_path: Path) -> None:
+    with (tmp_path / "f.raw").open("wb") as file:
+        file.truncate(1 << 42)
+    with pytest.raises(FormatError, match=r"claims .*, and holds 0 B"):
+        preview(f"{tmp_path}/f.raw:float32:256")
+
+
 def test_one_of_several_texts_in_an_archive(tmp_path: Path) -> None:
     lines = "".join(f"w{n} {' '.join(map(repr, row))}\n" for n, row in enumerate(MATRIX.tolist()))
     with zipfile.ZipFile(tmp_path / "glove.zip", "w", zipfile.ZIP_DEFLATED) as archive:

@@ -302,6 +302,21 @@ def list_cell(rows: Sequence[Row], *, bare: bool = False) -> tuple[int, int, int
     return found[0] if len(found) == 1 else None
 
 
+def only_keys_are_quoted(block: bytes, sep: str) -> bool:
+    """Whether each line of a block begins with a cell in quotes, and has no other quote.
+
+    Such rows end where lines end, as programs write them that quote texts.
+    """
+    text = np.frombuffer(block, np.uint8)
+    quotes, ends = np.flatnonzero(text == ord('"')), np.flatnonzero(text == ord("\n"))
+    if len(quotes) != 2 * len(ends) or not len(ends) or ends[-1] != len(text) - 1:
+        return False
+    begin, stop = quotes[::2], quotes[1::2]
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    within = bool((begin == starts).all() and (stop < ends).all())
+    return within and bool((text[stop + 1] == ord(sep)).all())
+
+
 def line_edges(block: bytes) -> tuple[set[int], set[int]]:
     """Return the bytes that lines of a block begin with, and those before their line feeds."""
     data = np.frombuffer(block, np.uint8)

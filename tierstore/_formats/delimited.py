@@ -38,6 +38,7 @@ from tierstore._formats._cells import (
     line_edges,
     list_cell,
     numbers_of,
+    only_keys_are_quoted,
     thousands,
     unquoted,
 )
@@ -57,9 +58,11 @@ from tierstore._formats.files import InputFile, open_input, parsing, unless_it_f
 from tierstore._formats.keys import (
     Keys,
     as_integers,
+    blob_to_strings,
     take_words,
     without_row_numbers,
 )
+from tierstore._keys.strings import Strings
 from tierstore.budget import Size
 from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
 
@@ -182,7 +185,8 @@ class _TextSource(Source):
         return sum(self._rows_in(block, lines) for block, lines in self._passes())
 
     def _rows_in(self, block: bytes, lines: Lines) -> int:
-        if not self._cells.lines_are_rows and (b'"' in block or _has_lone_returns(block)):
+        quoted = b'"' in block and not only_keys_are_quoted(block, self.layout.sep)
+        if not self._cells.lines_are_rows and (quoted or _has_lone_returns(block)):
             return sum(1 for _ in self._cells.rows(block, lines))
         lines.line += block.count(b"\n")
         strip = b" \t\r" if self.layout.sep == BLANKS else b"\r"
@@ -252,8 +256,19 @@ class _TextSource(Source):
         if self.layout.key is None:
             return None
         allowance = self._file.allowance
-        words = (word for block, lines in self._passes() for word in self._words(block, lines))
-        found = take_words(islice(words, self.rows + 1), allowance)
+        found = Strings()
+        parser = BlockParser(self.layout, blank_null=bool(self._null))
+        for block, lines in self._passes():
+            packed = parser.keys(block, MAX_WORD_CHARACTERS)
+            if packed is None:
+                words = islice(self._words(block, lines), self.rows + 1 - len(found))
+                take_words(words, allowance, found)
+            else:
+                lines.line += block.count(b"\n")
+                for blob, bounds in packed:
+                    blob_to_strings(self.path, blob, bounds, allowance, found)
+            if len(found) > self.rows:
+                break
         if len(found) != self.rows:
             raise self._wrong_count(len(found))
         keys = without_row_numbers(found, allowance)
@@ -277,7 +292,9 @@ class _TextSource(Source):
     def _key_rows(self, block: bytes, lines: Lines, at: int) -> Iterator[Row]:
         """Yield rows; if the key is the first cell, a row may have this cell only."""
         sep = self.layout.sep.encode()
-        plain = at == 0 and self.layout.columns > 1 and (sep == b" " or b'"' not in block)
+        quoted = sep != b" " and b'"' in block
+        plain = at == 0 and self.layout.columns > 1
+        plain = plain and (not quoted or only_keys_are_quoted(block, self.layout.sep))
         if sep == b" " and b"\t" in block:
             plain = False
         if not plain or _has_lone_returns(block):
@@ -288,6 +305,11 @@ class _TextSource(Source):
             text = line.rstrip(b" \r") if sep == b" " else line.rstrip(b"\r")
             if not text:
                 continue
+            if quoted:
+                end = text.index(b'"', 1)
+                if text.count(sep, end) == self.layout.columns - 1:
+                    yield number, [text[1:end].decode(errors="surrogateescape")]
+                    continue
             if text.count(sep) == self.layout.columns - 1 and not text.startswith(sep):
                 yield number, [text[: text.index(sep)].decode(errors="surrogateescape")]
             else:

@@ -167,19 +167,27 @@ def taken_by(path: Path, enough: int) -> int:
     Counting may stop at `enough`. A file system that counts no blocks is believed its sizes.
     """
     if not path.is_dir():
-        return _taken(path.stat())
+        return _taken(path)
     found = 0
     for parent, _, names in os.walk(path):
         for name in names:
-            found += _taken(os.stat(os.path.join(parent, name)))
+            found += _taken(Path(parent, name))
             if found >= enough:
                 return found
     return found
 
 
-def _taken(status: os.stat_result) -> int:
+def _taken(path: Path) -> int:
+    status = path.stat()
     on_disk = status.st_blocks * _BLOCK_BYTES
-    return min(status.st_size, on_disk) if on_disk else status.st_size
+    if on_disk or not status.st_size:
+        return min(status.st_size, on_disk)
+    with open_input(path) as file:
+        try:
+            os.lseek(file.fd, 0, os.SEEK_DATA)
+        except OSError as error:  # one hole; where holes are not known, all of a file is data
+            return 0 if error.errno == errno.ENXIO else status.st_size
+    return status.st_size
 
 
 _PIECE_BYTES = 1 << 16

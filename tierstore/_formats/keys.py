@@ -193,9 +193,12 @@ def without_row_numbers(words: Sequence[str], allowance: Allowance) -> Keys | No
     return None if np.array_equal(numbers, np.arange(len(numbers))) else numbers
 
 
-def take_words(words: Iterable[str], allowance: Allowance) -> Strings:
-    """Return words in little memory, within the allowance; raises UnicodeEncodeError."""
-    taken = Strings()
+def take_words(words: Iterable[str], allowance: Allowance, taken: Strings | None = None) -> Strings:
+    """Append words to `taken` or new ones, in little memory, within the allowance.
+
+    Raises UnicodeEncodeError.
+    """
+    taken = Strings() if taken is None else taken
     for word in words:
         allowance.take(_OFFSET_BYTES + 4 * len(word), "its keys")
         taken.append(word)

@@ -1,0 +1,84 @@
+"""Numbers and keys of text are the same with pyarrow and without it, and so are errors."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tierstore._formats import _arrow, open_source
+from tierstore.errors import FormatError
+
+KEYS = ("a", "b c", 'q"u', "x,y", "é", "7", "", "\ttab", "'", "-1", "NA", "a\nb", "0x1")
+MARKS = '",;\n\r\t a7.\\\x00é'
+
+
+def read(path: Path) -> tuple[Any, ...]:
+    try:
+        with open_source(path) as source:
+            keys = source.keys
+            rows = b"".join(block.tobytes() for block in source.blocks())
+            return (source.rows, source.dim, None if keys is None else list(keys), rows)
+    except FormatError as error:
+        return ("error", str(error))
+
+
+def made(seed: int) -> tuple[str, bytes]:
+    """Return the suffix and the text of a file, half of them with one character changed."""
+    chance = random.Random(seed)
+    suffix, sep = chance.choice([(".csv", ","), (".tsv", "\t"), (".vec", " ")])
+    quotes = sep != " " and chance.random() < 0.7
+    some = [key for key in KEYS if sep != " " or key.split() == [key]]
+    lines = [sep.join(["key", "f0", "f1"])] if chance.random() < 0.5 and sep != " " else []
+    for row in range(chance.randrange(2, 12)):
+        key = f"k{row}" if chance.random() < 0.8 else chance.choice(some)
+        needs = any(each in key for each in f'"\n{sep}')
+        if quotes or needs:
+            key = '"' + key.replace('"', '""') + '"' if sep != " " else key.replace('"', "")
+        numbers = [chance.choice(["1.5", "-2", "1e5", "nan", " 3.25"]) for _ in range(2)]
+        lines.append(sep.join([key, *(n.strip() if sep == " " else n for n in numbers)]))
+    end = chance.choice(["\n", "\r\n"])
+    text = end.join(lines) + end
+    if chance.random() < 0.5:
+        at = chance.randrange(len(text))
+        text = text[:at] + chance.choice(MARKS) + text[at + chance.randrange(2) :]
+    return suffix, text.encode()
+
+
+def test_both_roads_read_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow.csv")
+    monkeypatch.setattr(_arrow, "MIN_BYTES", 0)
+    taken = 0
+    parse = pyarrow.read_csv
+
+    def counting(*given: Any, **named: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        return parse(*given, **named)
+
+    monkeypatch.setattr(pyarrow, "read_csv", counting)
+    for seed in range(120):
+        suffix, text = made(seed)
+        path = tmp_path / f"f{suffix}"
+        path.write_bytes(text)
+        with monkeypatch.context() as without:
+            without.setattr(_arrow, "MIN_BYTES", 1 << 40)
+            expected = read(path)
+        assert read(path) == expected, (seed, text)
+    assert taken > 60
+
+
+def test_keys_in_quotes_are_as_long_as_their_lines() -> None:
+    for block, simple in [
+        (b'"a",1\n"b",2\n', True),
+        (b'"a,b",1\n"",2\n', True),
+        (b'"abc\n"d",",1\n', False),
+        (b'"a",1\nb,2\n', False),
+        (b'"a""b",1\n"c",2\n', False),
+        (b'"a",1\n"b","2"\n', False),
+        (b'"a";1\n', False),
+        (b"a,1\n", False),
+    ]:
+        assert _arrow.only_keys_are_quoted(block, ",") is simple, block
