@@ -336,3 +336,29 @@ def test_memory_stays_flat(tmp_path, suffix):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < limit
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".arrow", ".npz"])
+def test_names_in_a_file_can_be_chosen(tmp_path, suffix):
+    if suffix in (".parquet", ".arrow"):
+        pytest.importorskip("pyarrow")
+    path, out, values = tmp_path / "s.tier", tmp_path / f"f{suffix}", np.eye(3, dtype="f4")
+    spec = tierstore.TableSpec(3, 3, init=tierstore.from_array(values))
+    with tierstore.create(path, {"t": spec}) as store:
+        store.set_keys("t", ["a", "b", "c"])
+        if suffix != ".npz":
+            names = {"weight": "f{}" if suffix in (".csv", ".tsv") else "v", "key": "item_id"}
+            tierstore.export_table(store["t"], out, names=names)
+            found = tierstore.importing.preview(out)
+            first = "f0" if suffix in (".csv", ".tsv") else "v"
+            assert found.keys == ["a", "b", "c"] and "item_id" in str(found.read_as)
+            assert tierstore.importing.preview(out, key_column="item_id").dim == 3
+            assert first in out.read_bytes().decode("latin1")
+        else:
+            with pytest.raises(tierstore.errors.InvalidInputError, match=r"\.csv .*have one"):
+                tierstore.export_table(store["t"], out, names={"key": "item_id"})
+            tierstore.export_table(store["t"], out, names={"weight": "vectors"})
+            assert set(np.load(out)) == {"vectors", "keys"}
+        for wrong in ({"nope": "x"}, {"weight": ""}, {"weight": "x", "key": "x"}):
+            with pytest.raises((tierstore.errors.UnknownNameError, ValueError)):
+                tierstore.export_table(store["t"], tmp_path / f"g{suffix}", names=wrong)

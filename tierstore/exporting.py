@@ -76,6 +76,7 @@ def export_table(
     rows: tuple[int, int] | Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
     dtype: DTypeName | None = None,
     keys: Any = None,
+    names: Mapping[str, str] | None = None,
     memory: Size = DEFAULT_MEMORY,
     header: bool = True,
     force: bool = False,
@@ -106,6 +107,9 @@ def export_table(
             FILE.parquet:COLUMN. None uses the table's keys. They are written next to a file that
             cannot hold them: `items.keys.npy` for `items.npy`. Without keys, `.vec`, `.bin` and
             `.tsv` number the rows; of a list of ids, the ids are the keys.
+        names: other names in the file than those of the fields, by field, and of the column of
+            keys, by "key". In `.csv` and `.tsv`, which have a column for each number, "f{}" names
+            them f0, f1, …, and a name without {} name_0, name_1, ….
         memory: limit in bytes for reading a file of keys.
         header: whether a text begins with a line of names (`.csv`, `.tsv`) or of counts (`.vec`,
             `.txt`); GloVe files have none.
@@ -163,7 +167,8 @@ def export_table(
         rows=stop - start,
         dim=dim,
         dtype=wanted,
-        field={name: item.dim for name, item in fields.items()},
+        field=_named(fields, names or {}),
+        key=(names or {}).get("key"),
         keys=keys,
         first_row=start,
         header=header,
@@ -209,6 +214,17 @@ def _checked_fields(table: Table, field: str | Sequence[str] | None) -> dict[str
     if not names or len(set(names)) < len(names):
         raise InvalidInputError(f"name each field once, and at least one, not {names}")
     return {name: table.fields[name] for name in names}
+
+
+def _named(fields: Mapping[str, Field], names: Mapping[str, str]) -> dict[str, int]:
+    """Return the names of fields in the file, and their dims; raises for names of no field."""
+    for name in names:
+        if name != "key" and name not in fields:
+            raise UnknownNameError(f"no field {name!r} is written, only {', '.join(fields)}")
+    found = {names.get(name, name): item.dim for name, item in fields.items()}
+    if len(found) < len(fields) or not all(names.values()):
+        raise InvalidInputError(f"give each field a name of its own, not {dict(names)}")
+    return found
 
 
 def _common_dtype(fields: Mapping[str, Field]) -> str:

@@ -343,3 +343,10 @@ def test_the_keys_are_a_column_of_parquet(run, tmp_path, how):
     with tierstore.open(tmp_path / "s.tier") as store:
         table = store["embeddings"]
         assert table.read(table.lookup(["b", "c", "a"])).tobytes() == rows[[1, 2, 0]].tobytes()
+
+
+def test_names_of_columns(run, pair, tmp_path):
+    names = ["--name", "key=who", "--name", "weight=f{}"]
+    run("export", pair, tmp_path / "f.csv", "--table", "user", *names)
+    assert (tmp_path / "f.csv").read_text().startswith("who,f0,f1,f2\n")
+    run("export", pair, tmp_path / "g.csv", "--table", "user", "--name", "weight", code=2)

@@ -462,6 +462,7 @@ def open_sink(
     keys: Any = None,
     first_row: int = 0,
     header: bool = True,
+    key: str | None = None,
     force: bool = False,
 ) -> contextlib.AbstractContextManager[Sink]:
     """Open a file of vectors for writing, as a context manager; its suffix selects the format.
@@ -483,6 +484,7 @@ def open_sink(
         first_row: number of the first row; without keys, formats that need a word in each row count
             from it.
         header: whether a file in text begins with a line of names, or of counts.
+        key: name of the column of keys; None for the usual one.
         force: replace an existing file.
 
     Raises:
@@ -497,6 +499,14 @@ def open_sink(
         raise InvalidInputError(f"{target.path}: only files in text have no header")
     content = _content(format_, target.path, rows, dim, check_dtype(dtype), field, keys, first_row)
     content = replace(content, header=header)
+    if key is not None:
+        if not format_.names_key or key in content.fields:
+            able = " ".join(name for name, each in FORMATS.items() if each.names_key)
+            raise InvalidInputError(
+                f"{target.path}: no column of keys can be named {key!r}: {able} files have one, "
+                "with a name that no field has"
+            )
+        content = replace(content, key=key)
     return _sink(format_, target, content, dtype, force=force)
 
 

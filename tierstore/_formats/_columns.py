@@ -40,7 +40,6 @@ __all__ = [
     "need",
 ]
 
-KEY = "key"
 _KEY_ROWS = 1 << 16
 _CHILD = Path(__file__).with_name("_columns_child.py")
 _MAX_ANSWER = 16 << 20
@@ -260,6 +259,7 @@ class ArrowFormat(ColumnFormat):
     """Named columns of Arrow, of element types that NumPy supports."""
 
     several = True
+    names_key = True
     block_bytes = 16 << 20
 
     def holds(self, element: ElementType) -> bool:
@@ -291,7 +291,7 @@ def _schema(content: Content) -> Any:
     keys = content.keys
     if keys is not None:
         kind = pyarrow.from_numpy_dtype(keys.dtype) if keys.integers else pyarrow.string()
-        fields.insert(0, pyarrow.field(KEY, kind, nullable=False))
+        fields.insert(0, pyarrow.field(content.key, kind, nullable=False))
     return pyarrow.schema(fields)
 
 

@@ -287,6 +287,7 @@ class Content:
         keys: the key of each row, or None.
         first_row: number of the first row, for formats that write row numbers in place of keys.
         header: whether text begins with a line of names, or of counts.
+        key: name of the column of keys, if the format `names_key`.
     """
 
     rows: int
@@ -297,6 +298,7 @@ class Content:
     keys: KeyColumn | None
     first_row: int
     header: bool = True
+    key: str = "key"
 
     @property
     def field(self) -> str:
@@ -334,6 +336,7 @@ class Format(ABC):
         is_text: whether files are text: read with `TextOptions`, and packed ones too.
         has_columns: whether files have named columns, of which `key_column` selects the keys.
         several: whether a written file can hold several matrices.
+        names_key: whether a written file has a column of keys of any name.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
@@ -344,6 +347,7 @@ class Format(ABC):
     is_text: ClassVar[bool] = False
     has_columns: ClassVar[bool] = False
     several: ClassVar[bool] = False
+    names_key: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Register the format under its suffixes."""

@@ -347,6 +347,7 @@ class Csv(Format):
     keys = "always"
     block_bytes = 1 << 20
     is_text = True
+    names_key = True
     sep: ClassVar[str] = ","
     unfit: ClassVar[str] = "\0"
     """Characters that no key may have; readers take text with NUL for UTF-16."""
@@ -405,8 +406,8 @@ class Csv(Format):
         sep = self.sep.encode()
         with path.open("xb") as file:
             if content.header:
-                names = [f"{content.field}_{column}" for column in range(content.dim)]
-                file.write(sep.join(name.encode() for name in ["key", *names]) + b"\n")
+                names = [content.key, *_numbered(content.field, content.dim)]
+                file.write(sep.join(_quoted(name.encode(), sep) for name in names) + b"\n")
 
             def write(start: int, block: Array) -> None:
                 words = content.words(start, start + len(block))
@@ -429,6 +430,7 @@ class Word2VecText(Csv):
     """Words and numbers between blanks, after counts or without them."""
 
     suffixes = (".vec",)
+    names_key = False
     sep = BLANKS
 
     @contextmanager
@@ -483,6 +485,12 @@ def _check_size(file: InputFile, sample: _Sample, rows: int, dim: int) -> None:
         raise FormatError(
             f"{file.path}: {file.size} bytes cannot hold {rows} rows of {dim} numbers"
         )
+
+
+def _numbered(name: str, count: int) -> list[str]:
+    """Return a name for each number of a row: that with {} in it replaced, or `name`_0, …."""
+    pattern = name if "{}" in name else f"{name}_{{}}"
+    return [pattern.replace("{}", str(at)) for at in range(count)]
 
 
 def _quoted(word: bytes, sep: bytes) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, Any
 
-from tierstore._formats._columns import KEY, ArrowFormat, Columns, in_order, need
+from tierstore._formats._columns import ArrowFormat, Columns, in_order, need
 from tierstore._formats.base import Content
 from tierstore._formats.files import open_input
 from tierstore.budget import Size
@@ -68,5 +68,5 @@ class Parquet(ArrowFormat):
             compression="zstd",
             use_dictionary=False,
             use_byte_stream_split=[f"{n}.list.element" for n in content.fields] if split else False,
-            write_statistics=[KEY] if content.keys is not None else False,
+            write_statistics=[content.key] if content.keys is not None else False,
         )

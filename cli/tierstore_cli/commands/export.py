@@ -77,6 +77,13 @@ from tierstore_cli.text import some_rows
     show_default=True,
     help="Whether a text begins with a line of names, or of counts.",
 )
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="FIELD=NAME",
+    help="Another name in OUT, of a field, or with key=NAME of the keys; may be repeated.",
+)
 @click.option("--skip-damaged", is_flag=True, help="Write damaged rows as NaN.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def export(
@@ -99,6 +106,7 @@ def export(
     keys: str | None,
     memory: int,
     header: bool,
+    names: tuple[str, ...],
     skip_damaged: bool,
     force: bool,
 ) -> None:
@@ -119,7 +127,8 @@ def export(
     10. Parts that go to a URL or a pipe are files of their own.
 
     --fields writes several fields, each a column of a .parquet, .arrow or .feather file, in the
-    narrowest element type that holds them all exactly.
+    narrowest element type that holds them all exactly. --name key=item_id --name weight=f{} names
+    the columns of a .csv item_id, f0, f1, ….
 
     --ids, --keys-from and --since write some rows only, with their keys; of a table without keys
     the ids are the keys. Versions that --since and --if-changed compare with must be kept, see
@@ -179,7 +188,7 @@ def export(
             target = place = part_file(Path(str(target)), *part)
         version = opened.version if isinstance(opened, Store) else None
         chosen = choose_table(opened, table)
-        names = fields.split(",") if fields is not None else [choose_field(chosen, field)]
+        written = fields.split(",") if fields is not None else [choose_field(chosen, field)]
         picked: Any
         if id_file is not None:
             picked = ids_in(id_file)
@@ -196,11 +205,12 @@ def export(
         done = export_table(
             chosen,
             place,
-            field=names,
+            field=written,
             rows=picked,
             dtype=dtype,
             keys=None if keys is None else keys_in(keys, memory),
             memory=memory,
+            names=dict(_named(each) for each in names),
             header=header,
             force=force or (part is not None and shared),
             damaged="skip" if skip_damaged else "raise",
@@ -213,7 +223,7 @@ def export(
                     store=opened.uuid if isinstance(opened, Store) else full_name(store),
                     version=version,
                     table=chosen.name,
-                    fields=names,
+                    fields=written,
                     dtype=done.dtype,
                     dim=done.dim,
                     keyed=keys is not None or chosen.keys is not None,
@@ -226,7 +236,7 @@ def export(
         "store": full_name(store),
         "version": version,
         "table": chosen.name,
-        "fields": names,
+        "fields": written,
         "out": full_name(target),
         "rows": done.rows,
         "dim": done.dim,
@@ -269,6 +279,13 @@ def _finish(out: Output, target: Place, *, force: bool) -> None:
         "overflowed": whole.overflowed,
     }
     out.show(data, f"wrote {target}: {counted(rows, 'row')} of {whole.dim} {whole.dtype}")
+
+
+def _named(given: str) -> tuple[str, str]:
+    field, equals, name = given.partition("=")
+    if not equals:
+        raise click.UsageError(f"--name is FIELD=NAME, not {given!r}")
+    return field, name
 
 
 def _changed(store: Store | Attached, table: Table, since: int | str) -> npt.NDArray[np.int64]:
