@@ -44,7 +44,7 @@ class BlockParser:
 
     def __call__(self, block: bytes) -> npt.NDArray[np.float64] | None:
         """Return the numbers of a block of whole lines `(n, dim)`; None for the plain reader."""
-        table = self._parsed(block, self._layout.values, "double")
+        table = self._parsed(block)
         if table is None:
             return None
         numbers = np.empty((table.num_rows, table.num_columns))
@@ -59,45 +59,24 @@ class BlockParser:
         self._failed += 1
         return None
 
-    def keys(self, block: bytes, most: int) -> list[tuple[bytes, npt.NDArray[np.int64]]] | None:
-        """Return the keys of a block: their UTF-8 and where each begins and the last ends.
-
-        None for the plain reader, also for a key of more than `most` bytes.
-        """
-        layout = self._layout
-        if layout.key is None or layout.sep == BLANKS or layout.rounded_keys:
-            return None
-        table = self._parsed(block, (layout.key,), "large_string")
-        if table is None:
-            return None
-        found = []
-        for texts in table.column(0).chunks:
-            _, offsets, data = texts.buffers()
-            bounds = np.frombuffer(offsets, np.int64, len(texts) + 1, 8 * texts.offset)
-            if np.diff(bounds).max(initial=0) > most:
-                return None
-            blob = bytes(memoryview(data)[bounds[0] : bounds[-1]]) if data else b""
-            found.append((blob, bounds - bounds[0]))
-        return found
-
     def _is_plain(self, block: bytes, quoted: bool) -> bool:
         if self._layout.sep == BLANKS:
             return b"\t" not in block and ord(" ") not in line_edges(block)[0]
         return not quoted or only_keys_are_quoted(block, self._layout.sep)
 
-    def _parsed(self, block: bytes, columns: tuple[int, ...], kind: str) -> Any:
-        """Return columns of a block as a table of pyarrow, or None."""
+    def _parsed(self, block: bytes) -> Any:
+        """Return the numbers of a block as a table of pyarrow, or None."""
         if not self._able or len(block) < MIN_BYTES or not _installed():
             return None
         if 2 * self._failed > self._tried + _TRIES:
             return None
         self._tried += 1
         quoted = b'"' in block
-        found = self._table(block, columns, kind, quoted) if self._is_plain(block, quoted) else None
+        found = self._table(block, quoted) if self._is_plain(block, quoted) else None
         self._failed += found is None
         return found
 
-    def _table(self, block: bytes, columns: tuple[int, ...], kind: str, quoted: bool) -> Any:
+    def _table(self, block: bytes, quoted: bool) -> Any:
         import pyarrow
         import pyarrow.csv
 
@@ -109,14 +88,14 @@ class BlockParser:
         if layout.sep == BLANKS and ord(" ") in line_edges(block)[1]:
             block = re.sub(rb" +\n", b"\n", block)
         names = [str(at) for at in range(layout.columns)]
-        chosen = [names[at] for at in columns]
+        chosen = [names[at] for at in layout.values]
         try:
             return pyarrow.csv.read_csv(
                 _copied(block),
                 pyarrow.csv.ReadOptions(column_names=names),
                 pyarrow.csv.ParseOptions(delimiter=layout.sep, quote_char='"' if quoted else False),
                 pyarrow.csv.ConvertOptions(
-                    column_types=dict.fromkeys(chosen, pyarrow.type_for_alias(kind)),
+                    column_types=dict.fromkeys(chosen, pyarrow.float64()),
                     include_columns=chosen,
                     null_values=[],
                     decimal_point=layout.decimal,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+import numpy.typing as npt
 
 from tierstore.budget import Allowance
 from tierstore.errors import FormatError
@@ -307,14 +308,47 @@ def only_keys_are_quoted(block: bytes, sep: str) -> bool:
 
     Such rows end where lines end, as programs write them that quote texts.
     """
-    text = np.frombuffer(block, np.uint8)
+    return _quoted_cells(np.frombuffer(block, np.uint8), sep) is not None
+
+
+def _quoted_cells(text: npt.NDArray[np.uint8], sep: str) -> npt.NDArray[np.intp] | None:
+    """Return where the first cell of each line ends, if all of them and no others are in quotes."""
     quotes, ends = np.flatnonzero(text == ord('"')), np.flatnonzero(text == ord("\n"))
     if len(quotes) != 2 * len(ends) or not len(ends) or ends[-1] != len(text) - 1:
-        return False
+        return None
     begin, stop = quotes[::2], quotes[1::2]
     starts = np.concatenate([[0], ends[:-1] + 1])
-    within = bool((begin == starts).all() and (stop < ends).all())
-    return within and bool((text[stop + 1] == ord(sep)).all())
+    alone = (begin == starts).all() and (stop < ends).all() and (text[stop + 1] == ord(sep)).all()
+    return stop if alone else None
+
+
+def first_cells(block: bytes, sep: str, columns: int) -> tuple[bytes, npt.NDArray[np.int64]] | None:
+    """Return the first cell of each line of a block: their bytes, where each begins, and the end.
+
+    None for a block that is not plain lines of so many cells, of which at most the first are in
+    quotes.
+    """
+    if b"\r" in block or (sep == BLANKS and b"\t" in block):
+        return None
+    text = np.frombuffer(block, np.uint8)
+    ends, marks = np.flatnonzero(text == ord("\n")), np.flatnonzero(text == ord(sep))
+    if not len(ends) or ends[-1] != len(text) - 1:
+        return None
+    begin = np.concatenate([[0], ends[:-1] + 1])
+    quoted = sep != BLANKS and b'"' in block
+    stop = _quoted_cells(text, sep) if quoted else begin
+    if stop is None:
+        return None
+    low, high = np.searchsorted(marks, stop), np.searchsorted(marks, ends)
+    if (high - low != columns - 1).any():
+        return None
+    begin, stop = (begin + 1, stop) if quoted else (begin, marks[low])
+    lengths = stop - begin
+    if sep == BLANKS and not lengths.all():
+        return None
+    bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    cells = text[np.repeat(begin - bounds[:-1], lengths) + np.arange(bounds[-1])].tobytes()
+    return cells, bounds
 
 
 def line_edges(block: bytes) -> tuple[set[int], set[int]]:

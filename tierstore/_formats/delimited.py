@@ -17,7 +17,7 @@ import io
 import re
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from itertools import count, islice
 from pathlib import Path
@@ -34,6 +34,7 @@ from tierstore._formats._cells import (
     Cells,
     Lines,
     Row,
+    first_cells,
     is_number,
     line_edges,
     list_cell,
@@ -257,16 +258,14 @@ class _TextSource(Source):
             return None
         allowance = self._file.allowance
         found = Strings()
-        parser = BlockParser(self.layout, blank_null=bool(self._null))
         for block, lines in self._passes():
-            packed = parser.keys(block, MAX_WORD_CHARACTERS)
+            packed = self._packed_words(block)
             if packed is None:
                 words = islice(self._words(block, lines), self.rows + 1 - len(found))
                 take_words(words, allowance, found)
             else:
                 lines.line += block.count(b"\n")
-                for blob, bounds in packed:
-                    blob_to_strings(self.path, blob, bounds, allowance, found)
+                blob_to_strings(self.path, *packed, allowance, found)
             if len(found) > self.rows:
                 break
         if len(found) != self.rows:
@@ -276,9 +275,19 @@ class _TextSource(Source):
             self.numbering = self.layout.column(self.layout.key)
         return keys
 
+    def _packed_words(self, block: bytes) -> tuple[bytes, npt.NDArray[np.int64]] | None:
+        """Return the keys of a block of plain lines; None for those that `_words` reads."""
+        layout = self.layout
+        if layout.key != 0 or layout.columns < 2 or layout.rounded_keys or layout.quoted_words:
+            return None
+        packed = first_cells(block, layout.sep, layout.columns)
+        with suppress(UnicodeDecodeError):
+            return None if packed is None or not packed[0].decode() else packed
+        return None
+
     def _words(self, block: bytes, lines: Lines) -> Iterator[str]:
         at = self.layout.key or 0
-        for number, cells in self._key_rows(block, lines, at):
+        for number, cells in self._checked(block, lines):
             word = cells[at]
             try:
                 word.encode()
@@ -288,35 +297,6 @@ class _TextSource(Source):
             if self.layout.rounded_keys:
                 word = _POINT_ZERO.sub(r"\1", word)
             yield unquoted(word) if self.layout.quoted_words else word
-
-    def _key_rows(self, block: bytes, lines: Lines, at: int) -> Iterator[Row]:
-        """Yield rows; if the key is the first cell, a row may have this cell only."""
-        sep = self.layout.sep.encode()
-        quoted = sep != b" " and b'"' in block
-        plain = at == 0 and self.layout.columns > 1
-        plain = plain and (not quoted or only_keys_are_quoted(block, self.layout.sep))
-        if sep == b" " and b"\t" in block:
-            plain = False
-        if not plain or _has_lone_returns(block):
-            yield from self._checked(block, lines)
-            return
-        first, lines.line = lines.line, lines.line + block.count(b"\n")
-        for number, line in enumerate(block.split(b"\n"), first):
-            text = line.rstrip(b" \r") if sep == b" " else line.rstrip(b"\r")
-            if not text:
-                continue
-            if quoted:
-                end = text.index(b'"', 1)
-                if text.count(sep, end) == self.layout.columns - 1:
-                    yield number, [text[1:end].decode(errors="surrogateescape")]
-                    continue
-            if text.count(sep) == self.layout.columns - 1 and not text.startswith(sep):
-                yield number, [text[: text.index(sep)].decode(errors="surrogateescape")]
-            else:
-                following = Lines(self.path, io.BytesIO(line), self._file.allowance)
-                following.line = number
-                for row in following:
-                    yield from self._checked(row, following)
 
     def close(self) -> None:
         """Close the file."""
