@@ -1480,7 +1480,7 @@ MUTANTS = [
         "_io/file.py",
         "(self.fd >= 0 or self._locked_by != os.getpid())",
         "self.fd >= 0",
-        "tests/durability/test_closing.py",
+        "tests/durability/test_closing.py tests/io/test_io.py",
     ),
     Mutant(
         "_store/locking.py",

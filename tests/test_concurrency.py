@@ -149,15 +149,15 @@ class TierProgram:
 
 
 TIERS = {
-    "one slot": (1,),
     "cache": (25,),
+    "one slot": (1,),
     "direct": (ROWS,),
     "two caches": (40, 9),
     "cache over direct": (ROWS, 11),
 }
 
 
-@pytest.mark.variants(1, 1)
+@pytest.mark.variants(2, 5)
 @pairs(together=1, slots=list(TIERS), policy=[lru(), lfu(3)])
 def test_tiers(slots: str, policy: PolicySpec) -> None:
     TierProgram(1, TIERS[slots], policy).run(120)

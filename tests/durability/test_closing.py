@@ -30,6 +30,7 @@ from tests.durability.faults import FAULTS, Faulty
 from tests.durability.small import NONE, commit, make
 from tests.durability.writer import DIM
 from tierstore import _io, distributed
+from tierstore._io.file import File
 from tierstore.errors import (
     ClosedError,
     CommitFailedError,
@@ -218,6 +219,24 @@ def test_a_failure_that_ends_a_store_leaves_its_lock_to_close(tmp_path: Path) ->
         with pytest.raises(ClosedError, match="close it and open it again"):
             store.rollback()
     assert store.closed and is_free(path)
+
+
+@pytest.mark.fault(33)
+def test_a_store_is_not_closed_while_either_lock_is_held(tmp_path: Path) -> None:
+    store, closed, close = opened(make(tmp_path / "s")), [], File.close
+
+    def once(file: File) -> None:
+        if closed:
+            raise KeyboardInterrupt
+        closed.append(file)
+        close(file)
+
+    writer = inside.state(store).writer
+    with mock.patch.object(File, "close", once), pytest.raises(KeyboardInterrupt):
+        writer.close()
+    assert closed and writer.locked
+    store.close()
+    assert store.closed and is_free(tmp_path / "s")
 
 
 @pytest.mark.fault(33)

@@ -6,6 +6,7 @@ import mmap
 import os
 import re
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -98,6 +99,27 @@ def test_space_is_reserved(directory):
         assert file.size == 1 << 20
         assert 512 * os.fstat(file.fd).st_blocks >= 1 << 20
         file.allocate(0, 0)
+
+
+def test_a_closed_file_holds_no_lock_though_unlocking_it_failed(directory):
+    with directory.create("lock") as file:
+        assert not file.locked
+        assert file.lock(exclusive=True) and file.locked
+        failing = mock.Mock(side_effect=OSError(errno.EIO, "no lock"))
+        with mock.patch.multiple(_io.system.calls, flock=failing, fcntl=failing):
+            file.close()
+    assert failing.called and not file.locked
+    with directory.open_file("lock", write=True) as again:
+        assert again.lock(exclusive=True)
+
+
+def test_a_child_that_closes_a_file_knows_that_its_parent_has_the_lock(directory):
+    with directory.create("lock") as file:
+        file.lock(exclusive=True)
+        if not (child := os.fork()):
+            file.close()
+            os._exit(not file.locked)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_file_system_that_cannot_reserve_gets_the_size_alone(directory, monkeypatch):
