@@ -115,6 +115,7 @@ def preview(
     vector: str | Sequence[str | int] = (),
     skip_lines: int = 0,
     comment: str | None = None,
+    errors: Literal["strict", "replace"] = "strict",
     expand: bool = False,
     rows: int = 3,
 ) -> Preview:
@@ -123,7 +124,9 @@ def preview(
     Arguments and errors are those of `import_table`.
     """
     chosen = tuple(vector.split(",") if isinstance(vector, str) and vector else vector)
-    text = TextOptions(header, key_column, sep, decimal, tuple(null), chosen, skip_lines, comment)
+    text = TextOptions(
+        header, key_column, sep, decimal, tuple(null), chosen, skip_lines, comment, errors
+    )
     wanted = None if dtype is None else check_dtype(dtype)
     with (
         fetched(src) as place,
@@ -169,6 +172,7 @@ def import_table(
     vector: str | Sequence[str | int] = (),
     skip_lines: int = 0,
     comment: str | None = None,
+    errors: Literal["strict", "replace"] = "strict",
     duplicates: Literal["error", "first", "last"] = "error",
     upsert: bool = False,
     expand: bool = False,
@@ -213,6 +217,8 @@ def import_table(
             says.
         skip_lines: lines of a text to leave out at its start.
         comment: the character that lines of a text begin with that are left out, such as "#".
+        errors: "replace" for keys with � in place of bytes that are no UTF-8, as of words that were
+            cut within a character, in text and in `.bin`; "strict" refuses them.
         duplicates: which row stays of those with equal keys, "first" or "last"; or "error".
         upsert: write the rows over those of their keys and append the others, whose other fields
             get initial values. A table without keys takes row ids for keys. To append, the table is
@@ -243,7 +249,9 @@ def import_table(
         StoreFullError, StoreIOError: the file system failed.
     """
     chosen = tuple(vector.split(",") if isinstance(vector, str) and vector else vector)
-    text = TextOptions(header, key_column, sep, decimal, tuple(null), chosen, skip_lines, comment)
+    text = TextOptions(
+        header, key_column, sep, decimal, tuple(null), chosen, skip_lines, comment, errors
+    )
     if duplicates not in ("error", "first", "last"):
         raise InvalidInputError(f"duplicates is 'error', 'first' or 'last', not {duplicates!r}")
     if isinstance(keys, str | os.PathLike):

@@ -405,6 +405,12 @@ MEMORY = click.option(
 def text_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that describe a text file."""
     for option in (
+        click.option(
+            "--errors",
+            type=click.Choice(["strict", "replace"]),
+            default="strict",
+            help="Refuse words that are no UTF-8, or read them with � in them.",
+        ),
         click.option("--comment", metavar="CHAR", help="Leave out lines that begin with it."),
         click.option(
             "--skip-lines", type=int, default=0, metavar="N", help="Leave out the first N lines."

@@ -137,3 +137,26 @@ def test_vectors_of_spark(tmp_path: Path) -> None:
     pq.write_table(table.rename_columns(["features", "features"]), tmp_path / "g.parquet")
     with pytest.raises(FormatError, match="two columns are named 'features'"):
         preview(tmp_path / "g.parquet")
+
+
+def test_words_that_are_cut_within_a_character(tmp_path: Path) -> None:
+    words = [b"ab", "\u4e2d".encode()[:2], b"cd", b"e"]
+    rows = [
+        word + b" " + " ".join(map(repr, row)).encode()
+        for word, row in zip(words, MATRIX.tolist(), strict=True)
+    ]
+    (tmp_path / "f.vec").write_bytes(b"4 3\n" + b"\n".join(rows) + b"\n")
+    pairs = zip(words, MATRIX, strict=True)
+    binary = b"".join(word + b" " + row.tobytes() + b"\n" for word, row in pairs)
+    (tmp_path / "f.bin").write_bytes(b"4 3\n" + binary)
+    for name in ("f.vec", "f.bin"):
+        with pytest.raises(FormatError, match="--errors replace"):
+            preview(tmp_path / name)
+        found = preview(tmp_path / name, errors="replace", rows=ROWS)
+        assert found.keys == ["ab", "\ufffd", "cd", "e"]
+        assert found.first.tobytes() == MATRIX.tobytes()
+    np.save(tmp_path / "f.npy", MATRIX)
+    with pytest.raises(ValueError, match="is no text"):
+        preview(tmp_path / "f.npy", errors="replace")
+    with pytest.raises(ValueError, match="'strict' or 'replace'"):
+        preview(tmp_path / "f.vec", errors="nope")  # type: ignore[arg-type]

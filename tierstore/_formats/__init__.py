@@ -350,7 +350,8 @@ def _check_no_text(file: Path, format_: Format, options: TextOptions) -> None:
             f"{file}: has no columns, so that --key-column (key_column) and --vector (vector) say "
             "nothing about it; --keys (keys=) gives a file of keys"
         )
-    if options != TextOptions(key_column=column, vector=vector):
+    errors = options.errors if format_.has_words else "strict"
+    if options != TextOptions(key_column=column, vector=vector, errors=errors):
         raise InvalidInputError(f"{file}: is no text, so that header, sep, … say nothing about it")
 
 

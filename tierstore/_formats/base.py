@@ -214,6 +214,8 @@ class TextOptions:
             for those that the file says. Of other files that have columns, too.
         skip_lines: lines to leave out at the start of the file.
         comment: what lines that are left out begin with, one character.
+        errors: "strict", or "replace" for keys with � in place of bytes that are no UTF-8. Of
+            word2vec's binary files, too.
     """
 
     header: bool | None = None
@@ -224,6 +226,7 @@ class TextOptions:
     vector: tuple[str | int, ...] = ()
     skip_lines: int = 0
     comment: str | None = None
+    errors: str = "strict"
 
     def __post_init__(self) -> None:
         """Refuse options with which no file can be read."""
@@ -239,6 +242,8 @@ class TextOptions:
             )
         if self.decimal not in (None, ".", ",") or (self.decimal and self.decimal == self.sep):
             raise InvalidInputError(f"decimal is '.' or ',' and not sep, not {self.decimal!r}")
+        if self.errors not in ("strict", "replace"):
+            raise InvalidInputError(f"errors is 'strict' or 'replace', not {self.errors!r}")
         if self.skip_lines < 0:
             raise InvalidInputError(f"skip_lines is a number of lines, not {self.skip_lines!r}")
         if self.comment is not None and (len(self.comment) != 1 or not "!" <= self.comment <= "~"):
@@ -334,6 +339,8 @@ class Format(ABC):
         takes_stores: whether the format supports zarr stores in addition to paths.
         is_directory: whether what is written is a directory; others are streams of bytes.
         is_text: whether files are text: read with `TextOptions`, and packed ones too.
+        has_words: whether files that are no text hold words, of which `errors` says how to read
+            those that are no UTF-8.
         has_columns: whether files have named columns, of which `key_column` selects the keys.
         several: whether a written file can hold several matrices.
         names_key: whether a written file has a column of keys of any name.
@@ -346,6 +353,7 @@ class Format(ABC):
     is_directory: ClassVar[bool] = False
     is_text: ClassVar[bool] = False
     has_columns: ClassVar[bool] = False
+    has_words: ClassVar[bool] = False
     several: ClassVar[bool] = False
     names_key: ClassVar[bool] = False
 

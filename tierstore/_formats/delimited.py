@@ -105,7 +105,7 @@ class _Sample:
         self.text = b"".join(lines)
         self._file = file
         try:
-            self.text.decode()
+            self.text.decode(errors="strict" if options.errors == "strict" else "ignore")
         except UnicodeDecodeError as error:
             number = self.text.count(b"\n", 0, error.start) + 1
             raise _no_utf8(file.path, number, self.text[error.start]) from None
@@ -147,6 +147,7 @@ class _TextSource(Source):
         self.layout = layout
         self._decimal = layout.decimal
         self._null = frozenset(wanted.text.null)
+        self._errors = wanted.text.errors
         self._left_out = (wanted.text.skip_lines, wanted.text.comment)
         self._has_words = layout.words and layout.key == 0
         self._cells = Cells(layout.sep, layout.columns if self._has_words else 0, layout.vector)
@@ -292,6 +293,9 @@ class _TextSource(Source):
             try:
                 word.encode()
             except UnicodeEncodeError as error:
+                if self._errors != "strict":
+                    yield word.encode(errors="surrogateescape").decode(errors=self._errors)
+                    continue
                 byte = ord(error.object[error.start]) & 0xFF  # a surrogate for the byte
                 raise _no_utf8(self.path, number, byte) from None
             if self.layout.rounded_keys:
@@ -306,7 +310,8 @@ class _TextSource(Source):
 def _no_utf8(path: Path, line: int, byte: int) -> FormatError:
     return FormatError(
         f"{path}: line {line}: byte 0x{byte:02x} is not UTF-8; if the file is in Latin-1, "
-        "convert it: iconv -f latin1 -t utf-8"
+        "convert it: iconv -f latin1 -t utf-8; if words are cut within a character, say --errors "
+        "replace (errors='replace')"
     )
 
 

@@ -42,8 +42,9 @@ _ELEMENT = np.dtype("<f4")
 
 
 class _BinSource(Source):
-    def __init__(self, file: InputFile, rows: int, dim: int, *, offset: int) -> None:
+    def __init__(self, file: InputFile, rows: int, dim: int, *, offset: int, errors: str) -> None:
         super().__init__(file.path, rows, dim, _ELEMENT.name)
+        self._errors = errors
         self._file = file
         self._offset = offset
 
@@ -83,13 +84,17 @@ class _BinSource(Source):
                 ends_lines = ended
             first = data[at:space].removeprefix(b"\n")
             odd = not ends_lines and _CONTROL.search(first) is not None
-            word = _decoded(first)
+            word = _decoded(first, self._errors)
             if word is None and not row:
-                raise FormatError(f"{self.path}: the word of row 0 is not UTF-8")
+                raise FormatError(
+                    f"{self.path}: the word of row 0 is not UTF-8; if words are cut within a "
+                    "character, say --errors replace (errors='replace')"
+                )
             if word is None or (row and (odd or ended != ends_lines)):
                 raise FormatError(
                     f"{self.path}: row {row} does not begin with a word in UTF-8; does that of row "
-                    f"{row - 1}, {before!r:.100}, hold a blank, at which it seems to end?"
+                    f"{row - 1}, {before!r:.100}, hold a blank, at which it seems to end? If words "
+                    "are cut within a character, say --errors replace (errors='replace')"
                 )
             if space < 0 or not word or stop > len(data):
                 raise FormatError(f"{self.path}: row {row} of {self.rows} is truncated or no word")
@@ -103,10 +108,10 @@ class _BinSource(Source):
         self._file.close()
 
 
-def _decoded(word: bytes) -> str | None:
+def _decoded(word: bytes, errors: str) -> str | None:
     """Return a word, or None for what is no UTF-8."""
     try:
-        return word.decode()
+        return word.decode(errors=errors)
     except UnicodeDecodeError:
         return None
 
@@ -115,6 +120,7 @@ class Word2VecBinary(Format):
     """Words and float32 values in binary."""
 
     suffixes = (".bin",)
+    has_words = True
     keys = "always"
 
     def holds(self, element: ElementType) -> bool:
@@ -145,7 +151,7 @@ class Word2VecBinary(Format):
                 raise FormatError(
                     f"{path}: truncated: {file.size} bytes cannot hold {rows} rows of {dim} float32"
                 )
-            return _BinSource(file, rows, dim, offset=len(first))
+            return _BinSource(file, rows, dim, offset=len(first), errors=wanted.text.errors)
 
     def _torch_file(self, path: Path, wanted: Wanted) -> Source:
         """Open a file that Hugging Face names with the same suffix, pytorch_model.bin."""
