@@ -49,8 +49,8 @@ _ROOM = 32
 """Bytes that the beginning of an envelope takes at most."""
 
 
-def unseal(data: bytes, name: str, newest: int) -> Section:
-    """Return the body of a sealed object of a format from 1 to `newest`; raises FormatError.
+def unseal(data: bytes, name: str, number: int) -> Section:
+    """Return the body of a sealed object of the format of this number; raises FormatError.
 
     The checksum is verified before parsing. `name` is the file's name, for messages.
     """
@@ -61,13 +61,13 @@ def unseal(data: bytes, name: str, newest: int) -> Section:
         )
     body = Section(parse(match[2], name), name)
     found = body.integer("format")
-    if found > newest:
+    if found > number:
         raise FormatError(
-            f"{name} has format {found}, but this tierstore reads formats up to {newest}: "
+            f"{name} has format {found}, but this tierstore reads format {number}: "
             "it was written by a newer version; pip install --upgrade tierstore"
         )
-    if found < 1:
-        raise FormatError(f"{name}: not a format: {found}")
+    if found < number:
+        raise FormatError(f"{name}: not a format of any release: {found}")
     return body
 
 

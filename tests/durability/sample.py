@@ -33,9 +33,9 @@ class Sample:
         return max(self.versions)
 
     def files(self) -> list[Path]:
-        """All files but the two that only locks live in."""
+        """All files but the one that only a lock lives in."""
         found = (path for path in sorted(self.path.rglob("*")) if path.is_file())
-        return [path for path in found if path.name not in ("LOCK", "FOLD")]
+        return [path for path in found if path.name != "LOCK"]
 
 
 def make_sample(path: Path, seed: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ import numpy as np
 import pytest
 
 import tierstore
-from tests import inside
-from tests.durability.stores import STORES
 from tierstore import _io
 from tierstore._disk import base as bases
 from tierstore._disk.backends.memmap import DATA_OFFSET
@@ -420,20 +417,3 @@ def test_holes_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         store.fold()
     opened(path).close()
     assert sum(read) < 1 << 20
-
-
-@pytest.mark.fault(42)
-@pytest.mark.parametrize("name", ["whole", "folding"])
-def test_a_store_of_format_1_is_bound_at_its_next_fold(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "s"
-    shutil.copytree(STORES / "1" / name, path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with opened(path, "r+") as store:
-            assert not list(path.rglob("digest-*"))
-            store.fold()
-            tables = len(store)
-            assert len(list(path.rglob("digest-*"))) == tables
-        with opened(path) as store:
-            assert store.verify().ok
-            assert all(info.digest for info in inside.manifest(store).tables.values())

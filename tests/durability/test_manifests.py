@@ -174,10 +174,11 @@ IDENTITY: dict[str, Callable[[bytes], bytes]] = {
     "garbage": lambda data: bytes(range(256)),
     "null": lambda data: sealed(b"null"),
     "another uuid": replaced(b'"uuid":"', b'"uuid":"0'),
-    "no uuid": lambda data: sealed(b'{"format":1,"parent":null}'),
+    "no uuid": lambda data: sealed(b'{"format":2,"parent":null}'),
     "bad parent": replaced(b'"parent":null', b'"parent":7'),
     "unknown key": replaced(b'"parent":null', b'"parent":null,"more":1'),
     "large": lambda data: data + bytes(1 << 20),
+    "a format that was never released": replaced(b'"format":2', b'"format":1'),
 }
 
 

@@ -170,28 +170,14 @@ def test_a_lock_file_that_is_replaced_while_it_is_taken_is_not_trusted(path, mon
     assert replaced
 
 
-@pytest.mark.parametrize("name", ["LOCK", "FOLD"])
-def test_files_of_locks_may_be_missing(path, name):
-    (path / name).unlink(missing_ok=True)
+def test_the_file_of_locks_may_be_missing(path):
+    (path / "LOCK").unlink()
     with opened(path, "r+") as store:
         rows = change(store, 1)
         store.commit()
         store.fold()
     with opened(path) as reader:
         assert np.array_equal(reader["t"].read(EVERY), rows)
-
-
-def test_a_program_that_shares_fold_counts_as_the_oldest_reader(path):
-    """Programs before this format lock the file FOLD, whichever version they read."""
-    (path / "FOLD").touch()
-    with opened(path, "r+") as store, (path / "FOLD").open() as old:
-        fcntl.flock(old, fcntl.LOCK_SH)
-        change(store, 1)
-        store.commit()
-        with pytest.raises(LockedError, match="an older version"):
-            store.fold()
-        fcntl.flock(old, fcntl.LOCK_UN)
-        store.fold()
 
 
 def test_the_holder_is_described():

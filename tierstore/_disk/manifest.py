@@ -65,6 +65,12 @@ _OF_ROOT = re.compile(f"({GENERATION_NAME.pattern})?", re.ASCII)
 UUID = re.compile(r"[0-9a-f]{32}")
 _MARK = re.compile(r"[0-9a-f]{0,16}")
 
+_ENTRIES = {"format", "uuid", "seq", "version", "last_version", "previous", "mark", "step"} | {
+    *("floor", "confirmed", "keep", "payload", "payload_mark", "written", "tables", "names"),
+    *("forks", "skipped", "partitions", "origin", "time"),
+}
+"""The keys of `Manifest.encode`, and the time that earlier programs wrote."""
+
 
 def manifest_name(seq: int) -> str:
     """Return the file name of the manifest with a sequence number."""
@@ -164,8 +170,7 @@ class TableInfo:
 
     `generation` is the directory of its base; of a table of a partitioned store, that of its
     external keys, or "" without such; `scalars`
-    are values for the whole table, such as an optimizer's step. `digest` is None if the base was
-    last folded by a program of format 1.
+    are values for the whole table, such as an optimizer's step. `digest` is None without a base.
 
     Instances are immutable, so manifests share those of unchanged tables: in a store of a thousand
     tables, a commit serializes and compares only the tables that changed.
@@ -297,8 +302,7 @@ class Manifest:
     version and mark of each partition, if the rows of every table are in partitions. `origin` is
     the version of another store that this one was copied from and is equal to. `written` is what
     the version changed or added, None if an earlier program wrote it: a fold and a compaction move
-    its deltas, and then nothing else tells. `format` is the format of the file that was read;
-    manifests are always written in the current format.
+    its deltas, and then nothing else tells.
     """
 
     uuid: str
@@ -320,7 +324,6 @@ class Manifest:
     partitions: tuple[tuple[int, str], ...] = ()
     origin: Origin | None = None
     written: Written | None = None
-    format: int = field(default=FORMAT, compare=False)
     _differs: tuple[weakref.ref[Manifest], Difference] | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -442,14 +445,8 @@ class Manifest:
         Tables that are equal in `like`, another manifest of the store, are shared with it.
         """
         body = unseal(data, name, FORMAT)
-        names = {"uuid", "seq", "version", "step", "floor", "confirmed", "keep"}
-        version, number = _version(body, "version"), body.integer("format")
-        is_first = number == 1
-        if not is_first:
-            names |= {"last_version", "previous", "mark", "payload_mark", "names", "forks"}
-            names |= {"partitions", "time", "origin", "skipped", "written"}
-        body.only(names | {"format", "payload", "tables"})
-        last_version = version if is_first else _version(body, "last_version")
+        body.only(_ENTRIES)
+        version, last_version = _version(body, "version"), _version(body, "last_version")
         floor, confirmed = body.natural("floor"), body.natural("confirmed")
         if not max(floor, confirmed) <= version <= last_version:
             raise FormatError(
@@ -465,7 +462,7 @@ class Manifest:
         for key in tables:
             if TABLE_NAME.fullmatch(key) is None:
                 raise FormatError(f"{name}: not a table name: {key!r}")
-        known = like.tables if like is not None and like.format == number else {}
+        known = like.tables if like is not None else {}
         partitions = _partitions(body) if "partitions" in body.content else ()
         specs: dict[str, TableSpec] = {}
         return cls(
@@ -482,15 +479,14 @@ class Manifest:
                 or _table(
                     tables.section(key),
                     known.get(key),
-                    is_first,
                     is_partitioned=bool(partitions),
                     specs=specs,
                 )
                 for key in tables
             },
             last_version=last_version,
-            previous=max(0, version - 1) if is_first else _version(body, "previous"),
-            mark="" if is_first else body.matching("mark", _MARK),
+            previous=_version(body, "previous"),
+            mark=body.matching("mark", _MARK),
             payload_mark=body.matching("payload_mark", _MARK)
             if "payload_mark" in body.content
             else "",
@@ -500,7 +496,6 @@ class Manifest:
             partitions=partitions,
             origin=_origin(body.section("origin")) if "origin" in body.content else None,
             written=_written(body.section("written")) if "written" in body.content else None,
-            format=number,
         )
 
 
@@ -539,11 +534,9 @@ class Identity:
         parent = None
         if body.value("parent") is not None:
             section = body.section("parent")
-            is_first = body.integer("format") == 1
-            section.only({"uuid", "version"} | (set() if is_first else {"previous"}))
-            version = _version(section, "version")
-            previous = max(0, version - 1) if is_first else _version(section, "previous")
-            parent = Parent(section.matching("uuid", UUID), version, previous)
+            section.only({"uuid", "version", "previous"})
+            versions = _version(section, "version"), _version(section, "previous")
+            parent = Parent(section.matching("uuid", UUID), *versions)
         return cls(body.matching("uuid", UUID), parent)
 
 
@@ -633,16 +626,13 @@ def _known(tables: Section, key: str, known: Mapping[str, TableInfo]) -> TableIn
 def _table(
     section: Section,
     known: TableInfo | None,
-    is_first: bool,
     *,
     is_partitioned: bool,
     specs: dict[str, TableSpec],
 ) -> TableInfo:
-    section.only(
-        _OF_SPEC | {"generation", "deltas", "scalars", "keys"} | (set() if is_first else {"digest"})
-    )
+    section.only(_OF_SPEC | {"generation", "deltas", "scalars", "keys", "digest"})
     spec = _spec(section, known, specs)
-    unbound = is_first or section.value("digest") is None
+    unbound = section.value("digest") is None
     return TableInfo(
         spec=spec,
         generation=section.matching("generation", _OF_ROOT if is_partitioned else GENERATION_NAME),

@@ -14,14 +14,14 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
 from tierstore import _io
 from tierstore._disk.manifest import MAX_VERSION
-from tierstore._store.versions import FOLD, LOCK, STORE
+from tierstore._store.versions import LOCK, STORE
 from tierstore.errors import (
     FOR_RANKS,
     ConcurrentWriterError,
@@ -198,24 +198,16 @@ class WriterLock:
         """Return whether any version other than these is being read."""
         ends = [-1, *sorted(versions), _WRITER]
         gaps = [(lo + 1, hi) for lo, hi in pairwise(ends) if hi > lo + 1]
-        for lo, hi in gaps:
-            if self._store.lock_within(lo, hi - lo) is not None:
-                return True
-        with self._without_old_programs() as is_free:
-            return not is_free
+        return any(self._store.lock_within(lo, hi - lo) is not None for lo, hi in gaps)
 
     def readers(self, below: int) -> list[int]:
-        """Return the ascending versions `below` a given one that are being read.
-
-        A program that does not lock its version counts as a reader of version 0.
-        """
+        """Return the ascending versions `below` a given one that are being read."""
         found: list[int] = []
         first = 0
         while (oldest := self._oldest_lock(first, below)) is not None:
             found.append(max(first, oldest))  # one lock of a reader may cover several versions
             first = found[-1] + 1
-        with self._without_old_programs() as is_free:
-            return found if is_free else [0, *found]
+        return found
 
     def _oldest_lock(self, first: int, below: int) -> int | None:
         """Return the oldest version from `first` to `below` (exclusive) that a reader holds."""
@@ -227,27 +219,15 @@ class WriterLock:
     @contextlib.contextmanager
     def without_readers_before(self, version: int) -> Iterator[bool]:
         """Yield whether no older version is read; if so, prevent opening any within the body."""
-        with self._without_old_programs() as is_free:
-            if version <= 0:
-                yield is_free
-            elif not is_free or not self._store.lock_range(0, version, exclusive=True):
-                yield False
-            else:
-                try:
-                    yield True
-                finally:
-                    self._store.unlock_range(0, version)
-
-    @contextlib.contextmanager
-    def _without_old_programs(self) -> Iterator[bool]:
-        """Yield whether no program has a shared lock on FOLD, and prevent any within the body."""
-        try:
-            file = self._directory.open_file(FOLD, write=True)
-        except FileNotFoundError:
+        if version <= 0:
             yield True
-            return
-        with file:
-            yield file.lock(exclusive=True)
+        elif not self._store.lock_range(0, version, exclusive=True):
+            yield False
+        else:
+            try:
+                yield True
+            finally:
+                self._store.unlock_range(0, version)
 
     @property
     def locked(self) -> bool:
@@ -271,62 +251,39 @@ class ReaderLock:
 
     def __init__(self, directory: _io.Directory) -> None:
         """Start without protected versions."""
-        self._directory = directory
+        self._path = directory.path
         self._store = directory.open_file(STORE)
-        self._fold: _io.File | None = None
         self.held: set[int] = set()
 
-    def hold(self, version: int, *, keeps_old_programs_away: bool = False) -> None:
+    def hold(self, version: int) -> None:
         """Protect a further version from folds.
 
         A fold may have started before, so check afterwards whether the version can still be opened.
-        `keeps_old_programs_away` is for stores that may have a writer of an older program, which
-        does not know these locks: a shared lock on FOLD prevents all its folds.
-
         Waits for a fold that is just starting; raises LockedError if that takes longer than a
         minute.
         """
-        if keeps_old_programs_away and self._fold is None:
-            with contextlib.suppress(FileNotFoundError):
-                self._fold = self._directory.open_file(FOLD)
-                fold = self._fold
-                self._wait_for(lambda: fold.lock(exclusive=False))
-        self._wait_for(lambda: self._store.lock_range(version, 1, exclusive=False))
+        patience = time.monotonic() + _PATIENCE_SECONDS
+        while not self._store.lock_range(version, 1, exclusive=False):
+            if time.monotonic() > patience:
+                raise LockedError(f"{self._path} has been folding for a minute; try again later")
+            time.sleep(_POLL_SECONDS)
         self.held.add(version)
 
-    def _wait_for(self, lock: Callable[[], bool]) -> None:
-        patience = time.monotonic() + _PATIENCE_SECONDS
-        while not lock():
-            if time.monotonic() > patience:
-                path = self._directory.path
-                raise LockedError(f"{path} has been folding for a minute; try again later")
-            time.sleep(_POLL_SECONDS)
-
-    def hold_only(self, version: int, *, keeps_old_programs_away: bool = False) -> None:
+    def hold_only(self, version: int) -> None:
         """Release all versions except this one."""
         for other in self.held - {version}:
             self._store.unlock_range(other, 1)
         self.held &= {version}
-        if not keeps_old_programs_away:
-            self._close_fold()
 
     @property
     def locked(self) -> bool:
         """Whether a version is protected."""
         return bool(self.held)
 
-    def _close_fold(self) -> None:
-        if self._fold is not None:
-            self._fold.close()
-        self._fold = None
-
     def close(self) -> None:
         """Release all versions; may be called again."""
-        try:
-            self._close_fold()
-        finally:
-            self._store.close()
-            self.held.clear()
+        self._store.close()
+        self.held.clear()
 
 
 @contextlib.contextmanager

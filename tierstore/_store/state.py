@@ -17,7 +17,7 @@ from tierstore import _io
 from tierstore._closing import call_each
 from tierstore._disk.behind import Behind
 from tierstore._disk.keys import remove_keys
-from tierstore._disk.manifest import FORMAT, Identity, Manifest, TableInfo, Written, new_mark
+from tierstore._disk.manifest import Identity, Manifest, TableInfo, Written, new_mark
 from tierstore._door import Door, interrupts_deferred
 from tierstore._garbage import search_put_off
 from tierstore._store.ledger import Ledger
@@ -176,7 +176,7 @@ class State:
             found = self._wanted(version)
             if not self.door.writable and found.version not in self.reader.held:
                 is_safe = min(self.reader.held, default=found.version) < found.version
-                self.reader.hold(found.version, keeps_old_programs_away=found.format == 1)
+                self.reader.hold(found.version)
                 if not is_safe:
                     continue
             self._floor = found.floor if version is None else self.history.floor()
@@ -190,8 +190,7 @@ class State:
     def _hold_only_what_is_open(self) -> None:
         self._opener.hold_only(self.manifest)
         if not self.door.writable:
-            is_old = self.manifest.format == 1
-            self.reader.hold_only(self.manifest.version, keeps_old_programs_away=is_old)
+            self.reader.hold_only(self.manifest.version)
 
     def _found_again(self, before: Manifest, version: int | str | None) -> Manifest | None:
         """Return the manifest that a writer published meanwhile, if missing files may be no damage.
@@ -447,7 +446,6 @@ class State:
             seq=self.ledger.next_number(),
             last_version=self.ledger.last_version,
             skipped=version - commits,
-            format=FORMAT,
             **changes,
         )
         if replaced is not None:

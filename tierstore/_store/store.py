@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._closing import call_each
+from tierstore._disk.manifest import FORMAT
 from tierstore._door import Errand, internal_errors
 from tierstore._progress import Progress, report_nothing
 from tierstore._store import closing, keeping, locking
@@ -194,7 +195,7 @@ class Store(SchemaChanges):
             }
         return StoreInfo(
             store=str(self.path),
-            format=self._state.manifest.format,
+            format=FORMAT,
             uuid=self.uuid,
             version=self.version,
             step=self.step,

@@ -30,7 +30,6 @@ from tierstore.errors import (
 )
 
 __all__ = [
-    "FOLD",
     "LOCK",
     "STORE",
     "History",
@@ -48,7 +47,7 @@ __all__ = [
     "survey",
 ]
 
-STORE, LOCK, FOLD = "STORE.json", "LOCK", "FOLD"
+STORE, LOCK = "STORE.json", "LOCK"
 
 
 _TRIES = 8

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._closing import Closing, call_each
 from tierstore._disk.generation import Generation
-from tierstore._disk.manifest import Manifest, TableInfo
+from tierstore._disk.manifest import FORMAT, Manifest, TableInfo
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import Shard
 from tierstore._door import Door, Use, interrupts_deferred
@@ -352,7 +352,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
             }
         return StoreInfo(
             store=str(self.path),
-            format=self._manifest.format,
+            format=FORMAT,
             uuid=self.uuid,
             version=self.version,
             step=self.step,

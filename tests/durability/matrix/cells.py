@@ -519,7 +519,7 @@ def removed(trial: Trial) -> Iterator[Outcome]:
     path, how = trial.disk.store, trial.how
     hurts: dict[str, Callable[[Path], None]] = {
         f"{name} {what}": partial(action, name)
-        for name in ("LOCK", "FOLD", "STORE.json")
+        for name in ("LOCK", "STORE.json")
         for what, action in (("deleted", _remove), ("replaced", _copy_over))
     }
     hurts |= {"a delta deleted": _remove_delta, "a delta replaced": _spoil_delta}
