@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
@@ -26,7 +27,6 @@ from tierstore.machine.speeds import (
     HOT_BYTES,
     ROW_BYTES,
     BatchTimes,
-    Ids,
     Speeds,
     save_speeds,
 )
@@ -34,6 +34,7 @@ from tierstore.spec import TableSpec
 
 __all__ = ["Comparison", "compare"]
 
+Ids = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import mmap
 import os
@@ -24,89 +23,12 @@ from tierstore._disk import readahead
 from tierstore.errors import InvalidInputError, StoreIOError
 
 __all__ = [
-    "DEPTH",
-    "NUMBERS",
     "BatchTimes",
     "Speeds",
-    "available",
     "known_speeds",
     "measure",
-    "read",
     "save_speeds",
 ]
-
-
-Ids = npt.NDArray[np.int64]
-
-DEPTH = 256
-"""Concurrent reads, enough to saturate a physical or virtual disk."""
-
-_MIN_COMPLETED = 32
-NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
-"""By machine, those of io_setup, io_destroy, io_getevents and io_submit."""
-_REQUEST = np.dtype(
-    {
-        "names": ["opcode", "fd", "address", "nbytes", "offset"],
-        "formats": ["<u2", "<i4", "<u8", "<u8", "<i8"],
-        "offsets": [16, 20, 24, 32, 40],
-        "itemsize": 64,
-    }
-)
-_EVENT = np.dtype([("data", "<u8"), ("request", "<u8"), ("result", "<i8"), ("more", "<i8")])
-
-
-def _call(number: int, *given: Any) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
-    result = int(libc.syscall(ctypes.c_long(number), *given))
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
-
-
-def available() -> bool:
-    """Whether this machine's system call numbers are known and the calls are permitted."""
-    try:
-        read(-1, np.empty(0, np.int64), mmap.PAGESIZE)
-    except (KeyError, OSError):
-        return False
-    return True
-
-
-def read(fd: int, offsets: Ids, nbytes: int) -> None:
-    """Read `nbytes` at each of `offsets` `(n,)` of a file, and discard them.
-
-    Open the file with O_DIRECT, otherwise reads are serialized; offsets and `nbytes` must then be
-    multiples of the block size. Raises OSError if a read fails or is short, and KeyError on a
-    machine whose system calls have no `NUMBERS` here.
-    """
-    setup, destroy, events_of, submit = NUMBERS[os.uname().machine]
-    context = ctypes.c_ulong(0)
-    _call(setup, ctypes.c_uint(DEPTH), ctypes.byref(context))
-    # All reads share one buffer.
-    buffer = np.frombuffer(mmap.mmap(-1, DEPTH * nbytes), np.uint8)
-    requests = np.zeros(offsets.size, _REQUEST)
-    requests["fd"] = fd
-    requests["address"] = buffer.ctypes.data + np.arange(offsets.size) % DEPTH * nbytes
-    requests["nbytes"] = nbytes
-    requests["offset"] = offsets
-    pointers = requests.ctypes.data + _REQUEST.itemsize * np.arange(offsets.size, dtype=np.uint64)
-    events = np.zeros(DEPTH, _EVENT)
-    started = done = 0
-    try:
-        while done < offsets.size:
-            count = min(DEPTH - (started - done), offsets.size - started)
-            first = ctypes.c_void_p(pointers.ctypes.data + pointers.itemsize * started)
-            started += _call(submit, context, ctypes.c_long(count), first) if count else 0
-            least = ctypes.c_long(min(_MIN_COMPLETED, started - done))
-            into = ctypes.c_void_p(events.ctypes.data)
-            came = _call(events_of, context, least, ctypes.c_long(DEPTH), into, None)
-            done += came
-            if (events["result"][:came] != nbytes).any():
-                raise OSError(f"a read of {nbytes} bytes gave {events['result'][:came].min()}")
-    finally:
-        _call(destroy, context)  # waits for reads in progress
 
 
 MIB = 1 << 20
@@ -120,6 +42,7 @@ BENCH_PREFIX = ".tierstore-bench-"
 
 _PAGE = mmap.PAGESIZE
 _THREADS = 64
+"""That read at once, as many as a disk works on at a time."""
 
 
 @dataclass(frozen=True)
@@ -374,31 +297,20 @@ def _sequential(path: str, seconds: float) -> float:
 
 def _random(path: str, seconds: float) -> float:
     rng = np.random.default_rng()
-    with _opened(path) as (fd, size):
-        count = 4096
+    with _opened(path) as (fd, size), ThreadPoolExecutor(_THREADS) as pool:
 
-        def offsets() -> Ids:
-            return rng.integers(0, size // _PAGE, count) * _PAGE
+        def work() -> float:
+            offsets = rng.integers(0, size // _PAGE, 64 * _THREADS) * _PAGE
+            list(pool.map(lambda part: _read(fd, part), np.array_split(offsets, _THREADS)))
+            return offsets.size
 
-        if available():
-            return _rate(lambda: _in_flight(fd, offsets()), seconds)
-        with ThreadPoolExecutor(_THREADS) as pool:
-            return _rate(lambda: _by_threads(pool, fd, offsets()), seconds)
+        return _rate(work, seconds)
 
 
-def _in_flight(fd: int, offsets: Ids) -> float:
-    read(fd, offsets, _PAGE)
-    return offsets.size
-
-
-def _by_threads(pool: ThreadPoolExecutor, fd: int, offsets: Ids) -> float:
-    def read(part: Ids) -> None:
-        buffer = [mmap.mmap(-1, _PAGE)]
-        for offset in part.tolist():
-            os.preadv(fd, buffer, offset)
-
-    list(pool.map(read, np.array_split(offsets, _THREADS)))
-    return offsets.size
+def _read(fd: int, offsets: npt.NDArray[np.int64]) -> None:
+    buffer = [mmap.mmap(-1, _PAGE)]
+    for offset in offsets.tolist():
+        os.preadv(fd, buffer, offset)
 
 
 def _append(path: str, nbytes: int, seconds: float) -> float:
