@@ -137,7 +137,7 @@ def test_sizes_that_do_not_match_are_refused() -> None:
         return made if rng.random() < 0.9 else [made.T, made.astype("u4"), made[0:0], None][n % 4]
 
     accepted, refused = set[str](), set[str]()
-    for _ in range(1000):
+    for _ in range(400):
         n, width = int(rng.integers(0, 9)), int(rng.integers(1, 40))
         calls: list[tuple[Any, list[Any]]] = [
             (_core.crc32c, [array("u1", n), int(rng.choice([0, 5, -1, 2**32]))]),
@@ -174,7 +174,15 @@ def test_sizes_that_do_not_match_are_refused() -> None:
             (_core.place_keys, [*shape, array("u4", n), array("i8", n)]),
             (_core.hash_texts, [*texts, int(rng.choice([256, 0, -1])), array("u8", n)]),
             (_core.take_texts, [*texts, array("i8", 1), array("i8", 2)]),
-            (_core.pack_texts, [["é", "a" * 9], 0, int(rng.choice([9, 9, 3])), array("i8", n % 4)]),
+            (
+                _core.pack_texts,
+                [
+                    ["é", "a" * 9] if n else ("a",),
+                    0,
+                    int(rng.choice([9, 9, 3])),
+                    array("i8", n % 4),
+                ],
+            ),
         ]
         call, given = calls[int(rng.integers(len(calls)))]
         if rng.random() < 0.05:

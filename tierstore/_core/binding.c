@@ -351,6 +351,7 @@ static PyObject *pack_texts(PyObject *self, PyObject *const *given, Py_ssize_t c
     PyObject *result = NULL;
     const long long first = PyLong_AsLongLong(given[1]), longest = PyLong_AsLongLong(given[2]);
     const Py_ssize_t size = PyList_Size(given[0]);
+    if (size < 0) return PyErr_Format(PyExc_TypeError, "texts: not a list");
     if (!PyErr_Occurred() && items(&ends, given[3], "ends", 8, -1, WRITE)) {
         if (first < 0 || first > size - ends.n)
             refuse("first", "the list ends before");
