@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tierstore.machine import speeds
-
 BLOCK = 4096
 
 
@@ -62,10 +60,7 @@ def random_reads(file: Path, count: int) -> float:
     fd = os.open(file, os.O_RDONLY | os.O_DIRECT)
     try:
         begin = time.perf_counter()
-        if speeds.available():
-            speeds.read(fd, offsets, BLOCK)
-        else:
-            _by_threads(fd, np.array_split(offsets, 64))
+        _by_threads(fd, np.array_split(offsets, 64))
         return count / (time.perf_counter() - begin)
     finally:
         os.close(fd)

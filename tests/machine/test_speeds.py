@@ -12,11 +12,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.mark.variants(1)
-@pytest.mark.parametrize("many", [True, False], ids=["in flight", "threads"])
-def test_everything_is_measured_and_kept(tmp_path, monkeypatch, many):
-    if not many:
-        monkeypatch.setattr(speeds, "available", lambda: False)
+def test_everything_is_measured_and_kept(tmp_path):
     where = tmp_path / "disk"
     where.mkdir()
     assert speeds.known_speeds(where) is None
