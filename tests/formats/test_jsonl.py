@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+import tierstore
 from tests.formats.matrices import random_matrix, read_file, read_keys_of
 from tierstore._formats import TextOptions, open_source
 from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
@@ -125,3 +126,19 @@ def test_large_values_are_counted(tmp_path):
     with open_source(tmp_path / "f.jsonl") as source:
         assert np.isinf(next(iter(source.blocks()))[0, 1])
         assert source.overflowed == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", '{"cat": [1, 2], "dog": [3, 4], "cat": [5, 6]}'),
+        ("a.json", '[{"key": "cat", "vector": [1, 2], "vector": [3, 4]}]'),
+        ("a.jsonl", '{"key": "cat", "vector": [1, 2], "key": "dog"}'),
+        ("a.jsonl", '{"key": "cat", "v.a": [1, 2], "v": {"a": [3, 4]}}'),
+    ],
+)
+def test_a_name_that_stands_twice_is_refused(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(FormatError, match="stands twice in an object"):
+        tierstore.import_table(tmp_path / "s", tmp_path / name, table="t")
+    assert not (tmp_path / "s").exists()

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from tierstore._formats._encoding import UNPACKING_ERRORS, text_stream
 from tierstore._formats.base import FORMATS, Source, Wanted
 from tierstore._formats.files import open_input, parsing
-from tierstore._formats.jsonl import JsonLines, Objects
+from tierstore._formats.jsonl import JsonLines, Objects, distinct
 from tierstore._formats.keys import Keys
 from tierstore._formats.reading import Reader, choose
 from tierstore._formats.safetensors import Safetensors
@@ -104,7 +104,7 @@ def _document(path: Path, allowance: Allowance) -> Any:
         text = text_stream(file).read(most + 1)
     allowance.check(JSON_COST * len(text), f"JSON of {len(text)} bytes or more")
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=distinct)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not JSON: {error!s:.200}") from None
 

@@ -27,7 +27,7 @@ from tierstore._keys.strings import Strings
 from tierstore.budget import JSON_COST, OBJECT_BYTES, Allowance, Size
 from tierstore.errors import FormatError, InvalidInputError
 
-__all__ = ["JsonLines", "Objects"]
+__all__ = ["JsonLines", "Objects", "distinct"]
 
 MAX_LINE_BYTES = 64 << 20
 _BITS = (1 << 64) - 1
@@ -79,7 +79,10 @@ class Objects(Reader):
                 what = "list of numbers" if kind is list else "object"
                 raise FormatError(f"{self.path}: {self.unit} {number} is no {what}")
             each = {_VECTOR: found} if isinstance(found, list) else found
-            yield number, dict(_leaves(each, "", 0))
+            try:
+                yield number, distinct(list(_leaves(each, "", 0)))
+            except ValueError as error:
+                raise FormatError(f"{self.path}: {self.unit} {number}: {error!s:.200}") from None
 
     def blocks(self, names: Sequence[str], dim: int, block_rows: int) -> Iterator[Array]:
         """Yield rows of a list, or of a number of each of several names."""
@@ -162,7 +165,7 @@ class _Lines(Objects):
                 if not line.strip():
                     continue
                 try:
-                    yield number, json.loads(line)
+                    yield number, json.loads(line, object_pairs_hook=distinct)
                 except (ValueError, RecursionError) as error:
                     raise FormatError(
                         f"{self.path}: line {number} is no JSON: {error!s:.100}"
@@ -171,6 +174,16 @@ class _Lines(Objects):
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of these names; raises ValueError if one stands twice: one would go."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twice[:80]!r} stands twice in an object")
+    return found
 
 
 def _leaves(found: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
