@@ -147,8 +147,7 @@ class HashMap:
         in_parts(find, codes.size, codes.size, least=_FOR_A_THREAD)
         if self._far:
             for at in np.flatnonzero(found < 0).tolist():
-                name = int(codes[at]) if texts is None else texts.encoded(at)
-                found[at] = self._far.get(name, -1)
+                found[at] = self._far.get(_name(codes, texts, at), -1)
         return found
 
     def add(self, codes: Codes) -> Rows:
@@ -259,11 +258,10 @@ class HashMap:
             part = found[: at + _AT_ONCE]
             at = _core.enter_keys(*self._map(), first, dense, part, progress, *own)
             if at < part.size:  # a key without a place
-                code, row = codes[first + at], int(progress[1])
-                name = int(code) if texts is None else texts.encoded(first + at)
+                row, name = int(progress[1]), _name(codes, texts, first + at)
                 found[at] = holder = self._far.setdefault(name, row)
                 if dense:
-                    codes[row] = code
+                    codes[row] = codes[first + at]
                 at += 1
                 progress[:] = at, row + (holder == row or not dense)
         self._rows = int(progress[1])
@@ -285,8 +283,10 @@ class HashMap:
 
     def _names(self, rows: Rows) -> list[Any]:
         """Return the keys of rows as keys of the dict."""
-        if self._texts is not None:
-            texts = self._texts()
-            return [texts.encoded(row) for row in rows.tolist()]
-        names: list[int] = self._codes.array[rows].tolist()
-        return names
+        texts = None if self._texts is None else self._texts()
+        return [_name(self._codes.array, texts, row) for row in rows.tolist()]
+
+
+def _name(codes: Codes, texts: Texts | None, at: int) -> Any:
+    """Return a key as one of the dict."""
+    return int(codes[at]) if texts is None else texts.encoded(at)

@@ -20,7 +20,7 @@ MAX_TEXT_BYTES = 1 << 16
 """Most bytes of a text in UTF-8."""
 
 _LONG = 256
-"""Bytes beyond which a text is hashed by BLAKE2, of which nobody can choose two with one hash."""
+"""Bytes beyond which a text is hashed by BLAKE2, for which texts of one hash cannot be chosen."""
 _BLOCK = 1 << 13
 """Texts worked on at once: their temporary memory stays in the caches of a core."""
 
