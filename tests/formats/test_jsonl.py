@@ -142,3 +142,13 @@ def test_a_name_that_stands_twice_is_refused(tmp_path, name, text):
     with pytest.raises(FormatError, match="stands twice in an object"):
         tierstore.import_table(tmp_path / "s", tmp_path / name, table="t")
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_an_object_of_vectors_has_a_row_for_each_name(tmp_path, count):
+    rows = {f"w{row}": [row + 0.5, -row] for row in range(count)}
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    tierstore.import_table(tmp_path / "r", tmp_path / "a.json", table="t")
+    with tierstore.open(tmp_path / "r") as store:
+        assert store["t"].keys[:].tolist() == list(rows)
+        assert store["t"].read(np.arange(count)).tolist() == list(rows.values())

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from tierstore._formats._encoding import UNPACKING_ERRORS, text_stream
 from tierstore._formats.base import FORMATS, Source, Wanted
 from tierstore._formats.files import open_input, parsing
-from tierstore._formats.jsonl import JsonLines, Objects, distinct
+from tierstore._formats.jsonl import JsonLines, Objects, distinct, is_vector
 from tierstore._formats.keys import Keys
 from tierstore._formats.reading import Reader, choose
 from tierstore._formats.safetensors import Safetensors
@@ -53,10 +53,10 @@ def _items(path: Path, found: Any) -> tuple[list[Any], tuple[str, ...]]:
     if isinstance(found, dict):
         lists = [name for name, each in found.items() if isinstance(each, list)]
         rest = ", ".join(name for name in found if name not in lists)
+        if not rest and (len(lists) > 1 or (lists and is_vector(found[lists[0]]))):
+            return [{_KEY: name, _VECTOR: each} for name, each in found.items()], ()
         if len(lists) == 1:
             return found[lists[0]], (f"not read: {rest}",) if rest else ()
-        if lists and not rest:
-            return [{_KEY: name, _VECTOR: each} for name, each in found.items()], ()
     raise FormatError(
         f"{path}: no list of rows, no object of one list for each key, and no index of {_SHARD} "
         f"files, in which {_INDEX} has those beside it"

@@ -27,7 +27,7 @@ from tierstore._keys.strings import Strings
 from tierstore.budget import JSON_COST, OBJECT_BYTES, Allowance, Size
 from tierstore.errors import FormatError, InvalidInputError
 
-__all__ = ["JsonLines", "Objects", "distinct"]
+__all__ = ["JsonLines", "Objects", "distinct", "is_vector"]
 
 MAX_LINE_BYTES = 64 << 20
 _BITS = (1 << 64) - 1
@@ -103,7 +103,7 @@ class Objects(Reader):
 
     def _take(self, name: str, vector: Any, line: int, into: npt.NDArray[np.float64]) -> None:
         """Copy the numbers of one object; raises FormatError for another."""
-        if not _is_vector(vector) or len(vector) != len(into):
+        if not is_vector(vector) or len(vector) != len(into):
             single = self.columns[name].kind != "list"
             found = _described(vector[0] if single else vector)
             need = "a number" if single else f"{len(into)} numbers"
@@ -198,7 +198,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_vector(value: Any) -> bool:
+def is_vector(value: Any) -> bool:
+    """Whether a value is a list of numbers, one at least."""
     return isinstance(value, list) and bool(value) and all(map(_is_number, value))
 
 
@@ -218,7 +219,7 @@ _TEXTS = {
 
 
 def _kind(value: object) -> str:
-    if _is_vector(value):
+    if is_vector(value):
         return "list"
     if _is_key(value):
         return "integer" if isinstance(value, int) else "text"
