@@ -987,11 +987,54 @@ MUTANTS = [
         "if True:",
         "tests/distributed/test_store.py",
     ),
+    # Versions to which states point: which are kept, how many, and until when.
+    Mutant(
+        "_store/pointed.py",
+        "reversed(_living.valuerefs())",
+        "_living.valuerefs()",
+        "tests/training/test_keeping_states.py",
+    ),
+    Mutant(
+        "_store/pointed.py",
+        "        _saved[self.uuid] = self",
+        "        _saved[self.uuid + '?'] = None",
+        "tests/training/test_keeping_states.py",
+    ),
+    Mutant(
+        "_store/pointed.py",
+        "each.version for each in living if each and each.uuid == uuid",
+        "each.version for each in living if each",
+        "tests/training/test_keeping_states.py",
+    ),
+    Mutant(
+        "_store/state.py",
+        "self.manifest.confirmed, versions[:MOST])",
+        "self.manifest.confirmed, versions)",
+        "tests/training/test_keeping_states.py",
+    ),
+    Mutant(
+        "_store/state.py",
+        "dropped.intersection(number for number, _ in versions[MOST:])",
+        "dropped",
+        "tests/training/test_keeping_states.py",
+    ),
+    Mutant(
+        "nn/pointers.py",
+        "                return _claiming(found, source.claim)",
+        "                return found",
+        "tests/training/test_keeping_states.py",
+    ),
+    Mutant(
+        "nn/pointers.py",
+        "        self.claim.was_saved()\n        with",
+        "        with",
+        "tests/training/test_keeping_states.py",
+    ),
     # Versions of partitions: the root alone confirms them, and going back writes nothing.
     Mutant(
         "_store/state.py",
-        "        if not self._options.partition:\n            self.ledger.keep_newest(",
-        "        if self._options:\n            self.ledger.keep_newest(",
+        "        if not self._options.partition:\n            self._keep_newest(",
+        "        if self._options:\n            self._keep_newest(",
         "tests/distributed/test_left_behind.py",
     ),
     Mutant(

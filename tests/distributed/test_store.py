@@ -1,5 +1,6 @@
 """A partitioned store, by one process: what it holds, who may open it, and every command."""
 
+import copy
 import gc
 import json
 import os
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 
 import tierstore
 from tests import inside
+from tests.distributed.ranks import run, values
 from tierstore import distributed
 from tierstore._disk.partitioning import Shard
 from tierstore._store import partitions
@@ -229,6 +231,36 @@ def test_versions_are_kept_named_and_opened(path: Path) -> None:
             assert same(contents(reader), seen[number])
     with pytest.raises(VersionError, match="version 4 is not kept"):
         tierstore.open(path, version=4)
+
+
+def test_a_version_to_which_a_state_points_is_kept(path: Path) -> None:
+    for listed in values(run(2, keeps_states, path)):
+        assert listed == ([2, 6, 7], [8, 9])
+
+
+def keeps_states(rank: int, path: Path) -> tuple[list[int], list[int]]:
+    """Keep a state over some commits, go back to it, and drop it; return the versions of each."""
+    import torch
+
+    from tierstore.nn import TieredEmbedding
+
+    with distributed.open(path) as store:
+        emb, ids = TieredEmbedding(store["item"]), torch.arange(50)
+        states: list[Any] = []
+        for step in range(6):
+            store["item"].write(np.arange(50), np.full((50, 5), step, np.float32))
+            with pytest.raises(InvalidInputError, match=r"commit\(keep='best'\)"):
+                emb.state_dict()
+            store.commit(step)
+            if step == 0:
+                states.append((copy.deepcopy(emb.state_dict()), emb(ids)))
+        kept = [each.version for each in store.versions()]
+        state, rows = states.pop()
+        emb.load_state_dict(state)
+        assert torch.equal(emb(ids), rows)
+        del state
+        store.commit()
+        return kept, [each.version for each in store.versions()]
 
 
 def test_a_new_store_keeps_as_many_as_it_is_made_to(tmp_path: Path) -> None:

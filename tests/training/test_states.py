@@ -159,7 +159,7 @@ def test_a_state_one_version_old_is_not_taken_for_the_newest(run: Run) -> None:
 
 
 def test_a_version_that_is_gone_raises_and_says_how_to_keep_it(run: Run) -> None:
-    state, pointer = run.model.state_dict(), run.store.state_dict()
+    state, pointer = through_safetensors(run.model.state_dict()), {**run.store.state_dict()}
     for _ in range(4):
         run.train()
         run.store.commit()

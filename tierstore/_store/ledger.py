@@ -323,14 +323,20 @@ class Ledger:
         self._superseded |= damaged
         self._damaged -= damaged
 
-    def keep_newest(self, keep: int, confirmed: int) -> None:
+    def keep_newest(
+        self, keep: int, confirmed: int, claimed: Iterable[tuple[int, str]] = ()
+    ) -> set[int]:
         """Keep the newest `keep` versions, all from the `confirmed` one on, and those with a name.
 
-        `sweep` removes the others.
+        Those `claimed`, by number and mark, are kept as well. `sweep` removes the others, which are
+        returned.
         """
-        named = set(self.names.values())
+        needed = {*self.names.values()}
+        needed.update(version for version, mark in claimed if self._mark_of.get(version) == mark)
         spare = itertools.islice(self._kept, max(0, len(self._kept) - keep))
-        self._drop(sorted({*itertools.takewhile(confirmed.__gt__, spare)} - named))
+        dropped = {*itertools.takewhile(confirmed.__gt__, spare)} - needed
+        self._drop(sorted(dropped))
+        return dropped
 
     def keep_only(self, versions: Collection[int]) -> None:
         """Keep these versions and that of the newest manifest; `sweep` removes the others."""

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tierstore._disk.manifest import Identity, Manifest
+from tierstore._store.pointed import StatePointer, claim
 from tierstore._store.state import State
 from tierstore.errors import InvalidInputError, counted
 
-__all__ = ["from_bytes", "make_pointer", "to_bytes", "wanted_version"]
+__all__ = ["from_bytes", "make_pointer", "pointer_to", "to_bytes", "wanted_version"]
 
 Pointer = Mapping[str, Any]
 
@@ -47,7 +48,8 @@ def from_bytes(data: bytes) -> dict[str, Any]:
 def make_pointer(state: State) -> dict[str, Any]:
     """Return a pointer to the open version, made of JSON values.
 
-    In the payload of a running commit, it points to the version being written. Raises
+    The version is kept as `pointer_to` says. In the payload of a running commit, the pointer is to
+    the version being written, with which it is kept. Raises
     InvalidInputError if there are uncommitted rows or keys, which no version contains.
     """
     manifest, coming = state.manifest, state.coming
@@ -64,10 +66,17 @@ def make_pointer(state: State) -> dict[str, Any]:
         raise InvalidInputError(
             f"{what} not committed in {state.directory.path}, and a state taken now would "
             "point to a version without them: call store.commit() before state_dict(), or "
-            "store.commit(keep='best') if the state is to outlive the next commits; or commit the "
+            "store.commit(keep='best') if the state is to outlive this process; or commit the "
             "module itself, store.commit(payload={'model': model}); store.rollback() drops them"
         )
-    return {**where, "version": manifest.version, "mark": manifest.mark}
+    return pointer_to(manifest, state.directory.path)
+
+
+def pointer_to(manifest: Manifest, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return a pointer to a version, which is kept while the pointer or a copy of it lives."""
+    where = {"path": str(path), "uuid": manifest.uuid}
+    pointer = {**where, "version": manifest.version, "mark": manifest.mark}
+    return StatePointer(pointer, claim(manifest))
 
 
 def wanted_version(

@@ -24,6 +24,7 @@ from tierstore._store.ledger import Ledger
 from tierstore._store.locking import ReaderLock, WriterLock
 from tierstore._store.options import Options
 from tierstore._store.payload import Payload, Payloads
+from tierstore._store.pointed import MOST, claimed
 from tierstore._store.tables import Opener, Opening, Spaces
 from tierstore._store.versions import History, number_in_part, open_directory, read_identity
 from tierstore._table.missing import Missing, checked
@@ -38,8 +39,10 @@ from tierstore.errors import (
     InvalidInputError,
     StoreIOError,
     TierStoreError,
+    UpkeepWarning,
     counted,
     named,
+    warn,
 )
 from tierstore.spec import TableSpec
 
@@ -100,6 +103,7 @@ class State:
         self._behind = Behind()
         self._doing = ""
         self.coming: Coming | None = None
+        self._warned_of_states = False
         self._floor = 0  # a fold may be merging versions up to this one into the base
         self._options = options
         within = options.within
@@ -677,8 +681,25 @@ class State:
         if self.damaged:
             return
         if not self._options.partition:
-            self.ledger.keep_newest(keep, self.manifest.confirmed)
+            self._keep_newest(keep)
         self.ledger.sweep(self.writer.reads_other_than)
+
+    def _keep_newest(self, keep: int) -> None:
+        """Let the ledger drop what need not be kept; warn of states that point to such a version.
+
+        It does so where there are more of them than `MOST`, once while the store is open.
+        """
+        versions = claimed(self.identity.uuid)
+        dropped = self.ledger.keep_newest(keep, self.manifest.confirmed, versions[:MOST])
+        lost = sorted(dropped.intersection(number for number, _ in versions[MOST:]))
+        if lost and not self._warned_of_states:
+            self._warned_of_states = True
+            warn(
+                f"states in memory point to more than {MOST} versions of {self.directory.path}, "
+                f"and version {lost[0]}, to which no later state points, is no longer kept: keep "
+                'those that are to be loaded with store.commit(keep="best") or a larger keep=',
+                UpkeepWarning,
+            )
 
     def keep_only(self, named: Collection[tuple[int, str]]) -> None:
         """Remove the versions of this partition that no root names, but the open one.

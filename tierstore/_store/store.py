@@ -259,6 +259,12 @@ class Store(SchemaChanges):
             keep: a name such as "best" under which the version is kept until `release`, regardless
                 of later versions. Any other version loses this name.
 
+        A version without a name is also kept while this process holds a state that points to it:
+        one that `state_dict()` of a layer, a model, an optimizer or the store returned, or a copy,
+        or the last one that was pickled, as by `torch.save`. Of a store there are at most
+        8 such versions, the latest ones of which a state was taken; a warning tells of the first
+        that goes, once.
+
         Returns the version's number once the version survives a power failure. After StoreFullError
         nothing is lost: free space and commit again. After CommitFailedError the store must be
         opened again; the previous version is intact.

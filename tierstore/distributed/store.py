@@ -35,7 +35,7 @@ from tierstore._store.options import Options, version_or_name, whole_number
 from tierstore._store.partitions import WholeKeys, list_versions
 from tierstore._store.patching import PatchInfo
 from tierstore._store.payload import Payload, Payloads
-from tierstore._store.pointer import make_pointer, wanted_version
+from tierstore._store.pointer import make_pointer, pointer_to, wanted_version
 from tierstore._store.store import Store
 from tierstore._store.tables import Spaces
 from tierstore._store.versions import read_identity
@@ -784,11 +784,10 @@ class DistributedStore(Closing, Mapping[str, Any]):
         if rows:
             raise InvalidInputError(
                 f"{counted(rows, 'row is', 'rows are')} not committed in {self.path}, and a state "
-                "would point to a version without them: commit before state_dict(), with "
-                "keep='best' if the state is to outlive the next commits"
+                "would point to a version without them: call store.commit() before state_dict(), "
+                "or store.commit(keep='best') if the state is to outlive this process"
             )
-        where = {"path": str(self.path), "uuid": self.uuid}
-        return {**where, "version": self.version, "mark": self._manifest.mark}
+        return pointer_to(self._manifest, self.path)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the version that a pointer names, as `Store.load_state_dict` does. Collective.

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tierstore._store.pointed import Claim, StatePointer
 from tierstore._store.pointer import from_bytes, to_bytes
 from tierstore._store.store import Store
 from tierstore.errors import InvalidInputError
@@ -25,11 +26,61 @@ _WAYS = {
 def to_tensor(store: Store, **what: str) -> Tensor:
     """Return a pointer to a store as it is committed, as a uint8 tensor.
 
-    `what` is compared when it is loaded: `table` and `field`, and more. Raises InvalidInputError
-    where rows of the store are not committed.
+    `what` is compared when it is loaded: `table` and `field`, and more. The version is kept while
+    the tensor or a copy of it lives. Raises InvalidInputError where rows are not committed.
     """
-    pointer = {**store.state_dict(), **what}
-    return torch.from_numpy(np.frombuffer(to_bytes(pointer), np.uint8).copy())
+    pointer = store.state_dict()
+    data = np.frombuffer(to_bytes({**pointer, **what}), np.uint8).copy()
+    found = torch.from_numpy(data)
+    if not isinstance(pointer, StatePointer):  # in the payload of the version itself
+        return found
+    return _claiming(found, pointer.claim)
+
+
+class PointerTensor(Tensor):
+    """The bytes of a pointer, and the claim of its version, which copies of them share.
+
+    It is saved as the plain tensor that it is otherwise.
+    """
+
+    claim: Claim
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Give results that are all bytes of a pointer its claim; others are plain tensors."""
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **(kwargs or {}))
+            source = args[0] if args else None
+            if (
+                type(found) is Tensor
+                and isinstance(source, PointerTensor)
+                and (found.dtype, found.shape) == (source.dtype, source.shape)
+            ):
+                return _claiming(found, source.claim)
+            return found
+
+    def __copy__(self) -> Tensor:
+        """Return another tensor of the same bytes."""
+        return self.detach()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """Return a copy, once for each `memo`."""
+        return memo.setdefault(id(self), self.clone())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as a plain tensor."""
+        self.claim.was_saved()
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+
+def _claiming(data: Tensor, claim: Claim) -> Tensor:
+    """Return bytes as those of a pointer with a claim."""
+    found = data.as_subclass(PointerTensor)
+    found.claim = claim
+    return found
 
 
 def restore(store: Store, state: Any, **what: str) -> None:
