@@ -1,5 +1,6 @@
 """tierstore diff, patch and log: what changed between versions, and what brings it to a copy."""
 
+import time
 from datetime import UTC, datetime
 
 import numpy as np
@@ -97,6 +98,18 @@ def test_versions_with_what_they_wrote(run, run_json, changed):
     assert -2 <= (datetime.now(UTC) - made).total_seconds() <= 3600
     text = run("log", changed).stdout
     assert "later" in text and f"{made:%Y-%m-%d %H:%M:%S}" in text
+
+
+def test_times_are_utc_wherever_the_machine_is(run, run_json, changed, monkeypatch):
+    made = datetime.fromtimestamp(run_json("log", changed)["versions"][0]["time"], UTC)
+    try:
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("TZ", "Asia/Tokyo")
+            time.tzset()
+            for command in (["log"], ["inspect", "--versions"]):
+                assert f"{made:%Y-%m-%d %H:%M:%S}" in run(*command, changed).stdout
+    finally:
+        time.tzset()
 
 
 def test_what_is_no_patch_is_named(run, single, tmp_path):

@@ -48,6 +48,21 @@ def test_text_names_what_matters(run):
         assert name in text
 
 
+def test_a_store_with_a_damaged_row_is_damaged(run, single):
+    (base,) = single.glob("*/*/rows.npy")
+    data = bytearray(base.read_bytes())
+    data[4096] ^= 1
+    base.chmod(0o644)
+    base.write_bytes(data)
+    assert f"tierstore verify {single}" in run("doctor", single, code=4).stderr
+
+
+def test_the_limit_of_locked_memory_has_a_unit(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (8 << 20, 8 << 20))
+    (line,) = (each for each in run("doctor", tmp_path).stdout.splitlines() if "ulimit" in each)
+    assert line.split()[2:] == ["8.0", "MiB"]
+
+
 @pytest.mark.slow
 def test_speeds_once_they_are_measured(run, run_json, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.every import every
 
 
 def rows_of(path, name, ids, field="weight"):
@@ -21,6 +22,17 @@ def test_rows_by_id_with_every_digit(run, pair):
     moments = run("get", pair, 92, "--table", "item", "--field", "exp_avg").stdout
     expected = rows_of(pair, "item", [92], "exp_avg")
     assert np.array(moments.split("\t")[1:], np.float32).tobytes() == expected.tobytes()
+
+
+@every(dtype=["float64", "float32", "bfloat16"])
+def test_what_is_printed_is_the_very_number(run, tmp_path, dtype):
+    path = tmp_path / dtype
+    run("init", path, "--rows", 9, "--dim", 9, "--dtype", dtype, "--init", "normal(0,1)")
+    with tierstore.open(path) as store:
+        rows = store["embeddings"].read(np.arange(9))
+    lines = run("get", path, *range(9)).stdout.splitlines()
+    found = np.array([line.split("\t")[1:] for line in lines], rows.dtype)
+    assert found.tobytes() == rows.tobytes()
 
 
 def test_ids_are_given_as_to_near_and_put(run, pair):

@@ -91,6 +91,8 @@ def test_an_existing_store_gets_one_more_table(run, run_json, single, files):
     with tierstore.open(single) as store:
         assert list(store) == ["embeddings", "user"]
     before = files(single)
+    data = run_json("init", single, "--rows", 9, "--dim", 4, "--table", "more", "--dry-run")
+    assert (data["created"], data["dry_run"], data["version"]) == (False, True, None)
     for dry in ([], ["--dry-run"]):
         result = run("init", single, "--rows", 9, "--dim", 4, "--table", "user", *dry, code=1)
         assert "user" in result.stderr
@@ -184,10 +186,16 @@ def test_a_store_that_is_not_made_leaves_the_empty_directory(run, tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("text", "rows"), [("2k", 2000), ("1e3", 1000), ("1_500", 1500), ("0.5k", 500), ("1,000", 1000)]
+    ("text", "rows"),
+    [("2k", 2000), ("1e3", 1000), ("1_500", 1500), ("0.5k", 500), ("1,000", 1000), ("2K", 2000)],
 )
 def test_numbers_of_rows_as_people_write_them(run_json, path, text, rows):
     assert run_json("init", path, "--rows", text, "--dim", 2)["rows"] == rows
+
+
+def test_large_numbers_of_rows_are_of_thousands(run_json, path):
+    for text, rows in [("3M", 3 * 10**6), ("0.5G", 5 * 10**8), ("2B", 2 * 10**9)]:
+        assert run_json("init", path, "--rows", text, "--dim", 2, "--dry-run")["rows"] == rows
 
 
 def test_a_link_that_leads_nowhere_is_named_as_such(run, tmp_path):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.every import every
 
 
 @pytest.mark.variants(1)
@@ -97,10 +98,10 @@ def test_growth_and_expiry(run, run_json, tmp_path, kind):
     assert run_json("expire", path, "--table", "embeddings", "--keep-at-most", 0)["rows"] == 0
 
 
-@pytest.mark.variants(1)
-@pytest.mark.parametrize(("gone", "since"), [(["c"], 10), (["a"], 0)])
-def test_keys_that_were_removed_are_a_change(run, run_json, tmp_path, gone, since):
-    path, out = tmp_path / "s", tmp_path / "user.npz"
+@every(case=[(["c"], 10), (["a"], 0)])
+def test_keys_that_were_removed_are_a_change(run, run_json, tmp_path, case):
+    gone, since = case
+    path, out = tmp_path / f"s {since}", tmp_path / f"user {since}.npz"
     with tierstore.create(path, {"user": tierstore.TableSpec(dim=4, keys="text")}) as store:
         store["user"].write(["a", "b", "c"], np.ones((3, 4), np.float32))
         store.commit(keep="night")
@@ -113,7 +114,21 @@ def test_keys_that_were_removed_are_a_change(run, run_json, tmp_path, gone, sinc
     run("export", path, out, "--force", "--if-changed", "night")
     with np.load(out, allow_pickle=False) as file:
         assert sorted(file["keys"]) == sorted({"a", "b", "c"} - set(gone))
-    run("export", path, tmp_path / "since.npz", "--since", "night", code=since)
+    run("export", path, tmp_path / f"since {since}.npz", "--since", "night", code=since)
+
+
+def test_keys_expire_in_a_commit_and_a_dry_run_commits_none(run, run_json, tmp_path):
+    path, spec = tmp_path / "s", tierstore.TableSpec(dim=2, keys="text", track_uses=True)
+    with tierstore.create(path, {"user": spec}) as store:
+        store["user"].write([f"k{n}" for n in range(9)], np.ones((9, 2), np.float32))
+        version = store.commit()
+    assert "9 of 65,536, +9" in run("inspect", path).stdout
+    done = run_json("expire", path, "--keep-at-most", 4, "--dry-run")
+    assert (done["removed"], done["rows"], done["version"]) == (5, 4, version)
+    assert run_json("expire", path, "--keep-at-most", 9)["version"] == version
+    done = run_json("expire", path, "--keep-at-most", 4)
+    assert (done["removed"], done["rows"], done["version"]) == (5, 4, version + 1)
+    assert "4 of 65,536, -5" in run("inspect", path).stdout
 
 
 @pytest.mark.variants(1)

@@ -114,6 +114,14 @@ def test_export_with_keys_from_a_file(run, pair, tmp_path):
     assert not (tmp_path / "b.vec").exists()
 
 
+def test_load_counts_what_overflows(run, run_json, tmp_path):
+    run("init", tmp_path / "s.tier", "--rows", 3, "--dim", 4, "--dtype", "float16")
+    np.save(tmp_path / "large.npy", np.full((3, 4), 1e6, "f4"))
+    assert run_json("load", tmp_path / "s.tier", tmp_path / "large.npy")["overflowed"] == 12
+    said = run("load", tmp_path / "s.tier", tmp_path / "large.npy").stderr
+    assert "12 values are too large" in said
+
+
 def test_export_counts_what_overflows(run, run_json, single, tmp_path):
     with tierstore.open(single, "r+") as store:
         store["embeddings"].write([7], np.full((1, 16), 1e6, "f4"))

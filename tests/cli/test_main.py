@@ -362,6 +362,14 @@ def failing(error: BaseException) -> Group:
     return OneCommand("tierstore")
 
 
+def test_notes_of_an_error_are_lines_of_its_message(run_json, monkeypatch):
+    """Such as that of a store that was made, could not be opened and is still there."""
+    error = errors.StoreIOError("no memory to open it")
+    error.add_note("/x.tier was created and still exists")
+    result = CliRunner().invoke(failing(error), ["fail"])
+    assert result.stderr == "Error: no memory to open it\n/x.tier was created and still exists\n"
+
+
 @pytest.mark.fault(28)
 def test_interrupted_before_and_after_the_command(monkeypatch, capsys):
     class Pressed:

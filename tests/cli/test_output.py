@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tierstore_cli import progress as progress_module
-from tierstore_cli.output import Grid, Output
+from tierstore_cli.output import Grid, Output, fitting
 from tierstore_cli.progress import Progress
 from tierstore_cli.text import fitted, printable
 
@@ -65,6 +65,26 @@ def test_json_is_one_strict_object(capsys):
     assert text.isascii() and "\x1b" not in text
     with pytest.raises(ValueError, match="JSON"):
         Output(as_json=True).show({"a": float("nan")})
+
+
+def test_a_failure_after_rows_were_written_is_no_second_object(capsys):
+    def rows():
+        yield 1
+        raise OSError("the disk is gone")
+
+    out = Output(as_json=True)
+    with pytest.raises(OSError, match="gone"):
+        out.show({"rows": rows()})
+    out.fail("OSError", "the disk is gone", 6)
+    assert capsys.readouterr().out == '{"rows": [1'
+
+
+def test_columns_are_left_out_that_do_not_fit_with_the_space_between():
+    grid = Grid(("NAME", "ROWS", "DIM"), [("item", "1,000", "8")])
+    for width in range(1, 30):  # 4, 3 + 5 and 3 + 3 characters
+        fit, left_out = fitting(grid, width)
+        assert [*fit.headers, *left_out] == ["NAME", "ROWS", "DIM"]
+        assert len(fit.headers) == 1 + (width >= 12) + (width >= 18), width
 
 
 def test_rich_draws_on_a_terminal_unless_no_color(monkeypatch):

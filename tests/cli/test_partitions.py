@@ -110,6 +110,9 @@ def test_parts_that_make_no_target_are_refused(run, pair, tmp_path):
     shown = run("export", pair, out, "--table", "item", "--part", "0/999999", code=1)
     assert "too few" in shown.stderr
     run("export", pair, out, "--table", "item", "--part", "0/2", "--skip-damaged", code=2)
+    (tmp_path / "ids.txt").write_text("1\n2\n")
+    for some in (["--ids", tmp_path / "ids.txt"], ["--since", 2]):
+        run("export", pair, out, "--table", "item", "--part", "0/2", *some, code=2)
     run("export", pair, out, "--table", "item", "--finish", code=2)
     run("export", pair, "-", "--format", "npy", "--finish", code=2)
     whole = tmp_path / "whole.tier"

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import tierstore
+from tests.every import every
 from tests.gpu.emulator import EmulatedDevice
 from tierstore.errors import DeviceError
 from tierstore_cli.main import cli
@@ -86,15 +87,15 @@ UNFIT = [
 ]
 
 
-@pytest.mark.variants(4)
-@pytest.mark.parametrize(("dtype", "value"), UNFIT)
-def test_put_refuses_what_the_type_cannot_hold(run, tmp_path, dtype, value):
-    run("init", tmp_path / "s.tier", "--rows", 3, "--dim", 2, "--dtype", dtype)
-    for fit in ("1", "2"):
-        run("put", tmp_path / "s.tier", "--id", 1, fit, 0)
-    run("put", tmp_path / "s.tier", "--id", 1, 1, value, code=2)
-    with tierstore.open(tmp_path / "s.tier") as store:
-        assert (store.version, store["embeddings"].read([1])[0].tolist()) == (3, [2, 0])
+@every(unfit=UNFIT)
+def test_put_refuses_what_the_type_cannot_hold(run, tmp_path, unfit):
+    dtype, value = unfit
+    path = tmp_path / f"{dtype} {value}.tier"
+    run("init", path, "--rows", 3, "--dim", 2, "--dtype", dtype)
+    run("put", path, "--id", 1, 2, 0)
+    run("put", path, "--id", 1, 1, value, code=2)
+    with tierstore.open(path) as store:
+        assert (store.version, store["embeddings"].read([1])[0].tolist()) == (2, [2, 0])
 
 
 @pytest.mark.parametrize(

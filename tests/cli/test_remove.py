@@ -56,7 +56,7 @@ def test_a_key_without_a_row_is_an_error_unless_that_is_allowed(run, run_json, m
         assert store["user"].rows == 4, "nothing was removed"
     done = run("remove", path, "--keys-from", tmp_path / "left.txt", "--missing-ok").stdout
     assert "removed 2 keys of table user, 1 key had no row: 2 are left" in done
-    again = run_json("remove", path, "--key", keys[0], "--missing-ok")
+    again = run_json("remove", path, "--key", keys[0], "--key", keys[0], "--missing-ok")
     assert (again["removed"], again["missing"]) == (0, 1)
     (tmp_path / "none.txt").write_text("")
     run("remove", path, code=2)

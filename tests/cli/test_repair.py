@@ -128,6 +128,14 @@ def test_filled_rows_are_exit_4_unless_a_fill_was_given(
         assert store["t"].rows == 100
     asked = run("repair", damaged, tmp_path / "c.tier", "--fill", "version", "--fill", "zeros")
     assert "of the rows 1 filled; " in asked.stderr
+    initializer = ["--fill", "normal(0,1)", "--seed", 5]
+    run("repair", damaged, tmp_path / "f.tier", *initializer)
+    tierstore.repair(damaged, tmp_path / "g.tier", fill=tierstore.normal(seed=5))
+    rows = []
+    for name in ("f.tier", "g.tier"):
+        with tierstore.open(tmp_path / name) as store:
+            rows.append(store["t"].read([7]))
+    assert rows[0].any() and np.array_equal(*rows)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert tierstore.repair(damaged, tmp_path / "d2.tier", fill="zeros").filled == 1

@@ -104,6 +104,26 @@ def test_verify_lists_all_damage_and_goes_on(run, run_json, pair):
     assert "0 17 299" in result.stdout and "3 rows" in result.stderr
 
 
+def test_save_says_which_keys_and_payload_the_copy_lacks(run, run_json, pair, tmp_path):
+    with tierstore.open(pair, "r+") as store:
+        store.commit(payload={"note": b"x"})
+    for file in (next(pair.glob("payload-*")), next((pair / "user").rglob("keys.*.utf8"))):
+        flip(file, 0)
+    said = run("save", pair, tmp_path / "copy.tier", "--skip-damaged").stderr
+    assert "keys damaged and omitted: user" in said
+    assert "payload damaged and omitted: note" in said
+    found = run_json("save", pair, tmp_path / "more.tier", "--skip-damaged")["skipped"]
+    assert (found["keys"], found["payload"]) == (["user"], ["note"])
+
+
+def test_a_sample_does_not_say_which_versions_are_intact(run, pair):
+    """Rows that were not read may be damaged."""
+    for row in range(300):
+        flip(base_of(pair, "item"), 4096 + row * 64)
+    assert "intact versions" not in run("verify", pair, "--sample", 100, code=4).stderr
+    assert "intact versions: none" in run("verify", pair, code=4).stderr
+
+
 def test_verify_does_not_list_endless_ids(run, run_json, pair):
     for row in range(100, 150):
         flip(base_of(pair, "item"), 4096 + row * 64)
@@ -149,6 +169,8 @@ def test_save_and_export_skip_damage_when_asked(run, run_json, pair, tmp_path):
     assert "1 row is damaged in table item (200) and NaN" in result.stderr
     exported = np.load(tmp_path / "item.npy")
     assert np.isnan(exported[200]).all()
+    said = run("save", pair, tmp_path / "said.tier", "--skip-damaged").stderr
+    assert "1 row is damaged in table item (200) and zeros in the copy" in said
     data = run_json("save", pair, tmp_path / "copy.tier", "--skip-damaged")
     nothing = {"tables": [], "keys": [], "payload": []}
     assert data["skipped"] == {"rows": {"item": [200]}, **nothing}

@@ -1,11 +1,15 @@
 """simulate, plan and bench."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import tierstore
-from tierstore.machine import speeds
-from tierstore.sizing import load_stream, plan, plan_budgets, simulate
+from tierstore import policy
+from tierstore.budget import format_bytes
+from tierstore.machine import examine_storage, speeds
+from tierstore.sizing import host_for_hits, load_stream, plan, plan_budgets, simulate
 from tierstore_cli.text import sparkline
 
 
@@ -216,6 +220,57 @@ def test_plan_shows_what_several_sizes_would_do(run, run_json, trace):
         assert run_json("plan", *options, "--host", host)["tiers"] == each["tiers"]
         assert f"{each['tiers'][0]['slots']:,}" in run("plan", *options).output
     assert "budgets" not in run_json("plan", *options, "--hits", "40%")
+
+
+def test_plan_shows_the_budget_of_each_size(run, run_json, trace):
+    """The memory to give to open, the index of changed rows included."""
+    options = ["--rows", 2000, "--dim", 4, "--trace", trace]
+    lines = run("plan", *options).stdout.splitlines()
+    (head,) = (at for at, line in enumerate(lines) if line.split()[:1] == ["HOST"])
+    for each, line in zip(run_json("plan", *options)["budgets"], lines[head + 1 :], strict=False):
+        host = each["tiers"][0]["nbytes"] + each["index_bytes"]
+        assert each["index_bytes"] > 0 and format_bytes(host) in line, line
+
+
+def test_plan_for_reading_finds_the_memory_for_a_hit_rate_of_reads(run_json, trace):
+    """Reads keep fewer rows than leases, so that they need another budget."""
+    options = ["--rows", 2000, "--dim", 4, "--trace", trace, "--hits", "40%"]
+    options += ["--policy", "lookahead"]
+    found = run_json("plan", *options, "--reading")
+    stream = load_stream(trace, rows=2000)
+    asked = [
+        host_for_hits(2000, 16, stream, 0.4, policy=policy.lookahead(), training=training)
+        for training in (False, True)
+    ]
+    assert asked[0] != asked[1]
+    assert found["tiers"][0]["nbytes"] + found["index_bytes"] == asked[0]
+
+
+def test_a_link_that_is_given_replaces_what_was_measured_of_one(run_json, trace, tmp_path):
+    took = speeds.BatchTimes((1, 1000), (1e-3, 2e-3))
+    limits = speeds.Speeds(1e9, 1e7, 1e9, 1e5, 1e9, 1e3, 1e10)
+    measured = dataclasses.replace(
+        limits, gpu_warm=took, gpu_leased=took, gpu_missed=took, gpu_lease_missed=took
+    )
+    speeds.save_speeds(tmp_path, measured)
+    options = ["--rows", 2000, "--dim", 4, "--host", "30KB", "--gpu", "125KB", "--trace", trace]
+    for mode in ([], ["--reading"]):
+        faster, slower = (
+            run_json("plan", *options, *mode, "--on", tmp_path, "--link", link)["seconds"]["link"]
+            for link in ("10GB/s", "1GB/s")
+        )
+        assert slower == pytest.approx(10 * faster) and faster > 0, mode
+
+
+def test_bench_takes_no_more_of_the_disk_than_there_is(run, tmp_path, monkeypatch):
+    """A file and a store, of the size each."""
+    disk = examine_storage(tmp_path)
+    monkeypatch.setattr(
+        "tierstore_cli.commands.bench.examine_storage",
+        lambda _: dataclasses.replace(disk, free_bytes=3 << 20),
+    )
+    assert "takes twice as much" in run("bench", tmp_path, "--size", "2MiB", code=2).stderr
+    assert [each.name for each in tmp_path.iterdir()] == []
 
 
 def test_plan_names_the_disk_that_is_not_measured(run, trace, tmp_path):

@@ -1,6 +1,9 @@
 """tierstore top: what a trainer does to a store."""
 
 import json
+import re
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,23 +31,35 @@ def test_rates_between_two_screens(run, single, tmp_path, monkeypatch):
         assert found["requested_total", table, "host"] == store[table].stats()["host"].requested
         assert found["version", "", ""] == 1
 
+        clock = [0.0]
+
         def train(seconds):  # between the screens, in the time that they are apart
             assert seconds == 5
-            store[table].read(np.arange(10))
+            clock[0] += 5
+            if clock[0] > 5:  # a new trainer, which counts from 0
+                text = metrics.read_text(encoding="utf-8")
+                metrics.write_text(
+                    re.sub(r"^(tierstore_\w+_total\{.*\}) .*", r"\1 1", text, flags=re.M)
+                )
+                return
+            store[table].read(np.arange(10))  # 11 rows with the one that is written
             store[table].write([1], np.ones((1, 16), "f4"))
             store.commit(step=2)
             write_prometheus(store, metrics)
 
-        monkeypatch.setattr("tierstore_cli.commands.top.time.sleep", train)
-        options = ["--metrics", metrics, "--every", 5, "--count", 2]
+        fake = SimpleNamespace(sleep=train, monotonic=lambda: clock[0], time=time.time)
+        monkeypatch.setattr("tierstore_cli.commands.top.time", fake)
+        options = ["--metrics", metrics, "--every", 5, "--count", 3]
         lines = run("top", single, *options, "--json").stdout.splitlines()
-    first, second = map(json.loads, lines)
+    first, second, third = map(json.loads, lines)
     assert (first["version"], second["version"], second["step"]) == (1, 2, 2)
     host = [
-        next(each for each in data["tiers"] if each["tier"] == "host") for data in (first, second)
+        next(each for each in data["tiers"] if each["tier"] == "host")
+        for data in (first, second, third)
     ]
     assert host[0]["rows_per_second"] is None and host[0]["hit_rate"] is None
-    assert host[1]["rows_per_second"] > 0 and host[1]["hit_rate"] == 1.0
+    assert host[1]["rows_per_second"] == 11 / 5 and host[1]["hit_rate"] == 1.0
+    assert host[2]["rows_per_second"] is None and host[2]["hit_rate"] is None
 
 
 def test_files_without_figures_are_refused(run, single, tmp_path):

@@ -3,10 +3,15 @@
 import threading
 import time
 
+import click
 import numpy as np
 import pytest
 
 import tierstore
+from tierstore.errors import ConcurrentWriterError
+from tierstore_cli.command import WAITING
+from tierstore_cli.main import cli
+from tierstore_cli.opening import awaited
 
 WRITERS = {
     "fold": [],
@@ -28,6 +33,20 @@ def test_a_command_waits_until_the_writer_has_closed(run, single, tmp_path, monk
     closing.start()
     run(command, single, *WRITERS[command], "--wait", 60)
     closing.join()
+
+
+def test_no_command_waits_for_another_writer_to_undo_what_it_published():
+    """The store was open for writing twice: that is no lock, and to try again may lose rows."""
+    calls = []
+
+    def work():
+        calls.append(1)
+        raise ConcurrentWriterError("another writer has published")
+
+    with click.Context(cli) as context, pytest.raises(ConcurrentWriterError):
+        context.meta[WAITING] = 0.5
+        awaited(work)
+    assert calls == [1]
 
 
 def test_no_command_waits_for_what_is_no_lock(run, single, tmp_path):

@@ -147,7 +147,7 @@ def repair(
             manifest.
         fill: replacements for rows whose newest image is damaged, tried in order: "version" is the
             newest intact older image; then "zeros", "nan", or an initializer such as
-            `tierstore.normal(0, 0.01)`, which applies to the first field while others become zero.
+            `tierstore.normal(std=0.01)`, which applies to the first field while others become zero.
             None is "version", then "zeros", and a FilledRowsWarning counts the rows that became
             zero. The initializers of the original table are not stored.
         listed: path of the list, a CSV file with the columns table, first, last (rows), rows (their
