@@ -378,6 +378,14 @@ def test_checksums_of_others_are_refused(tmp_path):
     good = sums.read_bytes()
     with pytest.raises(InvalidInputError, match="of other tables"):
         tierstore.attach({"u": tmp_path / "one.npy"}, checksums=sums)
+    np.save(tmp_path / "ints.npy", np.ones((ROWS, 4 * DIM), np.int8))
+    with pytest.raises(InvalidInputError, match="of other tables"):
+        tierstore.attach({"t": tmp_path / "ints.npy"}, checksums=sums)
+    bytes_of = tmp_path / "bytes.crc"
+    tierstore.attach({"t": tmp_path / "ints.npy"}, checksums=bytes_of).close()
+    np.save(tmp_path / "ints.npy", np.ones((ROWS, 4 * DIM), np.uint8))
+    with pytest.raises(InvalidInputError, match="of other tables"):
+        tierstore.attach({"t": tmp_path / "ints.npy"}, checksums=bytes_of)
     for bad in (good[:-1], good + b"x", b"", good[:100]):
         sums.write_bytes(bad)
         with pytest.raises((FormatError, InvalidInputError), match="remove it"):
@@ -451,9 +459,12 @@ def private_bytes():
 def test_what_is_attached_can_be_pickled(tmp_path):
     given = matrix()
     np.save(tmp_path / "rows.npy", given.numpy())
-    with tierstore.attach({"t": tmp_path / "rows.npy"}, budget="1MiB") as tables:
-        data = pickle.dumps((tables, tables["t"]))
-    again, table = pickle.loads(data)
-    with again:
-        assert table is again["t"]
-        assert np.array_equal(table.read(range(ROWS)), given.numpy())
+    for device in ("cpu", EmulatedDevice()):  # a worker, which gets it, must not use the GPU
+        budget = Budget(host="1MiB") if device == "cpu" else Budget(host="1MiB", gpu_rows=64)
+        one = {"t": tmp_path / "rows.npy"}
+        with tierstore.attach(one, budget=budget, device=device) as tables:
+            data = pickle.dumps((tables, tables["t"]))
+        again, table = pickle.loads(data)
+        with again:
+            assert table is again["t"] and set(table.stats()) == {"host", "disk"}
+            assert np.array_equal(table.read(range(ROWS)), given.numpy())

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.every import every
 from tests.formats.matrices import (
     random_matrix,
     random_uint64,
@@ -66,12 +67,13 @@ def test_numpy_maps_an_export(store, tmp_path):
     assert mapped.tobytes() == values()["weight"].tobytes()
 
 
-@pytest.mark.variants(6)
-@pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".tsv"])
-@pytest.mark.parametrize("rows", [(0, ROWS), (0, 1), (17, 400), (ROWS - 1, ROWS), (5, 5)], ids=str)
+@every(
+    suffix=[".npy", ".safetensors", ".tsv"],
+    rows=[(0, ROWS), (0, 1), (17, 400), (ROWS - 1, ROWS), (5, 5)],
+)
 def test_a_range_of_rows(store, tmp_path, suffix, rows):
     start, stop = rows
-    result = export_table(store["item"], tmp_path / f"out{suffix}", rows=rows)
+    result = export_table(store["item"], tmp_path / f"out{suffix}", rows=rows, force=True)
     assert result.rows == stop - start
     assert read_file(result.path).tobytes() == values()["weight"][start:stop].tobytes()
     if suffix == ".tsv" and 0 < start < stop:
@@ -160,6 +162,11 @@ def test_fields_that_no_file_holds_together(store, tmp_path):
             export_table(store["item"], tmp_path / "out.parquet", field=wrong)
     with pytest.raises(UnknownNameError, match="nothing"):
         export_table(store["item"], tmp_path / "out.parquet", field=["weight", "nothing"])
+    for names in ({"weight": "x", "wide": "x"}, {"weight": "wide"}):
+        with pytest.raises(InvalidInputError, match="a name of its own"):
+            export_table(
+                store["item"], tmp_path / "out.parquet", field=["weight", "wide"], names=names
+            )
     assert list(tmp_path.iterdir()) == [tmp_path / "s.tier"]
 
 
@@ -219,6 +226,55 @@ def test_given_keys_of_some_rows_stay_whole_numbers(store, tmp_path):
 def test_rows_of_a_list_have_their_ids_for_keys(store, tmp_path):
     export_table(store["item"], tmp_path / "out.vec", rows=[ROWS - 1, 4, 300])
     assert read_keys_of(tmp_path / "out.vec").tolist() == [ROWS - 1, 4, 300]
+
+
+def test_ids_that_are_none(store, tmp_path):
+    for wrong in (-1, ROWS, 2**62):
+        with pytest.raises(RowIndexError, match=f"row {wrong} is outside the table's 0:{ROWS}"):
+            export_table(store["item"], tmp_path / "out.npy", rows=[0, wrong])
+    with pytest.raises(InvalidInputError, match="a list of ids cannot be skipped"):
+        export_table(store["item"], tmp_path / "out.npy", rows=[0, 1], damaged="skip")
+    assert not (tmp_path / "out.npy").exists()
+
+
+def flip(path, offset):
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def test_damaged_rows_of_any_block_become_nan_in_their_place(tmp_path):
+    dim = 1 << 18  # four rows in a block
+    rows = random_matrix(11, dim)
+    spec = TableSpec(11, dim, init=tierstore.from_array(rows))
+    tierstore.create(tmp_path / "s.tier", {"t": spec}).close()
+    (base,) = (tmp_path / "s.tier").glob("t/*/rows.npy")
+    for row in (0, 6, 10):
+        flip(base, 4096 + row * 4 * dim)
+    with tierstore.open(tmp_path / "s.tier", budget=tierstore.Budget(host=0)) as store:
+        done = export_table(store["t"], tmp_path / "out.npy", damaged="skip")
+    assert done.skipped == [0, 6, 10]
+    rows[done.skipped] = np.nan
+    assert np.load(tmp_path / "out.npy").tobytes() == rows.tobytes()
+
+
+def test_damaged_rows_of_whole_numbers_have_no_mark(tmp_path):
+    tierstore.create(tmp_path / "s.tier", {"t": TableSpec(9, 4, "int8")}).close()
+    (base,) = (tmp_path / "s.tier").glob("t/*/rows.npy")
+    flip(base, 4096 + 5 * 16)
+    with (
+        tierstore.open(tmp_path / "s.tier", budget=tierstore.Budget(host=0)) as store,
+        pytest.raises(InvalidInputError, match="first is row 5, and int8 has no NaN"),
+    ):
+        export_table(store["t"], tmp_path / "out.npy", damaged="skip")
+    assert not (tmp_path / "out.npy").exists()
+
+
+def test_given_words_go_with_the_rows_of_a_list(store, tmp_path):
+    words = random_words(ROWS)
+    export_table(store["item"], tmp_path / "out.tsv", rows=[ROWS - 1, 4, 300], keys=words)
+    assert list(read_keys_of(tmp_path / "out.tsv")) == [words[ROWS - 1], words[4], words[300]]
 
 
 def test_keys_that_are_given(store, tmp_path):

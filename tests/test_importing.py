@@ -169,6 +169,36 @@ def test_keys_of_a_table_with_other_fields_must_agree(store, two_fields, tmp_pat
     import_table(store, tmp_path / "file.npz")
 
 
+def test_keys_are_compared_to_the_last_one(store, tmp_path):
+    rows = (1 << 16) + 2
+    spec = TableSpec(rows, fields={"weight": Field(1), "exp_avg": Field(1)})
+    table = store.create_table("item", spec)
+    store.set_keys("item", np.arange(rows))
+    moved = np.arange(rows)
+    moved[-2:] = moved[:-3:-1]
+    write_file(tmp_path / "moved.npz", random_matrix(rows, 1), "float32", keys=moved)
+    before = all_rows(table)
+    with pytest.raises(InvalidInputError, match="order of the table"):
+        import_table(store, tmp_path / "moved.npz")
+    assert all_rows(table).tobytes() == before.tobytes()
+
+
+def test_a_loaded_table_takes_the_space_of_its_rows(store, tmp_path):
+    """Or training would be the first to learn that the disk is full."""
+    store.create_table("item", TableSpec(ROWS, DIM, sparse=True))
+    write_file(tmp_path / "file.npy", random_matrix(ROWS, DIM), "float32")
+    import_table(store, tmp_path / "file.npy")
+    assert not store["item"].spec.sparse
+
+
+def test_numbers_of_a_text_that_are_too_large_are_counted(store, tmp_path):
+    """They are infinite before they are converted."""
+    (tmp_path / "file.csv").write_text("a,b\n1e39,2\n-1e40,1e38\ninf,4\n")
+    with pytest.warns(UserWarning, match="2 values are too large"):
+        assert import_table(store, tmp_path / "file.csv").overflowed == 2
+    assert np.isinf(store["embeddings"].read([0, 1, 2])).sum() == 3
+
+
 @pytest.mark.parametrize(
     ("keys", "why"),
     [

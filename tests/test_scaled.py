@@ -339,6 +339,54 @@ def test_whole_numbers_are_loaded_without_scales(tmp_path):
         assert np.array_equal(table.read(np.arange(40)), values) and table.dtype == np.int8
 
 
+def test_elements_beside_what_may_be_their_scales_are_no_rows(tmp_path):
+    """Numbers of quarter the size would train a model in silence."""
+    elements, scales = made("float8_e4m3fn", "float32", 1)
+    path = tmp_path / "m.safetensors"
+    save_tensors(path, {"w": elements, "w_scale": scales})
+    for read in (
+        lambda file: tierstore.importing.preview(file),
+        lambda file: tierstore.import_table(tmp_path / "s.tier", file),
+    ):
+        with pytest.raises(FormatError, match="w_scale, which may be their scales"):
+            read(f"{path}:w")
+    assert not (tmp_path / "s.tier").exists()
+
+
+def test_scales_are_read_behind_elements_of_any_number(tmp_path):
+    """In a record they are aligned, so that there is a gap behind 6 elements of a byte."""
+    elements, scales = made("int8", "float32", 3)
+    given = elements[:, :6].contiguous(), scales
+    save_tensors(tmp_path / "m.safetensors", dict(zip("ws", given, strict=True)))
+    pair = tuple(f"{tmp_path}/m.safetensors::{name}" for name in "ws")
+    with tierstore.attach({"t": pair}, budget=Budget(host_rows=9)) as tables:
+        found = torch.from_numpy(tables["t"].read(np.arange(ROWS)))
+        assert bits_or_nan(found, as_torch(*given, "float32"))
+
+
+def test_bytes_of_a_field_that_are_not_as_many_are_refused(tmp_path):
+    field = Field(6, "int8", scale=Scale())
+    for columns in (field.nbytes - 1, field.nbytes + 1):
+        np.save(tmp_path / "rows.npy", np.zeros((ROWS, columns), np.uint8))
+        with pytest.raises(FormatError, match=f"the field takes {field.nbytes} bytes"):
+            tierstore.attach({"t": (tmp_path / "rows.npy", field)})
+    np.save(tmp_path / "rows.npy", np.zeros((ROWS, field.nbytes), np.uint8))
+    tierstore.attach({"t": (tmp_path / "rows.npy", field)}).close()
+
+
+def test_a_text_is_quantised_from_floats(tmp_path):
+    rows = np.random.default_rng(4).standard_normal((9, 5)).astype(np.float32)
+    np.savetxt(tmp_path / "rows.csv", rows, "%.9g", ",")
+    np.save(tmp_path / "rows.npy", rows)
+    found = []
+    for number, name in enumerate(("rows.csv", "rows.npy")):
+        store = tmp_path / f"{number}.tier"
+        tierstore.import_table(store, tmp_path / name, dtype="int8")
+        with tierstore.open(store) as opened:
+            found.append(opened["embeddings"].read(np.arange(9)))
+    assert np.array_equal(*found) and np.abs(found[0] - rows).max() < 0.03
+
+
 def test_what_has_no_scale_says_so(tmp_path):
     with pytest.raises(InvalidInputError, match="takes no scale"):
         Field(4, "float16", scale=Scale())
