@@ -987,11 +987,43 @@ MUTANTS = [
         "if True:",
         "tests/distributed/test_store.py",
     ),
+    # Rows that stay where a dense optimizer would change them: when that is said.
+    Mutant(
+        "optim/lazy.py",
+        "        return not bool(torch.isin(first, gradient.batch.distinct).all())",
+        "        return True",
+        "tests/training/test_lazy.py",
+    ),
+    Mutant(
+        "optim/lazy.py",
+        "            self.wait, after = self._waits\n"
+        "            self._waits = after, self.wait + after",
+        "            self.wait, self._waits = 1000, (1000, 1000)",
+        "tests/training/test_lazy.py",
+    ),
+    Mutant(
+        "optim/lazy.py",
+        "                self._fields.clear()\n",
+        "                pass\n",
+        "tests/training/test_lazy.py",
+    ),
+    Mutant(
+        "optim/probe.py",
+        '    for steps, when in ((0, "always"), (2, "later")):',
+        '    for steps, when in ((2, "later"), (0, "always")):',
+        "tests/training/test_lazy.py",
+    ),
+    Mutant(
+        "optim/probe.py",
+        "        trial.optimizer.param_groups[0].update(own)\n        for _ in range(steps):",
+        "        for _ in range(steps):",
+        "tests/training/test_lazy.py",
+    ),
     # Versions to which states point: which are kept, how many, and until when.
     Mutant(
         "_store/pointed.py",
-        "reversed(_living.valuerefs())",
-        "_living.valuerefs()",
+        "reversed(living.valuerefs())",
+        "living.valuerefs()",
         "tests/training/test_keeping_states.py",
     ),
     Mutant(
@@ -1002,8 +1034,8 @@ MUTANTS = [
     ),
     Mutant(
         "_store/pointed.py",
-        "each.version for each in living if each and each.uuid == uuid",
-        "each.version for each in living if each",
+        "each.version for each in found if each and each.uuid == uuid",
+        "each.version for each in found if each",
         "tests/training/test_keeping_states.py",
     ),
     Mutant(

@@ -73,7 +73,7 @@ def drawn(rows: int) -> np.ndarray:
 
 
 def training(table: Any) -> Callable[[], None]:
-    """Return a step of Adam, which has been taken once."""
+    """Return a step of Adam, which has been taken twice."""
     layer = tierstore.nn.TieredEmbedding(table)
     optimizer = tierstore.optim.TieredOptimizer(torch.optim.Adam, [layer], lr=0.01)
     ids = torch.from_numpy(HOT)
@@ -83,6 +83,7 @@ def training(table: Any) -> Callable[[], None]:
         optimizer.step()
         optimizer.zero_grad()
 
+    step()
     step()
     return step
 

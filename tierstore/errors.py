@@ -43,6 +43,7 @@ what happened, the numbers involved and the next step. Classes derived from OSEr
     ├── FilledRowsWarning                          a repair filled rows without being told how
     ├── DuplicateRowsWarning                       copies of a row were trained as one row
     ├── UnderflowWarning                           an optimizer makes NaN of rows in float16
+    ├── LazyUpdatesWarning                         rows stay that a dense optimizer would change
     └── ZeroRowsWarning                            a layer over a table that is all zeros
 """
 
@@ -76,6 +77,7 @@ __all__ = [
     "InternalError",
     "InvalidInputError",
     "InvalidTypeError",
+    "LazyUpdatesWarning",
     "LockedError",
     "MissingExtraError",
     "MissingFileError",
@@ -392,6 +394,10 @@ class DuplicateRowsWarning(TierStoreWarning):
 
 class UnderflowWarning(TierStoreWarning):
     """An optimizer makes rows of float16 infinite or NaN, as small squares and eps are 0 there."""
+
+
+class LazyUpdatesWarning(TierStoreWarning):
+    """Rows that are not in a batch stay as they are, where torch's optimizer would change them."""
 
 
 class ZeroRowsWarning(TierStoreWarning):

@@ -8,11 +8,12 @@ import os
 import pickle
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tierstore.errors import RanksError
+from tierstore.errors import LazyUpdatesWarning, RanksError
 
 T = TypeVar("T")
 
@@ -99,6 +100,12 @@ def run(
                 process.kill()
                 process.join()
         return [_outcome(Path(place, str(rank))) for rank in range(ranks)]
+
+
+def no_warnings() -> None:
+    """Make warnings of this process errors, but that of rows which are not in a batch."""
+    warnings.simplefilter("error")
+    warnings.simplefilter("ignore", LazyUpdatesWarning)
 
 
 def values(found: list[Any]) -> list[Any]:

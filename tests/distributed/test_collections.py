@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import tierstore
-from tests.distributed.ranks import CONTROL, run, values, watch
+from tests.distributed.ranks import CONTROL, no_warnings, run, values, watch
 from tests.distributed.test_ranks import assert_same, contents, share
 from tierstore import distributed
 from tierstore.errors import InvalidInputError, RanksError, RowIndexError
@@ -87,7 +86,7 @@ def train(store: Any, rank: int, ranks: int, kind: str) -> None:
 
 
 def train_and_commit(rank: int, path: Path, kind: str) -> list[int]:
-    warnings.simplefilter("error")
+    no_warnings()
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     calls = [0]
 

@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch.distributed as dist
 
 import tierstore
 from tests import inside
-from tests.distributed.ranks import Killed, in_turn, run, values
+from tests.distributed.ranks import Killed, in_turn, no_warnings, run, values
 from tests.distributed.test_commit import hooked
 from tests.distributed.test_ranks import share
 from tests.gpu.emulator import EmulatedDevice
@@ -93,7 +92,7 @@ def same(one: dict[Any, list[float]], other: dict[Any, list[float]], *, exact: b
 
 
 def train_and_commit(rank: int, path: Path, kind: str, steps: range) -> int:
-    warnings.simplefilter("error")
+    no_warnings()
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     with distributed.open(path, average=False, budget=tierstore.Budget(host_rows=60)) as store:
         train(store, rank, ranks, kind, steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import tierstore
-from tests.distributed.ranks import HEAD, run, values, watch
+from tests.distributed.ranks import HEAD, no_warnings, run, values, watch
 from tierstore import distributed
 from tierstore.errors import InvalidInputError, RanksError
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBag
@@ -65,7 +64,7 @@ def train(store: Any, rank: int, ranks: int, name: str, steps: range) -> None:
 
 
 def train_and_commit(rank: int, path: Path, name: str, steps: range) -> int:
-    warnings.simplefilter("error")
+    no_warnings()
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     with distributed.open(path, average=False, budget=tierstore.Budget(host_rows=60)) as store:
         train(store, rank, ranks, name, steps)

@@ -21,7 +21,7 @@ from torch import Tensor
 import tierstore
 from tests.durability.crash import scratch
 from tests.tries import tries
-from tierstore.errors import InvalidInputError, UpkeepWarning
+from tierstore.errors import InvalidInputError
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
 
@@ -240,7 +240,7 @@ def test_states_of_many_versions_keep_the_latest_and_say_so_once(trained: Any) -
     first, *_ = states
     model.state_dict()  # is dropped at once
     states[store.version] = model.state_dict()
-    with pytest.warns(UpkeepWarning, match=rf"more than {MOST}.*version {first},.*keep=\"best\""):
+    with pytest.warns(UserWarning, match=rf"more than {MOST}.*version {first},.*keep=\"best\""):
         commit(), commit()
     states[store.version] = model.state_dict()
     with warnings.catch_warnings():

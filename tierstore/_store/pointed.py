@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from tierstore._disk.manifest import Manifest
 
-__all__ = ["MOST", "Claim", "StatePointer", "claim", "claimed"]
+__all__ = ["MOST", "Claim", "StatePointer", "claim", "claimed", "living"]
 
 MOST = 8
 """How many versions are kept at most because states point to them; the latest claimed first."""
@@ -35,7 +35,8 @@ class Claim:
         _saved[self.uuid] = self
 
 
-_living: weakref.WeakValueDictionary[int, Claim] = weakref.WeakValueDictionary()
+living: weakref.WeakValueDictionary[int, Claim] = weakref.WeakValueDictionary()
+"""Every claim, in the order in which they were made."""
 _numbers = itertools.count()
 _saved: dict[str, Claim] = {}
 
@@ -43,14 +44,14 @@ _saved: dict[str, Claim] = {}
 def claim(manifest: Manifest) -> Claim:
     """Return a claim of the version of a manifest, which is the latest then."""
     found = Claim(manifest.uuid, (manifest.version, manifest.mark))
-    _living[next(_numbers)] = found
+    living[next(_numbers)] = found
     return found
 
 
 def claimed(uuid: str) -> list[tuple[int, str]]:
     """Return number and mark of each version of a store that is claimed, the latest first."""
-    living = (each() for each in reversed(_living.valuerefs()))  # others may claim meanwhile
-    return [*dict.fromkeys(each.version for each in living if each and each.uuid == uuid)]
+    found = (each() for each in reversed(living.valuerefs()))  # others may claim meanwhile
+    return [*dict.fromkeys(each.version for each in found if each and each.uuid == uuid)]
 
 
 class StatePointer(dict[str, Any]):

@@ -24,7 +24,7 @@ from tierstore._store.ledger import Ledger
 from tierstore._store.locking import ReaderLock, WriterLock
 from tierstore._store.options import Options
 from tierstore._store.payload import Payload, Payloads
-from tierstore._store.pointed import MOST, claimed
+from tierstore._store.pointed import MOST, claimed, living
 from tierstore._store.tables import Opener, Opening, Spaces
 from tierstore._store.versions import History, number_in_part, open_directory, read_identity
 from tierstore._table.missing import Missing, checked
@@ -39,7 +39,6 @@ from tierstore.errors import (
     InvalidInputError,
     StoreIOError,
     TierStoreError,
-    UpkeepWarning,
     counted,
     named,
     warn,
@@ -689,7 +688,7 @@ class State:
 
         It does so where there are more of them than `MOST`, once while the store is open.
         """
-        versions = claimed(self.identity.uuid)
+        versions = claimed(self.identity.uuid) if living else []
         dropped = self.ledger.keep_newest(keep, self.manifest.confirmed, versions[:MOST])
         lost = sorted(dropped.intersection(number for number, _ in versions[MOST:]))
         if lost and not self._warned_of_states:
@@ -697,8 +696,7 @@ class State:
             warn(
                 f"states in memory point to more than {MOST} versions of {self.directory.path}, "
                 f"and version {lost[0]}, to which no later state points, is no longer kept: keep "
-                'those that are to be loaded with store.commit(keep="best") or a larger keep=',
-                UpkeepWarning,
+                'those that are to be loaded with store.commit(keep="best") or a larger keep='
             )
 
     def keep_only(self, named: Collection[tuple[int, str]]) -> None:

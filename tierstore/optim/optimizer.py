@@ -32,6 +32,7 @@ from tierstore.nn.pointers import checked
 from tierstore.nn.pointers import to_tensor as pointer_to
 from tierstore.nn.rows import TableRows
 from tierstore.optim.in_place import InPlace
+from tierstore.optim.lazy import LazyRows
 from tierstore.optim.probe import StatePlan, as_gradient, probe, ruinous_gradient
 from tierstore.optim.rounding import Rounding
 from tierstore.optim.state import StoredState
@@ -185,6 +186,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._ema = ema
         self._sparse = issubclass(optimizer_class, torch.optim.SparseAdam)
         self._ordinary = self._told = False
+        self._lazy = LazyRows(optimizer_class, options)
         self._fields: dict[RowsParameter, TrainedField] = {}
         self._beginning: list[TrainedField] = []
         """Those to call at the next step that they take part in; see `StoredState.begin`."""
@@ -233,6 +235,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 self._inner.state.setdefault(parameter, state)
         self._ordinary |= len(named) > len(parts) + len(whole)
         self._beginning += trained
+        self._lazy.add(trained)
         for field in trained:
             self._fields[field.rows] = field
             field.rows.optimizers.add(self)
@@ -398,6 +401,9 @@ class TieredOptimizer(torch.optim.Optimizer):
                     gradient = rows.gradient_for(self)
                     if gradient is not None:
                         gradients.append((field, gradient))
+                self._lazy.wait -= 1
+                if not self._lazy.wait:
+                    self._lazy.look(gradients, self._inner.param_groups)
                 try:
                     self._update(gradients)
                 except Exception as error:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tierstore.errors import InvalidInputError
 
-__all__ = ["RowState", "StatePlan", "as_gradient", "probe", "ruinous_gradient"]
+__all__ = ["RowState", "StatePlan", "as_gradient", "changes_unused", "probe", "ruinous_gradient"]
 
 _REFUSED = {
     "adafactor": "it factors the second moment over all rows of a table",
@@ -121,6 +121,11 @@ class _Trial:
         """Tell whether a state has values for each row."""
         return isinstance(value, Tensor) and value.shape[:1] == self.parameter.shape[:1]
 
+    def of_rows(self) -> dict[str, Tensor]:
+        """Return copies of the weights and of what is kept of each row."""
+        kept = {key: value for key, value in self.state.items() if self.has_rows(value)}
+        return {key: value.detach().clone() for key, value in {**kept, "": self.parameter}.items()}
+
     def only(self, rows: Sequence[int], options: Mapping[str, Any]) -> _Trial:
         """Return a trial that goes on from here with some of the rows."""
         index = list(rows)
@@ -206,6 +211,39 @@ def ruinous_gradient(
         trial.step(gradients.clone())
     ruined = ~trial.parameter.detach().isfinite().all(dim=1)
     return float(gradients[ruined].max()) if bool(ruined.any()) else None
+
+
+def changes_unused(
+    optimizer_class: type[torch.optim.Optimizer],
+    options: Mapping[str, Any],
+    group: Mapping[str, Any],
+    *,
+    dim: int,
+    device: str,
+) -> str | None:
+    """Return when an optimizer of torch changes rows, or their state, that have no gradient.
+
+    That is "always", as by weight decay, or "later", once they had one, as by momentum. None is
+    never, as for SparseAdam, which is given the rows of a batch alone. `group` are options that
+    replace others.
+    """
+    if issubclass(optimizer_class, torch.optim.SparseAdam):
+        return None
+    if "lr" in inspect.signature(optimizer_class).parameters:
+        options = {**options, "lr": 0.1}
+    draw = _drawing(dim, torch.float64, device, seed=2)  # or a small decay would round to none
+    for steps, when in ((0, "always"), (2, "later")):
+        trial = _Trial(optimizer_class, options, draw(), optimizer_class.__name__)
+        own = {key: value for key, value in group.items() if key not in ("params", "lr")}
+        trial.optimizer.param_groups[0].update(own)
+        for _ in range(steps):
+            trial.step(draw())
+        before = trial.of_rows()
+        trial.step(torch.zeros_like(trial.parameter))
+        after = trial.of_rows()
+        if any(not torch.equal(value, after[key]) for key, value in before.items()):
+            return when
+    return None
 
 
 def _row_state(
