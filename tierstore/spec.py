@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,6 @@ from tierstore._registry import Registry
 from tierstore._scaled import SCALE_TYPES, ScaledElements
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.initializers import Initializer, as_initializer
-
-if TYPE_CHECKING:
-    from tierstore._disk.backends import Backend
 
 __all__ = [
     "BACKENDS",
@@ -42,7 +39,26 @@ __all__ = [
 DTYPES: dict[str, np.dtype[Any]] = {name: each.stored for name, each in ELEMENT_TYPES.items()}
 """The element types of fields, and the NumPy dtype each is stored as."""
 
-BACKENDS: Registry[Backend] = Registry("backend", "tierstore._disk.backends")
+
+class BackendKind(Protocol):
+    """What can be asked of a backend without its files; those who have them know all of it.
+
+    Attributes:
+        compressions: the supported compressions.
+        on_objects: the backend for copies in object stores, whose files can be uploaded whole.
+    """
+
+    compressions: ClassVar[tuple[str, ...]]
+    on_objects: ClassVar[str]
+
+    def check(self, spec: TableSpec) -> None:
+        """Raise InvalidInputError if the backend does not support a spec."""
+
+    def opening_line(self, layout: RecordLayout, path: str) -> str:
+        """Return a line of Python that opens the first field without tierstore."""
+
+
+BACKENDS: Registry[BackendKind] = Registry("backend", "tierstore._disk.backends")
 """The backends of tables, by name."""
 
 BackendName: TypeAlias = Literal["memmap", "zarr"] | str
@@ -437,7 +453,7 @@ class TableSpec:
         if self.admit_after is not None:
             _check_count(self.admit_after, "admit_after", 2**31)
 
-    def _check_compression(self, backend: Backend) -> None:
+    def _check_compression(self, backend: BackendKind) -> None:
         if self.compression in backend.compressions:
             return
         offered = {name: each.compressions for name, each in BACKENDS.items() if each.compressions}

@@ -21,7 +21,7 @@ from tierstore import _checksum, _io
 from tierstore._checksum import crc32c
 from tierstore._closing import call_each
 from tierstore._disk import readahead
-from tierstore._disk.backends import Records
+from tierstore._disk.backends import Records, backend_of
 from tierstore._disk.manifest import DigestInfo
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.records import BLOCK_BYTES, Files, RecordFiles, pass_on, record_files
@@ -34,7 +34,7 @@ from tierstore.errors import (
     InvalidTypeError,
     counted,
 )
-from tierstore.spec import BACKENDS, TableSpec
+from tierstore.spec import TableSpec
 
 __all__ = [
     "DIGEST_ROWS",
@@ -79,7 +79,7 @@ class Base:
         if self._opened is None:
             with self._opening, _missing_explained(self._directory):
                 if self._opened is None:  # otherwise another thread was faster
-                    records = BACKENDS[self._spec.backend].open(self._directory, self._spec)
+                    records = backend_of(self._spec).open(self._directory, self._spec)
                     try:
                         sums = _checksums(_checksum_files(self._directory, self._spec), self._spec)
                         self._opened = records, sums
@@ -140,13 +140,13 @@ class Base:
         """Create the files of a table, to be filled by `append` and synced."""
         files = _checksum_files(directory, spec)
         checksums = _checksums(files, spec, files.create(sparse=spec.sparse))
-        return cls(directory, spec, (BACKENDS[spec.backend].create(directory, spec), checksums))
+        return cls(directory, spec, (backend_of(spec).create(directory, spec), checksums))
 
     def grow(self, rows: int, *, extend: bool) -> None:
         """Add rows: a writer extends the files, a reader maps what a writer added."""
         records, checksums = self._files
         self._spec = self._spec.with_rows(rows)
-        BACKENDS[self._spec.backend].grow(records, self._spec, extend=extend)
+        backend_of(self._spec).grow(records, self._spec, extend=extend)
         if isinstance(checksums, RecordFiles):
             checksums.grow(rows, b"" if extend else None)
         self.rows = rows
@@ -176,7 +176,7 @@ class Base:
         """Do what `open` does of files that are not open yet."""
         directory, spec = self._directory, self._spec
         with _missing_explained(directory), directory.use() as generation:
-            inode = BACKENDS[spec.backend].examine(generation, spec)
+            inode = backend_of(spec).examine(generation, spec)
             if inode is None:
                 self._records.forget()  # this opens them
                 return

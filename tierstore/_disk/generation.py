@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._closing import call_each
+from tierstore._disk.backends import backend_of, backends
 from tierstore._disk.base import (
     CHECKSUMS,
     DIGEST_ROWS,
@@ -55,7 +56,7 @@ from tierstore._progress import Progress
 from tierstore._threads import Worker
 from tierstore.errors import CorruptStoreError, InvalidInputError, TierStoreError
 from tierstore.initializers import BLOCK_ROWS, zeros
-from tierstore.spec import BACKENDS, EXTENT_ROWS, TableSpec
+from tierstore.spec import EXTENT_ROWS, TableSpec
 
 __all__ = [
     "Generation",
@@ -127,7 +128,7 @@ def create(
 
     Without `blocks` of records, the initializers of the fields provide them.
     """
-    spec = BACKENDS[spec.backend].completed(spec)
+    spec = backend_of(spec).completed(spec)
     name = unique_name("g", seq)
     if spec.keys is not None:
         spec = spec.seeded()
@@ -166,7 +167,7 @@ def create_partitions(
     filled together, so that records are made once. Returns the entry in the manifest of each
     partition.
     """
-    part = BACKENDS[spec.backend].completed(of_partition(spec, shard))
+    part = backend_of(spec).completed(of_partition(spec, shard))
     name = unique_name("g", 1)
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(table.make_directory(name)) for table in tables]
@@ -238,7 +239,7 @@ def _fill(
 
 def as_kept(spec: TableSpec) -> TableSpec:
     """Return a spec as a manifest keeps it: complete, and without parts that it cannot keep."""
-    return _with_kept_initializers(BACKENDS[spec.backend].completed(spec))
+    return _with_kept_initializers(backend_of(spec).completed(spec))
 
 
 def _with_kept_initializers(spec: TableSpec) -> TableSpec:
@@ -703,7 +704,7 @@ class Generation:
     def disk_bytes(self) -> int:
         """Bytes of the base and its checksums."""
         spec = self.info.spec
-        return BACKENDS[spec.backend].disk_bytes(self.directory, spec) + 4 * spec.rows
+        return backend_of(spec).disk_bytes(self.directory, spec) + 4 * spec.rows
 
     @property
     def allocated_bytes(self) -> int:
@@ -714,7 +715,7 @@ class Generation:
     @property
     def base_path(self) -> str:
         """Path of the base file or array."""
-        return self._path(BACKENDS[self.info.spec.backend].entry)
+        return self._path(backend_of(self.info.spec).entry)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory.path, name)
@@ -768,10 +769,10 @@ def _entries() -> tuple[set[str], dict[str, re.Pattern[str]], dict[str, re.Patte
     """Return the file names of bases, by directory the patterns of those within, and by entry those
     of the temporary files of a fold.
     """
-    backends = BACKENDS.values()
-    files = {CHECKSUMS, *(each.entry for each in backends if each.inner is None)}
-    inner = {each.entry: each.inner for each in backends if each.inner is not None}
-    partial = {each.entry: each.partial for each in backends if each.partial is not None}
+    known = list(backends())
+    files = {CHECKSUMS, *(each.entry for each in known if each.inner is None)}
+    inner = {each.entry: each.inner for each in known if each.inner is not None}
+    partial = {each.entry: each.partial for each in known if each.partial is not None}
     return files, inner, partial
 
 

@@ -19,11 +19,12 @@ from tierstore import _checksum, _io
 from tierstore._disk import base as bases
 from tierstore._disk import footer
 from tierstore._disk.backends import Records as BaseRecords
+from tierstore._disk.backends import backend_of
 from tierstore._disk.base import CHECKSUMS
 from tierstore._disk.footer import FOOTER_BYTES
 from tierstore._disk.manifest import DeltaInfo, Manifest, TableInfo
 from tierstore.errors import TierStoreError
-from tierstore.spec import BACKENDS, TableSpec
+from tierstore.spec import TableSpec
 
 __all__ = ["LOST", "OLDER", "WHOLE", "Found", "Images"]
 
@@ -319,7 +320,7 @@ class _Base:
         self._packed: BaseRecords | None = None
         self._per_file, self._offset = spec.rows, 0
         self._inner: _io.Held[_io.Directory] | None = None
-        backend = BACKENDS[spec.backend]
+        backend = backend_of(spec)
         plain = backend.plain_files(spec)
         if plain is not None:
             self._per_file, self._offset = plain.rows, plain.offset

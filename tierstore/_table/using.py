@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
-from tierstore._door import Use, undisturbed
-from tierstore._tiers.gpu.device import device_error
-
-if TYPE_CHECKING:
-    from tierstore._table.gpu import DeviceArrays
+from tierstore._door import Door, Use, undisturbed
+from tierstore._tiers.gpu import GpuTier
+from tierstore._tiers.gpu.device import Device, device_error
 
 __all__ = ["Part", "Together", "Using"]
+
+
+class OnDevice(Protocol):
+    """What a use asks of the access that it is of; see `DeviceArrays`."""
+
+    door: Door
+    device: Device
+    name: str
+    gpu: GpuTier
+    sync_checks: bool
+    together_in: Together | None
+
+    def torch_stream(self) -> int:
+        """Return torch's current stream."""
+
+    def captured(self) -> BaseException:
+        """Return the error of a use while a graph is captured."""
 
 
 @undisturbed
@@ -25,7 +40,7 @@ class Using(Use):
     __slots__ = ("_access", "_before")
     beside = True
 
-    def __init__(self, access: DeviceArrays, *, write: bool) -> None:
+    def __init__(self, access: OnDevice, *, write: bool) -> None:
         """Prepare to enter the store that an access is for."""
         super().__init__(access.door, write=write)
         self._access = access
@@ -85,7 +100,7 @@ class Together(Using):
 
     __slots__ = ("stream", "thread")
 
-    def __init__(self, access: DeviceArrays) -> None:
+    def __init__(self, access: OnDevice) -> None:
         """Prepare to enter, as `Using` and `Call` do."""
         self._access = access
         self._door = access.door

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from tierstore import _io
 from tierstore._disk.readahead import MappedRows
 from tierstore.spec import BACKENDS, RecordLayout, TableSpec
 
-__all__ = ["Backend", "PlainFiles", "Records"]
+__all__ = ["Backend", "PlainFiles", "Records", "backend_of", "backends"]
 
 
 class Records(Protocol):
@@ -152,3 +152,13 @@ class Backend(ABC):
     @abstractmethod
     def opening_line(self, layout: RecordLayout, path: str) -> str:
         """Return a line of Python that opens the first field without tierstore."""
+
+
+def backend_of(spec: TableSpec) -> Backend:
+    """Return the backend of a table."""
+    return cast(Backend, BACKENDS[spec.backend])
+
+
+def backends() -> Iterable[Backend]:
+    """Return all backends."""
+    return cast(Iterable[Backend], BACKENDS.values())

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._tiers.base import lease_ended
+from tierstore._tiers.base import Epoch, lease_ended
 from tierstore._tiers.gpu.abi import (
     Arguments,
     BatchArgument,
@@ -17,11 +18,10 @@ from tierstore._tiers.gpu.abi import (
     Structure,
     bytes_of,
 )
+from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import OWN, Kernel, Launcher
-from tierstore._tiers.gpu.link import AsyncScalar
-
-if TYPE_CHECKING:
-    from tierstore._tiers.gpu import GpuTier
+from tierstore._tiers.gpu.link import AsyncScalar, Mailbox
+from tierstore._tiers.gpu.memory import GpuMemory
 
 __all__ = ["NO_ROWS", "GpuLease", "PinnedLeases", "Room"]
 
@@ -29,6 +29,33 @@ NO_ROWS = np.empty(0, np.int64)
 _MUCH = 16 << 20
 _LITTLE = 1 << 20
 """Bytes of lists up to which they are kept for a later lease."""
+
+
+class LeasedTier(Protocol):
+    """What a lease asks of its tier; see `GpuTier`."""
+
+    rows: int
+    record_bytes: int
+    device: Device
+    memory: GpuMemory
+    launcher: Launcher
+    mailbox: Mailbox
+    leases: PinnedLeases
+    rooms: deque[Room]
+    changes: int
+    epoch: Epoch
+    counts_are_waited_for: bool
+
+    def describe(self, batch: BatchArgument, data: Any, lo: int, hi: int | None) -> None:
+        """Describe the data of a batch."""
+
+    def read(self, rows: Any, out: Any, *, admit: bool, stream: int | None) -> None:
+        """Copy records `rows` into `out`."""
+
+    def write(
+        self, rows: Any, records: Any, lo: int, hi: int | None, *, admit: bool, stream: int | None
+    ) -> None:
+        """Write `records` over bytes `lo:hi` of `rows`."""
 
 
 class PinnedLeases:
@@ -96,7 +123,7 @@ class Room:
         is_spare: whether another lease may have it; not if others may refer to the lists.
     """
 
-    def __init__(self, tier: GpuTier, ids: int, stream: int) -> None:
+    def __init__(self, tier: LeasedTier, ids: int, stream: int) -> None:
         """Reserve the lists of a batch of so many ids."""
         self.ids: int = ids
         self.stream: int = stream
@@ -113,7 +140,7 @@ class Room:
         self.rows.held = self._start + 16 + 8 * ids
 
     @classmethod
-    def of(cls, tier: GpuTier, ids: int, stream: int, batch: memoryview) -> Room:
+    def of(cls, tier: LeasedTier, ids: int, stream: int, batch: memoryview) -> Room:
         """Return room for a batch, of which `batch` are the bytes of what describes it."""
         room = None
         while tier.rooms and room is None:
@@ -151,7 +178,7 @@ class GpuLease:
     All arrays are on the device, in no particular order of rows, valid in the stream of the lease.
     """
 
-    def __init__(self, tier: GpuTier, ids: int, room: Room) -> None:
+    def __init__(self, tier: LeasedTier, ids: int, room: Room) -> None:
         """Lease the rows of a batch of `ids` ids, which its `room` describes."""
         self._tier = tier
         self._room = room
