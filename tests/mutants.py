@@ -1019,6 +1019,49 @@ MUTANTS = [
         "        for _ in range(steps):",
         "tests/training/test_lazy.py",
     ),
+    # Norms of what is made of a gradient that ranks share.
+    Mutant(
+        "nn/norms.py",
+        "                return self._like(result, self.squares, self.power)",
+        "                return result",
+        "tests/distributed/test_norms.py",
+    ),
+    Mutant(
+        "nn/norms.py",
+        "        by = 1.0 if name in _SAME else _factor(name, args)",
+        "        by = 1.0",
+        "tests/distributed/test_norms.py",
+    ),
+    Mutant(
+        "nn/norms.py",
+        "        return 1 / by if _is_shard(args[0]) else None",
+        "        return 1 / by",
+        "tests/distributed/test_norms.py",
+    ),
+    Mutant(
+        "nn/norms.py",
+        "        found.is_norms = True",
+        "        found.is_norms = False",
+        "tests/distributed/test_norms.py",
+    ),
+    Mutant(
+        "nn/norms.py",
+        "            return self._like(result, self._times(1.0), 2)",
+        "            return result",
+        "tests/distributed/test_norms.py",
+    ),
+    Mutant(
+        "nn/norms.py",
+        "        if factor is None or self.power == 2 or self.squares.factor is None:",
+        "        if factor is None or self.squares.factor is None:",
+        "tests/distributed/test_norms.py",
+    ),
+    Mutant(
+        "distributed/ranks.py",
+        "self.factor is None else self.factor * by",
+        "self.factor is None else by",
+        "tests/distributed/test_norms.py",
+    ),
     # Versions to which states point: which are kept, how many, and until when.
     Mutant(
         "_store/pointed.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,94 @@ def trained(
             found.append((norms, [each.cpu() for each in (*rows, *dense)]))
         store.commit(1)
         return found
+
+
+NORMS = """
+g.norm() | g.norm(p="fro") | g.norm(2) | g.norm(dim=(0, 1)) | torch.norm(g) | torch.linalg.norm(g)
+torch.linalg.vector_norm(g) | torch.linalg.matrix_norm(g) | torch.linalg.norm(g.flatten(), 2)
+g.view(-1).norm() | g.flatten().norm() | g.reshape(-1).norm() | g.ravel().norm() | g.t().norm()
+g.T.contiguous().norm() | g[:].norm() | g[None].norm() | g.unsqueeze(0).squeeze(0).norm()
+g.detach().norm() | g.data.norm() | g.clone().norm() | g.detach().clone().flatten().norm()
+g.float().norm() | g.double().norm() | g.cpu().norm() | g.to(torch.float64).view(-1).norm()
+copy.deepcopy(g).norm() | (g * 3).norm() | (g / 3).norm() | (2 * g).norm()
+(-g).norm() | g.abs().norm() | g.mul(torch.tensor(3.0).to(g)).norm() | g.norm(dim=1).norm()
+g.pow(2).sum().sqrt() | g.square().sum() | (g * g).sum() | (g**2).sum(1).sum()
+(g * 2).pow(2).sum() | torch._foreach_mul([g], 3)[0].norm() | torch._foreach_norm([g])[0]
+torch.dot(g.view(-1), g.view(-1)) | g.view(-1) @ g.view(-1) | torch.einsum("ij,ij->", g, g)
+torch.inner(g.flatten(), g.flatten()) | torch._foreach_norm([g.view(-1)])[0]
+get_total_norm([g.clone()]) | get_total_norm([g.view(-1) / 2])
+"""
+"""What gives a norm, or its square, of all ranks' rows."""
+REFUSED = """
+(torch.tensor(3.0).to(g) / g).norm() | g.square().mul_(2).sum() | (g * g * 2).sum()
+g.norm(1) | g.norm(float("inf")) | g.norm(0.5) | g.norm(0) | g.view(-1).norm(3) | torch.norm(g, 1)
+torch.linalg.vector_norm(g, 1) | torch.linalg.norm(g, 1) | torch.linalg.norm(g, 2)
+torch.linalg.norm(g, float("inf")) | torch.linalg.norm(g, -float("inf")) | g.norm(p="nuc")
+torch.linalg.matrix_norm(g, "nuc") | torch.linalg.svdvals(g).max() | torch.linalg.cond(g)
+torch.dist(g, 0 * g) | g.norm(dim=0).norm() | g.T.norm(dim=1).norm() | g.norm(dim=1).norm(1)
+g.square().norm() | g.square().sum(0).sum() | (g + 1).norm() | (g - 2 * g).norm() | g.sign().norm()
+g.clamp(-1e-9, 1e-9).norm() | (1 / g).norm() | torch.where(g > 0, g, 0.0).norm()
+torch.cat([g.view(-1), torch.ones(2).to(g)]).norm() | torch.stack([g, g]).norm()
+parameters_to_vector([g, torch.ones(2).to(g)]).norm() | get_total_norm([g], 1.0)
+get_total_norm([g], float("inf")) | get_total_norm([g], 0.5, foreach=False)
+get_total_norm([g.flatten()], 1.0) | torch._foreach_norm([g], 1)[0]
+torch._foreach_norm(torch._foreach_add([g], 1.0))[0]
+"""
+"""What would be of one rank's rows, and raises; first what needs a gradient without parts."""
+
+
+def derived(rank: int, path: Path, device: str = "cpu") -> list[tuple[str, float, float | str]]:
+    """Take norms of the gradient of plain training, and of that of rows; return those that differ.
+
+    The first rank takes them alone.
+    """
+    torch.manual_seed(0)
+    with distributed.open(path) as store:
+        ours, plain = Model(store, "layers"), Model(store, "plain")
+        everything, found = torch.arange(ROWS), list[Any]()
+        with torch.no_grad():
+            plain.item.weight.copy_(ours.item(everything))
+            plain.user.weight.copy_(ours.user(everything))
+        plain.top.load_state_dict(ours.top.state_dict())
+        optimizer = TieredOptimizer(torch.optim.SGD, ours, lr=0.1)
+        for model in (ours, plain):
+            whole = torch.nn.parallel.DistributedDataParallel(model)
+            whole(*batch(rank, 0, "cpu")).square().sum().backward()
+        names = {"torch": torch, "copy": copy, "get_total_norm": get_total_norm}
+        names["parameters_to_vector"] = torch.nn.utils.parameters_to_vector
+        for listed, is_known in ((REFUSED, False), (NORMS, True)) if rank == 0 else ():
+            for each in listed.replace("\n", " | ").strip(" |").split(" | "):
+                dense = {**names, "g": plain.item.weight.grad}
+                expected = float(eval(each, dense))
+                try:
+                    got: Any = float(eval(each, {**names, "g": ours.item.rows.grad}))
+                except InvalidInputError as error:
+                    got = str(error)
+                    if not is_known and "p.grad.plain" in got and "table 'item'" in got:
+                        continue
+                if not (is_known and got == pytest.approx(expected, rel=1e-4)):
+                    found.append((each, expected, got))
+        grad = ours.item.rows.grad
+        halves = grad.clone().mul_(0.5)
+        assert float(halves.norm()) == pytest.approx(float(grad.norm()) / 2)
+        flat = grad.view(-1)
+        flat.mul_(2)  # and so the gradient, whose memory it shares
+        assert float(halves.norm()) == pytest.approx(float(grad.norm()) / 4)
+        ours.item.rows.grad = grad * 3
+        again = ours.item.rows.grad
+        assert float(again.norm()) == pytest.approx(float(grad.norm()) * 3)
+        again[:1].zero_()
+        for changed in (again, again.view(-1), again.clone(), again * 2):
+            with pytest.raises(InvalidInputError, match="something other than a factor"):
+                changed.norm()
+        optimizer.zero_grad()
+        store.rollback()
+    return found
+
+
+def test_norms_of_what_is_made_of_a_gradient_are_of_all_ranks_or_raise(tmp_path: Path) -> None:
+    distributed.create(tmp_path / "store", SPECS, partitions=4).close()
+    assert values(run(2, derived, tmp_path / "store")) == [[], []]
 
 
 def assert_refused(whole: Any, parameters: list[Any], given: tuple[Tensor, Tensor]) -> None:

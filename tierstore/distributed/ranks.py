@@ -7,6 +7,7 @@ no collective of the training comes between them.
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime
 import functools
 import operator
@@ -336,6 +337,12 @@ class Squares:
         ):
             return None
         return self.total().sqrt() * scale
+
+    def times(self, by: float | Tensor) -> Squares:
+        """Return the same of another tensor, a multiple of the gradient as it is now."""
+        made = copy.copy(self)
+        made.factor = None if self.factor is None else self.factor * by
+        return made
 
     def total(self) -> Tensor:
         """Return the sum over all ranks, a number of float64, equal on each."""

@@ -141,7 +141,8 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         if value is not None:
             self.show()
             if isinstance(value, ShardGradient):
-                value, self._squares = value.plain, value.squares
+                known = value.squares if value.power == 1 else None
+                value, self._squares = value.plain, known
             else:
                 self._squares = None
             if not self._at_rest or len(value):  # of no rows there is none
