@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests import building, decoders, pairs, processors, tries
+from tests import building, decoders, pairs, processors, rewriting, tries
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Before torch is imported, and for every child: xdist has a process on each core already."""
@@ -66,9 +66,10 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Keep the collector of garbage from what is imported, now and in every test."""
     gc.disable()
+    rewriting.rewrite_share(session.config)
     try:
         return (yield)
     finally:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import conftest
+from tests import conftest, rewriting
 from tests.every import every
 
 
@@ -80,6 +80,28 @@ def test_the_time_of_children_that_have_ended_counts():
     before = conftest.seconds_used()
     subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
     assert conftest.seconds_used() > before + 0.02
+
+
+@pytest.mark.parametrize("worker", ["gw0", "gw1"])
+def test_each_worker_rewrites_other_files_without_running_them(
+    tmp_path, monkeypatch, request, worker
+):
+    for name in "abcd":
+        (tmp_path / f"test_{name}.py").write_text("raise SystemExit\n")
+    config = SimpleNamespace(
+        workerinput={"workerid": worker, "workercount": 2},
+        invocation_params=SimpleNamespace(dir=tmp_path),
+        rootpath=tmp_path,
+        args=[str(tmp_path), "test_a.py::test"],
+        pluginmanager=request.config.pluginmanager,
+    )
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    found = rewriting.rewrite_share(config)
+    assert [each.name[5] for each in found] == list("ac" if worker == "gw0" else "bd")
+    kept = {each.name.partition(".")[0] for each in tmp_path.rglob("*pytest*.pyc")}
+    assert kept == {each.stem for each in found}
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert rewriting.rewrite_share(config) == []
 
 
 def test_a_loop_over_cases_names_the_one_that_fails():
