@@ -19,7 +19,7 @@ from tests.reference.backends import variants
 from tests.reference.elements import ELEMENTS, element
 from tests.reference.formats import OF_BYTES, UNSAID, write_without_us
 from tests.reference.initializers import EXAMPLES, SEED, SHAPE
-from tierstore import policy
+from tierstore import policy, spec
 from tierstore._dtypes import ELEMENT_TYPES, check_dtype
 from tierstore._formats import format_of
 from tierstore._formats.base import FORMATS
@@ -54,6 +54,11 @@ def test_every_one_of_a_kind_is_documented(kind):
             assert re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text), f"{page} lacks {name}"
 
 
+def literal(part: object) -> tuple[str, ...]:
+    """Return the texts of a Literal, or none of what is something else."""
+    return typing.get_args(part) if typing.get_origin(part) is typing.Literal else ()
+
+
 def literals() -> dict[str, set[str]]:
     """The texts of every Literal that a module of the library defines, by where."""
     found = {}
@@ -68,8 +73,8 @@ def literals() -> dict[str, set[str]]:
                 continue
         for name, value in namespace.items():
             for part in (value, *typing.get_args(value)):  # a Literal, or one in a union
-                if typing.get_origin(part) is typing.Literal:
-                    found[f"{module.name}.{name}"] = set(typing.get_args(part))
+                if literal(part):
+                    found[f"{module.name}.{name}"] = set(literal(part))
     return found
 
 
@@ -82,12 +87,15 @@ def test_a_literal_that_names_two_of_a_kind_names_all():
 
 
 def test_editors_complete_element_types_backends_and_policies():
-    known = literals()
-    assert known["tierstore.spec.DTypeName"] == set(ELEMENT_TYPES)
-    assert known["tierstore.spec.BackendName"] == set(BACKENDS)
     offered = {name for backend in BACKENDS.values() for name in backend.compressions}
-    assert known["tierstore.spec.CompressionName"] == offered
-    assert known["tierstore.policy.PolicyName"] == set(policy.NAMES)
+    for known, names in (
+        (spec.DTypeName, ELEMENT_TYPES),
+        (spec.BackendName, BACKENDS),
+        (spec.CompressionName, offered),
+        (policy.PolicyName, policy.NAMES),
+    ):
+        texts = [each for part in (known, *typing.get_args(known)) for each in literal(part)]
+        assert set(texts) == set(names)
 
 
 def test_no_kind_has_the_name_that_tests_use_for_what_is_refused():

@@ -10,27 +10,39 @@ import numpy as np
 import pytest
 
 CHILD = """
-import json, sys
+import json, os, sys
 from click.testing import CliRunner
 from tierstore_cli.main import cli
-done = [CliRunner().invoke(cli, line) for line in json.loads(sys.argv[1])]
-print(json.dumps([(each.exit_code, each.stderr) for each in done]))
+for asked in sys.stdin:
+    place, lines = json.loads(asked)
+    os.chdir(place)
+    done = [CliRunner().invoke(cli, line) for line in lines]
+    print(json.dumps([(each.exit_code, each.stderr) for each in done]), flush=True)
 """
 WITHOUT_CAPABILITIES = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--ambient-caps=-all"]
 
 
-@pytest.fixture
-def as_user(tmp_path):
-    """Run command lines in `tmp_path`, in one process; return the exit code and stderr of each."""
+@pytest.fixture(scope="module")
+def user():
+    """A process of a user, which runs the command lines of every test."""
     is_root = os.geteuid() == 0
     if is_root and shutil.which("setpriv") is None:
         pytest.skip("root may do everything, and there is no setpriv")
+    child = [*(WITHOUT_CAPABILITIES if is_root else []), sys.executable, "-c", CHILD]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(child, text=True, **pipes) as process:
+        yield process
+
+
+@pytest.fixture
+def as_user(user, tmp_path):
+    """Run command lines in `tmp_path`; return the exit code and stderr of each."""
 
     def as_user(*lines):
-        given = json.dumps([line.split() for line in lines])
-        child = [*(WITHOUT_CAPABILITIES if is_root else []), sys.executable, "-c", CHILD, given]
-        done = subprocess.run(child, cwd=tmp_path, capture_output=True, text=True, check=True)
-        return [(line, *each) for line, each in zip(lines, json.loads(done.stdout), strict=True)]
+        print(json.dumps([str(tmp_path), [line.split() for line in lines]]), file=user.stdin)
+        user.stdin.flush()
+        found = json.loads(user.stdout.readline())
+        return [(line, *each) for line, each in zip(lines, found, strict=True)]
 
     return as_user
 

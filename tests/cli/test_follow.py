@@ -29,6 +29,10 @@ def trained(pair):
         yield train
 
 
+FOLLOW = ("follow", "--every", 0.01)
+"""Looking often: nothing else takes time here."""
+
+
 class Following:
     """A command in a process of its own, whose lines are read as they come."""
 
@@ -86,12 +90,12 @@ def later(monkeypatch, trained):
 
 
 def test_lines_for_people(run, pair, later):
-    text = run("follow", pair, "--count", 1).stdout
+    text = run(*FOLLOW, pair, "--count", 1).stdout
     assert text == "version 4 · step 8 · item 2 rows · user 1 row\n"
 
 
 def test_ids(run, pair, later):
-    lines = run("follow", pair, "--count", 1, "--ids").stdout.splitlines()
+    lines = run(*FOLLOW, pair, "--count", 1, "--ids").stdout.splitlines()
     assert lines == ["4\titem\t2", "4\titem\t9", "4\tuser\t5\tname_5"]
 
 
@@ -108,9 +112,9 @@ def test_keys_that_went(run, run_json, tmp_path, monkeypatch):
             return waits(watch, *given)
 
         monkeypatch.setattr("tierstore._store.following.DirectoryWatch.wait", wait)
-        lines = run("follow", tmp_path / "s.tier", "--count", 2, "--removed").stdout.splitlines()
+        lines = run(*FOLLOW, tmp_path / "s.tier", "--count", 2, "--removed").stdout.splitlines()
         assert len(lines) == 2 and len({line.split("\t")[2] for line in lines}) == 2
-        data = run_json("follow", tmp_path / "s.tier", "--count", 1, "--removed", "--ids")
+        data = run_json(*FOLLOW, tmp_path / "s.tier", "--count", 1, "--removed", "--ids")
         assert len(data["removed"]["user"]) == 1
     run("follow", tmp_path / "s.tier", "--removed", "--ids", code=2)
 
@@ -118,7 +122,7 @@ def test_keys_that_went(run, run_json, tmp_path, monkeypatch):
 def test_a_command_for_each_version(run, pair, later, tmp_path):
     (tmp_path / "out").touch()
     program = f'echo "$STORE $SINCE $VERSION" > {tmp_path}/out'
-    run("follow", pair, "--count", 1, "--exec", program)
+    run(*FOLLOW, pair, "--count", 1, "--exec", program)
     assert (tmp_path / "out").read_text() == f"{pair} 3 4\n"
 
 
@@ -127,14 +131,14 @@ def test_a_command_that_brings_a_copy_up_to_date(run, pair, later, tmp_path):
     copy = tmp_path / "copy.tier"
     save = f"{' '.join(COMMAND[:2])} '{COMMAND[2]}' save $STORE {copy} --incremental"
     run("save", pair, copy)
-    run("follow", pair, "--count", 1, "--exec", save)
+    run(*FOLLOW, pair, "--count", 1, "--exec", save)
     with tierstore.open(copy) as one, tierstore.open(pair) as other:
         assert one["item"][:].tobytes() == other["item"][:].tobytes()
         assert one.parent == (other.uuid, 4)
 
 
 def test_a_command_that_fails(run_json, run, pair, later):
-    assert "exit code 3" in run("follow", pair, "--exec", "exit 3", code=1).output
+    assert "exit code 3" in run(*FOLLOW, pair, "--exec", "exit 3", code=1).output
 
 
 @pytest.mark.fault(28)
@@ -148,16 +152,16 @@ def test_a_command_gets_the_time_to_clean_up(run, pair, later, tmp_path, monkeyp
 
     monkeypatch.setattr(subprocess.Popen, "wait", waits)
     program = (
-        f"cd {tmp_path}; trap 'sleep 0.5; touch cleaned; exit' TERM; "
+        f"cd {tmp_path}; trap 'sleep 0.3; touch cleaned; exit' TERM; "
         "until [ -e waiting ]; do sleep 0.02; done; "
         "kill -INT $PPID; while :; do sleep 0.05; done"
     )
-    run("follow", pair, "--exec", program, code=130)
+    run(*FOLLOW, pair, "--exec", program, code=130)
     assert (tmp_path / "cleaned").exists()
 
 
 def test_the_end_of_waiting(run, pair, single):
-    assert run("follow", pair, "--timeout", 0).stdout == ""
+    assert run(*FOLLOW, pair, "--timeout", 0).stdout == ""
     with tierstore.open(single, "r+") as store:
         store.commit()
     assert run("follow", single, "--timeout", 0.01, "--every", 0.01).stdout == ""

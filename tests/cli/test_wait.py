@@ -1,7 +1,7 @@
 """--wait: a command waits for the writer that has the store, no longer than it is told."""
 
-import threading
 import time
+from types import SimpleNamespace
 
 import click
 import numpy as np
@@ -9,9 +9,9 @@ import pytest
 
 import tierstore
 from tierstore.errors import ConcurrentWriterError
+from tierstore_cli import opening
 from tierstore_cli.command import WAITING
 from tierstore_cli.main import cli
-from tierstore_cli.opening import awaited
 
 WRITERS = {
     "fold": [],
@@ -28,11 +28,18 @@ def test_a_command_waits_until_the_writer_has_closed(run, single, tmp_path, monk
     np.save("rows.npy", np.random.default_rng(1).normal(size=(50, 16)).astype("f4"))
     store = tierstore.open(single, "r+")
     assert "open" in run(command, single, *WRITERS[command], code=5).stderr
-    run(command, single, *WRITERS[command], "--wait", 0.2, code=5)
-    closing = threading.Timer(0.5, store.close)
-    closing.start()
+    run(command, single, *WRITERS[command], "--wait", 0.05, code=5)
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 2:
+            store.close()
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
+    monkeypatch.setattr(opening, "time", clock)
     run(command, single, *WRITERS[command], "--wait", 60)
-    closing.join()
+    assert len(waits) == 2 and 0 < max(waits) < 5
 
 
 def test_no_command_waits_for_another_writer_to_undo_what_it_published():
@@ -45,7 +52,7 @@ def test_no_command_waits_for_another_writer_to_undo_what_it_published():
 
     with click.Context(cli) as context, pytest.raises(ConcurrentWriterError):
         context.meta[WAITING] = 0.5
-        awaited(work)
+        opening.awaited(work)
     assert calls == [1]
 
 

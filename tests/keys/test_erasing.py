@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from tierstore import Field, TableSpec
 DIM = 6
 
 
-def holding(root: Path, wanted: bytes) -> list[Path]:
-    files = [path for path in root.rglob("*") if path.is_file()]
-    return [path for path in files if wanted in path.read_bytes()]
+def files(root: Path) -> list[bytes]:
+    """Return what is in each file, with long runs of zeros made short: most of them are those."""
+    every = [path.read_bytes() for path in root.rglob("*") if path.is_file()]
+    return [re.sub(rb"\0{64,}", bytes(64), each) for each in every]
 
 
 def spec(keys: Any, backend: str = "memmap") -> TableSpec:
@@ -64,14 +66,15 @@ def test_no_file_holds_what_was_removed(
             if round_ % 2 == 0:
                 store.fold()
             wanted = dict(zip(people, records(table, people), strict=True))
-            assert holding(path, wanted[gone[0]])
+            assert any(wanted[gone[0]] in file for file in files(path))
             assert table.remove(gone) == len(gone)
             store.commit()
             store.fold()
+            found = files(path)
             for each in gone:
                 name = each.encode() if isinstance(each, str) else int(each).to_bytes(8, "little")
-                assert not holding(path, wanted[each]), (round_, each, len(left))
-                assert not holding(path, name), (round_, each)
+                assert not any(wanted[each] in file for file in found), (round_, each, len(left))
+                assert not any(name in file for file in found), (round_, each)
             stay = [each for each in people if each not in gone]
             assert records(table, stay) == [wanted[each] for each in stay]
             assert tierstore.verify(path).ok

@@ -159,6 +159,7 @@ VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
 SIGNS = torch.tensor([0.0, -0.0, 1.5, -2.0], dtype=torch.float64)
 
 
+@pytest.mark.variants(20, 40)
 @pairs(dim=[1, 3, 16, 33, 128], variant=list(VARIANTS), padding=[None, 5])
 def test_bits_are_those_of_steps_on_copies(
     tmp_path: Path, dim: int, variant: str, padding: int | None
