@@ -51,8 +51,9 @@ def refused(what: str, table: Any) -> InvalidInputError:
         "only from a backward pass to its step: for those of a batch, with gradients, call "
         "emb(ids), for all rows emb(torch.arange(emb.num_embeddings)); write values with "
         "emb.table.write(ids, rows) or TableSpec(init=...); norms and clipping of a step go "
-        "between backward() and step(); what shards or copies every parameter is to ignore it, as "
-        "fully_shard with ignored_params=set(emb.parameters())"
+        "between backward() and step(); averages are emb.averaged() with ema= of the optimizer, a "
+        "model with rows of its own is one over a store.save(path); what shards every parameter is "
+        "to ignore it, as fully_shard with ignored_params=set(emb.parameters())"
     )
 
 
