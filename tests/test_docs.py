@@ -10,7 +10,7 @@ is printed, and what one types to install.
 import ast
 import contextlib
 import doctest
-import importlib
+import importlib.util
 import os
 import re
 import shlex
@@ -77,11 +77,10 @@ def blocks_of(page: Path) -> list[Block]:
     ]
 
 
-def skip_without_libraries(block: Block) -> None:
-    if "torch" in block.text:
-        pytest.importorskip("torch")
-    for name in FRAMEWORK.findall(block.text):
-        pytest.importorskip(name)
+def lacks_libraries(block: Block) -> bool:
+    """Whether a block, and not the others of its page, needs a library that is not installed."""
+    names = FRAMEWORK.findall(block.text) + ["torch"] * ("torch" in block.text)
+    return any(importlib.util.find_spec(name) is None for name in names)
 
 
 def run_python(block: Block, page: Path) -> None:
@@ -160,9 +159,9 @@ def test_the_examples_run(page, tmp_path, monkeypatch):
         directory = tmp_path / ("one" if where in SAME_DIRECTORY else str(number))
         directory.mkdir(exist_ok=True)
         monkeypatch.chdir(directory)
-        if block.language == "python":
-            skip_without_libraries(block)
         if block.language in ("python", "sh") and "s3://" in block.text:
+            continue
+        if block.language == "python" and lacks_libraries(block):
             continue
         if block.language == "python":
             run_python(block, page)
@@ -180,11 +179,8 @@ def test_the_examples_need_nothing_of_another_process(page, tmp_path, monkeypatc
     where = page.relative_to(ROOT).as_posix()
     bucket = request.getfixturevalue("bucket") if where in WITH_BUCKET else None
     blocks = [block for block in blocks_of(page) if block.language in ("python", "sh")]
-    for block in blocks:
-        if block.language == "python":
-            skip_without_libraries(block)
     for number, block in enumerate(blocks):
-        if "s3://" in block.text and not bucket:
+        if ("s3://" in block.text and not bucket) or lacks_libraries(block):
             continue
         directory = tmp_path / (str(number) if where not in SAME_DIRECTORY else "one")
         directory.mkdir(exist_ok=True)

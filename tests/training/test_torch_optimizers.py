@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,6 +81,41 @@ def test_rows_that_are_not_in_a_batch_rest(place: Place, name: str, options: Any
     one = (name, options)
     assert difference(place, one, one) > 1e-3
     assert difference(place, one, one, every=True) == 0
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
+WORDS = {"decay": "weight_decay", "momentum": "momentum", "rate": "lr"}
+
+
+def quoted() -> dict[str, tuple[Any, Any, dict[str, Any], str]]:
+    """Return the lines of the page's table: what is compared with what, and the difference."""
+    _, _, text = PAGE.read_text(encoding="utf-8").partition("### What equals what")
+    found = {}
+    for line in re.findall(r"^\| (`.*) \|$", text, re.MULTILINE):
+        ours, theirs, number = [*map(str.strip, line.split("|")), ""][:3]
+        names = re.findall(r"`(\w+)`", f"{ours} {theirs}")
+        if not re.fullmatch(r"[\d.]+", number):
+            continue  # of another table, or the head of this one
+        words = dict(re.findall(r"(\w+) ([\d.]+)", ours))
+        options = {"lr": 0.1} | {WORDS[word]: float(value) for word, value in words.items()}
+        how = {"sparse": "sparse=True" in theirs}
+        found[line] = (names[0], options), (names[1], options), how, number
+    return found
+
+
+@pytest.mark.variants(2)
+@pytest.mark.parametrize("line", quoted(), ids=lambda line: line.split(" | ")[0])
+def test_the_page_has_the_differences_that_there_are(place: Place, line: str) -> None:
+    ours, theirs, how, number = quoted()[line]
+    decimals = len(number.partition(".")[2])
+    assert difference(place, ours, theirs, **how) == pytest.approx(
+        float(number), rel=0, abs=0.51 * 10**-decimals if decimals else 0
+    )
+
+
+def test_the_table_of_the_page_is_read_whole() -> None:
+    names = " ".join(ours[0] for ours, *_ in quoted().values())
+    assert names == "SGD Adagrad SparseAdam Adam Adam AdamW SGD SGD RMSprop"
 
 
 def test_one_count_of_steps_is_for_all_rows(place: Place) -> None:
