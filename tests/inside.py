@@ -107,6 +107,11 @@ def staging(tier: Any) -> Any:
     return tier._staging
 
 
+def norm_here(rows: Any) -> Any:
+    """Return what a rank tells others of the gradient of its rows."""
+    return rows._norm_here()
+
+
 def number(layer: Any) -> Any:
     """Return the number by which compiled graphs name a layer."""
     return layer._number

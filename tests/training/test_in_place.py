@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import tierstore
+from tests import inside
 from tests.training import strangers
 from tests.training.conftest import ROWS, Place, rows_of
 from tierstore.nn import TieredEmbedding
@@ -241,6 +242,24 @@ def test_gradients_as_they_come_are_summed_closely(place: Place, weights: Tensor
         opt.step()
         expected = rows.double().index_add(0, ids.cpu(), -factors.double()).float()
         torch.testing.assert_close(rows_of(emb.table), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_rank_tells_of_its_gradient_waits_for_no_device(place: Place) -> None:
+    """The rows after the distinct ones, whose number only the device knows, do not count."""
+    emb = TieredEmbedding(place.table(torch.randn(ROWS, 8), host_rows=ROWS, gpu_rows=ROWS))
+    opt = TieredOptimizer(ADAM, [emb], lr=0.1)
+    for _ in range(3):
+        ids = place.ids(20)
+        emb(ids).square().sum().backward()
+        gradient = emb.rows.gathered()
+        assert gradient is not None and len(gradient.values) == 20
+        gradient.values[len(ids.unique()) :] = torch.nan
+        before = getattr(place.device, "waits", 0)
+        norm = inside.norm_here(emb.rows)
+        assert getattr(place.device, "waits", 0) == before
+        assert emb.rows.grad is not None
+        torch.testing.assert_close(norm, emb.rows.grad.double().norm())
+        opt.zero_grad()
 
 
 @pytest.mark.variants(1)

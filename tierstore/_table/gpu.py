@@ -353,6 +353,11 @@ class DeviceLease:
         return self.gpu.bound
 
     @property
+    def count(self) -> Any:
+        """The number of distinct rows, on the device: int32 `(1,)`, of the ids' kind."""
+        return self.device.export(self.gpu.count.view(np.int32), self._kind)
+
+    @property
     def ended(self) -> bool:
         """Whether the lease was released, or its epoch has ended."""
         return self.gpu.ended

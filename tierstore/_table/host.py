@@ -73,6 +73,10 @@ class Lease(Protocol):
         """The id of each distinct row, int64 `(bound,)`; on a GPU of the ids' kind."""
 
     @property
+    def count(self) -> Any:
+        """The number of distinct rows: a number on the host, int32 `(1,)` on a GPU."""
+
+    @property
     def positions(self) -> Any:
         """For each id of the batch, in its shape, the index of its row in compact arrays."""
 
@@ -456,6 +460,11 @@ class HostLease:
     def positions(self) -> npt.NDArray[np.intp]:
         """For each id the index of its distinct row, in the shape of the ids."""
         return self.groups.positions.reshape(self._shape)
+
+    @property
+    def count(self) -> int:
+        """The number of distinct rows."""
+        return self.bound
 
     @property
     def ended(self) -> bool:

@@ -553,14 +553,17 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         return True
 
     def _norm_here(self) -> Tensor:
-        """Return the norm of the gradient as it is now, one float64."""
+        """Return the norm of the gradient as it is now, one float64; no GPU is waited for."""
         gradient = self.gathered()
         if gradient is None:
             return torch.zeros((), dtype=torch.float64, device=self.device)
         lease = gradient.batch.lease
-        if lease.device is not None:
-            lease.trim(wait=True)
-        norm: Tensor = torch.linalg.vector_norm(gradient.values[: lease.bound], dtype=torch.float64)
+        is_known = lease.trim(wait=False)
+        values = gradient.values[: lease.bound]
+        if not is_known:  # rows after the distinct ones are undefined
+            places = torch.arange(len(values), device=values.device)[:, None]
+            values = torch.where(places < lease.count, values, 0.0)
+        norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.float64)
         return norm
 
     def _stand_in(self) -> None:
