@@ -37,6 +37,11 @@ def access(table: Any) -> Any:
     return table._access
 
 
+def only_general_reads(table: Any) -> None:
+    """Let a table read without the short way for rows that are resident."""
+    table._few = access(table)._host = None
+
+
 def owner(table: Any) -> Any:
     """Return what a table belongs to: its door, prefetcher and folder."""
     return table._owner

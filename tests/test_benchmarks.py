@@ -27,6 +27,7 @@ TINY = {
     ],
     "bench_shared_space": ["--rows", "3000", "--batch", "64", "--batches", "6"],
     "bench_hit_rates": ["--rows", "2000", "--batch", "128"],
+    "bench_cached_read": ["--rows", "20000", "--repeat", "1"],
     "bench_capped_epoch": ["--rows", "20000", "--batch", "512", "--cap", "300000000"],
     "bench_capped_tables": [
         *("--device", "cpu", "--mib", "4", "--dim", "8", "--samples", "32", "--steps", "4"),

@@ -10,14 +10,27 @@ blocks: only the numbers of the groups, 1 MB in a table of a billion rows, are t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore._rowcopy import looked_up, unique
 
-__all__ = ["RowMap", "SparseMap", "Take", "bytes_for", "numbers_of", "resize", "row_map", "zeros"]
+if TYPE_CHECKING:
+    from tierstore._core.compiled import Places
+
+__all__ = [
+    "RowMap",
+    "SparseMap",
+    "Take",
+    "bytes_for",
+    "numbers_of",
+    "places",
+    "resize",
+    "row_map",
+    "zeros",
+]
 
 Rows = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int32]
@@ -138,6 +151,13 @@ RowMap = Numbers | SparseMap
 def numbers_of(rows: Rows, numbers: RowMap) -> Numbers:
     """Return the numbers of valid `rows` `(n,)` as a new array."""
     return numbers.take(rows) if isinstance(numbers, SparseMap) else looked_up(numbers, rows)
+
+
+def places(numbers: RowMap) -> Places:
+    """Return what the core looks numbers up in; not after `resize`."""
+    if isinstance(numbers, SparseMap):
+        return numbers._groups, numbers._blocks, numbers.numbers
+    return numbers
 
 
 def zeros(name: str, size: int, dtype: Any) -> npt.NDArray[Any]:

@@ -9,6 +9,7 @@
 #include "core.h"
 
 enum { SUM_BYTES, SUM_ROWS, CHECK_ROWS, COPY_ROWS, FIND_KEYS, ENTER_KEYS, PLACE_KEYS, HASH_TEXTS };
+enum { READ_SLOTS = 8, FIND_SLOTS, OLDEST_SLOTS };
 /* see programs.py */
 
 static void *room(int64_t n) {
@@ -80,12 +81,42 @@ static void use_keys(void) {
     free(offsets), free(some), free(keys.places), free(keys.codes), free(codes), free(found), free(entries);
 }
 
+static void use_slots(void) {
+    uint8_t head[10];
+    take(head, sizeof head);
+    const int64_t slots = head[0] & 31, n = head[1] & 31, rows = head[2] & 127, blocks = head[3] & 3;
+    const int64_t width = head[4] & 63, lo = head[5] & 7, first = rows ? head[6] % (rows + 1) : 0;
+    const int map = head[7] & 3;
+    ts_slots s = {taken(slots * (lo + width)), slots, lo + width, NULL, 0, NULL, NULL, 0, 0, rows, NULL};
+    uint8_t *numbers = taken(4 * (map == 2 ? 64 * blocks : rows)), *present = taken(rows);
+    uint8_t *groups = taken(8), *of = taken(4 * 64 * blocks), *ids = taken(8 * n);
+    for (int64_t i = 0; i < (map == 2 ? 64 * blocks : rows); i++) /* mostly of a slot, or of none */
+        if (numbers[4 * i] & 64) numbers[4 * i] &= 31, memset(numbers + 4 * i + 1, 0, 3);
+    for (int64_t i = 0; i < 64 * blocks; i++)
+        if (of[4 * i] & 64) of[4 * i] &= 3, memset(of + 4 * i + 1, 0, 3);
+    for (int64_t i = 0; i < n && head[7] & 4; i++) memset(ids + 8 * i + 1, 0, 7);
+    if (map == 3) s.present = present;
+    if (map == 1) s.numbers = numbers, s.count = rows;
+    if (map == 2) {
+        s.numbers = numbers, s.count = s.block_count = 64 * blocks, s.group_count = 2, s.rows = 8192;
+        s.groups = groups, s.blocks = of;
+    }
+    uint8_t *out = room(n * width), *found = room(4 * n), *stamps = taken(4 * slots), *ahead = room(4 * slots);
+    uint32_t batch;
+    take(&batch, 4);
+    ts_find_slots(&s, ids, n, found);
+    ts_oldest_slots(stamps, slots, batch ? batch : 1, n, found);
+    ts_read_slots(&s, ids, n, first, s.rows - first, lo, width, out, found, stamps, 1, ahead);
+    free((void *)s.records), free(numbers), free(present), free(groups), free(of), free(ids);
+    free(out), free(found), free(stamps), free(ahead);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     left = data;
     size_left = size;
     uint8_t head[7];
     take(head, sizeof head);
-    if (head[6] >> 7) return use_keys(), 0;
+    if (head[6] >> 7) return (head[6] & 64 ? use_keys : use_slots)(), 0;
     const int kind = head[0] & 3, sparse = head[0] >> 2 & 1, apart = head[0] >> 3 & 7;
     const int most = head[2] & 62 ? 15 : 255; /* few calls are large: millions are made */
     const int64_t width = (head[1] | (head[2] & 1) << 8) & (8 * most + 7);
@@ -139,7 +170,49 @@ static void expect(int holds, int64_t step, const char *what) {
     exit(1);
 }
 
-/* A call of the map of keys: after the head of 8 numbers come 8 more, the sizes of arrays, these. */
+/* Rows in slots, of a map of the kind that head[3] says; returns how many arrays it takes. */
+static int places_of(ts_slots *s, const int64_t *head, uint8_t **a, const int64_t *sizes) {
+    s->slots = head[4], s->rows = head[5];
+    if (!head[3]) {
+        s->present = sizes[0] ? a[0] : NULL;
+        return 1;
+    }
+    const int last = head[3] == 2 ? 2 : 0;
+    s->numbers = a[last], s->count = sizes[last] / 4;
+    if (last) s->groups = a[0], s->group_count = sizes[0] / 4, s->blocks = a[1], s->block_count = sizes[1] / 4;
+    return last + 1;
+}
+
+static void replay_slots(const int64_t *head, const int64_t *more, uint8_t **a, const int64_t *sizes, int64_t step) {
+    const int64_t n = head[1];
+    ts_slots s = {0};
+    uint8_t *found = room(4 * n);
+    if (head[0] == OLDEST_SLOTS) {
+        const int64_t oldest = ts_oldest_slots(a[0], head[3], (uint32_t)head[4], n, found);
+        expect(oldest == head[5], step, "number of slots");
+        expect(!memcmp(found, a[1], (size_t)sizes[1]), step, "slots");
+    } else if (head[0] == FIND_SLOTS) {
+        const int at = places_of(&s, head, a, sizes);
+        expect(ts_find_slots(&s, a[at], n, found) == head[6], step, "number of rows without a slot");
+        expect(!memcmp(found, a[at + 1], (size_t)sizes[at + 1]), step, "slots");
+    } else {
+        const int at = places_of(&s, head, a, sizes);
+        const int64_t first = head[6], most = head[7], lo = more[0], width = more[1], apart = more[2];
+        uint8_t **b = a + at, *out = room(n * width);
+        s.records = b[1], s.stride = lo + width + apart;
+        const int64_t result = ts_read_slots(&s, b[0], n, first, most, lo, width, out, found, b[2], (uint32_t)more[3], b[3]);
+        expect(result == more[4], step, "result");
+        expect(!memcmp(out, b[4], (size_t)sizes[at + 4]), step, "records");
+        expect(!memcmp(found, b[5], (size_t)sizes[at + 5]), step, "slots");
+        expect(!memcmp(b[2], b[6], (size_t)sizes[at + 6]), step, "stamps");
+        expect(!memcmp(b[3], b[7], (size_t)sizes[at + 7]), step, "slots fetched ahead");
+        expect(ts_read_slots(&s, b[0], n, first, most, lo, width, NULL, NULL, NULL, 1, NULL) == result, step, "result of nothing");
+        free(out);
+    }
+    free(found);
+}
+
+/* A call of the map of keys or of slots: after the head of 8 numbers come 8 more, the sizes of arrays, these. */
 static void replay_keys(const int64_t *head, int64_t step) {
     int64_t more[8], sizes[16];
     uint8_t *a[16];
@@ -148,7 +221,9 @@ static void replay_keys(const int64_t *head, int64_t step) {
     for (int i = 0; i < head[2]; i++) a[i] = loaded(sizes[i]);
     const int64_t kind = head[0], n = head[1], count = head[2];
     uint8_t *found = room(8 * n);
-    if (kind == HASH_TEXTS) {
+    if (kind >= READ_SLOTS) {
+        replay_slots(head, more, a, sizes, step);
+    } else if (kind == HASH_TEXTS) {
         const ts_texts texts = {a[1], sizes[1], a[0], n};
         expect(ts_hash_texts(&texts, head[3], found) == head[4], step, "number of long texts");
         expect(!memcmp(found, a[2], (size_t)sizes[2]), step, "hashes");

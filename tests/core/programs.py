@@ -1,6 +1,7 @@
 """Random calls of the core with the results that they must have, for tests/core/driver.c.
 
-A call of the map of keys has a second head: as many arrays as it names follow, of these lengths.
+A call of the map of keys, or of slots, has a second head: as many arrays as it names follow, of
+these lengths.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tests.core.maps import Map, murmur
 
 SUM_BYTES, SUM_ROWS, CHECK_ROWS, COPY_ROWS = range(4)
 FIND_KEYS, ENTER_KEYS, PLACE_KEYS, HASH_TEXTS = range(4, 8)
+READ_SLOTS, FIND_SLOTS, OLDEST_SLOTS = range(8, 11)
 
 _BYTES = np.arange(256, dtype=np.uint32)
 for _ in range(8):
@@ -37,7 +39,9 @@ def row_checksums(rows: npt.NDArray[Any], records: npt.NDArray[Any]) -> npt.NDAr
 
 def step(rng: np.random.Generator) -> bytes:
     """One call: a head, its arguments, and what it must return and write."""
-    kind = int(rng.integers(8))
+    kind = int(rng.integers(11))
+    if kind >= READ_SLOTS:
+        return slots_step(rng, kind)
     if kind >= FIND_KEYS:
         return map_step(rng, kind)
     width, n = int(rng.choice([0, 1, 7, 8, 9, 16, 64, 192, 200, 513])), int(rng.integers(0, 150))
@@ -151,8 +155,76 @@ def map_step(rng: np.random.Generator, kind: int) -> bytes:
     return call(kind, n, head, arrays)
 
 
+def slots_step(rng: np.random.Generator, kind: int) -> bytes:
+    """A call on rows in slots: as one of the three kinds of map has them."""
+    slots, n = int(rng.integers(1, 60)), int(rng.integers(0, 90))
+    if kind == OLDEST_SLOTS:
+        n = int(rng.integers(0, slots + 2))
+        batch = int(rng.choice([1, 2, 3, 40, 2**32 - 1]))
+        stamps = rng.integers(0, rng.choice([3, 50, 2**32]), slots)
+        used = [(stamp, slot) for slot, stamp in enumerate(stamps.tolist()) if 0 < stamp < batch]
+        oldest = sorted(slot for _, slot in sorted(used)[:n])
+        arrays = [stamps.astype("<u4").tobytes(), np.array(oldest, "<i4").tobytes()]
+        return call(kind, n, [slots, batch, len(oldest)], arrays)
+    rows, of = int(rng.integers(1, 90)), dict[int, int]()  # the slots of rows
+    map_kind = int(rng.integers(3))  # rows are slots; numbers; blocks
+    if map_kind == 0:
+        marks = rng.integers(0, 2, rows) | int(rng.integers(2))
+        of = {row: row for row in range(min(rows, slots)) if marks[row]}
+        places = [marks.astype("u1").tobytes()] if not marks.all() else [b""]
+    elif map_kind == 1:
+        numbers = rng.permutation(max(rows, slots))[:rows] + 1
+        numbers[rng.random(rows) < rng.choice([0, 0.3])] = 0
+        of = {row: each - 1 for row, each in enumerate(numbers.tolist()) if 0 < each <= slots}
+        places = [numbers.astype("<u4").tobytes()]
+    else:
+        groups, blocks = rng.integers(0, 4, 2), rng.integers(0, 6, 3 * 64)
+        numbers = rng.integers(0, slots + 2, 5 * 64)
+        rows = 2 << 12
+        for row in range(rows):
+            group = int(groups[row >> 12]) << 6 | row >> 6 & 63
+            block = int(blocks[group]) if group < blocks.size else 0
+            at = block << 6 | row & 63
+            number = int(numbers[at]) if at < numbers.size else 0
+            if 0 < number <= slots:
+                of[row] = number - 1
+        places = [each.astype("<u4").tobytes() for each in (groups, blocks, numbers)]
+    known = np.array(list(of) or [0])
+    asked = known[rng.integers(0, known.size, n)]
+    if rng.random() < 0.3:
+        wrong = [-1, 0, rows - 1, rows, 2**62, -(2**63)]
+        asked = np.where(rng.random(n) < 0.1, rng.choice(wrong, n), asked)
+    head = [map_kind, slots, rows]
+    if kind == FIND_SLOTS:
+        found = np.array([of.get(row, -1) for row in asked.tolist()], "<i4")
+        arrays = [*places, asked.astype("<i8").tobytes(), found.tobytes()]
+        return call(kind, n, [*head, int((found < 0).sum())], arrays)
+    first = int(rng.integers(0, rows + 1)) if rng.random() < 0.3 else 0
+    most, ids = int(rng.integers(0, rows - first + 1)), asked - first
+    if rng.random() < 0.7:
+        most = rows - first
+    else:  # some that are the first not below
+        ids = np.where(rng.random(n) < 0.05, most, ids % max(most, 1))
+    width = int(rng.choice([1, 4, 7, 16, 24, 33, 64, 96]))
+    apart, lo = int(rng.integers(0, 9)), int(rng.integers(0, 9))
+    source = rng.integers(0, 256, (slots, lo + width + apart), np.uint8)
+    stamps, ahead = rng.integers(0, 99, slots), rng.integers(0, 9, slots)
+    batch = int(rng.integers(1, 2**32))
+    found = [of.get(first + id, -1) if 0 <= id < most else -1 for id in ids.tolist()]
+    result = found.index(-1) if -1 in found else n
+    arrays = [*places, ids.astype("<i8").tobytes(), source.tobytes()]
+    arrays += [stamps.astype("<u4").tobytes(), ahead.astype("<i4").tobytes()]
+    if result == n:
+        stamps[found], ahead[found] = batch, 0
+        arrays += [source[found, lo : lo + width].tobytes(), np.array(found, "<i4").tobytes()]
+    else:
+        arrays += [b"", b""]
+    arrays += [stamps.astype("<u4").tobytes(), ahead.astype("<i4").tobytes()]
+    return call(kind, n, [*head, first, most, lo, width, apart, batch, result], arrays)
+
+
 def call(kind: int, n: int, numbers: list[int], arrays: list[bytes]) -> bytes:
-    """A call of the map: two heads, and its arrays."""
+    """A call of a map: two heads, and its arrays."""
     sizes = [len(each) for each in arrays]
     heads = [kind, n, len(sizes), *numbers]
     return struct.pack("<16q", *heads, *[0] * (16 - len(heads))) + b"".join(

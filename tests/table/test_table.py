@@ -560,7 +560,7 @@ def test_readers_cannot_write(make):
 def test_few_resident_rows_are_read_and_counted_as_many_are(make):
     """The way of small reads gives the bytes and the counters of the general one."""
     short, general = make(slots=ROWS), make(slots=ROWS)
-    inside.access(general).few, general._few = 0, None
+    inside.only_general_reads(general)
     rng = np.random.default_rng(5)
     oracle = fill(short, rng)
     general.write(np.arange(ROWS), oracle)

@@ -50,6 +50,8 @@ typedef struct {
 enum { METH_FASTCALL = 0x80, PyBUF_SIMPLE = 0, PyBUF_WRITABLE = 1, PyBUF_STRIDES = 0x18 };
 enum { Py_mod_exec = 2 };
 
+extern PyObject _Py_NoneStruct, PyTuple_Type; /* whatever they are made of */
+#define Py_None (&_Py_NoneStruct)
 extern PyObject *PyExc_IndexError, *PyExc_TypeError, *PyExc_ValueError;
 
 void PyBuffer_Release(Py_buffer *);
@@ -66,8 +68,12 @@ long long PyLong_AsLongLong(PyObject *);
 PyObject *PyLong_FromLongLong(long long);
 PyObject *PyModuleDef_Init(PyModuleDef *);
 int PyModule_AddStringConstant(PyObject *, const char *, const char *);
+int PyObject_CheckBuffer(PyObject *);
 int PyObject_GetBuffer(PyObject *, Py_buffer *, int);
+int PyObject_IsInstance(PyObject *, PyObject *);
 int PyObject_IsTrue(PyObject *);
+PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
+Py_ssize_t PyTuple_Size(PyObject *);
 const char *PyUnicode_AsUTF8AndSize(PyObject *, Py_ssize_t *);
 
 #endif

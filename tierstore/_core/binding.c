@@ -362,6 +362,120 @@ static PyObject *pack_texts(PyObject *self, PyObject *const *given, Py_ssize_t c
     return result;
 }
 
+/* The places of a call: None, marks (a byte for each row), numbers, or (groups, blocks, numbers).
+   Fills a[0] to a[2]. */
+static int places(ts_slots *s, array *a, PyObject *given) {
+    if (given == Py_None) return s->rows = s->slots, 1;
+    if (!PyObject_CheckBuffer(given)) {
+        if (PyObject_IsInstance(given, &PyTuple_Type) != 1 || PyTuple_Size(given) != 3)
+            return refuse("places", "not (groups, blocks, numbers)");
+        if (!items(&a[0], PyTuple_GetItem(given, 0), "groups", 4, -1, READ) ||
+            !items(&a[1], PyTuple_GetItem(given, 1), "blocks", 4, -1, READ) ||
+            !items(&a[2], PyTuple_GetItem(given, 2), "numbers", 4, -1, READ))
+            return 0;
+        s->groups = a[0].data, s->group_count = a[0].n;
+        s->blocks = a[1].data, s->block_count = a[1].n;
+        s->rows = a[0].n << 12; /* of 64 blocks of 64 rows */
+    } else {
+        if (!items(&a[2], given, "places", 1, -1, READ)) return 0;
+        if (a[2].view.itemsize == 1) return s->present = a[2].data, s->rows = a[2].n, 1;
+        if (a[2].view.itemsize != 4) return refuse("places", "items of another size");
+        s->rows = a[2].n /= 4;
+    }
+    s->numbers = a[2].data, s->count = a[2].n;
+    return 1;
+}
+
+/* A number of a batch. */
+static int batch_of(PyObject *given, uint32_t *batch) {
+    const long long number = PyLong_AsLongLong(given);
+    if (number == -1 && PyErr_Occurred()) return 0;
+    if (number < 1 || number > UINT32_MAX) return refuse("batch", "not from 1 to 2 ** 32 - 1");
+    *batch = (uint32_t)number;
+    return 1;
+}
+
+/* Hold what may be None. */
+static int maybe(array *a, PyObject *object, const char *what, int size, int64_t n, int mode) {
+    return object == Py_None || items(a, object, what, size, n, mode);
+}
+
+static PyObject *read_slots(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    if (!takes("read_slots", count, 11)) return NULL;
+    enum { RECORDS, PLACES, IDS = PLACES + 3, OUT, SLOTS, STAMPS, AHEAD, ALL };
+    array a[ALL] = {0};
+    PyObject *result = NULL;
+    const long long first = PyLong_AsLongLong(given[3]), most = PyLong_AsLongLong(given[4]);
+    const long long lo = PyLong_AsLongLong(given[5]);
+    uint32_t batch;
+    ts_slots s = {0};
+    if (!PyErr_Occurred() && batch_of(given[9], &batch) && records(&a[RECORDS], given[0], "records", -1, READ)) {
+        s.records = a[RECORDS].data, s.slots = a[RECORDS].n, s.stride = a[RECORDS].stride;
+        if (places(&s, a + PLACES, given[1]) && items(&a[IDS], given[2], "ids", 8, -1, READ) &&
+            maybe(&a[OUT], given[6], "out", 1, -1, WRITE) &&
+            maybe(&a[SLOTS], given[7], "slots", 4, a[IDS].n, WRITE) &&
+            maybe(&a[STAMPS], given[8], "stamps", 4, s.slots, WRITE) &&
+            maybe(&a[AHEAD], given[10], "ahead", 4, s.slots, WRITE)) {
+            const int64_t n = a[IDS].n, width = n ? a[OUT].n / n : 0;
+            if (first < 0 || most < 0 || first > s.rows || most > s.rows - first)
+                refuse("most", "not within the rows");
+            else if (width * n != a[OUT].n || lo < 0 || width > a[RECORDS].width - lo)
+                refuse("out", "not bytes within a record for each id");
+            else {
+                PyThreadState *state = let_others_run(n, width + KEY_BYTES);
+                const int64_t found = ts_read_slots(&s, a[IDS].data, n, first, most, lo, width, a[OUT].data,
+                                                    a[SLOTS].data, a[STAMPS].data, batch, a[AHEAD].data);
+                go_on(state);
+                result = answer(found);
+            }
+        }
+    }
+    drop(a, ALL);
+    return result;
+}
+
+static PyObject *find_slots(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    if (!takes("find_slots", count, 4)) return NULL;
+    enum { PLACES, ROWS = PLACES + 3, FOUND, ALL };
+    array a[ALL] = {0};
+    PyObject *result = NULL;
+    ts_slots s = {.slots = PyLong_AsLongLong(given[1])};
+    if (s.slots < 0 || s.slots > INT32_MAX) {
+        if (!PyErr_Occurred()) refuse("slots", "not from 0 to 2 ** 31 - 1");
+    } else if (places(&s, a + PLACES, given[0]) && items(&a[ROWS], given[2], "rows", 8, -1, READ) &&
+               items(&a[FOUND], given[3], "found", 4, a[ROWS].n, WRITE)) {
+        PyThreadState *state = let_others_run(a[ROWS].n, KEY_BYTES);
+        const int64_t missing = ts_find_slots(&s, a[ROWS].data, a[ROWS].n, a[FOUND].data);
+        go_on(state);
+        result = answer(missing);
+    }
+    drop(a, ALL);
+    return result;
+}
+
+static PyObject *oldest_slots(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    if (!takes("oldest_slots", count, 3)) return NULL;
+    array a[2] = {0};
+    PyObject *result = NULL;
+    uint32_t batch;
+    if (batch_of(given[1], &batch) && items(&a[0], given[0], "stamps", 4, -1, READ) &&
+        items(&a[1], given[2], "oldest", 4, -1, WRITE)) {
+        if (a[0].n > INT32_MAX)
+            refuse("stamps", "more than 2 ** 31 - 1");
+        else {
+            PyThreadState *state = let_others_run(a[0].n, 4);
+            const int64_t found = ts_oldest_slots(a[0].data, a[0].n, batch, a[1].n, a[1].data);
+            go_on(state);
+            result = answer(found);
+        }
+    }
+    drop(a, 2);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"check_rows", check_rows, METH_FASTCALL, "check_rows(rows, records, sums, sparse, bad)"},
     {"copy_rows", copy_rows, METH_FASTCALL, "copy_rows(source, at, rows, sums, sparse, out, bad)"},
@@ -370,10 +484,14 @@ static PyMethodDef methods[] = {
      "enter_keys(places, bits, probes, codes, first, dense, found, progress, blob, offsets)"},
     {"find_keys", find_keys, METH_FASTCALL,
      "find_keys(places, bits, probes, codes, asked, found, blob, offsets, asked_blob, asked_offsets)"},
+    {"find_slots", find_slots, METH_FASTCALL, "find_slots(places, slots, rows, found)"},
     {"hash_texts", hash_texts, METH_FASTCALL, "hash_texts(blob, offsets, longest, hashes)"},
+    {"oldest_slots", oldest_slots, METH_FASTCALL, "oldest_slots(stamps, batch, oldest)"},
     {"pack_texts", pack_texts, METH_FASTCALL, "pack_texts(texts, first, longest, ends)"},
     {"place_keys", place_keys, METH_FASTCALL,
      "place_keys(places, bits, probes, codes, entries, left)"},
+    {"read_slots", read_slots, METH_FASTCALL,
+     "read_slots(records, places, ids, first, most, lo, out, slots, stamps, batch, ahead)"},
     {"sum_rows", sum_rows, METH_FASTCALL, "sum_rows(rows, records, sums)"},
     {"take_texts", take_texts, METH_FASTCALL, "take_texts(blob, offsets, at, taken)"},
     {NULL, NULL, 0, NULL},

@@ -145,3 +145,53 @@ def pack_texts(texts: list[str], first: int, longest: int, ends: npt.NDArray[np.
     Writes where each ends. Raises TypeError for what is no string, UnicodeEncodeError, and
     ValueError for a string of more than `longest` bytes.
     """
+
+Places = (
+    npt.NDArray[np.int32]
+    | npt.NDArray[np.uint8]
+    | tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
+    | None
+)
+"""Which slot each row has: an int32 for each row, one more than its slot, or 0 for none. In groups
+of blocks it is `(groups, blocks, numbers)` of `tierstore._rowmap`. Else rows are slots: those whose
+mark, a byte for each row, is not 0; or all of them if None."""
+
+def read_slots(
+    records: npt.NDArray[np.uint8],
+    places: Places,
+    ids: npt.NDArray[np.int64],
+    first: int,
+    most: int,
+    lo: int,
+    out: npt.NDArray[Any] | None,
+    slots: npt.NDArray[np.int32] | None,
+    stamps: npt.NDArray[np.uint32] | None,
+    batch: int,
+    ahead: npt.NDArray[np.int32] | None,
+    /,
+) -> int:
+    """Copy bytes from `lo` on of the records of `ids` `(n,)`, rows `first + id`, to `out`.
+
+    `records` is `(slots, bytes)`; `out` has n items, of as many bytes as are copied of each. The
+    slot of each is written to `slots` `(n,)`, and `batch` to its item of `stamps` `(slots,)`, and 0
+    to that of `ahead` `(slots,)`. Each of these four may be None.
+
+    Returns n; or the first position of an id that is not below `most` or whose row has no slot, and
+    then nothing was written.
+    """
+
+def find_slots(
+    places: Places, slots: int, rows: npt.NDArray[np.int64], found: npt.NDArray[np.int32], /
+) -> int:
+    """Write the slot, below `slots`, of each of `rows` `(n,)` to `found` `(n,)`, -1 for none.
+
+    Returns how many have none.
+    """
+
+def oldest_slots(
+    stamps: npt.NDArray[np.uint32], batch: int, oldest: npt.NDArray[np.int32], /
+) -> int:
+    """Write the slots with the lowest stamps from 1 to `batch - 1` to `oldest` `(n,)`.
+
+    As many as fit, in the order of slots; of equal ones the first. Returns how many.
+    """

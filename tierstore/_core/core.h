@@ -80,4 +80,32 @@ int64_t ts_take_texts(const ts_texts *texts, const uint8_t *at, int64_t n, uint8
    one longer than `longest`. Returns how many are. */
 int64_t ts_hash_texts(const ts_texts *texts, int64_t longest, uint8_t *hashes);
 
+/* Rows in slots. A row has the slot numbers[row] - 1, or none where that is 0. */
+typedef struct {
+    const uint8_t *records; /* slots records of `stride` bytes */
+    int64_t slots, stride;
+    const uint8_t *numbers; /* uint32, for each row; NULL: rows are slots */
+    int64_t count;
+    const uint8_t *groups;  /* where not NULL, numbers are in blocks: see ../_rowmap.py */
+    const uint8_t *blocks;  /* uint32; groups likewise */
+    int64_t group_count, block_count;
+    int64_t rows;
+    const uint8_t *present; /* uint8 for each row; NULL, or 0 where it has no slot */
+} ts_slots;
+
+/* Read a batch. Return the first of n whose id is not below `most` or whose row, first + id, has no
+   slot: then nothing was read or written. Else return n: bytes [lo, lo + width) of the record of
+   each are in `out`, one after another; its slot is in `slots`, n int32; and at its slot, uint32
+   each, the number `batch` is in `stamps` and 0 in `ahead`. Each of these may be NULL. */
+int64_t ts_read_slots(const ts_slots *s, const uint8_t *ids, int64_t n, int64_t first, int64_t most,
+                      int64_t lo, int64_t width, uint8_t *out, uint8_t *slots, uint8_t *stamps,
+                      uint32_t batch, uint8_t *ahead);
+
+/* Write the slot of each of n rows, or -1, to `found`, n int32. Returns how many have none. */
+int64_t ts_find_slots(const ts_slots *s, const uint8_t *rows, int64_t n, uint8_t *found);
+
+/* Write, of the slots whose stamps are from 1 to `batch` - 1, the n with the lowest ones, in the
+   order of slots, to `oldest`, n int32; of equal ones the first slots. Returns how many. */
+int64_t ts_oldest_slots(const uint8_t *stamps, int64_t slots, uint32_t batch, int64_t n, uint8_t *oldest);
+
 #endif

@@ -35,13 +35,11 @@ from tierstore.spec import Field, RecordLayout
 __all__ = ["Access", "HostAccess", "HostLease", "Lease", "Piece", "assembled"]
 
 
-_FEW = 8192
-"""Most rows of a read by one look-up."""
 _ALONE = 2 << 20
 """Bytes from which several threads copy rows in less time than one; see `_rowcopy.gather`."""
 
-_INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
-_largest = np.maximum.reduce
+_INT64 = np.dtype(np.int64)
+_NOTHING = nullcontext()
 
 Piece = tuple[int, int, Any]
 """A byte range `lo, hi` of the records and its bytes `(n, hi - lo)`."""
@@ -231,12 +229,7 @@ def assembled(access: Access, pieces: Sequence[Piece], width: int) -> Piece:
 
 
 class HostAccess:
-    """Access from the host to the tiers of a space.
-
-    Attributes:
-        few: most rows of a read by one look-up, if each row has its own slot; else 0.
-        still: a lock that separates such a look-up from a write of several pieces.
-    """
+    """Access from the host to the tiers of a space."""
 
     def __init__(
         self, space: Space, extent: Extent | WholeSpace, layout: RecordLayout, door: Door
@@ -250,21 +243,24 @@ class HostAccess:
         self.fields = {name: (item, *layout.span(name)) for name, item in layout.fields}
         self.nearest = space.nearest
         self._results = Recycled()
-        self.few = 0
-        self.still: AbstractContextManager[object] = nullcontext()
-        if space.host is not None and space.host.direct:
-            self.still = space.host.still
-        if isinstance(extent, Extent) and space.host is not None and space.host.direct:
-            self.few, self._host = _FEW, space.host
-            self._stats = space.host.counters_from(extent.start)
-        self._plain: dict[str | None, tuple[tuple[int, int], np.dtype[Any]]] = {
-            name: ((lo, hi), np.dtype((item.storage, (item.dim,))))
+        self._still = _NOTHING if space.host is None else space.host.still
+        self._host = space.host if isinstance(extent, Extent) else None
+        self._within = self.start, self.rows
+        if self._host is not None:
+            self._stats = self._host.counters_from(extent.start)
+        self._plain: dict[str | None, tuple[int, np.dtype[Any], int, int]] = {
+            name: (lo, np.dtype(item.storage), item.dim, hi - lo)
             for name, (item, lo, hi) in self.fields.items()
             if not item.element.as_bits and item.scaled is None
         }
         first = layout.fields[0][0]
         if first in self._plain:
             self._plain[None] = self._plain[first]
+
+    @property
+    def few(self) -> bool:
+        """Whether `read_few` may return anything."""
+        return self._host is not None
 
     def place_of(self, field: str) -> tuple[Field, int, int]:
         """Return a field and its byte range; raises UnknownNameError for an unknown one."""
@@ -282,47 +278,39 @@ class HostAccess:
         return Call(self.door, write=write)
 
     def read_few(self, ids: npt.NDArray[Any], name: str | None) -> Any:
-        """Return a field of a few valid rows, `ids.shape + (dim,)`, if one look-up suffices.
+        """Return a field of valid rows, `ids.shape + (dim,)`, if one call of the core suffices.
 
         A `name` of None means the first field. Returns None for ids and fields that need more work,
         or an error.
         """
         place = self._plain.get(name)
-        if place is None or ids.dtype != _INT64 or not (ids.ndim and 0 < ids.size <= self.few):
+        if place is None or ids.dtype != _INT64:
             return None
-        if ids.size == 1:
-            if not 0 <= ids.item() < self.rows:
-                return None
-        elif _largest(ids.view(_UINT64), None) >= self.rows:  # as unsigned, negative ids are huge
+        lo, dtype, dim, nbytes = place
+        nbytes *= ids.size
+        if not 0 < nbytes < _ALONE:
             return None
-        if os.getpid() != self.door.pid:
-            return None
-        span, rows_of = place
-        rows = ids + self.start if self.start else ids
-        found = self._resident(rows, span)
-        if found is None or self.door.reason or self.extent.epoch.ended:
-            return None
-        return found.view(rows_of)
+        out = np.empty((*ids.shape, dim), dtype)
+        return out if self._resident(ids, lo, out, nbytes, True) else None
 
-    def _resident(self, rows: npt.NDArray[Any], span: tuple[int, int]) -> Any:
-        """Return what one look-up finds, as items; None where more is to be done."""
-        nbytes = rows.size * (span[1] - span[0])
+    def _resident(
+        self, ids: npt.NDArray[Any], lo: int, out: npt.NDArray[Any], nbytes: int, admit: bool
+    ) -> bool:
+        """Read if all rows are resident; return whether that was done, in an open store."""
+        host, door = self._host, self.door
+        if host is None or os.getpid() != door.pid or not ids.flags.c_contiguous:
+            return False
         if nbytes < APART_BYTES:
-            return self._host.read_resident(rows, span, self._stats)
-        if nbytes >= _ALONE:
-            return None
-        if not may_be_interrupted():
-            return self._host.read_apart(rows, span, self._stats)
-        with interrupts_deferred():
-            return self._host.read_apart(rows, span, self._stats)
+            found = host.read_resident(ids, self._within, lo, out, nbytes, self._stats, admit)
+        elif may_be_interrupted():
+            with interrupts_deferred():
+                found = host.read_apart(ids, self._within, lo, out, nbytes, self._stats, admit)
+        else:
+            found = host.read_apart(ids, self._within, lo, out, nbytes, self._stats, admit)
+        return found and not (door.reason or self.extent.epoch.ended)
 
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool, into: Any = None) -> Any:
         """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`."""
-        if 0 < ids.rows.size <= self.few and into is None and os.getpid() == self.door.pid:
-            rows = ids.rows + self.start if self.start else ids.rows
-            found = self._resident(rows, (lo, hi))
-            if found is not None and not (self.door.reason or self.extent.epoch.ended):
-                return found.view(np.uint8).reshape(rows.size, hi - lo)
         if into is None:
             shape = ids.rows.size, hi - lo
             large = math.prod(shape) >= LARGE
@@ -330,7 +318,9 @@ class HostAccess:
         else:
             out = into if isinstance(into, np.ndarray) else into.numpy()
         extent = self.extent
-        if ids.rows.size:
+        if ids.rows.size and not (
+            out.nbytes < _ALONE and self._resident(ids.rows, lo, out, out.nbytes, admit)
+        ):
             with Call(self.door):
                 if extent.epoch.ended:
                     extent.epoch.check_open()
@@ -338,19 +328,26 @@ class HostAccess:
                 self.nearest.read(rows, out, lo, hi, admit=admit)
         return out if into is None else into
 
+    def writing(self, pieces: Sequence[Piece]) -> tuple[type[Call], AbstractContextManager[object]]:
+        """Return how to enter the store for a write, and a lock to hold meanwhile.
+
+        No read sees some pieces of a row without the others: no `Call`, and no `read_few`.
+        """
+        return (Call, _NOTHING) if len(pieces) == 1 else (Use, self._still)
+
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> bool:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
         rows, last = ids.rows, last_of_each(ids.rows)
         rows = rows if last is None else rows[last]
         if not rows.size:
             return True
-        enter = Call if len(pieces) == 1 else Use  # or half a row might show
+        enter, still = self.writing(pieces)
         with enter(self.door, write=True):
             self.extent.epoch.check_open()
             if ids.moved:
                 return False
             rows = rows + self.start if self.start else rows
-            with self.still:
+            with still:
                 for lo, hi, data in pieces:
                     self.nearest.write(rows, data if last is None else data[last], lo, hi)
         return True
@@ -501,11 +498,11 @@ class HostLease:
         if self._released or self._epoch.ended:
             self._refuse()
         pieces = columns.joined(values, self._distinct)
-        enter = Call if len(pieces) == 1 else Use  # or half a row might show
+        enter, still = self._access.writing(pieces)
         with enter(self._door, write=True):
             if self._released or self._epoch.ended:
                 self._refuse()
-            with self._access.still:
+            with still:
                 for lo, hi, data in pieces:
                     self._nearest.write_held(self.groups.rows, data, lo, hi)
 

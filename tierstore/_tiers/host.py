@@ -20,7 +20,7 @@ import itertools
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -209,6 +209,7 @@ class HostTier:
         )
         self._scratch = np.empty(max(_PART_BYTES, self.record_bytes), np.uint8)
         self._direct = self.map if isinstance(self.map, DirectSlots) else None
+        self._readable: SlotMap | None = self.map
         self._part = staging_rows(self.record_bytes)
         self._lock = threading.RLock()
         self._arrived = Condition(self._lock)
@@ -269,63 +270,80 @@ class HostTier:
                 self.map.serve(rows, slots, done=True)
 
     def read_resident(
-        self, rows: Rows, span: tuple[int, int], stats: TierStats
-    ) -> npt.NDArray[np.void] | None:
-        """Return bytes of a few rows as `read` does, if each has its own slot and all are resident.
+        self,
+        ids: Rows,
+        rows: tuple[int, int],
+        lo: int,
+        out: npt.NDArray[Any],
+        nbytes: int,
+        stats: TierStats,
+        admit: bool,
+    ) -> bool:
+        """Read as `read` does if every row is resident; else do nothing and return False.
 
-        Such a read looks up, admits and awaits nothing, and excludes no other use of the store.
-        Returns None otherwise.
+        Such a read awaits nothing, and excludes no other use of the store.
 
         Args:
-            rows: at least one, of any shape but `()`; the result has one item for each.
-            span: the first byte and the one after the last.
-            stats: the counters of the range that all of them are in.
+            ids: at least one, int64, contiguous, of any shape; they count from the first row.
+            rows: the first row of a table and their number. Any other id is not resident.
+            lo: the first byte of each record to copy.
+            out: an array of as many items, contiguous; it has the bytes of each.
+            nbytes: those of `out`.
+            stats: the counters of that range.
+            admit: whether the rows count as used.
         """
         with self._lock:
-            direct = self._direct
-            if direct is None or (direct.missing and not direct.resident[rows].all()):
-                return None
-            found: npt.NDArray[np.void] = self._windows[span][rows]
-            stats.requested += rows.size
-            stats.hits += rows.size
-            stats.bytes_out += found.nbytes
+            readable = self._readable
+            if readable is None or not readable.read(self.records, ids, rows, lo, out, admit):
+                return False
+            stats.requested += ids.size
+            stats.hits += ids.size
+            stats.bytes_out += nbytes
             if next(self._batches) >= self._sampling.at:
-                self._count_distinct_of(rows, stats, self._sampling.take())
-            return found
+                self._count_distinct_of(ids, stats, self._sampling.take())
+            return True
 
     def read_apart(
-        self, rows: Rows, span: tuple[int, int], stats: TierStats
-    ) -> npt.NDArray[np.void] | None:
+        self,
+        ids: Rows,
+        rows: tuple[int, int],
+        lo: int,
+        out: npt.NDArray[Any],
+        nbytes: int,
+        stats: TierStats,
+        admit: bool,
+    ) -> bool:
         """Do what `read_resident` does, without the lock; call it with interrupts deferred.
 
         Threads that hold the lock and wait for the interpreter's, or the other way round, take
-        longer than their copies. Returns None also if rows change meanwhile, or did since the last
-        `read` of many, or some row of the tier has not been loaded.
+        longer than their copies. Returns False also if rows change meanwhile, or did since the last
+        `read` of many; `out` is undefined then.
         """
         changes = self._changes
-        changes.copies.append(None)  # first: `close` waits for it, or has left no `_direct`
+        changes.copies.append(None)  # first: `close` waits for it, or has left no `_readable`
         try:
-            direct, before = self._direct, changes.number
-            if direct is None or direct.missing or before != changes.rested:
-                return None
-            window = self._windows[span]
-            if window.itemsize == self.record_bytes:
-                found: npt.NDArray[np.void] = window.take(rows, mode="clip")
-            else:
-                found = window[rows]
+            readable, before = self._readable, changes.number
+            if readable is None or before != changes.rested:
+                return False
+            if not readable.read(self.records, ids, rows, lo, out, False):
+                return False
         finally:
             changes.copies.pop()
         if changes.number != before:
-            return None
+            return False
+        if admit and self._direct is None:
+            with self._lock:  # rows that have gone are not noted
+                if self._readable is not None:
+                    readable.read(self.records, ids, rows, lo, None, True)
         sampling = self._sampling_apart
         number = next(self._batches_apart)
-        changes.read.append((stats, rows.size, found.nbytes))
+        changes.read.append((stats, ids.size, nbytes))
         if number >= sampling.at or len(changes.read) >= _SAMPLE:
             with self._lock:
                 self._count_apart()
                 if number >= sampling.at:  # not, if another thread's batch stands for the span
-                    self._count_distinct_of(rows, stats, sampling.take())
-        return found
+                    self._count_distinct_of(ids, stats, sampling.take())
+        return True
 
     def _count_apart(self) -> None:
         """Count the batches that were read without the lock, which is held now."""
@@ -960,7 +978,7 @@ class HostTier:
     def close(self) -> None:
         """Free the memory once no thread copies from it any more."""
         with self._lock:
-            self._direct = None
+            self._readable = None
             while self._changes.copies:
                 self._arrived.wait(_PATIENCE)
             self.records = np.empty((0, self.record_bytes), np.uint8)

@@ -7,17 +7,23 @@ that holds every row: slot = row, and no look-up is needed once all rows are loa
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowmap
+from tierstore._core import find_slots, read_slots
+from tierstore._parts import in_parts
 from tierstore._rowcopy import unique
 from tierstore._rowmap import RowMap, Take
 from tierstore.budget import size_of_at_least
 from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
+from tierstore.policy.recency import LRU
+
+if TYPE_CHECKING:
+    from tierstore._core.compiled import Places
 
 __all__ = [
     "STAGING_BYTES",
@@ -34,14 +40,14 @@ __all__ = [
 STAGING_BYTES = 2 << 20
 """Records that go to or come from the tier below are moved this many bytes at a time."""
 
-_SMALL_BATCH = 500
-"""Most rows that NumPy indexes without releasing the interpreter's lock. `take` always releases it,
-and a thread that computes may then keep it for 5 ms (`NPY_BEGIN_THREADS_THRESHOLDED`)."""
+_ROWS_PER_THREAD = 8192
+"""Rows to look up for which a thread is worth while: 0.1 ms or more."""
 
 _QUEUE_BYTES = 32 << 20
 _QUEUE_SHARE = 16
 
 
+Bytes = npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.integer[Any]]
 
@@ -65,6 +71,22 @@ class SlotMap(Protocol):
 
     def lookup(self, rows: Rows) -> Slots:
         """Return the slot of each row, negative where it has none."""
+
+    def read(
+        self,
+        records: Bytes,
+        ids: Rows,
+        rows: tuple[int, int],
+        lo: int,
+        out: npt.NDArray[Any] | None,
+        note: bool,
+    ) -> bool:
+        """Copy bytes from `lo` on of the records of `ids`, if the rows of all have slots.
+
+        `rows` is the first row and their number, from which ids count. `ids` is contiguous, of any
+        shape, and `out` has as many items, or is None. If there is no such row, or one has no slot,
+        nothing is done and the result is False. Else, with `note`, this is a batch as in `serve`.
+        """
 
     def use(self, rows: Rows) -> None:
         """Note that a batch begins, which uses `rows`, with or without slots; they may repeat."""
@@ -143,6 +165,20 @@ class DirectSlots:
         if self.missing == 0:
             return rows
         return np.where(self.resident[rows] != 0, rows, -1)
+
+    def read(
+        self,
+        records: Bytes,
+        ids: Rows,
+        rows: tuple[int, int],
+        lo: int,
+        out: npt.NDArray[Any] | None,
+        note: bool,
+    ) -> bool:
+        """Copy bytes from `lo` on of the records of some of `rows`, if all are loaded."""
+        places = self.resident if self.missing else None
+        found = read_slots(records, places, ids, *rows, lo, out, None, None, 1, None)
+        return found == ids.size
 
     def use(self, rows: Rows) -> None:
         """Do nothing: no row is ever evicted."""
@@ -229,12 +265,15 @@ class CachedSlots:
         self.dirty: npt.NDArray[np.uint8] = take("dirty", slots, np.uint8)
         self.pins = Pins(slots, take)
         self.policy = policy.make(rows, slots, self.lookup, self.row_of)
+        self._places: Places = _rowmap.places(self.slot_of)
+        self._recency = self.policy if isinstance(self.policy, LRU) else None
         self._unused = 0
         self._released: list[Slots] = []
 
     def grow(self, rows: int) -> None:
         """Grow to `rows` rows, the new ones without slots."""
         _rowmap.resize(self.slot_of, rows)
+        self._places = _rowmap.places(self.slot_of)
         self.policy.grow(rows)
 
     @property
@@ -266,12 +305,46 @@ class CachedSlots:
 
     def lookup(self, rows: Rows) -> npt.NDArray[np.int32]:
         """Return the slot of each row, negative where it has none."""
-        if rows.size <= _SMALL_BATCH:
-            slots = self.slot_of[rows]
+        rows = np.ascontiguousarray(rows)
+        found = np.empty(rows.size, np.int32)
+        places, slots = self._places, self.row_of.size
+
+        def find(part: slice) -> None:
+            find_slots(places, slots, rows[part], found[part])
+
+        if rows.size < 2 * _ROWS_PER_THREAD:
+            find_slots(places, slots, rows, found)
         else:
-            slots = _rowmap.numbers_of(rows, self.slot_of)
-        slots -= 1
-        return slots
+            in_parts(find, rows.size, rows.size, least=_ROWS_PER_THREAD)
+        return found
+
+    def read(
+        self,
+        records: Bytes,
+        ids: Rows,
+        rows: tuple[int, int],
+        lo: int,
+        out: npt.NDArray[Any] | None,
+        note: bool,
+    ) -> bool:
+        """Copy bytes from `lo` on of the records of some of `rows`, if all have slots."""
+        recency, places, size = self._recency, self._places, ids.size
+        if not note:
+            return read_slots(records, places, ids, *rows, lo, out, None, None, 1, None) == size
+        ahead = self.pins.ending
+        if recency is not None:
+            now, stamps = recency.now, recency.stamps
+            if read_slots(records, places, ids, *rows, lo, out, None, stamps, now, ahead) < size:
+                return False
+            recency.next_batch()
+            return True
+        slots = np.empty(size, np.int32)
+        if read_slots(records, places, ids, *rows, lo, out, slots, None, 1, ahead) < size:
+            return False
+        self.policy.use(ids.ravel() + rows[0])
+        self.policy.touch(slots, done=True)
+        self.policy.next_batch()
+        return True
 
     def use(self, rows: Rows) -> None:
         """Note that a batch begins, which uses `rows`, with or without slots; they may repeat."""
@@ -391,6 +464,8 @@ class Pins:
 
     Attributes:
         leased: pins of open leases; a slot in two of them counts twice.
+        ending: an item for each slot, in which 0 ends the pin of a row that was fetched ahead; None
+            if there is none.
     """
 
     BYTES = 8
@@ -399,6 +474,7 @@ class Pins:
         """Start with no pin."""
         self.leases: npt.NDArray[np.int32] = take("leases", slots, np.int32)
         self._ahead: npt.NDArray[np.int32] = take("ahead", slots, np.int32)
+        self.ending: npt.NDArray[np.int32] | None = None
         self._tickets: deque[int] = deque()
         self._ticket = 0
         self._floor = 0
@@ -432,11 +508,12 @@ class Pins:
             self._tickets.popleft()
         self._floor = self._ticket - len(self._tickets)
         self._ahead[slots] = self._ticket
+        self.ending = self._ahead
 
     def used(self, slots: Slots) -> None:
         """End the pins of slots that were fetched ahead and are used now."""
-        if self._tickets:
-            self._ahead[slots] = 0
+        if self.ending is not None:
+            self.ending[slots] = 0
 
     def clear(self) -> None:
         """End every pin, of leases and of what was fetched ahead."""
@@ -444,6 +521,7 @@ class Pins:
             self.leases.fill(0)
             self.leased = 0
         self._tickets.clear()
+        self.ending = None
         self._floor = self._ticket
 
     def barred(self, slots: Slots) -> npt.NDArray[np.bool_]:

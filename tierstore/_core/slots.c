@@ -1,0 +1,152 @@
+/* Rows in slots: look-up, copy, and which slots were used longest ago. A read goes over its ids
+   twice: first it only asks whether each row has a slot, so that what fails has changed nothing;
+   then, in blocks, it asks for the memory of all records of a block before it copies the first.
+   Each row is in a place in memory of its own, and waiting for these is most of the time. */
+#include "core.h"
+#include "memory.h"
+
+enum { BLOCK = 32, NUMBER = 4, SHIFT = 6, WITHIN = (1 << SHIFT) - 1, LINE = 64, BINS = 2048 };
+
+#define PREFETCH(p) __builtin_prefetch(p)
+#define INLINE static inline __attribute__((always_inline))
+
+typedef enum { ROWS, NUMBERS, BLOCKS } kind; /* of a map; loops are compiled for each */
+
+static kind kind_of(const ts_slots *s) { return !s->numbers ? ROWS : !s->groups ? NUMBERS : BLOCKS; }
+
+/* The number at `i` of `count` at p; 0 where there is none. */
+INLINE uint32_t at(const uint8_t *p, int64_t count, uint64_t i) {
+    return i < (uint64_t)count ? load32(p + NUMBER * i) : 0;
+}
+
+/* The slot of a row that is below s->rows, or -1. */
+INLINE int64_t slot_of(const ts_slots *s, uint64_t row, kind map) {
+    CHECK(row < (uint64_t)s->rows);
+    if (map == ROWS)
+        return (s->present && !s->present[row]) || row >= (uint64_t)s->slots ? -1 : (int64_t)row;
+    uint64_t place = row;
+    if (map == BLOCKS) {
+        const uint64_t group = at(s->groups, s->group_count, row >> 2 * SHIFT);
+        const uint64_t block = at(s->blocks, s->block_count, group << SHIFT | (row >> SHIFT & WITHIN));
+        place = block << SHIFT | (row & WITHIN);
+    }
+    const int64_t slot = (int64_t)at(s->numbers, s->count, place) - 1;
+    return slot < s->slots ? slot : -1;
+}
+
+INLINE int64_t found_by(const ts_slots *s, const uint8_t *rows, int64_t n, uint8_t *found, kind map) {
+    int64_t missing = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const uint64_t row = load64(rows + 8 * i);
+        const int64_t slot = row < (uint64_t)s->rows ? slot_of(s, row, map) : -1;
+        missing += slot < 0;
+        store32(found + NUMBER * i, (uint32_t)slot);
+    }
+    return missing;
+}
+
+int64_t ts_find_slots(const ts_slots *s, const uint8_t *rows, int64_t n, uint8_t *found) {
+    switch (kind_of(s)) {
+    case ROWS: return found_by(s, rows, n, found, ROWS);
+    case NUMBERS: return found_by(s, rows, n, found, NUMBERS);
+    default: return found_by(s, rows, n, found, BLOCKS);
+    }
+}
+
+/* Copy a record; most are some words long. */
+static inline void copy(uint8_t *to, const uint8_t *from, int64_t n) {
+    for (; n >= 32; n -= 32, to += 32, from += 32) memcpy(to, from, 32);
+    if (n & 16) memcpy(to, from, 16), to += 16, from += 16;
+    if (n & 8) memcpy(to, from, 8), to += 8, from += 8;
+    if (n & 4) memcpy(to, from, 4), to += 4, from += 4;
+    for (n &= 3; n; n--) *to++ = *from++;
+}
+
+typedef struct {
+    const uint8_t *ids;
+    int64_t n, first, most, lo, width;
+    uint8_t *out, *slots, *stamps, *ahead;
+    uint32_t number;
+} batch;
+
+INLINE int64_t read_by(const ts_slots *s, const batch *b, kind map) {
+    for (int64_t i = 0; i < b->n; i++) {
+        const uint64_t id = load64(b->ids + 8 * i);
+        if (id >= (uint64_t)b->most || slot_of(s, (uint64_t)b->first + id, map) < 0) return i;
+    }
+    int64_t slots[BLOCK];
+    for (int64_t begin = 0; begin < b->n; begin += BLOCK) {
+        const int count = b->n - begin < BLOCK ? (int)(b->n - begin) : BLOCK;
+        for (int i = 0; i < count; i++) {
+            /* others may write to the ids meanwhile: one that is bad now means some record */
+            const uint64_t id = load64(b->ids + 8 * (begin + i));
+            const int64_t slot = id < (uint64_t)b->most ? slot_of(s, (uint64_t)b->first + id, map) : 0;
+            slots[i] = slot < 0 ? 0 : slot;
+            CHECK(slots[i] < s->slots);
+            for (int64_t line = 0; line < b->width; line += LINE)
+                PREFETCH(s->records + slots[i] * s->stride + b->lo + line);
+        }
+        for (int i = 0; b->slots && i < count; i++)
+            store32(b->slots + NUMBER * (begin + i), (uint32_t)slots[i]);
+        for (int i = 0; b->stamps && i < count; i++) store32(b->stamps + NUMBER * slots[i], b->number);
+        for (int i = 0; b->ahead && i < count; i++) store32(b->ahead + NUMBER * slots[i], 0);
+        for (int i = 0; b->out && i < count; i++)
+            copy(b->out + (begin + i) * b->width, s->records + slots[i] * s->stride + b->lo, b->width);
+    }
+    return b->n;
+}
+
+int64_t ts_read_slots(const ts_slots *s, const uint8_t *ids, int64_t n, int64_t first, int64_t most,
+                      int64_t lo, int64_t width, uint8_t *out, uint8_t *slots, uint8_t *stamps,
+                      uint32_t number, uint8_t *ahead) {
+    const batch all = {ids, n, first, most, lo, width, out, slots, stamps, ahead, number};
+    switch (kind_of(s)) {
+    case ROWS: return read_by(s, &all, ROWS);
+    case NUMBERS: return read_by(s, &all, NUMBERS);
+    default: return read_by(s, &all, BLOCKS);
+    }
+}
+
+/* -- which slots were used longest ago */
+
+/* Whether a stamp is from 1 to limit - 1: 0 is none, and wraps. */
+static inline int is_below(uint32_t stamp, uint32_t limit) { return stamp - 1 < limit - 1; }
+
+/* The least stamp from `low` to `high` up to which there are n, or `high`. Counted in bins, then
+   again within the bin that it is in, until that holds one number. Leaves in n how many are to be
+   taken of the stamps that are equal to it. */
+static uint32_t limit_of(const uint8_t *stamps, int64_t slots, uint32_t low, uint32_t high, int64_t *n) {
+    for (;;) {
+        int64_t bins[BINS] = {0};
+        int shift = 0;
+        while ((high - low) >> shift >= BINS) shift++;
+        for (int64_t i = 0; i < slots; i++) {
+            const uint32_t above = load32(stamps + NUMBER * i) - low;
+            if (above <= high - low) bins[above >> shift]++;
+        }
+        uint32_t bin = 0;
+        for (; bin < (high - low) >> shift && bins[bin] < *n; bin++) *n -= bins[bin];
+        low += bin << shift;
+        if (!shift) return low;
+        if ((high - low) >> shift) high = low + ((1u << shift) - 1);
+    }
+}
+
+int64_t ts_oldest_slots(const uint8_t *stamps, int64_t slots, uint32_t batch, int64_t n, uint8_t *oldest) {
+    if (n < 1 || batch < 2) return 0;
+    uint32_t least = batch - 1;
+    for (int64_t i = 0; i < slots; i++) {
+        const uint32_t stamp = load32(stamps + NUMBER * i);
+        if (is_below(stamp, least)) least = stamp;
+    }
+    int64_t found = 0, equal = n;
+    const uint32_t limit = limit_of(stamps, slots, least, batch - 1, &equal);
+    for (int64_t i = 0; i < slots && found < n; i++) { /* without a branch that nobody can foresee */
+        const uint32_t stamp = load32(stamps + NUMBER * i);
+        const int same = stamp == limit && equal > 0;
+        store32(oldest + NUMBER * found, (uint32_t)i);
+        found += is_below(stamp, limit) | same;
+        equal -= same;
+    }
+    return found;
+}
