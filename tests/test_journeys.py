@@ -27,10 +27,10 @@ SPEC = {"t": tierstore.TableSpec(ROWS, DIM)}
 LIBRARY = str(Path(tierstore.__file__).parent)
 
 LIMITS = {
-    "a read, a slot for each row": (3, 4),
-    "a read of rows in a cache": (8, 29),
-    "a read of rows on disk, slots free": (16, 98),
-    "a read of rows on disk, the cache full of changed ones": (30, 357),
+    "a read, a slot for each row": (4, 5),
+    "a read of rows in a cache": (5, 6),
+    "a read of rows on disk, slots free": (16, 100),
+    "a read of rows on disk, the cache full of changed ones": (29, 355),
     "a training step": (14, 90),
     "a commit": (24, 317),
 }

@@ -1,25 +1,20 @@
-"""Copies of scattered records on all cores, and the order of values.
-
-`np.take` copies 512-byte rows as fast as a C loop of memcpy (9 M rows per second and core) and
-releases the interpreter lock meanwhile, so large batches are split among threads.
-"""
+"""Copies of scattered records on all cores, and the order of values."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore import _core
 from tierstore._parts import in_parts
 
 __all__ = [
     "Groups",
-    "Windows",
     "ascends",
     "call_at",
     "copy",
@@ -29,20 +24,13 @@ __all__ = [
     "order",
     "ordered",
     "scatter",
-    "take",
     "unique",
-    "window",
 ]
 
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.integer[Any]]
 Integer = TypeVar("Integer", bound=np.integer[Any])
 
-_SMALL = 64 << 10
-"""Up to this many bytes, copying records as single items takes half as long as any other way."""
-_IN_CACHE = 1 << 20
-"""Bytes that are copied at a time where they are copied twice."""
-_MOST_UNITS = 4
 _BYTES_PER_THREAD = 1 << 20
 """Two threads take four fifths of the time of one for 2 MiB, four take half of it for 8."""
 _ROWS_PER_THREAD = 4096
@@ -59,110 +47,46 @@ _TRIED, _TRIALS = 8192, 3
 """Values sorted to find the faster way, and how often."""
 
 
-@cache
-def _item(record: int, lo: int, width: int) -> np.dtype[np.void]:
-    """Return the type of a record of which only `width` bytes from `lo` are known, as one item."""
-    kinds: Any = {"names": ["range"], "formats": [f"V{width}"], "offsets": [lo], "itemsize": record}
-    found: np.dtype[np.void] = np.dtype(kinds)
-    return found
+def gather(records: Bytes, slots: Index, out: npt.NDArray[Any], lo: int = 0) -> None:
+    """Copy bytes `lo …` of records `slots` `(n,)` into contiguous `out`, n items of any type.
 
-
-def window(records: Bytes, lo: int, hi: int) -> npt.NDArray[np.void]:
-    """Return bytes `lo:hi` of each record as one item, in place, `(slots,)`.
-
-    Indexing it copies a few records several times as fast as `gather`, which makes one each time.
+    `records` is `(slots, record_bytes)` and may be mapped from a file. Raises IndexError for a slot
+    that is none.
     """
-    found: npt.NDArray[np.void] = records.view(_item(records.shape[1], lo, hi - lo))["range"][:, 0]
-    return found
-
-
-class Windows(dict[tuple[int, int], npt.NDArray[np.void]]):
-    """By `lo, hi`: the window of these bytes of every record, made when it is first asked for."""
-
-    def __init__(self, records: Bytes) -> None:
-        """Refer to records."""
-        self._records = records
-
-    def __missing__(self, span: tuple[int, int]) -> npt.NDArray[np.void]:
-        found = self[span] = window(self._records, *span)
-        return found
-
-
-def _refuse(slots: Index) -> None:
-    """Raise IndexError for a negative slot, which would silently select another record."""
-    raise IndexError(f"slot {slots.min()} of a copy does not exist; please report this bug")
-
-
-def gather(records: Bytes, slots: Index, out: Bytes, lo: int = 0) -> None:
-    """Copy bytes `lo …` of records `slots` `(n,)` into contiguous `out` `(n, width)`.
-
-    `records` is contiguous `(slots, record_bytes)`; slots must exist and may repeat. Raises
-    IndexError for a negative slot.
-    """
-    if slots.size and np.minimum.reduce(slots) < 0:
-        _refuse(slots)
-    width, record = out.shape[1], records.shape[1]
-    if out.nbytes <= _SMALL:
-        item = _item(record, lo, width)
-        out.view(item["range"])[:, 0] = records.view(item)["range"][:, 0][slots]
-        return
-    unit = math.gcd(lo, width, record)
-    count = width // unit
-    if count > _MOST_UNITS:
-        item = _item(record, lo, width)
-        source, target = records.view(item)["range"][:, 0], out.view(item["range"])[:, 0]
-        rows = max(1, _IN_CACHE // width)
-
-        def copy(part: slice) -> None:
-            for start in range(part.start, part.stop, rows):  # NumPy copies what it indexes twice
-                here = slice(start, min(start + rows, part.stop))
-                target[here] = source[slots[here]]
-    else:
-        units = records.reshape(-1, unit)
-        flat = out.reshape(-1, unit)
-
-        def copy(part: slice) -> None:
-            index = _unit_index(slots[part], record // unit, lo // unit, count)
-            into = flat[part.start * count : part.stop * count]
-            np.take(units, index, axis=0, out=into, mode="clip")
-
     if out.nbytes < 2 * _BYTES_PER_THREAD:
-        copy(slice(0, slots.size))
+        _core.gather(records, np.ascontiguousarray(slots), lo, out)
     else:
-        in_parts(copy, slots.size, out.nbytes, least=_BYTES_PER_THREAD)
+        _in_threads(_core.gather, records, np.ascontiguousarray(slots), lo, out)
 
 
 def gathered(records: Bytes, slots: Index, width: int, lo: int = 0) -> Bytes:
-    """Return what `gather` copies as a new array `(n, width)`.
+    """Return what `gather` copies as a new array `(n, width)`."""
+    out = np.empty((slots.size, width), np.uint8)
+    gather(records, slots, out, lo)
+    return out
 
-    Up to some bytes, one thread that copies them once takes no longer than two that copy them
-    twice, as `gather` has to where records are longer than what is wanted of them.
+
+def scatter(records: Bytes, slots: Index, values: npt.NDArray[Any], lo: int = 0) -> None:
+    """Copy contiguous `values`, n items of any type, to bytes `lo …` of distinct records `slots`.
+
+    Raises IndexError for a slot that is none.
     """
-    if slots.size * width >= 4 * _BYTES_PER_THREAD:
-        out = np.empty((slots.size, width), np.uint8)
-        gather(records, slots, out, lo)
-        return out
-    if slots.size and np.minimum.reduce(slots) < 0:
-        _refuse(slots)
-    found: Bytes = window(records, lo, lo + width)[slots].view(np.uint8).reshape(-1, width)
-    return found
-
-
-def take(records: Bytes, slots: Index, out: Bytes) -> None:
-    """Copy whole records `slots` `(n,)`, which exist, into contiguous `out` `(n, record_bytes)`.
-
-    Records may be mapped from a file; each is copied where it is first touched.
-    """
-    copy = partial(_take_part, records, slots, out)
-    if out.nbytes < 2 * _BYTES_PER_THREAD:
-        copy(slice(0, slots.size))
+    if values.nbytes < 2 * _BYTES_PER_THREAD:
+        _core.scatter(records, np.ascontiguousarray(slots), lo, values)
     else:
-        in_parts(copy, slots.size, out.nbytes, least=_BYTES_PER_THREAD)
+        _in_threads(_core.scatter, records, np.ascontiguousarray(slots), lo, values)
 
 
-def _take_part(records: Bytes, slots: Index, out: Bytes, part: slice) -> None:
-    """Copy a part of what `take` copies, in the caller's thread."""
-    records.take(slots[part], axis=0, out=out[part], mode="clip")
+def _in_threads(
+    call: Callable[..., object], records: Bytes, slots: Index, lo: int, data: npt.NDArray[Any]
+) -> None:
+    """Call with parts of the slots and their data."""
+    in_parts(
+        lambda part: call(records, slots[part], lo, data[part]),
+        slots.size,
+        data.nbytes,
+        least=_BYTES_PER_THREAD,
+    )
 
 
 def copy(records: Bytes, which: Any, out: Bytes) -> None:
@@ -170,7 +94,7 @@ def copy(records: Bytes, which: Any, out: Bytes) -> None:
     if isinstance(which, slice):
         out[:] = records[which]
     else:
-        take(records, which, out)
+        gather(records, which, out)
 
 
 def call_at(
@@ -197,45 +121,6 @@ def looked_up(numbers: npt.NDArray[Integer], rows: Index) -> npt.NDArray[Integer
 
     in_parts(look, rows.size, rows.size, least=_ROWS_PER_THREAD)
     return found
-
-
-def _unit_index(slots: Index, per_record: int, first: int, count: int) -> Index:
-    """Return the indices of the units in the byte range of each slot, slot by slot."""
-    if per_record == 1:
-        return slots
-    index = slots.astype(np.int64) * per_record + first
-    return index if count == 1 else (index[:, None] + np.arange(count)).ravel()
-
-
-def scatter(records: Bytes, slots: Index, values: Bytes, lo: int = 0) -> None:
-    """Copy contiguous `values` `(n, width)` to bytes `lo …` of distinct records `slots`.
-
-    Raises IndexError for a negative slot.
-    """
-    if slots.size and np.minimum.reduce(slots) < 0:
-        _refuse(slots)
-    width, record = values.shape[1], records.shape[1]
-    if values.nbytes <= _SMALL:
-        item = _item(record, lo, width)
-        records.view(item)["range"][slots] = values.view(item["range"])
-        return
-    unit = math.gcd(lo, width, record)
-    if width == unit:  # copying short records as single items is five times faster than as bytes
-        item = np.dtype(f"V{unit}")
-        target, source = records.reshape(-1).view(item), values.reshape(-1).view(item)
-        scale, first = record // unit, lo // unit
-    else:
-        word = np.dtype(f"u{math.gcd(unit, 8)}")
-        target = records.view(word)[:, lo // word.itemsize : (lo + width) // word.itemsize]
-        source, scale, first = values.view(word), 1, 0
-
-    def copy(part: slice) -> None:
-        target[_unit_index(slots[part], scale, first, 1)] = source[part]
-
-    if values.nbytes < 2 * _BYTES_PER_THREAD:
-        copy(slice(0, slots.size))
-    else:
-        in_parts(copy, slots.size, values.nbytes, least=_BYTES_PER_THREAD)
 
 
 def ascends(values: Index, *, strictly: bool = False) -> bool:

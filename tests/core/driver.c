@@ -9,7 +9,7 @@
 #include "core.h"
 
 enum { SUM_BYTES, SUM_ROWS, CHECK_ROWS, COPY_ROWS, FIND_KEYS, ENTER_KEYS, PLACE_KEYS, HASH_TEXTS };
-enum { READ_SLOTS = 8, FIND_SLOTS, OLDEST_SLOTS };
+enum { READ_SLOTS = 8, FIND_SLOTS, OLDEST_SLOTS, GATHER, SCATTER };
 /* see programs.py */
 
 static void *room(int64_t n) {
@@ -104,6 +104,8 @@ static void use_slots(void) {
     uint8_t *out = room(n * width), *found = room(4 * n), *stamps = taken(4 * slots), *ahead = room(4 * slots);
     uint32_t batch;
     take(&batch, 4);
+    const ts_copies copies = {(uint8_t *)s.records, slots, lo + width, ids, head[8] & 1 ? 4 : 8, n, lo, width, out};
+    ts_gather(&copies), ts_scatter(&copies);
     ts_find_slots(&s, ids, n, found);
     ts_oldest_slots(stamps, slots, batch ? batch : 1, n, found);
     ts_read_slots(&s, ids, n, first, s.rows - first, lo, width, out, found, stamps, 1, ahead);
@@ -187,7 +189,14 @@ static void replay_slots(const int64_t *head, const int64_t *more, uint8_t **a, 
     const int64_t n = head[1];
     ts_slots s = {0};
     uint8_t *found = room(4 * n);
-    if (head[0] == OLDEST_SLOTS) {
+    if (head[0] >= GATHER) {
+        const int64_t lo = head[5], width = head[6], apart = head[7];
+        const ts_copies copies = {a[0], head[3], lo + width + apart, a[1], (int)head[4], n, lo, width, a[2]};
+        const int64_t result = (head[0] == GATHER ? ts_gather : ts_scatter)(&copies);
+        expect(result == more[0], step, "result");
+        expect(!memcmp(a[0], a[3], (size_t)sizes[0]), step, "records");
+        expect(!memcmp(a[2], a[4], (size_t)sizes[2]), step, "copies");
+    } else if (head[0] == OLDEST_SLOTS) {
         const int64_t oldest = ts_oldest_slots(a[0], head[3], (uint32_t)head[4], n, found);
         expect(oldest == head[5], step, "number of slots");
         expect(!memcmp(found, a[1], (size_t)sizes[1]), step, "slots");

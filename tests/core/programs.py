@@ -17,7 +17,7 @@ from tests.core.maps import Map, murmur
 
 SUM_BYTES, SUM_ROWS, CHECK_ROWS, COPY_ROWS = range(4)
 FIND_KEYS, ENTER_KEYS, PLACE_KEYS, HASH_TEXTS = range(4, 8)
-READ_SLOTS, FIND_SLOTS, OLDEST_SLOTS = range(8, 11)
+READ_SLOTS, FIND_SLOTS, OLDEST_SLOTS, GATHER, SCATTER = range(8, 13)
 
 _BYTES = np.arange(256, dtype=np.uint32)
 for _ in range(8):
@@ -39,7 +39,7 @@ def row_checksums(rows: npt.NDArray[Any], records: npt.NDArray[Any]) -> npt.NDAr
 
 def step(rng: np.random.Generator) -> bytes:
     """One call: a head, its arguments, and what it must return and write."""
-    kind = int(rng.integers(11))
+    kind = int(rng.integers(13))
     if kind >= READ_SLOTS:
         return slots_step(rng, kind)
     if kind >= FIND_KEYS:
@@ -166,6 +166,23 @@ def slots_step(rng: np.random.Generator, kind: int) -> bytes:
         oldest = sorted(slot for _, slot in sorted(used)[:n])
         arrays = [stamps.astype("<u4").tobytes(), np.array(oldest, "<i4").tobytes()]
         return call(kind, n, [slots, batch, len(oldest)], arrays)
+    width, apart = int(rng.choice([1, 4, 7, 16, 24, 33, 64, 96])), int(rng.integers(0, 9))
+    lo = int(rng.integers(0, 9))
+    source = rng.integers(0, 256, (slots, lo + width + apart), np.uint8)
+    if kind in (GATHER, SCATTER):
+        size = int(rng.choice([4, 8]))
+        which, data = rng.integers(0, slots, n), rng.integers(0, 256, (n, width), np.uint8)
+        wrong = np.flatnonzero(rng.random(n) < 0.01)
+        which[wrong] = rng.choice([-1, slots, -(2**31)], wrong.size)
+        result = -int(wrong[0]) - 1 if wrong.size else n
+        arrays = [source.tobytes(), which.astype(f"<i{size}").tobytes(), data.tobytes()]
+        if not wrong.size and kind == GATHER:
+            data = source[which, lo : lo + width]
+        elif not wrong.size:
+            for slot, values in zip(which.tolist(), data, strict=True):
+                source[slot, lo : lo + width] = values
+        arrays += [source.tobytes(), data.tobytes()]
+        return call(kind, n, [slots, size, lo, width, apart, result], arrays)
     rows, of = int(rng.integers(1, 90)), dict[int, int]()  # the slots of rows
     map_kind = int(rng.integers(3))  # rows are slots; numbers; blocks
     if map_kind == 0:
@@ -205,9 +222,6 @@ def slots_step(rng: np.random.Generator, kind: int) -> bytes:
         most = rows - first
     else:  # some that are the first not below
         ids = np.where(rng.random(n) < 0.05, most, ids % max(most, 1))
-    width = int(rng.choice([1, 4, 7, 16, 24, 33, 64, 96]))
-    apart, lo = int(rng.integers(0, 9)), int(rng.integers(0, 9))
-    source = rng.integers(0, 256, (slots, lo + width + apart), np.uint8)
     stamps, ahead = rng.integers(0, 99, slots), rng.integers(0, 9, slots)
     batch = int(rng.integers(1, 2**32))
     found = [of.get(first + id, -1) if 0 <= id < most else -1 for id in ids.tolist()]

@@ -455,6 +455,50 @@ static PyObject *find_slots(PyObject *self, PyObject *const *given, Py_ssize_t c
     return result;
 }
 
+/* A call of gather(records, slots, lo, out) or scatter(records, slots, lo, values). */
+static PyObject *copies(PyObject *const *given, int64_t (*call)(const ts_copies *), int from, int to) {
+    enum { RECORDS, SLOTS, DATA, ALL };
+    array a[ALL] = {0};
+    PyObject *result = NULL;
+    const long long lo = PyLong_AsLongLong(given[2]);
+    if (!PyErr_Occurred() && records(&a[RECORDS], given[0], "records", -1, from) &&
+        items(&a[SLOTS], given[1], "slots", 1, -1, READ) && items(&a[DATA], given[3], "data", 1, -1, to)) {
+        const int64_t size = a[SLOTS].view.itemsize, n = a[SLOTS].n / size;
+        const int64_t width = n ? a[DATA].n / n : 0;
+        if (size != 4 && size != 8)
+            refuse("slots", "items of another size");
+        else if (width * n != a[DATA].n || lo < 0 || width > a[RECORDS].width - lo)
+            refuse("data", "not bytes within a record for each slot");
+        else {
+            const ts_copies all = {.records = a[RECORDS].data,
+                                   .count = a[RECORDS].n,
+                                   .stride = a[RECORDS].stride,
+                                   .slots = a[SLOTS].data,
+                                   .size = (int)size,
+                                   .n = n,
+                                   .lo = lo,
+                                   .width = width,
+                                   .data = a[DATA].data};
+            PyThreadState *state = let_others_run(n, width);
+            const int64_t found = call(&all);
+            go_on(state);
+            result = answer(found);
+        }
+    }
+    drop(a, ALL);
+    return result;
+}
+
+static PyObject *gather(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    return takes("gather", count, 4) ? copies(given, ts_gather, READ, WRITE) : NULL;
+}
+
+static PyObject *scatter(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    return takes("scatter", count, 4) ? copies(given, ts_scatter, WRITE, READ) : NULL;
+}
+
 static PyObject *oldest_slots(PyObject *self, PyObject *const *given, Py_ssize_t count) {
     (void)self;
     if (!takes("oldest_slots", count, 3)) return NULL;
@@ -485,6 +529,7 @@ static PyMethodDef methods[] = {
     {"find_keys", find_keys, METH_FASTCALL,
      "find_keys(places, bits, probes, codes, asked, found, blob, offsets, asked_blob, asked_offsets)"},
     {"find_slots", find_slots, METH_FASTCALL, "find_slots(places, slots, rows, found)"},
+    {"gather", gather, METH_FASTCALL, "gather(records, slots, lo, out)"},
     {"hash_texts", hash_texts, METH_FASTCALL, "hash_texts(blob, offsets, longest, hashes)"},
     {"oldest_slots", oldest_slots, METH_FASTCALL, "oldest_slots(stamps, batch, oldest)"},
     {"pack_texts", pack_texts, METH_FASTCALL, "pack_texts(texts, first, longest, ends)"},
@@ -492,6 +537,7 @@ static PyMethodDef methods[] = {
      "place_keys(places, bits, probes, codes, entries, left)"},
     {"read_slots", read_slots, METH_FASTCALL,
      "read_slots(records, places, ids, first, most, lo, out, slots, stamps, batch, ahead)"},
+    {"scatter", scatter, METH_FASTCALL, "scatter(records, slots, lo, values)"},
     {"sum_rows", sum_rows, METH_FASTCALL, "sum_rows(rows, records, sums)"},
     {"take_texts", take_texts, METH_FASTCALL, "take_texts(blob, offsets, at, taken)"},
     {NULL, NULL, 0, NULL},

@@ -188,6 +188,28 @@ def find_slots(
     Returns how many have none.
     """
 
+def gather(
+    records: npt.NDArray[np.uint8],
+    slots: npt.NDArray[np.integer[Any]],
+    lo: int,
+    out: npt.NDArray[Any],
+    /,
+) -> int:
+    """Copy bytes from `lo` on of the records in `slots` `(n,)` to `out`; return n.
+
+    `records` is `(m, bytes)`; slots are int32 or int64; `out` has n items, of as many bytes as are
+    copied of each record. Raises IndexError, and copies nothing, if there is no such record.
+    """
+
+def scatter(
+    records: npt.NDArray[np.uint8],
+    slots: npt.NDArray[np.integer[Any]],
+    lo: int,
+    values: npt.NDArray[Any],
+    /,
+) -> int:
+    """Copy `values` over bytes from `lo` on of the records in `slots`, as `gather` does back."""
+
 def oldest_slots(
     stamps: npt.NDArray[np.uint32], batch: int, oldest: npt.NDArray[np.int32], /
 ) -> int:

@@ -104,6 +104,21 @@ int64_t ts_read_slots(const ts_slots *s, const uint8_t *ids, int64_t n, int64_t 
 /* Write the slot of each of n rows, or -1, to `found`, n int32. Returns how many have none. */
 int64_t ts_find_slots(const ts_slots *s, const uint8_t *rows, int64_t n, uint8_t *found);
 
+/* Bytes [lo, lo + width) of the records in slots, and the same bytes one after another in `data`. */
+typedef struct {
+    uint8_t *records;       /* count records of `stride` bytes */
+    int64_t count, stride;
+    const uint8_t *slots;   /* n int32 or int64, of `size` bytes */
+    int size;
+    int64_t n, lo, width;
+    uint8_t *data;
+} ts_copies;
+
+/* Copy from the records to `data`, or back to the records. Returns n, or -(i + 1) for the first slot
+   that is none: then nothing was copied. Of equal slots the last stays. */
+int64_t ts_gather(const ts_copies *c);
+int64_t ts_scatter(const ts_copies *c);
+
 /* Write, of the slots whose stamps are from 1 to `batch` - 1, the n with the lowest ones, in the
    order of slots, to `oldest`, n int32; of equal ones the first slots. Returns how many. */
 int64_t ts_oldest_slots(const uint8_t *stamps, int64_t slots, uint32_t batch, int64_t n, uint8_t *oldest);

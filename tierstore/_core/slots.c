@@ -5,9 +5,16 @@
 #include "core.h"
 #include "memory.h"
 
-enum { BLOCK = 32, NUMBER = 4, SHIFT = 6, WITHIN = (1 << SHIFT) - 1, LINE = 64, BINS = 2048 };
+enum {
+    BLOCK = 32,   /* rows whose memory is asked for at a time */
+    NUMBER = 4,
+    SHIFT = 6, WITHIN = (1 << SHIFT) - 1, /* of blocks of 64 rows */
+    LINE = 64,    /* bytes that memory gives at a time */
+    FETCHED = 4 * LINE,
+    LONG = 128,   /* bytes from which the C library's copy is the faster one */
+    BINS = 2048
+};
 
-#define PREFETCH(p) __builtin_prefetch(p)
 #define INLINE static inline __attribute__((always_inline))
 
 typedef enum { ROWS, NUMBERS, BLOCKS } kind; /* of a map; loops are compiled for each */
@@ -53,8 +60,18 @@ int64_t ts_find_slots(const ts_slots *s, const uint8_t *rows, int64_t n, uint8_t
     }
 }
 
+/* Ask for the first lines of a record; the processor itself asks for those behind them. */
+static inline void prefetch(const uint8_t *record, int64_t width) {
+    const int64_t n = width < FETCHED ? width : FETCHED;
+    for (int64_t line = 0; line < n; line += LINE) __builtin_prefetch(record + line);
+}
+
 /* Copy a record; most are some words long. */
 static inline void copy(uint8_t *to, const uint8_t *from, int64_t n) {
+    if (n >= LONG) {
+        memcpy(to, from, (size_t)n);
+        return;
+    }
     for (; n >= 32; n -= 32, to += 32, from += 32) memcpy(to, from, 32);
     if (n & 16) memcpy(to, from, 16), to += 16, from += 16;
     if (n & 8) memcpy(to, from, 8), to += 8, from += 8;
@@ -83,8 +100,7 @@ INLINE int64_t read_by(const ts_slots *s, const batch *b, kind map) {
             const int64_t slot = id < (uint64_t)b->most ? slot_of(s, (uint64_t)b->first + id, map) : 0;
             slots[i] = slot < 0 ? 0 : slot;
             CHECK(slots[i] < s->slots);
-            for (int64_t line = 0; line < b->width; line += LINE)
-                PREFETCH(s->records + slots[i] * s->stride + b->lo + line);
+            prefetch(s->records + slots[i] * s->stride + b->lo, b->width);
         }
         for (int i = 0; b->slots && i < count; i++)
             store32(b->slots + NUMBER * (begin + i), (uint32_t)slots[i]);
@@ -106,6 +122,36 @@ int64_t ts_read_slots(const ts_slots *s, const uint8_t *ids, int64_t n, int64_t 
     default: return read_by(s, &all, BLOCKS);
     }
 }
+
+/* -- copies by slot */
+
+INLINE int64_t slot_at(const ts_copies *c, int64_t i, int size) {
+    return size == 4 ? (int32_t)load32(c->slots + 4 * i) : (int64_t)load64(c->slots + 8 * i);
+}
+
+INLINE int64_t copied(const ts_copies *c, int size, int back) {
+    for (int64_t i = 0; i < c->n; i++)
+        if ((uint64_t)slot_at(c, i, size) >= (uint64_t)c->count) return -(i + 1);
+    uint8_t *records[BLOCK];
+    for (int64_t begin = 0; begin < c->n; begin += BLOCK) {
+        const int count = c->n - begin < BLOCK ? (int)(c->n - begin) : BLOCK;
+        for (int i = 0; i < count; i++) {
+            const uint64_t slot = (uint64_t)slot_at(c, begin + i, size);
+            records[i] = c->records + (slot < (uint64_t)c->count ? (int64_t)slot : 0) * c->stride + c->lo;
+            prefetch(records[i], c->width);
+        }
+        uint8_t *data = c->data + begin * c->width;
+        for (int i = 0; i < count; i++, data += c->width)
+            if (back)
+                copy(records[i], data, c->width);
+            else
+                copy(data, records[i], c->width);
+    }
+    return c->n;
+}
+
+int64_t ts_gather(const ts_copies *c) { return c->size == 4 ? copied(c, 4, 0) : copied(c, 8, 0); }
+int64_t ts_scatter(const ts_copies *c) { return c->size == 4 ? copied(c, 4, 1) : copied(c, 8, 1); }
 
 /* -- which slots were used longest ago */
 

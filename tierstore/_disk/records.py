@@ -24,7 +24,7 @@ from tierstore._checksum import Put
 from tierstore._disk import readahead
 from tierstore._disk.readahead import MappedRows
 from tierstore._parts import most_threads
-from tierstore._rowcopy import take, unique
+from tierstore._rowcopy import gather, unique
 from tierstore.errors import CorruptStoreError, InvalidInputError
 
 __all__ = [
@@ -304,7 +304,7 @@ class RecordFiles(LaidRecords):
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`, prefetching all pages."""
-        take(self.records, rows, out)
+        gather(self.records, rows, out)
 
     def places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped memory of `rows`, so that their pages can be prefetched."""

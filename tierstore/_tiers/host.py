@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import _rowcopy, _rowmap
+from tierstore import _core, _rowcopy, _rowmap
 from tierstore._parts import in_parts
 from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
@@ -71,8 +71,6 @@ _ACROSS = (
     "bytes_promoted",
 )
 """Counters of batches that span several ranges; evictions count for the first range."""
-_FEW_BYTES = 64 << 10
-"""Bytes up to which copying items of a window takes less time than `_rowcopy.gather`."""
 APART_BYTES = 128 << 10
 """Bytes from which copying rows takes longer than releasing the lock and taking it again."""
 _MANY_BYTES = 2 << 20
@@ -215,7 +213,6 @@ class HostTier:
         self._arrived = Condition(self._lock)
         self._moves: list[_Move] = []
         self._changes = Changes()
-        self._windows = _rowcopy.Windows(self.records)
         self.before_change: Callable[[], None] = nothing_to_await
 
     def grow(self, rows: int) -> None:
@@ -265,7 +262,7 @@ class HostTier:
                 self._read_missing(rows, slots, missing, out, lo, admit=admit)
                 return
             if not copied:
-                self._copy_items(slots, out, lo)
+                _rowcopy.gather(self.records, slots, out, lo)
             if admit:
                 self.map.serve(rows, slots, done=True)
 
@@ -432,7 +429,7 @@ class HostTier:
             if each:
                 self._copy_held(batch, slots, out, lo)
             elif slots is rows or not (slots < 0).any():
-                self._copy_items(slots, out, lo)
+                _rowcopy.gather(self.records, slots, out, lo)
             else:
                 absent = np.flatnonzero(slots < 0)
                 self._copy_found(slots, absent.size, out, lo)
@@ -470,7 +467,7 @@ class HostTier:
             self.map.dirty[slots] = 1
             nbytes = slots.size * (hi - lo)
             if many is None or nbytes < _FEW_CHANGED:
-                self._change(slots, self._windows[lo, hi], change)
+                self._change(slots, lo, hi - lo, change)
             else:
                 in_parts(
                     lambda part: many(self.records, slots[part], part),
@@ -481,21 +478,17 @@ class HostTier:
             self._add(rows, ascend=True, written=1, bytes_in=hi - lo, bytes_out=hi - lo)
             return True
 
-    def _change(self, slots: Slots, window: npt.NDArray[np.void], change: Change) -> None:
+    def _change(self, slots: Slots, lo: int, width: int, change: Change) -> None:
         """Change the records in `slots` for `update_held`, as many at a time as fit a cache."""
-        width = window.itemsize
         step = max(1, _PART_BYTES // width)
-        block = self._scratch[: step * width].view(window.dtype)
+        block = self._scratch[: step * width].reshape(step, width)
         for at in range(0, slots.size, step):
             part = slice(at, min(at + step, slots.size))
             here = slots[part]
             items = block[: here.size]
-            if width == self.record_bytes:
-                window.take(here, out=items, mode="clip")
-            else:
-                items[:] = window[here]
-            change(items.view(np.uint8).reshape(here.size, width), part)
-            window[here] = items
+            _core.gather(self.records, here, lo, items)
+            change(items, part)
+            _core.scatter(self.records, here, lo, items)
 
     def give_back(self, slots: Slots) -> None:
         """End a lease, given the slots that `lease` returned."""
@@ -522,16 +515,8 @@ class HostTier:
                 return slots, missing
             self._arrived.wait(_PATIENCE)
 
-    def _copy_items(self, slots: Slots, out: Bytes, lo: int) -> None:
-        """Copy byte ranges of the records in `slots` to `out`."""
-        if out.nbytes <= _FEW_BYTES:
-            window = self._windows[lo, lo + out.shape[1]]
-            out.view(window.dtype)[:, 0] = window[slots.astype(np.intp, copy=False)]
-        else:
-            _rowcopy.gather(self.records, slots, out, lo)
-
     def _copy_apart(self, slots: Slots, out: Bytes, lo: int) -> bool:
-        """Copy like `_copy_items`, without the lock; return whether no record changed meanwhile."""
+        """Copy without the lock; return whether no record changed meanwhile."""
         changes = self._changes
         before = changes.number
         changes.copies.append(None)
@@ -567,7 +552,7 @@ class HostTier:
             block = _rowcopy.gathered(self.records, slots, width, lo)
         else:
             each = slots.take(batch.positions) if slot_of_each is None else slot_of_each
-            self._copy_items(each, out, lo)
+            _rowcopy.gather(self.records, each, out, lo)
             return
         _rowcopy.gather(block, batch.positions, out)
 
@@ -982,7 +967,6 @@ class HostTier:
             while self._changes.copies:
                 self._arrived.wait(_PATIENCE)
             self.records = np.empty((0, self.record_bytes), np.uint8)
-            self._windows = _rowcopy.Windows(self.records)
             self._arena.memory.close()
 
     # -- counters
