@@ -20,7 +20,6 @@ __all__ = [
     "copy",
     "gather",
     "gathered",
-    "looked_up",
     "order",
     "ordered",
     "scatter",
@@ -33,8 +32,6 @@ Integer = TypeVar("Integer", bound=np.integer[Any])
 
 _BYTES_PER_THREAD = 1 << 20
 """Two threads take four fifths of the time of one for 2 MiB, four take half of it for 8."""
-_ROWS_PER_THREAD = 4096
-"""Rows to look up for which a thread is worth while: 0.1 to 0.3 ms."""
 _BLOCK = 1 << 20
 """Values compared at a time."""
 _SHORT = 1 << 32
@@ -105,22 +102,6 @@ def call_at(
 ) -> None:
     """Call with records that are a part, a slice or positions, of those at positions `which`."""
     call(which[part], records)
-
-
-def looked_up(numbers: npt.NDArray[Integer], rows: Index) -> npt.NDArray[Integer]:
-    """Return the numbers of valid `rows` `(n,)` as a new array.
-
-    Each is likely to be in no cache of the processor; many are looked up in threads.
-    """
-    if rows.size < 2 * _ROWS_PER_THREAD:
-        return numbers.take(rows, mode="clip")  # a second check of the rows takes time
-    found = np.empty(rows.size, numbers.dtype)
-
-    def look(part: slice) -> None:
-        numbers.take(rows[part], out=found[part], mode="clip")
-
-    in_parts(look, rows.size, rows.size, least=_ROWS_PER_THREAD)
-    return found
 
 
 def ascends(values: Index, *, strictly: bool = False) -> bool:

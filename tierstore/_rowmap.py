@@ -10,25 +10,22 @@ blocks: only the numbers of the groups, 1 MB in a table of a billion rows, are t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._rowcopy import looked_up, unique
-
-if TYPE_CHECKING:
-    from tierstore._core.compiled import Places
+from tierstore._core import find_slots
+from tierstore._rowcopy import unique
 
 __all__ = [
     "RowMap",
     "SparseMap",
     "Take",
     "bytes_for",
-    "numbers_of",
-    "places",
     "resize",
     "row_map",
+    "slots_of",
     "zeros",
 ]
 
@@ -39,12 +36,13 @@ Take = Callable[[str, int, Any], npt.NDArray[Any]]
 
 _DENSE_ROWS = 1 << 26
 """Most rows of a map without blocks, which takes less time to look up."""
+_MOST = 2**31 - 1
 _SHIFT = 6
 _WITHIN = (1 << _SHIFT) - 1
 
 
 class SparseMap:
-    """An int32 for each row, used like an array.
+    """An int32 for each row, which `slots_of` reads, less one.
 
     Attributes:
         numbers: those of the rows of block after block; the first block is of rows without any.
@@ -59,6 +57,11 @@ class SparseMap:
         self.numbers: Numbers = take("numbers", numbers, np.int32)
         self.nbytes: int = self.bytes_for(rows)
         self._used_groups = self._used = 1
+
+    @property
+    def places(self) -> tuple[Numbers, Numbers, Numbers]:
+        """What the core looks numbers up in, until `resize`: of groups, of blocks, of rows."""
+        return self._groups, self._blocks, self.numbers
 
     @staticmethod
     def bytes_for(rows: int) -> int:
@@ -77,19 +80,6 @@ class SparseMap:
     def size(self) -> int:
         """Elements of `numbers` that were ever set, and those of their blocks."""
         return self._used << _SHIFT
-
-    def take(self, rows: Rows, mode: Any = "clip") -> Numbers:
-        """Return the numbers of valid `rows` `(n,)` as a new array."""
-        at = rows >> _SHIFT
-        groups = looked_up(self._groups, at >> _SHIFT)
-        blocks = looked_up(self._blocks, _places(groups, at))
-        return looked_up(self.numbers, _places(blocks, rows))
-
-    def __getitem__(self, rows: Rows) -> Numbers:
-        """Return the numbers of a few valid `rows` `(n,)`, as `take` does those of many."""
-        at = rows >> _SHIFT
-        blocks = self._blocks[_places(self._groups[at >> _SHIFT], at)]
-        return self.numbers[_places(blocks, rows)]
 
     def __setitem__(self, rows: Rows, numbers: Numbers | int) -> None:
         """Set the numbers of distinct `rows` `(n,)`."""
@@ -148,16 +138,12 @@ def _extended(numbers: Numbers, used: int, size: int) -> Numbers:
 RowMap = Numbers | SparseMap
 
 
-def numbers_of(rows: Rows, numbers: RowMap) -> Numbers:
-    """Return the numbers of valid `rows` `(n,)` as a new array."""
-    return numbers.take(rows) if isinstance(numbers, SparseMap) else looked_up(numbers, rows)
-
-
-def places(numbers: RowMap) -> Places:
-    """Return what the core looks numbers up in; not after `resize`."""
-    if isinstance(numbers, SparseMap):
-        return numbers._groups, numbers._blocks, numbers.numbers
-    return numbers
+def slots_of(rows: Rows, numbers: RowMap) -> Numbers:
+    """Return the number of each of `rows` `(n,)` less one, so -1 for none, as a new array."""
+    places = numbers.places if isinstance(numbers, SparseMap) else numbers
+    found = np.empty(rows.size, np.int32)
+    find_slots(places, _MOST, np.ascontiguousarray(rows), found)
+    return found
 
 
 def zeros(name: str, size: int, dtype: Any) -> npt.NDArray[Any]:

@@ -1,5 +1,7 @@
 """tierstore doctor."""
 
+import resource
+
 import pytest
 
 from tierstore import machine
@@ -58,9 +60,10 @@ def test_a_store_with_a_damaged_row_is_damaged(run, single):
 
 
 def test_the_limit_of_locked_memory_has_a_unit(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (8 << 20, 8 << 20))
-    (line,) = (each for each in run("doctor", tmp_path).stdout.splitlines() if "ulimit" in each)
-    assert line.split()[2:] == ["8.0", "MiB"]
+    for limit, shown in [(8 << 20, "8.0 MiB"), (resource.RLIM_INFINITY, "unlimited")]:
+        monkeypatch.setattr(machine.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        (line,) = (each for each in run("doctor", tmp_path).stdout.splitlines() if "ulimit" in each)
+        assert line.split(maxsplit=2)[2] == shown
 
 
 @pytest.mark.slow

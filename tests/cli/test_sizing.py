@@ -118,6 +118,7 @@ def test_plan_divides_memory_among_the_tables_of_a_store(run, run_json, tmp_path
         assert [(each["tier"], each["slots"], each["nbytes"]) for each in space["tiers"]] == [
             (each.tier, each.slots, each.nbytes) for each in opened.tiers
         ]
+    assert [space["disk_bytes"] for space in data["spaces"]] == [each.disk_bytes for each in spaces]
     assert sum(each.nbytes for space in spaces for each in space.tiers) <= 20 << 10
     text = run("plan", path, "--host", "20KiB", "--gpu", "1MiB").stdout
     assert all(len(line) <= 80 for line in text.splitlines())

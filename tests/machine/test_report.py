@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,14 @@ def test_storage_of_a_path_that_does_not_exist_yet(tmp_path):
     storage = machine.examine_storage(tmp_path / "not" / "yet")
     assert storage.path == str(tmp_path)
     assert 0 < storage.free_bytes <= storage.total_bytes
+
+
+def test_free_is_what_this_user_may_take(monkeypatch, tmp_path):
+    """Of 5 free blocks, 2 are kept for root."""
+    blocks = SimpleNamespace(f_bavail=3, f_bfree=5, f_blocks=10, f_frsize=4096, f_bsize=1 << 20)
+    monkeypatch.setattr(machine.os, "statvfs", lambda _: blocks)
+    storage = machine.examine_storage(tmp_path)
+    assert (storage.free_bytes, storage.total_bytes) == (3 * 4096, 10 * 4096)
 
 
 def test_a_memory_cgroup_counts(monkeypatch):

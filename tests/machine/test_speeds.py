@@ -1,3 +1,5 @@
+import dataclasses
+import mmap
 import os
 
 import pytest
@@ -24,6 +26,61 @@ def test_everything_is_measured_and_kept(tmp_path):
     assert list(where.iterdir()) == []
     assert seen[-1] == (7, 7)
     assert speeds.known_speeds(where / "not" / "yet") == found
+
+
+class Clock:
+    """A clock that advances by a millisecond each time it is read."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        self.now += 1e-3
+        return self.now
+
+
+def test_rates_are_what_was_done_by_the_time_it_took(tmp_path, monkeypatch):
+    monkeypatch.setattr(speeds, "time", Clock())
+    found = speeds.measure(tmp_path, file_bytes=1 << 20, seconds=0.0035)
+    rate = 3 / 5e-3  # three calls until 3.5 ms have passed, which are seen at the fifth look
+    amounts = {
+        "copy_bytes": 1 << 19,
+        "gather_rows": 2048,
+        "sequential_bytes": 4 << 20,
+        "random_reads": 64 * 64,
+        "append_bytes": 8 << 20,
+        "syncs": 1,
+    }
+    for name, amount in amounts.items():
+        assert getattr(found, name) == pytest.approx(amount * rate), name
+
+
+def test_tierstore_is_compared_in_rows_per_second(tmp_path, monkeypatch):
+    limits = speeds.measure(tmp_path, file_bytes=1 << 20, seconds=0.01)
+    monkeypatch.setattr(comparison, "time", Clock())  # each call takes a millisecond
+    found = comparison.compare(tmp_path, limits, store_bytes=1 << 20, seconds=0.01)
+    rows = 2048
+    expected = [  # the rows, or pages, of the usual batch of a small store, and the limit
+        ("rows from memory", rows // 8, limits.gather_rows),
+        ("rows from the page cache", rows // 8, limits.gather_rows),
+        ("cold rows from the disk", rows * 512 // mmap.PAGESIZE, limits.random_reads),
+        ("changed rows committed", rows // 100, limits.append_bytes / 512),
+    ]
+    for each, (name, count, limit) in zip(found, expected, strict=True):
+        assert (each.name, each.unit, each.limit) == (name, "rows", limit)
+        assert each.slow == each.fast == pytest.approx(each.reached)
+        assert each.reached == pytest.approx(count / 1e-3), name
+        assert each.ratio == each.to_dict()["ratio"] == each.reached / limit
+    assert speeds.known_speeds(tmp_path).committed_rows == found[-1].reached
+
+
+def test_figures_of_other_disks_are_kept(tmp_path, monkeypatch):
+    found = speeds.measure(tmp_path, file_bytes=1 << 20, seconds=0.01)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(readahead, "disk_of", lambda _: "another disk")
+        assert speeds.known_speeds(tmp_path) is None
+        speeds.save_speeds(tmp_path, dataclasses.replace(found, syncs=7.0))
+    assert speeds.known_speeds(tmp_path) == found
 
 
 @pytest.mark.parametrize(
@@ -58,6 +115,10 @@ def test_figures_of_an_earlier_release_are_kept_as_far_as_they_mean_the_same(tmp
         entry = {readahead.disk_of(tmp_path): limits | {"link_bytes": None, "cold": wrong}}
         readahead.write_cache(readahead.SPEEDS, entry)
         assert speeds.known_speeds(tmp_path) is None
+    for wrong in (0, -1.0, float("nan")):
+        entry = {readahead.disk_of(tmp_path): old | {"syncs": wrong}}
+        readahead.write_cache(readahead.SPEEDS, entry)
+        assert speeds.known_speeds(tmp_path) is None, wrong
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])

@@ -132,7 +132,8 @@ def test_batches_take_what_is_interpolated_between_those_measured():
 
 @pytest.mark.parametrize(
     ("counts", "seconds"),
-    [((), ()), ((1, 2), (1.0,)), ((2, 1), (1.0, 1.0)), ((0,), (1.0,)), ((1,), (float("nan"),))],
+    [((), ()), ((1, 2), (1.0,)), ((2, 1), (1.0, 1.0)), ((0,), (1.0,))]
+    + [((1,), (seconds,)) for seconds in (0.0, float("nan"), float("inf"))],
 )
 def test_times_that_cannot_be_are_refused(counts, seconds):
     with pytest.raises(InvalidInputError, match="times"):
@@ -163,6 +164,17 @@ def test_times_are_those_measured_of_tierstore(stream):
     without = seconds(host=0, speeds=MEASURED, page_cache=2**30)["disk_reads"]
     assert without == pytest.approx(far(MEASURED.cached, stream.unique, NARROW))
     assert missing_pages(stream, 0) > pages
+
+
+def test_files_are_kept_in_the_memory_that_the_host_tier_leaves(stream, monkeypatch):
+    def seconds(**options):
+        found = plan(2000, 64, host=40_000, stream=stream, speeds=MEASURED, **options)
+        return found.seconds["disk_reads"]
+
+    monkeypatch.setattr(planning, "available_bytes", lambda: 2000 * 68)
+    left = seconds()
+    assert left == seconds(page_cache=2000 * 68 - 40_000)
+    assert left != seconds(page_cache=2000 * 68)
 
 
 def test_long_records_have_pages_of_their_own():
@@ -311,3 +323,5 @@ def test_a_link_that_is_given_works_both_ways_at_once(stream):
     assert gathered > found.seconds["link"]  # of both, beside each other, the longer one counts
     assert found.seconds["host_gather"] == pytest.approx(gathered - found.seconds["link"])
     assert "what a GPU takes for rows that it has is left out" in " ".join(found.notes)
+    every = plan(2000, 64, host=10**6, gpu=125_000, stream=stream, speeds=speeds)
+    assert every.seconds["host_gather"] == 0  # kernels fetch from a tier that holds every row

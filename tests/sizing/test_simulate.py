@@ -7,7 +7,7 @@ from tests.pairs import pairs
 from tierstore import policy
 from tierstore.errors import InvalidInputError
 from tierstore.sizing import load_stream, simulate, stream_of
-from tierstore.sizing.simulation import NEVER, next_uses, optimum, replay
+from tierstore.sizing.simulation import NEVER, Replay, next_uses, optimum, replay
 
 
 def zipf(batches: int = 60, size: int = 200, rows: int = 2000, seed: int = 0) -> list[np.ndarray]:
@@ -24,6 +24,12 @@ def test_the_optimum_is_what_trying_everything_finds():
             batches = [rng.permutation(4)[: rng.integers(1, 3)] for _ in range(7)]
             stream = stream_of(batches, rows=4)
             assert optimum(stream, slots, measured=1).unique_hits == best(batches, slots)
+
+
+def test_rows_that_the_optimum_drops_are_evicted():
+    stream = stream_of([[0], [1], [1], [0]])
+    rates = optimum(stream, 1, measured=1)
+    assert (rates.unique_hits, rates.evictions) == (1, 2)  # 0 for 1, and 1 once nobody asks for it
 
 
 def best(batches: list[np.ndarray], slots: int) -> int:
@@ -113,8 +119,8 @@ def test_what_is_predicted_is_what_a_store_does(tmp_path, chosen, leases, slots)
 def test_a_batch_larger_than_the_tier_leaves_a_tier_full_of_its_rows():
     stream = stream_of([np.arange(50), np.arange(50), np.arange(50)], rows=100)
     for name in ("lru", "lfu"):
-        for chance in (False, True):
-            rates = replay(stream, policy.choose(name), 10, measured=0.5, chance=chance)
+        for options in ({}, {"chance": True}, {"leases": True}):
+            rates = replay(stream, policy.choose(name), 10, measured=0.5, **options)
             assert rates.unique_hits == 10 * rates.batches
 
 
@@ -129,6 +135,35 @@ def test_sizes_are_parts_or_slots():
             simulate(stream, sizes=wrong)
     with pytest.raises(InvalidInputError, match="measured"):
         simulate(stream, measured=0)
+
+
+def test_at_least_a_row_and_a_batch_are_counted():
+    stream = stream_of(zipf(5))
+    found = simulate(stream, sizes=[1e-9], measured=1e-18)
+    assert [point.slots for point in found.points] == [1, 1, 1]
+    assert found.measured_batches == 1
+
+
+def test_the_share_of_rows_that_are_asked_for_first():
+    batches = [np.arange(n * 10, n * 10 + 20) for n in range(10)]  # half of each batch is new
+    for measured in (0.2, 0.5):
+        assert simulate(stream_of(batches), sizes=[0.5], measured=measured).first_touch_rate == 0.5
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_as_many_batches_are_announced_ahead_as_are_asked_for(monkeypatch, depth):
+    announced, seen = [], []
+    announce, use = Replay.announce, Replay.use
+    monkeypatch.setattr(
+        Replay, "announce", lambda tier, batch: announced.append(batch) or announce(tier, batch)
+    )
+    monkeypatch.setattr(
+        Replay, "use", lambda tier, batch: seen.append(len(announced)) or use(tier, batch)
+    )
+    stream = stream_of(zipf(6))
+    replay(stream, policy.lookahead(), 9, depth=depth)
+    assert seen == [min(number + depth + 1, 6) for number in range(6)]
+    assert announced == stream.batches
 
 
 def test_the_answer_is_plain_data():

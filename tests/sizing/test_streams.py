@@ -47,6 +47,23 @@ def test_a_two_dimensional_array_has_a_batch_a_row(tmp_path):
     ] * 3
 
 
+def test_the_order_of_an_array_in_memory_does_not_matter(tmp_path):
+    given = ids(60).reshape(6, 10)
+    np.savez(tmp_path / "a.npz", ids=np.asfortranarray(given))
+    stream = load_stream(tmp_path / "a.npz")
+    assert [as_counts(batch) for batch in stream.batches] == list(map(naive, given))
+
+
+def test_ids_of_an_archive_are_read_in_blocks_within_the_memory(tmp_path):
+    given = np.arange((2 << 20) + 5, dtype=np.int32)
+    np.savez_compressed(tmp_path / "a.npz", ids=given)
+    stream = load_stream(tmp_path / "a.npz", batch_size=given.size, memory="16MiB")
+    (batch,) = stream.batches
+    assert np.array_equal(np.sort(batch.rows), given) and (batch.counts == 1).all()
+    with pytest.raises(FormatError, match="memory"):
+        load_stream(tmp_path / "a.npz", memory="1MiB")
+
+
 def test_epochs_are_laid_end_to_end_and_shuffled_if_asked(tmp_path):
     given, path = ids(70), tmp_path / "a.npy"
     np.save(path, given)
@@ -76,6 +93,7 @@ def test_a_recorded_trace_keeps_its_batches(tmp_path):
     assert stream.rows == 1000
     assert [as_counts(b) for b in stream.batches] == [naive(batch) for batch in batches]
     assert len(load_stream(tmp_path / "t", epochs=3).batches) == 9
+    assert load_stream(tmp_path / "t", batch_size=20).rows == 1000
     assert [b.counts.sum() for b in load_stream(tmp_path / "t", batch_size=20).batches] == [20, 20]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +21,10 @@ import numpy.typing as npt
 from tierstore import _rowmap
 from tierstore._disk.delta import Delta, LiveDelta
 from tierstore._rowcopy import unique
-from tierstore._rowmap import RowMap, SparseMap, numbers_of, resize, row_map
+from tierstore._rowmap import RowMap, SparseMap, resize, row_map, slots_of
 from tierstore.errors import CapacityError, CorruptStoreError
 
-__all__ = ["FEW", "DeltaIndex", "Entries", "check_positions", "check_rows"]
+__all__ = ["DeltaIndex", "Entries", "check_positions", "check_rows"]
 
 Rows = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int32]
@@ -32,8 +32,6 @@ Places = npt.NDArray[np.int32]
 _MAX_POSITIONS = 2**31 - 2
 _IDS = 1 << 20
 """Ids of a delta processed at a time."""
-FEW = 1024
-"""Rows up to which threads do not make a look-up faster."""
 _LONG = 1 << 16
 """Rows from which on a run is stored as its bounds."""
 _MOST_RUNS = 8
@@ -63,23 +61,12 @@ class _Run(NamedTuple):
 
 
 class Entries:
-    """The entry of each row, `(rows,)` int32.
-
-    Attributes:
-        take_few: does what `take` does, for up to FEW rows.
-    """
-
-    take_few: Callable[[Rows], Places]
+    """The entry of each row, `(rows,)` int32."""
 
     def __init__(self, rows: int) -> None:
         """Start with every row in the base."""
         self._numbers: RowMap = row_map(rows)
-        self._keep([])
-
-    def _keep(self, runs: list[_Run]) -> None:
-        """Use these runs; without any, look up only the array."""
-        self._runs = runs
-        self.take_few = self.take if runs else self._numbers.take
+        self._runs: list[_Run] = []
 
     @property
     def nbytes(self) -> int:
@@ -97,8 +84,8 @@ class Entries:
 
     def take(self, rows: Rows) -> Places:
         """Return the entries of valid `rows` `(n,)` as a new array."""
-        numbers = self._numbers
-        found = numbers.take(rows) if rows.size <= FEW else numbers_of(rows, numbers)
+        found = slots_of(rows, self._numbers)
+        found += 1
         for run in self._runs:
             inside = (rows >= run.start) & (rows < run.stop)
             if inside.any():
@@ -144,10 +131,9 @@ class Entries:
         if last is not None and (last.stop, last.ahead) == (start, run.ahead):
             self._runs[-1] = last._replace(stop=stop)
             return
-        self._keep([*self._runs, run])
+        self._runs.append(run)
         if len(self._runs) > _MOST_RUNS:
-            runs = self._runs
-            self._keep([])
+            runs, self._runs = self._runs, []
             for each in runs:
                 self._fill(each)
 
@@ -158,8 +144,8 @@ class Entries:
 
     def clear(self, ids: Rows, first: int, last: int) -> None:
         """Set array entries of `ids` to 0 if they are from `first` to `last`."""
-        places = numbers_of(ids, self._numbers)  # a later run may hide it
-        self._numbers[ids[(places >= first) & (places <= last)]] = 0
+        places = slots_of(ids, self._numbers)  # a later run may hide it
+        self._numbers[ids[(places >= first - 1) & (places < last)]] = 0
 
     def cut(self, first: int, last: int) -> None:
         """Remove the entries `first` to `last` from the runs."""
@@ -168,7 +154,7 @@ class Entries:
             for run in self._runs
             for part in (run.within(0, first - 1), run.within(last + 1, run.stop + run.ahead))
         ]
-        self._keep([part for part in parts if part.start < part.stop])
+        self._runs = [part for part in parts if part.start < part.stop]
 
     def renumber(self, starts: npt.NDArray[np.int64], shift: npt.NDArray[np.int64]) -> None:
         """Reduce the entries of positions from each of the ascending `starts` on by a `shift`."""

@@ -21,7 +21,7 @@ from tierstore._closing import call_each
 from tierstore._disk import readahead
 from tierstore._disk.base import Base
 from tierstore._disk.delta import Delta, Get, LiveDelta
-from tierstore._disk.index import FEW, DeltaIndex, check_positions, check_rows
+from tierstore._disk.index import DeltaIndex, check_positions, check_rows
 from tierstore._disk.manifest import MAX_DELTA_IMAGES
 from tierstore._disk.merging import Merge
 from tierstore._disk.readahead import MappedRows, paced
@@ -273,7 +273,7 @@ class DiskTier:
         with self._lock:
             index = self._made or self._make_index()
             known = index.entries
-            entries = known.take_few(rows) if rows.size <= FEW else known.take(rows)
+            entries = known.take(rows)
             if not entries.any():
                 return self._base.places(rows)
             places = self._base.places(rows[entries == 0])
@@ -316,7 +316,7 @@ class DiskTier:
         with self._lock:
             index = self._made or self._make_index()
             known = index.entries
-            entries = known.take_few(rows) if rows.size <= FEW else known.take(rows)
+            entries = known.take(rows)
             if not entries.any():
                 if out is not None:
                     return [partial(self._base.read, rows, out)]

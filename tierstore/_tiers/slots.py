@@ -14,16 +14,15 @@ import numpy.typing as npt
 
 from tierstore import _rowmap
 from tierstore._core import find_slots, read_slots
-from tierstore._parts import in_parts
 from tierstore._rowcopy import unique
-from tierstore._rowmap import RowMap, Take
+from tierstore._rowmap import RowMap, SparseMap, Take
 from tierstore.budget import size_of_at_least
 from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
 from tierstore.policy.recency import LRU
 
 if TYPE_CHECKING:
-    from tierstore._core.compiled import Places
+    pass
 
 __all__ = [
     "STAGING_BYTES",
@@ -40,12 +39,13 @@ __all__ = [
 STAGING_BYTES = 2 << 20
 """Records that go to or come from the tier below are moved this many bytes at a time."""
 
-_ROWS_PER_THREAD = 8192
-"""Rows to look up for which a thread is worth while: 0.1 ms or more."""
 
 _QUEUE_BYTES = 32 << 20
 _QUEUE_SHARE = 16
 
+
+if TYPE_CHECKING:
+    from tierstore._core.compiled import Places
 
 Bytes = npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.int64]
@@ -265,15 +265,19 @@ class CachedSlots:
         self.dirty: npt.NDArray[np.uint8] = take("dirty", slots, np.uint8)
         self.pins = Pins(slots, take)
         self.policy = policy.make(rows, slots, self.lookup, self.row_of)
-        self._places: Places = _rowmap.places(self.slot_of)
+        self._places = self._looked_up()
         self._recency = self.policy if isinstance(self.policy, LRU) else None
         self._unused = 0
         self._released: list[Slots] = []
 
+    def _looked_up(self) -> Places:
+        """Return what the core looks slots up in, until the map grows."""
+        return self.slot_of.places if isinstance(self.slot_of, SparseMap) else self.slot_of
+
     def grow(self, rows: int) -> None:
         """Grow to `rows` rows, the new ones without slots."""
         _rowmap.resize(self.slot_of, rows)
-        self._places = _rowmap.places(self.slot_of)
+        self._places = self._looked_up()
         self.policy.grow(rows)
 
     @property
@@ -305,17 +309,8 @@ class CachedSlots:
 
     def lookup(self, rows: Rows) -> npt.NDArray[np.int32]:
         """Return the slot of each row, negative where it has none."""
-        rows = np.ascontiguousarray(rows)
         found = np.empty(rows.size, np.int32)
-        places, slots = self._places, self.row_of.size
-
-        def find(part: slice) -> None:
-            find_slots(places, slots, rows[part], found[part])
-
-        if rows.size < 2 * _ROWS_PER_THREAD:
-            find_slots(places, slots, rows, found)
-        else:
-            in_parts(find, rows.size, rows.size, least=_ROWS_PER_THREAD)
+        find_slots(self._places, self.row_of.size, np.ascontiguousarray(rows), found)
         return found
 
     def read(
@@ -419,7 +414,7 @@ class CachedSlots:
 
     def evict(self, victims: Slots) -> None:
         """Take the rows out of `victims`; `bind` or `release` them next."""
-        _store(self.slot_of, self.row_of.take(victims, mode="clip"), 0)
+        self._enter(self.row_of.take(victims, mode="clip"), 0)
         self.row_of[victims] = -1
 
     def rows(self, slots: Slots) -> Rows:
@@ -429,8 +424,17 @@ class CachedSlots:
     def bind(self, rows: Rows, slots: Slots) -> None:
         """Enter each row in its slot, in the current batch."""
         self.row_of[slots.astype(np.intp)] = rows
-        _store(self.slot_of, rows, slots.astype(np.int32) + 1)
+        self._enter(rows, slots.astype(np.int32) + 1)
         self.touch(slots)
+
+    def _enter(self, rows: Rows, numbers: npt.NDArray[np.int32] | int) -> None:
+        """Set the numbers of rows, which are unlikely to be in a cache of the processor.
+
+        The processor has more reads than writes under way at a time, so looking them up first saves
+        a third.
+        """
+        self.lookup(rows)
+        self.slot_of[rows] = numbers
 
     def release(self, slots: Slots) -> None:
         """Free slots, whether or not they hold rows."""
@@ -444,16 +448,6 @@ class CachedSlots:
         self.dirty[at] = 0
         self.policy.forget(numbers)
         self._released.append(numbers)
-
-
-def _store(array: RowMap, at: Rows, values: npt.NDArray[np.int32] | int) -> None:
-    """Set entries that are unlikely to be in a cache of the processor.
-
-    The processor has more reads than writes under way at a time, so reading them first saves a
-    third.
-    """
-    array.take(at, mode="clip")
-    array[at] = values
 
 
 class Pins:
