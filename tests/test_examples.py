@@ -151,7 +151,6 @@ def test_two_ranks_run_the_short_example(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells, in order, in one namespace; no output is kept in the file."""
-    pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     notebook = json.loads((ROOT / "examples/tour.ipynb").read_text(encoding="utf-8"))
     names: dict[str, Any] = {"__name__": "__main__"}

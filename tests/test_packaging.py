@@ -36,7 +36,7 @@ def test_the_base_is_small():
 def test_extras_are_what_users_need():
     """What developers need is in groups, which are not in the metadata."""
     files = {"parquet", "hdf5"}
-    assert set(EXTRAS) == {"torch", "formats", "s3", "cli", "plot"} | files | GPU
+    assert set(EXTRAS) == {"torch", "formats", "s3", "cli"} | files | GPU
     assert set(re.search(r"\[(.*)\]", EXTRAS["formats"][0])[1].split(",")) == files
     assert set(GROUPS) == {"dev", "checker", "docs", "release", "bench", "integrations", "writers"}
 
@@ -70,7 +70,7 @@ def test_a_missing_package_names_an_extra_that_exists():
             named |= set(extras.split(","))
         named |= set(re.findall(r'needs\("\w+", "(\w+)"', text))
     assert named - {"extra"} <= set(EXTRAS)  # {extra}, in the message that names any
-    assert {"torch", "cuda13x", "plot"} <= named
+    assert {"torch", "cuda13x"} <= named
 
 
 def pinned() -> set[str]:

@@ -1,35 +1,23 @@
 """Plots: they show the measured values, and are written completely or not at all."""
 
-import sys
+import math
+import re
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 import tierstore
 from tierstore import plot
-from tierstore.errors import InvalidInputError, MissingExtraError
+from tierstore.errors import InvalidInputError, StoreFullError
 from tierstore.machine.speeds import Speeds
 from tierstore.sizing import plan, simulate, stream_of
 from tierstore.stats import History
 
-matplotlib = pytest.importorskip("matplotlib")
 SPEEDS = Speeds(1e10, 1e6, 1e9, 1e5, 5e8, 100, None)
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures that were saved."""
-    from matplotlib.figure import Figure
-
-    figures: list[Figure] = []
-    save = Figure.savefig
-
-    def keep(self, *given, **more):
-        figures.append(self)
-        save(self, *given, **more)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return figures
+LEFT, RIGHT, TOP, BASE = 56, 620, 12, 212
+"""Where curves begin and end."""
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -54,94 +42,131 @@ def history(tmp_path):
         return history
 
 
-def lines(axes) -> dict[str, list[tuple[float, float]]]:
-    return {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
+def texts(path) -> list[str]:
+    return [each.text for each in ElementTree.parse(path).iter(f"{SVG}text")]
 
 
-@pytest.mark.slow
-def test_miss_ratios(stream, tmp_path, drawn):
-    found = simulate(stream, sizes=(20, 0.1, 0.5))
+def curves(path) -> dict[str, list[tuple[float, float]]]:
+    """The curves of a chart by name, from 0 to 1 on both axes."""
+    root = ElementTree.parse(path).getroot()
+    names = [each for each in root.iter(f"{SVG}text") if "fill:" in each.get("style", "")]
+    found = {}
+    for name, line in zip(names, root.iter(f"{SVG}polyline"), strict=True):
+        assert line.get("stroke") in name.get("style")
+        dots = [map(float, dot.split(",")) for dot in line.get("points").split()]
+        found[name.text] = [
+            ((x - LEFT) / (RIGHT - LEFT), (BASE - y) / (BASE - TOP)) for x, y in dots
+        ]
+    return found
+
+
+def test_miss_ratios(stream, tmp_path):
+    found = simulate(stream, sizes=(0.5, 20, 0.1))
     plot.miss_ratios(found, tmp_path / "curve.svg")
-    shown = lines(drawn[0].axes[0])
+    shown = curves(tmp_path / "curve.svg")
     assert list(shown) == ["lru", "lfu", "optimum", "first touches"]
-    floor = {100 * found.first_touch_rate}
-    assert {y for _, y in shown.pop("first touches")} == floor
+    for _, y in shown.pop("first touches"):
+        assert y == pytest.approx(found.first_touch_rate, abs=1e-3)
+    places = [math.log(share / 0.02) / math.log(0.5 / 0.02) for share in (0.02, 0.1, 0.5)]
     for policy, points in shown.items():
-        expected = [(100 * p.share, 100 * (1 - p.unique_hit_rate)) for p in found.curve(policy)]
-        assert np.allclose(points, expected)
-    assert (tmp_path / "curve.svg").read_text(encoding="utf-8").startswith("<?xml")
+        by_size = sorted(found.curve(policy), key=lambda point: point.slots)
+        expected = [(x, 1 - p.unique_hit_rate) for x, p in zip(places, by_size, strict=True)]
+        assert np.allclose(points, expected, atol=1e-3), policy
+    assert {"2 %", "50 % of 1,000 rows"} <= set(texts(tmp_path / "curve.svg"))
+    plot.miss_ratios(simulate(stream, sizes=[20]), tmp_path / "one.svg")
 
 
-def test_hit_rates_and_occupancy(history, tmp_path, drawn):
-    plot.hit_rates(history, tmp_path / "hits.png")
-    plot.occupancy(history, tmp_path / "full.png")
-    assert (tmp_path / "hits.png").read_bytes().startswith(b"\x89PNG")
-    expected = [(step, 100 * rate) for step, rate in history.hit_rates("host")]
-    assert np.allclose(lines(drawn[0].axes[0])["host"], expected)
-    full = [(each.step, each.occupancy["host"].used) for each in history.samples]
-    assert np.allclose(lines(drawn[1].axes[0])["host: used"], full)
-    assert max(used for _, used in full) == 100
-    (changed,) = drawn[1].axes[0].collections
-    top = changed.get_paths()[0].vertices[:, 1].max()
-    assert top == max(each.occupancy["host"].dirty for each in history.samples) > 0
+def test_hit_rates_and_occupancy(history, tmp_path):
+    plot.hit_rates(history, tmp_path / "hits.svg")
+    plot.occupancy(history, tmp_path / "full.svg")
+    expected = [((step - 1) / 6, rate) for step, rate in history.hit_rates("host")]
+    assert np.allclose(curves(tmp_path / "hits.svg")["host"], expected, atol=1e-3)
+    shown = curves(tmp_path / "full.svg")
+    for name, of in (("used", lambda o: o.used), ("changed", lambda o: o.dirty)):
+        full = [(each.step / 7, of(each.occupancy["host"]) / 100) for each in history.samples]
+        assert np.allclose(shown[f"host: {name}"], full, atol=1e-3)
+        assert max(y for _, y in full) > 0
+    del history.samples[1:]
+    with pytest.raises(InvalidInputError, match="no requests"):
+        plot.hit_rates(history, tmp_path / "none.svg")
 
 
-@pytest.mark.slow
-def test_row_heat(stream, tmp_path, drawn):
-    plot.heat(stream, tmp_path / "heat.png")
+def test_row_heat(stream, tmp_path):
+    plot.heat(stream, tmp_path / "heat.svg")
     counts = np.zeros(1000)
     for batch in stream.batches:
         counts[batch.rows] += batch.counts
-    plot.heat(counts, tmp_path / "heat2.pdf")
+    plot.heat(counts, tmp_path / "heat2.svg")
+    assert (tmp_path / "heat.svg").read_text() == (tmp_path / "heat2.svg").read_text()
     ranked = np.sort(counts[counts > 0])[::-1]
-    for figure in drawn:
-        (requests,) = lines(figure.axes[0]).values()
-        (share,) = lines(figure.axes[1]).values()
-        assert requests[0] == [1, ranked[0]]
-        assert requests[-1] == [ranked.size, ranked[-1]]
-        assert share[-1] == [ranked.size, 100]
+    of_row, share = curves(tmp_path / "heat.svg").values()
+    assert of_row[0] == pytest.approx((0, 1)) and of_row[-1] == pytest.approx((1, 0))
+    assert share[0] == pytest.approx((0, ranked[0] / ranked.sum()), abs=1e-3)
+    assert share[-1] == pytest.approx((1, 1))
+    assert f"requests of the row, 1 to {ranked[0]:,.4g}" in texts(tmp_path / "heat.svg")
+    plot.heat([3, 3], tmp_path / "even.svg")
     with pytest.raises(InvalidInputError, match="no row"):
-        plot.heat(np.zeros(5), tmp_path / "none.png")
+        plot.heat(np.zeros(5), tmp_path / "none.svg")
     with pytest.raises(InvalidInputError):
-        plot.heat([1, -1], tmp_path / "none.png")
+        plot.heat([1, -1], tmp_path / "none.svg")
 
 
-def test_step_times(stream, tmp_path, drawn):
+def bars(path) -> dict[str, float]:
+    """The widths of the parts of bars by their titles."""
+    root = ElementTree.parse(path).getroot()
+    return {
+        each.find(f"{SVG}title").text: float(each.get("width")) for each in root.iter(f"{SVG}rect")
+    }
+
+
+def test_step_times(stream, tmp_path):
     planned = plan(1000, 64, host=40_000, stream=stream, speeds=SPEEDS)
-    plot.step_times(planned, tmp_path / "times.png")
-    widths = [patch.get_width() for patch in drawn[0].axes[0].patches]
-    assert np.allclose(widths, [1000 * seconds for seconds in planned.seconds.values()])
-    assert "1,000 rows of 64 B, host" in drawn[0].axes[0].get_title(loc="left")
-    bar, (legend,) = drawn[0].axes[0].get_window_extent(), drawn[0].legends
-    assert not bar.overlaps(legend.get_window_extent())
-    measured = {"before": {"disk": 0.02}, "after": {"disk": 0.01, "memory": 0.005}}
-    plot.step_times(measured, tmp_path / "times.png")
-    widths = [patch.get_width() for patch in drawn[1].axes[0].patches]
-    assert np.allclose(widths, [20, 10, 0, 5])
+    plot.step_times(planned, tmp_path / "times.svg")
+    widths = bars(tmp_path / "times.svg")
+    expected = {plot.WAYS[part]: 1000 * took for part, took in planned.seconds.items()}
+    assert list(widths) == [f"{part}: {took:,.4g} ms" for part, took in expected.items()]
+    shares = np.array([*expected.values()]) / sum(expected.values())
+    assert np.allclose(np.array([*widths.values()]) / sum(widths.values()), shares, atol=1e-3)
+    label = ElementTree.parse(tmp_path / "times.svg").getroot().get("aria-label")
+    assert "1,000 rows of 64 B, host" in label
+    assert set(expected) <= set(texts(tmp_path / "times.svg"))
+    measured = {"before": {"disk": 0.02}, "after <b>": {"disk": 0.01, "memory": 0.005}}
+    plot.step_times(measured, tmp_path / "times.svg")
+    widths = bars(tmp_path / "times.svg")
+    whole = widths["disk: 20 ms"]
+    assert widths == {
+        "disk: 20 ms": whole,
+        "disk: 10 ms": pytest.approx(whole / 2, abs=0.1),
+        "memory: 5 ms": pytest.approx(whole / 4, abs=0.1),
+    }
+    assert {"before", "after <b>", "20 ms"} <= set(texts(tmp_path / "times.svg"))
     with pytest.raises(InvalidInputError, match="no times"):
-        plot.step_times(plan(1000, 64, host=40_000), tmp_path / "x.png")
+        plot.step_times(plan(1000, 64, host=40_000), tmp_path / "x.svg")
+
+
+def test_a_picture_is_light_or_dark_as_wide_as_its_page_and_loads_nothing(history, tmp_path):
+    plot.hit_rates(history, tmp_path / "p.svg")
+    text = (tmp_path / "p.svg").read_text(encoding="utf-8")
+    root = ElementTree.fromstring(text)
+    assert root.get("viewBox") == "0 0 640 240" and "width" not in root.attrib
+    assert "prefers-color-scheme: dark" in text
+    assert re.findall(r"https?://[^\"' ]+", text) == ["http://www.w3.org/2000/svg"]
 
 
 def test_a_picture_is_whole_or_not_there(history, tmp_path, monkeypatch):
-    target = tmp_path / "p.png"
+    target = tmp_path / "p.svg"
     plot.hit_rates(history, target)
     before = target.read_bytes()
-    with pytest.raises(InvalidInputError, match=r"\.svg"):
-        plot.hit_rates(history, tmp_path / "p.bmp")
+    for name in ("p.png", "p"):
+        with pytest.raises(InvalidInputError, match=r"a plot is an \.svg file"):
+            plot.hit_rates(history, tmp_path / name)
 
-    def fail(self, path, **more):
+    def full(path, text, **_):
         path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
+        raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
-    with pytest.raises(OSError):
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(StoreFullError):
         plot.hit_rates(history, target)
     assert target.read_bytes() == before
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["p.png", "s.tier"]
-
-
-def test_without_matplotlib(history, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtraError, match=r"tierstore\[plot\]"):
-        plot.hit_rates(history, tmp_path / "p.png")
-    assert not (tmp_path / "p.png").exists()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["p.svg", "s.tier"]

@@ -63,8 +63,8 @@ def literals() -> dict[str, set[str]]:
     """The texts of every Literal that a module of the library defines, by where."""
     found = {}
     for module in pkgutil.walk_packages(tierstore.__path__, "tierstore."):
-        if module.name.rpartition(".")[2] in ("_columns_child", "plot"):
-            continue  # a script, and a module that needs matplotlib
+        if module.name.rpartition(".")[2] == "_columns_child":
+            continue  # a script
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:

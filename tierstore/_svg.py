@@ -1,4 +1,4 @@
-"""Small charts as inline SVG, without a library: bars, lines and points."""
+"""Small charts as SVG, inline or files, without a library: bars, stacked bars, lines and points."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["bars", "lines", "points"]
+__all__ = ["alone", "bars", "lines", "points", "stacked"]
 
 _WIDTH, _HEIGHT = 640, 240
 _LEFT, _BOTTOM, _TOP = 56, 28, 12
@@ -49,6 +49,48 @@ def _axes(
     yield _text((_LEFT + right) / 2, _HEIGHT - 10, label)
     yield _text(_LEFT - 6, base, y[0], "end")
     yield _text(_LEFT - 6, _TOP + 8, y[1], "end")
+
+
+_STYLE = """
+svg { font: 11px system-ui, sans-serif; background: #fff }
+text { fill: #66707d; paint-order: stroke; stroke: #fff; stroke-width: 3px }
+rect { fill: #2a6fbb } .axis { fill: none; stroke: #d7dce2 }
+@media (prefers-color-scheme: dark) {
+  svg { background: #171a1f } text { fill: #98a2ae; stroke: #171a1f } .axis { stroke: #3a434e }
+}
+"""
+
+
+def alone(chart: str) -> str:
+    """Return a chart as the text of a file, which follows the colours of the reader's system."""
+    head, _, rest = chart.partition(">")
+    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{_STYLE}</style>{rest}'
+
+
+def stacked(rows: Mapping[str, Mapping[str, float]], unit: str, label: str) -> str:
+    """Return a bar for each row, of its parts one after another, and the names of the parts."""
+    parts = list(dict.fromkeys(part for each in rows.values() for part in each))
+    most = max(sum(each.values()) for each in rows.values()) or 1
+    base, left = _TOP + 34 * len(rows), 8 + min(220, 7 * max(map(len, rows)))
+    found = [f'<path class="axis" d="M{left} {_TOP}V{base}H{_WIDTH - 8}"/>']
+    for number, (name, values) in enumerate(rows.items()):
+        down, at = _TOP + 34 * number + 6, float(left)
+        found.append(_text(left - 6, down + 15, name, "end"))
+        for part, value in values.items():
+            width = (_WIDTH - 8 - left) * value / most
+            color = _COLORS[parts.index(part) % len(_COLORS)]
+            found.append(
+                f'<rect style="fill:{color}" x="{at:.1f}" y="{down}" width="{width:.1f}" '
+                f'height="22"><title>{escape(f"{part}: {value:,.4g} {unit}")}</title></rect>'
+            )
+            at += width
+    found += [_text(left, base + 18, "0", "start")]
+    found += [_text(_WIDTH - 8, base + 18, f"{most:,.4g} {unit}", "end")]
+    for number, part in enumerate(parts):
+        text = _text(left, base + 38 + 16 * number, part, "start")
+        color = _COLORS[number % len(_COLORS)]
+        found.append(text.replace("<text ", f'<text style="fill:{color}" '))
+    return _svg(found, label, base + 42 + 16 * len(parts))
 
 
 def bars(values: Sequence[float], titles: Sequence[str], ends: tuple[str, str], label: str) -> str:

@@ -1,117 +1,95 @@
-"""Plots of simulations, plans and runs, as PNG, SVG or PDF; needs the extra `plot`.
+"""Plots of simulations, plans and runs, as .svg files, which browsers and word processors show.
 
-Each function draws one plot and writes it atomically to `path`, replacing an existing file; the
-suffix selects the format. No display is needed, and matplotlib's settings do not change.
+Each function draws one plot and writes it atomically to `path`, replacing an existing file. It
+needs no library, and follows the light or dark colours of the reader's system.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import _io
+from tierstore import _io, _svg
 from tierstore.budget import format_bytes
-from tierstore.errors import InvalidInputError, needs
+from tierstore.errors import InvalidInputError
 from tierstore.sizing import Plan, Simulation, Stream
-from tierstore.sizing.simulation import OPTIMUM
 from tierstore.stats import History
 
-__all__ = ["heat", "hit_rates", "miss_ratios", "occupancy", "step_times"]
+__all__ = ["WAYS", "heat", "hit_rates", "miss_ratios", "occupancy", "step_times"]
 
-FORMATS = (".png", ".svg", ".pdf")
-_WAYS = {
-    "disk_reads": "reading the disk",
+WAYS = {
+    "disk_reads": "reading from disk",
     "disk_writes": "writing back",
     "host_gather": "gathering in memory",
     "link": "the link to the GPU",
     "gpu": "in the GPU",
 }
+"""What the parts of `Plan.seconds` are, in words."""
 
 
-@contextmanager
-def _picture(
-    path: str | os.PathLike[str], width: float = 6.4, height: float = 4.0
-) -> Iterator[Any]:
-    """Yield axes to draw in, then write the plot."""
-    suffix = Path(path).suffix.lower()
-    if suffix not in FORMATS:
-        raise InvalidInputError(f"{path}: the suffix of a plot must be one of {', '.join(FORMATS)}")
-    with needs("matplotlib", "plot", "plots need matplotlib"):
-        from matplotlib.figure import Figure
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
-    yield axes
+def _write(chart: str, path: str | os.PathLike[str]) -> None:
+    """Write a chart to its file."""
+    if Path(path).suffix.lower() != ".svg":
+        raise InvalidInputError(
+            f"{path}: a plot is an .svg file; name it so, and convert that with another program"
+        )
     with _io.publish(Path(path), force=True) as temporary:
-        figure.savefig(temporary, format=suffix[1:], dpi=150)
+        temporary.write_text(_svg.alone(chart), encoding="utf-8")
 
 
 def miss_ratios(simulation: Simulation, path: str | os.PathLike[str]) -> None:
     """Plot the fraction of distinct rows that each policy misses, by the size of the tier.
 
-    The optimum is dashed; the dotted line is what a tier of any size misses, the rows that are
-    asked for the first time. Like all functions of this module, raises InvalidInputError for
-    invalid arguments and StoreIOError if the plot cannot be written.
+    "First touches" is what a tier of any size misses, the rows that are asked for the first time;
+    the axis of sizes is logarithmic. Like all functions of this module, raises InvalidInputError
+    for invalid arguments and StoreIOError if the plot cannot be written.
     """
-    with _picture(path) as axes:
-        for policy in simulation.policies:
-            points = sorted(simulation.curve(policy), key=lambda point: point.slots)
-            axes.plot(
-                [100 * point.share for point in points],
-                [100 * (1 - point.unique_hit_rate) for point in points],
-                marker="o",
-                markersize=3,
-                linestyle="--" if policy == OPTIMUM else "-",
-                color="black" if policy == OPTIMUM else None,
-                label=policy,
-            )
-        floor = 100 * simulation.first_touch_rate
-        axes.axhline(floor, color="black", linestyle=":", linewidth=1, label="first touches")
-        axes.set(xlabel="slots, % of the rows", ylabel="distinct rows missed, %", ylim=(0, None))
-        title = f"{simulation.rows:,} rows, {simulation.ids_per_batch:,.0f} ids a batch"
-        axes.set_title(title, loc="left", fontsize="small")
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.legend(frameon=False)
+    shares = [point.share for point in simulation.curve(simulation.policies[0])]
+    missed = {
+        policy: [1 - point.unique_hit_rate for point in simulation.curve(policy)]
+        for policy in simulation.policies
+    }
+    missed["first touches"] = [simulation.first_touch_rate] * len(shares)
+    ends = (f"{100 * shares[0]:.3g} %", f"{100 * shares[-1]:.3g} % of {simulation.rows:,} rows")
+    label = "distinct rows missed, by rows in memory"
+    _write(_svg.lines([*map(float, np.log(shares))], missed, ends, label), path)
 
 
 def hit_rates(history: History, path: str | os.PathLike[str]) -> None:
     """Plot the hit rate of each tier above the disk over the steps of a run."""
-    with _picture(path) as axes:
-        for tier in history.tiers:
-            points = history.hit_rates(tier)
-            axes.plot([step for step, _ in points], [100 * rate for _, rate in points], label=tier)
-        axes.set(xlabel="step", ylabel="ids found in the tier, %", ylim=(0, 101))
-        axes.legend(frameon=False)
+    rates = {tier: dict(history.hit_rates(tier)) for tier in history.tiers}
+    steps = sorted({step for each in rates.values() for step in each})
+    if not steps:
+        raise InvalidInputError("the history has no requests: sample it after some steps")
+    curves = {tier: [each.get(step) for step in steps] for tier, each in rates.items()}
+    label = "ids found in the tier, by step"
+    _write(_svg.lines(steps, curves, _ends(steps), label, low_legend=True), path)
 
 
 def occupancy(history: History, path: str | os.PathLike[str]) -> None:
     """Plot the occupancy of each tier, and its dirty part, over the steps of a run."""
-    with _picture(path) as axes:
-        steps = [sample.step for sample in history.samples]
-        for tier in history.samples[0].occupancy:
-            full = [sample.occupancy[tier] for sample in history.samples]
-            used = [100 * each.used / each.slots for each in full]
-            dirty = [100 * each.dirty / each.slots for each in full]
-            (line,) = axes.plot(steps, used, label=f"{tier}: used")
-            axes.fill_between(
-                steps, dirty, alpha=0.3, color=line.get_color(), label=f"{tier}: changed"
-            )
-        axes.set(xlabel="step", ylabel="slots, %", ylim=(0, 101))
-        axes.legend(frameon=False)
+    steps = [sample.step for sample in history.samples]
+    curves: dict[str, Sequence[float]] = {}
+    for tier in history.samples[0].occupancy:
+        full = [sample.occupancy[tier] for sample in history.samples]
+        curves[f"{tier}: used"] = [each.used / each.slots for each in full]
+        curves[f"{tier}: changed"] = [each.dirty / each.slots for each in full]
+    _write(_svg.lines(steps, curves, _ends(steps), "slots, by step", low_legend=True), path)
+
+
+def _ends(steps: Sequence[int]) -> tuple[str, str]:
+    return f"{steps[0]:,}", f"{steps[-1]:,}"
 
 
 def heat(requests: Stream | npt.ArrayLike, path: str | os.PathLike[str]) -> None:
     """Plot the skew of requests: requests per row, most frequent first, and their sum.
 
-    `requests` is a stream, or the number of requests of each row.
+    `requests` is a stream, or the number of requests of each row. The axis of rows is logarithmic,
+    and so is that of the requests of a row, which ends at those of the first.
     """
     counts = np.sort(_requests(requests))[::-1]
     counts = counts[counts > 0]
@@ -119,13 +97,15 @@ def heat(requests: Stream | npt.ArrayLike, path: str | os.PathLike[str]) -> None
         raise InvalidInputError("no row was requested")
     # A point per row would make an SVG of millions: logarithmic steps are enough.
     places = np.unique(np.geomspace(1, counts.size, min(counts.size, 500)).astype(np.int64))
-    with _picture(path) as axes:
-        axes.plot(places, counts[places - 1], label="requests of the row")
-        axes.set(xlabel="rows, most requested first", ylabel="requests", xscale="log", yscale="log")
-        share = axes.twinx()
-        total = np.cumsum(counts, dtype=np.float64)
-        share.plot(places, 100 * total[places - 1] / total[-1], color="black", linestyle="--")
-        share.set(ylabel="of all requests so far, % (dashed)", ylim=(0, 101))
+    total = np.cumsum(counts, dtype=np.float64)
+    low, high = np.log(counts[-1]), np.log(counts[0])
+    of_row = (np.log(counts[places - 1]) - low) / (high - low or 1)
+    curves: dict[str, Sequence[float]] = {
+        f"requests of the row, {counts[-1]:,.4g} to {counts[0]:,.4g}": of_row.tolist(),
+        "share of all requests so far": (total[places - 1] / total[-1]).tolist(),
+    }
+    at, ends = np.log(places).tolist(), ("1", f"{counts.size:,}")
+    _write(_svg.lines(at, curves, ends, "rows, most requested first"), path)
 
 
 def _requests(given: Stream | npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -147,23 +127,15 @@ def step_times(
 
     `steps` is a plan with times, or seconds by name of the bar and of its parts.
     """
-    title = ""
+    label = "times of a step"
     if isinstance(steps, Plan):
         tiers = [f"{tier.tier} {format_bytes(tier.nbytes)}" for tier in steps.tiers]
-        title = ", ".join([f"{steps.rows:,} rows of {steps.record_bytes} B", *tiers])
-        seconds = {_WAYS.get(part, part): value for part, value in steps.seconds.items()}
-        steps = {"planned": seconds}
+        label = ", ".join([f"{steps.rows:,} rows of {steps.record_bytes} B", *tiers])
+        steps = {"planned": {WAYS.get(part, part): took for part, took in steps.seconds.items()}}
     if not any(steps.values()):
         raise InvalidInputError("the plan has no times: it needs a stream and measured speeds")
-    bars = list(steps)
-    parts = list(dict.fromkeys(part for each in steps.values() for part in each))
-    with _picture(path, height=1.9 + 0.5 * len(bars)) as axes:
-        left = np.zeros(len(bars))
-        for part in parts:
-            values = np.array([1000 * steps[bar].get(part, 0.0) for bar in bars])
-            axes.barh(bars, values, left=left, label=part)
-            left += values
-        axes.set(xlabel="ms a step")
-        axes.set_title(title, loc="left", fontsize="small")
-        axes.invert_yaxis()
-        axes.figure.legend(frameon=False, fontsize="small", loc="outside lower left", ncols=2)
+    took = {
+        bar: {part: 1000 * seconds for part, seconds in parts.items()}
+        for bar, parts in steps.items()
+    }
+    _write(_svg.stacked(took, "ms", label), path)

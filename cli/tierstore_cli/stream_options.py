@@ -88,5 +88,5 @@ PLOT = click.option(
     "picture",
     type=click.Path(path_type=Path, readable=False, dir_okay=False),
     metavar="FILE",
-    help="Draw a figure: .png, .svg or .pdf; needs tierstore[plot].",
+    help="Draw a figure, an .svg file.",
 )

@@ -284,7 +284,7 @@ class Simulation:
 
     def curve(self, policy: str) -> list[Point]:
         """Return the points of one policy, by size."""
-        return [point for point in self.points if point.policy == policy]
+        return sorted((p for p in self.points if p.policy == policy), key=lambda p: p.slots)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `tierstore simulate --json` prints."""

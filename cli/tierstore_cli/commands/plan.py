@@ -35,14 +35,6 @@ from tierstore_cli.progress import Progress
 from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, TRACE, stream_options
 from tierstore_cli.text import percent
 
-WAYS = {
-    "disk_reads": "reading from disk",
-    "disk_writes": "writing back",
-    "host_gather": "gathering in memory",
-    "link": "the link to the GPU",
-    "gpu": "in the GPU",
-}
-
 
 @click.command(cls=Command)
 @click.argument("store", type=PlaceType(), required=False)
@@ -327,7 +319,8 @@ def _lines(found: Plan, traced: bool) -> list[str | Grid]:
     if found.seconds:
         lines += ["", f"moving rows takes {1000 * found.step_seconds:,.1f} ms per step:"]
         times = [
-            (WAYS[name], f"{1000 * seconds:,.1f} ms") for name, seconds in found.seconds.items()
+            (plot.WAYS[name], f"{1000 * seconds:,.1f} ms")
+            for name, seconds in found.seconds.items()
         ]
         lines.append(Grid((), times, frozenset({1})))
     if found.commit_seconds is not None:
