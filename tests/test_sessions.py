@@ -129,6 +129,14 @@ def test_another_table_than_the_one_there_is_an_error(tmp_path):
     for message, tables in others.items():
         with pytest.raises(InvalidInputError, match=message):
             tierstore.open_or_create(tmp_path / "s", tables)
+    keyed = tierstore.TableSpec(dim=DIM, keys="int64")
+    with pytest.raises(InvalidInputError, match="has no keys, not int64"):
+        tierstore.open_or_create(tmp_path / "s", {"t": keyed})
+    tierstore.create(tmp_path / "keyed", {"t": keyed}).close()
+    with pytest.raises(InvalidInputError, match="has int64 keys, not none"):
+        tierstore.open_or_create(tmp_path / "keyed", {"t": SPEC})
+    more = tierstore.TableSpec(10**6, DIM, keys="int64", grows=True)  # it grows as keys arrive
+    tierstore.open_or_create(tmp_path / "keyed", {"t": more}).close()
     (tmp_path / "file").write_text("no store")
     with pytest.raises(NotAStoreError):
         tierstore.open_or_create(tmp_path / "file", {"t": SPEC})

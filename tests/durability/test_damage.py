@@ -456,6 +456,97 @@ def test_mending_never_takes_an_older_image_or_hides_a_newer_one(two: Two) -> No
 # -- repair
 
 
+def store_of(path: Path, rows: Any) -> tierstore.Store:
+    spec = tierstore.TableSpec(*rows.shape, init=tierstore.from_array(rows))
+    return tierstore.create(path, {"t": spec}, budget=_NONE, keep=9)
+
+
+def test_an_older_image_is_of_a_version_that_the_copied_one_descends_from(tmp_path: Path) -> None:
+    """What was committed after a version to which the store went back is not its past."""
+    rows = values(np.random.default_rng(5), (50, DIM))
+    with store_of(tmp_path / "s", rows) as store:
+        store["t"].write([7], rows[8:9])
+        second = store.commit()
+        store["t"].write([7], rows[9:10])
+        store.commit()
+        store.restore(second)
+        names = {each.name for each in (tmp_path / "s").rglob("delta-*")}
+    first, *_ = sorted((tmp_path / "s").rglob("delta-*"))
+    assert len(names) == 2
+    flip(first, 2)  # of the row, in the delta of the second version
+    report = tierstore.repair(tmp_path / "s", tmp_path / "copy")
+    assert (report.tables["t"].older, report.tables["t"].filled) == (1, 0)
+    assert everything(tmp_path / "copy")["t"].tobytes() == rows.tobytes()
+
+
+def test_rows_that_a_table_grew_by_have_no_older_image(tmp_path: Path) -> None:
+    rows = values(np.random.default_rng(5), (50, DIM))
+    with store_of(tmp_path / "s", rows) as store:
+        store.grow("t", 60, init=tierstore.normal(seed=1))
+        grown = store["t"].read(np.arange(60))
+    newest = max((tmp_path / "s").glob("t/*/rows.npy"), key=lambda path: path.stat().st_size)
+    for row in (3, 55):
+        flip(newest, 4096 + row * 4 * DIM)
+    report = tierstore.repair(tmp_path / "s", tmp_path / "copy")
+    assert (report.tables["t"].older, report.tables["t"].filled) == (1, 1)
+    grown[55] = 0
+    assert everything(tmp_path / "copy")["t"].tobytes() == grown.tobytes()
+
+
+def test_an_initializer_fills_a_row_of_any_block(tmp_path: Path) -> None:
+    rows = values(np.random.default_rng(5), (9000, DIM))
+    with store_of(tmp_path / "s", rows):
+        pass
+    (base,) = (tmp_path / "s").glob("t/*/rows.npy")
+    lost = [1, 4097, 8999]
+    for row in lost:
+        flip(base, 4096 + row * 4 * DIM)
+    report = tierstore.repair(tmp_path / "s", tmp_path / "copy", fill=tierstore.normal(seed=5))
+    assert report.tables["t"].filled == 3
+    found = everything(tmp_path / "copy")["t"]
+    assert np.unique(np.abs(found[lost])).size == 3 * DIM and np.abs(found[lost]).max() < 9
+    found[lost] = rows[lost]
+    assert found.tobytes() == rows.tobytes()
+
+
+def test_what_is_left_out_is_not_complete(tmp_path: Path) -> None:
+    rows = values(np.random.default_rng(5), (50, DIM))
+    with store_of(tmp_path / "s", rows) as store:
+        store.commit(payload={"model": b"m" * 99})
+    assert tierstore.repair(tmp_path / "s", tmp_path / "whole").complete
+    (payload,) = (tmp_path / "s").glob("payload-*")
+    flip(payload, 3)
+    report = tierstore.repair(tmp_path / "s", tmp_path / "copy")
+    assert [each.partition(":")[0] for each in report.left_out] == ["payload model"]
+    assert not report.complete
+    assert everything(tmp_path / "copy")["t"].tobytes() == rows.tobytes()
+
+
+def test_an_identity_of_another_store_is_damage(tmp_path: Path) -> None:
+    rows = values(np.random.default_rng(5), (50, DIM))
+    for name in ("s", "other"):
+        store_of(tmp_path / name, rows).close()
+    shutil.copy(tmp_path / "other/STORE.json", tmp_path / "s/STORE.json")
+    report = tierstore.repair(tmp_path / "s", tmp_path / "copy")
+    assert any("belongs to another store" in each for each in report.left_out)
+    assert not report.complete and not tierstore.verify(tmp_path / "s").ok
+    assert everything(tmp_path / "copy")["t"].tobytes() == rows.tobytes()
+
+
+def test_mending_does_not_take_the_row_of_the_version_before(tmp_path: Path) -> None:
+    rows = values(np.random.default_rng(5), (50, DIM))
+    with store_of(tmp_path / "s", rows) as store:
+        store["t"].write([7], rows[8:9])
+        store.commit()
+    (delta,) = (tmp_path / "s").rglob("delta-*")
+    flip(delta, 2)
+    with tierstore.open(tmp_path / "s", "r+", budget=_NONE) as store:
+        report = store.verify(mend=True)
+        assert report.bad_rows == {"t": [7]} and report.mended in ({}, {"t": []})
+        with pytest.raises(CorruptRowError):
+            store["t"].read([7])
+
+
 def check_repaired(report: RepairReport, dest: Path, versions: dict[int, dict]) -> None:
     """Each row is that of the version, or listed: filled, or as it was in the version named."""
     assert tierstore.verify(dest).ok

@@ -260,6 +260,18 @@ def test_texts_among_the_scalars_come_back(tmp_path: Path, text: str) -> None:
         assert store["t"].scalars == {"text": text}
 
 
+def test_a_whole_manifest_of_another_store_is_refused(tmp_path: Path) -> None:
+    """As of a directory that was copied over another."""
+    spec = tierstore.TableSpec(6, 3, init=tierstore.normal(seed=1))
+    for name in ("one", "other"):
+        tierstore.create(tmp_path / name, {"t": spec}).close()
+    (mine,) = (tmp_path / "one").glob("manifest-*.json")
+    (theirs,) = (tmp_path / "other").glob("manifest-*.json")
+    mine.write_bytes(theirs.read_bytes())
+    with pytest.raises(FormatError, match="belongs to another store"):
+        tierstore.open(tmp_path / "one")
+
+
 def test_a_manifest_that_was_read_before_is_read_again(store: Sample) -> None:
     """What an open store knows of a manifest holds as long as its bytes are the same."""
     with tierstore.open(store.path, budget=Budget(host=0)) as reader:

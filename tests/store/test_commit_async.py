@@ -158,6 +158,15 @@ def test_what_goes_wrong_is_told_by_the_result_and_nothing_is_lost(store, monkey
     assert contents(store.path, 2)["t"][1, 0] == 8
 
 
+def test_an_error_that_was_asked_for_is_not_raised_again(store, monkeypatch):
+    store["t"].write([1], np.full((1, DIM), 8, np.float32))
+    with monkeypatch.context() as patch:
+        fail(patch, StoreFullError("no space"))
+        assert isinstance(store.commit_async().exception(), StoreFullError)
+    assert store.commit() == 2
+    store.close()
+
+
 @pytest.mark.parametrize("asked_by", ["commit", "commit_async", "close"])
 def test_an_error_not_asked_for_is_raised_later_and_once(store, monkeypatch, asked_by):
     store["t"].write([1], np.full((1, DIM), 8, np.float32))
@@ -240,6 +249,31 @@ def test_a_payload_survives_the_commit_of_another_thread_in_between(store, monke
     store.close()
     with tierstore.open(store.path) as reader:
         assert (reader.step, reader.payload["model"].read()) == (2, b"m" * 1000)
+
+
+def test_a_state_that_names_a_version_of_another_thread_is_not_committed(store, monkeypatch):
+    """A pointer in the payload names the coming version, which would have other rows."""
+
+    class Model:
+        def state_dict(self):
+            return store.state_dict()
+
+    def start_late(work, purpose):
+        store.commit(step=1)
+        return Worker(work, purpose)
+
+    with monkeypatch.context() as late:
+        late.setattr(commit, "Worker", start_late)
+        store["t"].write([1], np.full((1, DIM), 8, np.float32))
+        with pytest.raises(InvalidInputError, match="version 2 was committed by another thread"):
+            store.commit_async(step=2, payload={"model": Model()}).result()
+    assert not [name for name in os.listdir(store.path) if name.startswith("payload-")]
+    assert store.commit(step=2, payload={"model": Model()}) == 3
+    store["t"].write([1], np.full((1, DIM), 9, np.float32))
+    assert store.commit() == 4, "which keeps the payload"
+    store.load_state_dict(store.payload["model"].tree())
+    assert store.version == 4 and (store["t"].read([1]) == 9).all(), "it is that of this version"
+    store.close()
 
 
 @pytest.mark.variants(0, 1)

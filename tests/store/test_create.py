@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tierstore.budget import Budget
 from tierstore.errors import (
     CapacityError,
     DeviceError,
+    ExistsError,
     InvalidInputError,
     InvalidTypeError,
     LockedError,
@@ -199,6 +201,58 @@ def test_whether_a_path_is_a_store(tmp_path, monkeypatch):
         tierstore.is_store(3)
     with tierstore.create(None, {"t": tierstore.TableSpec(3, 2)}) as store:
         assert tierstore.is_store(store.path)
+
+
+def test_a_store_that_lost_its_identity_is_one(tmp_path):
+    path = tmp_path / "s.tier"
+    tierstore.create(path, {"t": tierstore.TableSpec(3, 2)}).close()
+    (path / "STORE.json").unlink()
+    assert tierstore.is_store(path), "a damaged one, which can be repaired"
+
+
+def test_a_link_that_leads_nowhere_is_not_free(tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(ExistsError, match="link exists and is a symbolic link"):
+        tierstore.create(tmp_path / "link", {"t": tierstore.TableSpec(3, 2)})
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_store_that_is_not_opened_is_not_left_locked(tmp_path):
+    path = tmp_path / "s.tier"
+    tierstore.create(path, {"t": tierstore.TableSpec(3, 2)}).close()
+    with pytest.raises(UnknownNameError) as held:  # with its frames
+        tierstore.open(path, "r+", budget=Budget(host={"other": "1MiB"}))
+    tierstore.open(path, "r+").close()
+    assert held.value
+
+
+def test_a_store_in_memory_leaves_those_that_are_in_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "_MEMORY", str(tmp_path))
+    spec = {"t": tierstore.TableSpec(3, 2)}
+    with tierstore.create(None, spec) as first, tierstore.create(None, spec) as second:
+        assert Path(first.path).is_relative_to(tmp_path) and Path(first.path).exists()
+        first["t"].write([1], np.ones((1, 2), np.float32))
+        first.commit()
+        child = os.fork()
+        if child == 0:  # which closes what is not its own
+            with contextlib.suppress(errors.TierStoreError):
+                second.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert Path(second.path).exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of others")
+def test_what_other_users_left_in_memory_is_theirs(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "_MEMORY", str(tmp_path))
+    theirs, mine = tmp_path / "tierstore-temporary-a", tmp_path / "tierstore-temporary-b"
+    for each in (theirs, mine):
+        each.mkdir()
+        (each / "file").touch()
+    os.chown(theirs, 12345, 12345)
+    tierstore.create(None, {"t": tierstore.TableSpec(3, 2)}).close()
+    assert [each.name for each in tmp_path.iterdir()] == [theirs.name]
 
 
 def test_whether_a_path_of_objects_is_a_store(tmp_path):

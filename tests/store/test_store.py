@@ -16,6 +16,7 @@ from tests.oracle import values
 from tierstore.errors import (
     CapacityError,
     ClosedError,
+    CommitFailedError,
     CorruptStoreError,
     ExistsError,
     InvalidInputError,
@@ -23,8 +24,10 @@ from tierstore.errors import (
     LockedError,
     NotAStoreError,
     ReadOnlyError,
+    StoreFullError,
     UncommittedRowsWarning,
     UnknownNameError,
+    UpkeepWarning,
     VersionError,
 )
 
@@ -210,6 +213,71 @@ def test_rollback_takes_back_every_table(store):
     assert store["item"].scalars == {}
     assert store.uncommitted_rows() == 0
     assert store.commit() == 3
+
+
+def test_commits_under_names_keep_those_before(path, store):
+    for number, name in enumerate(("first", "second", "third")):
+        store["item"].write([number], store["item"].read([9]))
+        store.commit(keep=name)
+    names = [each.names for each in store.versions() if each.names]
+    assert names == [("first",), ("second",), ("third",)]
+    store.restore("first")
+
+
+def test_a_scalar_of_another_type_is_another_one(path, store):
+    for value in (1, 1.0, True, 0, False, 0.0, -0.0):
+        store["item"].scalars["a"] = value
+        store.commit()
+        with tierstore.open(path) as again:
+            found = again["item"].scalars["a"]
+            assert (type(found), repr(found)) == (type(value), repr(value))
+
+
+def test_a_payload_of_a_commit_that_fails_is_removed(path, store, monkeypatch):
+    store["item"].write([1], store["item"].read([2]))
+    before = sorted(path.glob("payload-*"))
+
+    def full(*_):
+        raise StoreFullError("no space")
+
+    with monkeypatch.context() as failing:
+        failing.setattr("tierstore._store.store.flush", full)
+        with pytest.raises(StoreFullError):
+            store.commit(payload={"note": b"x" * 99})
+    assert sorted(path.glob("payload-*")) == before
+    store.commit(payload={"note": b"y"})
+    assert store.payload["note"].read() == b"y"
+
+
+@pytest.mark.parametrize("error", [MemoryError("no memory"), OSError(5, "no disk")])
+def test_work_after_a_version_is_safe_does_not_fail_its_commit(path, store, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    store["item"].write([1], store["item"].read([2]))
+    with monkeypatch.context() as failing:
+        failing.setattr("tierstore._store.state.State.sweep", fail)
+        with pytest.warns(UpkeepWarning, match="version 2 is committed; .* is postponed"):
+            assert store.commit() == 2
+    store["item"].write([1], store["item"].read([3]))
+    assert store.commit() == 3
+
+
+def test_a_sync_that_fails_after_a_version_is_safe_closes_the_store(path, store, monkeypatch):
+    """What the kernel has of the files is not what the disk has: nothing more may be written."""
+
+    def fail(*_):
+        raise CommitFailedError("a sync failed")
+
+    store["item"].write([1], store["item"].read([2]))
+    with monkeypatch.context() as failing:
+        failing.setattr("tierstore._store.state.State.sweep", fail)
+        with pytest.warns(UpkeepWarning, match="version 2 is committed"):
+            assert store.commit() == 2
+    with pytest.raises(ClosedError, match="a sync failed"):
+        store["item"].read([1])
+    with tierstore.open(path) as again:
+        assert again.version == 2
 
 
 def test_scalars_are_committed_with_the_rows(path, store):

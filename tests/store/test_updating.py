@@ -225,6 +225,16 @@ def test_tables_by_key_get_new_keys(tmp_path, rng, kind, rows):
         check(store, copy)
 
 
+def test_a_table_that_was_dropped_goes_from_the_copy(store, copy, rng):
+    store.drop("user")
+    write(store, rng)
+    done = store.update_copy(copy)
+    assert done.dropped == ["user"]
+    check(store, copy)
+    with tierstore.open(copy) as opened:
+        assert list(opened) == ["item"]
+
+
 def test_a_dry_run_writes_nothing(store, copy, rng, tmp_path):
     before = {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
     write(store, rng)
