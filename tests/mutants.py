@@ -1095,20 +1095,14 @@ MUTANTS = [
     # Versions to which states point: which are kept, how many, and until when.
     Mutant(
         "_store/pointed.py",
-        "reversed(living.valuerefs())",
-        "living.valuerefs()",
+        "reversed(living[uuid].valuerefs())",
+        "living[uuid].valuerefs()",
         "tests/training/test_keeping_states.py",
     ),
     Mutant(
         "_store/pointed.py",
         "        _saved[self.uuid] = self",
         "        _saved[self.uuid + '?'] = None",
-        "tests/training/test_keeping_states.py",
-    ),
-    Mutant(
-        "_store/pointed.py",
-        "each.version for each in found if each and each.uuid == uuid",
-        "each.version for each in found if each",
         "tests/training/test_keeping_states.py",
     ),
     Mutant(

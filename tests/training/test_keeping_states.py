@@ -230,6 +230,18 @@ def test_opening_the_store_again_keeps_what_states_point_to(trained: Any) -> Non
         assert torch.equal(again_model.item(EVERY), rows)
 
 
+def test_a_fold_drops_every_older_version_as_it_says(trained: Any) -> None:
+    store, model, commit = trained
+    first = commit()
+    state = model.state_dict()
+    commit(), commit()
+    assert first in store.fold()
+    with pytest.raises(InvalidInputError, match=r'no longer kept.*commit\(keep="best"\)'):
+        model.load_state_dict(state)
+    commit(), commit()
+    assert store.verify().ok
+
+
 def test_states_of_many_versions_keep_the_latest_and_say_so_once(trained: Any) -> None:
     store, model, commit = trained
     states = {commit(): model.state_dict() for _ in range(MOST)}

@@ -35,8 +35,8 @@ class Claim:
         _saved[self.uuid] = self
 
 
-living: weakref.WeakValueDictionary[int, Claim] = weakref.WeakValueDictionary()
-"""Every claim, in the order in which they were made."""
+living: dict[str, weakref.WeakValueDictionary[int, Claim]] = {}
+"""The claims of each store that has had one, by its uuid, in the order in which they were made."""
 _numbers = itertools.count()
 _saved: dict[str, Claim] = {}
 
@@ -44,14 +44,14 @@ _saved: dict[str, Claim] = {}
 def claim(manifest: Manifest) -> Claim:
     """Return a claim of the version of a manifest, which is the latest then."""
     found = Claim(manifest.uuid, (manifest.version, manifest.mark))
-    living[next(_numbers)] = found
+    living.setdefault(manifest.uuid, weakref.WeakValueDictionary())[next(_numbers)] = found
     return found
 
 
 def claimed(uuid: str) -> list[tuple[int, str]]:
     """Return number and mark of each version of a store that is claimed, the latest first."""
-    found = (each() for each in reversed(living.valuerefs()))  # others may claim meanwhile
-    return [*dict.fromkeys(each.version for each in found if each and each.uuid == uuid)]
+    found = (each() for each in reversed(living[uuid].valuerefs()))  # others may claim meanwhile
+    return [*dict.fromkeys(each.version for each in found if each)]
 
 
 class StatePointer(dict[str, Any]):

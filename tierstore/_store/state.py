@@ -688,7 +688,7 @@ class State:
 
         It does so where there are more of them than `MOST`, once while the store is open.
         """
-        versions = claimed(self.identity.uuid) if living else []
+        versions = claimed(self.identity.uuid) if self.identity.uuid in living else []
         dropped = self.ledger.keep_newest(keep, self.manifest.confirmed, versions[:MOST])
         lost = sorted(dropped.intersection(number for number, _ in versions[MOST:]))
         if lost and not self._warned_of_states:

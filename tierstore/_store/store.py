@@ -263,7 +263,7 @@ class Store(SchemaChanges):
         one that `state_dict()` of a layer, a model, an optimizer or the store returned, or a copy,
         or the last one that was pickled, as by `torch.save`. Of a store there are at most
         8 such versions, the latest ones of which a state was taken; a warning tells of the first
-        that goes, once.
+        that goes, once. `fold` drops them.
 
         Returns the version's number once the version survives a power failure. After StoreFullError
         nothing is lost: free space and commit again. After CommitFailedError the store must be
