@@ -11,6 +11,7 @@ import linecache
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,7 +31,9 @@ from tests.durability.faults import FAULTS, Faulty
 from tests.durability.small import NONE, commit, make
 from tests.durability.writer import DIM
 from tierstore import _io, distributed
+from tierstore._door import Door
 from tierstore._io.file import File
+from tierstore._table.prefetch import Prefetcher
 from tierstore.errors import (
     ClosedError,
     CommitFailedError,
@@ -237,6 +240,18 @@ def test_a_store_is_not_closed_while_either_lock_is_held(tmp_path: Path) -> None
     assert closed and writer.locked
     store.close()
     assert store.closed and is_free(tmp_path / "s")
+
+
+@pytest.mark.fault(33)
+def test_an_interrupt_while_closing_waits_for_advice_lets_the_next_wait() -> None:
+    prefetcher = Prefetcher(Door("s", writable=False))
+    for number in range(1, 4):
+        with interrupted(number), suppress(KeyboardInterrupt):
+            prefetcher.wait_for_advice()
+        again = threading.Thread(target=prefetcher.wait_for_advice, daemon=True)
+        again.start()
+        again.join(30)
+        assert not again.is_alive(), number
 
 
 @pytest.mark.fault(33)
