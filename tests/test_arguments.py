@@ -122,7 +122,6 @@ def test_every_option_is_tried() -> None:
     assert {f"open {name}" for name in options} <= CALLS.keys()
 
 
-@pytest.mark.variants(9, 32)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.fault(4, 12, 17)
 def test_wrong_arguments(name: str, store: tierstore.Store) -> None:

@@ -323,9 +323,11 @@ def test_a_directory_is_replaced_if_it_is_of_the_format(tmp_path, suffix):
 def test_a_store_is_not_replaced_by_an_export(tmp_path):
     path = tmp_path / "store.zarr"
     tierstore.create(path, {"item": tierstore.TableSpec(3, 2)}).close()
-    with pytest.raises(ExistsError):
-        write_file(path, random_matrix(3, 2), "float32", force=True)
-    tierstore.open(path).close()
+    for _ in range(2):
+        with pytest.raises(ExistsError):
+            write_file(path, random_matrix(3, 2), "float32", force=True)
+        tierstore.open(path).close()
+        (path / "zarr.json").touch()  # as where somebody made a group of its tables
 
 
 @every_sink

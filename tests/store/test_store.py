@@ -124,6 +124,17 @@ def test_no_store_is_made_inside_a_store(path, store):
         assert sorted(os.listdir(path)) == before
 
 
+def test_a_path_with_nul_is_refused_by_name(store):
+    for call in (
+        lambda path: tierstore.open(path),
+        lambda path: tierstore.create(path, {"t": tierstore.TableSpec(2, 4)}),
+        lambda path: tierstore.open_or_create(path, {"t": tierstore.TableSpec(2, 4)}),
+        tierstore.verify,
+    ):
+        with pytest.raises(InvalidInputError, match="no path has a NUL"):
+            call("a\0b")
+
+
 def test_nothing_that_exists_is_replaced(path, store):
     with pytest.raises(ExistsError):
         tierstore.create(path, SPECS)

@@ -656,6 +656,19 @@ def test_the_nearest_rows_on_any_number_of_threads(tmp_path, monkeypatch, metric
     np.testing.assert_allclose(scores[0], expected[ids[0]], rtol=1e-5)
 
 
+def test_the_nearest_rows_to_what_would_have_to_be_rounded_are_refused(tmp_path):
+    torch = pytest.importorskip("torch")
+    with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(9, 2)}) as store:
+        table, query = store["t"], np.ones((1, 2), np.float32)
+        for exclude in ([[1.5]], [torch.tensor([2.0])], [["3"]], [np.ma.masked_equal([1, 2], 2)]):
+            with pytest.raises((InvalidTypeError, InvalidInputError), match="exclude"):
+                table.topk(query, 3, exclude=exclude)
+        for queries in (query * 1j, torch.ones(1, 2, dtype=torch.complex64)):
+            with pytest.raises(InvalidTypeError, match="queries are complex"):
+                table.topk(queries, 3)
+        assert len(table.topk(query, 3, exclude=[np.array([8], np.uint8)])[1][0]) == 3
+
+
 @pytest.mark.parametrize(
     ("choose", "words"),
     [
