@@ -421,14 +421,7 @@ def refused(rank: int, path: Path) -> list[str]:
         if rank:
             del inside.owner(user.shard).grow_rows, user.shard._write_first
         user.write(np.arange(40), np.ones((40, DIM), np.float32))
-        for change in (
-            lambda: store.grow("user", 1 << 20),
-            lambda: store.append("user", np.ones((1, DIM), np.float32)),
-            lambda: store.create_table("more", tierstore.TableSpec(100, DIM, keys="int64")),
-            lambda: TieredEmbedding(user, padding_idx=0),
-        ):
-            with pytest.raises(InvalidInputError):
-                change()
+        by_row_is_refused(store)
         store.commit(1)
         store.create_table("more", spec("text"))
         store["more"].write(["a", "b"], np.ones((2, DIM), np.float32))
@@ -436,8 +429,32 @@ def refused(rank: int, path: Path) -> list[str]:
     return told
 
 
+def by_row_is_refused(store: distributed.DistributedStore) -> None:
+    """A table by key gets rows by their keys alone."""
+    one = np.ones((1, DIM), np.float32)
+    for change, words in (
+        (lambda: store.grow("user", 1 << 20), "by key"),
+        (lambda: store.append("user", one), "by key"),
+        (lambda: store.append("user", one, keys=[40]), "by key"),
+        (lambda: store.set_keys("user", None), "by key"),
+        (lambda: store.create_table("more", tierstore.TableSpec(100, DIM, keys="int64")), "rows"),
+        (lambda: TieredEmbedding(store["user"], padding_idx=0), "key"),
+    ):
+        with pytest.raises(InvalidInputError, match=words):
+            change()
+
+
 def failing() -> None:
     raise StoreFullError("the disk is full")
+
+
+def test_one_process_gives_rows_by_their_keys(tmp_path: Path) -> None:
+    distributed.create(tmp_path / "s", {"user": spec("int64")}, partitions=4).close()
+    with distributed.open(tmp_path / "s") as store:
+        store["user"].write(np.arange(40), np.ones((40, DIM), np.float32))
+        store.commit(1)
+        by_row_is_refused(store)
+        assert store["user"].rows == 40
 
 
 @pytest.mark.slow
