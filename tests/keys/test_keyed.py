@@ -910,15 +910,19 @@ def test_readers_and_writers_beside_removals(tmp_path, kind, tracked):
         s.rollback()
 
 
+USED_BY = KeyedTable._used_by
+"""What finds the rows of keys, which others may change before they are used."""
+
+
 @pytest.mark.parametrize("way", ["write", "lease"])
 def test_keys_that_a_rollback_takes_from_a_call_get_rows_anew(store, kind, monkeypatch, way):
     """Rows that were found before are those of other keys by then."""
-    table, keys, used = store["t"], some(kind, 2), KeyedTable._used_by
+    table, keys = store["t"], some(kind, 2)
     mine, theirs = keys[:1], keys[1:]
     calls = itertools.count()
 
     def found(self, *given):
-        rows = used(self, *given)
+        rows = USED_BY(self, *given)
         if next(calls) == 0:
             thread = threading.Thread(target=beside)
             thread.start()
@@ -939,6 +943,41 @@ def test_keys_that_a_rollback_takes_from_a_call_get_rows_anew(store, kind, monke
     assert np.array_equal(table.read(theirs, "weight"), 2 * ones(1))
     assert table.rows == 2
     store.rollback()
+
+
+def test_a_write_beside_a_removal_counts_each_key_once(tmp_path, kind, monkeypatch):
+    """The removal waits for it: rows found before are those of other keys by then."""
+    keys, threads = some(kind, 9), []
+    with tierstore.create(tmp_path / "s", {"t": tracking(kind)}) as store:
+        table = store["t"]
+        table.write(keys, ones(9), "weight")
+
+        def found(self, *given):
+            rows = USED_BY(self, *given)
+            if not threads:
+                threads.append(threading.Thread(target=table.remove, args=(keys[:1],)))
+                threads[0].start()
+                threads[0].join(0.2)
+            return rows
+
+        monkeypatch.setattr(KeyedTable, "_used_by", found)
+        table.write(keys[8:], 2 * ones(1), "weight")
+        threads[0].join(60)
+        monkeypatch.undo()
+        assert table.read(keys[8:], "uses")[:, 0].tolist() == [2]
+        assert np.array_equal(table.read(keys[8:], "weight"), 2 * ones(1))
+        assert table.rows == 8
+        store.rollback()
+
+
+def test_a_reader_counts_no_uses(tmp_path, kind):
+    keys = some(kind, 3)
+    with tierstore.create(tmp_path / "s", {"t": tracking(kind)}) as store:
+        store["t"].write(keys, ones(3), "weight")
+        store.commit()
+    with tierstore.open(tmp_path / "s") as reader:
+        reader["t"].lease(keys).release()
+        assert reader["t"].read(keys, "uses")[:, 0].tolist() == [1, 1, 1]
 
 
 def test_a_read_beside_a_rollback_gives_the_first_row_of_a_key_that_goes(store, kind, monkeypatch):
