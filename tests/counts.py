@@ -46,6 +46,8 @@ QUESTIONS = {
 """What is decided by an `if` in many files; each should be decided in one. Patterns of tests."""
 
 _FOREIGN = ("os", "sys", "np", "threading")
+_OF_NAMED_TUPLES = ("_asdict", "_fields", "_make", "_replace")
+"""Methods that Python documents for everybody; their names only differ from those of fields."""
 
 
 Nodes = Sequence[ast.AST]
@@ -126,6 +128,8 @@ def reaches(nodes: Nodes) -> list[str]:
     found = []
     for node in nodes:
         if isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr):
+            if node.attr in _OF_NAMED_TUPLES:
+                continue
             of = ast.unparse(node.value)
             mine = of in ("self", "cls") or node.attr in own
             if not mine and "torch" not in of and of.split(".")[0] not in _FOREIGN:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tierstore
+from tierstore._tiers.placement import nbytes_of, slots_of, total_of
 from tierstore.budget import Budget, format_bytes, parse_bytes, size_of_at_least
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
@@ -85,16 +86,16 @@ def test_a_size_is_a_budget_of_the_host():
 
 
 def test_a_budget_is_shared_by_the_tables_or_given_to_each():
-    assert Budget(host=1000)._total("host") == 1000
-    assert Budget(host=1000)._nbytes("host", "item") is None
-    assert Budget(host={"item": "1kB"})._total("host") is None
-    assert Budget(host={"item": "1kB"})._nbytes("host", "item") == 1000
-    assert Budget(host={"item": "1kB"})._nbytes("host", "user") is None
-    assert Budget()._total("gpu") is Budget()._nbytes("gpu", "item") is None
-    assert Budget(host_rows=7)._slots("host", "item") == 7
-    assert Budget(gpu_rows={"item": 3})._slots("gpu", "item") == 3
-    assert Budget(gpu_rows={"item": 3})._slots("gpu", "user") is None
-    assert Budget(host=1)._slots("host", "item") is None
+    assert total_of(Budget(host=1000), "host") == 1000
+    assert nbytes_of(Budget(host=1000), "host", "item") is None
+    assert total_of(Budget(host={"item": "1kB"}), "host") is None
+    assert nbytes_of(Budget(host={"item": "1kB"}), "host", "item") == 1000
+    assert nbytes_of(Budget(host={"item": "1kB"}), "host", "user") is None
+    assert total_of(Budget(), "gpu") is nbytes_of(Budget(), "gpu", "item") is None
+    assert slots_of(Budget(host_rows=7), "host", "item") == 7
+    assert slots_of(Budget(gpu_rows={"item": 3}), "gpu", "item") == 3
+    assert slots_of(Budget(gpu_rows={"item": 3}), "gpu", "user") is None
+    assert slots_of(Budget(host=1), "host", "item") is None
 
 
 @pytest.mark.parametrize(

@@ -170,34 +170,11 @@ class Budget:
         except InvalidInputError as error:
             raise InvalidInputError(f"{BUDGET_VARIABLE}={size}: {error}") from None
 
-    @property
-    def _tables(self) -> dict[str, None]:
-        """The tables with individual values, as keys, in the order given."""
-        values = (getattr(self, name) for name in _CHECKS)
-        return {name: None for value in values if isinstance(value, Mapping) for name in value}
-
     def __repr__(self) -> str:
         given = [(name, getattr(self, name)) for name in _CHECKS]
         given.append(("gpu_whole", list(self.gpu_whole) or None))
         shown = ", ".join(f"{name}={value!r}" for name, value in given if value is not None)
         return f"Budget({shown})"
-
-    def _slots(self, tier: str, table: str) -> int | None:
-        """Return the number of slots of `table` in `tier`, or None if bytes determine it."""
-        value = getattr(self, f"{tier}_rows")
-        return value.get(table) if isinstance(value, Mapping) else value
-
-    def _nbytes(self, tier: str, table: str) -> int | None:
-        """Return the bytes for `table` alone in `tier`, or None where there are none."""
-        value = getattr(self, tier)
-        if not isinstance(value, Mapping) or table not in value:
-            return None
-        return parse_bytes(value[table])
-
-    def _total(self, tier: str) -> int | None:
-        """Return the bytes of `tier` for all tables together, or None where none are given."""
-        value = getattr(self, tier)
-        return None if value is None or isinstance(value, Mapping) else parse_bytes(value)
 
 
 DEFAULT_MEMORY = 512 << 20

@@ -19,7 +19,7 @@ from tierstore._tiers.memory import allocate, available_bytes
 from tierstore._tiers.slots import bytes_for, queue_bytes, slots_for
 from tierstore._tiers.space import Space, laid_out, lowest_of
 from tierstore._tiers.split import Selected, Selection, Split
-from tierstore.budget import Budget, format_bytes, size_of_at_least
+from tierstore.budget import Budget, format_bytes, parse_bytes, size_of_at_least
 from tierstore.errors import (
     CapacityError,
     DeviceError,
@@ -37,7 +37,17 @@ if TYPE_CHECKING:
 _EXPECTED_ROWS = 1 << 20
 """Least rows that a table without a capacity is expected to have, when memory is divided."""
 
-__all__ = ["Part", "Placement", "check_names", "divided", "find_device"]
+__all__ = [
+    "Part",
+    "Placement",
+    "check_names",
+    "divided",
+    "find_device",
+    "nbytes_of",
+    "slots_of",
+    "tables_of",
+    "total_of",
+]
 
 
 def find_device(name: str | torch.device | Device) -> Device | None:
@@ -68,10 +78,36 @@ def find_device(name: str | torch.device | Device) -> Device | None:
     return CudaDevice(int(match.group(1) or 0))
 
 
+def tables_of(budget: Budget) -> dict[str, None]:
+    """Return the tables with values of their own in a budget, as keys, in the order given."""
+    values = (budget.host, budget.gpu, budget.host_rows, budget.gpu_rows)
+    return {name: None for value in values if isinstance(value, Mapping) for name in value}
+
+
+def slots_of(budget: Budget, tier: str, table: str) -> int | None:
+    """Return the number of slots of a table in a tier, or None if bytes determine it."""
+    value = budget.host_rows if tier == "host" else budget.gpu_rows
+    return value.get(table) if isinstance(value, Mapping) else value
+
+
+def nbytes_of(budget: Budget, tier: str, table: str) -> int | None:
+    """Return the bytes for a table alone in a tier, or None where there are none."""
+    value = budget.host if tier == "host" else budget.gpu
+    if not isinstance(value, Mapping) or table not in value:
+        return None
+    return parse_bytes(value[table])
+
+
+def total_of(budget: Budget, tier: str) -> int | None:
+    """Return the bytes of a tier for all tables together, or None where none are given."""
+    value = budget.host if tier == "host" else budget.gpu
+    return None if value is None or isinstance(value, Mapping) else parse_bytes(value)
+
+
 def check_names(tables: Iterable[str], budget: Budget, policy: Policies | None) -> None:
     """Check that a budget and a policy name only tables that exist; raises UnknownNameError."""
     known = dict.fromkeys(tables)
-    named = {"budget": budget._tables, "policy": policy if isinstance(policy, Mapping) else ()}
+    named = {"budget": tables_of(budget), "policy": policy if isinstance(policy, Mapping) else ()}
     for what, names in named.items():
         for name in names:
             if name not in known:
@@ -228,7 +264,7 @@ class Placement:
         splits = splits if on_gpu else dict.fromkeys(specs)
         by_table = isinstance(self._policy, Mapping)
         policy = choose(None if by_table else self._policy)
-        named = self._budget._tables
+        named = tables_of(self._budget)
         found: dict[tuple[str, int, PolicySpec], list[str]] = {}
         for name, spec in specs.items():
             chosen = choose(self._policy, name) if by_table else policy
@@ -374,9 +410,9 @@ class Placement:
         """Return the slots of each part in a tier: as requested, or as many as its bytes hold."""
         slots = [self._asked(tier, part, specs) for part in parts]
         by_bytes = [part for part, count in zip(parts, slots, strict=True) if count is None]
-        own = {part: self._budget._nbytes(tier, part.tables[0]) for part in by_bytes}
+        own = {part: nbytes_of(self._budget, tier, part.tables[0]) for part in by_bytes}
         rest = [part for part in by_bytes if own[part] is None]
-        total = self._budget._total(tier)
+        total = total_of(self._budget, tier)
         may_do_without = tier == "host" and total is None and self._device is None
         if rest and total is None:
             whole = sum(part.nbytes for part in rest) / sum(part.nbytes for part in parts)
@@ -407,7 +443,7 @@ class Placement:
 
     def _asked(self, tier: str, part: Part, specs: Mapping[str, TableSpec]) -> int | None:
         """Return the slots that the budget requests by number, or None if bytes decide."""
-        asked = [(name, self._budget._slots(tier, name)) for name in part.tables]
+        asked = [(name, slots_of(self._budget, tier, name)) for name in part.tables]
         most = {name: part.rows if part.grows else specs[name].rows for name in part.tables}
         counts = [min(count, most[name]) for name, count in asked if count is not None]
         return sum(counts) if counts else None
