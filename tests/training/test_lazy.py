@@ -106,6 +106,31 @@ def test_it_is_said_where_torch_would_do_something_else(kind: str) -> None:
             assert ("by weight decay" in each) == (kind in DECAYING)
 
 
+class OfFloats(torch.optim.SGD):
+    """A class of another library, whose kernels are for float32."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            if any(each.dtype != torch.float32 for each in group["params"]):
+                raise TypeError("only float32")
+        return super().step(closure)
+
+
+def test_a_class_of_another_library_is_tried_in_float32() -> None:
+    with tierstore.create(None, {"item": SPEC}) as store:
+        emb = TieredEmbedding(store["item"])
+        opt = TieredOptimizer(OfFloats, [emb], lr=0.1, momentum=0.9)
+
+        def train() -> None:
+            for ids in ([1, 2], [3, 4]):
+                emb(torch.tensor(ids)).sum().backward()
+                opt.step()
+
+        (told,) = warned(train)
+        assert "OfFloats changes every row" in told
+        store.rollback()
+
+
 def test_options_of_a_group_decide_as_they_are_then() -> None:
     with tierstore.create(None, {"item": SPEC, "user": SPEC, "word": SPEC}) as store:
         layers = {name: TieredEmbedding(store[name]) for name in store}

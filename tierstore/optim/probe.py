@@ -231,7 +231,9 @@ def changes_unused(
         return None
     if "lr" in inspect.signature(optimizer_class).parameters:
         options = {**options, "lr": 0.1}
-    draw = _drawing(dim, torch.float64, device, seed=2)  # or a small decay would round to none
+    # A small decay would round to none in float32, which others may have kernels for alone.
+    is_torchs = optimizer_class.__module__.startswith("torch.optim.")
+    draw = _drawing(dim, torch.float64 if is_torchs else torch.float32, device, seed=2)
     for steps, when in ((0, "always"), (2, "later")):
         trial = _Trial(optimizer_class, options, draw(), optimizer_class.__name__)
         own = {key: value for key, value in group.items() if key not in ("params", "lr")}
