@@ -25,6 +25,7 @@ SWA: dict[str, Any] = {
 }
 
 
+@pytest.mark.variants(7)
 @pytest.mark.parametrize("when", ["first", "between", "after", "again"])
 @pytest.mark.parametrize("options", SWA.values(), ids=SWA)
 def test_averaging_a_model_names_the_ways_before_anything_is_averaged(
