@@ -30,7 +30,7 @@ LIMITS = {
     "a read, a slot for each row": (4, 5),
     "a read of rows in a cache": (5, 6),
     "a read of rows on disk, slots free": (18, 105),
-    "a read of rows on disk, the cache full of changed ones": (30, 362),
+    "a read of rows on disk, the cache full of changed ones": (31, 364),
     "a training step": (14, 90),
     "a commit": (25, 318),
 }

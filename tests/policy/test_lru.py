@@ -18,6 +18,11 @@ actions = st.lists(
 )
 
 
+def made(slots, row_of=None):
+    """Return an LRU of slots that all have rows."""
+    return LRU(slots, np.arange(slots) if row_of is None else row_of)
+
+
 class Oracle:
     """Which batch used each slot last."""
 
@@ -41,7 +46,7 @@ class Oracle:
 @given(actions, st.sampled_from([1, 3, SLOTS]))
 def test_lru_gives_up_what_was_used_longest_ago(steps, candidates):
     """However many candidates it finds at a time."""
-    lru, oracle = LRU(SLOTS), Oracle()
+    lru, oracle = made(SLOTS), Oracle()
     lru._found = lru._found.repeat(SLOTS)[:candidates]
     for action, given_ in steps:
         if action == "touch":
@@ -63,7 +68,7 @@ def test_lru_gives_up_what_was_used_longest_ago(steps, candidates):
 
 
 def test_slots_of_the_running_batch_stay():
-    lru = LRU(4)
+    lru = made(4)
     lru.touch(np.arange(4, dtype=np.int32))
     assert lru.victims(np.arange(4)).size == 0
     lru.next_batch()
@@ -72,7 +77,7 @@ def test_slots_of_the_running_batch_stay():
 
 
 def test_the_batch_number_may_run_out():
-    lru = LRU(6)
+    lru = made(6)
     lru.now = 2**32 - 4
     for slot in range(6):
         lru.touch(np.array([slot], np.int32))
@@ -85,7 +90,7 @@ def test_the_batch_number_may_run_out():
 
 def test_the_order_stays_where_the_batch_number_runs_out():
     rng = np.random.default_rng(5)
-    lru, oracle = LRU(60), Oracle()
+    lru, oracle = made(60), Oracle()
     lru.now = 2**32 - 40
     for size in rng.integers(1, 12, 80):
         slots = rng.integers(0, 60, size).astype(np.int32)
@@ -100,7 +105,7 @@ def test_the_order_stays_where_the_batch_number_runs_out():
 
 @pytest.mark.parametrize("slots", [1, 7, 5000])
 def test_it_takes_the_memory_it_says(slots):
-    rng, lru = np.random.default_rng(slots), LRU(slots)
+    rng, lru = np.random.default_rng(slots), made(slots)
     for _ in range(300):
         lru.touch(rng.integers(0, slots, 40).astype(np.int32))
         lru.next_batch()
@@ -111,7 +116,7 @@ def test_it_takes_the_memory_it_says(slots):
 
 
 def test_a_candidate_that_is_used_stays():
-    lru = LRU(80)
+    lru = made(80)
     for slot in range(80):
         lru.touch(np.array([slot], np.int32))
         lru.next_batch()
@@ -121,8 +126,24 @@ def test_a_candidate_that_is_used_stays():
     assert lru.victims(np.arange(3)).tolist() == [1, 3, 4]
 
 
+def test_a_slot_without_a_row_is_no_victim():
+    """Whether it is stamped before the candidates are found or afterwards."""
+    rows = np.arange(80)
+    lru = made(80, rows)
+    for slot in range(80):
+        lru.touch(np.array([slot], np.int32))
+        lru.next_batch()
+    rows[:10] = -1
+    assert lru.victims(np.arange(3)).tolist() == [10, 11, 12]
+    rows[14] = -1
+    lru.forget(np.array([14], np.int32))
+    lru.touch(np.array([14, 15], np.int32))
+    lru.next_batch()
+    assert lru.victims(np.arange(80)).tolist() == [13, *range(16, 80), 15]
+
+
 def test_barred_slots_stay_the_first_to_go():
-    lru = LRU(100)
+    lru = made(100)
     for slot in range(100):
         lru.touch(np.array([slot], np.int32))
         lru.next_batch()

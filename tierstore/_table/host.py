@@ -35,9 +35,6 @@ from tierstore.spec import Field, RecordLayout
 __all__ = ["Access", "HostAccess", "HostLease", "Lease", "Piece", "assembled"]
 
 
-_ALONE = 2 << 20
-"""Bytes from which several threads copy rows in less time than one; see `_rowcopy.gather`."""
-
 _INT64 = np.dtype(np.int64)
 _NOTHING = nullcontext()
 
@@ -288,7 +285,7 @@ class HostAccess:
             return None
         lo, dtype, dim, nbytes = place
         nbytes *= ids.size
-        if not 0 < nbytes < _ALONE:
+        if not 0 < nbytes < LARGE:
             return None
         out = np.empty((*ids.shape, dim), dtype)
         return out if self._resident(ids, lo, out, nbytes, True) else None
@@ -318,9 +315,7 @@ class HostAccess:
         else:
             out = into if isinstance(into, np.ndarray) else into.numpy()
         extent = self.extent
-        if ids.rows.size and not (
-            out.nbytes < _ALONE and self._resident(ids.rows, lo, out, out.nbytes, admit)
-        ):
+        if ids.rows.size and not self._resident(ids.rows, lo, out, out.nbytes, admit):
             with Call(self.door):
                 if extent.epoch.ended:
                     extent.epoch.check_open()

@@ -81,6 +81,8 @@ _FEW_CHANGED = 1 << 20
 """Bytes of records to change up to which `many` takes longer than `change`."""
 _CHANGED_PER_THREAD = 512 << 10
 """Bytes of records to change that are worth a thread of their own."""
+_READ_PER_THREAD = 1 << 20
+"""Bytes to read that are worth a thread of their own."""
 _RENEWED_BYTES = 4 << 20
 """Most bytes of changed rows that are read again, in two or three milliseconds."""
 _PATIENCE = 0.05
@@ -322,13 +324,14 @@ class HostTier:
             readable, before = self._readable, changes.number
             if readable is None or before != changes.rested:
                 return False
-            if not readable.read(self.records, ids, rows, lo, out, False):
+            note = admit and readable.notes_apart
+            if not self._read_parts(readable, ids, rows, lo, out, nbytes, note):
                 return False
         finally:
             changes.copies.pop()
         if changes.number != before:
             return False
-        if admit and self._direct is None:
+        if admit and not note:
             with self._lock:  # rows that have gone are not noted
                 if self._readable is not None:
                     readable.read(self.records, ids, rows, lo, None, True)
@@ -341,6 +344,29 @@ class HostTier:
                 if number >= sampling.at:  # not, if another thread's batch stands for the span
                     self._count_distinct_of(ids, stats, sampling.take())
         return True
+
+    def _read_parts(
+        self,
+        readable: SlotMap,
+        ids: Rows,
+        rows: tuple[int, int],
+        lo: int,
+        out: npt.NDArray[Any],
+        nbytes: int,
+        note: bool,
+    ) -> bool:
+        """Read without the lock, many rows in threads; return whether all are resident."""
+        if nbytes < 2 * _READ_PER_THREAD:
+            return readable.read(self.records, ids, rows, lo, out, note)
+        flat, items = ids.reshape(-1), out.reshape(ids.size, -1)
+        missing: list[slice] = []
+
+        def read(part: slice) -> None:
+            if not readable.read(self.records, flat[part], rows, lo, items[part], note):
+                missing.append(part)
+
+        in_parts(read, ids.size, nbytes, least=_READ_PER_THREAD)
+        return not missing
 
     def _count_apart(self) -> None:
         """Count the batches that were read without the lock, which is held now."""

@@ -56,6 +56,8 @@ class SlotMap(Protocol):
     """The seam between a tier and the way it places rows."""
 
     dirty: npt.NDArray[np.uint8]
+    notes_apart: bool
+    """Whether `read` may note a use without the lock of the tier."""
 
     @property
     def keeps_batch(self) -> bool:
@@ -142,6 +144,7 @@ class DirectSlots:
     """
 
     keeps_batch = True
+    notes_apart = True
     full: bool = False
 
     def __init__(self, rows: int, take: Take) -> None:
@@ -267,6 +270,7 @@ class CachedSlots:
         self.policy = policy.make(rows, slots, self.lookup, self.row_of)
         self._places = self._looked_up()
         self._recency = self.policy if isinstance(self.policy, LRU) else None
+        self.notes_apart = self._recency is not None
         self._unused = 0
         self._released: list[Slots] = []
 

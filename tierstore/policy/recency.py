@@ -27,10 +27,14 @@ class LRU(Policy):
     slots with the lowest stamps are found by going over all stamps, an eighth of the slots at a
     time. They are candidates, oldest first, until they are taken or used: a slot that is used gets
     a higher stamp than any candidate. Of the slots that one batch used last, the first go first.
+
+    Threads may set stamps at any time, those of slots that have just lost their rows included. At
+    worst a slot counts as used by a batch of another thread, and one without a row is no candidate.
     """
 
-    def __init__(self, slots: int) -> None:
-        """Start with no slot in use."""
+    def __init__(self, slots: int, row_of: npt.NDArray[np.int64]) -> None:
+        """Start with no slot in use; `row_of` `(slots,)` is -1 where a slot has no row."""
+        self._row_of = row_of
         self.stamps: npt.NDArray[np.uint32] = np.zeros(slots, np.uint32)
         self.now = 1
         self._found = np.empty(_candidates(slots), np.int32)
@@ -93,6 +97,10 @@ class LRU(Policy):
     def _find(self) -> bool:
         """Find new candidates; return whether there are any."""
         slots = self._found[: oldest_slots(self.stamps, self.now, self._found)]
+        empty = slots.compress(self._row_of.take(slots) < 0)
+        if empty.size:  # stamped by a thread that read them before they lost their rows
+            self.stamps[empty] = 0
+            return self._find()
         by_age, stamps = ordered(self.stamps.take(slots))
         self._candidates = slots.take(by_age), stamps
         return bool(slots.size)
@@ -151,7 +159,7 @@ class LRUSpec(RankedSpec):
         return LRU.bytes_for(slots)
 
     def make(self, rows: int, slots: int, lookup: Lookup, row_of: npt.NDArray[np.int64]) -> Policy:
-        return LRU(slots)  # exact, and cheaper than a ranking
+        return LRU(slots, row_of)  # exact, and cheaper than a ranking
 
     def on_device(self) -> DeviceScores | None:
         return None
