@@ -86,6 +86,18 @@ def test_a_patch_brings_a_copy_up_to_date(run, run_json, changed, tmp_path):
     run("patch", copy, tmp_path / "missing.patch", code=3)
 
 
+def test_a_patch_with_a_damaged_payload_changes_nothing(run, changed, tmp_path, files):
+    copy, file = tmp_path / "copy.tier", tmp_path / "x.patch"
+    run("save", changed, copy, "--version", 3)
+    run("diff", changed, 3, "--out", file)
+    before = files(copy)
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1  # of the payload, which comes last
+    file.write_bytes(data)
+    assert "note does not match its checksum" in run("patch", copy, file, code=3).stderr
+    assert files(copy) == before
+
+
 def test_versions_with_what_they_wrote(run, run_json, changed):
     versions = run_json("log", changed)["versions"]
     assert [each["version"] for each in versions] == sorted(

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import tierstore
+from tests.every import every
 from tierstore import TableSpec, _io
 from tierstore._io.file import File
 from tierstore.errors import (
@@ -337,6 +338,78 @@ def test_a_commit_that_was_killed_is_adopted_whole_or_refused(
             assert contents(tmp_path / f"{number}.fixed") == after
             taken += 1
     assert taken
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store whose newest version has rows, keys, a step and a payload of its own."""
+    path = tmp_path_factory.mktemp("full") / "s.tier"
+    tables = {"t": TableSpec(ROWS, 4), "k": TableSpec(dim=4, keys="text")}
+    with tierstore.create(path, tables) as store:
+        for number in range(2):
+            store["t"].write([2 + number, 50], rows_of(2))
+            store["k"].write([f"word {number}", "other"], rows_of(2))
+            store.commit(step=number, payload={"model": bytes([number]) * 99})
+            if not number:
+                store.fold()
+    return path
+
+
+def without_its_name(full: Path, path: Path) -> Path:
+    """Copy the store, in which the newest manifest is one that did not get its name."""
+    shutil.copytree(full, path)
+    newest = newest_manifest(path)
+    newest.rename(newest.with_name(f"{newest.name}.0123abcd.tmp"))
+    return path
+
+
+def test_a_manifest_that_did_not_get_its_name_is_proof(full: Path, tmp_path: Path) -> None:
+    path = without_its_name(full, tmp_path / "s.tier")
+    assert contents(path) != contents(full)
+    report = tierstore.repair(path, tmp_path / "copy", adopt=True)
+    assert report.complete and report.adopted == [3]
+    assert contents(tmp_path / "copy") == contents(full)
+
+
+@every(pattern=["t/*/delta-*", "k/*/delta-*", "payload-*", "k/*/keys*.utf8"])
+def test_a_manifest_is_no_proof_of_files_that_are_damaged(
+    full: Path, tmp_path: Path, pattern: str
+) -> None:
+    path = without_its_name(full, tmp_path / pattern.replace("/", "-").replace("*", "x"))
+    file = max(path.glob(pattern), key=lambda file: file.stat().st_mtime_ns)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3 if "delta" in pattern else -1] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(data)
+    dest = tmp_path / "copy"
+    with pytest.raises(CorruptStoreError):
+        tierstore.repair(path, dest, adopt=True)
+    assert not dest.exists()
+
+
+def test_a_manifest_or_delta_of_another_store_is_not_newer(put: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.tier"
+    with tierstore.create(other, {"t": TableSpec(ROWS, 4)}) as store:
+        for row in range(5):
+            store["t"].write([row], rows_of(1))
+            store.commit()
+    theirs = newest_manifest(other)
+    shutil.copy(theirs, put / f"{theirs.name}.0123abcd.tmp")
+    (generation,) = put.glob("t/g*")
+    delta = max(other.glob("t/*/delta-*.bin"))
+    shutil.copy(delta, generation / delta.name)
+    assert tierstore.verify(put).newer == []
+    with pytest.raises(InvalidInputError, match="no files that are newer"):
+        tierstore.repair(put, tmp_path / "copy", adopt=True)
+
+
+def test_two_deltas_of_a_table_are_no_version(put: Path, tmp_path: Path) -> None:
+    newest_manifest(put).unlink()
+    delta = max(put.glob("t/*/delta-*.bin"))
+    again = delta.with_name(f"{delta.name[: -len('01234567.bin')]}01234567.bin")
+    shutil.copy(delta, again)
+    with pytest.raises(VersionError, match="several deltas"):
+        tierstore.repair(put, tmp_path / "copy", adopt=True)
 
 
 @pytest.mark.filterwarnings("ignore::tierstore.errors.UpkeepWarning")

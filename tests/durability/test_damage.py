@@ -312,6 +312,18 @@ def test_newer_versions_do_not_go_for_one_that_is_damaged(two: Two) -> None:
     assert after == {path: data for path, data in before.items() if path.name != "LOCK"}
 
 
+def test_a_store_is_not_restored_to_a_version_that_is_damaged(two: Two) -> None:
+    flip(two.delta(number=-2), two.delta(number=-2).stat().st_size - 20)
+    with tierstore.open(two.path, "r+", budget=_NONE) as store:
+        with pytest.raises(
+            CorruptStoreError, match=f"version {two.newest - 1} is damaged, nothing"
+        ):
+            store.restore(two.newest - 1)
+        assert store.version == two.newest
+    truth = two.versions[two.newest]["hurt"]
+    assert everything(two.path)["hurt"].tobytes() == truth.tobytes()
+
+
 def test_a_reader_stays_where_the_newest_version_is_damaged(two: Two) -> None:
     with tierstore.open(two.path, budget=_NONE) as reader:
         with tierstore.open(two.path, "r+", budget=_NONE) as store:

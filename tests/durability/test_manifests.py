@@ -251,6 +251,37 @@ def test_an_unreadable_manifest_is_not_published(
         assert store.version == 2
 
 
+def test_a_manifest_that_no_reader_would_take_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(3, 4)}) as store:
+        monkeypatch.setattr("tierstore._store.ledger.MAX_BYTES", 5_000)
+        store["t"].scalars["text"] = "x" * 6_000
+        with pytest.raises(InvalidInputError, match="keep large values in the payload"):
+            store.commit()
+        store["t"].scalars["text"] = "x"
+        assert store.commit() == 2
+
+
+def test_on_an_untested_file_system_a_manifest_is_synced_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a sync of the directory may not be passed on, as by FUSE."""
+    synced: list[str] = []
+    sync = _io.File.sync
+    monkeypatch.setattr(_io.File, "sync", lambda file: (synced.append(file.path), sync(file)))
+    for tested in (True, False):
+        if not tested:
+            monkeypatch.setattr(_io, "TESTED", frozenset())
+        path = tmp_path / f"{tested}"
+        with tierstore.create(path, {"t": tierstore.TableSpec(3, 4)}, allow_untested=True) as store:
+            synced.clear()
+            store["t"].scalars["a"] = 1
+            store.commit()
+        name = manifest_name(2)
+        assert any(each.endswith(name) for each in map(str, synced)) == (not tested)
+
+
 @pytest.mark.parametrize("text", ["[" * 100, '{"', "\ud800", "é\0\n\x1b[31m", "}" * 70])
 def test_texts_among_the_scalars_come_back(tmp_path: Path, text: str) -> None:
     with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(3, 4)}) as store:

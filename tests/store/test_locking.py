@@ -154,6 +154,29 @@ def test_a_writer_whose_lock_file_another_program_has_publishes_nothing(path):
                 store.commit()
 
 
+def test_a_note_of_another_writer_in_the_lock_file_publishes_nothing(path):
+    """As on a file system whose locks do not work: the last one to open it leaves its note."""
+    with opened(path, "r+") as store:
+        change(store, 1)
+        note = (path / "LOCK").read_bytes()
+        (path / "LOCK").write_bytes(note.replace(b"pid ", b"pid 1"))
+        with pytest.raises(ConcurrentWriterError, match="locks of this file system do not work"):
+            store.commit()
+    with opened(path) as reader:
+        assert reader.version == 1
+
+
+@pytest.mark.parametrize("read", range(1, 6))
+def test_a_version_between_two_that_are_kept_is_seen(directory, read):
+    writer, reader = WriterLock(directory, allow_untested=False), ReaderLock(directory)
+    reader.hold(read)
+    kept = {1, 2, 3, 4, 5} - {read}
+    assert writer.reads_other_than(kept) and not writer.reads_other_than(kept | {read})
+    reader.close()
+    assert not writer.reads_other_than(kept)
+    writer.close()
+
+
 def test_a_lock_file_that_is_replaced_while_it_is_taken_is_not_trusted(path, monkeypatch):
     lock, replaced = _io.File.lock, []
 

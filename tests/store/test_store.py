@@ -235,6 +235,19 @@ def test_commits_under_names_keep_those_before(path, store):
     store.restore("first")
 
 
+def test_versions_that_are_not_confirmed_stay_so_when_one_is_restored(path, store):
+    """A model that is saved elsewhere may still need one of them."""
+    for number in range(4):
+        store["item"].write([number], store["item"].read([9]))
+        store.commit(confirm=False)
+    store.restore(3)
+    for number in range(4):
+        store["item"].write([number], store["item"].read([8]))
+        store.commit(confirm=False)
+    assert [each.version for each in store.versions()] == [*range(1, 11)]
+    store.confirm(10)
+
+
 def test_a_scalar_of_another_type_is_another_one(path, store):
     for value in (1, 1.0, True, 0, False, 0.0, -0.0):
         store["item"].scalars["a"] = value
