@@ -359,3 +359,86 @@ def test_an_error_that_closes_the_store_is_not_hidden_by_that(tmp_path, monkeypa
         with pytest.raises(error):
             import_table(store, tmp_path / "f.npz", upsert=True)
     assert np.array_equal(held(tmp_path / "s.tier")[1], rows)
+
+
+WIDE = 1 << 18
+"""Elements of rows of which four are a block."""
+
+
+def test_rows_of_several_blocks_go_to_their_ids(tmp_path):
+    rows = np.random.default_rng(3).standard_normal((12, WIDE), np.float32)
+    spec = tierstore.TableSpec(12, WIDE, init=tierstore.from_array(rows))
+    ids = np.array([7, 0, 3, 8, 2, 5, 1, 11, 9, 10])  # of three blocks
+    np.savez(tmp_path / "f.npz", weight=rows[ids] + 1, key=ids)
+    with tierstore.create(tmp_path / "s", {"t": spec}) as store:
+        done = import_table(store, tmp_path / "f.npz", upsert=True)
+        assert (done.rows, done.added) == (10, 0)
+        rows[ids] += 1
+        assert np.array_equal(store["t"].read(np.arange(12)), rows)
+
+
+def test_rows_of_several_blocks_are_replaced_and_appended(tmp_path):
+    rows = np.random.default_rng(3).standard_normal((9, WIDE), np.float32)
+    spec = tierstore.TableSpec(9, WIDE, init=tierstore.from_array(rows), sparse=False)
+    with tierstore.create(tmp_path / "s", {"t": spec}) as store:
+        store.set_keys("t", [f"k{n}" for n in range(9)])
+        keys = ["k7", "new", "k0", "k8", "other", "k5"]
+        more = np.random.default_rng(4).standard_normal((6, WIDE), np.float32)
+        np.save(tmp_path / "f.npy", more)
+        done = import_table(store, tmp_path / "f.npy", keys=keys, upsert=True)
+        assert (done.rows, done.added) == (6, 2)
+        rows[[7, 0, 8, 5]] = more[[0, 2, 3, 5]]
+        assert np.array_equal(store["t"].read(np.arange(11)), [*rows, *more[[1, 4]]])
+        assert list(store["t"].keys[9:]) == ["new", "other"]
+
+
+def test_one_of_several_fields_is_loaded_in_blocks_of_other_sizes(tmp_path):
+    fields = {name: tierstore.Field(WIDE) for name in ("weight", "more", "most")}
+    rows = np.random.default_rng(3).standard_normal((7, WIDE), np.float32)
+    np.save(tmp_path / "f.npy", rows)
+    with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(7, fields=fields)}) as store:
+        import_table(store, tmp_path / "f.npy", field="more")
+        assert np.array_equal(store["t"].read(np.arange(7), "more"), rows)
+        assert not store["t"].read(np.arange(7), "weight").any()
+
+
+def test_many_new_words_keep_their_rows(tmp_path):
+    count = (1 << 16) + 9
+    words = [f"word {n}" for n in range(count)]
+    rows = np.arange(count, dtype=np.float32)[:, None]
+    np.save(tmp_path / "f.npy", rows)
+    with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(2, 1)}) as store:
+        store.set_keys("t", ["word 5", "word 65540"])
+        assert import_table(store, tmp_path / "f.npy", keys=words, upsert=True).added == count - 2
+        some = [0, 5, 6, 65_535, 65_536, 65_540, count - 1]
+        found = store["t"].read(store["t"].lookup([words[at] for at in some]))
+        assert found[:, 0].tolist() == some
+
+
+def test_an_upsert_that_fails_in_the_middle_changes_nothing(tmp_path):
+    def fail(done, total):
+        raise KeyboardInterrupt
+
+    rows = np.random.default_rng(3).standard_normal((9, 4), np.float32)
+    spec = tierstore.TableSpec(9, 4, init=tierstore.from_array(rows))
+    np.savez(tmp_path / "f.npz", weight=rows[:3] + 1, key=np.arange(3))
+    np.savez(tmp_path / "outside.npz", weight=rows[:2], key=np.array([0, -1]))
+    np.savez(tmp_path / "narrow.npz", weight=rows[:2, :3], key=np.arange(2))
+    with tierstore.create(tmp_path / "s", {"t": spec}) as store:
+        with pytest.raises(KeyboardInterrupt):
+            import_table(store, tmp_path / "f.npz", upsert=True, progress=fail)
+        with pytest.raises(RowIndexError, match="row -1 is outside"):
+            import_table(store, tmp_path / "outside.npz", upsert=True)
+        with pytest.raises(InvalidInputError, match=r"rows of 3, and field 'weight' .* has 4"):
+            import_table(store, tmp_path / "narrow.npz", upsert=True)
+        assert (store.version, store.uncommitted_rows()) == (1, 0)
+        assert np.array_equal(store["t"].read(np.arange(9)), rows)
+
+
+def test_a_table_that_got_more_rows_takes_the_space_of_all(tmp_path):
+    np.save(tmp_path / "f.npy", np.ones((2, 4), np.float32))
+    spec = tierstore.TableSpec(9, 4, sparse=True)
+    with tierstore.create(tmp_path / "s", {"t": spec}) as store:
+        store.set_keys("t", [f"k{n}" for n in range(9)])
+        import_table(store, tmp_path / "f.npy", keys=["k3", "new"], upsert=True)
+        assert store["t"].rows == 10 and not store["t"].spec.sparse

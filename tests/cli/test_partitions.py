@@ -157,3 +157,38 @@ def test_keys_go_into_partitions(run_json, pair, tmp_path):
                 assert list(keys[:]) == list(table.keys[:])
             every = np.arange(table.rows)
             assert np.array_equal(other[name].read(every), table.read(every))
+
+
+def test_a_part_that_is_written_again_is_none_until_it_is_whole(run, pair, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    out = tmp_path / "item.npy"
+    for number in range(2):
+        run("export", pair, out, "--table", "item", "--part", f"{number}/2")
+    with monkeypatch.context() as full:
+        full.setattr("tierstore_cli.commands.export.export_table", fail)
+        run("export", pair, out, "--table", "item", "--part", "1/2", code=6)
+    assert "parts are missing: 1/2" in run("export", pair, out, "--finish", code=1).stderr
+
+
+def test_what_overflows_in_any_part_is_counted(run, run_json, tmp_path):
+    rows = np.zeros((8, 4), np.float32)
+    rows[[1, 6, 7]] = 1e6
+    spec = tierstore.TableSpec(8, 4, init=tierstore.from_array(rows))
+    tierstore.create(tmp_path / "s.tier", {"t": spec}).close()
+    out = tmp_path / "half.npy"
+    for number in range(2):
+        options = ["--dtype", "float16", "--part", f"{number}/2"]
+        run("export", tmp_path / "s.tier", out, *options)
+    assert run_json("export", out.parent / "s.tier", out, "--finish")["overflowed"] == 12
+
+
+def test_a_directory_of_other_files_is_not_replaced_by_parts(run, pair, tmp_path):
+    pytest.importorskip("pyarrow")
+    out = tmp_path / "item.parquet"
+    out.mkdir()
+    (out / "mine.txt").write_text("precious")
+    run("export", pair, out, "--table", "item", "--part", "0/1")
+    run("export", pair, out, "--finish", "--force", code=1)
+    assert (out / "mine.txt").read_text() == "precious"

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 import tierstore
+from tierstore._store.following import union
+from tierstore._store.lineage import descends, newest_common
+from tierstore._store.row_list import FILLED, RowList
 from tierstore.errors import ExistsError, FormatError, InvalidInputError, VersionError
 
 ROWS, DIM = 400, 8
@@ -242,3 +245,51 @@ def test_an_existing_file_is_replaced_only_on_demand(store, rng, tmp_path):
     with pytest.raises(ExistsError):
         store.write_patch(tmp_path / "x.patch", 1)
     store.write_patch(tmp_path / "x.patch", 1, force=True)
+
+
+def test_rows_of_a_table_that_was_written_anew_are_compared(tmp_path):
+    rows = np.random.default_rng(1).standard_normal((50, 4)).astype(np.float32)
+    spec = tierstore.TableSpec(50, 4, init=tierstore.from_array(rows))
+    with tierstore.create(tmp_path / "s", {"t": spec}) as store:
+        old = store.keep(1, "old")
+        rows[[3, 30]] += 1
+        np.save(tmp_path / "rows.npy", rows)
+        tierstore.import_table(store, tmp_path / "rows.npy")
+        assert store.changed(old)["t"].tolist() == [3, 30]
+        store.set_keys("t", [f"k{n}" for n in range(50)])
+        named = store.keep(store.version, "named")
+        store.set_keys("t", ["k1", "k0", *(f"k{n}" for n in range(2, 50))])
+        assert store.changed(named)["t"].tolist() == [0, 1]
+        assert store.changed(old)["t"].size == 50
+
+
+def test_ancestors_of_versions_that_were_restored():
+    forks = [(4, 2), (7, 5)]  # 4 restores 2, and 7 restores 5
+    line = [version for version in range(9) if descends(8, forks, version)]
+    assert line == [0, 1, 2, 4, 5, 7, 8]
+    assert newest_common((8, forks), (3, [])) == 2
+    assert newest_common((8, forks), (6, [(4, 2)])) == 5
+    assert newest_common((4, [(4, 2)]), (4, [(4, 2)])) == 4
+    assert newest_common((3, []), (3, [])) == 3
+
+
+def test_rows_of_two_versions_are_told_together():
+    one, other = {"a": np.array([1, 5])}, {"a": np.array([2, 5]), "b": np.array([3])}
+    found = {name: rows.tolist() for name, rows in union(one, other).items()}
+    assert found == {"a": [1, 2, 5], "b": [3]}
+    assert {name: rows.tolist() for name, rows in union(other, one).items()} == found
+
+
+def test_runs_of_a_list_of_rows_have_one_outcome(tmp_path):
+    rows = RowList(tmp_path / "rows.csv")
+    rows.add("t", np.array([1, 2, 3, 7]), np.array([5, 5, 6, 6]))
+    rows.add("t", np.array([8, 9]), np.array([6, FILLED]))
+    rows.add("u", np.array([10]), np.array([FILLED]))
+    rows.close()
+    assert (tmp_path / "rows.csv").read_text().splitlines()[1:] == [
+        "t,1,2,2,older,5",
+        "t,3,3,1,older,6",
+        "t,7,8,2,older,6",
+        "t,9,9,1,filled,",
+        "u,10,10,1,filled,",
+    ]
