@@ -910,6 +910,34 @@ def test_readers_and_writers_beside_removals(tmp_path, kind, tracked):
         s.rollback()
 
 
+def test_keys_are_asked_for_while_a_version_without_some_is_adopted(tmp_path, kind):
+    """A thread that saw the old version and no removal would load keys that are gone."""
+    keys, found, threads = some(kind, 50), [], []
+    with tierstore.create(tmp_path / "s", {"t": tracking(kind)}) as store:
+        store["t"].write(keys, ones(50), "weight")
+        store.commit()
+        list(store["t"].expire(keep_at_most=20))
+        generation = inside.generation(store["t"])
+        known = type(generation)
+
+        def asked(self, name, value):
+            known.__setattr__(self, name, value)
+            ask = threading.Thread(target=lambda: found.append(len(self.key_map)), daemon=True)
+            threads.append(ask)
+            threads[-1].start()
+            threads[-1].join(0.1)  # some wait for the end of this change
+
+        generation.__class__ = type("Asked", (known,), {"__setattr__": asked})
+        store.commit()
+        generation.__class__ = known
+        for thread in threads:
+            thread.join(60)
+        assert found == [20] * len(threads)
+        assert store["t"].rows == 20 and np.count_nonzero(store["t"].contains(keys)) == 20
+    with tierstore.open(tmp_path / "s") as store:
+        assert store["t"].rows == 20
+
+
 USED_BY = KeyedTable._used_by
 """What finds the rows of keys, which others may change before they are used."""
 
