@@ -469,9 +469,15 @@ MUTANTS = [
     ),
     Mutant(
         "_tiers/host.py",
-        "            self._readable = None\n",
+        "        self._readable = None\n",
         "",
         "tests/test_concurrency.py",
+    ),
+    Mutant(
+        "_tiers/host.py",
+        "            self._await_copies()  # the map moves\n",
+        "",
+        "tests/test_concurrency.py::test_a_map_moves_once_no_thread_reads_it_without_the_lock",
     ),
     Mutant(
         "policy/frequency.py",

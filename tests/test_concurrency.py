@@ -420,6 +420,35 @@ def test_a_tier_that_is_read_without_the_lock_is_closed_afterwards(of_any_size: 
     assert found[0].tobytes() == bytes([1] * 16 * ROWS) and not closer.is_alive()
 
 
+def test_a_map_moves_once_no_thread_reads_it_without_the_lock(of_any_size: None) -> None:
+    below = ArrayTier(np.ones((2 * ROWS, 16), np.uint8))
+    below.rows = ROWS
+    tier = HostTier(below, slots=8, grows=True)
+    for _ in range(3):
+        read(tier, np.arange(8))
+    entered, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        entered.set()
+        assert go_on.wait(60)
+
+    Stopped(tier, wait)
+    rows, found = np.arange(8), list[Any]()
+    reader = threading.Thread(target=lambda: found.append(read_apart(tier, rows, (0, 16))))
+    reader.start()
+    assert entered.wait(60)
+    grower = threading.Thread(target=tier.grow, args=(2 * ROWS,))
+    grower.start()
+    grower.join(0.2)
+    assert grower.is_alive() and tier.rows == ROWS
+    assert read_apart(tier, rows, (0, 16)) is None  # none begins any more
+    go_on.set()
+    grower.join(60)
+    reader.join(60)
+    assert tier.rows == 2 * ROWS and found[0].all()
+    assert read_apart(tier, rows, (0, 16)).all()
+
+
 def test_threads_that_read_without_the_lock_lose_no_count(of_any_size: None) -> None:
     tier = HostTier(ArrayTier(np.ones((ROWS, 16), np.uint8)), slots=ROWS)
     for _ in range(3):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import platform
 import re
+import resource
 import runpy
 import shutil
 import subprocess
@@ -220,6 +222,50 @@ def test_sizes_that_do_not_match_are_refused() -> None:
         except (TypeError, ValueError, BufferError, IndexError):
             refused.add(call.__name__)
     assert accepted == refused == {call.__name__ for call, _ in calls}
+
+
+@pytest.mark.slow
+def test_a_million_calls_of_each_function_keep_no_memory() -> None:
+    """Right calls and refused ones, of which Python has the last results alone."""
+    rows, records = np.arange(3), np.ones((3, 16), np.uint8)
+    sums, found, slots = np.zeros(3, np.uint32), np.empty(3, np.int64), np.zeros(3, np.int32)
+    out, places, codes = (
+        np.empty((3, 16), np.uint8),
+        np.zeros(16, np.uint32),
+        np.zeros(3, np.uint64),
+    )
+    blob, offsets = np.zeros(8, np.uint8), np.array([0, 2, 4, 8])
+    calls: list[tuple[Any, list[Any]]] = [
+        (_core.crc32c, [records]),
+        (_core.sum_rows, [rows, records, sums]),
+        (_core.check_rows, [rows, records, sums, True, found]),
+        (_core.copy_rows, [records, rows, rows, sums, False, out, found]),
+        (_core.find_keys, [places, 4, 4, codes, codes, found, blob, offsets, blob, offsets]),
+        (_core.enter_keys, [places, 4, 4, codes, 0, False, found, np.zeros(2, np.int64)]),
+        (_core.place_keys, [places, 4, 4, codes, np.ones(0, np.uint32), found[:0]]),
+        (_core.hash_texts, [blob, offsets, 9, codes]),
+        (_core.take_texts, [blob, offsets, np.array([1, 0]), np.empty(3, np.int64)]),
+        (_core.pack_texts, [["a", "é"], 0, 9, np.empty(2, np.int64)]),
+        (_core.find_slots, [slots, 3, rows, slots.copy()]),
+        (_core.find_slots, [(slots, slots, slots), 3, rows, slots.copy()]),
+        (_core.read_slots, [records, None, rows, 0, 3, 0, out, slots, sums, 1, slots.copy()]),
+        (_core.gather, [records, rows, 0, out]),
+        (_core.scatter, [records, rows, 0, out]),
+        (_core.oldest_slots, [np.ones(3, np.uint32), 2, slots.copy()]),
+    ]
+    assert {call.__name__ for call, _ in calls} | {"DISPATCH", "NAME"} == set(_core.__all__)
+    for call, given in calls:
+        call(*given)  # what it takes once
+        wrong = [*given[:-1], records[::2, ::2]]
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for number in range(1_000_000):
+            if number % 10:
+                call(*given)
+            else:
+                with contextlib.suppress(ValueError, BufferError, TypeError):
+                    call(*wrong)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert grown < 4096, f"{call.__name__}: {grown} KiB more"
 
 
 def test_a_place_outside_of_the_source_is_refused_and_nothing_copied() -> None:

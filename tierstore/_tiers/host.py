@@ -222,9 +222,19 @@ class HostTier:
         with self._lock:
             if not (self.grows and isinstance(self.map, CachedSlots)):
                 raise RuntimeError("a host tier whose maps are in its arena cannot grow")
-            self.map.grow(rows)
+            self._await_copies()  # the map moves
+            try:
+                self.map.grow(rows)
+            finally:
+                self._readable = self.map
             self.rows = rows
             self._edges[-1] = rows
+
+    def _await_copies(self) -> None:
+        """Let no thread begin to read without the lock, and wait for those that do."""
+        self._readable = None
+        while self._changes.copies:
+            self._arrived.wait(_PATIENCE)
 
     def view(self) -> DeviceView:
         """Return the memory that a tier above may access directly; see `before_change`."""
@@ -989,9 +999,7 @@ class HostTier:
     def close(self) -> None:
         """Free the memory once no thread copies from it any more."""
         with self._lock:
-            self._readable = None
-            while self._changes.copies:
-                self._arrived.wait(_PATIENCE)
+            self._await_copies()
             self.records = np.empty((0, self.record_bytes), np.uint8)
             self._arena.memory.close()
 
