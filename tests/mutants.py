@@ -2621,7 +2621,7 @@ MUTANTS = [
         "sizing/planning.py",
         "batch = Batch(batch.rows[~hit], batch.counts[~hit])",
         "pass",
-        "tests/sizing/test_plan.py::test_a_gpu_tier_leaves_the_host_tier_what_it_misses",
+        "tests/sizing/test_plan.py::test_times_are_those_measured_of_tierstore",
     ),
     Mutant(
         "sizing/planning.py",
@@ -3058,21 +3058,15 @@ MUTANTS = [
     ),
     Mutant(
         "_store/repair.py",
-        "there = max((each for each in versions if each <= version), default=newer)",
-        "there = max(versions, default=newer)",
-        "tests/distributed/test_versions.py::test_a_state_brings_the_rows_of_all_ranks_back",
-    ),
-    Mutant(
-        "_store/repair.py",
         "if not self._is_newest:",
         "if False:",
-        "tests/distributed/test_versions.py::test_a_state_brings_the_rows_of_all_ranks_back",
+        "tests/distributed/test_left_behind.py::test_a_partition_without_the_version_gives_what_it_has",
     ),
     Mutant(
         "_store/repair.py",
         "return np.where(ids < total, ids, -1)",
         "return ids",
-        "tests/distributed/test_versions.py::test_a_state_brings_the_rows_of_all_ranks_back",
+        "tests/cli/test_repair.py::test_places_of_partitions_beyond_the_table_are_no_rows_that_were_lost",
     ),
     Mutant(
         "_store/repair.py",

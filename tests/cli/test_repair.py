@@ -96,6 +96,26 @@ def test_partitions_list_keys_too(tmp_path: Path, partitions: int) -> None:
             assert np.isnan(read).all() if key in found else read.tobytes() == before[key]
 
 
+def test_places_of_partitions_beyond_the_table_are_no_rows_that_were_lost(tmp_path: Path) -> None:
+    """10 rows in 4 partitions leave places, of which nobody has to be told."""
+    pytest.importorskip("torch")
+    path, rows = tmp_path / "s.tier", rows_of(10)
+    spec = {"t": TableSpec(10, 4, init=tierstore.from_array(rows))}
+    tierstore.distributed.create(path, spec, partitions=4).close()
+    bases = sorted((path / "partitions").glob("*/t/*/rows.npy"))
+    assert len(bases) == 4
+    for base in bases:
+        base.unlink()
+    report = tierstore.repair(path, tmp_path / "fixed", fill="nan")
+    assert vars(report.tables["t"]) == {"rows": 10, "older": 0, "filled": 10, "unknown": 0}
+    told = [
+        row
+        for each in listed(report.listed)
+        for row in range(int(each["first"]), int(each["last"]) + 1)
+    ]
+    assert sorted(told) == list(range(10))
+
+
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
     path = tmp_path / "d.tier"
