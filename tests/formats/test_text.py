@@ -662,7 +662,6 @@ def test_what_pyarrow_may_take_in_another_way_is_read_by_the_plain_reader(
     assert outcomes[0] == outcomes[1]
 
 
-@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("name", ["f.csv", "f.tsv", "f.vec", "f.txt"])
 def test_pyarrow_and_the_plain_reader_read_the_same(tmp_path, monkeypatch, name):
     pytest.importorskip("pyarrow")

@@ -71,7 +71,7 @@ class BlockParser:
         if 2 * self._failed > self._tried + _TRIES:
             return None
         self._tried += 1
-        quoted = b'"' in block
+        quoted = self._layout.sep != BLANKS and b'"' in block  # between blanks it is a character
         found = self._table(block, quoted) if self._is_plain(block, quoted) else None
         self._failed += found is None
         return found
