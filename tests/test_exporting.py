@@ -178,7 +178,6 @@ def test_what_is_not_committed_is_exported_too(store, tmp_path):
     store.rollback()
 
 
-@pytest.mark.variants(1)
 @pytest.mark.parametrize(
     "keys", [random_words(ROWS), np.arange(ROWS)[::-1] * 3], ids=["str", "int"]
 )

@@ -24,7 +24,6 @@ def test_ids_are_grouped_by_row(count: int, rows: int) -> None:
     check(np.random.default_rng(count + rows).integers(0, rows, count))
 
 
-@pytest.mark.variants(14)
 @pytest.mark.parametrize("features", [2, 5, 16, 26])
 @pytest.mark.parametrize("each", [256, 300, 512, 700])
 def test_ids_of_features_whose_tables_follow_one_another(features: int, each: int) -> None:

@@ -139,7 +139,6 @@ def test_names_move_and_go(store):
         store.restore(1.5)
 
 
-@pytest.mark.variants(2)
 def test_names_survive_reopening_and_every_commit(store):
     best = change(store, 1)
     store.keep(2, "runs/epoch=1-step=8.ckpt")
@@ -273,7 +272,6 @@ def test_a_version_that_is_not_whole_leaves_the_store_as_it_was(store):
     assert change(store, 3) is not None
 
 
-@pytest.mark.variants(2)
 def test_verify_save_and_repair_know_names(store, tmp_path):
     best = change(store, 1, keep="best")
     change(store, 2)

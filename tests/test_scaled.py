@@ -55,7 +55,6 @@ def as_torch(elements, scales, dtype):
     return (elements.to(torch.bfloat16) * spread).to(getattr(torch, dtype))
 
 
-@pytest.mark.variants(5, 5)
 @pairs(dtype=TYPES, scale=SCALES, blocks=[1, 2, 128], where=["cpu", "emulated", "cuda"])
 @pytest.mark.slow("emulated")
 def test_attached_rows_are_what_torch_computes(tmp_path, dtype, scale, blocks, where):

@@ -340,7 +340,6 @@ def test_a_wait_that_cannot_take_its_lock_again_ends_with_its_own_error() -> Non
         condition.release()
 
 
-@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("host_rows", [ROWS * 8, ROWS * 4], ids=["every row has a slot", "cached"])
 def test_a_read_of_few_resident_rows_keeps_the_interpreters_lock(
     tmp_path: Path, host_rows: int

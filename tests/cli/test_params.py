@@ -127,7 +127,6 @@ def test_every_preset_is_compared_with_torch_or_is_not_of_torch():
     assert set(PRESETS) - set(OPTIMIZERS) == {"rowwise_adagrad"}
 
 
-@pytest.mark.variants(2, 9)
 @pytest.mark.parametrize("preset", OPTIMIZERS)
 def test_presets_are_what_torch_keeps(preset):
     torch = pytest.importorskip("torch")

@@ -56,7 +56,6 @@ def test_parts_of_an_export_make_one_target(run, run_json, pair, tmp_path, suffi
     assert np.array_equal(whole_of(out)[0], rows_of(pair, "item"))
 
 
-@pytest.mark.variants(2)
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".parquet"])
 def test_an_end_that_is_killed_is_harmless(run, pair, tmp_path, suffix, monkeypatch):
     out = tmp_path / f"items{suffix}"

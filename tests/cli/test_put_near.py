@@ -50,7 +50,6 @@ def test_put_by_key_and_from_a_pipe(run, pair):
     assert rows[4].tobytes() == rows[3].tobytes()
 
 
-@pytest.mark.variants(5)
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -56,7 +56,6 @@ def test_a_page_with_the_hits_of_a_run(run, pair, tmp_path):
     assert "user gpu" in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.variants(8)
 @pytest.mark.parametrize(
     "text",
     [

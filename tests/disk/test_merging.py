@@ -50,7 +50,6 @@ def test_the_base_takes_the_newest_image_up_to_a_version(tmp_path, kind):
         assert np.array_equal(read(writer.tier, EVERY), oracle)
 
 
-@pytest.mark.variants(5)
 @pytest.mark.parametrize("kind", SPECS)
 def test_reads_writes_and_commits_go_on_between_its_steps(tmp_path, kind):
     rng = np.random.default_rng(2)

@@ -204,7 +204,6 @@ UNPROVEN: dict[str, tuple[dict[str, TableSpec], Callable[[Any], object], str]] =
 }
 
 
-@pytest.mark.variants(5)
 @pytest.mark.parametrize("case", UNPROVEN)
 def test_what_only_a_manifest_could_say_is_not_guessed(tmp_path: Path, case: str) -> None:
     specs, work, reason = UNPROVEN[case]

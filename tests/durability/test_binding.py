@@ -98,7 +98,6 @@ def is_refused(path: Path) -> None:
         opened(path, "r+")
 
 
-@pytest.mark.variants(3)
 @pytest.mark.fault(53)
 def test_a_base_from_a_backup_is_refused(path: Path, tmp_path: Path) -> None:
     """The base of a fold before; opening without the comparison gives the old rows."""
@@ -318,7 +317,6 @@ def test_a_digest_that_is_carried_over_is_that_of_the_whole_base(path: Path) -> 
     assert len(list(generation(path).glob("digest-*"))) <= 2  # of the two versions that are kept
 
 
-@pytest.mark.variants(3)
 def test_a_fold_that_was_cut_short_is_no_other_moment(path: Path) -> None:
     touched = np.r_[3:9, 300:320]
     with opened(path, "r+") as store:

@@ -392,7 +392,6 @@ def test_export_skips_damage_when_asked(tmp_path: Path, dtype: str) -> None:
 # -- mending
 
 
-@pytest.mark.variants(3)
 @pytest.mark.parametrize("where", ["base", "delta"])
 @pytest.mark.parametrize("slots", [ROWS, 100], ids=["direct", "cached"])
 def test_a_row_is_mended_from_the_host_tier(two: Two, slots: int, where: str) -> None:
@@ -631,7 +630,6 @@ def test_repair_searches_damaged_deltas(two: Two, tmp_path: Path, cut: str) -> N
         assert counts.unknown == 1 and counts.older <= 1
 
 
-@pytest.mark.variants(2)
 @pytest.mark.parametrize("cut", ["footer", "id", "sum"])
 def test_repair_searches_damaged_runs(
     two: Two, tmp_path: Path, cut: str, monkeypatch: pytest.MonkeyPatch

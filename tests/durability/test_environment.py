@@ -106,7 +106,6 @@ def tmpfs(place: Path, size: str) -> Iterator[Path]:
         unmount(place)
 
 
-@pytest.mark.variants(2)
 @fault(43)
 @pytest.mark.parametrize("room", range(8, 200, 48))
 def test_a_disk_of_every_size_runs_full(tmp_path: Path, room: int) -> None:

@@ -54,7 +54,6 @@ def unchanged(table: tierstore.Table) -> None:
     assert np.array_equal(table.read(np.arange(ROWS)), TRUTH)
 
 
-@pytest.mark.variants(15)
 @fault(1, 2, 3)
 @pytest.mark.parametrize(
     "bad", [-1, ROWS, 2**63 - 1, -(2**63), np.uint64(2**63), np.uint64(2**64 - 1)]

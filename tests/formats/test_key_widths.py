@@ -53,7 +53,6 @@ def parquet(path, keys):
 FORMATS = [npz, safetensors, pt, pth, h5, zarr, parquet]
 
 
-@pytest.mark.variants(5)
 @pytest.mark.parametrize("save", FORMATS, ids=lambda save: save.__name__)
 @every(width=WIDTHS)
 def test_keys_of_any_width(tmp_path, save, width):
@@ -66,7 +65,6 @@ def test_keys_of_any_width(tmp_path, save, width):
     assert found.dtype == ("uint64" if width == "uint64" else "int64")
 
 
-@pytest.mark.variants(6)
 @pytest.mark.parametrize("save", FORMATS, ids=lambda save: save.__name__)
 def test_they_become_the_keys_of_a_table(tmp_path, save):
     keys = np.array([2**64 - 1, 0, 2**63, 2**63 - 1], np.uint64)

@@ -35,7 +35,6 @@ def bucket(place):
     return lambda: sorted(name.rpartition("/")[2] for name in system.find(path))
 
 
-@pytest.mark.variants(7)
 @pairs(together=1, suffix=STREAMS, place=["memory", "file"])
 def test_every_stream(tmp_path, place, bucket, suffix):
     url, local = f"{place}/items{suffix}", tmp_path / f"items{suffix}"

@@ -534,7 +534,6 @@ def test_the_matrix_has_every_tool_on_both_sides():
     assert tools(FOREIGN_READERS) | here >= TOOLS - READ_ONLY
 
 
-@pytest.mark.variants(14)
 @pytest.mark.parametrize("reader", FOREIGN_READERS)
 def test_other_tools_read_binary_files(tmp_path, reader):
     path = tmp_path / ("f" + Path(reader).suffix)

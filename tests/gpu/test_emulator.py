@@ -30,7 +30,6 @@ def errors(name: str, said: str) -> str:
     return syntax_errors(f"{SOURCES[name][0].text}\n{said}", *macros)
 
 
-@pytest.mark.variants(5)
 @needs_compiler
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_member_lies_where_python_has_it(name: str) -> None:

@@ -299,7 +299,6 @@ def test_files_of_other_columns_are_not_read(tmp_path: Path, place: Place):
             assert np.array_equal(tables["t"].read([5, 1], name), np.load(file)[[5, 1]])
 
 
-@pytest.mark.variants(1)
 @pytest.mark.parametrize("whole", [[], ["weight.scale"]], ids=["in one piece", "parted"])
 def test_rows_in_one_piece_are_parted_as_they_come(tmp_path: Path, place: Place, whole: Any):
     rng = np.random.default_rng(11)

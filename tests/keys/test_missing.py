@@ -120,7 +120,6 @@ def test_a_reader_that_says_so_reads_first_rows_or_a_value(path: Path, kind: str
             table.read(keys, missing=0.0, raw=True)
 
 
-@pytest.mark.variants(3)
 def test_the_way_a_store_is_opened_is_what_its_reads_and_layers_do(path: Path, kind: str) -> None:
     keys, unknown = KEYS[kind], [GONE, *NEVER]
     first = first_rows(path, kind, unknown)

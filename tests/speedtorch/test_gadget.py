@@ -175,7 +175,6 @@ def test_arrivals() -> None:
 COUNTS = ["COM", "COMMM", "GPUPytorchCOM", "CPUPytorchCOM", "PytorchCOM"]
 
 
-@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_of_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, name: str

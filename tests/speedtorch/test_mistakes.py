@@ -89,7 +89,6 @@ def test_memory_mapped_rows_are_on_the_disk_and_nothing_else_is() -> None:
     assert os.listdir() == ["variable"]
 
 
-@pytest.mark.variants(3)
 @pytest.mark.parametrize("name", ["ModelFactory", "ModelFactoryMM"])
 @pytest.mark.parametrize("initializer", ["uniformDistributionInit", "normalDistributionInit"])
 def test_no_row_is_left_zero(name: str, initializer: str) -> None:

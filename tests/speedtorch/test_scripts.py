@@ -49,7 +49,6 @@ def plain_losses(names: dict[str, Any], model: Any, optimizer: Any, steps: Any) 
     return losses
 
 
-@pytest.mark.variants(1)
 @pytest.mark.parametrize(
     ("name", "rows", "model", "optimizer"),
     [("lit2vec2", "books", "Books", "Adagrad"), ("research2vec2", "papers", "Papers", "SGD")],

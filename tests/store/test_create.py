@@ -58,7 +58,6 @@ WRONG: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
-@pytest.mark.variants(11)
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.fault(17)
 def test_wrong_options_leave_nothing(what: str, tmp_path: Path) -> None:

@@ -382,7 +382,6 @@ def test_partitions_become_a_plain_copy(tmp_path, rng):
             assert contents(copy)[0] == contents(path)[0]
 
 
-@pytest.mark.variants(3)
 @pytest.mark.parametrize("protected", [True, False], ids=["", "negative control"])
 @pytest.mark.parametrize("way", ["update", "patch"])
 def test_a_version_whose_name_may_not_be_durable_keeps_its_files(

@@ -89,7 +89,6 @@ def same(found: Any, expected: np.ndarray) -> bool:
     )
 
 
-@pytest.mark.variants(17)
 @every_backend
 @every_budget
 def test_every_field_reads_what_was_written(make, slots, options):
@@ -634,7 +633,6 @@ def test_few_resident_rows_are_read_before_a_write_of_several_fields_or_after(
     assert len(readers) == 2 and all(first == second for first, second in found)
 
 
-@pytest.mark.variants(3)
 @pytest.mark.parametrize("metric", ["dot", "cosine"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_nearest_rows_on_any_number_of_threads(tmp_path, monkeypatch, metric, threads):

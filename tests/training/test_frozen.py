@@ -99,7 +99,6 @@ class _Doubled(FrozenEmbedding):
         return 2 * super().forward(ids)
 
 
-@pytest.mark.variants(8)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint8", "float8_e5m2"])
 def test_a_copy_is_the_layer_in_everything(place: Place, dtype: str) -> None:
     """In class, mode, type, hooks and attributes; those of one are not those of the other."""

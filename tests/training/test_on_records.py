@@ -185,7 +185,6 @@ def signs(*shape: int, generator: torch.Generator, dtype: torch.dtype) -> torch.
     return SIGNS[torch.randint(4, shape, generator=generator)].to(dtype)
 
 
-@pytest.mark.variants(7)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("beta", [0.0, 1e-9])
 @pytest.mark.parametrize("options", [{}, {"maximize": True}])

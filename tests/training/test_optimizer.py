@@ -219,7 +219,6 @@ def test_what_it_does_not_take(place: Place, weights: Tensor) -> None:
         TieredOptimizer(torch.optim.Adam, [emb], beta=3)
 
 
-@pytest.mark.variants(1)
 def test_step_counts_the_steps_in_which_a_table_had_a_gradient(
     place: Place, weights: Tensor
 ) -> None:
@@ -286,7 +285,6 @@ def test_a_gradient_that_is_taken_away_leaves_its_rows_alone(place: Place, weigh
     assert torch.equal(rows_of(emb.table), weights)
 
 
-@pytest.mark.variants(1)
 def test_a_gradient_that_is_scaled(place: Place, weights: Tensor) -> None:
     device = place.torch.split(":")[0]
     emb, opt, table, plain, plain_opt = pair(place, weights, torch.optim.Adam, lr=0.1)

@@ -39,7 +39,6 @@ EMBEDDINGS = [
 ]
 
 
-@pytest.mark.variants(7)
 @pytest.mark.parametrize("options", EMBEDDINGS, ids=str)
 def test_an_embedding_is_taken_over_with_its_options(
     store: tierstore.Store, options: dict[str, Any]
@@ -63,7 +62,6 @@ BAGS = [
 ]
 
 
-@pytest.mark.variants(7)
 @pytest.mark.parametrize("options", BAGS, ids=str)
 def test_a_bag_is_taken_over_with_its_options(
     store: tierstore.Store, options: dict[str, Any]

@@ -56,7 +56,6 @@ def test_a_backward_pass_of_a_forward_pass_from_before(
     torch.testing.assert_close(rows_of(table)[:ROWS], expected)
 
 
-@pytest.mark.variants(3)
 @reshapes
 def test_a_gradient_from_before_is_applied(place: Place, weights: Tensor, reshape: Any) -> None:
     table = place.table(weights)

@@ -94,7 +94,6 @@ def drawn(place: Place, steps: int = 4) -> list[tuple[Tensor, Tensor]]:
     return [(place.ids(3, 7), torch.randn(3, 7, DIM).to(place.torch)) for _ in range(steps)]
 
 
-@pytest.mark.variants(4, 4)
 @pytest.mark.parametrize("optimizer", [SGD, ADAM, RowWiseAdagrad])
 @pytest.mark.slow("emulated")
 def test_any_budget_gives_the_same_bits(place: Place, optimizer: Any) -> None:

@@ -120,7 +120,6 @@ def test_what_averages_do_not_take(place: Place, weights: Tensor) -> None:
 # -- projections
 
 
-@pytest.mark.variants(3)
 @pytest.mark.parametrize("by_layer", [True, False])
 def test_rows_of_a_step_are_projected(place: Place, weights: Tensor, by_layer: bool) -> None:
     table = place.table(weights)

@@ -158,7 +158,6 @@ def test_a_scaler_skips_rows_and_parameters_alike(place: Place) -> None:
     check(tiered, plain)
 
 
-@pytest.mark.variants(1)
 def test_the_state_has_the_layout_of_torch(place: Place) -> None:
     tiered, plain = models(place)
     opts: list[Any] = [
