@@ -2976,7 +2976,7 @@ MUTANTS = [
         "_store/versions.py",
         "if found.mark != mark:",
         "if False:",
-        "tests/distributed/test_versions.py::test_a_state_brings_the_rows_of_all_ranks_back",
+        "tests/distributed/test_store.py::test_partitions_of_two_copies_are_no_store",
     ),
     Mutant(
         "_store/versions.py",

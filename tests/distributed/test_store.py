@@ -613,3 +613,18 @@ def test_what_changed_between_versions_is_said_of_ids(path: Path) -> None:
                     ]
                     expected = np.unique(np.concatenate(rows))
                     assert np.array_equal(found.get(name, []), expected), (one, other, name)
+
+
+def test_partitions_of_two_copies_are_no_store(tmp_path: Path) -> None:
+    """Both have a version of the number, of different rows."""
+    spec = {"t": tierstore.TableSpec(10, 4)}
+    tierstore.distributed.create(tmp_path / "a", spec, partitions=2).close()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for number, name in enumerate("ab"):
+        with tierstore.distributed.open(tmp_path / name) as store:
+            store["t"].write(range(10), np.full((10, 4), number, np.float32))
+            store.commit()
+    shutil.rmtree(tmp_path / "a/partitions/00001")
+    shutil.copytree(tmp_path / "b/partitions/00001", tmp_path / "a/partitions/00001")
+    with pytest.raises(CorruptStoreError, match=r"of another moment .* restore all from one copy"):
+        tierstore.open(tmp_path / "a")["t"].read(range(10))
