@@ -27,8 +27,8 @@ class Claim:
 
     def __init__(self, uuid: str, version: tuple[int, str]) -> None:
         """Claim a version, given by its number and mark, of the store with this uuid."""
-        self.uuid = uuid
-        self.version = version
+        self.uuid: str = uuid
+        self.version: tuple[int, str] = version
 
     def was_saved(self) -> None:
         """Count as alive until another version's state of this store is saved."""
