@@ -144,7 +144,7 @@ def measure(slots: int, options: argparse.Namespace) -> tuple[dict[str, float], 
 def choose_victims(slots: int, options: argparse.Namespace) -> float:
     """Return median milliseconds of choosing a slot to evict for each of a batch of misses."""
     rng = np.random.default_rng(7)
-    policy = lru().make(slots, slots, np.empty(0, np.int32), np.empty(0, np.int64))
+    policy = lru().make(slots, slots, np.empty(0, np.int32), np.arange(slots))
     for part in np.array_split(np.arange(slots, dtype=np.int32), max(1, slots // options.batch)):
         policy.touch(part)
         policy.next_batch()
