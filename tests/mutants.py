@@ -427,8 +427,8 @@ MUTANTS = [
     # Policies.
     Mutant(
         "policy/recency.py",
-        "same = self.stamps.take(slots) == stamps",
-        "same = self.stamps.take(slots) >= stamps",
+        "same = (self.stamps.take(slots) == stamps) &",
+        "same = (self.stamps.take(slots) >= stamps) &",
         "tests/policy/test_lru.py",
     ),
     Mutant(
@@ -440,6 +440,18 @@ MUTANTS = [
     Mutant(
         "policy/recency.py",
         "            self.stamps[slots] = stamps\n",
+        "",
+        "tests/policy/test_lru.py",
+    ),
+    Mutant(
+        "policy/recency.py",
+        " & (self._row_of.take(slots) >= 0)",
+        "",
+        "tests/policy/test_lru.py",
+    ),
+    Mutant(
+        "policy/recency.py",
+        "            seen.append(slots)\n",
         "",
         "tests/policy/test_lru.py",
     ),

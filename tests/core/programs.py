@@ -160,8 +160,8 @@ def slots_step(rng: np.random.Generator, kind: int) -> bytes:
     slots, n = int(rng.integers(1, 60)), int(rng.integers(0, 90))
     if kind == OLDEST_SLOTS:
         n = int(rng.integers(0, slots + 2))
-        batch = int(rng.choice([1, 2, 3, 40, 2**32 - 1]))
-        stamps = rng.integers(0, rng.choice([3, 50, 2**32]), slots)
+        batch = int(rng.choice([1, 2, 3, 40, 40, 40, 2**32 - 1]))
+        stamps = rng.integers(0, rng.choice([3, 9, 50, 2**32]), slots)  # mostly some equal ones
         used = [(stamp, slot) for slot, stamp in enumerate(stamps.tolist()) if 0 < stamp < batch]
         oldest = sorted(slot for _, slot in sorted(used)[:n])
         arrays = [stamps.astype("<u4").tobytes(), np.array(oldest, "<i4").tobytes()]

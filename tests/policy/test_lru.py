@@ -142,6 +142,40 @@ def test_a_slot_without_a_row_is_no_victim():
     assert lru.victims(np.arange(80)).tolist() == [13, *range(16, 80), 15]
 
 
+def test_a_slot_that_is_stamped_while_it_is_taken_is_taken_once():
+    """By threads that read its row: here whenever the policy asks which slots must stay."""
+    lru = made(40)
+    for slot in range(40):
+        lru.touch(np.array([slot], np.int32))
+        lru.next_batch()
+
+    def barred(slots):
+        lru.touch(slots)
+        lru.next_batch()
+        return slots % 4 == 0
+
+    victims = lru.victims(np.arange(40), barred)
+    assert sorted(victims.tolist()) == [slot for slot in range(40) if slot % 4]
+    assert sorted(lru.victims(np.arange(40), lambda slots: slots % 4 > 0).tolist()) == [
+        *range(0, 40, 4)
+    ]
+
+
+def test_a_candidate_without_a_row_is_no_victim_whatever_its_stamp():
+    """A thread may have stamped it by the number that the batch had when the thread began."""
+    rows = np.arange(80)
+    lru = made(80, rows)
+    for slot in range(80):
+        lru.touch(np.array([slot], np.int32))
+        lru.next_batch()
+    assert lru.victims(np.arange(1)).tolist() == [0]
+    age = lru.stamps[2]
+    lru.forget(np.array([2], np.int32))
+    rows[2] = -1
+    lru.stamps[2] = age
+    assert lru.victims(np.arange(3)).tolist() == [1, 3, 4]
+
+
 def test_barred_slots_stay_the_first_to_go():
     lru = made(100)
     for slot in range(100):

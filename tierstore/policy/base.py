@@ -51,6 +51,11 @@ class Policy(ABC):
 
     keeps_batch: bool = True
     """Whether rows of the current batch stay until it ends, even after they were copied."""
+    stamps: npt.NDArray[np.uint32] | None = None
+    """If set, `(slots,)`: to note the use of a slot is to write `now` there, by any thread, and
+    `use` and `touch` may be left out."""
+    now: int = 1
+    """The number of the current batch, from 1 to 2³² - 1, which `next_batch` raises."""
 
     @property
     @abstractmethod

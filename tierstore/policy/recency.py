@@ -28,15 +28,16 @@ class LRU(Policy):
     time. They are candidates, oldest first, until they are taken or used: a slot that is used gets
     a higher stamp than any candidate. Of the slots that one batch used last, the first go first.
 
-    Threads may set stamps at any time, those of slots that have just lost their rows included. At
-    worst a slot counts as used by a batch of another thread, and one without a row is no candidate.
+    Threads may set stamps at any time: of slots that are being taken or have lost their rows, and
+    to the number of an earlier batch. So a stamp alone makes no slot a victim: it must have a row,
+    and is taken once in a call. At worst a row goes sooner or later than it should.
     """
 
     def __init__(self, slots: int, row_of: npt.NDArray[np.int64]) -> None:
         """Start with no slot in use; `row_of` `(slots,)` is -1 where a slot has no row."""
         self._row_of = row_of
         self.stamps: npt.NDArray[np.uint32] = np.zeros(slots, np.uint32)
-        self.now: int = 1
+        self.now = 1
         self._found = np.empty(_candidates(slots), np.int32)
         self._candidates: tuple[Slots, npt.NDArray[np.uint32]] = _NONE
 
@@ -72,13 +73,15 @@ class LRU(Policy):
         count = rows.size
         taken: list[Slots] = [_NONE[0]]
         passed: list[tuple[Slots, npt.NDArray[np.uint32]]] = []
-        while count and (self._candidates[0].size or self._find()):
+        seen: list[Slots] = []
+        while count and (self._candidates[0].size or self._find(seen)):
             found, ages = self._candidates
             slots, stamps = found[:count], ages[:count]
             self._candidates = found[count:], ages[count:]
-            same = self.stamps.take(slots) == stamps
+            same = (self.stamps.take(slots) == stamps) & (self._row_of.take(slots) >= 0)
             slots, stamps = slots.compress(same), stamps.compress(same)
             self.stamps[slots] = 0
+            seen.append(slots)
             if barred is not None and (held := barred(slots)).any():
                 passed.append((slots.compress(held), stamps.compress(held)))
                 slots = slots.compress(~held)
@@ -94,21 +97,28 @@ class LRU(Policy):
     def forget(self, slots: Slots) -> None:
         self.stamps[slots] = 0
 
-    def _find(self) -> bool:
-        """Find new candidates; return whether there are any."""
-        slots = self._found[: oldest_slots(self.stamps, self.now, self._found)]
-        empty = slots.compress(self._row_of.take(slots) < 0)
-        if empty.size:  # stamped by a thread that read them before they lost their rows
-            self.stamps[empty] = 0
-            return self._find()
-        by_age, stamps = ordered(self.stamps.take(slots))
-        self._candidates = slots.take(by_age), stamps
-        return bool(slots.size)
+    def _find(self, seen: list[Slots]) -> bool:
+        """Find new candidates that have not been seen in this call; return whether there are any.
+
+        Others have their stamps from threads that looked them up before.
+        """
+        while (found := oldest_slots(self.stamps, self.now, self._found)) > 0:
+            slots = self._found[:found]
+            stray = self._row_of.take(slots) < 0
+            if seen:
+                stray |= np.isin(slots, np.concatenate(seen))
+            self.stamps[slots.compress(stray)] = 0
+            slots = slots.compress(~stray)
+            if slots.size:
+                by_age, stamps = ordered(self.stamps.take(slots))
+                self._candidates = slots.take(by_age), stamps
+                return True
+        return False
 
     def _renumber(self) -> None:
         """Renumber the batches in the same order, before the stamps overflow."""
-        numbers = np.unique(self.stamps[self.stamps > 0])
         used = self.stamps > 0
+        numbers = np.unique(self.stamps[used])
         self.stamps[used] = np.searchsorted(numbers, self.stamps[used]) + 1
         self._candidates = _NONE
         self.now = numbers.size + 1
