@@ -39,7 +39,7 @@ def access(table: Any) -> Any:
 
 def only_general_reads(table: Any) -> None:
     """Let a table read without the short way for rows that are resident."""
-    table._few = access(table)._host = None
+    table._on_host = access(table)._host = None
 
 
 def owner(table: Any) -> Any:

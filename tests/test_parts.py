@@ -336,7 +336,7 @@ def test_without_threads_it_copies_by_itself(some, monkeypatch):
 
     inside.forget_threads()
     monkeypatch.setattr(_parts, "most_threads", lambda: 4)
-    monkeypatch.setattr(_rowcopy, "_BYTES_PER_THREAD", 64)
+    monkeypatch.setattr(_rowcopy, "BYTES_PER_THREAD", 64)
     monkeypatch.setattr(_thread, "start_new_thread", few)
     records = np.random.default_rng(1).integers(0, 256, (100, 64), np.uint8)
     slots = np.random.default_rng(2).permutation(100)

@@ -97,7 +97,7 @@ def test_partitions_list_keys_too(tmp_path: Path, partitions: int) -> None:
 
 
 def test_places_of_partitions_beyond_the_table_are_no_rows_that_were_lost(tmp_path: Path) -> None:
-    """10 rows in 4 partitions leave places, of which nobody has to be told."""
+    """10 rows in 4 partitions leave places empty, which is no loss to report."""
     pytest.importorskip("torch")
     path, rows = tmp_path / "s.tier", rows_of(10)
     spec = {"t": TableSpec(10, 4, init=tierstore.from_array(rows))}

@@ -327,7 +327,7 @@ def test_a_store_is_not_replaced_by_an_export(tmp_path):
         with pytest.raises(ExistsError):
             write_file(path, random_matrix(3, 2), "float32", force=True)
         tierstore.open(path).close()
-        (path / "zarr.json").touch()  # as where somebody made a group of its tables
+        (path / "zarr.json").touch()  # as zarr leaves where a group was made of its tables
 
 
 @every_sink

@@ -1046,7 +1046,7 @@ def test_reads_beside_keys_that_get_other_rows(tmp_path, kind, monkeypatch, chan
         if change == "refresh":
             where = stack.enter_context(tierstore.open(tmp_path / "s", budget=budget))
         table = where["t"]
-        assert table.by_row._few is not None
+        assert inside.access(table.by_row)._host is not None
         assert np.array_equal(table.read(keys), rows)
         list(store["t"].expire(fewer_than=2))  # the others get their rows
         if change == "refresh":

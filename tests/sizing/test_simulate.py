@@ -29,7 +29,10 @@ def test_the_optimum_is_what_trying_everything_finds():
 def test_rows_that_the_optimum_drops_are_evicted():
     stream = stream_of([[0], [1], [1], [0]])
     rates = optimum(stream, 1, measured=1)
-    assert (rates.unique_hits, rates.evictions) == (1, 2)  # 0 for 1, and 1 once nobody asks for it
+    assert (rates.unique_hits, rates.evictions) == (
+        1,
+        2,
+    )  # 0 for 1, and 1 after its last use
 
 
 def best(batches: list[np.ndarray], slots: int) -> int:

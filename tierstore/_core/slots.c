@@ -187,7 +187,7 @@ int64_t ts_oldest_slots(const uint8_t *stamps, int64_t slots, uint32_t batch, in
     }
     int64_t found = 0, equal = n;
     const uint32_t limit = limit_of(stamps, slots, least, batch - 1, &equal);
-    for (int64_t i = 0; i < slots && found < n; i++) { /* without a branch that nobody can foresee */
+    for (int64_t i = 0; i < slots && found < n; i++) { /* without a branch: which way it goes is random */
         const uint32_t stamp = load32(stamps + NUMBER * i);
         const int same = stamp == limit && equal > 0;
         store32(oldest + NUMBER * found, (uint32_t)i);

@@ -254,11 +254,6 @@ class HostAccess:
         if first in self._plain:
             self._plain[None] = self._plain[first]
 
-    @property
-    def few(self) -> bool:
-        """Whether `read_few` may return anything."""
-        return self._host is not None
-
     def place_of(self, field: str) -> tuple[Field, int, int]:
         """Return a field and its byte range; raises UnknownNameError for an unknown one."""
         found = self.fields.get(field)
@@ -274,23 +269,23 @@ class HostAccess:
         """Enter the store concurrently with the calls of other threads."""
         return Call(self.door, write=write)
 
-    def read_few(self, ids: npt.NDArray[Any], name: str | None) -> Any:
+    def read_resident(self, ids: npt.NDArray[Any], name: str | None) -> Any:
         """Return a field of valid rows, `ids.shape + (dim,)`, if one call of the core suffices.
 
         A `name` of None means the first field. Returns None for ids and fields that need more work,
         or an error.
         """
         place = self._plain.get(name)
-        if place is None or ids.dtype != _INT64:
+        if place is None or self._host is None or ids.dtype != _INT64:
             return None
         lo, dtype, dim, nbytes = place
         nbytes *= ids.size
         if not 0 < nbytes < LARGE:
             return None
         out = np.empty((*ids.shape, dim), dtype)
-        return out if self._resident(ids, lo, out, nbytes, True) else None
+        return out if self._read_resident(ids, lo, out, nbytes, True) else None
 
-    def _resident(
+    def _read_resident(
         self, ids: npt.NDArray[Any], lo: int, out: npt.NDArray[Any], nbytes: int, admit: bool
     ) -> bool:
         """Read if all rows are resident; return whether that was done, in an open store."""
@@ -315,7 +310,7 @@ class HostAccess:
         else:
             out = into if isinstance(into, np.ndarray) else into.numpy()
         extent = self.extent
-        if ids.rows.size and not self._resident(ids.rows, lo, out, out.nbytes, admit):
+        if ids.rows.size and not self._read_resident(ids.rows, lo, out, out.nbytes, admit):
             with Call(self.door):
                 if extent.epoch.ended:
                     extent.epoch.check_open()
@@ -326,7 +321,7 @@ class HostAccess:
     def writing(self, pieces: Sequence[Piece]) -> tuple[type[Call], AbstractContextManager[object]]:
         """Return how to enter the store for a write, and a lock to hold meanwhile.
 
-        No read sees some pieces of a row without the others: no `Call`, and no `read_few`.
+        No read sees some pieces of a row without the others: no `Call`, and no `read_resident`.
         """
         return (Call, _NOTHING) if len(pieces) == 1 else (Use, self._still)
 

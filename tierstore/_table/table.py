@@ -175,7 +175,7 @@ class Table(NamedRows):
         self._space = space
         self._extent = extent
         access = self._make_access()
-        self._few = access if isinstance(access, HostAccess) and access.few else None
+        self._on_host = access if isinstance(access, HostAccess) else None
         self._access = access  # last: a call of another thread reads it before fields
 
     def _moved_to(self, other: Table) -> Table:
@@ -416,9 +416,9 @@ class Table(NamedRows):
                     raise InvalidInputError("give one of dtype=, raw= and out=")
                 return self._read_as(ids, field, dtype, cache=cache, as_tensor=as_tensor)
             if type(ids) is np.ndarray and cache and out is None and not as_tensor:
-                few = self._few
-                if few is not None and self._recording is None and type(field) in _NAME:
-                    found = few.read_few(ids, field)  # type: ignore[arg-type]
+                on_host = self._on_host
+                if on_host is not None and self._recording is None and type(field) in _NAME:
+                    found = on_host.read_resident(ids, field)  # type: ignore[arg-type]
                     if found is not None:
                         return found
             if isinstance(field, (list, tuple)):  # a union type would be created each time

@@ -81,8 +81,6 @@ _FEW_CHANGED = 1 << 20
 """Bytes of records to change up to which `many` takes longer than `change`."""
 _CHANGED_PER_THREAD = 512 << 10
 """Bytes of records to change that are worth a thread of their own."""
-_READ_PER_THREAD = 1 << 20
-"""Bytes to read that are worth a thread of their own."""
 _RENEWED_BYTES = 4 << 20
 """Most bytes of changed rows that are read again, in two or three milliseconds."""
 _PATIENCE = 0.05
@@ -366,7 +364,7 @@ class HostTier:
         note: bool,
     ) -> bool:
         """Read without the lock, many rows in threads; return whether all are resident."""
-        if nbytes < 2 * _READ_PER_THREAD:
+        if nbytes < 2 * _rowcopy.BYTES_PER_THREAD:
             return readable.read(self.records, ids, rows, lo, out, note)
         flat, items = ids.reshape(-1), out.reshape(ids.size, -1)
         missing: list[slice] = []
@@ -375,7 +373,7 @@ class HostTier:
             if not readable.read(self.records, flat[part], rows, lo, items[part], note):
                 missing.append(part)
 
-        in_parts(read, ids.size, nbytes, least=_READ_PER_THREAD)
+        in_parts(read, ids.size, nbytes, least=_rowcopy.BYTES_PER_THREAD)
         return not missing
 
     def _count_apart(self) -> None:
@@ -585,7 +583,8 @@ class HostTier:
             self._copy_found(slots, absent.size, block, lo)
             self._read_below(batch.rows, absent, block, lo)
         elif out.nbytes >= _MANY_BYTES and 2 * slots.size <= len(out):
-            block = _rowcopy.gathered(self.records, slots, width, lo)
+            block = np.empty((slots.size, width), np.uint8)
+            _rowcopy.gather(self.records, slots, block, lo)
         else:
             each = slots.take(batch.positions) if slot_of_each is None else slot_of_each
             _rowcopy.gather(self.records, each, out, lo)

@@ -19,7 +19,6 @@ from tierstore._rowmap import RowMap, SparseMap, Take
 from tierstore.budget import size_of_at_least
 from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
-from tierstore.policy.recency import LRU
 
 if TYPE_CHECKING:
     pass
@@ -269,8 +268,7 @@ class CachedSlots:
         self.pins = Pins(slots, take)
         self.policy = policy.make(rows, slots, self.lookup, self.row_of)
         self._places = self._looked_up()
-        self._recency = self.policy if isinstance(self.policy, LRU) else None
-        self.notes_apart = self._recency is not None
+        self.notes_apart = self.policy.stamps is not None
         self._unused = 0
         self._released: list[Slots] = []
 
@@ -327,22 +325,17 @@ class CachedSlots:
         note: bool,
     ) -> bool:
         """Copy bytes from `lo` on of the records of some of `rows`, if all have slots."""
-        recency, places, size = self._recency, self._places, ids.size
+        policy, given = self.policy, (records, self._places, ids, *rows, lo, out)
         if not note:
-            return read_slots(records, places, ids, *rows, lo, out, None, None, 1, None) == size
-        ahead = self.pins.ending
-        if recency is not None:
-            now, stamps = recency.now, recency.stamps
-            if read_slots(records, places, ids, *rows, lo, out, None, stamps, now, ahead) < size:
-                return False
-            recency.next_batch()
-            return True
-        slots = np.empty(size, np.int32)
-        if read_slots(records, places, ids, *rows, lo, out, slots, None, 1, ahead) < size:
+            return read_slots(*given, None, None, 1, None) == ids.size
+        stamps = policy.stamps
+        slots = np.empty(ids.size, np.int32) if stamps is None else None
+        if read_slots(*given, slots, stamps, policy.now, self.pins.ending) < ids.size:
             return False
-        self.policy.use(ids.ravel() + rows[0])
-        self.policy.touch(slots, done=True)
-        self.policy.next_batch()
+        if slots is not None:
+            policy.use(ids.ravel() + rows[0])
+            policy.touch(slots, done=True)
+        policy.next_batch()
         return True
 
     def use(self, rows: Rows) -> None:
