@@ -144,8 +144,7 @@ class TierProgram:
             before, admit = self.true[rows], bool(rng.integers(2))
             found = np.empty((rows.size, 16), np.uint8)
             given = (0, ROWS), 0, found, found.nbytes, self.top.counters_from(0), admit
-            with self.top._lock:
-                self.top._changes.rest()  # else reads without the lock are rare beside writers
+            inside.rest(self.top)  # else reads without the lock are rare beside writers
             if not self.top.read_apart(rows, *given):
                 found = read(self.top, rows, admit=admit)
             after = self.true[rows] + np.uint8(1)  # one call may be under way

@@ -37,7 +37,7 @@ class LRU(Policy):
         """Start with no slot in use; `row_of` `(slots,)` is -1 where a slot has no row."""
         self._row_of = row_of
         self.stamps: npt.NDArray[np.uint32] = np.zeros(slots, np.uint32)
-        self.now = 1
+        self.now: int = 1
         self._found = np.empty(_candidates(slots), np.int32)
         self._candidates: tuple[Slots, npt.NDArray[np.uint32]] = _NONE
 
