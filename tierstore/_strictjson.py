@@ -10,11 +10,17 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from tierstore._checksum import crc32c
-from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, TierStoreError
+from tierstore.errors import (
+    FormatError,
+    InvalidInputError,
+    InvalidTypeError,
+    NewerVersionError,
+    TierStoreError,
+)
 
 __all__ = ["MAX_SCALARS_BYTES", "Section", "canonical", "json_values", "parse", "seal", "unseal"]
 
@@ -62,10 +68,7 @@ def unseal(data: bytes, name: str, number: int) -> Section:
     body = Section(parse(match[2], name), name)
     found = body.integer("format")
     if found > number:
-        raise FormatError(
-            f"{name} has format {found}, but this tierstore reads format {number}: "
-            "it was written by a newer version; pip install --upgrade tierstore"
-        )
+        raise NewerVersionError(f"{name} has format {found}, but this tierstore reads {number}")
     if found < number:
         raise FormatError(f"{name}: not a format of any release: {found}")
     return body
@@ -111,10 +114,13 @@ class Section:
         return iter(self.content)
 
     def only(self, allowed: set[str]) -> None:
-        """Reject all keys except these."""
+        """Reject all keys except these, which later versions may add to.
+
+        Raises NewerVersionError: the checksum of the object is right, so a program wrote the key.
+        """
         if not self.content.keys() <= allowed:
             unknown = min(self.content.keys() - allowed)
-            raise FormatError(f"{self.name}: unknown key {unknown!r}")
+            raise NewerVersionError(f"{self.name}: unknown key {unknown[:80]!r}")
 
     def value(self, key: str) -> Any:
         """Return the value of a key."""
@@ -153,6 +159,18 @@ class Section:
         value = self.value(key)
         if type(value) is not str:
             raise FormatError(f"{self.name}: {key!r} is not a string")
+        return value
+
+    def choice(self, key: str, known: Collection[str]) -> str:
+        """Return the string of a key, one of those that this version knows.
+
+        Raises NewerVersionError for another, which a later version may have written.
+        """
+        value = self.text(key)
+        if value not in known:
+            raise NewerVersionError(
+                f"{self.name}: unknown {key} {value[:80]!r}; known are {', '.join(known)}"
+            )
         return value
 
     def flag(self, key: str) -> bool:

@@ -8,6 +8,7 @@ what happened, the numbers involved and the next step. Classes derived from OSEr
     ├── NotAStoreError         FileNotFoundError   the path holds no store
     ├── FormatError            ValueError          a file that does not have the claimed format
     │   ├── AmbiguousFileError                     … or can be read in two ways
+    │   ├── NewerVersionError                      … or has what only a newer version knows
     │   └── MissingFileError   FileNotFoundError   … or is not there
     ├── CorruptStoreError      OSError             a checksum or size does not match
     │   └── CorruptRowError                        … of single rows
@@ -81,6 +82,7 @@ __all__ = [
     "LockedError",
     "MissingExtraError",
     "MissingFileError",
+    "NewerVersionError",
     "NotAStoreError",
     "NotExpiredWarning",
     "NotPrefetchedError",
@@ -153,6 +155,19 @@ class NotAStoreError(_SystemError, FileNotFoundError):
 
 class FormatError(TierStoreError, ValueError):
     """A file does not have the format it claims, or was written by a newer version."""
+
+
+class NewerVersionError(FormatError):
+    """An intact file of a store has what this version of the library does not know.
+
+    A newer version wrote it. Nothing is damaged, so the whole store is refused: an older version of
+    its rows is no substitute, and this library neither removes nor repairs anything there.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        """Take what is unknown, and add the next step."""
+        cure = "it was written by a newer version; pip install --upgrade tierstore"
+        super().__init__(message if message.endswith(cure) else f"{message}: {cure}")
 
 
 class MissingFileError(_SystemError, FileNotFoundError, FormatError):

@@ -25,6 +25,7 @@ from tierstore.errors import (
     FormatError,
     InvalidInputError,
     InvalidTypeError,
+    NewerVersionError,
     StoreIOError,
 )
 
@@ -192,16 +193,76 @@ def test_a_bad_identity_is_refused(store: Sample, damage: str) -> None:
         opens(store)
 
 
-@pytest.mark.parametrize("name", ["STORE.json", "manifest"])
+NEWER: dict[str, Callable[[bytes], bytes]] = {
+    "format": replaced(b'"format":2', b'"format":3'),
+    "entry": replaced(b'"seq":', b'"needs":["erasure coding"],"seq":'),
+    "entry of a table": replaced(b'"rows":6', b'"rows":6,"shards":2'),
+    "entry of a field": replaced(b'"dim":3', b'"dim":3,"sparsity":2'),
+    "entry of a delta": replaced(b'"rows":2', b'"rows":2,"packed":true'),
+    "entry of keys": replaced(b'"kind":"int64"', b'"kind":"int64","salt":7'),
+    "entry of a payload": replaced(b'"kind":"tree"', b'"kind":"tree","packed":true'),
+    "entry of a digest": replaced(b'"digest":{', b'"digest":{"levels":2,'),
+    "element type": replaced(b'"dtype":"float32"', b'"dtype":"int4"'),
+    "backend": replaced(b'"backend":"memmap"', b'"backend":"parquet"'),
+    "compression": replaced(b'"compression":"zstd"', b'"compression":"zstd2"'),
+    "kind of keys": replaced(b'"kind":"int64"', b'"kind":"int128"'),
+    "kind of payload": replaced(b'"kind":"tree"', b'"kind":"graph"'),
+}
+"""What a later version may write: its checksum is right, and this version does not know it."""
+
+
+@pytest.mark.parametrize("version", ["newest", "older"])
+@every(what=NEWER)
 @pytest.mark.fault(42)
-def test_a_newer_format_says_what_to_do(store: Sample, name: str) -> None:
-    """Row 42."""
-    path = store.path / name if name == "STORE.json" else newest_manifest(store.path)
-    with (
-        damaged(path, replaced(b'"format":2', b'"format":3')),
-        pytest.raises(FormatError, match="newer version; pip install --upgrade tierstore"),
-    ):
-        opens(store)
+def test_what_a_newer_version_wrote_is_refused_whole(what: str, version: str) -> None:
+    """Row 42: no older version stands in for it; nothing is repaired, removed or changed."""
+    with sample() as store, tierstore.open(store.path, budget=Budget(host=0)) as reader:
+        path = newest_manifest(store.path).with_name(manifest_name(4))
+        data = newest_manifest(store.path).read_bytes()
+        if version == "newest":
+            body = body_of(data).replace(b'"seq":5,"version":5,', b'"seq":6,"version":6,')
+            data = sealed(body.replace(b'"last_version":5', b'"last_version":6'))
+            path = path.with_name(manifest_name(6))
+        before = reader["plain"].read(np.arange(6))
+        path.write_bytes(NEWER[what](data))
+        content = {each: each.read_bytes() for each in store.files()}
+        calls: list[Callable[[], Any]] = [
+            lambda: tierstore.open(store.path, "r+"),
+            lambda: tierstore.open(store.path, version=3),
+            lambda: tierstore.open(store.path, "r+", version=3, discard_newer=True),
+            lambda: tierstore.repair(store.path, store.path.parent / "mended"),
+            lambda: tierstore.repair(store.path, store.path.parent / "mended", adopt=True),
+            reader.versions,
+            reader.verify,
+        ]
+        if version == "newest":
+            calls += [lambda: tierstore.open(store.path), reader.refresh]
+        for call in calls:
+            with pytest.raises(NewerVersionError, match="pip install --upgrade") as caught:
+                call()
+            assert "repair" not in str(caught.value)
+        assert np.array_equal(reader["plain"].read(np.arange(6)), before)
+        assert {each: each.read_bytes() for each in store.files()} == content
+        assert {each.name for each in store.path.parent.iterdir()} == {store.path.name}
+
+
+@pytest.mark.fault(42)
+def test_an_identity_of_a_newer_version_is_refused_by_repair_too(store: Sample) -> None:
+    for change in (NEWER["format"], replaced(b'"parent":null', b'"parent":null,"region":1')):
+        with damaged(store.path / "STORE.json", change):
+            for call in (tierstore.open, lambda path: tierstore.repair(path, f"{path}-mended")):
+                with pytest.raises(NewerVersionError, match="pip install --upgrade"):
+                    call(store.path)
+
+
+def test_an_interrupted_commit_of_a_newer_version_is_not_adopted_in_part() -> None:
+    with sample() as store:
+        newest = newest_manifest(store.path)
+        body = json.loads(body_of(newest.read_bytes())) | {"seq": 6, "version": 6, "needs": 1}
+        beside = store.path / f"{manifest_name(6)}.01234567.tmp"
+        beside.write_bytes(sealed(json.dumps(body, separators=(",", ":")).encode()))
+        with pytest.raises(NewerVersionError):
+            tierstore.repair(store.path, store.path.parent / "mended", adopt=True)
 
 
 def test_an_older_version_opens_beside_a_damaged_newest(store: Sample) -> None:

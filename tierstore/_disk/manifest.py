@@ -16,13 +16,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, get_args
 
 from tierstore._disk.partitioning import MOST_PARTITIONS
+from tierstore._dtypes import ELEMENT_TYPES
+from tierstore._scaled import SCALE_TYPES
 from tierstore._strictjson import MAX_SCALARS_BYTES, Section, canonical, seal, unseal
 from tierstore.errors import FormatError, TierStoreError
 from tierstore.initializers import from_call
-from tierstore.spec import TABLE_NAME, Field, Scale, TableSpec
+from tierstore.spec import BACKENDS, TABLE_NAME, Field, KeyName, Scale, TableSpec
 
 __all__ = [
     "FORMAT",
@@ -609,7 +611,7 @@ def _payload(section: Section) -> PayloadInfo:
     section.only({"name", "kind", "size", "crc32c"})
     return PayloadInfo(
         section.matching("name", PAYLOAD_NAME),
-        section.matching("kind", re.compile("bytes|file|tree")),
+        section.choice("kind", ("bytes", "file", "tree")),
         section.natural("size"),
         section.natural("crc32c"),
     )
@@ -646,7 +648,7 @@ def _table(
 def _scale(section: Section) -> Scale:
     section.only({"dtype", "block"})
     block = "row" if section.value("block") == "row" else section.integer("block")
-    return Scale(cast(Any, section.text("dtype")), cast(Any, block))
+    return Scale(cast(Any, section.choice("dtype", SCALE_TYPES)), cast(Any, block))
 
 
 def _spec(section: Section, known: TableInfo | None, specs: dict[str, TableSpec]) -> TableSpec:
@@ -673,18 +675,25 @@ def _parsed_spec(section: Section) -> TableSpec:
                 raise FormatError(f"{section.name}: field {part.text('name')!r} occurs twice")
             init = from_call(part.text("init")) if "init" in part else None
             scale = _scale(part.section("scale")) if "scale" in part else None
-            fields[part.text("name")] = Field(part.integer("dim"), part.text("dtype"), init, scale)
-        for key in ("compression", "chunk_rows"):
-            if section.value(key) is not None:
-                (section.text if key == "compression" else section.integer)(key)
+            dtype = part.choice("dtype", ELEMENT_TYPES)
+            fields[part.text("name")] = Field(part.integer("dim"), dtype, init, scale)
+        backend = section.choice("backend", BACKENDS)
+        if section.value("compression") is not None:
+            section.choice(
+                "compression", [name for each in BACKENDS.values() for name in each.compressions]
+            )
+        if section.value("chunk_rows") is not None:
+            section.integer("chunk_rows")
         return TableSpec(
             rows=section.integer("rows"),
             fields=fields,
-            backend=section.text("backend"),
+            backend=backend,
             sparse=section.flag("sparse"),
             compression=section.value("compression"),
             chunk_rows=section.value("chunk_rows"),
-            keys=cast(Any, section.text("by")) if "by" in section.content else None,
+            keys=cast(Any, section.choice("by", get_args(KeyName)))
+            if "by" in section.content
+            else None,
             grows="grows" in section.content and section.flag("grows"),
             track_uses="track_uses" in section.content and section.flag("track_uses"),
             admit_after=section.integer("admit_after")
@@ -756,7 +765,7 @@ def _keys(section: Section, by: str | None) -> KeysInfo:
         if len(pair) != 2 or any(type(number) is not int or number < 0 for number in pair):
             raise FormatError(f"{files.name}: {name!r} is not a pair of a size and a checksum")
         sizes[name] = (pair[0], pair[1])
-    kind = section.matching("kind", re.compile("int64|uint64|str"))
+    kind = section.choice("kind", ("int64", "uint64", "str"))
     endings = {"utf8", "offsets"} if kind == "str" else {"npy"}
     if by is not None:
         endings = {"utf8", "ends"} if by == "text" else {"int64"}

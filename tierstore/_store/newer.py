@@ -44,6 +44,7 @@ from tierstore._store.versions import Survey
 from tierstore.errors import (
     CorruptStoreError,
     InvalidInputError,
+    NewerVersionError,
     TierStoreError,
     VersionError,
     counted,
@@ -109,10 +110,14 @@ def find_newer(directory: _io.Directory, found: Survey) -> Newer:
     manifests: list[Manifest] = []
     for name in sorted(directory.names()):
         if TEMPORARY_NAME.fullmatch(name):
-            with contextlib.suppress(TierStoreError, FileNotFoundError):
+            try:
                 each = Manifest.decode(directory.read_file(name, MAX_BYTES), directory.join(name))
-                if each.uuid == newest.uuid and each.version > newest.last_version:
-                    manifests.append(each)
+            except NewerVersionError:
+                raise
+            except (TierStoreError, FileNotFoundError):
+                continue
+            if each.uuid == newest.uuid and each.version > newest.last_version:
+                manifests.append(each)
         elif PAYLOAD_NAME.fullmatch(name) and name not in known:
             others += [name] if int(name[_NUMBER]) > newest.seq else []
         elif TABLE_NAME.fullmatch(name):

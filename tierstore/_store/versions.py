@@ -21,6 +21,7 @@ from tierstore.errors import (
     ExistsError,
     FormatError,
     InvalidInputError,
+    NewerVersionError,
     NotAStoreError,
     StoreIOError,
     TierStoreError,
@@ -103,7 +104,8 @@ class History:
     def newest(self) -> Manifest:
         """Return the current manifest.
 
-        An unreadable manifest is an error, never a reason to use an older one.
+        An unreadable manifest is an error, never a reason to use an older one; one of a newer
+        version of this library is no reason to name older ones either.
         """
         for _ in range(_TRIES):
             numbers = self._numbers()
@@ -120,6 +122,8 @@ class History:
                 return self._known
             except FileNotFoundError:
                 continue  # a writer published and removed files between listing and reading
+            except NewerVersionError:
+                raise
             except FormatError as error:
                 raise FormatError(f"{error}{self._alternatives()}") from None
         raise StoreIOError(f"{self._directory.path} changes faster than it can be read; try again")
@@ -138,6 +142,9 @@ class History:
     def read_all(self) -> dict[int, Manifest | FormatError]:
         """Return the manifests, or their errors, by number, ascending.
 
+        Raises NewerVersionError for one that is intact and has what this version does not know: it
+        says that there is more than can be read here, so nothing is read, removed or repaired.
+
         A writer that removes one between listing and reading has published another by then, perhaps
         of the same version: they are listed anew.
         """
@@ -149,6 +156,8 @@ class History:
                     found[seq] = self._load(seq)
                 except FileNotFoundError:
                     continue
+                except NewerVersionError:
+                    raise
                 except FormatError as error:
                     found[seq] = error
             if len(found) == len(numbers):
@@ -397,13 +406,16 @@ class Survey:
 def survey(directory: _io.Directory) -> Survey:
     """Read all readable manifests of a store.
 
-    Raises NotAStoreError if there are none, FormatError if none is intact.
+    Raises NotAStoreError if there are none, FormatError if none is intact, NewerVersionError if any
+    was written by a newer version.
     """
     names = manifest_names(directory)[::-1]
     damage: list[str] = []
     uuid = ""
     try:
         uuid = read_identity(directory).uuid
+    except NewerVersionError:
+        raise
     except TierStoreError as error:
         if not names:
             raise
@@ -420,9 +432,13 @@ def survey(directory: _io.Directory) -> Survey:
 def _uuid_of_manifests(directory: _io.Directory, names: Sequence[str]) -> str:
     """Return the uuid in the newest intact manifest; their names are descending."""
     for name in names:
-        with contextlib.suppress(FormatError, FileNotFoundError):
+        try:
             data = directory.read_file(name, MAX_BYTES)
             return Manifest.decode(data, directory.join(name)).uuid
+        except NewerVersionError:
+            raise
+        except (FormatError, FileNotFoundError):
+            continue
     raise FormatError(
         f"none of the {len(names)} manifests in {directory.path} is intact, and only they describe "
         "the files of its tables; restore one from a copy"
