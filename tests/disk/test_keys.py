@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tierstore import _io
+from tierstore._checksum import crc32c
 from tierstore._disk.key_index import KeyIndex
 from tierstore._disk.keys import (
     Keys,
@@ -138,6 +139,24 @@ def test_a_damaged_index_is_built_anew(directory, tmp_path, given, change):
     )
     assert keys.lookup(given).tolist() == list(range(len(given)))
     assert path.read_bytes() == sound
+
+
+@pytest.mark.parametrize("given", [INTS, TEXTS], ids=["int64", "str"])
+def test_an_index_that_hides_a_key_is_damaged_though_its_checksum_is_right(
+    directory, tmp_path, given
+):
+    info = write_keys(directory, given, len(given))
+    path = tmp_path / info.index
+    sound = path.read_bytes()
+    data = np.frombuffer(sound, "u1").copy()
+    places = data[64 : 64 + 4 * int.from_bytes(sound[24:32], "little")].view("<u4")
+    first, second = np.flatnonzero(places)[:2]
+    places[[first, second]] = places[[second, first]]
+    data[60:64] = 0
+    data[60:64].view("<u4")[0] = crc32c(data)
+    path.write_bytes(data.tobytes())
+    damage = indexed_keys(directory, info, len(given)).index_damage()
+    assert damage.startswith("it does not find the key of row")
 
 
 def test_a_sound_index_is_used(directory, monkeypatch):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,13 @@ import pytest
 
 import tierstore
 from tests.durability.crafting import crafted
+from tests.durability.numbers import files_of, resealed_delta
 from tests.durability.sample import Sample, sample
 from tests.every import every
 from tierstore.budget import Budget
 from tierstore.errors import CorruptStoreError, FormatError, InvalidInputError, InvalidTypeError
+
+ROOT = Path(__file__).parents[2]
 
 Change = Callable[[dict[str, Any]], Any]
 
@@ -172,6 +177,57 @@ def test_crafted_keys_are_refused(store: Sample, name: str) -> None:
         with pytest.raises(CorruptStoreError):
             reader[table].keys[:]  # type: ignore[index]
         assert reader[table].read([0]).shape[0] == 1
+
+
+def numbers(*options: object) -> None:
+    """Change numbers of a store, in a process with little memory; fail for what is wrong."""
+    command = [sys.executable, "-m", "tests.durability.numbers", *map(str, options)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1:]
+    assert done.returncode == 0, f"{done.returncode}, the last was {last}: {done.stdout[-6000:]}"
+    assert " 0 wrong" in done.stdout
+
+
+@pytest.mark.fault(38, 39)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--seed", 1, "--count", 11], id="few"),
+        pytest.param(["--seed", 2, "--count", 200], marks=pytest.mark.slow, id="some"),
+        pytest.param(
+            ["--seed", 3, "--count", 40, "--partitioned"],
+            marks=pytest.mark.slow,
+            id="partitions",
+        ),
+        *(
+            pytest.param(["--part", f"{part}/8"], marks=pytest.mark.nightly, id=f"part {part}")
+            for part in range(1, 9)
+        ),
+        pytest.param(["--partitioned"], marks=pytest.mark.nightly, id="all of partitions"),
+    ],
+)
+def test_no_number_of_any_file_makes_a_wrong_row(options: list[object]) -> None:
+    """Each is set to others, with right checksums; `make nightly` tries every one."""
+    numbers(*options)
+
+
+@pytest.mark.parametrize("row", [-1, 6, 2**40])
+def test_a_row_that_no_table_has_is_not_left_out_of_a_repair_in_silence(row: int) -> None:
+    with sample() as store:
+        files = files_of(store.path)
+        name = max(each for each in files if each.startswith("plain/") and "delta-" in each)
+        data = bytearray(files[name])
+        ids = len(data) - 64 - 2 * 12
+        data[ids : ids + 8] = row.to_bytes(8, "little", signed=True)
+        for path, content in resealed_delta(files, name, bytes(data)).items():
+            (store.path / path).write_bytes(content)
+        with (
+            tierstore.open(store.path) as reader,
+            pytest.raises(CorruptStoreError, match="outside the table"),
+        ):
+            reader["plain"].read([0])
+        report = tierstore.repair(store.path, store.path.parent / "mended")
+        assert (report.complete, report.tables["plain"].unknown) == (False, 1)
 
 
 def looped() -> list[Any]:

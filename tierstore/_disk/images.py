@@ -229,7 +229,11 @@ class _Delta:
         self._sums_at = self._ids_at + 8 * info.rows
         self._file = _File(directory, info.name)
         self._used = not self._file.missing and not self._is_another(info)
-        self.unknown = 0 if self._used and self._proven(store, info) else self._count_unknown()
+        self.unknown = (
+            self._count_outside()
+            if self._used and self._proven(store, info)
+            else self._count_unknown()
+        )
 
     def _is_another(self, info: DeltaInfo) -> bool:
         """Whether the file is intact, but is not the expected one."""
@@ -248,6 +252,14 @@ class _Delta:
             for first in [None, *(each for each in ids if 0 <= each < self._rows)]
         )
         return info.crc32c in sums
+
+    def _count_outside(self) -> int:
+        """Return the number of records whose id, though verified, is of no row of the table."""
+        return sum(
+            int(((ids < 0) | (ids >= self._rows)).sum())
+            for start in range(0, self._count, _WINDOW_ROWS)
+            for ids in [self._ids(start, min(_WINDOW_ROWS, self._count - start))]
+        )
 
     def _count_unknown(self) -> int:
         """Return the number of records without a verified id."""

@@ -48,6 +48,10 @@ class KeyIndex:
         """Return the row of each key of a batch, or -1; see `HashMap.find`."""
         return self.map.find(codes, texts)
 
+    def of_all(self, keys: npt.NDArray[Any] | Texts) -> Rows:
+        """Return the row of each of some stored keys, or -1."""
+        return self.find(_codes(keys), _texts(keys))
+
     def encode(self, info: KeysInfo) -> Sequence[npt.NDArray[np.uint8]]:
         """Return the parts of the file's bytes; the codes of integers are the keys themselves."""
         places, far = self.map.places, self.map.far

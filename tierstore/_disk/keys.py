@@ -223,13 +223,22 @@ class Keys(Sequence[Any]):
         return KeyIndex.decode(self._open_index().data, self._info, self._keys)
 
     def index_damage(self) -> str:
-        """Describe the damage to the file of the map; "" if it is intact or missing."""
+        """Describe the damage to the file of the map; "" if it is intact or missing.
+
+        Every key is looked up: a file whose checksum is right may still hide one.
+        """
         try:
-            self._decoded()
+            index = self._decoded()
         except FileNotFoundError:
             return ""
         except (TierStoreError, OSError) as error:
             return f"{error}; the next lookup of a writer replaces it"
+        for start in range(0, self._rows, _WALKED):
+            rows = np.arange(start, min(start + _WALKED, self._rows))
+            keys = self._keys.take(rows) if isinstance(self._keys, Texts) else self._keys[rows]
+            wrong = np.flatnonzero(index.of_all(keys) != rows)
+            if wrong.size:
+                return f"it does not find the key of row {rows[wrong[0]]}; remove it"
         return ""
 
 
