@@ -13,6 +13,7 @@ import pytest
 
 import tierstore
 from tests.oracle import values
+from tests.store.conftest import Logged
 from tierstore import Budget, Field, TableSpec
 from tierstore._table.address import rows_to_warm
 from tierstore.checkpoint import Checkpoint
@@ -424,17 +425,17 @@ def test_a_report_of_damage_is_false(store: tierstore.Store) -> None:
 
 
 def test_folds_in_threads_are_logged(
-    store: tierstore.Store, caplog: pytest.LogCaptureFixture
+    store: tierstore.Store, logged: Logged
 ) -> None:
-    caplog.set_level(logging.INFO, "tierstore")
+    logged.setLevel(logging.INFO)
     with mock.patch("tierstore._store.compaction._MOST_DELTAS", 1):
         for row in range(5):
             store["user"].write([row], np.ones((1, 3), np.float32))
             store.commit()
         store.close()
-    assert any("starts in a thread" in message for message in caplog.messages)
-    assert any("is published" in message or "is stopped" in message for message in caplog.messages)
-    assert {record.name for record in caplog.records} == {"tierstore"}
+    assert any("starts in a thread" in message for message in logged.messages)
+    assert any("is published" in message or "is stopped" in message for message in logged.messages)
+    assert {record.name for record in logged.records} == {"tierstore"}
 
 
 def test_keys_can_be_part_of_a_commit(store):
