@@ -228,7 +228,7 @@ def without_lock(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kind, "read", read)
 
 
-@pytest.mark.variants(5, 15)
+@pytest.mark.variants(3, 15)
 @pytest.mark.parametrize("seed", range(100, 108))
 @pytest.mark.parametrize("slots", TIERS)
 def test_tiers_that_are_read_without_the_lock(slots: str, seed: int, without_lock: None) -> None:

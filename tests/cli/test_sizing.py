@@ -212,11 +212,12 @@ def test_simulate_and_plan_draw_what_they_print(run, trace, tmp_path):
 def test_plan_shows_what_several_sizes_would_do(run, run_json, trace):
     options = ["--rows", 2000, "--dim", 4, "--trace", trace]
     found = run_json("plan", *options)["budgets"]
+    said = run("plan", *options).output
     assert [each["tiers"][0]["slots"] for each in found][:5] == [20, 40, 100, 200, 400]
     for each in found:
         host = each["tiers"][0]["nbytes"] + each["index_bytes"]
         assert run_json("plan", *options, "--host", host)["tiers"] == each["tiers"]
-        assert f"{each['tiers'][0]['slots']:,}" in run("plan", *options).output
+        assert f"{each['tiers'][0]['slots']:,}" in said
     assert "budgets" not in run_json("plan", *options, "--hits", "40%")
 
 

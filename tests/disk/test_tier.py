@@ -159,7 +159,7 @@ def run_rows(request, monkeypatch):
 
 @pytest.mark.variants(4)
 @pytest.mark.parametrize("kind", SPECS)
-@tries(20)
+@tries(10)
 @given(seed=st.integers(0, 2**32))
 def test_any_sequence_of_calls(tmp_path_factory, kind, where, run_rows, seed):
     rng = np.random.default_rng(seed)

@@ -273,7 +273,7 @@ def test_a_reader_is_closed_when_it_holds_no_version(tmp_path: Path) -> None:
 @pytest.mark.fault(33)
 def test_a_store_that_is_dropped_while_locked_is_told_of_and_unlocked(tmp_path: Path) -> None:
     path, told = make(tmp_path / "s"), set()
-    for number in range(1, _MOST, 250):
+    for number in range(1, _MOST, 500):
         store = opened(path)
         with interrupted(number) as struck, suppress(KeyboardInterrupt):
             store.close()

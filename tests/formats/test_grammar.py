@@ -112,7 +112,7 @@ def check(tmp_path: Path, first: int, count: int) -> None:
 
 
 def test_files_of_the_grammar_and_files_one_character_away(tmp_path: Path) -> None:
-    check(tmp_path, 0, 250)
+    check(tmp_path, 0, 120)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.every import every
+from tests.tries import tries
 from tierstore._keys.hashmap import HashMap
 from tierstore._keys.text import MAX_TEXT_BYTES, Texts
 from tierstore.errors import InvalidInputError
@@ -38,6 +39,7 @@ def test_texts_hash_alike_in_any_company(texts):
     assert len(set(alone)) == len(set(texts))
 
 
+@tries(20)
 @given(TEXTS, st.randoms(use_true_random=False))
 def test_texts_are_equal_as_in_python(texts, random):
     """All of them, and one by one, as a map of texts of one hash compares them."""

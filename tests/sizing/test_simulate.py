@@ -86,6 +86,7 @@ def test_a_tier_for_every_row_misses_each_row_once():
     assert point.evictions_per_batch == 0
 
 
+@pytest.mark.variants(5, 9)
 @pairs(chosen=["lru", "lfu", "lookahead"], leases=[False, True], slots=[40, 200, 900])
 def test_what_is_predicted_is_what_a_store_does(tmp_path, chosen, leases, slots):
     """The hit rates of a run, over requested and distinct ids, within 2 points of the replay's."""

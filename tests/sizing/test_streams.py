@@ -3,7 +3,7 @@ import pytest
 
 from tierstore._table.trace import Recording
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
-from tierstore.sizing import load_stream, stream_of
+from tierstore.sizing import load_stream, stream_of, streams
 
 
 def ids(count: int = 1000, rows: int = 50) -> np.ndarray:
@@ -54,14 +54,15 @@ def test_the_order_of_an_array_in_memory_does_not_matter(tmp_path):
     assert [as_counts(batch) for batch in stream.batches] == list(map(naive, given))
 
 
-def test_ids_of_an_archive_are_read_in_blocks_within_the_memory(tmp_path):
-    given = np.arange((2 << 20) + 5, dtype=np.int32)
+def test_ids_of_an_archive_are_read_in_blocks_within_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(streams, "_BLOCK", 1 << 17)
+    given = np.arange((2 << 17) + 5, dtype=np.int32)
     np.savez_compressed(tmp_path / "a.npz", ids=given)
-    stream = load_stream(tmp_path / "a.npz", batch_size=given.size, memory="16MiB")
+    stream = load_stream(tmp_path / "a.npz", batch_size=given.size, memory="2MiB")
     (batch,) = stream.batches
     assert np.array_equal(np.sort(batch.rows), given) and (batch.counts == 1).all()
     with pytest.raises(FormatError, match="memory"):
-        load_stream(tmp_path / "a.npz", memory="1MiB")
+        load_stream(tmp_path / "a.npz", memory="128KiB")
 
 
 def test_epochs_are_laid_end_to_end_and_shuffled_if_asked(tmp_path):

@@ -21,7 +21,7 @@ from tierstore.errors import ExistsError, LockedError
 from tierstore.importing import import_table
 from tierstore_cli.main import cli
 
-PROCESSES, ROUNDS = 4, 6
+PROCESSES = 4
 SPECS = {"t": tierstore.TableSpec(200, 4, init=tierstore.normal(seed=3))}
 
 
@@ -73,16 +73,21 @@ def check(root: Path) -> tierstore.Store:
     return store
 
 
-def test_each_process_gets_the_store() -> None:
-    for _ in range(ROUNDS):
+often = pytest.mark.parametrize("rounds", [2, pytest.param(12, marks=pytest.mark.slow)])
+
+
+@often
+def test_each_process_gets_the_store(rounds: int) -> None:
+    for _ in range(rounds):
         with scratch() as root:
             assert at_once(lambda _, root=root: opens(root / "s")) == [0] * PROCESSES
             with check(root) as store:
                 assert store.step == PROCESSES
 
 
-def test_one_process_creates_it() -> None:
-    for _ in range(ROUNDS):
+@often
+def test_one_process_creates_it(rounds: int) -> None:
+    for _ in range(rounds):
         with scratch() as root:
             found = at_once(lambda _, root=root: creates(root / "s"))
             assert sorted(found) == [0] + [3] * (PROCESSES - 1)
@@ -119,10 +124,11 @@ def test_what_another_process_has_written_is_not_removed() -> None:
             assert store.step == 7
 
 
-@pytest.mark.variants(1, 1)
+@pytest.mark.variants(1, 2)
+@often
 @pytest.mark.parametrize("by", ["import_table", "load"])
-def test_each_process_loads_its_table(by: str) -> None:
-    for seed in range(ROUNDS // 2):
+def test_each_process_loads_its_table(by: str, rounds: int) -> None:
+    for seed in range(rounds):
         rows = np.random.default_rng(seed).standard_normal((PROCESSES, 50, 4), np.float32)
         with scratch() as root:
             for number in range(PROCESSES):

@@ -130,7 +130,7 @@ def test_a_refresh_costs_what_changed(root, monkeypatch, kind, host_rows):
     monkeypatch.setattr("tierstore._store.compaction._MOST_DELTAS", 16)
     trainer = Trainer(root / "s", 2, **BACKENDS[kind])
     with tierstore.open(trainer.path, budget=Budget(host_rows=host_rows)) as reader:
-        for number in range(60):
+        for number in range(36):
             trainer.commit(tables=[number % 2])
             named = {each.info.name for t in reader.values() for each in inside.disk(t).deltas}
             with (

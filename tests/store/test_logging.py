@@ -42,9 +42,7 @@ def test_a_session_is_logged(store: tierstore.Store, logged: Logged) -> None:
     assert {record.levelname for record in logged.records} == {"INFO"}
 
 
-def test_a_commit_in_a_thread_is_logged_once(
-    store: tierstore.Store, logged: Logged
-) -> None:
+def test_a_commit_in_a_thread_is_logged_once(store: tierstore.Store, logged: Logged) -> None:
     logged.setLevel(logging.INFO)
     written(store, 1)
     store.commit_async().result()
@@ -53,9 +51,7 @@ def test_a_commit_in_a_thread_is_logged_once(
     store.close()
 
 
-def test_a_drop_and_a_fold_are_logged(
-    store: tierstore.Store, logged: Logged
-) -> None:
+def test_a_drop_and_a_fold_are_logged(store: tierstore.Store, logged: Logged) -> None:
     written(store, 3)
     store.commit()
     logged.setLevel(logging.INFO)
@@ -68,9 +64,7 @@ def test_a_drop_and_a_fold_are_logged(
     assert logged.messages[-2].endswith("wrote tables [], dropped ['t']")
 
 
-def test_a_fold_that_an_error_ends_is_logged(
-    store: tierstore.Store, logged: Logged
-) -> None:
+def test_a_fold_that_an_error_ends_is_logged(store: tierstore.Store, logged: Logged) -> None:
     def fail(done: int, total: int) -> None:
         raise RuntimeError("no longer wanted")
 
@@ -83,9 +77,7 @@ def test_a_fold_that_an_error_ends_is_logged(
     store.close()
 
 
-def test_a_dropped_prefetch_is_logged(
-    logged: Logged, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dropped_prefetch_is_logged(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "_MOST_PENDING", 1)
     prefetcher = prefetch.Prefetcher(Door("s.tier", writable=False))
     begun, end = threading.Event(), threading.Event()

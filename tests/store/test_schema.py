@@ -424,9 +424,7 @@ def test_a_report_of_damage_is_false(store: tierstore.Store) -> None:
     assert not tierstore.verify(store.path)
 
 
-def test_folds_in_threads_are_logged(
-    store: tierstore.Store, logged: Logged
-) -> None:
+def test_folds_in_threads_are_logged(store: tierstore.Store, logged: Logged) -> None:
     logged.setLevel(logging.INFO)
     with mock.patch("tierstore._store.compaction._MOST_DELTAS", 1):
         for row in range(5):

@@ -49,6 +49,7 @@ def trained(path: Path, kind: Any, spec: Any, ids: Any, padding: int | None, **o
         return everything, sum(taken), counters
 
 
+@pytest.mark.variants(4, 12)
 @pytest.mark.parametrize("kind", [ADAM, RowWiseAdagrad])
 @pytest.mark.parametrize("padding", [None, 5])
 @pytest.mark.parametrize(("cores", "dim"), [(1, 16), (4, 16), (4, 72)])
