@@ -213,7 +213,7 @@ def test_without_a_sync_keys_are_lost(site):
     assert first_loss(kept, states)
 
 
-@pytest.mark.variants(0, 1)
+@pytest.mark.variants(1, 1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_fault_leaves_a_committed_state(fault: Fault):

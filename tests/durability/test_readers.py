@@ -109,7 +109,7 @@ def test_saving_copies_the_store_that_is_open_whatever_lies_at_the_path(
             assert np.array_equal(copy["t"].read(np.arange(40)), values(1))
 
 
-@pytest.mark.variants(0, 1)
+@pytest.mark.variants(1, 1)
 @pytest.mark.fault(67, 72)
 def test_verifying_beside_a_writer_finds_nothing(path: Path) -> None:
     done = threading.Event()

@@ -82,9 +82,9 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path, suffix, dtype, shape):
         assert source.keys is None
 
 
-@pytest.mark.variants(0, 1)
+@pytest.mark.variants(1, 1)
 @every_sink
-@tries(15)
+@tries(6)
 @given(
     rows=st.integers(0, 70),
     dim=st.integers(1, 9),

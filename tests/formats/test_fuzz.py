@@ -92,7 +92,7 @@ SAME = (
 """Suffixes of formats that have another one."""
 
 
-@pytest.mark.variants(0, 2)
+@pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("suffix", [s for s in SOURCE_SUFFIXES if s not in (*DIRECTORIES, *SAME)])
 @pytest.mark.fault(55)
 def test_damaged_files(tmp_path, suffix):

@@ -88,7 +88,7 @@ def test_they_are_kept_apart(tmp_path, name):
         assert store.verify().ok
 
 
-@pytest.mark.variants(0, 1)
+@pytest.mark.variants(1, 1)
 @pytest.mark.parametrize("kind", ["int64", "text"])
 def test_keys_of_one_hash_are_far_and_found_again(tmp_path, kind):
     """After additions, a rollback, an expiry, opening again, and as keys of a table by id."""
