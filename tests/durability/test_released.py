@@ -132,7 +132,7 @@ SOME = 3
 """`make test-all` tries one in so many pairs of act and kind: each act with two, each kind."""
 
 
-@pytest.mark.variants(0, 2)
+@pytest.mark.variants(1, 2)
 @pytest.mark.fault(33, 34, 43, 45)
 @pytest.mark.parametrize(
     ("name", "kind"),
