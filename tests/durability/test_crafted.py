@@ -211,6 +211,23 @@ def test_no_number_of_any_file_makes_a_wrong_row(options: list[object]) -> None:
     numbers(*options)
 
 
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_a_footer_does_not_say_which_rows_a_few_records_are_of(first: int) -> None:
+    """It does of 65,536 rows that ascend by one; another row would be read from an older place."""
+    with sample() as store:
+        files = files_of(store.path)
+        name = min(each for each in files if each.startswith("holes/") and "delta-" in each)
+        data = bytearray(files[name])
+        data[-12:-4] = first.to_bytes(8, "little")
+        for path, content in resealed_delta(files, name, bytes(data)).items():
+            (store.path / path).write_bytes(content)
+        with (
+            tierstore.open(store.path) as reader,
+            pytest.raises(CorruptStoreError, match="ids, checksums or footer"),
+        ):
+            reader["holes"].read([0])
+
+
 @pytest.mark.parametrize("row", [-1, 6, 2**40])
 def test_a_row_that_no_table_has_is_not_left_out_of_a_repair_in_silence(row: int) -> None:
     with sample() as store:

@@ -101,7 +101,7 @@ class Delta:
         self._ids: npt.NDArray[np.int64] = data[body:sums_at].view("<i8")
         self._sums: npt.NDArray[np.uint32] = data[sums_at:-FOOTER_BYTES].view("<u4")
         found = data[-FOOTER_BYTES:].tobytes()
-        self._body_sum, first = footer.read(found)
+        self._body_sum, first = footer.read(found, info.rows)
         self.first: int | None = first if first is None or first < _MOST_ROWS - info.rows else None
         self._is_checked = self.first is None
         if self._is_checked:

@@ -75,13 +75,14 @@ def checksum(footer: bytes) -> int:
     return int.from_bytes(footer[-4:], "little")
 
 
-def read(footer: bytes) -> tuple[int, int | None]:
+def read(footer: bytes, count: int) -> tuple[int, int | None]:
     """Return the checksum of ids and sums that a footer states, and the first row of a run.
 
-    The latter is None for a delta whose rows do not ascend by one, or are few.
+    The latter is None for a delta whose rows do not ascend by one, or whose `count` is small: what
+    a footer says of these is not believed, since their ids say it.
     """
     *_, body, run = _FOOTER.unpack_from(footer)
-    return body, run - 1 if run else None
+    return body, run - 1 if run and count >= _RUN_ROWS else None
 
 
 def run_of(ids: npt.NDArray[np.int64]) -> int | None:
