@@ -1422,7 +1422,7 @@ MUTANTS = [
     # Threads beside a rollback, a refresh and each other: no key gets the row of another.
     Mutant(
         "_table/keyed.py",
-        "return not self.table._extent.epoch.names_hold(self.names)",
+        "return not extent_of(self.table).epoch.names_hold(self.names)",
         "return False",
         "tests/keys/test_keyed.py",
     ),

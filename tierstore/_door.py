@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from ctypes import ArgumentError
 from signal import SIGINT
 from types import CodeType, FrameType, FunctionType, TracebackType
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from tierstore._threads import Event
 from tierstore.errors import (
@@ -499,9 +499,7 @@ class Door:
     @property
     def held(self) -> bool:
         """Whether the calling thread is inside, in a use or a call."""
-        # threading.Condition calls the same `_is_owned` of its lock.
-        alone: bool = self.lock._is_owned()  # type: ignore[attr-defined]
-        return alone or threading.get_ident() in self.calls or self.errands._is_owned()  # type: ignore[attr-defined]
+        return _is_mine(self.lock) or threading.get_ident() in self.calls or _is_mine(self.errands)
 
     def busy(self, thread: int) -> bool:
         """Whether a thread other than this one is in a call."""
@@ -551,3 +549,9 @@ class Door:
             then, self.then = self.then, None
             if then is not None:  # otherwise another leaving thread has taken it
                 then()
+
+
+def _is_mine(lock: Any) -> bool:
+    """Whether the calling thread has a lock; threading.Condition asks its lock the same."""
+    mine: bool = lock._is_owned()
+    return mine

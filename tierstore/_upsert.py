@@ -17,6 +17,7 @@ from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._keys.strings import Strings
 from tierstore._progress import Progress, report_nothing
 from tierstore._table.keyed import KeyedTable
+from tierstore._table.table import records_in
 from tierstore.budget import Allowance, Size
 from tierstore.errors import (
     ClosedError,
@@ -181,7 +182,7 @@ def _replaced(
     order = np.argsort(ids)
     ids, first = ids[order], 0
     values = np.concatenate(blocks) if blocks else None
-    for records in table._records():
+    for records in records_in(table):
         low, high = np.searchsorted(ids, [first, first + len(records)])
         if values is not None:
             at = ids[low:high] - first

@@ -27,6 +27,7 @@ from tierstore._kinds import check_table
 from tierstore._progress import report_nothing
 from tierstore._store.versions import refuse_inside_store
 from tierstore._table.keyed import RowKeys
+from tierstore._table.table import read_records
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import (
     InvalidInputError,
@@ -343,7 +344,7 @@ def _chosen(
 ) -> Iterator[npt.NDArray[Any]]:
     """Yield a field of some rows as it is stored, in blocks."""
     for start in range(0, len(ids), size):
-        records = table._read_records(ids[start : start + size])
+        records = read_records(table, ids[start : start + size])
         yield np.ascontiguousarray(table.spec.layout.view(records, field))
 
 

@@ -25,6 +25,7 @@ from tierstore._progress import Progress
 from tierstore._store.opening import create, made_or_opened
 from tierstore._store.opening import open as open_store
 from tierstore._table.keyed import KeyedTable
+from tierstore._table.table import records_in
 from tierstore._upsert import merged, upsert_rows
 from tierstore.budget import DEFAULT_MEMORY, Budget, Size
 from tierstore.errors import FormatError, InvalidInputError, UnknownNameError, counted
@@ -382,7 +383,7 @@ def _load(
             )
         else:
             _check_fit(existing, field, source, keys)
-            records = merged(existing._records(), existing, field, source, converter)
+            records = merged(records_in(existing), existing, field, source, converter)
             store.replace_table(name, spec, blocks=records, keys=keys, progress=progress)
 
     converter.overflowed += opened.overflowed

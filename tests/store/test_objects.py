@@ -13,6 +13,7 @@ import tierstore
 from tierstore import _io
 from tierstore._disk import records as laid
 from tierstore._disk.records import Files
+from tierstore._table.table import records_in
 from tierstore.errors import (
     CorruptRowError,
     CorruptStoreError,
@@ -84,7 +85,7 @@ def same(left, right):
     for name, table in left.items():
         other = right[name]
         assert table.fields == other.fields and table.scalars == other.scalars
-        both = zip(table._records(), other._records(), strict=True)
+        both = zip(records_in(table), records_in(other), strict=True)
         assert all(np.array_equal(a, b) for a, b in both)
         assert (table.keys is None) == (other.keys is None)
         assert table.keys is None or table.keys[:].tolist() == other.keys[:].tolist()

@@ -27,7 +27,7 @@ from tierstore._store.compaction import Folder
 from tierstore._store.state import State
 from tierstore._strictjson import json_values
 from tierstore._table.keyed import KeyedTable
-from tierstore._table.table import Table
+from tierstore._table.table import Table, records_in
 from tierstore._table.values import to_bytes
 from tierstore.errors import (
     ExistsError,
@@ -211,7 +211,7 @@ def replaced(
 
 def rewritten(table: Table) -> Rewrite:
     """Return a table as it is, of this or another store."""
-    return Rewrite(table.name, table.spec, table._records(), table.scalars, as_stored(table.keys))
+    return Rewrite(table.name, table.spec, records_in(table), table.scalars, as_stored(table.keys))
 
 
 def _continued(
@@ -225,7 +225,7 @@ def renamed(table: Table, name: str) -> Rewrite:
     """Return a table under another name, which is also the name of its directory."""
     spec = dataclasses.replace(table.spec, sparse=False)
     keys = as_stored(table.keys)
-    return Rewrite(name, spec, table._records(), table.scalars, keys, changed=0)
+    return Rewrite(name, spec, records_in(table), table.scalars, keys, changed=0)
 
 
 def altered(
@@ -310,10 +310,10 @@ def grown(
     if spec.keys is not None:
         if keys is not None:
             raise InvalidInputError(f"table {table.name!r} is by key: write the rows of new keys")
-        return _continued(table, spec, table._records(), as_stored(table.keys), 0)
+        return _continued(table, spec, records_in(table), as_stored(table.keys), 0)
 
     def blocks() -> Blocks:
-        yield from table._records()
+        yield from records_in(table)
         yield from generations.initial_records(spec, table.rows)
 
     every = more_keys(table, rows - table.rows, keys)
@@ -328,7 +328,7 @@ def appended(table: Table, rows: Any, keys: Sequence[Any] | None) -> Rewrite:
     spec = _with_rows(table, table.rows + len(new))
 
     def blocks() -> Blocks:
-        yield from table._records()
+        yield from records_in(table)
         yield new
 
     return _continued(table, spec, blocks(), more_keys(table, len(new), keys), len(new))
@@ -452,7 +452,7 @@ def _converted(table: Table, spec: TableSpec) -> Blocks:
     else:
         initial = generations.initial_records(dataclasses.replace(spec, fields=drawn, init=None))
     fresh = np.empty((0, new.record_bytes), np.uint8)
-    for block in table._records():
+    for block in records_in(table):
         while len(fresh) < len(block):
             fresh = np.concatenate([fresh, next(initial)])
         records, fresh = fresh[: len(block)], fresh[len(block) :]

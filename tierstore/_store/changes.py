@@ -13,7 +13,7 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._rowcopy import unique
 from tierstore._table.keyed import KeyedTable
-from tierstore._table.table import Table
+from tierstore._table.table import Table, read_records
 
 __all__ = ["candidates", "changed_rows", "same_fields"]
 
@@ -52,7 +52,7 @@ def _changed(old: Table | None, new: Table) -> Rows:
     for pair in _pairs(old, new):
         for rows in pair.candidates(_step(new)):
             before, after = pair.in_old(rows), pair.in_new(rows)
-            differ = (old._read_records(before) != new._read_records(after)).any(axis=1)
+            differ = (read_records(old, before) != read_records(new, after)).any(axis=1)
             found.append(after[differ])
         found.append(pair.in_new(np.arange(*pair.counts, dtype=np.int64)))
     return np.unique(np.concatenate([*found, *_with_other_keys(old, new)]))

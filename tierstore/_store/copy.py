@@ -27,7 +27,7 @@ from tierstore._progress import Overall, Progress
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.payload import Payload, copy_payload
 from tierstore._store.versions import STORE, check_free
-from tierstore._table.table import Table
+from tierstore._table.table import Table, records_in
 from tierstore._tiers import memory
 from tierstore.errors import CorruptStoreError, ExistsError, InvalidInputError
 from tierstore.spec import BACKENDS, TableSpec
@@ -185,7 +185,7 @@ def _copy_table(
 ) -> TableInfo:
     with directory.make_directory(table.name) as target:
         bad: list[int] | None = None if skipped is None else []
-        info = generations.create(target, spec, 1, table._records(bad), report)
+        info = generations.create(target, spec, 1, records_in(table, bad), report)
         if skipped is not None and bad:
             skipped.rows[table.name] = bad
         with target.directory(info.generation) as generation:

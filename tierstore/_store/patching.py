@@ -30,7 +30,7 @@ from tierstore._store.compaction import Folder
 from tierstore._store.payload import Encoded, Payload
 from tierstore._store.state import State
 from tierstore._strictjson import Section, canonical, seal, unseal
-from tierstore._table.table import Table
+from tierstore._table.table import Table, read_records, write_records
 from tierstore.errors import (
     CorruptStoreError,
     FormatError,
@@ -200,7 +200,7 @@ def _body(table: Table, rows: Rows) -> Iterator[bytes]:
     yield ids
     sums = b""
     for part in _blocks(rows.size, table.spec.layout.record_bytes):
-        records = table._read_records(rows[part])
+        records = read_records(table, rows[part])
         yield records.tobytes()
         sums += _checksum.row_checksums(rows[part], records).astype("<u4").tobytes()
     yield sums
@@ -394,7 +394,7 @@ def apply_patch(state: State, folder: Folder, path: str | os.PathLike[str]) -> P
             for change in patch.changes:
                 table = state.tables[change.name]
                 for rows, records in patch.read(change):
-                    table._write_records(rows, records)
+                    write_records(table, rows, records)
                 table.scalars.clear()
                 table.scalars.update(change.scalars)
             commit(patch.draft(state), folder, use, flush)

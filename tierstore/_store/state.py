@@ -718,6 +718,11 @@ class State:
         self.sweep(self.keep)
 
     @property
+    def commits(self) -> int:
+        """Number of versions in the history of the open one, by which uses of keys are dated."""
+        return self.manifest.commits
+
+    @property
     def unconfirmed(self) -> int:
         """How many versions the trainer has not confirmed; a partition waits for no trainer."""
         return 0 if self._options.partition else self.ledger.unconfirmed()

@@ -161,11 +161,6 @@ class Store(SchemaChanges):
         return self._state.manifest.version
 
     @property
-    def _commits(self) -> int:
-        """Number of versions in the history of the open one, by which uses of keys are dated."""
-        return self._state.manifest.commits
-
-    @property
     def step(self) -> int | None:
         """The step that was committed with this version."""
         return self._state.manifest.step

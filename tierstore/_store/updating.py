@@ -25,7 +25,7 @@ from tierstore._store.patching import Source, keys_of
 from tierstore._store.payload import Encoded
 from tierstore._store.state import State
 from tierstore._table.keyed import KeyedTable
-from tierstore._table.table import Table
+from tierstore._table.table import Table, read_records, write_records
 from tierstore.errors import InvalidInputError, VersionError
 
 __all__ = ["CopyUpdate", "check_copy", "lacking", "update", "whole_copy"]
@@ -254,8 +254,8 @@ def _differing(
     else:
         every = _blocks(new, 0, min(own.rows, new.rows))
     for rows in every:
-        records = new._read_records(rows)
-        differ = (own._read_records(rows) != records).any(axis=1)
+        records = read_records(new, rows)
+        differ = (read_records(own, rows) != records).any(axis=1)
         yield rows[differ], records[differ]
 
 
@@ -317,7 +317,7 @@ def _write_rows(copy: State, base: Mapping[str, Table], own: Table, new: Table) 
     """Write the rows that differ; return their number."""
     count = 0
     for rows, records in _differing(copy, base, new):
-        own._write_records(rows, records)
+        write_records(own, rows, records)
         count += rows.size
     return count
 
@@ -327,5 +327,5 @@ def _add_keys(own: KeyedTable, new: KeyedTable) -> int:
     first = own.rows
     for rows in _blocks(new, first, new.rows):
         own._add(own._asked(new.keys_of(rows))[0])
-        own._write_records(rows, new._read_records(rows))
+        write_records(own, rows, read_records(new, rows))
     return new.rows - first

@@ -24,7 +24,7 @@ from tierstore._door import INTERNAL, internal_error, internal_errors
 from tierstore._table.address import is_torch, on_host
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease
-from tierstore._table.table import Owner, Table
+from tierstore._table.table import Owner, Table, extent_of, recorded, space_of
 from tierstore._tiers.base import Epoch, Rows
 from tierstore._tiers.gpu.link import FeatureIds
 from tierstore._tiers.gpu.memory import MOST_FEATURES
@@ -76,7 +76,7 @@ def alike(table: Table, field: str) -> tuple[object, ...]:
 
     They share tiers, and their records have the same fields in the same places.
     """
-    return table._space, _shape(table.spec.layout), field
+    return space_of(table), _shape(table.spec.layout), field
 
 
 def _shape(layout: RecordLayout) -> tuple[object, ...]:
@@ -97,7 +97,7 @@ class Location:
     def __init__(self, tables: Sequence[Table]) -> None:
         """Look the tables up. Raises InvalidInputError if they no longer share a space."""
         first = tables[0]
-        self.space: Space = first._space
+        self.space: Space = space_of(first)
         self.space_rows: int = self.space.nearest.rows
         if self.space.whole is not None:
             raise InvalidInputError(
@@ -105,13 +105,13 @@ class Location:
             )
         shape = _shape(first.spec.layout)
         for table in tables:
-            if table._space is not self.space or _shape(table.spec.layout) != shape:
+            if space_of(table) is not self.space or _shape(table.spec.layout) != shape:
                 raise InvalidInputError(
                     f"tables {first.name!r} and {table.name!r} no longer share tiers, or their "
                     "records differ by now: make the collection anew"
                 )
         self.tables: tuple[Table, ...] = tuple(tables)
-        self.starts: Rows = np.array([table._extent.start for table in tables], np.int64)
+        self.starts: Rows = np.array([extent_of(table).start for table in tables], np.int64)
         self.rows: Rows = np.array([table.rows for table in tables], np.int64)
         door, whole = first._owner.door, WholeSpace(self.space, _listed(tables))
         gpu, layout = self.space.gpu, first.spec.layout
@@ -135,13 +135,13 @@ class Location:
     @property
     def names(self) -> tuple[int, ...]:
         """The number of names of each table; see `Epoch`. Their epochs end together."""
-        if self._named[0] is not self.tables[0]._extent.epoch:
+        if self._named[0] is not extent_of(self.tables[0]).epoch:
             self._named = self._names_now()
         return self._named[1]
 
     def _names_now(self) -> tuple[Epoch, tuple[int, ...]]:
-        first = self.tables[0]._extent.epoch  # before the others: a later one is looked at again
-        return first, tuple(table._extent.epoch.names for table in self.tables)
+        first = extent_of(self.tables[0]).epoch  # before the others: a later one is looked at again
+        return first, tuple(extent_of(table).epoch.names for table in self.tables)
 
     # -- from ids of tables to rows of the space
 
@@ -313,7 +313,7 @@ class JointTable:
     @property
     def location(self) -> Location:
         """Where the tables are now; raises InvalidInputError if they were separated."""
-        space = self.tables[0]._space
+        space = space_of(self.tables[0])
         if space is not self._location.space or space.nearest.rows != self._location.space_rows:
             self._location = Location(self.tables)
         return self._location
@@ -350,10 +350,10 @@ class JointTable:
     def _renamed_since(self, names: Sequence[int], touched: Iterable[int] | None = None) -> str:
         """Return why rows of tables `touched`, of any if None, may mean something else by now.
 
-        See `Table._renamed_since`; `names` are those of `Location.names`.
+        See `Epoch.renamed_since`; `names` are those of `Location.names`.
         """
         every = range(len(self.tables)) if touched is None else touched
-        whys = (self.tables[each]._renamed_since(names[each]) for each in every)
+        whys = (extent_of(self.tables[each]).epoch.renamed_since(names[each]) for each in every)
         return next(filter(None, whys), "")
 
     def lease(self, rows: Tensor, touched: Iterable[int] = ()) -> Lease:
@@ -376,7 +376,7 @@ class JointTable:
         """Lease ids instead of rows; raises as `in_space` does."""
         location = self.location
         try:
-            if location.has(ids) and not self._recorded(touched):
+            if location.has(ids) and not recorded(self.tables, touched):
                 return location.lease(ids, features, lengths)
             return self.lease(location.in_space(ids, features, lengths), touched)
         except INTERNAL as error:
@@ -396,7 +396,7 @@ class JointTable:
         """
         location = self.location
         try:
-            if location.has(ids) and not self._recorded(touched):
+            if location.has(ids) and not recorded(self.tables, touched):
                 return location.lease_and_read(ids, features, lengths, field)
             rows = location.in_space(ids, features, lengths)
             self._record(rows, touched)
@@ -446,18 +446,12 @@ class JointTable:
 
     def _record(self, rows: Tensor, touched: Iterable[int]) -> None:
         """Add a batch to the open recordings of its tables, each with its own ids."""
-        recorded = self._recorded(touched)
-        if not recorded:
+        numbers = recorded(self.tables, touched)
+        if not numbers:
             return
         location, every = self.location, on_host(rows) if is_torch(rows) else rows
-        for number in recorded:
+        for number in numbers:
             self.tables[number]._record(every - location.starts[number])
-
-    def _recorded(self, touched: Iterable[int]) -> list[int]:
-        """Return the numbers of the tables whose ids are recorded."""
-        if not Table._any_recorded:
-            return []
-        return [number for number in touched if self.tables[number]._recording is not None]
 
     # -- common to all tables
 

@@ -23,7 +23,7 @@ from tierstore._table.address import Ids, as_dense, as_written, host_ids, is_cup
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Lease
 from tierstore._table.missing import Missing, check_fits, checked
-from tierstore._table.table import Owner, Table
+from tierstore._table.table import Owner, Table, extent_of, owner_of
 from tierstore._table.values import from_bytes, raw_rows
 from tierstore._tiers.gpu.keys import DeviceKeys, Guess
 from tierstore._tiers.space import Extent, Space
@@ -49,6 +49,10 @@ class Grower(Owner, Protocol):
     """What growing tables share in addition; `missing` is what reads do without being told."""
 
     missing: Missing
+
+    @property
+    def commits(self) -> int:
+        """Return how many versions the open one's history has; uses of keys are dated by it."""
 
     def grow_rows(self, name: str, rows: int) -> None:
         """Grow a table to `rows` rows, while no other thread is in a call."""
@@ -86,6 +90,11 @@ class Resolved(NamedTuple):
         return self.rows.reshape(self.shape)
 
 
+def commits_after(table: KeyedTable, other: KeyedTable) -> int:
+    """Return how many more versions the history of a table has than that of another."""
+    return cast(Grower, owner_of(table)).commits - cast(Grower, owner_of(other)).commits
+
+
 class KeyBatch(Ids):
     """A batch of keys in place of rows, until `_placed` gives them rows."""
 
@@ -106,7 +115,7 @@ class PlacedKeys(Ids):
     @property
     def moved(self) -> bool:
         """Whether the rows may now belong to other keys, as after a rollback."""
-        return not self.table._extent.epoch.names_hold(self.names)
+        return not extent_of(self.table).epoch.names_hold(self.names)
 
 
 class OnDevice(NamedTuple):
@@ -172,7 +181,7 @@ class SettledKeys(RowKeys):
         """Show the keys of the rows that a table has now."""
         super().__init__(table)
         with table._map.lock:  # which a removal holds from before its epoch until after its end
-            self._names = table._extent.epoch.names
+            self._names = extent_of(table).epoch.names
             self._count = table.rows
 
     def __len__(self) -> int:
@@ -188,7 +197,7 @@ class SettledKeys(RowKeys):
 
     def check_settled(self) -> None:
         """Raise ClosedError if rows may have other keys by now."""
-        if why := self._table._renamed_since(self._names):
+        if why := extent_of(self._table).epoch.renamed_since(self._names):
             raise ClosedError(
                 f"{why} while this call read the keys of table {self._table.name!r}; repeat it"
             )
@@ -379,7 +388,7 @@ class KeyedTable(RowsByNumber):
         if not isinstance(other, KeyedTable):
             raise InvalidTypeError(f"merge takes a table by key, not {other!r}")
         merging.check(self, other, on_conflict)
-        return merging.merge(self, other, on_conflict, progress)
+        return merging.merge(self, other, on_conflict, commits_after(self, other), progress)
 
     # -- reading and writing
 
@@ -701,7 +710,7 @@ class KeyedTable(RowsByNumber):
         if len(used):
             uses = self.by_row.read(used, USES)
             uses[:, 0] += 1
-            uses[:, 1] = self.store._commits + 1
+            uses[:, 1] = cast(Grower, self._owner).commits + 1
             self.by_row.write(used, uses, USES)
 
     def remove(self, keys: object) -> int:
@@ -784,7 +793,9 @@ class KeyedTable(RowsByNumber):
         """Return the uses `(rows, 2)` of rows that do not expire by the conditions."""
         self._check_tracked()
         uses = self._all_uses()
-        gone = expiry.expired(uses, self.store._commits, keep_at_most=None, **conditions)
+        gone = expiry.expired(
+            uses, cast(Grower, self._owner).commits, keep_at_most=None, **conditions
+        )
         return np.delete(uses, gone, 0)
 
     def _all_uses(self) -> npt.NDArray[np.float64]:
@@ -793,7 +804,7 @@ class KeyedTable(RowsByNumber):
     def _expired(self, conditions: dict[str, int | None]) -> Iterator[expiry.Block]:
         epoch = self._extent.epoch
         uses = self._all_uses()
-        rows = expiry.expired(uses, self.store._commits, **conditions)
+        rows = expiry.expired(uses, cast(Grower, self._owner).commits, **conditions)
         for start in range(0, rows.size, _BLOCK_ROWS):
             part = rows[start : start + _BLOCK_ROWS]
             epoch.check_open()

@@ -37,7 +37,7 @@ def check(table: KeyedTable, other: KeyedTable, on_conflict: str) -> None:
             f"table {other.name!r} has {_described(other)}, and {table.name!r} "
             f"{_described(table)}: fields must be equal, those of an optimizer's state among them"
         )
-    if other._generation is table._generation:
+    if other.by_row is table.by_row:
         raise InvalidInputError(f"table {table.name!r} cannot be merged with itself")
 
 
@@ -50,12 +50,14 @@ def merge(
     table: KeyedTable,
     other: KeyedTable,
     on_conflict: str,
+    later: int,
     progress: Progress | None = None,
     is_wanted: Callable[[Rows], npt.NDArray[np.bool_]] | None = None,
 ) -> int:
     """Take the rows of another table, checked, as `KeyedTable.merge` does; return the new keys.
 
-    `is_wanted` tells which keys to take; None takes all.
+    `later` is by how many versions the history of the table is the longer one, by which uses are
+    dated. `is_wanted` tells which keys to take; None takes all.
     """
     before, others = table.rows, other.keys.settled()
     joined = list(other.fields) if on_conflict == "mean" else list({USES} & {*other.fields})
@@ -67,8 +69,8 @@ def merge(
             rows, keys = rows[wanted], keys[wanted]
         values = other.by_row.read(rows, list(other.fields), cache=False)
         others.check_settled()
-        if USES in values:  # the last ones are versions of the other store, which counts apart
-            values[USES][:, 1] += table.store._commits - other.store._commits
+        if USES in values:
+            values[USES][:, 1] += later
         known = table.contains(keys)
         if on_conflict == "keep":
             keys = keys[~known]

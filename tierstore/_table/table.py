@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import EllipsisType
 from typing import (
@@ -198,12 +198,8 @@ class Table(NamedRows):
         return self._access.together()
 
     def _renamed_since(self, names: int, touched: object = None) -> str:
-        """Return why rows may mean something else than at a number of names; empty if they do not.
-
-        `touched` is for tables that are looked up as one.
-        """
-        epoch = self._extent.epoch
-        return "" if epoch.names_hold(names) else epoch.renamed
+        """See `Epoch.renamed_since`; `touched` is for tables that are looked up as one."""
+        return self._extent.epoch.renamed_since(names)
 
     @property
     def scalars(self) -> dict[str, Any]:
@@ -902,28 +898,6 @@ class Table(NamedRows):
             torch.from_numpy(ids).to(queries.device),
         )
 
-    def _records(self, damaged: list[int] | None = None) -> Iterator[npt.NDArray[np.uint8]]:
-        """Yield all records in order, in blocks `(n, record_bytes)`; `damaged` as in `scan`."""
-        extent, width = self._extent, self._layout.record_bytes
-        names, step = extent.epoch.names, max(1, _SCAN_BYTES // width)
-        for begin in range(0, self.rows, step):
-            yield self._block(extent, names, begin, min(begin + step, self.rows), 0, width, damaged)
-
-    def _read_records(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """Return the records of rows `(n, record_bytes)`, for tables on the host."""
-        batch = self._access.ids(ids)
-        found: npt.NDArray[np.uint8] = self._access.read(
-            batch, 0, self._layout.record_bytes, admit=False
-        )
-        return found
-
-    def _write_records(self, ids: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
-        """Write records `(n, record_bytes)` over those of rows, for tables on the host."""
-        if self._space.gpu is not None:
-            raise InvalidInputError("open the store without a device to write whole records")
-        batch = self._access.ids(ids)
-        self._access.write(batch, [(0, self._layout.record_bytes, records)])
-
     def _block(
         self,
         extent: Extent,
@@ -1084,3 +1058,60 @@ def _instead(index: tuple[Any, ...]) -> str:
         rows, columns = map(as_written, index)
         ways.append(f"take columns of what is read, table[{rows}][..., {columns}]")
     return " or ".join(ways) or "give a list of ids, or a slice"
+
+
+def owner_of(table: Any) -> Owner:
+    """Return what a table, or several that are looked up as one, shares with its store."""
+    owner: Owner = table._owner
+    return owner
+
+
+def space_of(table: Table) -> Space:
+    """Return the tiers of a table, which it shares with others, as they are now."""
+    return table._space
+
+
+def extent_of(table: Table) -> Extent:
+    """Return where the rows of a table lie in its space now, and the epoch of these places."""
+    return table._extent
+
+
+def recorded(tables: Sequence[Table], among: Iterable[int]) -> list[int]:
+    """Return the numbers of the tables, `among` these, whose ids are being recorded."""
+    if not Table._any_recorded:
+        return []
+    return [number for number in among if tables[number]._recording is not None]
+
+
+def scalars_in(table: Table) -> dict[str, Any]:
+    """Return the scalars of a table to look at, which notes no change; see `Table.scalars`."""
+    return table._scalars
+
+
+# -- whole records, as what copies, changes or carries tables takes them
+
+
+def records_in(table: Table, damaged: list[int] | None = None) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield all records of a table in order, in blocks `(n, record_bytes)`.
+
+    `damaged` is as in `Table.scan`.
+    """
+    extent, width = table._extent, table._layout.record_bytes
+    names, step = extent.epoch.names, max(1, _SCAN_BYTES // width)
+    for begin in range(0, table.rows, step):
+        stop = min(begin + step, table.rows)
+        yield table._block(extent, names, begin, stop, 0, width, damaged)
+
+
+def read_records(table: Table, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Return the records of rows `(n, record_bytes)` of a table on the host."""
+    access, width = table._access, table._layout.record_bytes
+    found: npt.NDArray[np.uint8] = access.read(access.ids(ids), 0, width, admit=False)
+    return found
+
+
+def write_records(table: Table, ids: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
+    """Write records `(n, record_bytes)` over those of rows of a table on the host."""
+    if table._space.gpu is not None:
+        raise InvalidInputError("open the store without a device to write whole records")
+    table._access.write(table._access.ids(ids), [(0, table._layout.record_bytes, records)])

@@ -211,6 +211,10 @@ class Epoch:
         """Whether rows still mean what they meant at that number, given the present epoch."""
         return self.names == names and not self._renames
 
+    def renamed_since(self, names: int) -> str:
+        """Return why rows may mean something else than at that number; empty if they do not."""
+        return "" if self.names_hold(names) else self.renamed
+
     def check_open(self) -> None:
         """Raise ClosedError for a call whose tiers have changed meanwhile."""
         if self.ended == GONE:

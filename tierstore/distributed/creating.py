@@ -38,6 +38,7 @@ from tierstore._store.options import whole_number
 from tierstore._store.payload import copy_payload
 from tierstore._store.store import Store
 from tierstore._table.keyed import KeyedTable
+from tierstore._table.table import read_records, records_in
 from tierstore.distributed.ranks import Ranks
 from tierstore.errors import InvalidInputError
 from tierstore.spec import EXTENT_ROWS, TableSpec
@@ -227,7 +228,7 @@ def _make_tables(
             tables.append(stack.enter_context(partition.make_directory(name)))
         if source is not None and spec.keys is not None:
             return _with_keys(tables, shard, spec, cast(KeyedTable, source[name]))
-        blocks = None if source is None else source[name]._records()
+        blocks = None if source is None else records_in(source[name])
         return generations.create_partitions(tables, shard, spec, blocks, report)
 
 
@@ -243,7 +244,7 @@ def _with_keys(
         rows = np.flatnonzero(partitions == number)
         part = generations.of_partition(spec, shard).with_rows(rows.size)
         blocks = (
-            source._read_records(rows[start : start + _BLOCK_ROWS])
+            read_records(source, rows[start : start + _BLOCK_ROWS])
             for start in range(0, rows.size, _BLOCK_ROWS)
         )
         info = generations.create(directory, part, 1, blocks)

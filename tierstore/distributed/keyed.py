@@ -13,7 +13,7 @@ from tierstore._disk.partitioning import partition_of_key
 from tierstore._keys.growing import Asked
 from tierstore._progress import Progress
 from tierstore._table import expiry, merging
-from tierstore._table.keyed import OTHERWISE, KeyedTable, without_row
+from tierstore._table.keyed import OTHERWISE, KeyedTable, commits_after, without_row
 from tierstore._table.missing import Missing
 from tierstore.distributed.key_exchange import KeyExchange, Numbers
 from tierstore.distributed.ranks import Ranks
@@ -273,7 +273,14 @@ class DistributedKeyedTable:
         def merged() -> int:
             try:
                 wanted = None if shared else self.is_here
-                return merging.merge(self.shard, shard, on_conflict, progress, wanted)
+                return merging.merge(
+                    self.shard,
+                    shard,
+                    on_conflict,
+                    commits_after(self.shard, shard),
+                    progress,
+                    wanted,
+                )
             except Exception as error:
                 self._ranks.fail(f"merge table {self.name!r}", error)
                 raise

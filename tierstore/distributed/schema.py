@@ -28,6 +28,7 @@ from tierstore._keys.text import Texts
 from tierstore._progress import Overall, Progress
 from tierstore._store.alter import Rewrite, more_keys, records_of
 from tierstore._store.store import Store
+from tierstore._table.table import records_in
 from tierstore._tiers.base import REPLACED
 from tierstore.distributed.creating import same_seeds, shape_of
 from tierstore.distributed.prepared import agreed
@@ -518,7 +519,7 @@ def _extend(
 
     def blocks() -> Iterator[Records]:
         done = 0
-        for block in table._records():
+        for block in records_in(table):
             own = (at >= done) & (at < done + len(block))
             block[at[own] - done] = records[own]
             yield block

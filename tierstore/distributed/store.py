@@ -319,7 +319,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
         return self._manifest.version
 
     @property
-    def _commits(self) -> int:
+    def commits(self) -> int:
         """Number of versions in the history of the open one, by which uses of keys are dated."""
         return self._manifest.commits
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tierstore._disk.manifest import Manifest
 from tierstore._store.patching import Change, Patch, PatchInfo, open_patch
+from tierstore._table.table import write_records
 from tierstore._tiers.base import RESTORED
 from tierstore.distributed.prepared import Prepared, agreed
 from tierstore.errors import FormatError, InvalidInputError
@@ -119,6 +120,6 @@ def _write(store: DistributedStore, patch: Patch) -> None:
         for ids, records in patch.read(change):
             partitions = shard.partition_of(ids)
             own = (shard.first <= partitions) & (partitions < shard.first + shard.count)
-            table._write_records(shard.rows_of(ids[own]), records[own])
+            write_records(table, shard.rows_of(ids[own]), records[own])
         table.scalars.clear()
         table.scalars.update(change.scalars)

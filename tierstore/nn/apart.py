@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from tierstore._table.joint import JointTable
-from tierstore._table.table import Table
+from tierstore._table.table import Table, owner_of
 from tierstore.distributed.store import DistributedStore
 from tierstore.errors import FOR_RANKS, InvalidInputError
 
@@ -36,5 +36,5 @@ def check_not_apart(table: Table | JointTable, optimizers: Iterable[Any]) -> Non
 
 def _ranks_of(table: Table | JointTable) -> int:
     """Return how many ranks share the rows of a table."""
-    owner: object = table._owner
+    owner: object = owner_of(table)
     return owner.ranks if isinstance(owner, DistributedStore) else 1

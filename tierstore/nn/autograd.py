@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tierstore._table.host import Lease
 from tierstore._table.joint import JointTable
-from tierstore._table.table import Table
+from tierstore._table.table import Table, owner_of
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.errors import ClosedError, InvalidInputError
@@ -377,7 +377,7 @@ class Batch:
         As after a removal of keys, or a rollback; see `moved`.
         """
         if why := self.moved(touched):
-            self._table._owner.door.check()  # a store that was closed says so
+            owner_of(self._table).door.check()  # a store that was closed says so
             raise ClosedError(
                 f"{why} since this forward pass through table {self._table.name!r}; run the "
                 "forward pass again for a gradient"

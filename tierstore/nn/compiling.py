@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tierstore._memory_table import Unversioned
 from tierstore._table.joint import Features, JointTable
-from tierstore._table.table import Table
+from tierstore._table.table import Table, owner_of
 from tierstore.errors import ClosedError
 from tierstore.nn.autograd import Module, accumulates
 from tierstore.nn.jagged import Bags
@@ -59,7 +59,7 @@ def register(module: Any, table: Table | JointTable, field: str) -> str:
 
 def _place(table: Table) -> str:
     """Return what distinguishes a table from others of its name, in every process."""
-    store = table._owner.store
+    store = owner_of(table).store
     if store is None:
         return cast(Unversioned, table._generation).place
     return f"the store {store.uuid}"

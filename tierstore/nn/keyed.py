@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tierstore._table.keyed import KeyedTable
+from tierstore._table.table import extent_of
 from tierstore._tiers.base import Epoch
 from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.errors import ClosedError, InvalidInputError, RowIndexError
@@ -88,7 +89,7 @@ def while_named(tables: Iterable[ByKey], call: Callable[[], T]) -> T:
     It finds rows and leases or reads them, and another thread may remove keys in between. Ranks
     cannot look up again each by itself: there, raises ClosedError.
     """
-    named = [(table, _shard(table)._extent.epoch) for table in tables]
+    named = [(table, extent_of(_shard(table)).epoch) for table in tables]
     while True:
         try:
             found = call()
@@ -104,13 +105,13 @@ def while_named(tables: Iterable[ByKey], call: Callable[[], T]) -> T:
                     f"rows of table {table.name!r} got other keys while they were looked up; "
                     "remove keys between passes, and run this one again"
                 )
-        named = [(table, _shard(table)._extent.epoch) for table, _ in named]
+        named = [(table, extent_of(_shard(table)).epoch) for table, _ in named]
 
 
 def _moved(named: Iterable[tuple[ByKey, Epoch]]) -> bool:
     """Whether rows of a table got other keys since an epoch."""
     for table, before in named:
-        now = _shard(table)._extent.epoch
+        now = extent_of(_shard(table)).epoch
         if now is not before and not now.names_hold(before.names):
             return True
     return False

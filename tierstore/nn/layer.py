@@ -14,7 +14,7 @@ from torch import Tensor
 from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore._table.joint import JointTable
-from tierstore._table.table import Table
+from tierstore._table.table import Table, space_of
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreWarning, warn
 from tierstore.nn.autograd import Batch
 from tierstore.nn.remote import RemoteBatch, RemoteLease, Shared
@@ -117,7 +117,7 @@ class RowsLayer(torch.nn.Module):
         """
         if self.is_shared:
             return False
-        return _first_of(self.table)._space.gpu is None and nbytes <= _MUCH
+        return space_of(_first_of(self.table)).gpu is None and nbytes <= _MUCH
 
     # -- as a module
 

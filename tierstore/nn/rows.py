@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from tierstore._table.joint import JointTable
-from tierstore._table.table import Table
+from tierstore._table.table import Table, owner_of
 from tierstore._tiers.base import UNDONE
 from tierstore.distributed.ranks import Ranks, Squares
 from tierstore.distributed.store import DistributedStore
@@ -88,7 +88,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         self.table: Any = table
         self.field = field
         self._is_joint = isinstance(table, JointTable)
-        owner: Any = table._owner
+        owner: Any = owner_of(table)
         shared = isinstance(owner, DistributedStore) and owner.ranks > 1
         self._ranks: Ranks | None = owner._ranks if shared else None
         self._squares: Squares | None = None
@@ -216,7 +216,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
             return torch.empty(0, dtype=torch.int64, device=self.device)
         rows = self._whole.batch.distinct
         own = self.table.location.own(rows) if self._is_joint else rows.clone()
-        owner = self.table._owner
+        owner = owner_of(self.table)
         return owner.ids_of(own) if isinstance(owner, DistributedStore) else own
 
     @property
@@ -402,7 +402,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         if batch.usable:
             batch.lease.write(self.field, rows)
         else:
-            with self.table._owner.door.use(write=True):  # or keys might move before the write
+            with owner_of(self.table).door.use(write=True):  # or keys might move before the write
                 why = batch.moved()
                 if not why:
                     self.table.write(batch.distinct, rows, self.field)

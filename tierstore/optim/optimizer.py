@@ -14,7 +14,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from tierstore._door import interrupts_deferred
 from tierstore._store.store import Store
-from tierstore._table.table import Table
+from tierstore._table.table import Table, owner_of
 from tierstore.distributed import DistributedStore
 from tierstore.errors import (
     InvalidInputError,
@@ -269,7 +269,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 )
         new = [rows for rows in found if rows not in self._fields]
         for table in itertools.chain.from_iterable(rows.tables for rows in new):
-            table._owner.door.check(write=True)
+            owner_of(table).door.check(write=True)
         self._plans.update((rows, plans[rows]) for rows in new)
         states = {rows: self._states_of(rows, plans[rows]) for rows in new}
         if self._continues:
@@ -382,7 +382,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         for rows, field in self._fields.items():
             if in_group():
                 check_not_apart(rows.table, [self])
-            door = rows.table._owner.door
+            door = rows.table._owner.door  # in every step, so without a call
             if door.reason:
                 door.check_open(write=True)  # its gradient went with the store
             field.check_owner()
@@ -408,7 +408,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                     self._update(gradients)
                 except Exception as error:
                     error.add_note("this step may be written in part; store.rollback() drops it")
-                    for owner in {field.rows.table._owner for field in self._fields.values()}:
+                    for owner in {owner_of(field.rows.table) for field in self._fields.values()}:
                         if isinstance(owner, DistributedStore):
                             owner._ranks.fail("take a step", error)
                     raise

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tierstore import initializers
-from tierstore._table.table import Table
+from tierstore._table.table import Table, extent_of, scalars_in
 from tierstore._tiers.base import ROLLED_BACK
 from tierstore.errors import InvalidInputError, counted
 from tierstore.optim.float8 import SIGNED, SIZES, Float8
@@ -86,7 +86,7 @@ class StoredState:
         _trained.setdefault(self.table, set()).add(self.step)
         if not self.anew:
             return 0
-        store, names, steps = self.table.store, self.table._extent.epoch.names, 0
+        store, names, steps = self.table.store, extent_of(self.table).epoch.names, 0
         before, self._begun_at = self._begun_at, (store and store.version, names)
         if before is None:
             steps = self.steps
@@ -94,13 +94,13 @@ class StoredState:
                 self.reset()
         elif before[0] != self._begun_at[0]:
             self.anew = False
-        elif self.table._renamed_since(before[1]) == ROLLED_BACK:
+        elif extent_of(self.table).epoch.renamed_since(before[1]) == ROLLED_BACK:
             self.reset()
         return steps
 
     def check_owner(self) -> None:
         """Raise InvalidInputError if the state there is of another class or another type."""
-        found = self.table._scalars.get(self.owned)
+        found = scalars_in(self.table).get(self.owned)
         if found is not None and found["class"] != self.owner:
             raise InvalidInputError(
                 f"table {self.table.name!r} holds the state of {found['class']} after "
@@ -214,7 +214,7 @@ class StoredState:
     @property
     def steps(self) -> int:
         """How many steps were taken."""
-        return int(self.table._scalars.get(self.step, 0))
+        return int(scalars_in(self.table).get(self.step, 0))
 
     def claim(self) -> None:
         """Record whose state this is."""

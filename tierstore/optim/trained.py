@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tierstore._table.joint import JointTable
+from tierstore._table.table import owner_of, scalars_in
 from tierstore._table.values import Columns
 from tierstore.distributed import DistributedStore
 from tierstore.errors import InvalidInputError
@@ -97,7 +98,7 @@ class TrainedField:
         self.states: tuple[StoredState, ...] = tuple(states)
         self.group: int | None = None
         self.groups: dict[int, int] = {}
-        self._scalars = [state.table._scalars for state in states]
+        self._scalars = [scalars_in(state.table) for state in states]
         self._parted: tuple[frozenset[int], list[_Alike]] | None = None
         self._owned: list[Any] | None = None
         """The owners of the tables' state when `check_owner` found no fault, if all are known."""
@@ -132,21 +133,18 @@ class TrainedField:
     def check_owner(self) -> None:
         """Raise InvalidInputError if the state of a table is of another class or another type."""
         first = self.states[0]
-        if self._owned is not None and self._owners(first.owned) == self._owned:
+        try:
+            owned: list[Any] | None = list(map(itemgetter(first.owned), self._scalars))
+        except KeyError:
+            owned = None
+        if owned is not None and owned == self._owned:
             return
         own = first.owner, first.rounding.states
         for state, scalars in zip(self.states, self._scalars, strict=True):
             found = scalars.get(first.owned)
             if found is not None and (found["class"], found.get("state_dtype")) != own:
                 state.check_owner()
-        self._owned = self._owners(first.owned)
-
-    def _owners(self, name: str) -> list[Any] | None:
-        """Return the scalar of each table under a name, or None if one has none."""
-        try:
-            return list(map(itemgetter(name), self._scalars))
-        except KeyError:
-            return None
+        self._owned = owned
 
     # Nothing below calls a function of this library for each table of a batch, and C code does what
     # is done for each: otherwise it would be a large part of a small step over many tables.
@@ -327,14 +325,14 @@ class TrainedField:
         if self._owned is None:
             for number in [n for n in alike.tables if kept.owned not in self._scalars[n]]:
                 self.states[number].claim()
-        kept.table._owner.touched.scalars.update(alike.names)
+        owner_of(kept.table).touched.scalars.update(alike.names)
 
     def _own_ids(self, gradient: Gradient) -> Tensor:
         """Return the id of each row of a gradient in its own table."""
         own = gradient.batch.distinct[: gradient.batch.lease.bound]
         if isinstance(self.rows.table, JointTable):
             own = self.rows.table.location.own(own)
-        owner = self.rows.table._owner
+        owner = owner_of(self.rows.table)
         if isinstance(owner, DistributedStore) and owner.ranks > 1:
             own = owner.ids_of(own)
         return own
