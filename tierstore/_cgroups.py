@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cores", "free_memory"]
-
 _GROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _RECLAIMED = ("active_file", "inactive_file", "slab_reclaimable")
 """Memory in use that the system takes back when a process needs it: files above all."""

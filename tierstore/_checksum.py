@@ -13,10 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _core
-from tierstore._core import crc32c
+from tierstore._core import crc32c as crc32c
 from tierstore._parts import in_parts
-
-__all__ = ["Put", "copy", "crc32c", "deliver", "mismatches", "moved", "row_checksums"]
 
 _PART_BYTES = 512 << 10
 """Least bytes that a thread copies and checks at a time, of many."""

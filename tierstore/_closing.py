@@ -7,8 +7,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Closing", "call_each"]
-
 
 class Closing(ABC):
     """A context manager that calls `close`, which may be called repeatedly."""

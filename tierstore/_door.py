@@ -27,18 +27,6 @@ from tierstore.errors import (
     TierStoreError,
 )
 
-__all__ = [
-    "INTERNAL",
-    "Call",
-    "Door",
-    "Use",
-    "internal_error",
-    "internal_errors",
-    "interrupts_deferred",
-    "may_be_interrupted",
-    "undisturbed",
-]
-
 _POLL_SECONDS = 0.05
 """Seconds between checks for an interrupt while a thread waits for the store."""
 

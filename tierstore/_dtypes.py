@@ -23,19 +23,6 @@ from tierstore.errors import (
     warn,
 )
 
-__all__ = [
-    "DEFAULT_DTYPE",
-    "ELEMENT_TYPES",
-    "Converter",
-    "DTypeName",
-    "ElementType",
-    "check_dtype",
-    "check_unmasked",
-    "convert",
-    "held_dtype",
-    "imported_class",
-]
-
 Array = npt.NDArray[Any]
 
 DTypeName: TypeAlias = (

@@ -8,8 +8,6 @@ import logging
 import traceback
 from collections.abc import Iterator
 
-__all__ = ["search_put_off", "without_frames"]
-
 _LOG = logging.getLogger("tierstore")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tierstore.errors import InvalidTypeError
 
-__all__ = ["check_store", "check_table"]
-
 
 def check_store(given: object, user: str) -> None:
     """Raise InvalidTypeError unless what `user` was given is a store."""

@@ -34,8 +34,6 @@ from tierstore.initializers import BLOCK_ROWS
 from tierstore.spec import DeviceName, TableSpec
 from tierstore.stats import TierStats, tally
 
-__all__ = ["MemoryTable", "Origin", "Unversioned"]
-
 _LOAD_BYTES = 8 << 20
 _PART_BYTES = 2 << 20
 

@@ -17,8 +17,6 @@ from functools import cache
 
 from tierstore import _cgroups
 
-__all__ = ["beside", "in_parts", "most_threads", "threads_here"]
-
 _MOST_THREADS = 8
 """More would wait for their turns at the interpreter: on 16 cores beside an H100 a step in three
 tiers takes 6.7 ms with 6 to 10 threads, 7 to 9 ms with 16 (benchmarks/bench_three_tiers.py)."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["Overall", "Progress", "report_nothing"]
-
 Progress = Callable[[int, int], None]
 """A function that is called with how much is done, and how much there is in all."""
 

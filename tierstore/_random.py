@@ -9,18 +9,6 @@ from typing import Any, Self
 
 import numpy as np
 
-__all__ = [
-    "Apart",
-    "every_state",
-    "generator_state",
-    "generators_of",
-    "get_state",
-    "is_generator",
-    "set_every_state",
-    "set_generator_state",
-    "set_state",
-]
-
 State = dict[str, Any]
 """States by the name of their library, of tensors, lists and numbers: torch.load takes them."""
 

@@ -12,8 +12,6 @@ from typing import TypeVar
 
 from tierstore.errors import InvalidInputError
 
-__all__ = ["Registry"]
-
 T = TypeVar("T")
 
 

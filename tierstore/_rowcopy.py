@@ -13,19 +13,6 @@ import numpy.typing as npt
 from tierstore import _core
 from tierstore._parts import in_parts
 
-__all__ = [
-    "BYTES_PER_THREAD",
-    "Groups",
-    "ascends",
-    "call_at",
-    "copy",
-    "gather",
-    "order",
-    "ordered",
-    "scatter",
-    "unique",
-]
-
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.integer[Any]]
 Integer = TypeVar("Integer", bound=np.integer[Any])

@@ -18,17 +18,6 @@ import numpy.typing as npt
 from tierstore._core import find_slots
 from tierstore._rowcopy import unique
 
-__all__ = [
-    "RowMap",
-    "SparseMap",
-    "Take",
-    "bytes_for",
-    "resize",
-    "row_map",
-    "slots_of",
-    "zeros",
-]
-
 Rows = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int32]
 Take = Callable[[str, int, Any], npt.NDArray[Any]]

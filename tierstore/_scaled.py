@@ -15,8 +15,6 @@ import numpy.typing as npt
 from tierstore._dtypes import ElementType
 from tierstore.errors import InvalidInputError
 
-__all__ = ["SCALE_TYPES", "ScaleType", "ScaledElements"]
-
 Array = npt.NDArray[Any]
 
 

@@ -22,8 +22,6 @@ from tierstore.errors import (
     TierStoreError,
 )
 
-__all__ = ["MAX_SCALARS_BYTES", "Section", "canonical", "json_values", "parse", "seal", "unseal"]
-
 _ENVELOPE = re.compile(rb'\{"crc32c":(\d{1,10}),"body":(\{.*\})\}\n', re.DOTALL)
 _MAX_INT = 2**63 - 1
 MAX_SCALARS_BYTES = 64 << 10

@@ -8,8 +8,6 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["alone", "bars", "lines", "points", "stacked"]
-
 _WIDTH, _HEIGHT = 640, 240
 _LEFT, _BOTTOM, _TOP = 56, 28, 12
 _MOST_DOTS = 40

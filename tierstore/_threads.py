@@ -18,8 +18,6 @@ from types import TracebackType
 
 from tierstore.errors import StoreIOError
 
-__all__ = ["Condition", "Event", "Worker"]
-
 _POLL_SECONDS = 0.05
 """Seconds between checks whether an awaited thread is still alive."""
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from tierstore._store.store import Store
     from tierstore._table.table import Table
 
-__all__ = ["merged", "upsert_rows"]
-
 _KEYS = 1 << 16
 
 Records = npt.NDArray[np.uint8]

@@ -36,16 +36,6 @@ from tierstore.errors import (
 )
 from tierstore.spec import TableSpec
 
-__all__ = [
-    "DIGEST_ROWS",
-    "Base",
-    "block_sums",
-    "foreign_blocks",
-    "padded",
-    "read_digest",
-    "write_digest",
-]
-
 CHECKSUMS = "rows.crc"
 
 

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-__all__ = ["Behind"]
-
 Job = Callable[[], object]
 
 

@@ -9,8 +9,6 @@ from collections import OrderedDict
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ChunkedRecords"]
-
 _CACHED_CHUNKS = 16
 _CACHED_BYTES = 256 << 20
 """Size of the cache of decoded chunks; a single chunk is cached whatever its size."""

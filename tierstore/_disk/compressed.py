@@ -21,8 +21,6 @@ from tierstore._disk.readahead import MappedRows
 from tierstore.errors import FILE_CURE, CorruptStoreError
 from tierstore.spec import TableSpec
 
-__all__ = ["CompressedRecords"]
-
 
 class _Codec(Protocol):
     def encode(self, data: Any) -> Any: ...

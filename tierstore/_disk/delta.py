@@ -49,8 +49,6 @@ from tierstore.errors import (
     counted,
 )
 
-__all__ = ["Delta", "Get", "LiveDelta"]
-
 Get = Callable[[Any, npt.NDArray[np.uint8]], object]
 """Copies some of the records to be written, a slice or positions, to where they are wanted."""
 

@@ -16,17 +16,6 @@ import numpy.typing as npt
 from tierstore import _checksum
 from tierstore._rowcopy import ascends
 
-__all__ = [
-    "FOOTER_BYTES",
-    "Stated",
-    "checksum",
-    "make",
-    "read",
-    "run_between",
-    "run_of",
-    "stated",
-]
-
 FOOTER_BYTES = 64
 
 _MAGIC = b"TSDELTA1"

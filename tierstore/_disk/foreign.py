@@ -28,8 +28,6 @@ from tierstore._disk.records import pass_on
 from tierstore._io import system
 from tierstore.errors import CorruptStoreError, TierStoreError
 
-__all__ = ["ChunkedColumn", "Column", "ForeignBase", "MappedColumn", "RowChecksums", "Watch"]
-
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 

@@ -21,8 +21,6 @@ from tierstore._disk.readahead import MappedRows
 from tierstore._disk.tier import DiskTier
 from tierstore.errors import CorruptRowError, FormatError, InvalidInputError, counted
 
-__all__ = ["ForeignChecksums", "open_checksums"]
-
 _FORMAT = "tierstore checksums of attached tables 1"
 _UNIT = 4096
 """The header takes a multiple of as many bytes, whatever a page is."""

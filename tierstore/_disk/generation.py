@@ -58,19 +58,6 @@ from tierstore.errors import CorruptStoreError, InvalidInputError, TierStoreErro
 from tierstore.initializers import BLOCK_ROWS, zeros
 from tierstore.spec import EXTENT_ROWS, TableSpec
 
-__all__ = [
-    "Generation",
-    "Later",
-    "as_kept",
-    "create",
-    "create_partitions",
-    "initial_records",
-    "may_have_partial_files",
-    "of_partition",
-    "remove_generation",
-    "remove_partial_files",
-]
-
 Rows = npt.NDArray[np.int64]
 
 _CHECKED_BYTES = 256 << 20

@@ -26,8 +26,6 @@ from tierstore._disk.manifest import DeltaInfo, Manifest, TableInfo
 from tierstore.errors import TierStoreError
 from tierstore.spec import TableSpec
 
-__all__ = ["LOST", "OLDER", "WHOLE", "Found", "Images"]
-
 Rows = npt.NDArray[np.int64]
 Records = npt.NDArray[np.uint8]
 

@@ -24,8 +24,6 @@ from tierstore._rowcopy import unique
 from tierstore._rowmap import RowMap, SparseMap, resize, row_map, slots_of
 from tierstore.errors import CapacityError, CorruptStoreError
 
-__all__ = ["DeltaIndex", "Entries", "check_positions", "check_rows"]
-
 Rows = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int32]
 

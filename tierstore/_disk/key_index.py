@@ -20,8 +20,6 @@ from tierstore._keys.hashmap import Codes, HashMap, Rows, shape_for
 from tierstore._keys.text import Texts
 from tierstore.errors import CorruptStoreError
 
-__all__ = ["KeyIndex"]
-
 _MAGIC = b"tierkeys"
 _HEADER = struct.Struct("<8sIIQQQ20xI")
 _FORM = 3

@@ -24,9 +24,6 @@ from tierstore._disk.manifest import KeysInfo
 from tierstore._keys.growing import PARTS, KeyMap, key_map
 from tierstore.errors import FILE_CURE, CorruptStoreError, InvalidInputError, counted
 
-__all__ = ["append_keys", "load_keys", "write_log"]
-
-
 _CHECKED_BYTES = 16 << 20
 """Bytes that are read and checked before a loading thread looks whether it is to end."""
 

@@ -37,18 +37,6 @@ from tierstore.errors import (
     counted,
 )
 
-__all__ = [
-    "KeyFile",
-    "Keys",
-    "as_stored",
-    "indexed_keys",
-    "open_index",
-    "open_keys",
-    "remove_keys",
-    "write_index",
-    "write_keys",
-]
-
 _HEADER = 128
 _WALKED = 1 << 12
 _NPY_TYPES = {"int64": "<i8", "uint64": "<u8"}

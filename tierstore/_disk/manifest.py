@@ -26,25 +26,6 @@ from tierstore.errors import FormatError, TierStoreError
 from tierstore.initializers import from_call
 from tierstore.spec import BACKENDS, TABLE_NAME, Field, KeyName, Scale, TableSpec
 
-__all__ = [
-    "FORMAT",
-    "UUID",
-    "DeltaInfo",
-    "DigestInfo",
-    "Identity",
-    "KeysInfo",
-    "Manifest",
-    "Origin",
-    "Parent",
-    "PayloadInfo",
-    "TableInfo",
-    "Written",
-    "is_version_name",
-    "manifest_name",
-    "new_mark",
-    "unique_name",
-]
-
 FORMAT = 2
 MAX_BYTES = 16 << 20
 DEFAULT_KEEP = 2

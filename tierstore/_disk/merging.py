@@ -32,8 +32,6 @@ from tierstore._disk.readahead import USUAL_GAP
 from tierstore._disk.records import BLOCK_BYTES
 from tierstore.errors import CommitFailedError, StoreIOError, counted
 
-__all__ = ["Compaction", "Merge", "Newest", "spans"]
-
 Rows = npt.NDArray[np.int64]
 
 _STEP_BYTES = BLOCK_BYTES

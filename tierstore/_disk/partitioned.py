@@ -19,8 +19,6 @@ from tierstore._rowcopy import call_at, copy
 from tierstore.spec import TableSpec
 from tierstore.stats import TierStats
 
-__all__ = ["PartitionedGeneration", "PartitionedTier"]
-
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 

@@ -23,8 +23,6 @@ from tierstore._keys.growing import Asked, KeyMap, Parts, key_map
 from tierstore.errors import CorruptStoreError, InvalidInputError
 from tierstore.spec import EXTENT_ROWS, TableSpec
 
-__all__ = ["KeyedPartitionedGeneration", "PartitionWriter"]
-
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 

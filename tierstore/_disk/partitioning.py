@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["MOST_PARTITIONS", "PARTITIONS", "Shard", "partition_name", "partition_of_key"]
-
 PARTITIONS = "partitions"
 """The directory that holds the stores of the partitions."""
 MOST_PARTITIONS = 4096

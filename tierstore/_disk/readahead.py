@@ -23,22 +23,6 @@ from tierstore._io import system
 from tierstore._threads import Event, Worker
 from tierstore.errors import StoreIOError
 
-__all__ = [
-    "FEW",
-    "SPEEDS",
-    "MappedRows",
-    "at_leisure",
-    "cache_path",
-    "disk_of",
-    "looks_resident",
-    "merge_gap",
-    "method",
-    "paced",
-    "read_cache",
-    "write_cache",
-]
-
-
 PAGE = mmap.PAGESIZE
 USUAL_GAP = 12 << 10
 """Bytes that a typical disk reads in the time of one more request; see `merge_gap`."""

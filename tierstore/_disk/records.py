@@ -27,17 +27,6 @@ from tierstore._parts import most_threads
 from tierstore._rowcopy import gather, unique
 from tierstore.errors import CorruptStoreError, InvalidInputError
 
-__all__ = [
-    "BLOCK_BYTES",
-    "Files",
-    "LaidRecords",
-    "RangedRecords",
-    "RecordFiles",
-    "block_rows",
-    "pass_on",
-    "record_files",
-]
-
 
 @dataclass(frozen=True)
 class Files:

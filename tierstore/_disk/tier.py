@@ -34,8 +34,6 @@ from tierstore.errors import (
 )
 from tierstore.stats import TierStats
 
-__all__ = ["DiskTier"]
-
 _COLLECTED_BYTES = 4 << 20
 """Bytes of records to write for which readers of others wait at a time, as many as a queue takes at
 once."""

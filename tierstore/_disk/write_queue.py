@@ -22,8 +22,6 @@ from tierstore._disk.behind import Behind
 from tierstore._parts import beside
 from tierstore._threads import Condition
 
-__all__ = ["Fill", "Piece", "WriteQueue"]
-
 _LOG = logging.getLogger("tierstore")
 
 _MIN_QUEUED_BYTES = 128 << 10

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from tierstore._formats._cells import BLANKS, line_edges, only_keys_are_quoted
 from tierstore._formats._layout import Layout
 
-__all__ = ["BlockParser"]
-
 MIN_BYTES = 1 << 18
 """Blocks that are smaller are parsed before pyarrow is imported."""
 _MAX_COLUMNS = 4096

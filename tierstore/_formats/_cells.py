@@ -24,23 +24,6 @@ import numpy.typing as npt
 from tierstore.budget import Allowance
 from tierstore.errors import FormatError
 
-__all__ = [
-    "BLANKS",
-    "MISSING",
-    "Cells",
-    "Lines",
-    "Row",
-    "is_number",
-    "line_edges",
-    "list_cell",
-    "list_items",
-    "may_be_list",
-    "numbers_of",
-    "split_blanks",
-    "thousands",
-    "unquoted",
-]
-
 BLANKS = " "
 """The separator that means runs of blanks and tabs."""
 

@@ -33,13 +33,6 @@ from tierstore._keys.strings import Strings
 from tierstore.budget import Allowance, Size, format_bytes
 from tierstore.errors import FormatError, MissingExtraError, StoreIOError
 
-__all__ = [
-    "ArrowFormat",
-    "Columns",
-    "in_order",
-    "need",
-]
-
 _KEY_ROWS = 1 << 16
 _CHILD = Path(__file__).with_name("_columns_child.py")
 _MAX_ANSWER = 16 << 20

@@ -27,15 +27,6 @@ from tierstore._formats.files import (
 )
 from tierstore.errors import FormatError, InvalidInputError, MissingExtraError
 
-__all__ = [
-    "UNPACKING_ERRORS",
-    "PackedFile",
-    "is_packed",
-    "packed_name",
-    "text_stream",
-    "unpack",
-]
-
 UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 """Errors that unpackers raise for damaged files."""
 

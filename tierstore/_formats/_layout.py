@@ -29,8 +29,6 @@ from tierstore._formats.base import TextOptions
 from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
 from tierstore.spec import MAX_RECORD_BYTES
 
-__all__ = ["Layout", "decide", "needs_float64", "with_readings"]
-
 SEPARATORS = (",", ";", "\t", "|", BLANKS)
 _COUNTS = re.compile(r"\d{1,15}")
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)

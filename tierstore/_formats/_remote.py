@@ -16,9 +16,6 @@ from tierstore.errors import (
     TierStoreError,
 )
 
-__all__ = ["RemoteFile", "fetch", "publish_remote"]
-
-
 _BLOCK_BYTES = 1 << 20
 
 

@@ -17,8 +17,6 @@ from typing import Any
 from tierstore._formats.base import TextOptions
 from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
 
-__all__ = ["NO_KEYS", "Roles", "ambiguous", "choice", "label", "names_keys", "roles"]
-
 _IDENTITY = re.compile(r"key|(.*[_ ])?id|index|word|token|item|user", re.IGNORECASE)
 """Names of columns that hold keys."""
 _INDEX = re.compile(

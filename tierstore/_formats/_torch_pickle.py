@@ -17,8 +17,6 @@ from typing import Any
 from tierstore.budget import OBJECT_BYTES, Allowance
 from tierstore.errors import FormatError
 
-__all__ = ["Entry", "StoredTensor", "entries_by_name", "read_pickle"]
-
 MAX_DEPTH = 16
 MAX_DIMENSIONS = 64
 _STEP_BYTES = 8

@@ -19,8 +19,6 @@ from tierstore._formats.files import ZIP_ERRORS, Archive, InputFile, parsing
 from tierstore.budget import Allowance
 from tierstore.errors import FormatError
 
-__all__ = ["WHAT", "Storages", "storages_of"]
-
 WHAT = ".pt file of tensors alone"
 _PICKLE = "data.pkl"
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."

@@ -28,8 +28,6 @@ from zarr.codecs import (
 
 from tierstore.errors import FormatError
 
-__all__ = ["bounded"]
-
 _ZSTD_BLOCK_BYTES = 128 << 10
 MORE_BYTES = 2 * _ZSTD_BLOCK_BYTES
 """Extra bytes of a decoded chunk, for a checksum and partial blocks."""

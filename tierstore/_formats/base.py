@@ -21,25 +21,6 @@ from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import FormatError, InvalidInputError
 from tierstore.spec import MAX_RECORD_BYTES, MAX_ROWS, MAX_TABLE_BYTES
 
-__all__ = [
-    "FORMATS",
-    "Array",
-    "Content",
-    "Format",
-    "SelectedSource",
-    "Source",
-    "SpanSource",
-    "StoredChunks",
-    "StoredRows",
-    "TextOptions",
-    "Wanted",
-    "Write",
-    "block_rows_for",
-    "element_of",
-    "reject_name",
-]
-
-
 Array = npt.NDArray[Any]
 
 BLOCK_BYTES = 4 << 20

@@ -13,8 +13,6 @@ from tierstore._formats.files import FREE_BYTES, MAX_RATIO
 from tierstore.budget import format_bytes
 from tierstore.errors import FormatError, counted
 
-__all__ = ["check_claim"]
-
 
 def check_claim(source: Source) -> None:
     """Raise FormatError for a source that claims far more than its files hold."""

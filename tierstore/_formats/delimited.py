@@ -67,8 +67,6 @@ from tierstore._keys.strings import Strings
 from tierstore.budget import Size
 from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
 
-__all__ = ["Csv", "Text", "Tsv", "Word2VecText", "format_rows", "reject_unfit_words"]
-
 SAMPLE_BYTES = 1 << 18
 SAMPLE_ROWS = 1000
 MAX_KEY_LINE_BYTES = 1 << 20

@@ -17,8 +17,6 @@ from tierstore._formats.files import open_input
 from tierstore.budget import JSON_COST, Size
 from tierstore.errors import FormatError
 
-__all__ = ["Arrow"]
-
 _KIND = "arrow"
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"

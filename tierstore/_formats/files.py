@@ -21,18 +21,6 @@ from tierstore._io import Directory, File, explained
 from tierstore.budget import DEFAULT_MEMORY, Allowance, Size
 from tierstore.errors import FormatError, MissingFileError, TierStoreError
 
-__all__ = [
-    "ZIP_ERRORS",
-    "Archive",
-    "InputFile",
-    "end_sparsely",
-    "open_input",
-    "parsing",
-    "taken_by",
-    "unless_it_fails",
-    "write_sparsely",
-]
-
 BUFFER_BYTES = 1 << 20
 FREE_BYTES = 64 << 20
 """Bytes of rows that any file may claim: they harm no disk."""

@@ -14,8 +14,6 @@ from tierstore._formats.reading import ColumnFormat
 from tierstore.budget import Size
 from tierstore.errors import FormatError
 
-__all__ = ["Hdf5"]
-
 _KIND = "hdf5"
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 

@@ -23,8 +23,6 @@ from tierstore._formats.safetensors import Safetensors
 from tierstore.budget import JSON_COST, Allowance, Size
 from tierstore.errors import FormatError
 
-__all__ = ["Json"]
-
 _SHARD = ".safetensors"
 _INDEX = "weight_map"
 _KEY, _VECTOR = "key", "vector"

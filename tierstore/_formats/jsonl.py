@@ -27,8 +27,6 @@ from tierstore._keys.strings import Strings
 from tierstore.budget import JSON_COST, OBJECT_BYTES, Allowance, Size
 from tierstore.errors import FormatError, InvalidInputError
 
-__all__ = ["JsonLines", "Objects", "distinct", "is_vector"]
-
 MAX_LINE_BYTES = 64 << 20
 _BITS = (1 << 64) - 1
 _MOST_DEPTH = 16

@@ -23,20 +23,6 @@ from tierstore._keys.text import Texts
 from tierstore.budget import Allowance
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, counted
 
-__all__ = [
-    "Integers",
-    "KeyColumn",
-    "Keys",
-    "as_integers",
-    "blob_to_strings",
-    "integers_of",
-    "strings_of",
-    "take_words",
-    "typed",
-    "widened",
-    "without_row_numbers",
-]
-
 Integers = npt.NDArray[np.int64] | npt.NDArray[np.uint64]
 """Integer keys: int64, or uint64 where one of them needs that."""
 

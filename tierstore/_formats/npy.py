@@ -52,8 +52,6 @@ from tierstore._io import explained
 from tierstore.budget import Allowance, Size
 from tierstore.errors import FormatError, InvalidInputError
 
-__all__ = ["Arrays", "Npy", "NpyHeader", "Npz", "format_header", "read_header", "write_keys"]
-
 MAGIC = b"\x93NUMPY"
 MAX_HEADER_BYTES = 10_000
 """NumPy's own limit; a literal of this length cannot exhaust the parser."""

@@ -17,8 +17,6 @@ from tierstore._formats.files import open_input
 from tierstore.budget import Size
 from tierstore.errors import FormatError
 
-__all__ = ["Parquet", "open_columns"]
-
 _KIND = "parquet"
 _MAGIC = b"PAR1"
 

@@ -28,8 +28,6 @@ from tierstore._formats.delimited import format_rows
 from tierstore._formats.keys import Keys
 from tierstore.errors import FormatError, InvalidInputError
 
-__all__ = ["Projector"]
-
 _VECTORS, _METADATA, _CONFIG = "vectors.tsv", "metadata.tsv", "projector_config.pbtxt"
 _ROWS = TextOptions(header=False, key_column=False, sep="\t", decimal=".")
 

@@ -15,8 +15,6 @@ from tierstore._formats.base import Format, Source, SpanSource, Wanted, element_
 from tierstore._formats.files import open_input, unless_it_fails
 from tierstore.errors import FormatError
 
-__all__ = ["Raw", "is_shape", "open_raw"]
-
 _SHAPE = re.compile(r"([a-z]+\d+\w*):(\d{1,9})")
 
 

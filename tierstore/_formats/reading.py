@@ -34,18 +34,6 @@ from tierstore._formats.keys import Keys
 from tierstore.budget import Size
 from tierstore.errors import FormatError, InvalidInputError, counted
 
-__all__ = [
-    "KEYS",
-    "OFFSETS",
-    "Column",
-    "ColumnFormat",
-    "ReadSource",
-    "Reader",
-    "array_column",
-    "choose",
-    "with_packed_texts",
-]
-
 KEYS, OFFSETS = "keys", "keys_offsets"
 """Names of arrays of keys: whole numbers, or the bytes of texts and where each begins."""
 _KEYS = ("key", KEYS)

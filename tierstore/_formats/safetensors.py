@@ -37,8 +37,6 @@ from tierstore._scaled import SCALE_TYPES
 from tierstore.budget import JSON_COST, Size
 from tierstore.errors import FormatError
 
-__all__ = ["Safetensors"]
-
 MAX_HEADER_BYTES = 100_000_000
 MAX_DIMENSIONS = 64
 

@@ -24,8 +24,6 @@ from tierstore._formats.reading import Column, ColumnFormat, Reader, array_colum
 from tierstore.budget import Size
 from tierstore.errors import FormatError
 
-__all__ = ["Torch"]
-
 _KEY_ROWS = block_rows_for(8)
 _SHOWN = 4
 _WASTE = 8

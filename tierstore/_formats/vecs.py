@@ -37,8 +37,6 @@ from tierstore._formats.files import (
 from tierstore.errors import FormatError, InvalidInputError
 from tierstore.spec import MAX_RECORD_BYTES
 
-__all__ = ["Bvecs", "Fbin", "Fvecs", "I8bin", "U8bin"]
-
 _COUNTS = struct.Struct("<II")
 _LENGTH = np.dtype("<i4")
 

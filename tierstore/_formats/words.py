@@ -28,8 +28,6 @@ from tierstore._formats.keys import Keys, take_words, without_row_numbers
 from tierstore._formats.raw import is_shape, open_raw
 from tierstore.errors import FormatError
 
-__all__ = ["Word2VecBinary"]
-
 MAX_WORD_BYTES = 4 * MAX_WORD_CHARACTERS + 2
 
 _BINARY_COUNTS = re.compile(rb"(\d{1,15}) (\d{1,9})[ \r]*\n")

@@ -49,8 +49,6 @@ from tierstore._formats.reading import (
 from tierstore.budget import JSON_COST, Allowance, Size
 from tierstore.errors import ExistsError, FormatError
 
-__all__ = ["Zarr"]
-
 _CHUNK_COST = 3
 """Copies of a chunk in memory while it is decoded: compressed, decompressed and in the block."""
 _METADATA_BYTES = 16 << 20

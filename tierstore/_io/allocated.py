@@ -6,8 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-__all__ = ["allocated_bytes"]
-
 _BLOCK_BYTES = 512
 """Unit of `st_blocks`."""
 

@@ -30,8 +30,6 @@ from tierstore.errors import (
     warn,
 )
 
-__all__ = ["alone_in", "leftovers", "publish", "relink", "withdraw"]
-
 _NAME_LENGTH = 50
 """Characters of the target's name in the name of its temporary file."""
 

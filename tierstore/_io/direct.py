@@ -22,8 +22,6 @@ from tierstore._io import system
 from tierstore._io.file import File
 from tierstore._io.system import explained
 
-__all__ = ["BLOCK", "gather", "memory_for", "placed", "read", "write"]
-
 BLOCK = mmap.PAGESIZE
 """Alignment of offsets, sizes and addresses: disk blocks are not larger than pages."""
 

@@ -16,8 +16,6 @@ from tierstore._io.file import Buffer, Descriptor, File, Mappings
 from tierstore._io.system import explained, filesystem_of, raise_explained, sync_descriptor
 from tierstore.errors import FormatError, NotAStoreError, StoreIOError
 
-__all__ = ["Directory", "Glimpse", "component"]
-
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 _NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _COMPONENT = re.compile(r"[^/\0]{1,255}")

@@ -32,8 +32,6 @@ from tierstore._io.system import (
 )
 from tierstore.errors import CorruptStoreError, StoreIOError
 
-__all__ = ["Buffer", "Descriptor", "File", "Mappings", "let_go", "map_files"]
-
 Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
 
 _MAX_IO = 1 << 30

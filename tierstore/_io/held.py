@@ -24,8 +24,6 @@ from tierstore._io.file import File
 from tierstore._io.system import LASTING_INODES, filesystem_of
 from tierstore.errors import CommitFailedError, ConcurrentWriterError, StoreIOError
 
-__all__ = ["Held", "Holder", "hold_directory", "hold_file"]
-
 D = TypeVar("D", bound=File | Directory)
 
 _MOST = 512

@@ -29,16 +29,6 @@ from tierstore.errors import (
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = [
-    "ObjectDirectory",
-    "ObjectFile",
-    "Objects",
-    "locate",
-    "reach",
-    "read_ranges",
-    "unreachable",
-]
-
 T = TypeVar("T")
 
 _REFUSALS = "Credential|Unauthorized|TokenRetrieval|LoginRefresh"

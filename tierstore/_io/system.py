@@ -33,20 +33,6 @@ from tierstore.errors import (
     TierStoreError,
 )
 
-__all__ = [
-    "LASTING_INODES",
-    "TESTED",
-    "Calls",
-    "calls",
-    "explained",
-    "filesystem",
-    "filesystem_of",
-    "raise_explained",
-    "send_range",
-    "sync_descriptor",
-    "wait_for_range",
-]
-
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
 _RENAME_NOREPLACE = 1

@@ -7,8 +7,6 @@ import numpy.typing as npt
 
 from tierstore._keys.hashmap import Codes, HashMap
 
-__all__ = ["Candidates"]
-
 _MOST = 1 << 22
 """Keys that are counted at a time, some 100 MB; beyond that, keys that were used once are
 forgotten."""

@@ -14,16 +14,6 @@ from tierstore._keys.strings import Strings
 from tierstore._keys.text import Texts
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
-__all__ = [
-    "bits_asked",
-    "given",
-    "integer_type",
-    "integers_asked",
-    "least",
-    "texts_asked",
-    "unknown_keys",
-]
-
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
 

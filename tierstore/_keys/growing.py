@@ -20,8 +20,6 @@ from tierstore._keys.text import Texts
 from tierstore._rowcopy import ascends
 from tierstore.errors import ClosedError, CorruptStoreError, InvalidInputError
 
-__all__ = ["PARTS", "Asked", "KeyMap", "key_map"]
-
 Parts = Mapping[str, npt.NDArray[np.uint8]]
 """The bytes of keys by the ending of their file."""
 

@@ -30,8 +30,6 @@ from tierstore._keys.text import Texts
 from tierstore._parts import in_parts
 from tierstore.errors import CapacityError
 
-__all__ = ["Codes", "HashMap", "Places", "Rows", "shape_for"]
-
 Codes: TypeAlias = npt.NDArray[np.uint64]
 Rows: TypeAlias = npt.NDArray[np.int64]
 Places: TypeAlias = npt.NDArray[np.uint32]

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from tierstore._threads import Worker
 from tierstore.errors import StoreIOError
 
-__all__ = ["Memory"]
-
 _LAZY_BYTES = 1 << 22
 """Bytes from which on the system provides memory as it is touched."""
 _ROOM = 2

@@ -13,8 +13,6 @@ from typing import Any, ClassVar, overload
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Strings", "may_repeat"]
-
 _BLOCK = 1 << 14
 
 

@@ -14,8 +14,6 @@ from tierstore import _core
 from tierstore._keys.strings import Strings
 from tierstore.errors import InvalidInputError
 
-__all__ = ["MAX_TEXT_BYTES", "Texts"]
-
 MAX_TEXT_BYTES = 1 << 16
 """Most bytes of a text in UTF-8."""
 

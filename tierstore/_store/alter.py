@@ -39,22 +39,6 @@ from tierstore.errors import (
 from tierstore.initializers import Initializer, as_initializer
 from tierstore.spec import USES, Field, TableSpec
 
-__all__ = [
-    "Rewrite",
-    "altered",
-    "appended",
-    "grown",
-    "more_keys",
-    "remove_written",
-    "renamed",
-    "replaced",
-    "rewrite",
-    "rewritten",
-    "set_keys",
-    "take_keys",
-    "write_table",
-]
-
 _LOG = logging.getLogger("tierstore")
 
 _BLOCK_ROWS = 1 << 14

@@ -15,8 +15,6 @@ from tierstore._rowcopy import unique
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table, read_records
 
-__all__ = ["candidates", "changed_rows", "same_fields"]
-
 Rows = npt.NDArray[np.int64]
 
 _BLOCK_BYTES = 4 << 20

@@ -24,8 +24,6 @@ from tierstore.errors import (
     warn,
 )
 
-__all__ = ["close", "leave_to_owner", "opened", "watch"]
-
 _LOG = logging.getLogger("tierstore")
 
 

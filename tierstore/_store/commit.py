@@ -34,8 +34,6 @@ from tierstore.errors import (
     warn,
 )
 
-__all__ = ["CommitDraft", "PendingCommit", "clean_up", "commit", "put_off"]
-
 _LOG = logging.getLogger("tierstore")
 
 _MANY_UNCONFIRMED = 100

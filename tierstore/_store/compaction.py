@@ -41,8 +41,6 @@ from tierstore._threads import Event, Worker
 from tierstore._tiers import memory
 from tierstore.errors import InternalError, InvalidInputError, StoreFullError, StoreIOError
 
-__all__ = ["BackgroundWork", "Folder"]
-
 _LOG = logging.getLogger("tierstore")
 
 _MOST_DELTAS = 64

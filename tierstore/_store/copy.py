@@ -32,8 +32,6 @@ from tierstore._tiers import memory
 from tierstore.errors import CorruptStoreError, ExistsError, InvalidInputError
 from tierstore.spec import BACKENDS, TableSpec
 
-__all__ = ["Skipped", "save_store", "write_copy"]
-
 
 @dataclass
 class Skipped:

@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from tierstore import _io
 
-__all__ = ["DirectoryWatch", "NewVersion", "union"]
-
 Rows = npt.NDArray[np.int64]
 
 _COARSEST_SECONDS = 2.5

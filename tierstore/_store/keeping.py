@@ -11,8 +11,6 @@ from tierstore._store.lineage import pruned
 from tierstore._store.state import State
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 
-__all__ = ["as_restored", "check_version_name", "keep", "release", "restore"]
-
 
 def check_version_name(name: object) -> str:
     """Return `name` if it is a valid version name; raises InvalidTypeError, InvalidInputError."""

@@ -49,8 +49,6 @@ from tierstore.errors import (
 )
 from tierstore.spec import TABLE_NAME
 
-__all__ = ["Ledger", "NeededFiles", "publish", "write_skeleton"]
-
 _NUMBER = re.compile(r"\d{20}", re.ASCII)
 
 

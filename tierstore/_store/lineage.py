@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Forks", "descends", "newest_common", "pruned"]
-
 Forks = Sequence[tuple[int, int]]
 """Ascending pairs (version, restored version)."""
 

@@ -31,9 +31,6 @@ from tierstore.errors import (
     StoreIOError,
 )
 
-__all__ = ["ReaderLock", "WriterLock", "describe", "folds_kept_away", "make_note", "require_tested"]
-
-
 _NOTE = re.compile(r"pid (\d{1,10}) on (\S{1,255}), boot (\S{1,64}), [0-9a-f]{32}", re.ASCII)
 
 

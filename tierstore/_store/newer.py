@@ -52,8 +52,6 @@ from tierstore.errors import (
 )
 from tierstore.spec import TABLE_NAME
 
-__all__ = ["Newer", "adopted", "find_newer"]
-
 _NUMBER = slice(-20 - 9, -9)
 """Where a name such as delta-<20 digits>-<8 hex> has its number, counted from its end."""
 

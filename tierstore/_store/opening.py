@@ -52,16 +52,6 @@ from tierstore.spec import DeviceName, TableSpec, check_name
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "check_tables",
-    "create",
-    "discard_store",
-    "is_store",
-    "made_or_opened",
-    "open",
-    "open_or_create",
-]
-
 _MEMORY = "/dev/shm"
 _TEMPORARY = "tierstore-temporary-"
 

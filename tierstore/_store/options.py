@@ -15,8 +15,6 @@ from tierstore.budget import Budget
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.policy import Policies
 
-__all__ = ["Options", "version_or_name", "whole_number"]
-
 
 def whole_number(name: str, value: object) -> int:
     """Convert any integer type, such as np.int64, to int; raises InvalidTypeError."""

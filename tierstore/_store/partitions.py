@@ -29,17 +29,6 @@ from tierstore.errors import (
 )
 from tierstore.stats import Version
 
-__all__ = [
-    "PartitionReaders",
-    "WholeKeys",
-    "check_part",
-    "list_versions",
-    "missing_partition",
-    "partition_directory",
-    "renumbered",
-    "tell_renumbered",
-]
-
 
 @contextlib.contextmanager
 def partition_directory(root: _io.Directory, number: int) -> Iterator[_io.Directory]:

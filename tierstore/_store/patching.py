@@ -41,17 +41,6 @@ from tierstore.errors import (
 )
 from tierstore.spec import TableSpec
 
-__all__ = [
-    "Change",
-    "Patch",
-    "PatchInfo",
-    "Source",
-    "apply_patch",
-    "keys_of",
-    "open_patch",
-    "write_patch",
-]
-
 _FORMAT = 1
 _MAX_HEAD = 16 << 20
 _BLOCK_BYTES = 4 << 20

@@ -29,19 +29,6 @@ from tierstore.errors import (
     UnknownNameError,
 )
 
-__all__ = [
-    "Encoded",
-    "Payload",
-    "Payloads",
-    "copy_payload",
-    "decode_tree",
-    "encode_tree",
-    "remove_payloads",
-    "write_payload",
-    "write_payloads",
-]
-
-
 _MAX_HEADER = DEFAULT_MEMORY // JSON_COST
 """Maximum size of a written header, which can be read with the default memory limit."""
 _MAX_DEPTH = 100

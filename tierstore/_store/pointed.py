@@ -14,8 +14,6 @@ from typing import Any, Self
 
 from tierstore._disk.manifest import Manifest
 
-__all__ = ["MOST", "Claim", "StatePointer", "claim", "claimed", "living"]
-
 MOST = 8
 """How many versions are kept at most because states point to them; the latest claimed first."""
 

@@ -16,8 +16,6 @@ from tierstore._store.pointed import StatePointer, claim
 from tierstore._store.state import State
 from tierstore.errors import InvalidInputError, counted
 
-__all__ = ["from_bytes", "make_pointer", "pointer_to", "to_bytes", "wanted_version"]
-
 Pointer = Mapping[str, Any]
 
 

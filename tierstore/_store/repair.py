@@ -62,8 +62,6 @@ from tierstore.errors import (
 from tierstore.initializers import BLOCK_ROWS, Initializer
 from tierstore.spec import TableSpec
 
-__all__ = ["RepairReport", "TableRepair", "mend_rows", "repair"]
-
 Fill = str | Initializer
 """The replacement of a damaged row: "version", "zeros", "nan", or an initializer."""
 

@@ -21,8 +21,6 @@ from tierstore.errors import ExistsError, InvalidInputError, named
 from tierstore.initializers import Initializer
 from tierstore.spec import BackendName, CompressionName, DTypeName, Field, TableSpec, check_name
 
-__all__ = ["SchemaChanges"]
-
 
 class SchemaChanges(Mapping[str, Table]):
     """The methods of `Store` that change its tables, each in a separate commit.

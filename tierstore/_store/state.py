@@ -48,8 +48,6 @@ from tierstore.spec import TableSpec
 if TYPE_CHECKING:
     from tierstore._store.store import Store
 
-__all__ = ["Coming", "State"]
-
 _LOG = logging.getLogger("tierstore")
 
 _MOST_HELD = 64

@@ -54,8 +54,6 @@ from tierstore.errors import (
 from tierstore.spec import BackendName, check_name
 from tierstore.stats import SpaceInformation, StoreInfo, TierStats, Version, tally
 
-__all__ = ["Store"]
-
 _NOTHING = Budget(host=0, gpu=0)
 
 

@@ -31,8 +31,6 @@ from tierstore._tiers.space import Space
 from tierstore.errors import CorruptStoreError, FormatError, TierStoreError
 from tierstore.spec import TableSpec
 
-__all__ = ["Opener", "Opening", "Spaces"]
-
 _NO_ROWS = np.empty(0, np.int64)
 _EXAMINED_TABLES = 64
 """Most tables whose bases a reader examines when it opens a store, not at their first use."""

@@ -28,8 +28,6 @@ from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table, read_records, write_records
 from tierstore.errors import InvalidInputError, VersionError
 
-__all__ = ["CopyUpdate", "check_copy", "lacking", "update", "whole_copy"]
-
 _BLOCK_BYTES = 4 << 20
 
 Rows = npt.NDArray[np.int64]

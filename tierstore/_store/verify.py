@@ -39,8 +39,6 @@ from tierstore._tiers import memory
 from tierstore._tiers.uncached import pieces_of
 from tierstore.errors import CorruptStoreError, TierStoreError, counted
 
-__all__ = ["VerifyReport", "verify", "verify_open"]
-
 Rows = npt.NDArray[np.int64]
 
 _BLOCK_BYTES = 1 << 20

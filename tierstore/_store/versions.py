@@ -30,24 +30,6 @@ from tierstore.errors import (
     warn,
 )
 
-__all__ = [
-    "LOCK",
-    "STORE",
-    "History",
-    "Survey",
-    "check_free",
-    "check_readable",
-    "has_manifests",
-    "is_stray",
-    "manifest_names",
-    "marks_of",
-    "number_in_part",
-    "open_directory",
-    "read_identity",
-    "refuse_inside_store",
-    "survey",
-]
-
 STORE, LOCK = "STORE.json", "LOCK"
 
 

@@ -12,19 +12,6 @@ from tierstore._dtypes import check_unmasked
 from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError
 from tierstore.policy.frequency import count_keys, most_used
 
-__all__ = [
-    "Ids",
-    "as_dense",
-    "as_written",
-    "host_ids",
-    "is_cupy",
-    "is_torch",
-    "is_transformed",
-    "last_of_each",
-    "on_host",
-    "rows_to_warm",
-]
-
 
 class Ids(NamedTuple):
     """Flat int64 `rows`, their original `shape`, and the `kind` of array to return."""

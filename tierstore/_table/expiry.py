@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from tierstore.errors import InvalidInputError, InvalidTypeError, NotExpiredWarning, warn
 
-__all__ = ["Block", "Blocks", "check", "expired", "moves", "shares", "tally"]
-
 Rows = npt.NDArray[np.int64]
 Block = tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]
 

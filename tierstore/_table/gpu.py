@@ -52,8 +52,6 @@ from tierstore.errors import (
 )
 from tierstore.spec import Field, RecordLayout
 
-__all__ = ["DeviceAccess", "DeviceArrays", "DeviceLease"]
-
 _NOWHERE = np.empty(0, np.int64)
 _INSIDE = contextlib.nullcontext()
 _Column: TypeAlias = tuple[Field, int, int, Any]

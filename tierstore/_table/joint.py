@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from tierstore._store.store import Store
 
-__all__ = ["Features", "JointTable", "Location", "alike", "touched_by"]
-
 _SHOWN = 3
 """Most tables that a message names."""
 _REMEMBERED = 64

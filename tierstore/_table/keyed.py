@@ -37,8 +37,6 @@ from tierstore.errors import (
 from tierstore.spec import EXTENT_ROWS, USES, TableSpec
 from tierstore.stats import TableInformation, TierInformation
 
-__all__ = ["OTHERWISE", "KeyedTable", "without_row"]
-
 _BLOCK_ROWS = 1 << 16
 _GROWTH = 8
 """A table without a capacity grows by one part in so many."""

@@ -15,8 +15,6 @@ from tierstore.spec import USES
 if TYPE_CHECKING:
     from tierstore._table.keyed import KeyedTable
 
-__all__ = ["Conflict", "check", "merge"]
-
 Conflict: TypeAlias = Literal["newest", "mean", "keep"]
 """What becomes of a key that both tables have."""
 Rows: TypeAlias = npt.NDArray[Any]

@@ -11,8 +11,6 @@ import numpy as np
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.spec import Field
 
-__all__ = ["Missing", "check_fits", "checked"]
-
 Missing: TypeAlias = Literal["raise", "init"] | float
 """An error, the first row of the key, or a value for each element of its row."""
 

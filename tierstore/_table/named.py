@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tierstore._store.store import Store
     from tierstore._table.table import Owner
 
-__all__ = ["NamedRows", "without_row"]
-
 
 class NamedRows:
     """The part of a table by id for the keys that `Store.set_keys` gave its rows."""

@@ -16,8 +16,6 @@ from tierstore._door import Door, Errand
 from tierstore._threads import Condition, Worker
 from tierstore.errors import TierStoreError
 
-__all__ = ["Prefetcher", "Rows"]
-
 _LOG = logging.getLogger("tierstore")
 
 _MOST_PENDING = 64

@@ -14,8 +14,6 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LARGE", "Recycled"]
-
 LARGE = 4 << 20
 """Bytes from which the C library may return memory, in effect; it keeps smaller blocks."""
 _MOST = 128 << 20

@@ -24,8 +24,6 @@ from tierstore._tiers.split import Piece
 from tierstore.errors import InvalidInputError
 from tierstore.spec import Field, RecordLayout
 
-__all__ = ["SplitAccess"]
-
 _SOURCE = RECORDS.extended("tierstore._table", "split.cu")
 _Move: Any = _SOURCE.structure("Move")
 _Choice: Any = _SOURCE.structure("Choice")

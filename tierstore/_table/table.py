@@ -60,8 +60,6 @@ if TYPE_CHECKING:
 
     from tierstore._store.store import Store
 
-__all__ = ["IntegerArrayLike", "Owner", "Table", "Touched"]
-
 IntegerArrayLike: TypeAlias = (
     npt.NDArray[np.integer[Any]]
     | np.integer[Any]

@@ -12,8 +12,6 @@ from tierstore._dtypes import check_unmasked
 from tierstore._parts import in_parts
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["Best", "excluded_pairs"]
-
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 

@@ -21,8 +21,6 @@ import numpy.typing as npt
 from tierstore._io.system import explained
 from tierstore.errors import ExistsError, FormatError, StoreIOError, counted
 
-__all__ = ["Recording", "is_trace", "read_trace", "trace_rows"]
-
 MAGIC = b"TSTRACE1"
 _HEAD = struct.Struct("<8sQ")
 _COUNT = struct.Struct("<Q")

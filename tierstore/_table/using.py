@@ -10,8 +10,6 @@ from tierstore._door import Door, Use, undisturbed
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.device import Device, device_error
 
-__all__ = ["Part", "Together", "Using"]
-
 
 class OnDevice(Protocol):
     """What a use asks of the access that it is of; see `DeviceArrays`."""

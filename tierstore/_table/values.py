@@ -18,19 +18,6 @@ from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, RecordLayout
 
-__all__ = [
-    "Columns",
-    "Scales",
-    "check_out",
-    "converted",
-    "from_bytes",
-    "raw_rows",
-    "read_dtype",
-    "to_bytes",
-    "unscaling",
-    "writable_bytes",
-]
-
 _SOURCE = RECORDS.extended("tierstore._table", "columns.cu")
 _SCALED = RECORDS.extended("tierstore._table", "scaled.cu")
 _Scaled: Any = _SCALED.structure("Scaled")

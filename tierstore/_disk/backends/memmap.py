@@ -15,8 +15,6 @@ from tierstore._disk.records import Files, RecordFiles, record_files
 from tierstore.errors import CorruptStoreError
 from tierstore.spec import RecordLayout, TableSpec
 
-__all__ = ["Memmap"]
-
 DATA_OFFSET = 4096
 """The header fills one page, so that records start at a page boundary."""
 _SHAPE = re.compile(rb"'shape': \((\d{1,16}),")

@@ -20,8 +20,6 @@ from tierstore._disk.records import Files, record_files
 from tierstore.errors import CorruptStoreError, InvalidInputError
 from tierstore.spec import RecordLayout, TableSpec
 
-__all__ = ["Zarr"]
-
 ARRAY = "rows.zarr"
 METADATA = "zarr.json"
 MAX_CHUNKS = 2**20
