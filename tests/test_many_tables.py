@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,11 +23,17 @@ ROWS, DIM = 50, 4
 NAMES = [f"t{number}" for number in range(12)]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("made") / "s"
     spec = tierstore.TableSpec(ROWS, DIM, init=tierstore.normal(seed=3))
-    tierstore.create(tmp_path / "s", dict.fromkeys(NAMES, spec)).close()
-    return tmp_path / "s"
+    tierstore.create(place, dict.fromkeys(NAMES, spec)).close()
+    return place
+
+
+@pytest.fixture
+def path(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "s")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ names. The recipes do the same, with a partition opened as the plain store that 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -69,15 +70,23 @@ QUICK = ("create_table", "add_fields", "append")
 
 
 @pytest.fixture(
+    scope="module",
     params=[
         each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in CHANGES
-    ]
+    ],
 )
-def left(request: Any, tmp_path: Path) -> tuple[Path, Seen]:
-    make(tmp_path / "s", 2)
-    before = contents(tmp_path / "s")
-    leave(tmp_path / "s", CHANGES[request.param], 2)
-    return tmp_path / "s", before
+def once_left(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seen]:
+    path = tmp_path_factory.mktemp("left") / "s"
+    make(path, 2)
+    before = contents(path)
+    leave(path, CHANGES[request.param], 2)
+    return path, before
+
+
+@pytest.fixture
+def left(once_left: tuple[Path, Seen], tmp_path: Path) -> tuple[Path, Seen]:
+    path, before = once_left
+    return shutil.copytree(path, tmp_path / "s"), before
 
 
 @pytest.mark.variants(1, 1)

@@ -60,10 +60,16 @@ def specs() -> dict[str, tierstore.TableSpec]:
     }
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("made") / "emb.tier"
+    distributed.create(place, specs(), partitions=4).close()
+    return place
+
+
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    distributed.create(tmp_path / "emb.tier", specs(), partitions=4).close()
-    return tmp_path / "emb.tier"
+def path(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "emb.tier")
 
 
 def contents(store: Any) -> dict[str, dict[str, np.ndarray]]:

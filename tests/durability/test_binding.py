@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -37,23 +37,33 @@ BACKENDS: dict[str, dict[str, Any]] = {
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> Iterator[None]:
     """Set the block size to 64 rows."""
-    monkeypatch.setattr(bases, "DIGEST_ROWS", BLOCK)
-    monkeypatch.setattr("tierstore._disk.generation.DIGEST_ROWS", BLOCK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bases, "DIGEST_ROWS", BLOCK)
+        patch.setattr("tierstore._disk.generation.DIGEST_ROWS", BLOCK)
+        yield
 
 
-@pytest.fixture(params=BACKENDS)
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module", params=BACKENDS)
+def made(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, small_blocks: None
+) -> Path:
     """A store at version 2, folded, all of whose rows are written."""
+    place = tmp_path_factory.mktemp("made") / "s"
     spec = tierstore.TableSpec(ROWS, DIM, **BACKENDS[request.param])
-    tierstore.create(tmp_path / "s", {"t": spec}).close()
-    with opened(tmp_path / "s", "r+") as store:
+    tierstore.create(place, {"t": spec}).close()
+    with opened(place, "r+") as store:
         write(store, 1)
         store.commit()
         store.fold()
-    return tmp_path / "s"
+    return place
+
+
+@pytest.fixture
+def path(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "s")
 
 
 def opened(path: Path, mode: str = "r", **options: Any) -> tierstore.Store:

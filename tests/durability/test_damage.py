@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import itertools
 import random
@@ -83,9 +84,16 @@ class Two:
         return np.flatnonzero(same).tolist()
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Two:
+    return Two(tmp_path_factory.mktemp("made") / "s")
+
+
 @pytest.fixture
-def two(tmp_path: Path) -> Two:
-    return Two(tmp_path / "s")
+def two(made: Two, tmp_path: Path) -> Two:
+    own = copy.deepcopy(made)
+    own.path = shutil.copytree(made.path, tmp_path / "s")
+    return own
 
 
 @pytest.fixture(scope="module")
