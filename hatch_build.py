@@ -23,6 +23,7 @@ except ImportError:  # run as a program
 
 CORE = Path(__file__).resolve().parent / "tierstore" / "_core"
 FLAGS = ["-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+FLAGS += ["-fno-trapping-math"]  # else no loop with a choice in it has vectors
 TARGET = os.environ.get("TIERSTORE_CORE_TARGET", "")
 ZIG = "ziglang==0.17.1"
 WHY = "0+as.no.c.compiler.works.install.gcc.or.clang.or.set.cc"  # a version that there is not

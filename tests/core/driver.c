@@ -9,7 +9,7 @@
 #include "core.h"
 
 enum { SUM_BYTES, SUM_ROWS, CHECK_ROWS, COPY_ROWS, FIND_KEYS, ENTER_KEYS, PLACE_KEYS, HASH_TEXTS };
-enum { READ_SLOTS = 8, FIND_SLOTS, OLDEST_SLOTS, GATHER, SCATTER };
+enum { READ_SLOTS = 8, FIND_SLOTS, OLDEST_SLOTS, GATHER, SCATTER, BEGIN_STEP, END_STEP };
 /* see programs.py */
 
 static void *room(int64_t n) {
@@ -113,12 +113,31 @@ static void use_slots(void) {
     free(out), free(found), free(stamps), free(ahead);
 }
 
+static void use_step(void) {
+    uint8_t head[8];
+    take(head, sizeof head);
+    const int64_t count = 1 + (head[0] & 15), n = head[1] & 15, dim = 1 + (head[2] & 63), real = head[3] & 1 ? 4 : 8;
+    const int rule = 1 + (head[4] & 3), size = head[3] & 2 ? 4 : 8;
+    const int64_t stride = 3 * dim * real, roots = rule == TS_ROWWISE ? n : n * dim;
+    ts_step s = {taken(count * stride), count, stride, 0, stride, taken(size * n), size, (int)real, n, dim, 0};
+    s.states[0] = dim * real, s.states[1] = 2 * dim * real, s.rule = rule, s.flags = head[5];
+    for (int64_t i = 0; i < n && head[6]; i++) { /* mostly slots */
+        const int64_t slot = s.slots[size * i] % count;
+        if (i + 1 != head[6]) memcpy((uint8_t *)s.slots + size * i, &slot, (size_t)size);
+    }
+    s.gradient = taken(n * dim * real), s.trained = head[3] & 4 ? taken(n) : NULL, s.roots = taken(roots * real);
+    take(s.numbers, sizeof s.numbers);
+    if (ts_fuses()) ts_begin_step(&s), ts_end_step(&s);
+    free(s.records), free((void *)s.slots), free((void *)s.gradient), free((void *)s.trained), free(s.roots);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     left = data;
     size_left = size;
     uint8_t head[7];
     take(head, sizeof head);
-    if (head[6] >> 7) return (head[6] & 64 ? use_keys : use_slots)(), 0;
+    void (*const uses[])(void) = {use_keys, use_slots, use_step};
+    if (head[6] >> 7) return uses[(head[6] >> 5 & 3) % 3](), 0;
     const int kind = head[0] & 3, sparse = head[0] >> 2 & 1, apart = head[0] >> 3 & 7;
     const int most = head[2] & 62 ? 15 : 255; /* few calls are large: millions are made */
     const int64_t width = (head[1] | (head[2] & 1) << 8) & (8 * most + 7);
@@ -221,6 +240,18 @@ static void replay_slots(const int64_t *head, const int64_t *more, uint8_t **a, 
     free(found);
 }
 
+static void replay_step(const int64_t *head, const int64_t *more, uint8_t **a, const int64_t *sizes, int64_t step) {
+    const int64_t n = head[1], real = head[5], dim = head[6], stride = head[7] * real;
+    ts_step s = {.records = a[0], .count = head[3], .stride = stride, .hi = stride, .slots = a[1]};
+    s.size = (int)head[4], s.real = (int)real, s.n = n, s.dim = dim, s.gradient = a[2];
+    s.trained = sizes[3] ? a[3] : NULL, s.roots = a[4], s.rule = (int)more[0], s.flags = (int)more[1];
+    memcpy(&s.weight, a[5], 8), memcpy(s.states, a[5] + 8, 16), memcpy(s.numbers, a[6], 64);
+    if (!ts_fuses()) return;
+    expect((head[0] == BEGIN_STEP ? ts_begin_step : ts_end_step)(&s) == more[2], step, "result");
+    expect(!memcmp(a[0], a[7], (size_t)sizes[7]), step, "records");
+    expect(!memcmp(a[4], a[8], (size_t)sizes[8]), step, "roots");
+}
+
 /* A call of the map of keys or of slots: after the head of 8 numbers come 8 more, the sizes of arrays, these. */
 static void replay_keys(const int64_t *head, int64_t step) {
     int64_t more[8], sizes[16];
@@ -230,7 +261,9 @@ static void replay_keys(const int64_t *head, int64_t step) {
     for (int i = 0; i < head[2]; i++) a[i] = loaded(sizes[i]);
     const int64_t kind = head[0], n = head[1], count = head[2];
     uint8_t *found = room(8 * n);
-    if (kind >= READ_SLOTS) {
+    if (kind >= BEGIN_STEP) {
+        replay_step(head, more, a, sizes, step);
+    } else if (kind >= READ_SLOTS) {
         replay_slots(head, more, a, sizes, step);
     } else if (kind == HASH_TEXTS) {
         const ts_texts texts = {a[1], sizes[1], a[0], n};

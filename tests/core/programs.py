@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.core.maps import Map, murmur
+from tests.core.steps import ADAM, MOMENTUM, ROWWISE, SGD, Step
 
 SUM_BYTES, SUM_ROWS, CHECK_ROWS, COPY_ROWS = range(4)
 FIND_KEYS, ENTER_KEYS, PLACE_KEYS, HASH_TEXTS = range(4, 8)
 READ_SLOTS, FIND_SLOTS, OLDEST_SLOTS, GATHER, SCATTER = range(8, 13)
+BEGIN_STEP, END_STEP = 13, 14
 
 _BYTES = np.arange(256, dtype=np.uint32)
 for _ in range(8):
@@ -39,7 +41,9 @@ def row_checksums(rows: npt.NDArray[Any], records: npt.NDArray[Any]) -> npt.NDAr
 
 def step(rng: np.random.Generator) -> bytes:
     """One call: a head, its arguments, and what it must return and write."""
-    kind = int(rng.integers(13))
+    kind = int(rng.integers(15))
+    if kind >= BEGIN_STEP:
+        return optimizer_step(rng, kind)
     if kind >= READ_SLOTS:
         return slots_step(rng, kind)
     if kind >= FIND_KEYS:
@@ -235,6 +239,51 @@ def slots_step(rng: np.random.Generator, kind: int) -> bytes:
         arrays += [b"", b""]
     arrays += [stamps.astype("<u4").tobytes(), ahead.astype("<i4").tobytes()]
     return call(kind, n, [*head, first, most, lo, width, apart, batch, result], arrays)
+
+
+def optimizer_step(rng: np.random.Generator, kind: int) -> bytes:
+    """Half a step of an optimizer on some records, of either type of number."""
+    real: Any = np.dtype(rng.choice(["<f4", "<f8"]))
+    rule, flags = int(rng.integers(1, 5)), int(rng.integers(16))
+    count, n, dim = (
+        int(rng.integers(1, 40)),
+        int(rng.integers(0, 30)),
+        int(rng.choice([1, 3, 8, 16, 33, 70])),
+    )
+    n = min(n, count)
+    fields = 3 if rule == ADAM else 1 + (rule != SGD or bool(flags & MOMENTUM))
+    widths = [dim] + [1 if rule == ROWWISE else dim] * (fields - 1)
+    order, gaps = rng.permutation(fields), rng.integers(0, 3, fields + 1)
+    starts, end = [0] * fields, int(gaps[-1])
+    for field, gap in zip(order.tolist(), gaps.tolist(), strict=False):
+        starts[field] = end
+        end += widths[field] + gap
+    numbers = rng.random(8).astype(real)
+    numbers[0] *= rng.integers(2)
+    numbers[4] *= rng.integers(2) if rule == SGD else 1
+    records = rng.standard_normal((count, end)).astype(real)
+    slots, size = rng.permutation(count)[:n], int(rng.choice([4, 8]))
+    gradient = rng.standard_normal((n, dim)).astype(real)
+    trained = (rng.random(n) < 0.7).astype("u1") if rng.random() < 0.3 else None
+    roots = rng.random((n, 1 if rule == ROWWISE else dim)).astype(real)
+    wrong = np.flatnonzero(rng.random(n) < rng.choice([0, 0, 0, 0.1]))
+    asked = slots.copy()
+    asked[wrong] = rng.choice([-1, count, count, -(2**31)], wrong.size)
+    given = [records.tobytes(), asked.astype(f"<i{size}").tobytes(), gradient.tobytes()]
+    given += [b"" if trained is None else trained.tobytes(), roots.tobytes()]
+    step = Step(rule, flags, numbers)
+    for i, slot in enumerate(slots.tolist() if not wrong.size else []):
+        views = [records[slot, at : at + width] for at, width in zip(starts, widths, strict=True)]
+        takes_part = trained is None or trained[i]
+        if kind == BEGIN_STEP and rule != SGD:
+            roots[i] = step.begin(views[0], views[1:], gradient[i]) if takes_part else 0
+        elif kind == END_STEP and takes_part:
+            step.end(views[0], views[1:], gradient[i], roots[i])
+    result = -int(wrong[0]) - 1 if wrong.size else n
+    head = [count, size, real.itemsize, dim, end, rule, flags, result]
+    places = np.array([each * real.itemsize for each in [*starts, 0, 0][:3]], "<i8").tobytes()
+    given += [places, numbers.astype("<f8").tobytes(), records.tobytes(), roots.tobytes()]
+    return call(kind, n, head, given)
 
 
 def call(kind: int, n: int, numbers: list[int], arrays: list[bytes]) -> bytes:

@@ -224,6 +224,45 @@ def test_sizes_that_do_not_match_are_refused() -> None:
     assert accepted == refused == {call.__name__ for call, _ in calls}
 
 
+def test_steps_whose_sizes_do_not_match_are_refused() -> None:
+    rng = np.random.default_rng(4)
+
+    def drawn(*right: Any, wrong: Any) -> Any:
+        return [*right, wrong][int(rng.choice([0, 1, 2], p=[0.9, 0.05, 0.05])) % (len(right) + 1)]
+
+    accepted, refused = set[tuple[str, int]](), set[str]()
+    for number in range(1000):
+        rule, n, real = 1 + number % 4, int(rng.integers(0, 9)), np.dtype(rng.choice(["f4", "f8"]))
+        size = real.itemsize
+        starts = tuple(size * at for at in ([2, 0], [4, 0, 2], [0, 2], [1, 0])[rule - 1])
+        slots = rng.permutation(9)[:n].astype(drawn("i4", "i8", wrong="i2"))
+        gradient = drawn(np.zeros((n, 2), real), wrong=np.zeros((n, 3), real))
+        roots = None if rule == 1 else np.zeros((n, 1 if rule == 4 else 2), real)
+        given = [
+            drawn(rule, wrong=int(rng.choice([0, 5, -1]))),
+            drawn(4 if rule == 1 else 0, 1, wrong=2**31 - 1),
+            drawn((0.5,) * 8, wrong=(0.5,) * 7),
+            drawn(
+                np.zeros((9, 6 * size), np.uint8),
+                np.zeros((9, 6 * size + 2), np.uint8)[:, : 6 * size],
+                wrong=np.zeros((9, 6 * size - 1), np.uint8),
+            ),
+            drawn(slots, wrong=slots.repeat(2)),
+            drawn(starts, wrong=drawn(starts[1:], [*starts], wrong=(-size, *starts[1:]))),
+            gradient,
+            drawn(None, np.ones(n, np.bool_), wrong=np.ones(n + 1, np.bool_)),
+            drawn(roots, wrong=None if rule > 1 else np.zeros((n, 3), real)),
+        ]
+        call = (_core.begin_step, _core.end_step)[int(rng.integers(2))]
+        try:
+            call(*drawn(given, wrong=given[:-1]))
+            accepted.add((call.__name__, rule))
+        except (TypeError, ValueError, BufferError, IndexError):
+            refused.add(call.__name__)
+    assert refused == {"begin_step", "end_step"}
+    assert accepted == {(name, rule) for name in refused for rule in (1, 2, 3, 4)}
+
+
 @pytest.mark.slow
 def test_a_million_calls_of_each_function_keep_no_memory() -> None:
     """Right calls and refused ones, of which Python has the last results alone."""
@@ -235,6 +274,7 @@ def test_a_million_calls_of_each_function_keep_no_memory() -> None:
         np.zeros(3, np.uint64),
     )
     blob, offsets = np.zeros(8, np.uint8), np.array([0, 2, 4, 8])
+    real = np.zeros((3, 1), np.float32)
     calls: list[tuple[Any, list[Any]]] = [
         (_core.crc32c, [records]),
         (_core.sum_rows, [rows, records, sums]),
@@ -252,8 +292,11 @@ def test_a_million_calls_of_each_function_keep_no_memory() -> None:
         (_core.gather, [records, rows, 0, out]),
         (_core.scatter, [records, rows, 0, out]),
         (_core.oldest_slots, [np.ones(3, np.uint32), 2, slots.copy()]),
+        (_core.begin_step, [2, 0, (0.5,) * 8, records, rows, (0, 4, 8), real, None, real.copy()]),
+        (_core.end_step, [2, 0, (0.5,) * 8, records, rows, (0, 4, 8), real, None, real.copy()]),
     ]
-    assert {call.__name__ for call, _ in calls} | {"DISPATCH", "NAME"} == set(_core.__all__)
+    named = {"DISPATCH", "FUSES", "NAME"}
+    assert {call.__name__ for call, _ in calls} | named == set(_core.__all__)
     for call, given in calls:
         call(*given)  # what it takes once
         wrong = [*given[:-1], records[::2, ::2]]

@@ -27,9 +27,12 @@ if _SOURCES not in ("", compiled.SOURCES):
 
 from tierstore._core.compiled import (  # noqa: E402  # once it is known to be the right one
     DISPATCH,
+    FUSES,
+    begin_step,
     check_rows,
     copy_rows,
     crc32c,
+    end_step,
     enter_keys,
     find_keys,
     find_slots,
@@ -46,10 +49,13 @@ from tierstore._core.compiled import (  # noqa: E402  # once it is known to be t
 
 __all__ = [
     "DISPATCH",
+    "FUSES",
     "NAME",
+    "begin_step",
     "check_rows",
     "copy_rows",
     "crc32c",
+    "end_step",
     "enter_keys",
     "find_keys",
     "find_slots",

@@ -520,10 +520,87 @@ static PyObject *oldest_slots(PyObject *self, PyObject *const *given, Py_ssize_t
     return result;
 }
 
+static int is_tuple_of(PyObject *object, int64_t n, const char *what) {
+    const int known = PyObject_IsInstance(object, &PyTuple_Type);
+    return (known == 1 && PyTuple_Size(object) == n) || (known >= 0 && refuse(what, "no tuple of so many"));
+}
+
+static int fuses; /* asked once: in a virtual machine that takes 10 us */
+
+/* A half of a step: begin_step or end_step(rule, flags, numbers, records, slots, starts, gradient,
+   trained, roots). The type of the gradient is that of all fields. */
+static PyObject *steps(PyObject *const *given, int64_t (*half)(const ts_step *)) {
+    enum { RECORDS, SLOTS, GRADIENT, TRAINED, ROOTS, ALL };
+    array a[ALL] = {0};
+    PyObject *result = NULL;
+    ts_step s = {.rule = (int)PyLong_AsLongLong(given[0]), .flags = (int)PyLong_AsLongLong(given[1])};
+    const int rowwise = s.rule == TS_ROWWISE, momentum = s.rule == TS_SGD && s.flags & TS_MOMENTUM;
+    const int64_t fields = s.rule == TS_ADAM ? 3 : s.rule == TS_SGD && !momentum ? 1 : 2;
+    int64_t starts[1 + TS_STATES] = {0};
+    if (PyErr_Occurred() || !is_tuple_of(given[2], TS_NUMBERS, "numbers") ||
+        !is_tuple_of(given[5], fields, "starts"))
+        return NULL;
+    for (int i = 0; i < TS_NUMBERS; i++) s.numbers[i] = PyFloat_AsDouble(PyTuple_GetItem(given[2], i));
+    for (int i = 0; i < fields; i++) starts[i] = PyLong_AsLongLong(PyTuple_GetItem(given[5], i));
+    if (!PyErr_Occurred() && records(&a[RECORDS], given[3], "records", -1, WRITE) &&
+        items(&a[SLOTS], given[4], "slots", 1, -1, READ) &&
+        items(&a[GRADIENT], given[6], "gradient", 1, -1, READ)) {
+        const int64_t size = a[SLOTS].view.itemsize, real = a[GRADIENT].view.itemsize;
+        const int64_t n = a[SLOTS].n / size, dim = n ? a[GRADIENT].n / real / n : 0;
+        int apart = a[RECORDS].stride % real || (uintptr_t)a[RECORDS].data % real;
+        s.lo = starts[0];
+        for (int i = 0; i < fields; i++) {
+            const int64_t width = (rowwise && i ? 1 : dim) * real;
+            apart |= starts[i] < 0 || starts[i] % real || width > a[RECORDS].width - starts[i];
+            if (starts[i] < s.lo) s.lo = starts[i];
+            if (starts[i] + width > s.hi) s.hi = starts[i] + width;
+        }
+        if (!fuses)
+            refuse("rule", "this processor does not multiply and add at once");
+        else if (s.rule < TS_SGD || s.rule > TS_ROWWISE)
+            refuse("rule", "unknown");
+        else if ((size != 4 && size != 8) || (real != 4 && real != 8))
+            refuse("slots", "items of another size");
+        else if (dim * n * real != a[GRADIENT].n || (uintptr_t)a[GRADIENT].data % real || apart)
+            refuse("gradient", "not numbers of a field within a record for each slot");
+        else if (maybe(&a[TRAINED], given[7], "trained", 1, n, READ) &&
+                 maybe(&a[ROOTS], given[8], "roots", (int)real, rowwise ? n : dim * n, WRITE)) {
+            if ((uintptr_t)a[ROOTS].data % real || (!a[ROOTS].data && s.rule != TS_SGD))
+                refuse("roots", "not numbers");
+            else {
+                s.records = a[RECORDS].data, s.count = a[RECORDS].n, s.stride = a[RECORDS].stride;
+                s.slots = a[SLOTS].data, s.size = (int)size, s.real = (int)real, s.n = n, s.dim = dim;
+                s.weight = starts[0], s.states[0] = starts[1], s.states[1] = starts[2];
+                s.gradient = a[GRADIENT].data, s.trained = a[TRAINED].data, s.roots = a[ROOTS].data;
+                PyThreadState *state = let_others_run(n, s.hi - s.lo);
+                const int64_t found = half(&s);
+                go_on(state);
+                result = answer(found);
+            }
+        }
+    }
+    drop(a, ALL);
+    return result;
+}
+
+static PyObject *begin_step(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    return takes("begin_step", count, 9) ? steps(given, ts_begin_step) : NULL;
+}
+
+static PyObject *end_step(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    return takes("end_step", count, 9) ? steps(given, ts_end_step) : NULL;
+}
+
 static PyMethodDef methods[] = {
+    {"begin_step", begin_step, METH_FASTCALL,
+     "begin_step(rule, flags, numbers, records, slots, starts, gradient, trained, roots)"},
     {"check_rows", check_rows, METH_FASTCALL, "check_rows(rows, records, sums, sparse, bad)"},
     {"copy_rows", copy_rows, METH_FASTCALL, "copy_rows(source, at, rows, sums, sparse, out, bad)"},
     {"crc32c", crc32c, METH_FASTCALL, "crc32c(data, value)"},
+    {"end_step", end_step, METH_FASTCALL,
+     "end_step(rule, flags, numbers, records, slots, starts, gradient, trained, roots)"},
     {"enter_keys", enter_keys, METH_FASTCALL,
      "enter_keys(places, bits, probes, codes, first, dense, found, progress, blob, offsets)"},
     {"find_keys", find_keys, METH_FASTCALL,
@@ -545,6 +622,8 @@ static PyMethodDef methods[] = {
 
 static int start(PyObject *module) {
     if (PyModule_AddStringConstant(module, "DISPATCH", ts_start(NULL))) return -1;
+    fuses = ts_fuses();
+    if (PyModule_AddIntConstant(module, "FUSES", fuses)) return -1;
     return PyModule_AddStringConstant(module, "SOURCES", TEXT(TS_SOURCES));
 }
 

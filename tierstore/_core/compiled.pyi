@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 DISPATCH: str
 """How checksums are computed on this processor: "sse4.2", "armv8" or "table"."""
+FUSES: int
+"""1 if this processor multiplies and adds in one operation, as `begin_step` and `end_step` need."""
 SOURCES: str
 """The hash of the sources that the module was built from; see `tierstore._core.sources`."""
 
@@ -216,4 +218,48 @@ def oldest_slots(
     """Write the slots with the lowest stamps from 1 to `batch - 1` to `oldest` `(n,)`.
 
     As many as fit, in the order of slots; of equal ones the first. Returns how many.
+    """
+
+def begin_step(
+    rule: int,
+    flags: int,
+    numbers: tuple[float, ...],
+    records: npt.NDArray[np.uint8],
+    slots: npt.NDArray[np.integer[Any]],
+    starts: tuple[int, ...],
+    gradient: npt.NDArray[np.floating[Any]],
+    trained: npt.NDArray[np.bool_] | None,
+    roots: npt.NDArray[np.floating[Any]] | None,
+    /,
+) -> int:
+    """Take the first half of a step of an optimizer on the records in `slots` `(n,)`, distinct.
+
+    It changes the states, and writes to `roots` what the square roots are to be taken of; SGD has
+    nothing to do. `records` is `(m, bytes)`. The weight and the states are fields of the type of
+    `gradient` `(n, dim)`, float32 or float64, which begin at the bytes `starts`; records and fields
+    are aligned as it is. Rows whose item in `trained` `(n,)` is False stay as they are. `roots` is
+    `(n, dim)`, for row-wise states `(n,)`, and None for SGD.
+
+    `rule` is 1 for SGD, 2 for Adam, 3 for Adagrad, 4 for row-wise Adagrad; `flags` is a sum of 1:
+    maximize, 2: the decay is of the weights, 4: momentum, 8: Nesterov's. The eight `numbers` are
+    those of `Step` in step.cu. Returns n. Raises IndexError, and changes nothing, if there is no
+    such record.
+    """
+
+def end_step(
+    rule: int,
+    flags: int,
+    numbers: tuple[float, ...],
+    records: npt.NDArray[np.uint8],
+    slots: npt.NDArray[np.integer[Any]],
+    starts: tuple[int, ...],
+    gradient: npt.NDArray[np.floating[Any]],
+    trained: npt.NDArray[np.bool_] | None,
+    roots: npt.NDArray[np.floating[Any]] | None,
+    /,
+) -> int:
+    """Take the second half of a step, which changes the weights, given `roots`.
+
+    The arguments are those of `begin_step`, with the roots of what it wrote. SGD changes its state
+    here.
     """

@@ -123,4 +123,34 @@ int64_t ts_scatter(const ts_copies *c);
    order of slots, to `oldest`, n int32; of equal ones the first slots. Returns how many. */
 int64_t ts_oldest_slots(const uint8_t *stamps, int64_t slots, uint32_t batch, int64_t n, uint8_t *oldest);
 
+/* Optimizers, and what a step of one does besides. */
+enum { TS_SGD = 1, TS_ADAM, TS_ADAGRAD, TS_ROWWISE };
+enum { TS_MAXIMIZE = 1, TS_DECOUPLED = 2, TS_MOMENTUM = 4, TS_NESTEROV = 8 };
+enum { TS_NUMBERS = 8, TS_STATES = 2 };
+
+/* A step on the records of n rows. Fields are of float or double, as `real` says, and lie in the
+   bytes [lo, hi) of a record; all of these, strides and addresses are multiples of `real`. */
+typedef struct {
+    uint8_t *records;       /* count records of `stride` bytes */
+    int64_t count, stride, lo, hi;
+    const uint8_t *slots;   /* n int32 or int64, of `size` bytes; distinct */
+    int size, real;
+    int64_t n, dim;         /* numbers of a weight, and of each state; of row-wise states one */
+    int64_t weight, states[TS_STATES]; /* the first byte of each */
+    const uint8_t *gradient; /* n x dim */
+    const uint8_t *trained; /* n uint8, 0 for rows that are left alone; NULL: for none */
+    uint8_t *roots;         /* n x dim; of row-wise n */
+    int rule, flags;
+    double numbers[TS_NUMBERS]; /* those of step.cu, in its order */
+} ts_step;
+
+/* Whether this processor multiplies and adds in one operation; no step may be called otherwise. */
+int ts_fuses(void);
+
+/* The halves of a step. The first changes the states and writes to `roots` what the square roots
+   are to be taken of; SGD has none. The second changes the weights, and the state of SGD, given the
+   roots. Each returns n, or -(i + 1) for the first slot that is none: then nothing was changed. */
+int64_t ts_begin_step(const ts_step *s);
+int64_t ts_end_step(const ts_step *s);
+
 #endif
