@@ -131,3 +131,10 @@ def number(layer: Any) -> Any:
 def forget_threads() -> None:
     """Let threads that share parts be counted anew, as after a change of processors."""
     _parts._crew.cache_clear()
+
+
+def rounds_as_torch() -> Any:
+    """Return what finds out once for each type whether torch rounds as steps on the host do."""
+    from tierstore.optim import on_host
+
+    return on_host._rounds_as_torch

@@ -238,9 +238,9 @@ MUTANTS = [
         "tests/test_rowcopy.py",
     ),
     Mutant(
-        "optim/in_place.py",
-        "here = gradient if len(data) == len(gradient) else gradient[part]",
-        "here = gradient[: len(data)]",
+        "optim/on_host.py",
+        "of = records, slots[now], self._starts, here[now]",
+        "of = records, slots[now], self._starts, given[now]",
         "tests/training/test_on_records.py",
     ),
     # The budget: the index below the tiers is a part of it.
@@ -642,22 +642,70 @@ MUTANTS = [
     ),
     # Steps on records.
     Mutant(
-        "optim/in_place.py",
-        "np.copyto(data, old, where=kept)",
-        "pass",
+        "optim/on_host.py",
+        "kept = given[part], None if marks is None else marks[part]",
+        "kept = given[part], None",
         "tests/training/test_on_records.py",
     ),
     Mutant(
-        "optim/program.py",
-        "sums = sums + squares",
-        "sums = squares",
+        "optim/on_host.py",
+        "torch.from_numpy(roots).sqrt_()",
+        "np.sqrt(roots, out=roots)",
+        "tests/training/test_on_records.py::test_bits_are_those_of_steps_on_copies",
+    ),
+    Mutant(
+        "optim/on_host.py",
+        "self._storage.type(numbers[2]) == 1",
+        "False",
         "tests/training/test_on_records.py",
     ),
     Mutant(
-        "optim/program.py",
-        "total.sqrt().add_(eps)",
-        "total.sqrt()",
+        "optim/on_host.py",
+        "or not _rounds_as_torch(dtype)",
+        "",
         "tests/training/test_on_records.py",
+    ),
+    Mutant(
+        "optim/on_host.py",
+        "if any(map(group.get, _OTHER_WAYS)):",
+        "if False:",
+        "tests/training/test_on_records.py",
+    ),
+    Mutant(
+        "_core/step.h",
+        "part < (REAL)0.5 ? FMA(part, to - from, from)",
+        "part <= 1 ? FMA(part, to - from, from)",
+        "tests/core/test_core.py::test_programs_have_the_results_of_the_oracle",
+    ),
+    Mutant(
+        "_core/step.h",
+        "FMA(times * b, c, a)",
+        "FMA(times, b * c, a)",
+        "tests/core/test_core.py::test_programs_have_the_results_of_the_oracle",
+    ),
+    Mutant(
+        "_core/step.h",
+        "return a + times * b / c;",
+        "return FMA(times, b / c, a);",
+        "tests/core/test_core.py::test_programs_have_the_results_of_the_oracle",
+    ),
+    Mutant(
+        "_core/step.h",
+        "if (flags & TS_MAXIMIZE) g = -g;",
+        "",
+        "tests/core/test_core.py::test_programs_have_the_results_of_the_oracle",
+    ),
+    Mutant(
+        "_core/step.h",
+        "for (int half = LANES / 2; half; half /= 2)",
+        "for (int half = LANES / 2; half > 1; half /= 2)",
+        "tests/core/test_core.py::test_programs_have_the_results_of_the_oracle",
+    ),
+    Mutant(
+        "_core/steps.c",
+        "if ((uint64_t)slot_at(s, i) >= (uint64_t)s->count) return -(i + 1);",
+        "if ((uint64_t)slot_at(s, i) > (uint64_t)s->count) return -(i + 1);",
+        "tests/core/test_core.py::test_programs_have_the_results_of_the_oracle",
     ),
     # Gradients of several features.
     Mutant(

@@ -255,7 +255,7 @@ MEANWHILE: dict[str, Callable[[HostTier], object]] = {
         np.array([3]), np.full((1, 16), 77, np.uint8), 0, 16
     ),
     "update": lambda tier: tier.update_held(
-        np.array([3]), 0, 16, lambda records, _: records.fill(77), None
+        np.array([3]), 0, 16, lambda records, slots, _: records.__setitem__(slots, 77)
     ),
     "evict": lambda tier: read(tier, np.arange(20, 28)),
     "drop": lambda tier: tier.discard(np.array([3])),

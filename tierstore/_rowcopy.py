@@ -203,11 +203,11 @@ class Groups:
     @cached_property
     def positions(self) -> npt.NDArray[np.intp]:
         """Which of the distinct rows each id `(n,)` is of."""
-        found = np.empty(self.order.size, np.intp)
-        found[self.order] = np.arange(self.rows.size).repeat(np.diff(self.starts))
+        found, repeats = np.empty(self.order.size, np.intp), self.starts[1:] - self.starts[:-1]
+        found[self.order] = np.arange(self.rows.size).repeat(repeats)
         return found
 
     @property
     def repeats(self) -> npt.NDArray[np.int64]:
         """How many ids are of each row `(m,)`."""
-        return np.diff(self.starts)
+        return self.starts[1:] - self.starts[:-1]

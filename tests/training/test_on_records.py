@@ -1,7 +1,9 @@
 """Steps on records in host memory, against torch's own code on copies of the rows."""
 
 import itertools
-import threading
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,15 @@ import torch
 import tierstore
 from tests import inside
 from tests.pairs import pairs
-from tierstore import _parts
+from tierstore import _core, _parts
 from tierstore._tiers import host
 from tierstore._tiers.host import HostTier
 from tierstore.nn import TieredEmbedding
-from tierstore.optim import RowWiseAdagrad, TieredOptimizer, program
+from tierstore.optim import RowWiseAdagrad, TieredOptimizer, on_host
 
 ROWS = 3000
 ADAM, ADAMW = torch.optim.Adam, torch.optim.AdamW
+SGD, ADAGRAD = torch.optim.SGD, torch.optim.Adagrad
 
 
 def trained(path: Path, kind: Any, spec: Any, ids: Any, padding: int | None, **options: Any) -> Any:
@@ -50,7 +53,7 @@ def trained(path: Path, kind: Any, spec: Any, ids: Any, padding: int | None, **o
 
 
 @pytest.mark.variants(4, 12)
-@pytest.mark.parametrize("kind", [ADAM, RowWiseAdagrad])
+@pytest.mark.parametrize("kind", [ADAM, RowWiseAdagrad, SGD])
 @pytest.mark.parametrize("padding", [None, 5])
 @pytest.mark.parametrize(("cores", "dim"), [(1, 16), (4, 16), (4, 72)])
 @pytest.mark.slow("72")
@@ -62,68 +65,56 @@ def test_bits_do_not_depend_on_the_threads(
     cores: int,
     dim: int,
 ) -> None:
-    """Of the pool that changes the records, nor torch's own in the threads that work.
-
-    Nor on whether long fields are copied apart.
-    """
+    """Of the pool that changes the records, nor on how many of them are changed at a time."""
     spec = tierstore.TableSpec(ROWS, dim, init=tierstore.normal(std=0.1, seed=3))
     rng = np.random.default_rng(5)
     ids = [rng.integers(0, ROWS, 4000) for _ in range(4)]
     alone = trained(tmp_path / "alone", kind, spec, ids, padding)
-    monkeypatch.setattr(host, "_FEW_CHANGED", 32 << 10)
     monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
-    monkeypatch.setattr(program, "_PART_BYTES", 8 << 10)
+    monkeypatch.setattr(on_host, "_ALONE", 1000)
     monkeypatch.setattr(_parts, "most_threads", lambda: cores)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
     inside.forget_threads()
     try:
-        runs = list[int]()
-        run = program.Program.run
-        monkeypatch.setattr(
-            program.Program,
-            "run",
-            lambda *given: (runs.append(threading.get_ident()), run(*given)),
-        )
+        runs, end = list[int](), _core.end_step
+        monkeypatch.setattr(_core, "end_step", lambda *given: (runs.append(1), end(*given)))
         parted = trained(tmp_path / "parted", kind, spec, ids, padding)
-        assert torch.get_num_threads() == 2
     finally:
-        torch.set_num_threads(before)
         inside.forget_threads()
-    assert (len(runs) > len(ids)) == (cores > 1)
-    assert len(runs) >= len(ids)
+    assert len(runs) > 2 * len(ids)
     assert alone[1] == parted[1] == len(ids)
     for name, values in alone[0].items():
         assert values.tobytes() == parted[0][name].tobytes()
     assert alone[2] == parted[2]
 
 
-@pytest.mark.parametrize("kind", [ADAM, RowWiseAdagrad])
-def test_a_torch_without_programs_takes_operators(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+@pytest.mark.slow
+def test_a_torch_that_rounds_otherwise_takes_its_own_steps() -> None:
+    """As where it is told not to use what this processor has."""
+    types = torch.float32, torch.float64
+    asked = f"from tests import inside; print(*map(inside.rounds_as_torch(), {types}))"
+    command, env = [sys.executable, "-c", f"import torch; {asked}"], os.environ.copy()
+    env["ATEN_CPU_CAPABILITY"] = "default"
+    found = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "False"]
+    assert [*map(inside.rounds_as_torch(), types)] == [bool(_core.FUSES)] * 2
+
+
+def test_a_processor_that_does_not_multiply_and_add_at_once_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = tierstore.TableSpec(ROWS, 16, init=tierstore.normal(std=0.1, seed=3))
-    ids = [np.random.default_rng(5).integers(0, ROWS, 4000)]
-    monkeypatch.setattr(host, "_FEW_CHANGED", 32 << 10)
-    monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
-    with_it = trained(tmp_path / "with", kind, spec, ids, None)
-    monkeypatch.delattr(torch.jit, "CompilationUnit")
-    program.compiled.cache_clear()
+    ids = [np.random.default_rng(5).integers(0, ROWS, 400)]
+    with_it, taken, _ = trained(tmp_path / "with", ADAM, spec, ids, None)
+    monkeypatch.setattr(_core, "FUSES", 0)
+    inside.rounds_as_torch().cache_clear()
     try:
-        without = trained(tmp_path / "without", kind, spec, ids, None)
-        assert program.compiled() is None
+        without, none, _ = trained(tmp_path / "without", ADAM, spec, ids, None)
     finally:
         monkeypatch.undo()
-        program.compiled.cache_clear()
-    for name, values in with_it[0].items():
-        assert values.tobytes() == without[0][name].tobytes()
-
-
-def test_others_may_replace_functions_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyG replaces `torch.index_select`, which a program cannot call by that name then."""
-    monkeypatch.setattr(torch, "index_select", lambda *given, **more: None)
-    program.compiled.cache_clear()
-    assert program.compiled() is not None
+        inside.rounds_as_torch().cache_clear()
+    assert (taken, none) == (1, 0)
+    for name, values in with_it.items():
+        assert values.tobytes() == without[name].tobytes()
 
 
 def test_a_step_in_inference_mode_leaves_nothing_that_others_cannot_use(
@@ -131,7 +122,6 @@ def test_a_step_in_inference_mode_leaves_nothing_that_others_cannot_use(
 ) -> None:
     spec = tierstore.TableSpec(ROWS, 16, init=tierstore.normal(std=0.1, seed=3))
     ids = [np.random.default_rng(5).integers(0, ROWS, 4000)] * 3
-    monkeypatch.setattr(host, "_FEW_CHANGED", 32 << 10)
     monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
     monkeypatch.setattr(_parts, "most_threads", lambda: 2)
     plain = trained(tmp_path / "plain", ADAM, spec, ids, None)
@@ -154,6 +144,12 @@ VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "adamw": (ADAMW, {"weight_decay": 0.1}),
     "one by one": (ADAMW, {"foreach": False}),
     "averages": (ADAM, {"ema": 0.9}),
+    "sgd": (SGD, {}),
+    "sgd decay": (SGD, {"weight_decay": 0.1, "maximize": True}),
+    "momentum": (SGD, {"momentum": 0.9, "dampening": 0.3}),
+    "nesterov": (SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    "adagrad": (ADAGRAD, {"lr_decay": 0.1, "initial_accumulator_value": 0.1}),
+    "adagrad decay": (ADAGRAD, {"weight_decay": 0.1, "maximize": True, "eps": 1e-3}),
     "row-wise": (RowWiseAdagrad, {"initial_accumulator_value": 0.25, "lr_decay": 0.1}),
     "row-wise decay": (RowWiseAdagrad, {"weight_decay": 0.1, "maximize": True}),
 }

@@ -27,7 +27,7 @@ from tierstore._tiers.base import lease_ended
 from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel
-from tierstore._tiers.host import APART_BYTES, Change, ChangeMany
+from tierstore._tiers.host import APART_BYTES, Change
 from tierstore._tiers.space import Extent, Space, WholeSpace
 from tierstore.errors import ClosedError, DeviceError
 from tierstore.spec import Field, RecordLayout
@@ -496,16 +496,15 @@ class HostLease:
                 for lo, hi, data in pieces:
                     self._nearest.write_held(self.groups.rows, data, lo, hi)
 
-    def update(self, columns: Columns, change: Change, many: ChangeMany | None) -> bool:
-        """Change the bytes of several fields of the distinct rows in place, part by part.
+    def update(self, lo: int, hi: int, change: Change) -> bool:
+        """Change bytes `lo:hi` of the distinct rows in place, part by part.
 
-        The bytes reach from the first of the fields to the last. Returns False and changes nothing
-        if rows are in a lower tier; see `HostTier.update_held`.
+        Returns False and changes nothing if rows are in a lower tier; see `HostTier.update_held`.
         """
         with Call(self._door, write=True):
             if self._released or self._epoch.ended:
                 self._refuse()
-            return self._nearest.update_held(self.groups.rows, columns.lo, columns.hi, change, many)
+            return self._nearest.update_held(self.groups.rows, lo, hi, change)
 
     def launch(self, *_: object, **__: object) -> None:
         """Raise DeviceError: kernels cannot reach these records."""

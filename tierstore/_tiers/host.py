@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import _core, _rowcopy, _rowmap
+from tierstore import _rowcopy, _rowmap
 from tierstore._parts import in_parts
 from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
@@ -48,7 +48,7 @@ from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
 from tierstore.stats import Occupancy, TierStats, tally
 
-__all__ = ["APART_BYTES", "Change", "ChangeMany", "HostTier", "nothing_to_await"]
+__all__ = ["APART_BYTES", "Change", "HostTier", "nothing_to_await"]
 
 Positions = npt.NDArray[np.intp]
 
@@ -75,18 +75,13 @@ APART_BYTES = 128 << 10
 """Bytes from which copying rows takes longer than releasing the lock and taking it again."""
 _MANY_BYTES = 2 << 20
 """Bytes from which copying rows that repeat twice takes less time than copying them once."""
-_PART_BYTES = 512 << 10
-"""Bytes that one thread changes at a time, which stay in a processor's own cache meanwhile."""
-_FEW_CHANGED = 1 << 20
-"""Bytes of records to change up to which `many` takes longer than `change`."""
 _CHANGED_PER_THREAD = 512 << 10
 """Bytes of records to change that are worth a thread of their own."""
 _RENEWED_BYTES = 4 << 20
 """Most bytes of changed rows that are read again, in two or three milliseconds."""
 _PATIENCE = 0.05
 """Seconds after which a thread looks again whether the rows it waits for have arrived."""
-Change = Callable[[Bytes, slice], object]
-ChangeMany = Callable[[Bytes, Slots, slice], object]
+Change = Callable[[Bytes, Slots, slice], object]
 _NONE = np.empty(0, np.intp)
 _NO_ROWS = np.empty(0, np.int64)
 _NO_SLOTS = np.empty(0, np.int32)
@@ -205,7 +200,6 @@ class HostTier:
                 grows=grows or too_many,
             )
         )
-        self._scratch = np.empty(max(_PART_BYTES, self.record_bytes), np.uint8)
         self._direct = self.map if isinstance(self.map, DirectSlots) else None
         self._readable: SlotMap | None = self.map
         self._part = staging_rows(self.record_bytes)
@@ -419,7 +413,7 @@ class HostTier:
             if records.shape[1] == self.record_bytes:
                 absent = self._place(rows, records)
             else:
-                absent = self._overwrite(self._locate(rows), records, lo)
+                absent = self._overwrite(self._locate(rows)[0], records, lo)
             if absent.size:
                 self._write_below(rows[absent], records[absent], lo)
             self._add(rows, written=1, bytes_in=records.shape[1])
@@ -438,14 +432,14 @@ class HostTier:
         with self._lock:
             cached = self.map if isinstance(self.map, CachedSlots) else None
             fits = cached is None or cached.fits(rows.size)
-            slots = self._locate(rows, force=fits, batch=batch)
+            slots, missing = self._locate(rows, force=fits, batch=batch)
             if cached is not None:
-                pinned = slots[slots >= 0]
+                pinned = slots.compress(slots >= 0) if missing else slots
                 cached.pins.lease(pinned)
             if out is None or ids is None:
                 return pinned
             try:
-                self._copy_held(batch, slots, out, lo, ids if slots is rows else None)
+                self._copy_held(batch, slots, missing, out, lo, ids if slots is rows else None)
             except BaseException:
                 self.give_back(pinned)
                 raise
@@ -459,15 +453,13 @@ class HostTier:
         """
         rows = batch.rows
         with self._lock:
-            slots = self.map.lookup(rows)
+            slots, missing = self.map.find(rows)
             if each:
-                self._copy_held(batch, slots, out, lo)
-            elif slots is rows or not (slots < 0).any():
-                _rowcopy.gather(self.records, slots, out, lo)
+                self._copy_held(batch, slots, missing, out, lo)
             else:
-                absent = np.flatnonzero(slots < 0)
-                self._copy_found(slots, absent.size, out, lo)
-                self._read_below(rows, absent, out, lo)
+                self._copy_found(slots, missing, out, lo)
+                if missing:
+                    self._read_below(rows, (slots < 0).nonzero()[0], out, lo)
             self._add(rows, ascend=True, bytes_out=out.shape[1])
 
     def write_held(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
@@ -477,52 +469,32 @@ class HostTier:
             self._write_below(rows, records, lo)
             self._add(rows, ascend=True, written=1, bytes_in=records.shape[1])
 
-    def update_held(
-        self, rows: Rows, lo: int, hi: int, change: Change, many: ChangeMany | None
-    ) -> bool:
-        """Change bytes `lo:hi` of leased rows, distinct, part by part, if all of them are here.
+    def update_held(self, rows: Rows, lo: int, hi: int, change: Change) -> bool:
+        """Change bytes `lo:hi` of leased rows, distinct, if all of them are here.
 
-        Args:
-            rows: the leased rows.
-            lo: the first byte.
-            hi: the byte after the last.
-            change: called with the bytes of a part, `(n, hi - lo)`, and the slice of `rows`.
-            many: if any, called for many rows instead, by as many threads as pay off, with all
-                records of the tier, the slots of a part, and the slice of `rows`.
-
-        No other call sees a part of the change, or changes the rows meanwhile. Returns False and
-        changes nothing if some of the rows are not here.
+        `change` is called with all records of the tier, the slots of a part of the rows, and the
+        slice of `rows` that these are; for many rows by as many threads as pay off. No other call
+        sees a part of the change, or changes the rows meanwhile. Returns False and changes nothing
+        if some of the rows are not here.
         """
         with self._lock:
-            slots = self.map.lookup(rows)
-            if slots is not rows and slots.size and np.minimum.reduce(slots) < 0:
+            slots, missing = self.map.find(rows)
+            if missing:
                 return False
             self._changes.number += 1
             self.map.dirty[slots] = 1
-            nbytes = slots.size * (hi - lo)
-            if many is None or nbytes < _FEW_CHANGED:
-                self._change(slots, lo, hi - lo, change)
+            count, nbytes = slots.size, slots.size * (hi - lo)
+            if nbytes < 2 * _CHANGED_PER_THREAD:
+                change(self.records, slots, slice(count))
             else:
                 in_parts(
-                    lambda part: many(self.records, slots[part], part),
-                    slots.size,
+                    lambda part: change(self.records, slots[part], part),
+                    count,
                     nbytes,
                     least=_CHANGED_PER_THREAD,
                 )
             self._add(rows, ascend=True, written=1, bytes_in=hi - lo, bytes_out=hi - lo)
             return True
-
-    def _change(self, slots: Slots, lo: int, width: int, change: Change) -> None:
-        """Change the records in `slots` for `update_held`, as many at a time as fit a cache."""
-        step = max(1, _PART_BYTES // width)
-        block = self._scratch[: step * width].reshape(step, width)
-        for at in range(0, slots.size, step):
-            part = slice(at, min(at + step, slots.size))
-            here = slots[part]
-            items = block[: here.size]
-            _core.gather(self.records, here, lo, items)
-            change(items, part)
-            _core.scatter(self.records, here, lo, items)
 
     def give_back(self, slots: Slots) -> None:
         """End a lease, given the slots that `lease` returned."""
@@ -541,10 +513,8 @@ class HostTier:
     def _find(self, rows: Rows) -> tuple[Slots, Positions]:
         """Return the slot of each row, and which rows have none; wait for rows in transit."""
         while True:
-            slots = self.map.lookup(rows)
-            if slots is rows:
-                return slots, _NONE
-            missing = np.flatnonzero(slots < 0)
+            slots, count = self.map.find(rows)
+            missing = (slots < 0).nonzero()[0] if count else _NONE
             if not (missing.size and self._moves and self._are_moving(rows.take(missing))):
                 return slots, missing
             self._arrived.wait(_PATIENCE)
@@ -568,20 +538,23 @@ class HostTier:
         self,
         batch: _rowcopy.Groups,
         slots: Slots,
+        missing: int,
         out: Bytes,
         lo: int,
         slot_of_each: Slots | None = None,
     ) -> None:
         """Copy byte ranges of leased rows for each id; `slots` are those of the distinct rows.
 
+        `missing` of them have no slot.
+
         For a large batch that repeats its rows, gather the distinct rows first: copying them to
         each id from there takes less time.
         """
-        absent, width = np.flatnonzero(slots < 0), out.shape[1]
-        if absent.size:
+        width = out.shape[1]
+        if missing:
             block = np.empty((slots.size, width), np.uint8)
-            self._copy_found(slots, absent.size, block, lo)
-            self._read_below(batch.rows, absent, block, lo)
+            self._copy_found(slots, missing, block, lo)
+            self._read_below(batch.rows, (slots < 0).nonzero()[0], block, lo)
         elif out.nbytes >= _MANY_BYTES and 2 * slots.size <= len(out):
             block = np.empty((slots.size, width), np.uint8)
             _rowcopy.gather(self.records, slots, block, lo)
@@ -637,9 +610,9 @@ class HostTier:
         self.map.touch(slots.compress(slots >= 0), done=True)
         self._promote(self.map.distinct(rows.take(missing)))
         if whole:
-            slots = self.map.lookup(rows)
-            missing = np.flatnonzero(slots < 0)
-            self._copy_found(slots, missing.size, out, lo)
+            slots, count = self.map.find(rows)
+            missing = (slots < 0).nonzero()[0]
+            self._copy_found(slots, count, out, lo)
         else:
             missing = self._copy(self.map.lookup(rows.take(missing)), missing, out, lo)
         self.map.next_batch()
@@ -653,8 +626,10 @@ class HostTier:
         ahead: bool = False,
         force: bool = False,
         batch: _rowcopy.Groups | None = None,
-    ) -> Slots:
-        """Return the slot of each row, admitting those that are missing; -1: there was no room.
+    ) -> tuple[Slots, int]:
+        """Return the slot of each row, -1 where there was no room, and for how many there was none.
+
+        Rows that are missing are admitted.
 
         `ahead`: this is not the use of the rows yet. `force`: admit the rows regardless of their
         scores. `batch`: the batch whose distinct rows these are.
@@ -667,18 +642,19 @@ class HostTier:
         if not (missing.size or ahead):
             if self._direct is None:
                 self.map.serve(rows, slots)
-            return slots
+            return slots, 0
         if not ahead:
             self.map.use(rows)
         self.map.touch(slots.compress(slots >= 0))
-        if missing.size and not self.map.full:
+        left = missing.size
+        if left and not self.map.full:
             if batch is not None and missing.size > self.slots:
                 missing = missing[np.argsort(-batch.repeats[missing], kind="stable")]
             absent = rows.take(missing)
             self._promote(self.map.distinct(absent) if batch is None else absent, force=force)
-            slots = self.map.lookup(rows)  # all: others may have made room of any meanwhile
+            slots, left = self.map.find(rows)  # all: others may have made room of any meanwhile
         self.map.next_batch()
-        return slots
+        return slots, left
 
     def _promote(self, rows: Rows, *, force: bool = False) -> None:
         """Load the best of `rows`, absent and at rest, into the available slots.
@@ -872,7 +848,7 @@ class HostTier:
             if isinstance(self.map, CachedSlots):
                 self.map.announce(rows)
                 rows = _rowcopy.unique(rows)[: max(0, self.slots // 2 - self.map.pins.ahead)]
-                slots = self._locate(rows, ahead=True, force=True)
+                slots, _ = self._locate(rows, ahead=True, force=True)
                 self.map.pins.fetched(slots[slots >= 0], window)
             else:
                 self._locate(rows, ahead=True)

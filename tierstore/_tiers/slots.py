@@ -70,6 +70,9 @@ class SlotMap(Protocol):
     def full(self) -> bool:
         """Whether open leases hold every slot."""
 
+    def find(self, rows: Rows) -> tuple[Slots, int]:
+        """Return the slot of each row, negative where it has none, and how many have none."""
+
     def lookup(self, rows: Rows) -> Slots:
         """Return the slot of each row, negative where it has none."""
 
@@ -162,11 +165,17 @@ class DirectSlots:
         """Slots that hold a row."""
         return self.resident.size - self.missing
 
+    def find(self, rows: Rows) -> tuple[Slots, int]:
+        """Return the rows themselves, -1 for those not loaded, and how many these are."""
+        if self.missing == 0:
+            return rows, 0
+        found = np.empty(rows.size, np.int32)
+        resident = self.resident
+        return found, find_slots(resident, resident.size, np.ascontiguousarray(rows), found)
+
     def lookup(self, rows: Rows) -> Slots:
         """Return the rows themselves, -1 for those not loaded."""
-        if self.missing == 0:
-            return rows
-        return np.where(self.resident[rows] != 0, rows, -1)
+        return self.find(rows)[0]
 
     def read(
         self,
@@ -308,6 +317,12 @@ class CachedSlots:
         """The rows that have a slot, in any order."""
         rows = self.row_of[: self._unused]
         return rows[rows >= 0]
+
+    def find(self, rows: Rows) -> tuple[npt.NDArray[np.int32], int]:
+        """Return the slot of each row, negative where it has none, and how many have none."""
+        found = np.empty(rows.size, np.int32)
+        rows = np.ascontiguousarray(rows)
+        return found, find_slots(self._places, self.row_of.size, rows, found)
 
     def lookup(self, rows: Rows) -> npt.NDArray[np.int32]:
         """Return the slot of each row, negative where it has none."""

@@ -127,9 +127,9 @@ class TieredOptimizer(torch.optim.Optimizer):
             in_place: on a GPU, update rows where they are, with a kernel of tierstore, where there
                 is one: for SGD, Adagrad, RowWiseAdagrad, Adam, AdamW and RMSprop, float32, bfloat16
                 and float16, unless options request `foreach=False` or `capturable`, or there is
-                `project`. The results are those of torch's `foreach=True`. On the CPU, Adam and
-                AdamW of float32 and float64, with the results of torch's default there. False has
-                torch compute them.
+                `project`. The results are those of torch's `foreach=True`. On the CPU, in the core,
+                SGD, Adagrad, RowWiseAdagrad, Adam and AdamW of float32 and float64, with the
+                results of torch's default there. False has torch compute them.
             stochastic_rounding: for weights in bfloat16: train them in float32 and round at random,
                 so that steps too small for bfloat16 add up. What a row rounds to depends on the
                 row and the count of steps alone: results stay the same for any budget.
