@@ -3850,6 +3850,72 @@ MUTANTS = [
         "            done = len(block)\n",
         "tests/test_upsert.py::test_rows_of_several_blocks_go_to_their_ids",
     ),
+    # What a newer version wrote, and numbers that are consistent and wrong.
+    Mutant(
+        "_store/versions.py",
+        "                except NewerVersionError:\n"
+        "                    raise\n"
+        "                except FormatError as error:\n"
+        "                    found[seq] = error",
+        "                except FormatError as error:\n                    found[seq] = error",
+        "tests/durability/test_manifests.py::test_what_a_newer_version_wrote_is_refused_whole",
+    ),
+    Mutant(
+        "_store/versions.py",
+        "        uuid = read_identity(directory).uuid\n"
+        "    except NewerVersionError:\n"
+        "        raise\n",
+        "        uuid = read_identity(directory).uuid\n",
+        "tests/durability/test_manifests.py::test_an_identity_of_a_newer_version_is_refused_by_repair_too",
+    ),
+    Mutant(
+        "_store/newer.py",
+        "            except NewerVersionError:\n                raise\n",
+        "",
+        "tests/durability/test_manifests.py::test_an_interrupted_commit_of_a_newer_version_is_not_adopted_in_part",
+    ),
+    Mutant(
+        "_strictjson.py",
+        'raise NewerVersionError(f"{self.name}: unknown key',
+        'raise FormatError(f"{self.name}: unknown key',
+        "tests/durability/test_manifests.py::test_what_a_newer_version_wrote_is_refused_whole",
+    ),
+    Mutant(
+        "_strictjson.py",
+        '            raise NewerVersionError(\n                f"{self.name}: unknown {key}',
+        '            raise FormatError(\n                f"{self.name}: unknown {key}',
+        "tests/durability/test_manifests.py::test_what_a_newer_version_wrote_is_refused_whole",
+    ),
+    Mutant(
+        "_disk/images.py",
+        "            self._count_outside()\n            if self._used",
+        "            0\n            if self._used",
+        "tests/durability/test_crafted.py::test_a_row_that_no_table_has_is_not_left_out_of_a_repair_in_silence",
+    ),
+    Mutant(
+        "_disk/images.py",
+        "int(((ids < 0) | (ids >= self._rows)).sum())",
+        "int((ids >= self._rows).sum())",
+        "tests/durability/test_crafted.py::test_a_row_that_no_table_has_is_not_left_out_of_a_repair_in_silence",
+    ),
+    Mutant(
+        "_disk/images.py",
+        "int(((ids < 0) | (ids >= self._rows)).sum())",
+        "int(((ids < 0) | (ids > self._rows)).sum())",
+        "tests/durability/test_crafted.py::test_a_row_that_no_table_has_is_not_left_out_of_a_repair_in_silence",
+    ),
+    Mutant(
+        "_disk/footer.py",
+        "return body, run - 1 if run and count >= _RUN_ROWS else None",
+        "return body, run - 1 if run else None",
+        "tests/durability/test_crafted.py::test_a_footer_does_not_say_which_rows_a_few_records_are_of",
+    ),
+    Mutant(
+        "_disk/keys.py",
+        "wrong = np.flatnonzero(index.of_all(keys) < 0)",
+        "wrong = np.empty(0, np.int64)",
+        "tests/disk/test_keys.py",
+    ),
 ]
 
 

@@ -224,7 +224,7 @@ class Keys(Sequence[Any]):
         for start in range(0, self._rows, _WALKED):
             rows = np.arange(start, min(start + _WALKED, self._rows))
             keys = self._keys.take(rows) if isinstance(self._keys, Texts) else self._keys[rows]
-            wrong = np.flatnonzero(index.of_all(keys) != rows)
+            wrong = np.flatnonzero(index.of_all(keys) < 0)
             if wrong.size:
                 return f"it does not find the key of row {rows[wrong[0]]}; remove it"
         return ""

@@ -104,9 +104,7 @@ class History:
                 return self._known
             except FileNotFoundError:
                 continue  # a writer published and removed files between listing and reading
-            except NewerVersionError:
-                raise
-            except FormatError as error:
+            except FormatError as error:  # of a newer version, listing the others raises again
                 raise FormatError(f"{error}{self._alternatives()}") from None
         raise StoreIOError(f"{self._directory.path} changes faster than it can be read; try again")
 
