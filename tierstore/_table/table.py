@@ -1058,20 +1058,15 @@ def _instead(index: tuple[Any, ...]) -> str:
     return " or ".join(ways) or "give a list of ids, or a slice"
 
 
-def owner_of(table: Any) -> Owner:
-    """Return what a table, or several that are looked up as one, shares with its store."""
-    owner: Owner = table._owner
-    return owner
-
-
-def space_of(table: Table) -> Space:
-    """Return the tiers of a table, which it shares with others, as they are now."""
-    return table._space
-
-
-def extent_of(table: Table) -> Extent:
-    """Return where the rows of a table lie in its space now, and the epoch of these places."""
-    return table._extent
+# Functions of Python would be calls more in each step, which asks for these several times.
+owner_of: Callable[[Any], Owner] = operator.attrgetter("_owner")
+"""Return what a table, or several that are looked up as one, shares with its store."""
+space_of: Callable[[Table], Space] = operator.attrgetter("_space")
+"""Return the tiers of a table, which it shares with others, as they are now."""
+extent_of: Callable[[Table], Extent] = operator.attrgetter("_extent")
+"""Return where the rows of a table lie in its space now, and the epoch of these places."""
+scalars_in: Callable[[Table], dict[str, Any]] = operator.attrgetter("_scalars")
+"""Return the scalars of a table to look at, which notes no change; see `Table.scalars`."""
 
 
 def recorded(tables: Sequence[Table], among: Iterable[int]) -> list[int]:
@@ -1079,11 +1074,6 @@ def recorded(tables: Sequence[Table], among: Iterable[int]) -> list[int]:
     if not Table._any_recorded:
         return []
     return [number for number in among if tables[number]._recording is not None]
-
-
-def scalars_in(table: Table) -> dict[str, Any]:
-    """Return the scalars of a table to look at, which notes no change; see `Table.scalars`."""
-    return table._scalars
 
 
 # -- whole records, as what copies, changes or carries tables takes them
