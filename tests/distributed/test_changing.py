@@ -15,6 +15,7 @@ import tierstore
 from tests import inside
 from tests.distributed.ranks import Killed, in_turn, run, values
 from tests.distributed.test_commit import kill_at
+from tests.durability.crafting import newest_manifest, resealed
 from tierstore import distributed
 from tierstore.errors import (
     ExistsError,
@@ -371,6 +372,20 @@ def test_rows_have_external_keys(tmp_path: Path, ranks: int) -> None:
     assert not report.ok and "item" in report.bad_files[0]
     report = tierstore.repair(path, tmp_path / "without")
     assert not report.complete and keys_in(tmp_path / "without") is None
+
+
+def test_keys_of_partitions_of_another_shape_are_not_left_out_in_silence(tmp_path: Path) -> None:
+    path, spec = tmp_path / "s", tierstore.TableSpec(dim=4, keys="int64")
+    with distributed.create(path, {"k": spec}, partitions=2) as store:
+        store["k"].write([3, 4, 5], np.ones((3, 4), np.float32))
+        store.commit()
+    manifest = newest_manifest(path)
+    manifest.write_bytes(
+        resealed(manifest.read_bytes(), lambda body: body["tables"]["k"]["fields"][0].update(dim=5))
+    )
+    report = tierstore.repair(path, tmp_path / "mended")
+    assert [each.split(": ")[1].split(" has")[0] for each in report.left_out] == ["table 'k'"] * 2
+    assert not report.complete
 
 
 # -- a rank is killed

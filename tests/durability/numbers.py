@@ -46,7 +46,7 @@ from tests.durability.sample import make_sample
 from tierstore._checksum import crc32c, row_checksums
 from tierstore._io import system
 from tierstore.budget import Budget
-from tierstore.errors import TierStoreError, UnknownNameError
+from tierstore.errors import TierStoreError
 
 __all__ = ["Variant", "files_of", "make_store", "resealed_delta", "run", "variants"]
 
@@ -186,15 +186,11 @@ def _put(value: Any, at: tuple[Any, ...], number: int) -> Any:
     return changed
 
 
-def _in_json(
-    name: str, body: Any, write: Callable[[Files, Any], Files], skip: str = "$"
-) -> Iterator[Variant]:
+def _in_json(name: str, body: Any, write: Callable[[Files, Any], Files]) -> Iterator[Variant]:
     numbers = list(_paths(body))
     near = sorted({each for _, each in numbers})[:4]
     for at, number in numbers:
         place = f"{name}: {'.'.join(map(str, at))}"
-        if re.search(skip, place):
-            continue
         for other in _others(number, near, -_MORE_DIGITS, _MORE_DIGITS):
 
             def change(files: Files, at: Any = at, other: int = other) -> Files:
@@ -507,10 +503,15 @@ class _Reference:
             raise ValueError("these delimit no texts")
         return [parts["utf8"][a:b].decode() for a, b in itertools.pairwise(ends)]
 
+    def _count(self, info: Body) -> int:
+        """Return the rows of a table by key: it is the manifest that counts them."""
+        sizes = ((info["keys"] or {"files": {}})["files"]).items()
+        return next((size // 8 for name, (size, _) in sizes if not name.endswith("utf8")), 0)
+
     def records(self, table: str) -> np.ndarray:
         info, place = self.body["tables"][table], self.place(table)
         _, width = _layout(info["fields"])
-        rows = info["rows"] if info.get("by") is None else len(self.keys(table) or [])
+        rows = info["rows"] if info.get("by") is None else self._count(info)
         found = self._base(table, rows, width)
         if info["sparse"]:
             sums = np.frombuffer(self.files[f"{place}/rows.crc"], "<u4")[:rows]
@@ -611,36 +612,41 @@ def _typed() -> contextlib.suppress:
     return contextlib.suppress(TierStoreError)
 
 
+@contextlib.contextmanager
+def _noted(failed: list[str], what: str) -> Iterator[None]:
+    """Let errors of the library pass, and note what raised one."""
+    try:
+        yield
+    except TierStoreError as error:
+        failed.append(f"{what} ({error})")
+
+
 def _compare(store: Any, truth: _Known, files: Files) -> list[str]:
     """Raise _Wrong for rows, keys or a payload that the files do not hold.
 
-    Returns the tables some of whose keys are not found.
+    Returns what is not to be read, of which `verify` must know.
     """
-    hidden = []
-    reference = _Reference(files, truth.chunks)
+    reference, failed = _Reference(files, truth.chunks), list[str]()
     for name, table in store.items():
-        with _typed():
+        with _noted(failed, f"rows of {name}"):
             found = _values(table)
             if found != truth.rows.get(name) and found != _tried(reference.rows, name):
                 raise _Wrong(f"rows of {name}")
-        with _typed():
+        with _noted(failed, f"keys of {name}"):
             if table.keys is not None:
                 keys = _plain(table.keys[:])
                 if keys != truth.keys.get(name) and keys != _tried(reference.keys, name):
                     raise _Wrong(f"keys of {name}")
                 some = keys[:50]
-                try:
-                    at = np.asarray(table.lookup(some)).tolist()
-                except UnknownNameError:
-                    hidden.append(name)
-                    continue
+                at = np.asarray(table.lookup(some)).tolist()
                 if [keys[row] for row in at] != some:
                     raise _Wrong(f"keys of {name} are found elsewhere")
-    for value in store.payload.values():
-        with _typed():
+    for name, value in store.payload.items():
+        with _noted(failed, f"payload {name}"):
             value.read()
+        with _typed():
             value.tree()
-    return hidden
+    return failed
 
 
 def _tried(read: Callable[[str], Any], name: str) -> Any:
@@ -654,10 +660,9 @@ def _use(path: Path, variant: Variant, truth: _Known) -> None:
     """Use a store in every way; raise _Wrong, or whatever the library raises that has no type."""
     files = variant.change(truth.files)
     with _typed(), tierstore.open(path, budget=_NONE) as store:
-        hidden = _compare(store, truth, files)
-        report = store.verify()
-        if hidden and report.ok:
-            raise _Wrong(f"keys of {hidden} are not found, and verify is content")
+        failed = _compare(store, truth, files)
+        if failed and store.verify().ok:
+            raise _Wrong(f"verify is content, but not read are {failed}")
         with _typed():
             store.versions()
     for version in (3, 4):
@@ -738,7 +743,8 @@ def main() -> None:
         truth = known(place / "valid")
         every = variants(truth.files)
         if given.partitioned:  # what is changed there for good the reference does not tell
-            every = [each for each in every if not re.search(r": row |\.int64: ", each.place)]
+            kinds = r": row |\.int64: |^manifest-\d+.json: tables\.\w+\.rows"
+            every = [each for each in every if not re.search(kinds, each.place)]
         some = [each for each in every if str(each).startswith(given.only)]
         if given.count:
             some = chosen(some, given.count, given.seed)

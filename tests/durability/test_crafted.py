@@ -192,7 +192,7 @@ def numbers(*options: object) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(["--seed", 1, "--count", 11], id="few"),
+        pytest.param(["--seed", 1, "--count", 10], id="few"),
         pytest.param(["--seed", 2, "--count", 200], marks=pytest.mark.slow, id="some"),
         pytest.param(
             ["--seed", 3, "--count", 40, "--partitioned"],

@@ -459,6 +459,12 @@ class _PartRepair(_Repair):
         manifest = versions.get(there) or Manifest(whole.uuid, 1, version, {})
         self._is_newest = manifest.mark == mark
         tables = {name: _fitting(manifest.tables.get(name), each) for name, each in shapes.items()}
+        for name in tables if directory is not None and found is not None else ():
+            if tables[name] is shapes[name]:  # of one by key no row would tell
+                report.left_out.append(
+                    f"{directory.path}: table {name!r} has other fields, rows or keys there than "
+                    "in the manifest of the store"
+                )
         manifest = dataclasses.replace(
             manifest, version=version, mark=mark, tables=tables, payload={}
         )
