@@ -459,12 +459,13 @@ class _PartRepair(_Repair):
         manifest = versions.get(there) or Manifest(whole.uuid, 1, version, {})
         self._is_newest = manifest.mark == mark
         tables = {name: _fitting(manifest.tables.get(name), each) for name, each in shapes.items()}
-        for name in tables if directory is not None and found is not None else ():
-            if tables[name] is shapes[name]:  # of one by key no row would tell
-                report.left_out.append(
-                    f"{directory.path}: table {name!r} has other fields, rows or keys there than "
-                    "in the manifest of the store"
-                )
+        if directory is not None and versions:
+            report.left_out += [
+                f"{directory.path}: table {name!r} has other fields, rows or keys there than in "
+                "the manifest of the store"
+                for name, info in tables.items()
+                if info is shapes[name]  # of one by key no row would tell
+            ]
         manifest = dataclasses.replace(
             manifest, version=version, mark=mark, tables=tables, payload={}
         )
