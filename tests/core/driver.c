@@ -119,7 +119,8 @@ static void use_step(void) {
     const int64_t count = 1 + (head[0] & 15), n = head[1] & 15, dim = 1 + (head[2] & 63), real = head[3] & 1 ? 4 : 8;
     const int rule = 1 + (head[4] & 3), size = head[3] & 2 ? 4 : 8;
     const int64_t stride = 3 * dim * real, roots = rule == TS_ROWWISE ? n : n * dim;
-    ts_step s = {taken(count * stride), count, stride, 0, stride, taken(size * n), size, (int)real, n, dim, 0};
+    ts_step s = {.records = taken(count * stride), .count = count, .stride = stride, .hi = stride};
+    s.slots = taken(size * n), s.size = size, s.real = (int)real, s.n = n, s.dim = dim;
     s.states[0] = dim * real, s.states[1] = 2 * dim * real, s.rule = rule, s.flags = head[5];
     for (int64_t i = 0; i < n && head[6]; i++) { /* mostly slots */
         const int64_t slot = s.slots[size * i] % count;

@@ -84,7 +84,10 @@ static PyThreadState *let_others_run(int64_t n, int64_t width) { /* n * width ma
     return n && width >= MANY_BYTES / n ? PyEval_SaveThread() : NULL;
 }
 
+/* What a call read without the interpreter's lock was read before anything after it: readers ask
+   then whether others wrote meanwhile. */
 static void go_on(PyThreadState *state) {
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
     if (state) PyEval_RestoreThread(state);
 }
 
