@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from ctypes import ArgumentError
 from signal import SIGINT
-from types import CodeType, FrameType, FunctionType, TracebackType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, ClassVar, Self, TypeVar
 
 from tierstore._threads import Event
@@ -81,12 +81,7 @@ class internal_errors:  # noqa: N801 - used like a function
     def __enter__(self) -> None:
         """Do nothing."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
         """Raise InternalError from an internal error."""
         if error is not None and _is_internal(error):
             raise internal_error(error) from error
@@ -148,12 +143,7 @@ class interrupts_deferred:  # noqa: N801 - used like a function
             self._raised = False
             self._caught.clear()  # it raised nothing, so nothing was lost
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
         """Restore the handler, and call it for a signal that came meanwhile."""
         if self._handler is not None:
             interrupts_deferred._deferring = False
@@ -183,12 +173,7 @@ class _LetThrough:
             use._harmless = error
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
         """Defer again; an interrupt that was raised but lost is still to be delivered."""
         use = self._use
         try:
@@ -249,12 +234,7 @@ class Call(interrupts_deferred):
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
         """Leave; close the store after an error that requires it."""
         # Nothing here allocates memory, as super() would: otherwise Ctrl-C might be deferred
         # forever.
@@ -343,12 +323,7 @@ class Errand(Call):
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
         """Leave; close the store after an error that requires it."""
         door = self._door
         try:
@@ -422,12 +397,7 @@ class Use(Call):
         """
         return _LetThrough(self)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
         """Release the lock; close the store after an error that requires it."""
         try:
             if error is not None:

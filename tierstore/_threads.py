@@ -14,7 +14,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 
 from tierstore.errors import StoreIOError
 
@@ -28,12 +27,7 @@ class Condition(threading.Condition):
     The inherited `__exit__` allocates a tuple of its arguments first.
     """
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         """Release the lock, unless an interrupted wait failed to take it again."""
         try:
             self.release()

@@ -15,7 +15,6 @@ import struct
 import weakref
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from types import TracebackType
 from typing import Any, Self, cast
 
 import numpy as np
@@ -104,12 +103,7 @@ class Descriptor:
         """Return it."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         """Close the file; an error of the body takes precedence over one of closing."""
         if error is not None:
             self.unsynced = False

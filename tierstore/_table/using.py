@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from threading import get_ident
-from types import TracebackType
 from typing import Protocol, Self
 
 from tierstore._door import Door, Use, undisturbed
@@ -53,12 +52,7 @@ class Using(Use):
             self._end(None, error)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
         """Check ids if every call does, and leave both."""
         found = error
         if error is None and self._access.sync_checks:
@@ -124,12 +118,7 @@ class Together(Using):
         access.together_in = self
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
         """Record the marker after all of them, and leave."""
         access = self._access
         access.together_in = None
@@ -184,12 +173,7 @@ class Part:
         """Check that the store is still usable."""
         self._together.check(write=self._write)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
         """Close the store after an error that requires it."""
         if error is not None:
             self._together.explain(error)
