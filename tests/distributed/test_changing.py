@@ -18,6 +18,7 @@ from tests.distributed.test_commit import kill_at
 from tests.durability.crafting import newest_manifest, resealed
 from tierstore import distributed
 from tierstore.errors import (
+    CorruptStoreError,
     ExistsError,
     InvalidInputError,
     InvalidTypeError,
@@ -380,9 +381,13 @@ def test_keys_of_partitions_of_another_shape_are_not_left_out_in_silence(tmp_pat
         store["k"].write([3, 4, 5], np.ones((3, 4), np.float32))
         store.commit()
     manifest = newest_manifest(path)
-    manifest.write_bytes(
-        resealed(manifest.read_bytes(), lambda body: body["tables"]["k"]["fields"][0].update(dim=5))
-    )
+    sound = manifest.read_bytes()
+    for dim in (3, 5):  # three elements take as many bytes as four
+        manifest.write_bytes(
+            resealed(sound, lambda body, dim=dim: body["tables"]["k"]["fields"][0].update(dim=dim))
+        )
+        with pytest.raises(CorruptStoreError, match="other fields or keys"):
+            tierstore.open(path)
     report = tierstore.repair(path, tmp_path / "mended")
     assert [each.split(": ")[1].split(" has")[0] for each in report.left_out] == ["table 'k'"] * 2
     assert not report.complete

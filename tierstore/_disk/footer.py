@@ -24,6 +24,11 @@ _RUN_ROWS = 1 << 16
 """Rows from which on a footer states that they ascend by one; fewer ids are read fast enough."""
 
 
+def file_bytes(records: int, record_bytes: int) -> int:
+    """Return the size of a delta: records, the row and the checksum of each, and the footer."""
+    return records * (record_bytes + 12) + FOOTER_BYTES
+
+
 def make(
     store: bytes, version: int, count: int, record_bytes: int, body: int, first: int | None
 ) -> tuple[bytes, int]:

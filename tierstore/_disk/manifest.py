@@ -18,6 +18,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast, get_args
 
+from tierstore._disk import footer
 from tierstore._disk.partitioning import MOST_PARTITIONS
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._scaled import SCALE_TYPES
@@ -619,9 +620,9 @@ def _table(
     return TableInfo(
         spec=spec,
         generation=section.matching("generation", _OF_ROOT if is_partitioned else GENERATION_NAME),
-        deltas=_deltas(section, spec.rows, () if known is None else known.deltas),
+        deltas=_deltas(section, spec, () if known is None else known.deltas),
         scalars=_scalars(section.section("scalars")),
-        keys=None if section.value("keys") is None else _keys(section.section("keys"), spec.keys),
+        keys=None if section.value("keys") is None else _keys(section.section("keys"), spec),
         digest=None if unbound else _digest(section.section("digest")),
     )
 
@@ -702,29 +703,34 @@ def _scalars(section: Section) -> dict[str, Any]:
     return section.content
 
 
-def _deltas(section: Section, rows: int, known: Sequence[DeltaInfo]) -> tuple[DeltaInfo, ...]:
+def _deltas(section: Section, spec: TableSpec, known: Sequence[DeltaInfo]) -> tuple[DeltaInfo, ...]:
     """Parse the deltas of a table; reuse leading ones that are already known."""
     items = section.items("deltas")
     same = sum(itertools.takewhile(bool, map(operator.eq, items, map(vars, known))))
     values = itertools.chain.from_iterable(map(dict.values, items[:same]))
     most = max(map(operator.attrgetter("rows"), known[:same]), default=0)
-    if not {*map(type, values)} <= {str, int} or most > MAX_DELTA_IMAGES * rows:
+    if not {*map(type, values)} <= {str, int} or most > MAX_DELTA_IMAGES * spec.rows:
         same = 0  # parsing them names the one
-    new = (_delta(Section(item, section.name), rows) for item in items[same:])
+    new = (_delta(Section(item, section.name), spec) for item in items[same:])
     return (*known[:same], *new)
 
 
-def _delta(section: Section, table_rows: int) -> DeltaInfo:
+def _delta(section: Section, spec: TableSpec) -> DeltaInfo:
     section.only({"name", "size", "rows", "version", "crc32c"})
-    if section.natural("rows") > MAX_DELTA_IMAGES * table_rows:
+    rows, size, width = section.natural("rows"), section.natural("size"), spec.layout.record_bytes
+    if rows > MAX_DELTA_IMAGES * spec.rows:
         raise FormatError(
-            f"{section.name}: a delta of {section.natural('rows')} records for a table of "
-            f"{table_rows} rows; a delta has at most {MAX_DELTA_IMAGES} for each row"
+            f"{section.name}: a delta of {rows} records for a table of {spec.rows} rows; a delta "
+            f"has at most {MAX_DELTA_IMAGES} for each row"
+        )
+    if size != footer.file_bytes(rows, width):
+        raise FormatError(
+            f"{section.name}: a delta of {size} bytes does not hold {rows} records of {width}"
         )
     return DeltaInfo(
         section.matching("name", DELTA_NAME),
-        section.natural("size"),
-        section.natural("rows"),
+        size,
+        rows,
         section.natural("version"),
         section.natural("crc32c"),
     )
@@ -737,13 +743,16 @@ def _digest(section: Section) -> DigestInfo:
     )
 
 
-def _keys(section: Section, by: str | None) -> KeysInfo:
+def _keys(section: Section, spec: TableSpec) -> KeysInfo:
+    by = spec.keys
     section.only({"kind", "files"})
     files = section.section("files")
     sizes: dict[str, tuple[int, int]] = {}
     for name in files:
         pair = files.items(name)
-        if len(pair) != 2 or any(type(number) is not int or number < 0 for number in pair):
+        if len(pair) != 2 or any(
+            type(number) is not int or not 0 <= number < 2**63 for number in pair
+        ):
             raise FormatError(f"{files.name}: {name!r} is not a pair of a size and a checksum")
         sizes[name] = (pair[0], pair[1])
     kind = section.choice("kind", ("int64", "uint64", "str"))
@@ -757,4 +766,13 @@ def _keys(section: Section, by: str | None) -> KeysInfo:
         raise FormatError(f"{section.name}: {sorted(sizes)} are not the files of {kind} keys")
     if by is not None and any(sizes[name][0] % 8 for name in sizes if name.endswith(_COUNTED)):
         raise FormatError(f"{section.name}: {sorted(sizes)} end within a key")
-    return KeysInfo(kind, sizes)
+    found_keys = KeysInfo(kind, sizes)
+    if by is not None and (
+        found_keys.count > spec.rows
+        or (found_keys.count == 0 and any(size for size, _ in sizes.values()))
+    ):
+        raise FormatError(
+            f"{section.name}: {found_keys.count} keys of a table of {spec.rows} rows, in files of "
+            f"{[size for size, _ in sizes.values()]} bytes"
+        )
+    return found_keys

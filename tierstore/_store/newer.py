@@ -158,7 +158,7 @@ def _stated(directory: _io.Directory, name: str, store: bytes) -> DeltaInfo | No
     stated = footer.stated(end)
     if stated is None or stated.store != store:
         return None
-    if size != stated.records * (stated.record_bytes + 12) + footer.FOOTER_BYTES:
+    if size != footer.file_bytes(stated.records, stated.record_bytes):
         return None
     return DeltaInfo(name, size, stated.records, stated.version, footer.checksum(end))
 

@@ -288,8 +288,10 @@ def check_part(part: Generation, info: TableInfo, shard: Shard) -> None:
     """Raise CorruptStoreError for a generation that cannot be a partition of this table."""
     rows, record_bytes = part.tier.rows, part.tier.record_bytes
     wanted = shard.blocks if info.spec.keys is None else rows, info.spec.layout.record_bytes
-    if (rows, record_bytes) != wanted or part.info.spec.keys != info.spec.keys:
+    of_part, of_whole = part.info.spec, info.spec
+    is_alike = (of_part.keys, of_part.layout) == (of_whole.keys, of_whole.layout)
+    if (rows, record_bytes) != wanted or not is_alike:
         raise CorruptStoreError(
             f"{part.directory.path} has {rows} rows of {record_bytes} bytes, not {wanted[0]} of "
-            f"{wanted[1]}, or other keys; restore all partitions from one copy"
+            f"{wanted[1]}, or other fields or keys; restore all partitions from one copy"
         )
