@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,90 @@ def test_tables_of_a_collection_start_anew_and_those_that_were_not_trained_go_on
         opt.step()
     assert [store[name].scalars["step"] for name in "ab"] == [1, 1]
     torch.testing.assert_close(rows_of(store["a"], "exp_avg"), rows_of(store["b"], "exp_avg"))
+
+
+@pytest.mark.variants(2)
+@pytest.mark.parametrize(("kind", "options"), KINDS, ids=lambda each: str(each))
+@pytest.mark.parametrize("order", ["in turn", "both in each step", "a phase each, and back"])
+def test_two_that_keep_state_do_not_train_the_same_rows(
+    place: Place, weights: Tensor, kind: Any, options: dict[str, Any], order: str
+) -> None:
+    """Each of torch's has a state of its own: here the first is told that its own is gone."""
+    twins, has_state = Twins(place, weights), kind is not torch.optim.SGD or "momentum" in options
+    ours, torchs = (
+        [make(params, **options) for _ in range(2)]
+        for make, params in (
+            (partial(TieredOptimizer, kind), [twins.emb]),
+            (kind, list(twins.plain.parameters())),
+        )
+    )
+    turns = {"in turn": [[0], [1]], "both in each step": [[0, 1]]}.get(order, [[0], [0], [1], [1]])
+
+    def step(turn: list[int]) -> None:
+        for layer, optimizers in ((twins.emb, ours), (twins.plain, torchs)):
+            layer(EVERY.to(place.torch)).pow(3).sum().backward()
+            for number in turn:
+                optimizers[number].step()
+            layer.zero_grad()
+
+    with told(int(has_state)):
+        for turn in turns:
+            step(turn)
+    twins.check()
+    rows = rows_of(twins.emb.table)
+    if not has_state:
+        step(turns[0])
+        twins.check()
+        return
+    with pytest.raises(InvalidInputError, match=r"is gone: another optimizer.*reset_state\(\)"):
+        step(turns[0])
+    assert torch.equal(rows_of(twins.emb.table), rows)
+    twins.emb.zero_grad()
+    ours[0].reset_state()
+    torchs[0] = kind(twins.plain.parameters(), **options)
+    step([0])
+    twins.check()
+    with pytest.raises(InvalidInputError, match="is gone"):
+        step([1])
+
+
+@pytest.mark.variants(1)
+def test_state_is_shared_where_that_is_asked_for(place: Place, weights: Tensor) -> None:
+    twins = Twins(place, weights)
+    plain = torch.optim.Adam(twins.plain.parameters(), lr=0.1)
+    tiered = [
+        TieredOptimizer(torch.optim.Adam, [twins.emb], state="continue", lr=0.1) for _ in range(2)
+    ]
+    with told(0):
+        for number in (0, 1, 1, 0):
+            twins.emb.zero_grad()
+            twins.train(tiered[number], plain, steps=1)
+    twins.check()
+
+
+def test_a_loaded_state_is_that_of_the_optimizer_that_loaded_it(
+    weights: Tensor, tmp_path: Path
+) -> None:
+    place = Place(tmp_path)
+    twins = Twins(place, weights)
+    store, adam = twins.emb.table.store, torch.optim.Adam
+    first, plain = TieredOptimizer(adam, [twins.emb], lr=0.1), adam(twins.plain.parameters(), 0.1)
+    twins.train(first, plain)
+    store.commit(keep="first")
+    state, dense = first.state_dict(), twins.plain.weight.detach().clone()
+    second = TieredOptimizer(adam, [twins.emb], lr=0.1)
+    with told(1):
+        twins.train(second)
+    first.load_state_dict(state)
+    with torch.no_grad():
+        twins.plain.weight.copy_(dense)
+    twins.emb.zero_grad()
+    with told(0):
+        twins.train(first, plain)
+    twins.check()
+    with pytest.raises(InvalidInputError, match="is gone"):
+        twins.train(second)
+    place.close()
 
 
 def test_what_state_takes(place: Place, weights: Tensor) -> None:

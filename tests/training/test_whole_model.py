@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,51 @@ def test_a_step_without_a_gradient_of_rows_trains_the_rest(place: Place) -> None
     assert not torch.equal(before["0.weight"], tiered.head[0].weight)
     assert "step" not in tiered.users.table.scalars
     assert place.opened[0].uncommitted_rows() == 0
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.Adagrad])
+def test_the_state_of_rows_is_not_dropped_by_halves(tmp_path: Path, kind: Any) -> None:
+    """What programs do to `state` to start anew reaches the parameters of torch alone."""
+    place = Place(tmp_path)
+    tiered, _ = models(place)
+    opt = TieredOptimizer(kind, tiered, lr=0.1)
+    every = torch.arange(ROWS)
+    rows, weight = tiered.items.rows, tiered.head[0].weight
+    name = "exp_avg_sq" if kind is torch.optim.Adam else "sum"
+
+    def train() -> None:
+        opt.zero_grad()
+        (tiered.items(every).sum() + tiered.head(torch.ones(1, DIM)).sum()).backward()
+        opt.step()
+
+    train()
+    kept = {name: value.clone() for name, value in opt.state[weight].items()}
+    for attempt in (
+        lambda: opt.state.clear(),
+        lambda: opt.state.pop(rows, None),
+        lambda: opt.state.__delitem__(rows),
+        lambda: opt.state.__setitem__(rows, {}),
+        lambda: setattr(opt, "state", defaultdict(dict)),
+    ):
+        with pytest.raises(InvalidInputError, match=r"reset_state\(\)"):
+            attempt()
+    with pytest.raises(InvalidInputError, match=rf"emb\.table\.read\(ids, '{name}'\)"):
+        opt.state[rows][name].zero_()
+    assert opt.state[rows].get(name) is None
+    opt.state[rows]["of a program"] = 1
+    assert opt.state[rows]["of a program"] == 1
+    assert all(torch.equal(opt.state[weight][name], value) for name, value in kept.items())
+    opt.state = opt.state
+    assert opt.state.pop(weight) is not None
+    opt.reset_state()
+    train()
+    assert tiered.items.table.scalars["step"] == 1
+    place.opened[0].commit()
+    saved = copy.deepcopy(opt.state_dict())
+    opt.load_state_dict(saved)
+    with pytest.raises(InvalidInputError, match="reset_state"):
+        opt.state.clear()
+    place.close()
 
 
 @pytest.mark.variants(1)

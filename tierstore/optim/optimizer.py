@@ -33,9 +33,10 @@ from tierstore.nn.pointers import to_tensor as pointer_to
 from tierstore.nn.rows import TableRows
 from tierstore.optim.in_place import InPlace
 from tierstore.optim.lazy import LazyRows
+from tierstore.optim.ordinary import OrdinaryState
 from tierstore.optim.probe import StatePlan, as_gradient, probe, ruinous_gradient
 from tierstore.optim.rounding import Rounding
-from tierstore.optim.state import StoredState
+from tierstore.optim.state import Changes, StoredState
 from tierstore.optim.trained import Project, Share, TrainedField
 
 __all__ = ["TieredOptimizer"]
@@ -206,7 +207,25 @@ class TieredOptimizer(torch.optim.Optimizer):
     def _share(self) -> None:
         """Use the groups and state of the torch optimizer."""
         self.param_groups: list[dict[str, Any]] = self._inner.param_groups
-        self.state: defaultdict[torch.Tensor, Any] = self._inner.state
+        self._inner.state = OrdinaryState(self._fields, self._inner.state)
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """The state of ordinary parameters; that of rows is in their records.
+
+        Raises InvalidInputError where the state of rows would be dropped or replaced; see
+        `reset_state`.
+        """
+        found: defaultdict[torch.Tensor, Any] = self._inner.state
+        return found
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if self._fields and value is not self._inner.state:
+            raise InvalidInputError(
+                "another state would not reach that of rows, which is kept in their records: call "
+                "reset_state() to start anew, or load_state_dict() for one that was saved"
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Train more: `{"params": [...], "lr": …}`. Adds fields to tables.
@@ -246,7 +265,7 @@ class TieredOptimizer(torch.optim.Optimizer):
             self._parts[part] = None
             self._fields[part.whole].assign(number, part.number)
         for each in (*found, *parts):
-            self._inner.state.pop(each, None)
+            dict.pop(self._inner.state, each, None)
 
     def _prepared(
         self, found: Sequence[RowsParameter], options: Mapping[str, Any]
@@ -367,7 +386,7 @@ class TieredOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients: those of rows always, of ordinary parameters as torch does."""
         for rows in self._fields:
-            rows.give_up()
+            rows.clear()
         if self._ordinary:
             super().zero_grad(set_to_none)
 
@@ -386,6 +405,8 @@ class TieredOptimizer(torch.optim.Optimizer):
             if door.reason:
                 door.check_open(write=True)  # its gradient went with the store
             field.check_owner()
+            if field.held != Changes.count and field not in self._beginning:
+                field.check_holder()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -466,7 +487,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 copy, state = field.load(gradient, share)
                 if self._sparse and copy.grad is not None:
                     copy.grad = as_gradient(self._inner, copy.grad)
-                states[copy] = state
+                dict.__setitem__(states, copy, state)
                 copied.append((field, gradient, share, copy))
                 given[share.of.group].append(copy)
             for group, listed in zip(groups, given, strict=True):
@@ -478,7 +499,7 @@ class TieredOptimizer(torch.optim.Optimizer):
             for group, parameters in zip(groups, every, strict=True):
                 group["params"] = parameters
             for *_, copy in copied:
-                states.pop(copy, None)
+                dict.pop(states, copy, None)
         for rows in dict.fromkeys([field.rows for field, *_ in left]):
             rows.used(self)
 
@@ -494,12 +515,12 @@ class TieredOptimizer(torch.optim.Optimizer):
             for state in field.states:
                 state.reset()
                 state.anew = False
+                state.hold()
         groups = [{**group, "params": list(group["params"])} for group in self._inner.param_groups]
         fresh = self._class(groups, **self._options)
-        self._inner.state.clear()
-        self._inner.state.update(fresh.state)
-        for each in (*self._fields, *self._parts):
-            self._inner.state.pop(each, None)
+        self._inner.state = OrdinaryState(
+            self._fields, {p: state for p, state in fresh.state.items() if not isinstance(p, _ROWS)}
+        )
 
     def load_rows_state(self, layer: TieredEmbedding | TableRows, state: Mapping[str, Any]) -> None:
         """Take over the state that a torch optimizer kept of the weight of an embedding.
@@ -520,6 +541,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         found = field.states[layer.number if isinstance(layer, TableRows) else 0]
         found.take(state)
         found.anew = False
+        found.hold()
 
     def state_dict(self) -> dict[str, Any]:
         """Return options, and the state of ordinary parameters, as torch does.
@@ -583,6 +605,7 @@ class TieredOptimizer(torch.optim.Optimizer):
             store.load_state_dict(named)
         for each in itertools.chain.from_iterable(field.states for field in self._fields.values()):
             each.anew = False
+            each.hold()
         self._inner.load_state_dict({"state": state, "param_groups": groups})
         self._share()
 

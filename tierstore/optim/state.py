@@ -25,8 +25,15 @@ _BLOCK = 65_536
 State = dict[str, Any]
 """The state of a parameter, as a torch optimizer keeps it."""
 
-_trained: weakref.WeakKeyDictionary[Table, set[str]] = weakref.WeakKeyDictionary()
-"""The scalars of steps of each table, of fields in which an optimizer of this process took one."""
+_holders: weakref.WeakKeyDictionary[Table, dict[str, object]] = weakref.WeakKeyDictionary()
+"""Who trains each table in this process, by the scalar of steps of the field: one optimizer, or
+several that share its state."""
+
+
+class Changes:
+    """How often the state of a field went from one optimizer of this process to another."""
+
+    count = 0
 
 
 class StoredState:
@@ -45,8 +52,8 @@ class StoredState:
         rounding: what rounds at random: weights, and the state of rows.
         float8: the types of states that are kept in float8; a single number of a row never is.
         columns: the first column of each state of a row, for its random bits.
-        anew: whether what is there is of an earlier optimizer of this process, whose place this
-            one takes: as in torch, it starts with none; see `begin`.
+        anew: whether to start with none, as in torch, if what is there is of another optimizer of
+            this process; see `begin`.
     """
 
     def __init__(
@@ -74,16 +81,26 @@ class StoredState:
             for key, state in plan.rows.items()
             if rounding.states == "float8" and self.is_narrow(key) and state.dim > 1
         }
-        self.anew: bool = bool(plan.rows or plan.shared) and self.step in _trained.get(table, ())
+        self.anew: bool = bool(plan.rows or plan.shared)
+        self._has_state = self.anew
         self._begun_at: tuple[Any, int] | None = None
+        self._token: object = object()
 
     def begin(self) -> int:
-        """Note that an optimizer trains the field; drop the state of an earlier one, if `anew`.
+        """Note that an optimizer trains the field; drop the state of another one, if `anew`.
 
         Returns the steps of what is dropped. The next commit drops it for good; a rollback before
         brings it back, so call this at each step while `anew` is true.
         """
-        _trained.setdefault(self.table, set()).add(self.step)
+        holders = _holders.setdefault(self.table, {})
+        if not self.anew:
+            self._token = holders.setdefault(self.step, self._token)  # the state is shared
+            return 0
+        if self._begun_at is not None:
+            self.check_holder()
+        elif holders.get(self.step, self._token) is self._token:
+            self.anew = False  # what is there is of no other optimizer of this process
+        self.hold()
         if not self.anew:
             return 0
         store, names, steps = self.table.store, extent_of(self.table).epoch.names, 0
@@ -97,6 +114,25 @@ class StoredState:
         elif extent_of(self.table).epoch.renamed_since(before[1]) == ROLLED_BACK:
             self.reset()
         return steps
+
+    def hold(self) -> None:
+        """Note that the state there is this optimizer's, and no other's of this process."""
+        holders = _holders.setdefault(self.table, {})
+        if holders.get(self.step) is not self._token:
+            holders[self.step] = self._token
+            Changes.count += 1
+
+    def check_holder(self) -> None:
+        """Raise InvalidInputError if another optimizer has put its state in place of this one's."""
+        found = _holders.get(self.table, {}).get(self.step, self._token)
+        if self._has_state and found is not self._token:
+            raise InvalidInputError(
+                f"the state that this {self.owner} kept in table {self.table.name!r} is gone: "
+                "another optimizer of this process has trained these rows since, and rows keep the "
+                "state of one. Train a layer by one optimizer, with groups for other rates; or "
+                "call reset_state() to go on without state, or load_state_dict(); or make both "
+                "with state='continue' to share the state"
+            )
 
     def check_owner(self) -> None:
         """Raise InvalidInputError if the state there is of another class or another type."""

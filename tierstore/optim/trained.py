@@ -23,7 +23,7 @@ from tierstore.optim.float8 import Float8
 from tierstore.optim.in_place import InPlace
 from tierstore.optim.probe import StatePlan
 from tierstore.optim.rounding import rounded_at_random
-from tierstore.optim.state import State, StoredState
+from tierstore.optim.state import Changes, State, StoredState
 
 __all__ = ["Project", "Share", "TrainedField"]
 
@@ -102,6 +102,8 @@ class TrainedField:
         self._parted: tuple[frozenset[int], list[_Alike]] | None = None
         self._owned: list[Any] | None = None
         """The owners of the tables' state when `check_owner` found no fault, if all are known."""
+        self.held: int | None = None
+        """How often states had changed hands when `check_holder` found no fault; see `Changes`."""
         self._plan = plan
         self._in_place = in_place
         self._project = project
@@ -145,6 +147,12 @@ class TrainedField:
             if found is not None and (found["class"], found.get("state_dtype")) != own:
                 state.check_owner()
         self._owned = owned
+
+    def check_holder(self) -> None:
+        """Raise InvalidInputError if another optimizer of this process replaced the state."""
+        for state in self.states:
+            state.check_holder()
+        self.held = Changes.count
 
     # Nothing below calls a function of this library for each table of a batch, and C code does what
     # is done for each: otherwise it would be a large part of a small step over many tables.
