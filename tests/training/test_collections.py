@@ -22,7 +22,13 @@ from tests.pairs import pairs
 from tests.training.conftest import PLACES, Place, rows_of
 from tierstore import _parts
 from tierstore._table.recycled import Recycled
-from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError, UnknownNameError
+from tierstore.errors import (
+    InvalidInputError,
+    InvalidTypeError,
+    LazyUpdatesWarning,
+    RowIndexError,
+    UnknownNameError,
+)
 from tierstore.nn import (
     TieredEmbedding,
     TieredEmbeddingBagCollection,
@@ -423,7 +429,8 @@ def test_what_is_written_into_the_parameter_reaches_the_tables(place: Place) -> 
     (rows,) = optimizer.parameters()
     with torch.no_grad():
         rows.data.fill_(0.25)
-    found = emb(ids)
+    with pytest.warns(LazyUpdatesWarning, match="22 rows of table 't0, t1, t2'"):
+        found = emb(ids)
     assert all((each == 0.25).all() for each in found.values())
     own, tables = rows.ids.cpu(), rows.table_of.cpu()
     for number, table in enumerate(rows.tables):

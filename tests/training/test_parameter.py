@@ -167,6 +167,45 @@ def test_hooks_see_the_gradient_of_the_rows(place: Place, weights: Tensor) -> No
     twins.check()
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("kind", ["by id", "decay", "after it was added"])
+def test_a_hook_goes_by_the_rows_of_its_gradient(
+    place: Place, weights: Tensor, kind: str, passes: int
+) -> None:
+    """Their ids and values: as a mask of ids, or a decay, has it for torch."""
+    twins = Twins(place, weights, lr=0.05)
+    rows, weight = twins.emb.rows, twins.plain.weight
+    limit = 20
+
+    def masked(parameter: Tensor, gradient: Tensor) -> Tensor:
+        ids = rows.ids if parameter is rows else torch.arange(ROWS).to(place.torch)
+        return torch.where((ids < limit)[:, None], 0.0, gradient)
+
+    def mask(parameter: Tensor) -> None:
+        parameter.grad.copy_(masked(parameter, parameter.grad))
+
+    for parameter in (rows, weight):
+        if kind == "by id":
+            parameter.register_hook(partial(masked, parameter))
+        elif kind == "decay":
+            parameter.register_hook(
+                lambda gradient, p=parameter: gradient + 0.1 * p.detach() * (gradient != 0)
+            )
+        else:
+            parameter.register_post_accumulate_grad_hook(mask)
+    for batches in (([30, 1, 2], [39, 5, 30]), ([2, 3, 3], [30, 31, 2])):
+        for ids in batches[:passes]:
+            twins.backward(ids)
+        norms = twins.both(
+            lambda model, _: torch.nn.utils.get_total_norm(
+                [each.grad for each in model.parameters()]
+            )
+        )
+        torch.testing.assert_close(*norms)
+        twins.step()
+        twins.check()
+
+
 def test_an_optimizer_in_the_backward_pass(place: Place, weights: Tensor) -> None:
     twins = Twins(place, weights)
 
@@ -384,9 +423,13 @@ def test_values_of_other_rows_are_refused(place: Place, weights: Tensor) -> None
     emb(torch.tensor([1, 2]).to(place.torch)).sum().backward()
     with pytest.raises(InvalidInputError, match="these are 2 rows of table 'item'"):
         emb.rows.data = torch.zeros(3, DIM)
-    with pytest.raises(RuntimeError):
-        emb.rows.grad = torch.zeros(3, DIM).to(place.torch)
+    for shape in ((3, DIM), (2, DIM + 1), (0, DIM), (ROWS, DIM)):
+        with pytest.raises(InvalidInputError, match=r"order of rows\.ids, now \(2, 6\)"):
+            emb.rows.grad = torch.zeros(shape).to(place.torch)
     opt.zero_grad()
+    with pytest.raises(InvalidInputError, match=r"now \(0, 6\), not \(2, 6\)"):
+        emb.rows.grad = torch.zeros(2, DIM).to(place.torch)
+    emb.rows.grad = torch.zeros_like(emb.rows)
     assert torch.equal(rows_of(emb.table), weights)
 
 

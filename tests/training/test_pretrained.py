@@ -181,9 +181,15 @@ def test_a_weight_can_be_neither_set_nor_read(store: tierstore.Store, kind: Any)
     for weight in (linear.weight, torch.nn.Parameter(torch.rand(ROWS, DIM)), torch.rand(2), None):
         with pytest.raises(AttributeError, match=r"F.linear\(x, emb\(torch.arange"):
             layer.weight = weight
+        register = layer.register_buffer if type(weight) is Tensor else layer.register_parameter
+        with pytest.raises(AttributeError, match="a weight that is set would not be used"):
+            register("weight", weight)
+    layer.register_parameter("scale", torch.nn.Parameter(torch.ones(1)))
+    layer.register_buffer("shift", torch.ones(1))
     with pytest.raises(AttributeError, match=rf"a {kind.__name__} are not one .*torch.arange"):
         layer.weight  # noqa: B018
-    assert [name for name, _ in layer.named_parameters()] == ["rows"]
+    assert [name for name, _ in layer.named_parameters()] == ["rows", "scale"]
+    assert [name for name, _ in layer.named_buffers()] == ["shift"]
 
 
 def test_a_head_tied_by_a_lookup_of_all_rows_trains_as_one_tied_by_its_weight(

@@ -410,6 +410,28 @@ def test_a_state_of_other_groups_changes_nothing(run: Run) -> None:
     assert run.store.version == version
 
 
+@pytest.mark.parametrize("combine", ["mean", "sum", "moved", "scaled"])
+def test_states_that_were_computed_from_others_say_what_to_do(run: Run, combine: str) -> None:
+    """Soups, averages and steps between two states, which would need the rows of both."""
+    states = []
+    for _ in range(2):
+        run.train()
+        run.store.commit(keep=f"state {run.store.version}")
+        states.append(run.model.state_dict())
+    version = run.store.version
+    one, other = states
+    made = {
+        "mean": {name: (one[name] + other[name]) / 2.0 for name in one},
+        "sum": {name: 0.9 * one[name] + 0.1 * other[name] for name in one},
+        "moved": {name: one[name] + 0.3 * (other[name].float() - one[name]) for name in one},
+        "scaled": {name: 0.99 * one[name] for name in one},
+    }
+    with pytest.raises(InvalidInputError, match=r"not a pointer.*computed.*ema=.*version=\.\.\."):
+        run.model.load_state_dict(made[combine])
+    assert run.store.version == version
+    run.model.load_state_dict({name: value.float() for name, value in one.items()})
+
+
 def test_layers_and_optimizers_are_copied_right_or_refused(run: Run) -> None:
     for attempt in (copy.deepcopy, pickle.dumps):
         with pytest.raises(InvalidTypeError, match=r"Save opt\.state_dict\(\)"):
@@ -526,6 +548,21 @@ def test_a_trace_that_would_bake_rows_in_is_refused(run: Run) -> None:
         pytest.raises(InvalidInputError, match=r"torch\.export"),
     ):
         torch.jit.trace(run.model.item, (torch.tensor([1, 2]),), check_trace=False)
+
+
+def test_what_takes_a_module_apart_says_what_to_do(run: Run) -> None:
+    item = run.model.item
+    before = item(torch.tensor([1, 2]))
+    with pytest.warns(DeprecationWarning), pytest.raises(InvalidInputError, match=r"torch\.export"):
+        torch.jit.script(run.model)
+    with pytest.raises(InvalidTypeError, match="is_leaf_module"):
+        torch.fx.symbolic_trace(item)
+    with pytest.raises(InvalidInputError, match="table 'item' are not on the device meta"):
+        item.to("meta")
+    with pytest.raises(InvalidInputError, match="are not on the device meta"):
+        item.to_empty(device="meta")
+    item.to_empty(device="cpu")
+    assert torch.equal(item(torch.tensor([1, 2])), before)
 
 
 # -- several ranks

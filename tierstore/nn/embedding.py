@@ -228,7 +228,10 @@ class TieredEmbedding(RowsLayer):
         if self._keyed is not None:
             return self._look_up_keys(ids, self._keyed)
         if not isinstance(ids, Tensor):
-            raise InvalidTypeError(f"a layer takes ids as a tensor, not {type(ids).__name__}")
+            raise InvalidTypeError(
+                f"a layer takes ids as a tensor, not {type(ids).__name__}; for torch.fx give its "
+                "Tracer an is_leaf_module that is true for the layer"
+            )
         if torch.compiler.is_compiling():
             if self._trained and torch.is_grad_enabled():
                 return compiling.lookup(ids, self._anchor, self._number)[0]
@@ -354,21 +357,37 @@ class TieredEmbedding(RowsLayer):
             raise AttributeError(
                 f"the rows of a {type(self).__name__} are not one tensor, so it has no weight: for "
                 "all rows with gradients call emb(torch.arange(emb.num_embeddings)); without, "
-                "emb.table.read(ids) reads and emb.table.write(ids, rows) writes them; for more "
-                "rows, as of resize_token_embeddings, call store.grow(name, rows)"
+                "emb.table.read(ids) reads and emb.table.write(ids, rows) writes them; the "
+                "gradient of a step is emb.rows.grad, of the rows emb.rows.ids; for more rows, as "
+                "of resize_token_embeddings, call store.grow(name, rows)"
             )
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse what would be accepted by a module and do nothing: a weight, other rows."""
         if name == "weight":
-            raise AttributeError(
-                f"the rows of a {type(self).__name__} lie in a table, and a weight that is set "
-                "would not be used: write values with emb.table.write(ids, rows); tie an output "
-                "layer by F.linear(x, emb(torch.arange(emb.num_embeddings))), and a model of "
-                "transformers by tierstore.integrations.transformers.set_embedding(model, emb)"
-            )
+            raise self._no_weight()
         super().__setattr__(name, value)
+
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """Add a parameter; raises AttributeError for a weight, which would not be used."""
+        if name == "weight":
+            raise self._no_weight()
+        super().register_parameter(name, param)
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Add a buffer; raises AttributeError for a weight, which would not be used."""
+        if name == "weight":
+            raise self._no_weight()
+        super().register_buffer(name, tensor, persistent)
+
+    def _no_weight(self) -> AttributeError:
+        return AttributeError(
+            f"the rows of a {type(self).__name__} lie in a table, and a weight that is set would "
+            "not be used: write values with emb.table.write(ids, rows); tie an output layer by "
+            "F.linear(x, emb(torch.arange(emb.num_embeddings))), and a model of transformers by "
+            "tierstore.integrations.transformers.set_embedding(model, emb)"
+        )
 
     def get_extra_state(self) -> Tensor:
         """Return the pointer that `state_dict()` holds: store, version, table and field, as bytes.
@@ -396,9 +415,12 @@ class TieredEmbedding(RowsLayer):
             super()._load_from_state_dict({**state_dict, f"{prefix}rows": empty}, prefix, *rest)
         finally:
             self._parameters["rows"] = rows
-        if f"{prefix}weight" in state_dict:
+        found = state_dict.get(f"{prefix}rows")
+        for name in ("weight", *(["rows"] if isinstance(found, Tensor) and len(found) else [])):
+            if f"{prefix}{name}" not in state_dict:
+                continue
             warn(
-                f"{prefix}weight, of an nn.Embedding, is not loaded: the rows of a "
+                f"{prefix}{name} has values of rows and is not loaded: the rows of a "
                 f"{type(self).__name__} lie in a table; make one with from_pretrained(weight, "
                 "store, name) or 'tierstore load', or write them: emb.table.write(ids, weight)",
                 TierStoreWarning,

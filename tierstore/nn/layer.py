@@ -122,16 +122,31 @@ class RowsLayer(torch.nn.Module):
     # -- as a module
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Convert the layer; the rows stay in the type and on the device of the table."""
+        """Convert the layer; the rows stay in the type and on the device of the table.
+
+        Raises InvalidInputError for the device "meta", where there are no rows to look up.
+        """
+        with torch.no_grad():
+            empty = fn(self._anchor)
+        if empty.is_meta:
+            raise InvalidInputError(
+                f"the rows of table {self.table.name!r} are not on the device meta: convert the "
+                "other modules of the model, or make a torch.nn.Embedding of the same shape there"
+            )
         rows = self._parameters.pop("rows")
         try:
             super()._apply(fn, recurse)
         finally:
             self._parameters["rows"] = rows
-        with torch.no_grad():
-            empty = fn(self._anchor)
         self._follow(empty)
         return self
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuse torch.jit.script, which calls this."""
+        raise InvalidInputError(
+            "torch.jit.script takes no layer over a table: use torch.export.export, whose programs "
+            "look rows up"
+        )
 
     def reset_parameters(self) -> NoReturn:
         """Refuse what would draw every row of a table anew; code that finds it calls it."""

@@ -98,7 +98,16 @@ def checked(state: Any, **what: str) -> Mapping[str, Any]:
     Raises InvalidInputError for a pointer to something else than `what`.
     """
     if isinstance(state, Tensor):
-        state = from_bytes(state.detach().cpu().to(torch.uint8).numpy().tobytes())
+        data = state.detach().cpu().to(torch.uint8)
+        if not torch.equal(data.to(state.dtype), state.detach().cpu()):
+            raise InvalidInputError(
+                "not a pointer to a store: this state was computed from those of layers over "
+                "tables, whose rows lie in the store. Averages over steps are ema= of the "
+                "TieredOptimizer and emb.averaged(); to combine two versions, read both, "
+                "tierstore.open(path, version=...)[name].read(ids), and write the result with "
+                "emb.table.write(ids, rows)"
+            )
+        state = from_bytes(data.numpy().tobytes())
     if not isinstance(state, Mapping):
         raise InvalidInputError(f"not the state of a layer over a table: {state!r}")
     if "table" in what:

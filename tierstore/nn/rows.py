@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +19,13 @@ from tierstore._table.table import Table, owner_of
 from tierstore._tiers.base import UNDONE
 from tierstore.distributed.ranks import Ranks, Squares
 from tierstore.distributed.store import DistributedStore
-from tierstore.errors import ClosedError, InvalidInputError, warn
+from tierstore.errors import (
+    ClosedError,
+    InvalidInputError,
+    LazyUpdatesWarning,
+    TierStoreWarning,
+    warn,
+)
 from tierstore.nn.apart import check_not_apart, in_group
 from tierstore.nn.autograd import Abandoned, Batch, Gradient, merged, placed
 from tierstore.nn.norms import ShardGradient
@@ -36,6 +43,8 @@ _is_tracing: Any = torch._C._is_tracing  # torch.jit.is_tracing takes ten times 
 
 _WAITING = 64
 """Batches whose gradients are kept apart; then they are merged, so that no more rows are held."""
+_LOOKS = 4
+"""Writes into rows that are looked at, whether torch's would have changed other rows too."""
 _FORGOTTEN = 1000
 """Backward passes without a step after which a warning is issued."""
 
@@ -63,7 +72,9 @@ class RowsParameter(OfRows, torch.nn.Parameter):
     What is written reaches the table at the next forward pass or step; values of other rows are
     refused. What raises is an InvalidInputError with the way to the values. An operator that needs
     a shape alone, such as `zeros_like`, works in every state, and so do `dtype`, `device`,
-    `is_leaf`, `requires_grad` and hooks. `numel()` is the number of elements of the whole table, as
+    `is_leaf`, `requires_grad` and hooks. Functions of torch that compare shapes before they call an
+    operator, such as `cosine_similarity`, raise its own error, and `linalg.cond` and `matrix_rank`
+    are those of no rows. `numel()` is the number of elements of the whole table, as
     of a weight of torch. A gradient of what was computed from the parameter raises: compute a
     penalty from what the layer returned. Rows are read when something first needs them, which on a
     GPU waits once for their number; until then `shape` may be longer.
@@ -99,15 +110,19 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         self.widened = False
         self._content = empty.detach()
         """What the parameter has as its value, as a tensor of torch's own."""
-        self._cover: Tensor | None = None
         self._waiting: list[Gradient] = []
         self._whole: Gradient | None = None
         self._order: Batch | None = None
         self._at_rest = True
-        self._shown = self._exposed = self._kept = False
+        self._shown = self._exposed = self._kept = self._in_hook = False
         self._noted = (0, 0)
         self._used_by: set[Any] = set()
         self._passes = 0
+        self._looks, self._unwritten = _LOOKS, cast(Tensor | None, None)
+        """How many writes are still looked at, and what rows were before the first since a step."""
+        self._told_of_order = False
+        self._orders: deque[Tensor] = deque(maxlen=4)
+        """The rows of each gradient that was shown since the last step, in its order."""
         self._lost = ""
         """Why a gradient had to be dropped of which the next step is to tell; see `_lose`."""
         self._pass = -1
@@ -140,17 +155,23 @@ class RowsParameter(OfRows, torch.nn.Parameter):
     def grad(self, value: Tensor | None) -> None:
         if value is not None:
             self.show()
+            if value.shape != self.shape and (len(value) or not self._at_rest):
+                raise InvalidInputError(
+                    f"a gradient of table {self.table.name!r} is of the rows of one batch, in the "
+                    f"order of rows.ids, now {tuple(self.shape)}, not {tuple(value.shape)}: "
+                    "gradients of several batches are added up by backward(), or by rows.ids"
+                )
             if isinstance(value, ShardGradient):
                 known = value.squares if value.power == 1 else None
                 value, self._squares = value.plain, known
             else:
                 self._squares = None
+            if len(self._orders) > 1:
+                self._check_order(value)
             if not self._at_rest or len(value):  # of no rows there is none
                 _grad.__set__(self, value)
-        elif self._shown and (self._kept or self._is_written()):
-            _grad.__set__(self, None)  # what wrote into the rows may write into them again
         else:
-            self.give_up()
+            self.clear()
 
     @property
     def data(self) -> Tensor:
@@ -189,7 +210,8 @@ class RowsParameter(OfRows, torch.nn.Parameter):
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
         """Call a hook with the gradient of the rows of each backward pass, before it is added.
 
-        What it returns, if anything, is added instead.
+        What it returns, if anything, is added instead. Meanwhile the parameter has the rows of this
+        gradient, and `ids` are theirs.
         """
         handle = RemovableHandle(self._hooks_before)
         self._hooks_before[handle.id] = hook
@@ -266,9 +288,18 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle an ordinary parameter of the values, or of none, as in an exported program."""
-        self.show()
-        return torch.nn.Parameter(self._content, self.requires_grad).__reduce_ex__(protocol)
+        """Pickle an ordinary parameter of no rows for an exported program, which looks rows up.
+
+        Raises InvalidInputError for whoever else would save it for the rows.
+        """
+        if not _is_exporting():
+            raise InvalidInputError(
+                f"the parameter of a layer over table {self.table.name!r} would be saved without "
+                "rows, which lie in the store: call store.commit() and save model.state_dict(), "
+                "which points to them, or leave out what is a tierstore.nn.RowsParameter; "
+                "emb.table.read(ids) reads rows as a tensor"
+            )
+        return torch.nn.Parameter(self._rest, self.requires_grad).__reduce_ex__(protocol)
 
     # -- what layers and optimizers call
 
@@ -287,11 +318,13 @@ class RowsParameter(OfRows, torch.nn.Parameter):
                 check_not_apart(self.table, self.optimizers)
             return trained
         if registered is not None and (
-            (registered.requires_grad and torch.is_grad_enabled()) or _is_differentiated(registered)
+            registered.shape[:1] != (0,)
+            or (registered.requires_grad and torch.is_grad_enabled())
+            or _is_differentiated(registered)
         ):
             raise InvalidInputError(
                 f"a {type(registered).__name__} replaced the parameter of the layer over table "
-                f"{self.table.name!r}; its gradient would not be that of the rows. Give "
+                f"{self.table.name!r}; neither it nor its gradient would be that of the rows. Give "
                 "fully_shard ignored_params=set(emb.parameters()), and torch.func.functional_call "
                 "the parameters of other layers only"
             )
@@ -387,8 +420,11 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         rows = gradient.batch.lease.read(self.field)
         rows = rows.float() if self.widened else rows
         self._hold(rows)
-        _grad.__set__(self, gradient.values.to(rows.dtype))
+        if not self._in_hook:  # which gets the gradient before it is added
+            values = gradient.values.to(rows.dtype)
+            _grad.__set__(self, values.detach())  # not a view, as in torch
         self._shown = True
+        self._orders.append(gradient.batch.distinct)
         self._note()
 
     def settle(self) -> None:
@@ -400,6 +436,8 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         element = self.table.spec.layout.field(self.field).element
         batch, rows = self._whole.batch, self._content.to(element.torch_dtype())
         if batch.usable:
+            if self._looks:
+                self._look_at_write(batch.lease.read(self.field).to(self._content.dtype))
             batch.lease.write(self.field, rows)
         else:
             with owner_of(self.table).door.use(write=True):  # or keys might move before the write
@@ -409,6 +447,32 @@ class RowsParameter(OfRows, torch.nn.Parameter):
             self._lost = why if why not in UNDONE else self._lost
         self._note()
         self._kept = True
+
+    def _look_at_write(self, rows: Tensor) -> None:
+        """Warn once of values in place of `rows` that torch would write for every row.
+
+        What is written for a row without a gradient is not known. But where that is nothing, as in
+        sharpness-aware minimization, rows move along their gradients, or back to where they were.
+        """
+        gradient, now = _grad.__get__(self), self._content
+        if self._looks == 0 or len(rows) == sum(table.rows for table in self.tables):
+            return
+        self._looks -= 1
+        if self._unwritten is None or self._unwritten.shape != rows.shape:
+            self._unwritten = rows
+        if gradient is None or now.shape != rows.shape or torch.equal(now, rows):
+            return
+        along = (now - rows) * gradient
+        if (along >= 0).all() or (along <= 0).all() or torch.allclose(now, self._unwritten):
+            return
+        self._looks = 0
+        warn(
+            f"values written into the parameter between backward() and step() reach {len(rows)} "
+            f"rows of table {self.table.name!r}, those of the batch, where torch would change all: "
+            "decay, clamps and norms that are written so come to another row once a batch has it. "
+            "Give the TieredOptimizer project=, or write rows with emb.table.write",
+            LazyUpdatesWarning,
+        )
 
     @property
     def at_rest(self) -> bool:
@@ -423,12 +487,26 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         """Note that an optimizer took its step; after the last one, drop the gradient."""
         if len(self.optimizers) == 1:
             self.give_up()
-            return
-        self._used_by.add(by)
-        if all(each in self._used_by for each in self.optimizers):
+        else:
+            self._used_by.add(by)
+            if all(each in self._used_by for each in self.optimizers):
+                self.give_up()
+            elif self._shown:
+                self._hide()
+        self._unwritten = None
+        self._orders.clear()
+
+    def clear(self) -> None:
+        """Drop the gradient, as `zero_grad` does.
+
+        Rows that were written stay, in their order: what wrote into them, such as sharpness-aware
+        minimization, may write into them again after another backward pass.
+        """
+        if self._shown and (self._kept or self._is_written()):
+            self.settle()
+            _grad.__set__(self, None)
+        else:
             self.give_up()
-        elif self._shown:
-            self._hide()
 
     def give_up(self) -> None:
         """Drop the gradient and release the rows."""
@@ -454,6 +532,24 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         self._passes = 0
         self._content = self._rest
         _data.__set__(self, self._rest)
+
+    def _check_order(self, value: Tensor) -> None:
+        """Warn once if a gradient that is set may be made of one of other rows, seen before."""
+        now, present = self._orders[-1], _grad.__get__(self)
+        if present is not None and value.data_ptr() == present.data_ptr():
+            return
+        if all(torch.equal(each, now) for each in self._orders):
+            return
+        self._orders.clear()
+        if not self._told_of_order:
+            self._told_of_order = True
+            warn(
+                f"the gradient that was set is taken for that of the {len(now)} rows of this "
+                f"batch of table {self.table.name!r}, in the order of rows.ids; since the last "
+                "step there was one of other rows, which would fit by its shape alone. To add "
+                "gradients of batches call backward() for each before the step, or go by rows.ids",
+                TierStoreWarning,
+            )
 
     def _lose(self, why: str) -> None:
         """Drop the gradient of rows that mean something else by now, for which the next step tells.
@@ -545,10 +641,20 @@ class RowsParameter(OfRows, torch.nn.Parameter):
             for part in arrived:
                 part.batch.lease.release()
         gradient.trim()
-        for hook in list(self._hooks_before.values()):
-            found = hook(gradient.values)
-            gradient = gradient if found is None else replace(gradient, values=found)
-        self._waiting[self._seen_by_hooks :] = [gradient]
+        seen, before = self._seen_by_hooks, (self._waiting[: self._seen_by_hooks], self._whole)
+        self._waiting, self._whole = [], gradient
+        self._in_hook = True
+        try:
+            for hook in list(self._hooks_before.values()):
+                found = hook(gradient.values)
+                gradient = gradient if found is None else replace(gradient, values=found)
+        finally:
+            if self._shown:
+                self.settle()
+                self._shown = False
+            self._in_hook = False
+            (self._waiting, self._whole), self._seen_by_hooks = before, seen
+        self._waiting.append(gradient)
         self._seen_by_hooks += 1
         return True
 
@@ -567,14 +673,17 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         return norm
 
     def _stand_in(self) -> None:
-        """Have the shape of rows that are read once an operator needs them."""
+        """Have the shape and strides of rows that are read once an operator needs them.
+
+        The memory is that of the gradient, where it can be: no operator reads it for the rows.
+        """
         if self._shown or not (self._waiting or self._whole):
             return
         gradient = self._waiting[0] if self._whole is None else self._whole
         values, dtype = gradient.values, torch.float32 if self.widened else gradient.values.dtype
-        cover = self._cover
-        if cover is None or cover.shape != values.shape or cover.dtype != dtype:
-            self._cover = cover = values.new_empty((1, 1), dtype=dtype).expand(values.shape)
+        cover = values
+        if values.dtype != dtype or not values.is_contiguous():
+            cover = values.new_empty(values.shape, dtype=dtype)
         self._content = cover
         _data.__set__(self, cover)
 
@@ -667,6 +776,16 @@ def _refuse_other_gradients(rows: RowsParameter) -> Callable[[Tensor | None], No
             raise refused("a gradient of what was computed from the parameter", found.table)
 
     return refuse
+
+
+def _is_exporting() -> bool:
+    """Tell whether torch.export saves a program, which has the parameters of its modules."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if str(frame.f_globals.get("__name__")).startswith(("torch.export.", "torch._export.")):
+            return True
+    return False
 
 
 def tracing_refused() -> InvalidInputError:

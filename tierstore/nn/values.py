@@ -107,6 +107,18 @@ class OfRows:
     def _note_write(self) -> None:
         """Take note that an operator may have written into the rows."""
 
+    # What torch decides by the shape, before an operator.
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return some rows, as torch does."""
+        self._values_for("indexing")
+        return super().__getitem__(index)  # type: ignore[misc]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write some rows, as torch does."""
+        self._values_for("indexing")
+        super().__setitem__(index, value)  # type: ignore[misc]
+
     # What reads memory without an operator.
 
     def numpy(self, *, force: bool = False) -> Any:
