@@ -89,48 +89,43 @@ def test_a_change_that_torch_would_make_to_every_row_is_told_once(
         twins.check()
 
 
-@pytest.mark.variants(1)
-@pytest.mark.parametrize(
-    ("batches", "how", "said", "differs"),
-    [
-        (([1, 2, 3], [1, 2, 3]), "sum", False, False),
-        (([1, 2, 3], [4, 5, 6]), "sum", True, True),
-        (([1, 2, 3], [4, 5, 6]), "first", True, True),
-        (([1, 2, 3], [4, 5, 6]), "own", True, False),
-        (([1, 2, 3], [4, 5, 6]), "in place", False, False),
-    ],
-)
-def test_a_gradient_of_other_rows_that_fits_is_told(
-    place: Place,
-    weights: Tensor,
-    batches: tuple[list[int], ...],
-    how: str,
-    said: bool,
-    differs: bool,
-) -> None:
+def test_a_gradient_of_other_rows_that_fits_is_told(place: Place, weights: Tensor) -> None:
     """Gradients that were kept from another batch, as where those of several tasks are combined.
 
     It is said where they may be in what is set, which cannot be seen.
     """
-    twins = Twins(place, weights)
-    with told(TierStoreWarning, int(said)):
-        for _ in range(2):
-            kept: list[list[Tensor]] = [[], []]
-            for ids in batches:
-                twins.both(lambda _, optimizer: optimizer.zero_grad())
-                twins.backward(ids)
-                for mine, model in zip(kept, twins.models, strict=True):
-                    mine.append(next(model.parameters()).grad.clone())
-            for (first, last), model in zip(kept, twins.models, strict=True):
-                parameter = next(model.parameters())
-                if how == "in place":
-                    parameter.grad.mul_(0.5)
-                    parameter.grad = parameter.grad
-                else:
-                    parameter.grad = {"sum": first + last, "first": first, "own": last * 2}[how]
-            twins.step()
-    if not differs:
-        twins.check()
+    same, other = ([1, 2, 3], [1, 2, 3]), ([1, 2, 3], [4, 5, 6])
+    for batches, how, said, differs in (
+        (same, "sum", False, False),
+        (other, "sum", True, True),
+        (other, "first", True, True),
+        (other, "own", True, False),
+        (other, "in place", False, False),
+    ):
+        twins = Twins(place, weights)
+        with told(TierStoreWarning, int(said)):
+            for _ in range(2):
+                set_kept(twins, batches, how)
+                twins.step()
+        if not differs:
+            twins.check()
+
+
+def set_kept(twins: Twins, batches: tuple[list[int], ...], how: str) -> None:
+    """Set the gradients of either model to what is made of those of some batches."""
+    kept: list[list[Tensor]] = [[], []]
+    for ids in batches:
+        twins.both(lambda _, optimizer: optimizer.zero_grad())
+        twins.backward(ids)
+        for mine, model in zip(kept, twins.models, strict=True):
+            mine.append(next(model.parameters()).grad.clone())
+    for (first, last), model in zip(kept, twins.models, strict=True):
+        parameter = next(model.parameters())
+        if how == "in place":
+            parameter.grad.mul_(0.5)
+            parameter.grad = parameter.grad
+        else:
+            parameter.grad = {"sum": first + last, "first": first, "own": last * 2}[how]
 
 
 def test_a_gradient_is_detached_and_cleared_as_old_loops_do(place: Place, weights: Tensor) -> None:
