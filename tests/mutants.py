@@ -591,8 +591,8 @@ MUTANTS = [
     ),
     Mutant(
         "_disk/manifest.py",
-        "MAX_DELTA_IMAGES * table_rows:",
-        "2**62:",
+        "if rows > MAX_DELTA_IMAGES * spec.rows:",
+        "if rows > 2**62:",
         "tests/durability/test_bounds.py tests/durability/test_crafted.py",
     ),
     Mutant(
@@ -3963,6 +3963,42 @@ MUTANTS = [
         "wrong = np.flatnonzero(index.of_all(keys) < 0)",
         "wrong = np.empty(0, np.int64)",
         "tests/disk/test_keys.py",
+    ),
+    Mutant(
+        "_disk/manifest.py",
+        "    if size != footer.file_bytes(rows, width):",
+        "    if size < footer.file_bytes(rows, width):",
+        "tests/durability/test_manifests.py::test_numbers_of_a_manifest_that_contradict_each_other_are_refused",
+    ),
+    Mutant(
+        "_disk/manifest.py",
+        "found_keys.count > spec.rows",
+        "found_keys.count > 2**62",
+        "tests/durability/test_manifests.py::test_numbers_of_a_manifest_that_contradict_each_other_are_refused",
+    ),
+    Mutant(
+        "_disk/manifest.py",
+        "found_keys.count == 0 and any(",
+        "found_keys.count < 0 and any(",
+        "tests/durability/test_manifests.py::test_numbers_of_a_manifest_that_contradict_each_other_are_refused",
+    ),
+    Mutant(
+        "_disk/manifest.py",
+        "not 0 <= number < 2**63 for number in pair",
+        "number < 0 for number in pair",
+        "tests/durability/test_manifests.py::test_numbers_of_a_manifest_that_contradict_each_other_are_refused",
+    ),
+    Mutant(
+        "_store/partitions.py",
+        "(of_part.keys, of_part.layout) == (of_whole.keys, of_whole.layout)",
+        "of_part.keys == of_whole.keys",
+        "tests/distributed/test_changing.py::test_keys_of_partitions_of_another_shape_are_not_left_out_in_silence",
+    ),
+    Mutant(
+        "_store/repair.py",
+        "                if info is shapes[name]",
+        "                if info is None",
+        "tests/distributed/test_changing.py::test_keys_of_partitions_of_another_shape_are_not_left_out_in_silence",
     ),
 ]
 

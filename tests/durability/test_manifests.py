@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tierstore
-from tests.durability.crafting import body_of, newest_manifest, sealed
+from tests.durability.crafting import body_of, newest_manifest, resealed, sealed
 from tests.durability.sample import Sample, sample
 from tests.durability.test_corruption import damaged
 from tests.every import every
@@ -191,6 +191,39 @@ def test_a_bad_identity_is_refused(store: Sample, damage: str) -> None:
         pytest.raises((FormatError, CorruptStoreError)),
     ):
         opens(store)
+
+
+CONTRADICTIONS: dict[str, Edit] = {
+    "a delta of no records": lambda body: body["tables"]["word"]["deltas"][0].update(rows=0),
+    "keys of more rows": lambda body: _sized(body["tables"]["word"], ".ends", 2**40),
+    "keys beyond 64 bits": lambda body: _sized(body["tables"]["word"], ".utf8", 2**63),
+    "texts of no keys": lambda body: _sized(body["tables"]["word"], ".ends", 0),
+}
+
+
+def _sized(table: dict[str, Any], ending: str, size: int) -> None:
+    files = table["keys"]["files"]
+    name = next(each for each in files if each.endswith(ending))
+    files[name] = [size, files[name][1]]
+
+
+@pytest.mark.fault(39)
+def test_numbers_of_a_manifest_that_contradict_each_other_are_refused() -> None:
+    """Before any of them is believed: `repair` takes the version before, and says so."""
+    with sample() as store:
+        with tierstore.open(store.path, "r+", budget=Budget(host=0)) as writer:
+            writer.create_table("word", tierstore.TableSpec(5, 4, keys="text"))
+            writer["word"].write(["a", "b"], np.ones((2, 4), np.float32))
+            writer.commit()
+        path = newest_manifest(store.path)
+        sound = path.read_bytes()
+        for what, change in CONTRADICTIONS.items():
+            path.write_bytes(resealed(sound, change))
+            with pytest.raises(FormatError) as caught:
+                tierstore.open(store.path)
+            assert len(str(caught.value)) < 1000, what
+            report = tierstore.repair(store.path, store.path.parent / what)
+            assert path.name in report.left_out, what
 
 
 NEWER: dict[str, Callable[[bytes], bytes]] = {
