@@ -189,6 +189,25 @@ ROW_ID = RowIdType(0, 2**63 - 1)
 INIT_SEED = click.option("--seed", type=SEED, metavar="S", help="Seed of --init.")
 
 
+def init_option(of: str) -> Callable[[Any], Any]:
+    """Return the option of an initializer; `of` says for what, and its default."""
+    return click.option(
+        "--init", "initializer", type=InitializerType(), metavar=InitializerType.name, help=of
+    )
+
+
+def every_option(default: float, of: str) -> Callable[[Any], Any]:
+    """Return the option of seconds between two looks."""
+    return click.option(
+        "--every",
+        type=FiniteRange(min=0, min_open=True),
+        metavar="SECONDS",
+        default=default,
+        show_default=True,
+        help=of,
+    )
+
+
 def seeded(initializer: SeededInitializer | None, seed: int | None) -> Initializer | None:
     """Return the initializer of --init with its --seed, or None where neither is given."""
     if initializer is not None:

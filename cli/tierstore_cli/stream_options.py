@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from tierstore_cli.params import MEMORY, Count, FiniteRange, whole_number
-
-if TYPE_CHECKING:
-    ParamType = click.ParamType[Any]
-else:
-    ParamType = click.ParamType  # not generic in older versions of click
+from tierstore_cli.params import MEMORY, Count, FiniteRange, ParamType, whole_number
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -18,8 +18,8 @@ from tierstore_cli.params import (
     TABLE,
     UNTESTED,
     Count,
-    InitializerType,
     SeededInitializer,
+    init_option,
     seeded,
 )
 from tierstore_cli.progress import Progress
@@ -31,13 +31,7 @@ from tierstore_cli.progress import Progress
 @TABLE
 @click.option("--dim", type=Count(), metavar="N", help="Elements; default: of the first field.")
 @click.option("--dtype", type=DTYPE, help="Element type; default: of the first field.")
-@click.option(
-    "--init",
-    "initializer",
-    type=InitializerType(),
-    metavar=InitializerType.name,
-    help="First values; default: zeros.",
-)
+@init_option("First values; default: zeros.")
 @INIT_SEED
 @UNTESTED
 def add_field(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 
-from tierstore import KeyedTable
-from tierstore.errors import counted
 from tierstore_cli.command import Command
-from tierstore_cli.opening import choose_table, open_store
+from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import STORE, TABLE, UNTESTED, Count
+from tierstore_cli.removing import choose_keyed, settled
 
 
 @click.command(cls=Command)
@@ -46,32 +44,12 @@ def expire(
       tierstore expire emb.tier --table user --keep-at-most 50M --dry-run
     """
     with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
-        chosen = choose_table(opened, table)
-        if not isinstance(chosen, KeyedTable):
-            raise click.UsageError(
-                f"table {chosen.name!r} is not by key (init --keys), so its rows do not expire"
-            )
+        chosen = choose_keyed(opened, table, "do not expire")
         if unused_for is fewer_than is keep_at_most is None:
             raise click.UsageError("give --unused-for, --fewer-than or --keep-at-most")
         gone = chosen.expire(
             unused_for=unused_for, fewer_than=fewer_than, keep_at_most=keep_at_most
         )
         removed = sum(len(keys) for keys, _ in gone)
-        left = chosen.rows
-        if dry_run:
-            opened.rollback()
-        elif removed:
-            opened.commit()
-        version = opened.version
-    data = {
-        "store": os.path.abspath(store),
-        "table": chosen.name,
-        "removed": removed,
-        "rows": left,
-        "dry_run": dry_run,
-        "version": version,
-    }
-    verb = "would remove" if dry_run else "removed"
-    now = f"; {store} is now at version {version}" if removed and not dry_run else ""
-    rest = f"{counted(left, 'is', 'are')} left"
-    out.show(data, f"{verb} {counted(removed, 'key')} of table {chosen.name}: {rest}{now}")
+        told = settled(store, opened, chosen, removed, dry_run=dry_run)
+    out.show(*told)

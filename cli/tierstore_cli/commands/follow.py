@@ -14,7 +14,7 @@ from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import READ_STORE, FiniteRange, Place, full_name
+from tierstore_cli.params import READ_STORE, FiniteRange, Place, every_option, full_name
 from tierstore_cli.rows import by_table, id_lines, ids_and_keys, keys_by_table, removed_keys
 
 
@@ -39,14 +39,7 @@ from tierstore_cli.rows import by_table, id_lines, ids_and_keys, keys_by_table, 
     help="End when no version comes for so long; default: no end.",
 )
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Versions; default: no end.")
-@click.option(
-    "--every",
-    type=FiniteRange(min=0, min_open=True),
-    metavar="SECONDS",
-    default=0.5,
-    show_default=True,
-    help="Time between two looks at the directory of STORE.",
-)
+@every_option(0.5, "Time between two looks at the directory of STORE.")
 def follow(
     out: Output,
     store: Place,

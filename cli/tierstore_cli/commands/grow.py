@@ -18,8 +18,8 @@ from tierstore_cli.params import (
     TABLE,
     UNTESTED,
     Count,
-    InitializerType,
     SeededInitializer,
+    init_option,
     seeded,
 )
 from tierstore_cli.picking import keys_in
@@ -30,13 +30,7 @@ from tierstore_cli.progress import Progress
 @STORE
 @TABLE
 @click.option("--rows", type=Count(), required=True, metavar="N", help="Rows it is to have.")
-@click.option(
-    "--init",
-    "initializer",
-    type=InitializerType(),
-    metavar=InitializerType.name,
-    help="First values of new rows; default: as the table was made.",
-)
+@init_option("First values of new rows; default: as the table was made.")
 @INIT_SEED
 @click.option("--keys", metavar="FILE", help="Keys of the new rows, where the others have keys.")
 @UNTESTED

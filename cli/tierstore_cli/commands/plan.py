@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -170,6 +171,14 @@ def plan(
             found_speeds, link_bytes=float(link), gpu_missed=None, gpu_lease_missed=None
         )
     with Progress("replaying") as progress:
+        table_size = rows, spec.layout.record_bytes
+        replay: dict[str, Any] = {
+            "policy": policies.choose(policy),
+            "training": not reading,
+            "depth": depth,
+            "measured": measured,
+            "progress": progress,
+        }
         stream = None
         if trace is not None:
             stream = load_stream(
@@ -182,43 +191,13 @@ def plan(
                 memory=memory,
             )
         if hits is not None and stream is not None:
-            host = host_for_hits(
-                rows,
-                spec.layout.record_bytes,
-                stream,
-                hits,
-                policy=policies.choose(policy),
-                training=not reading,
-                depth=depth,
-                measured=measured,
-                progress=progress,
-            )
+            host = host_for_hits(*table_size, stream, hits, **replay)
         found = make_plan(
-            rows,
-            spec.layout.record_bytes,
-            host=host,
-            gpu=gpu,
-            policy=policies.choose(policy),
-            stream=stream,
-            speeds=found_speeds,
-            training=not reading,
-            depth=depth,
-            measured=measured,
-            progress=progress,
+            *table_size, host=host, gpu=gpu, stream=stream, speeds=found_speeds, **replay
         )
         budgets = None
         if stream is not None and host is None and not gpu:
-            budgets = plan_budgets(
-                rows,
-                spec.layout.record_bytes,
-                stream,
-                policy=policies.choose(policy),
-                speeds=found_speeds,
-                training=not reading,
-                depth=depth,
-                measured=measured,
-                progress=progress,
-            )
+            budgets = plan_budgets(*table_size, stream, speeds=found_speeds, **replay)
     if picture is not None:
         plot.step_times(found, picture)
     data = found.to_dict() | {"speeds": None if found_speeds is None else found_speeds.to_dict()}

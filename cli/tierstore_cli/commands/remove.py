@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 
-from tierstore import KeyedTable
-from tierstore.errors import counted
 from tierstore_cli.command import Command
-from tierstore_cli.opening import choose_table, open_store
+from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import STORE, TABLE, UNTESTED
 from tierstore_cli.picking import given_keys
+from tierstore_cli.removing import choose_keyed, settled
 
 
 @click.command(cls=Command)
@@ -54,33 +52,11 @@ def remove(
     if not keys and file is None:
         raise click.UsageError("which keys? Give --key or --keys-from")
     with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
-        chosen = choose_table(opened, table)
-        if not isinstance(chosen, KeyedTable):
-            raise click.UsageError(
-                f"table {chosen.name!r} is not by key (init --keys), so its rows are not removed"
-            )
+        chosen = choose_keyed(opened, table, "are not removed")
         given = given_keys(chosen, keys, file)
         missing = len(given) - int(chosen.contains(given).sum()) if given else 0
         if missing and not missing_ok:
             chosen.lookup(given)  # which names them
         removed = chosen.remove(given) if given else 0
-        left = chosen.rows
-        if dry_run:
-            opened.rollback()
-        elif removed:
-            opened.commit()
-        version = opened.version
-    data = {
-        "store": os.path.abspath(store),
-        "table": chosen.name,
-        "removed": removed,
-        "missing": missing,
-        "rows": left,
-        "dry_run": dry_run,
-        "version": version,
-    }
-    verb = "would remove" if dry_run else "removed"
-    now = f"; {store} is now at version {version}" if removed and not dry_run else ""
-    none = f", {counted(missing, 'key')} had no row" if missing else ""
-    rest = f"{counted(left, 'is', 'are')} left"
-    out.show(data, f"{verb} {counted(removed, 'key')} of table {chosen.name}{none}: {rest}{now}")
+        told = settled(store, opened, chosen, removed, dry_run=dry_run, missing=missing)
+    out.show(*told)

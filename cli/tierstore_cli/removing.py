@@ -1,0 +1,54 @@
+"""Removals of keys: which table they are for, whether they are committed, and what is said."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tierstore import KeyedTable, Store
+from tierstore.errors import counted
+from tierstore_cli.opening import choose_table
+
+Told = tuple[dict[str, Any], str]
+"""What a command shows: as JSON, and for people."""
+
+
+def choose_keyed(store: Store, name: str | None, otherwise: str) -> KeyedTable:
+    """Return a table by key, as `choose_table` does; `otherwise` says what rows by id do not do."""
+    chosen = choose_table(store, name)
+    if not isinstance(chosen, KeyedTable):
+        raise click.UsageError(
+            f"table {chosen.name!r} is not by key (init --keys), so its rows {otherwise}"
+        )
+    return chosen
+
+
+def settled(
+    path: Path, store: Store, table: KeyedTable, removed: int, *, dry_run: bool, **missing: int
+) -> Told:
+    """Commit what was removed, or bring it back for a dry run; return what to show.
+
+    `missing` is how many keys had no row, if that is of interest.
+    """
+    left = table.rows
+    if dry_run:
+        store.rollback()
+    elif removed:
+        store.commit()
+    data = {
+        "store": os.path.abspath(path),
+        "table": table.name,
+        "removed": removed,
+        **missing,
+        "rows": left,
+        "dry_run": dry_run,
+        "version": store.version,
+    }
+    verb = "would remove" if dry_run else "removed"
+    none = "".join(f", {counted(each, 'key')} had no row" for each in missing.values() if each)
+    now = f"; {path} is now at version {store.version}" if removed and not dry_run else ""
+    rest = f"{counted(left, 'is', 'are')} left"
+    return data, f"{verb} {counted(removed, 'key')} of table {table.name}{none}: {rest}{now}"
