@@ -92,6 +92,34 @@ def test_no_input_reaches_memory_outside_of_its_buffer(tmp_path: Path) -> None:
     assert subprocess.run(command, env=os.environ | options).returncode == 0
 
 
+@pytest.mark.slow
+def test_readers_race_with_writers_only_where_they_may(tmp_path: Path) -> None:
+    """ThreadSanitizer finds no other race, and no reader believes a torn record; see race.c."""
+    if not shutil.which("gcc"):
+        pytest.skip("not shown: gcc is missing")
+    sources = [Path(__file__).with_name("race.c"), CORE / "core.c", CORE / "slots.c"]
+
+    def made(name: str, *flags: str) -> Path:
+        command = ["gcc", "-std=c11", "-O2", "-D_GNU_SOURCE", "-pthread", "-Wall", "-Wextra"]
+        command += ["-Werror", *flags, f"-I{CORE}", "-o", str(tmp_path / name), *map(str, sources)]
+        subprocess.run(command, check=True)
+        return tmp_path / name
+
+    watched = made("watched", "-fsanitize=thread", "-g")
+    found = subprocess.run([watched, "50000"], capture_output=True, text=True)
+    if "unexpected memory mapping" in found.stderr:
+        pytest.skip(f"not shown: {found.stderr}")
+    assert (found.returncode, found.stderr) == (0, ""), found.stdout
+    plain = made("plain")
+    assert subprocess.run([plain, "1000000"]).returncode == 0
+    assert subprocess.run([plain, "1000000", "believe"]).returncode == 1, "nothing was torn"
+    unaware = made(
+        "unaware", "-fsanitize=thread", "-U__SANITIZE_THREAD__", "-Wno-builtin-macro-redefined"
+    )
+    found = subprocess.run([unaware, "20000"], capture_output=True, text=True)
+    assert "data race" in found.stderr, "ThreadSanitizer sees the copies"
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(("dispatch", "measured"), [("table", 293), ("sse4.2", 24.3)])
 def test_a_row_takes_the_instructions_it_took(

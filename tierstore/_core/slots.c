@@ -69,14 +69,14 @@ static inline void prefetch(const uint8_t *record, int64_t width) {
 /* Copy a record; most are some words long. */
 static inline void copy(uint8_t *to, const uint8_t *from, int64_t n) {
     if (n >= LONG) {
-        memcpy(to, from, (size_t)n);
+        racing_copy(to, from, n);
         return;
     }
-    for (; n >= 32; n -= 32, to += 32, from += 32) memcpy(to, from, 32);
-    if (n & 16) memcpy(to, from, 16), to += 16, from += 16;
-    if (n & 8) memcpy(to, from, 8), to += 8, from += 8;
-    if (n & 4) memcpy(to, from, 4), to += 4, from += 4;
-    for (n &= 3; n; n--) *to++ = *from++;
+    for (; n >= 32; n -= 32, to += 32, from += 32) racing_copy(to, from, 32);
+    if (n & 16) racing_copy(to, from, 16), to += 16, from += 16;
+    if (n & 8) racing_copy(to, from, 8), to += 8, from += 8;
+    if (n & 4) racing_copy(to, from, 4), to += 4, from += 4;
+    for (n &= 3; n; n--, to++, from++) racing_copy(to, from, 1);
 }
 
 typedef struct {
