@@ -86,7 +86,7 @@ class Delta:
         self.record_bytes = record_bytes
         body = info.rows * record_bytes
         sums_at = body + 8 * info.rows
-        expected_size, found_size = footer.file_bytes(info.rows, record_bytes), file.size
+        expected_size, found_size = sums_at + 4 * info.rows + FOOTER_BYTES, file.size
         if not info.size == expected_size == found_size:
             raise CorruptStoreError(
                 f"{file.path} has {found_size} bytes instead of {expected_size}; restore it "
