@@ -938,6 +938,12 @@ MUTANTS = [
         "tests/gpu/test_leases.py tests/gpu/test_tier.py",
     ),
     Mutant(
+        "loader.py",
+        "with Apart(random):\n                iter(self._loader)",
+        "pass",
+        "tests/training/test_resume.py::test_workers_that_stay_are_told_where_they_drew_before",
+    ),
+    Mutant(
         "nn/rows.py",
         "self._waiting, self._whole = [], gradient",
         "self._whole = gradient",

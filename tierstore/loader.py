@@ -9,7 +9,13 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from tierstore._random import Apart, State, generator_state, generators_of, set_generator_state
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.errors import (
+    InvalidInputError,
+    InvalidTypeError,
+    TierStoreWarning,
+    counted,
+    warn,
+)
 
 __all__ = ["Lookahead", "is_read_ahead", "lookahead"]
 
@@ -28,7 +34,8 @@ class Lookahead(Generic[Batch]):
     data set has as attributes, as of the start of the iteration. Make it part of a `Checkpoint` or
     of the state that a framework saves. The iteration after `load_state_dict` sets these generators
     and continues with the next batch. A loader with `state_dict` and `load_state_dict` provides its
-    own position and generators; any other loader draws the preceding batches again.
+    own position and generators; any other loader draws the preceding batches again. Workers that
+    stay from one iteration to the next draw what no state has, of which a warning tells.
 
     Attributes:
         epoch: number of completed iterations.
@@ -72,8 +79,10 @@ class Lookahead(Generic[Batch]):
     def _drawn(self) -> Iterator[tuple[Batch, dict[str, Any]]]:
         """Draw the batches of this iteration; yield each with the position after it."""
         begin: dict[str, Any] = self._position if self._resumes else {"given": 0}
-        self._resumes = False
         given, apart = begin["given"], Apart(begin.get("random"))
+        if self._resumes:
+            self._begin_workers(begin, apart.state)
+        self._resumes = False
         self._set_state_of_loader(begin)
         start = {"random": apart.state, **self._state_of_loader()}
         with apart:
@@ -94,12 +103,40 @@ class Lookahead(Generic[Batch]):
                 position = start
             yield batch, {"given": given, **position}
 
+    def _begin_workers(self, position: Mapping[str, Any], random: State) -> None:
+        """Have workers that stay from one iteration to the next, or none yet, as it was then.
+
+        A DataLoader draws a seed for workers where it starts them, and not where they stay. Warns
+        of what they have drawn by then, which no state tells.
+        """
+        if not getattr(self._loader, "persistent_workers", False):
+            return
+        if not position.get("stays", self.epoch > 0):
+            self._loader._iterator = None
+            return
+        if not self._stays():
+            with Apart(random):
+                iter(self._loader)
+        warn(
+            f"this run goes on after {counted(self.epoch, 'epoch')} with persistent_workers=True: "
+            "workers that stay keep generators of their own, whose state is not saved. Batches "
+            "come in the same order, but what the data set or collate_fn draws in workers is not "
+            "what it would have been; with persistent_workers=False it is",
+            TierStoreWarning,
+        )
+
+    def _stays(self) -> bool:
+        """Whether the loader has workers of an earlier iteration, which go on in the next."""
+        is_persistent = getattr(self._loader, "persistent_workers", False)
+        return is_persistent and getattr(self._loader, "_iterator", None) is not None
+
     def _state_of_loader(self) -> State:
         """Return where the loader is: by its own word, or by the generators that it draws from."""
         if self._is_stateful:
             return {"loader": self._loader.state_dict()}
         generators = generators_of(self._loader)
-        return {"generators": {path: generator_state(own) for path, own in generators.items()}}
+        states = {path: generator_state(own) for path, own in generators.items()}
+        return {"generators": states, "stays": self._stays()}
 
     def _set_state_of_loader(self, position: Mapping[str, Any]) -> None:
         """Bring the loader to where it was at the start of an iteration, or at its own position.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,36 @@ def test_every_stop_of_three_epochs_draws_the_batches_that_come_next(
             while len(seen) < len(batches) - stop:
                 seen += [batch.tolist() for batch in again]
             assert seen == batches[stop:], stop
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_workers_that_stay_are_told_where_they_drew_before(draws: bool) -> None:
+    def make() -> Any:
+        collate = {"collate_fn": negatives} if draws else {}
+        more: Any = {"generator": generator(), "num_workers": 1, "persistent_workers": True}
+        loader: Any = DataLoader(ITEMS, 20, shuffle=True, **collate, **more)
+        return tierstore.lookahead(loader, {}, depth=2)
+
+    torch.manual_seed(1)
+    ahead, states, batches = make(), [], []
+    for _ in range(2):
+        for batch in ahead:
+            batches.append(batch.tolist())
+            states.append(ahead.state_dict())
+    again = make()
+    for stop, differs in ((2, False), (4, draws), (5, draws), (1, False)):
+        if stop == 4:
+            again = make()  # in another process there are no workers yet
+        again.load_state_dict(states[stop - 1])
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            seen = [batch.tolist() for batch in again]
+        assert ["after 1 epoch with persistent" in str(each.message) for each in found] == (
+            [True] if stop >= 3 else []
+        )
+        end = 3 if stop < 3 else 6
+        assert [each[:20] for each in seen] == [each[:20] for each in batches[stop:end]]
+        assert (seen != batches[stop:end]) == differs
 
 
 def test_a_stop_between_epochs_keeps_the_generators() -> None:
