@@ -154,4 +154,7 @@ def test_a_tied_model_trains_as_with_its_own_embedding(tmp_path: Path) -> None:
                 plain.set_input_embeddings(TieredEmbedding(store["word"]))
                 with pytest.raises(InvalidInputError, match="set_embedding"):
                     callback.on_train_begin(args, None, None, model=plain)
+                for whole in (plain, torch.nn.Sequential(plain)):
+                    with pytest.raises(InvalidInputError, match="set_embedding"):
+                        TieredOptimizer(torch.optim.SGD, whole, lr=0.5)
             store.rollback()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tierstore._store.store import Store
 from tierstore.distributed import DistributedStore
-from tierstore.errors import InvalidInputError, MissingExtraError
+from tierstore.errors import MissingExtraError
 from tierstore.integrations.saving import (
     CommitBeforeState,
     commit_changes,
@@ -18,6 +18,7 @@ from tierstore.integrations.saving import (
     release_removed,
 )
 from tierstore.nn import TieredEmbedding
+from tierstore.nn.tied import check_tied
 
 try:
     from transformers import TrainerCallback
@@ -69,20 +70,6 @@ class _TiedHead(torch.nn.Module):  # type: ignore[misc]
         return torch.nn.functional.linear(hidden, rows.to(hidden.dtype), self.bias)
 
 
-def _check_tied(model: Any) -> None:
-    """Raise InvalidInputError for an output layer that was tied to what a layer replaced."""
-    if not getattr(getattr(model, "config", None), "tie_word_embeddings", False):
-        return
-    head, emb = model.get_output_embeddings(), model.get_input_embeddings()
-    if isinstance(emb, TieredEmbedding) and hasattr(head, "weight"):
-        raise InvalidInputError(
-            f"this {type(model).__name__} ties its output layer to its input embedding, which is "
-            f"now a layer over table {emb.table.name!r}, and the output layer kept the old weight: "
-            "call tierstore.integrations.transformers.set_embedding(model, emb) in place of "
-            "model.set_input_embeddings(emb), or set config.tie_word_embeddings to False"
-        )
-
-
 class StoreCallback(TrainerCallback):  # type: ignore[misc]
     """Commits a store with each checkpoint, and keeps the version as long as the checkpoint.
 
@@ -99,7 +86,7 @@ class StoreCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Make states of the model refer to committed rows."""
-        _check_tied(more["model"])
+        check_tied(more["model"])
         if self._commit is None and args.world_size == 1:
             self._commit = CommitBeforeState(self._store, more["model"], lambda: state.global_step)
 

@@ -31,6 +31,7 @@ from tierstore.nn.average import Average
 from tierstore.nn.pointers import checked
 from tierstore.nn.pointers import to_tensor as pointer_to
 from tierstore.nn.rows import TableRows
+from tierstore.nn.tied import check_tied
 from tierstore.optim.in_place import InPlace
 from tierstore.optim.lazy import LazyRows
 from tierstore.optim.ordinary import OrdinaryState
@@ -725,6 +726,7 @@ def _is_frozen(parameter: torch.Tensor) -> bool:
 def _parameters_of(part: object) -> Iterator[torch.Tensor]:
     """Yield the parameters that something in a group stands for."""
     if isinstance(part, torch.nn.Module):
+        check_tied(part)
         yield from part.parameters()
     elif isinstance(part, torch.Tensor):
         yield part
