@@ -81,7 +81,9 @@ class internal_errors:  # noqa: N801 - used like a function
     def __enter__(self) -> None:
         """Do nothing."""
 
-    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
+    def __exit__(
+        self, kind: object = None, error: BaseException | None = None, trace: object = None
+    ) -> None:
         """Raise InternalError from an internal error."""
         if error is not None and _is_internal(error):
             raise internal_error(error) from error
@@ -143,7 +145,9 @@ class interrupts_deferred:  # noqa: N801 - used like a function
             self._raised = False
             self._caught.clear()  # it raised nothing, so nothing was lost
 
-    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
+    def __exit__(
+        self, kind: object = None, error: BaseException | None = None, trace: object = None
+    ) -> None:
         """Restore the handler, and call it for a signal that came meanwhile."""
         if self._handler is not None:
             interrupts_deferred._deferring = False
@@ -173,7 +177,9 @@ class _LetThrough:
             use._harmless = error
             raise
 
-    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
+    def __exit__(
+        self, kind: object = None, error: BaseException | None = None, trace: object = None
+    ) -> None:
         """Defer again; an interrupt that was raised but lost is still to be delivered."""
         use = self._use
         try:
@@ -234,7 +240,9 @@ class Call(interrupts_deferred):
             raise
         return self
 
-    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
+    def __exit__(
+        self, kind: object = None, error: BaseException | None = None, trace: object = None
+    ) -> None:
         """Leave; close the store after an error that requires it."""
         # Nothing here allocates memory, as super() would: otherwise Ctrl-C might be deferred
         # forever.
@@ -323,7 +331,9 @@ class Errand(Call):
             raise
         return self
 
-    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
+    def __exit__(
+        self, kind: object = None, error: BaseException | None = None, trace: object = None
+    ) -> None:
         """Leave; close the store after an error that requires it."""
         door = self._door
         try:
@@ -397,7 +407,9 @@ class Use(Call):
         """
         return _LetThrough(self)
 
-    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
+    def __exit__(
+        self, kind: object = None, error: BaseException | None = None, trace: object = None
+    ) -> None:
         """Release the lock; close the store after an error that requires it."""
         try:
             if error is not None:

@@ -27,7 +27,7 @@ class Condition(threading.Condition):
     The inherited `__exit__` allocates a tuple of its arguments first.
     """
 
-    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Release the lock, unless an interrupted wait failed to take it again."""
         try:
             self.release()

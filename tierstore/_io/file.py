@@ -103,7 +103,7 @@ class Descriptor:
         """Return it."""
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close the file; an error of the body takes precedence over one of closing."""
         if error is not None:
             self.unsynced = False

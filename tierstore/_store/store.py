@@ -777,7 +777,7 @@ class Store(SchemaChanges):
         """Return the store itself."""
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close the store."""
         self._close(at_once=error is not None)
 

@@ -52,7 +52,9 @@ class Using(Use):
             self._end(None, error)
         return self
 
-    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
+    def __exit__(
+        self, kind: object = None, error: BaseException | None = None, trace: object = None
+    ) -> None:
         """Check ids if every call does, and leave both."""
         found = error
         if error is None and self._access.sync_checks:
@@ -118,7 +120,9 @@ class Together(Using):
         access.together_in = self
         return self
 
-    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
+    def __exit__(
+        self, kind: object = None, error: BaseException | None = None, trace: object = None
+    ) -> None:
         """Record the marker after all of them, and leave."""
         access = self._access
         access.together_in = None
@@ -173,7 +177,9 @@ class Part:
         """Check that the store is still usable."""
         self._together.check(write=self._write)
 
-    def __exit__(self, kind: object = None, error: BaseException | None = None, *_: object) -> None:
+    def __exit__(
+        self, kind: object = None, error: BaseException | None = None, trace: object = None
+    ) -> None:
         """Close the store after an error that requires it."""
         if error is not None:
             self._together.explain(error)
