@@ -198,6 +198,7 @@ CONTRADICTIONS: dict[str, Edit] = {
     "keys of more rows": lambda body: _sized(body["tables"]["word"], ".ends", 2**40),
     "keys beyond 64 bits": lambda body: _sized(body["tables"]["word"], ".utf8", 2**63),
     "texts of no keys": lambda body: _sized(body["tables"]["word"], ".ends", 0),
+    "no keys with a checksum": lambda body: _sized(body["tables"]["number"], ".int64", 0),
 }
 
 
@@ -213,7 +214,9 @@ def test_numbers_of_a_manifest_that_contradict_each_other_are_refused() -> None:
     with sample() as store:
         with tierstore.open(store.path, "r+", budget=Budget(host=0)) as writer:
             writer.create_table("word", tierstore.TableSpec(5, 4, keys="text"))
+            writer.create_table("number", tierstore.TableSpec(5, 4, keys="int64"))
             writer["word"].write(["a", "b"], np.ones((2, 4), np.float32))
+            writer["number"].write([3, 5], np.ones((2, 4), np.float32))
             writer.commit()
         path = newest_manifest(store.path)
         sound = path.read_bytes()

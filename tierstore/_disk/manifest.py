@@ -768,11 +768,10 @@ def _keys(section: Section, spec: TableSpec) -> KeysInfo:
         raise FormatError(f"{section.name}: {sorted(sizes)} end within a key")
     found_keys = KeysInfo(kind, sizes)
     if by is not None and (
-        found_keys.count > spec.rows
-        or (found_keys.count == 0 and any(size for size, _ in sizes.values()))
+        found_keys.count > spec.rows or (found_keys.count == 0 and any(map(any, sizes.values())))
     ):
         raise FormatError(
             f"{section.name}: {found_keys.count} keys of a table of {spec.rows} rows, in files of "
-            f"{[size for size, _ in sizes.values()]} bytes"
+            f"{[size for size, _ in sizes.values()]} bytes, and their checksums"
         )
     return found_keys
