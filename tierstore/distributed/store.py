@@ -889,3 +889,9 @@ def within_share(options: Options, ranks: Ranks) -> Options:
         return options
     share = available_bytes() // 4 // here
     return dataclasses.replace(options, budget=dataclasses.replace(budget, host=share))
+
+
+def fail_on_every_rank(owner: object, what: str, error: Exception) -> None:
+    """Raise an error on all ranks that share what owns a table; nothing for another owner."""
+    if isinstance(owner, DistributedStore):
+        owner._ranks.fail(what, error)

@@ -15,7 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 from tierstore._door import interrupts_deferred
 from tierstore._store.store import Store
 from tierstore._table.table import Table, owner_of
-from tierstore.distributed import DistributedStore
+from tierstore.distributed.store import fail_on_every_rank
 from tierstore.errors import (
     InvalidInputError,
     InvalidTypeError,
@@ -431,8 +431,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 except Exception as error:
                     error.add_note("this step may be written in part; store.rollback() drops it")
                     for owner in {owner_of(field.rows.table) for field in self._fields.values()}:
-                        if isinstance(owner, DistributedStore):
-                            owner._ranks.fail("take a step", error)
+                        fail_on_every_rank(owner, "take a step", error)
                     raise
             finally:
                 _set_grad_enabled(enabled)
