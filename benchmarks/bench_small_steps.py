@@ -20,8 +20,8 @@ QUESTION = "Small steps of Adam, and small reads, of rows that are all in memory
 PEER = "nn.Embedding and SparseAdam"
 FLOOR = "the same operators alone"
 STEPS = {  # times the peer that a step may take, by dimension and ids
-    16: {32: 1.5, 256: 1.2, 2048: 0.65, 32768: 0.34},
-    128: {32: 1.3, 256: 0.8, 2048: 0.5, 32768: 0.36},
+    16: {32: 1.1, 256: 0.85, 2048: 0.5, 32768: 0.3},
+    128: {32: 1.0, 256: 0.65, 2048: 0.4, 32768: 0.36},
 }
 READS = {1: 4.5, 64: 4.5, 1024: None}
 """Microseconds that a read of so many ids may take."""
