@@ -27,11 +27,17 @@ def choose_keyed(store: Store, name: str | None, otherwise: str) -> KeyedTable:
 
 
 def settled(
-    path: Path, store: Store, table: KeyedTable, removed: int, *, dry_run: bool, **missing: int
+    path: Path,
+    store: Store,
+    table: KeyedTable,
+    removed: int,
+    *,
+    dry_run: bool,
+    missing: int | None = None,
 ) -> Told:
     """Commit what was removed, or bring it back for a dry run; return what to show.
 
-    `missing` is how many keys had no row, if that is of interest.
+    `missing` is how many of the keys had no row; None where no keys were given.
     """
     left = table.rows
     if dry_run:
@@ -42,13 +48,13 @@ def settled(
         "store": os.path.abspath(path),
         "table": table.name,
         "removed": removed,
-        **missing,
+        **({} if missing is None else {"missing": missing}),
         "rows": left,
         "dry_run": dry_run,
         "version": store.version,
     }
     verb = "would remove" if dry_run else "removed"
-    none = "".join(f", {counted(each, 'key')} had no row" for each in missing.values() if each)
+    none = f", {counted(missing, 'key')} had no row" if missing else ""
     now = f"; {path} is now at version {store.version}" if removed and not dry_run else ""
     rest = f"{counted(left, 'is', 'are')} left"
     return data, f"{verb} {counted(removed, 'key')} of table {table.name}{none}: {rest}{now}"

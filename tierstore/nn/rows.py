@@ -290,7 +290,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle an ordinary parameter of no rows for an exported program, which looks rows up.
 
-        Raises InvalidInputError for whoever else would save it for the rows.
+        Raises InvalidInputError elsewhere: what is saved would lack the rows.
         """
         if not _is_exporting():
             raise InvalidInputError(
