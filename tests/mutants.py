@@ -1070,14 +1070,14 @@ MUTANTS = [
         "tests/training/test_on_records.py",
     ),
     Mutant(
-        "optim/trained.py",
-        "        for scalars in alike.scalars:\n",
-        "        for scalars in alike.scalars[:1]:\n",
+        "_table/table.py",
+        "        for each in self._each:\n            each.update(numbers)",
+        "        for each in self._each[:1]:\n            each.update(numbers)",
         "tests/training/test_collections.py",
     ),
     Mutant(
         "optim/trained.py",
-        "                key = group, *map(self._scalars[number].get, names)",
+        "                key = group, *self._scalars.of_table(number, names)",
         "                key = (group,)",
         "tests/training/test_collections.py",
     ),
@@ -1524,7 +1524,7 @@ MUTANTS = [
     # Threads beside a rollback, a refresh and each other: no key gets the row of another.
     Mutant(
         "_table/keyed.py",
-        "return not extent_of(self.table).epoch.names_hold(self.names)",
+        "return bool(self.naming.lost())",
         "return False",
         "tests/keys/test_keyed.py",
     ),

@@ -14,6 +14,7 @@ import tierstore
 from tests.pairs import pairs
 from tests.training.conftest import PLACES, Place, randomly, rows_of, same
 from tests.training.test_collections import Calls
+from tierstore._table import table
 from tierstore._table.gpu import DeviceLease
 from tierstore.errors import (
     ClosedError,
@@ -27,7 +28,6 @@ from tierstore.nn import (
     TieredEmbeddingBag,
     TieredEmbeddingBagCollection,
     autograd,
-    layer,
     pooled,
 )
 from tierstore.optim import TieredOptimizer
@@ -546,7 +546,7 @@ def test_many_ids_are_read_as_distinct_rows(place: Place, monkeypatch: Any) -> N
     twins = Twins(place, [9, 30, 5], [6, 3, 6], ["mean", "max", "sum"])
     given = {name: twins.ragged(name) for name in twins.rows}
     expected = twins.of_plain(given)
-    monkeypatch.setattr(layer, "_MUCH", 0)
+    monkeypatch.setattr(table, "_MUCH", 0)
     with torch.no_grad():
         found = twins.bags(given)
     for name in twins.rows:

@@ -23,14 +23,13 @@ import numpy.typing as npt
 from tierstore._door import INTERNAL, internal_error, internal_errors
 from tierstore._table.address import is_torch, on_host
 from tierstore._table.gpu import DeviceAccess
-from tierstore._table.host import Access, HostAccess, Lease
-from tierstore._table.table import Owner, Table, extent_of, recorded, space_of
-from tierstore._tiers.base import Epoch, Rows
+from tierstore._table.host import Access, Lease
+from tierstore._table.table import Owner, Table, Together, recorded, renamed
+from tierstore._tiers.base import Rows
 from tierstore._tiers.gpu.link import FeatureIds
 from tierstore._tiers.gpu.memory import MOST_FEATURES
-from tierstore._tiers.space import Space, WholeSpace
 from tierstore.errors import InvalidInputError, RowIndexError
-from tierstore.spec import Field, RecordLayout, TableSpec
+from tierstore.spec import Field, TableSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,77 +68,32 @@ def _all_of(tables: tuple[int, ...]) -> frozenset[int]:
     return frozenset(tables)
 
 
-def alike(table: Table, field: str) -> tuple[object, ...]:
-    """Return a key that is equal for tables that one lookup and one step can serve.
-
-    They share tiers, and their records have the same fields in the same places.
-    """
-    return space_of(table), _shape(table.spec.layout), field
-
-
-def _shape(layout: RecordLayout) -> tuple[object, ...]:
-    return tuple((name, item.dim, item.form, layout.span(name)) for name, item in layout.fields)
-
-
 class Location:
     """Where the tables of a joint table are now: they move when other tables come, grow or change.
 
     Attributes:
-        space: the space that they share.
-        space_rows: how many rows it has then; it may grow.
+        together: the space that they share, and where in it.
         access: to all of its rows.
         tables: the tables.
+        names: returns the number of names of each table; see `Epoch`.
         starts, rows: of each table, its first row in the space and the number of its rows, int64.
     """
 
     def __init__(self, tables: Sequence[Table]) -> None:
         """Look the tables up. Raises InvalidInputError if they no longer share a space."""
-        first = tables[0]
-        self.space: Space = space_of(first)
-        self.space_rows: int = self.space.nearest.rows
-        if self.space.whole is not None:
-            raise InvalidInputError(
-                f"table {first.name!r} is open with gpu_whole, and a collection takes whole records"
-            )
-        shape = _shape(first.spec.layout)
-        for table in tables:
-            if space_of(table) is not self.space or _shape(table.spec.layout) != shape:
-                raise InvalidInputError(
-                    f"tables {first.name!r} and {table.name!r} no longer share tiers, or their "
-                    "records differ by now: make the collection anew"
-                )
+        self.together: Together = Together(tables)
+        self.names = self.together.names
         self.tables: tuple[Table, ...] = tuple(tables)
-        self.starts: Rows = np.array([extent_of(table).start for table in tables], np.int64)
+        self.starts: Rows = self.together.starts
         self.rows: Rows = np.array([table.rows for table in tables], np.int64)
-        door, whole = first._owner.door, WholeSpace(self.space, _listed(tables))
-        gpu, layout = self.space.gpu, first.spec.layout
-        self.access: Access
-        self._on_device: DeviceAccess | None = None
-        self._device_type = ""
-        if gpu is None:
-            self.access = HostAccess(self.space, whole, layout, door)
-        else:
-            checks = first._owner.sync_checks
-            found = DeviceAccess(gpu, whole, layout, door, sync_checks=checks)
-            self.access = self._on_device = found
-            self._device_type = found.torch_device.type
+        self.access: Access = self.together.access(_listed(tables))
+        self._on_device = self.access if isinstance(self.access, DeviceAccess) else None
+        self._device_type = "" if self._on_device is None else self._on_device.torch_device.type
         self._order = np.argsort(self.starts)
-        self._named = self._names_now()
         self._numbers: dict[Features, Rows] = {}
         self._bounds: dict[Features, Any] = {}
         self._ids: dict[tuple[Features, tuple[int, ...]], FeatureIds] = {}
         self._last: tuple[Features, tuple[int, ...], FeatureIds] | None = None
-
-    @property
-    def names(self) -> tuple[int, ...]:
-        """The number of names of each table; see `Epoch`. Their epochs end together."""
-        if self._named[0] is not extent_of(self.tables[0]).epoch:
-            self._named = self._names_now()
-        return self._named[1]
-
-    def _names_now(self) -> tuple[Epoch, tuple[int, ...]]:
-        first = extent_of(self.tables[0]).epoch  # before the others: a later one is looked at again
-        return first, tuple(extent_of(table).epoch.names for table in self.tables)
 
     # -- from ids of tables to rows of the space
 
@@ -243,7 +197,7 @@ class Location:
 
     def _bounds_of(self, features: Features) -> Rows:
         """Return start, rows and number of each feature, `(3, features)`."""
-        gpu, told = self.space.gpu, []
+        gpu, told = self.together.space.gpu, []
         for name, number in zip(*features, strict=True):
             known = (name, self.tables[number].name, int(self.rows[number]))
             if gpu is not None:
@@ -257,7 +211,7 @@ class Location:
     def _torch_device(self) -> Any:
         import torch
 
-        gpu = self.space.gpu
+        gpu = self.together.space.gpu
         return torch.device("cpu" if gpu is None else gpu.device.torch_name)
 
     # -- and back
@@ -311,8 +265,8 @@ class JointTable:
     @property
     def location(self) -> Location:
         """Where the tables are now; raises InvalidInputError if they were separated."""
-        space = space_of(self.tables[0])
-        if space is not self._location.space or space.nearest.rows != self._location.space_rows:
+        now = self._location.together
+        if now.space.closed or now.space.nearest.rows != now.space_rows:
             self._location = Location(self.tables)
         return self._location
 
@@ -348,11 +302,10 @@ class JointTable:
     def _renamed_since(self, names: Sequence[int], touched: Iterable[int] | None = None) -> str:
         """Return why rows of tables `touched`, of any if None, may mean something else by now.
 
-        See `Epoch.renamed_since`; `names` are those of `Location.names`.
+        See `Epoch.renamed_since`; `names` are those that `Location.names` returns.
         """
         every = range(len(self.tables)) if touched is None else touched
-        whys = (extent_of(self.tables[each]).epoch.renamed_since(names[each]) for each in every)
-        return next(filter(None, whys), "")
+        return renamed(self.tables, names, every)
 
     def lease(self, rows: Tensor, touched: Iterable[int] = ()) -> Lease:
         """Pin the distinct rows of a batch, of the tables `touched`; see `Table.lease`."""

@@ -23,7 +23,7 @@ from tierstore._table.address import Ids, as_dense, as_written, host_ids, is_cup
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Lease
 from tierstore._table.missing import Missing, check_fits, checked
-from tierstore._table.table import Owner, Table, extent_of, owner_of
+from tierstore._table.table import Naming, Owner, Table
 from tierstore._table.values import from_bytes, raw_rows
 from tierstore._tiers.gpu.keys import DeviceKeys, Guess
 from tierstore._tiers.space import Extent, Space
@@ -88,11 +88,6 @@ class Resolved(NamedTuple):
         return self.rows.reshape(self.shape)
 
 
-def commits_after(table: KeyedTable, other: KeyedTable) -> int:
-    """Return how many more versions the history of a table has than that of another."""
-    return cast(Grower, owner_of(table)).commits - cast(Grower, owner_of(other)).commits
-
-
 class KeyBatch(Ids):
     """A batch of keys in place of rows, until `_placed` gives them rows."""
 
@@ -103,17 +98,15 @@ class PlacedKeys(Ids):
     """The rows of a batch of keys, valid as long as keys keep their rows.
 
     Attributes:
-        table: of the keys.
-        names: the number of its names before the rows were found; see `Epoch`.
+        naming: of the rows of the table before they were found.
     """
 
-    table: KeyedTable
-    names: int
+    naming: Naming
 
     @property
     def moved(self) -> bool:
         """Whether the rows may now belong to other keys, as after a rollback."""
-        return not extent_of(self.table).epoch.names_hold(self.names)
+        return bool(self.naming.lost())
 
 
 class OnDevice(NamedTuple):
@@ -179,7 +172,7 @@ class SettledKeys(RowKeys):
         """Show the keys of the rows that a table has now."""
         super().__init__(table)
         with table._map.lock:  # which a removal holds from before its epoch until after its end
-            self._names = extent_of(table).epoch.names
+            self._naming = Naming(table)
             self._count = table.rows
 
     def __len__(self) -> int:
@@ -195,7 +188,7 @@ class SettledKeys(RowKeys):
 
     def check_settled(self) -> None:
         """Raise ClosedError if rows may have other keys by now."""
-        if why := extent_of(self._table).epoch.renamed_since(self._names):
+        if why := self._naming.lost():
             raise ClosedError(
                 f"{why} while this call read the keys of table {self._table.name!r}; repeat it"
             )
@@ -386,7 +379,23 @@ class KeyedTable(RowsByNumber):
         if not isinstance(other, KeyedTable):
             raise InvalidTypeError(f"merge takes a table by key, not {other!r}")
         merging.check(self, other, on_conflict)
-        return merging.merge(self, other, on_conflict, commits_after(self, other), progress)
+        return self._merged(other, on_conflict, progress)
+
+    def _merged(
+        self,
+        other: KeyedTable,
+        on_conflict: str,
+        progress: Progress | None,
+        is_wanted: Callable[[Rows], npt.NDArray[np.bool_]] | None = None,
+    ) -> int:
+        """Take rows of a table that was checked; see `merging.merge`."""
+        later = self._commits - other._commits
+        return merging.merge(self, other, on_conflict, later, progress, is_wanted)
+
+    @property
+    def _commits(self) -> int:
+        """How many versions the history of the table has."""
+        return cast(Grower, self._owner).commits
 
     # -- reading and writing
 
@@ -561,10 +570,10 @@ class KeyedTable(RowsByNumber):
         """Give rows to keys that have none, before the write."""
         if not isinstance(batch, KeyBatch):
             return batch
-        names = self._extent.epoch.names
+        naming = Naming(self)
         rows = self._used_by(batch.keys, self._add)
         placed = PlacedKeys(*self.by_row._batch(self._like(rows.known_or_first(), batch.kind)))
-        placed.table, placed.names = self, names
+        placed.naming = naming
         return placed
 
     def _add(self, asked: Asked) -> Rows:
@@ -708,7 +717,7 @@ class KeyedTable(RowsByNumber):
         if len(used):
             uses = self.by_row.read(used, USES)
             uses[:, 0] += 1
-            uses[:, 1] = cast(Grower, self._owner).commits + 1
+            uses[:, 1] = self._commits + 1
             self.by_row.write(used, uses, USES)
 
     def remove(self, keys: object) -> int:
@@ -791,9 +800,7 @@ class KeyedTable(RowsByNumber):
         """Return the uses `(rows, 2)` of rows that do not expire by the conditions."""
         self._check_tracked()
         uses = self._all_uses()
-        gone = expiry.expired(
-            uses, cast(Grower, self._owner).commits, keep_at_most=None, **conditions
-        )
+        gone = expiry.expired(uses, self._commits, keep_at_most=None, **conditions)
         return np.delete(uses, gone, 0)
 
     def _all_uses(self) -> npt.NDArray[np.float64]:
@@ -802,7 +809,7 @@ class KeyedTable(RowsByNumber):
     def _expired(self, conditions: dict[str, int | None]) -> Iterator[expiry.Block]:
         epoch = self._extent.epoch
         uses = self._all_uses()
-        rows = expiry.expired(uses, cast(Grower, self._owner).commits, **conditions)
+        rows = expiry.expired(uses, self._commits, **conditions)
         for start in range(0, rows.size, _BLOCK_ROWS):
             part = rows[start : start + _BLOCK_ROWS]
             epoch.check_open()

@@ -20,6 +20,7 @@ from typing import (
     Self,
     TypeAlias,
     TypeVar,
+    cast,
     overload,
 )
 
@@ -31,6 +32,7 @@ from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import INTERNAL, Door, internal_error, internal_errors
 from tierstore._dtypes import DTypeName, check_unmasked
 from tierstore._progress import Progress, report_nothing
+from tierstore._strictjson import json_values
 from tierstore._table.address import Ids, as_dense, as_written, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
@@ -48,8 +50,8 @@ from tierstore._table.values import (
     spread,
     writable_bytes,
 )
-from tierstore._tiers.base import OPENED_ANEW
-from tierstore._tiers.space import Extent, Nearest, Space
+from tierstore._tiers.base import OPENED_ANEW, Epoch, Rows
+from tierstore._tiers.space import Extent, Nearest, Space, WholeSpace
 from tierstore.errors import ClosedError, CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import Occupancy, TableInformation, TierInformation, TierStats
@@ -72,6 +74,8 @@ IntegerArrayLike: TypeAlias = (
 """Row ids on the host: integers, lists and ranges of them, integer arrays."""
 
 _SCAN_BYTES = 8 << 20
+_MUCH = 64 << 20
+"""Bytes that a read for each id takes at most; see `reads_each`."""
 _NAME = (type(None), str)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -1058,15 +1062,196 @@ def _instead(index: tuple[Any, ...]) -> str:
     return " or ".join(ways) or "give a list of ids, or a slice"
 
 
-# Functions of Python would be calls more in each step, which asks for these several times.
-owner_of: Callable[[Any], Owner] = operator.attrgetter("_owner")
-"""Return what a table, or several that are looked up as one, shares with its store."""
-space_of: Callable[[Table], Space] = operator.attrgetter("_space")
-"""Return the tiers of a table, which it shares with others, as they are now."""
-extent_of: Callable[[Table], Extent] = operator.attrgetter("_extent")
-"""Return where the rows of a table lie in its space now, and the epoch of these places."""
-scalars_in: Callable[[Table], dict[str, Any]] = operator.attrgetter("_scalars")
-"""Return the scalars of a table to look at, which notes no change; see `Table.scalars`."""
+# -- what layers, optimizers and lookups of several tables ask of tables, and have them do
+
+
+class Naming:
+    """What the rows of a table mean when this is made: asked later, it says whether they still do.
+
+    That is not so after a removal of keys or a rollback, for example; see `Epoch`.
+    """
+
+    __slots__ = ("_epoch", "_names", "_table")
+
+    def __init__(self, table: Table) -> None:
+        """Note what the rows mean now."""
+        self._table = table
+        self._epoch = table._extent.epoch
+        self._names = self._epoch.names
+
+    def lost(self) -> str:
+        """Return why rows may mean something else by now; empty if they do not."""
+        return self._table._extent.epoch.renamed_since(self._names)
+
+    def replaced(self) -> bool:
+        """Whether rows have got another meaning, by a change that is over."""
+        now = self._table._extent.epoch
+        return now is not self._epoch and not now.names_hold(self._names)
+
+
+class Together:
+    """Tables that lie under the same tiers, with records of one shape, as long as they do.
+
+    Attributes:
+        space: the tiers that they share.
+        starts: the first row of each in the space, int64.
+        space_rows: how many rows the space has then; it may grow.
+    """
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        """Look the tables up. Raises InvalidInputError if they no longer share a space."""
+        first = tables[0]
+        self.space: Space = first._space
+        if self.space.whole is not None:
+            raise InvalidInputError(
+                f"table {first.name!r} is open with gpu_whole, and a collection takes whole records"
+            )
+        records = _shape(first)
+        for table in tables:
+            if table._space is not self.space or _shape(table) != records:
+                raise InvalidInputError(
+                    f"tables {first.name!r} and {table.name!r} no longer share tiers, or their "
+                    "records differ by now: make the collection anew"
+                )
+        self.starts: Rows = np.array([table._extent.start for table in tables], np.int64)
+        self.space_rows: int = self.space.nearest.rows
+        self._first = first
+        self._tables = tuple(tables)
+        self._named = self._names_now()
+
+    def access(self, name: str) -> HostAccess | DeviceAccess:
+        """Return access to all rows of the space, as those of a table of this name."""
+        owner, whole = self._first._owner, WholeSpace(self.space, name)
+        gpu, layout = self.space.gpu, self._first._layout
+        if gpu is None:
+            return HostAccess(self.space, whole, layout, owner.door)
+        return DeviceAccess(gpu, whole, layout, owner.door, sync_checks=owner.sync_checks)
+
+    def names(self) -> tuple[int, ...]:
+        """Return the number of names of each table; see `Epoch`. Their epochs end together."""
+        if self._named[0] is not self._first._extent.epoch:
+            self._named = self._names_now()
+        return self._named[1]
+
+    def _names_now(self) -> tuple[Epoch, tuple[int, ...]]:
+        first = self._first._extent.epoch  # before the others: a later one is looked at again
+        return first, tuple(table._extent.epoch.names for table in self._tables)
+
+
+def _shape(table: Table) -> tuple[object, ...]:
+    """Return a key that is equal for tables whose records have the same fields, at one place."""
+    layout = table._layout
+    return tuple((name, item.dim, item.form, layout.span(name)) for name, item in layout.fields)
+
+
+def alike(table: Table, field: str) -> tuple[object, ...]:
+    """Return a key that is equal for tables that one lookup and one step can serve.
+
+    They share tiers, and their records have the same fields in the same places.
+    """
+    return table._space, _shape(table), field
+
+
+def renamed(tables: Sequence[Table], names: Sequence[int], among: Iterable[int]) -> str:
+    """Return why rows of tables, `among` these numbers, may mean something else than at `names`.
+
+    Empty if they do not.
+    """
+    whys = (tables[each]._extent.epoch.renamed_since(names[each]) for each in among)
+    return next(filter(None, whys), "")
+
+
+class Scalars:
+    """The scalars of some tables, which all change in the same way; see `Table.scalars`.
+
+    Looking at them notes no change, as `Table.scalars` does. Each call takes as long for many
+    tables as C code takes, since a step of an optimizer makes it.
+
+    Attributes:
+        get: returns one scalar of the first table, or what is given for it; as `dict.get`.
+    """
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        """Look at tables, at least one."""
+        self._tables = tables
+        self._names = dict.fromkeys([table.name for table in tables])
+        self._each = [table._scalars for table in tables]
+        self.get: Callable[..., Any] = self._each[0].get
+
+    def of(self, numbers: Sequence[int]) -> Scalars:
+        """Return those of some of the tables."""
+        return Scalars([self._tables[number] for number in numbers])
+
+    def of_table(self, number: int, keys: Iterable[str]) -> tuple[Any, ...]:
+        """Return scalars of one table, None for each that it does not have."""
+        return tuple(map(self._each[number].get, keys))
+
+    def of_each(self, key: str) -> Callable[[], Iterator[Any]]:
+        """Return a call for a scalar of each table; KeyError where a table does not have it."""
+        return functools.partial(map, operator.itemgetter(key), self._each)
+
+    def agree(self, keys: Iterable[str]) -> bool:
+        """Whether some scalars are equal in all of the tables."""
+        for key in keys:
+            try:
+                found = list(map(operator.itemgetter(key), self._each))
+            except KeyError:  # before the first step
+                found = [each.get(key) for each in self._each]
+            if found.count(found[0]) < len(found):
+                return False
+        return True
+
+    def update(self, numbers: Mapping[str, Any]) -> None:
+        """Set scalars of every table."""
+        for each in self._each:
+            each.update(numbers)
+        self._tables[0]._owner.touched.scalars.update(self._names)
+
+
+def scalar(table: Table, name: str, default: Any = None) -> Any:
+    """Return one scalar of a table; noting no change, as `Table.scalars` does."""
+    return table._scalars.get(name, default)
+
+
+def scalars_to_write(table: Table) -> dict[str, Any]:
+    """Return the scalars of a table as a manifest holds them; raises as `json_values` does."""
+    return json_values(table._scalars)
+
+
+def check_open(table: Any, *, write: bool = False) -> None:
+    """Raise ClosedError if what a table belongs to was closed, ReadOnlyError if it is only read.
+
+    The latter with `write` alone. The table may be several that are looked up as one.
+    """
+    table._owner.door.check(write=write)
+
+
+def unmoving(table: Any) -> AbstractContextManager[Any]:
+    """Return a context for writes, in which no row of a table moves or gets another meaning."""
+    context: AbstractContextManager[Any] = table._owner.door.use(write=True)
+    return context
+
+
+def is_of(table: Table, store: object) -> bool:
+    """Whether a table is of this store."""
+    return table._owner.store is store
+
+
+def where_from(table: Table) -> str:
+    """Return what distinguishes a table from others of its name, in every process."""
+    store = table._owner.store
+    if store is None:
+        place: str = cast(Any, table._generation).place  # see `Unversioned`
+        return place
+    return f"the store {store.uuid}"
+
+
+def reads_each(table: Table, nbytes: int) -> bool:
+    """Whether reading a row for each id, so many bytes, is faster than finding the distinct rows.
+
+    It is on the host, if it needs little memory.
+    """
+    return table._space.gpu is None and nbytes <= _MUCH
 
 
 def recorded(tables: Sequence[Table], among: Iterable[int]) -> list[int]:

@@ -230,6 +230,8 @@ class Space:
         self.host = host
         self.gpu = gpu
         self.whole = whole
+        self.closed: bool = False
+        """Whether its tables are in other spaces by now, or nowhere."""
         if gpu is not None:
             gpu.tables = [(extent.table, extent.range) for extent in self.extents]
         self.nearest: Nearest = Uncached(below) if host is None else host
@@ -364,6 +366,7 @@ class Space:
 
     def close(self, reason: str = OPENED_ANEW) -> None:
         """End every lease and free the memory, even if the GPU has failed."""
+        self.closed = True
         self.end_epochs(reason, renamed=())
         if self.gpu is not None:
             self.gpu.epoch.end(reason, names=False)

@@ -13,8 +13,9 @@ from tierstore._disk.partitioning import partition_of_key
 from tierstore._keys.growing import Asked
 from tierstore._progress import Progress
 from tierstore._table import expiry, merging
-from tierstore._table.keyed import OTHERWISE, KeyedTable, commits_after, without_row
+from tierstore._table.keyed import OTHERWISE, KeyedTable, without_row
 from tierstore._table.missing import Missing
+from tierstore._table.table import check_open
 from tierstore.distributed.key_exchange import KeyExchange, Numbers
 from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.table import DistributedTable
@@ -208,7 +209,7 @@ class DistributedKeyedTable:
         `KeyedTable.remove`; a commit of all ranks makes it final. After an error that a rank meets
         while it removes keys, all of them refuse to go on until `store.rollback()`.
         """
-        gone, door = 0, self.shard._owner.door
+        gone = 0
 
         def removed(asked: Asked) -> Rows:
             nonlocal gone
@@ -219,7 +220,7 @@ class DistributedKeyedTable:
                 raise
             return np.full(asked.codes.size, -1, np.int64)
 
-        self._exchange.ask(keys, "remove", removed, lambda: door.check(write=True))
+        self._exchange.ask(keys, "remove", removed, lambda: check_open(self.shard, write=True))
         return sum(self._ranks.together("count the keys that were removed", lambda: gone))
 
     def expire(
@@ -273,14 +274,7 @@ class DistributedKeyedTable:
         def merged() -> int:
             try:
                 wanted = None if shared else self.is_here
-                return merging.merge(
-                    self.shard,
-                    shard,
-                    on_conflict,
-                    commits_after(self.shard, shard),
-                    progress,
-                    wanted,
-                )
+                return self.shard._merged(shard, on_conflict, progress, wanted)
             except Exception as error:
                 self._ranks.fail(f"merge table {self.name!r}", error)
                 raise

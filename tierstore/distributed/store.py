@@ -39,11 +39,11 @@ from tierstore._store.pointer import make_pointer, pointer_to, wanted_version
 from tierstore._store.store import Store
 from tierstore._store.tables import Spaces
 from tierstore._store.versions import read_identity
-from tierstore._strictjson import canonical, json_values
+from tierstore._strictjson import canonical
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.missing import Missing, checked
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.table import Table, Touched
+from tierstore._table.table import Table, Touched, scalars_to_write
 from tierstore._tiers.base import OPENED_ANEW, REMOVED, ROLLED_BACK
 from tierstore._tiers.memory import available_bytes
 from tierstore.distributed import folding, schema, versions
@@ -441,7 +441,7 @@ class DistributedStore(Closing, Mapping[str, Any]):
         """Commit the partitions of this rank where rows were written."""
         tables = {}
         for name in list(self.touched.scalars):
-            info, scalars = self._manifest.tables[name], json_values(self._tables[name]._scalars)
+            info, scalars = self._manifest.tables[name], scalars_to_write(self._tables[name])
             if canonical(scalars) != canonical(info.scalars):
                 tables[name] = dataclasses.replace(info, scalars=scalars)
         for space in self._spaces.open:
@@ -891,7 +891,17 @@ def within_share(options: Options, ranks: Ranks) -> Options:
     return dataclasses.replace(options, budget=dataclasses.replace(budget, host=share))
 
 
-def fail_on_every_rank(owner: object, what: str, error: Exception) -> None:
-    """Raise an error on all ranks that share what owns a table; nothing for another owner."""
-    if isinstance(owner, DistributedStore):
-        owner._ranks.fail(what, error)
+def sharing(table: Any) -> DistributedStore | None:
+    """Return the store whose ranks share the rows of a table, or of several looked up as one.
+
+    None where one process has all of them.
+    """
+    owner = table._owner
+    return owner if isinstance(owner, DistributedStore) and owner.ranks > 1 else None
+
+
+def fail_on_every_rank(tables: Iterable[Any], what: str, error: Exception) -> None:
+    """Raise an error on all ranks that share the rows of any of these tables."""
+    for store in {sharing(table) for table in tables}:
+        if store is not None:
+            store._ranks.fail(what, error)

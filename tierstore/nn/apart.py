@@ -8,8 +8,8 @@ from typing import Any
 import torch.distributed as dist
 
 from tierstore._table.joint import JointTable
-from tierstore._table.table import Table, owner_of
-from tierstore.distributed.store import DistributedStore
+from tierstore._table.table import Table
+from tierstore.distributed.store import sharing
 from tierstore.errors import FOR_RANKS, InvalidInputError
 
 __all__ = ["check_not_apart", "in_group"]
@@ -24,7 +24,12 @@ def check_not_apart(table: Table | JointTable, optimizers: Iterable[Any]) -> Non
     Raise nothing where one of the `optimizers` is for copies that all ranks train alike.
     """
     ranks = dist.get_world_size()
-    if ranks == 1 or _ranks_of(table) == ranks or any(each.replicated for each in optimizers):
+    shared = sharing(table)
+    if (
+        ranks == 1
+        or (shared is not None and shared.ranks == ranks)
+        or any(each.replicated for each in optimizers)
+    ):
         return
     raise InvalidInputError(
         f"{ranks} ranks train, and nothing combines the gradients of rows between them: each "
@@ -32,9 +37,3 @@ def check_not_apart(table: Table | JointTable, optimizers: Iterable[Any]) -> Non
         "optimizer replicated=True if every rank applies the gradients of all to a copy of the "
         "store"
     )
-
-
-def _ranks_of(table: Table | JointTable) -> int:
-    """Return how many ranks share the rows of a table."""
-    owner: object = owner_of(table)
-    return owner.ranks if isinstance(owner, DistributedStore) else 1

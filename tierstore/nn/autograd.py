@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tierstore._table.host import Lease
 from tierstore._table.joint import JointTable
-from tierstore._table.table import Table, owner_of
+from tierstore._table.table import Table, check_open
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.errors import ClosedError, InvalidInputError
@@ -272,7 +272,7 @@ class Batch:
 
     def _names_seen(self) -> Any:
         """Return the number of names of each table with which its lease began; see `Epoch`."""
-        names = self._placement.names
+        names = self._placement.names()
         return (-1,) * len(names) if self.lease.ended else names  # by another thread meanwhile
 
     def moved(self, touched: Iterable[int] | None = None) -> str:
@@ -377,7 +377,7 @@ class Batch:
         As after a removal of keys, or a rollback; see `moved`.
         """
         if why := self.moved(touched):
-            owner_of(self._table).door.check()  # a store that was closed says so
+            check_open(self._table)  # a store that was closed says so
             raise ClosedError(
                 f"{why} since this forward pass through table {self._table.name!r}; run the "
                 "forward pass again for a gradient"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tierstore import initializers
 from tierstore._table.host import Lease
-from tierstore._table.table import Table, scalars_in
+from tierstore._table.table import Table, scalar
 from tierstore._table.values import Columns
 from tierstore.errors import InvalidInputError
 from tierstore.spec import Field
@@ -79,7 +79,7 @@ class Average:
     @property
     def steps(self) -> int:
         """The number of steps that were averaged."""
-        return int(scalars_in(self._table).get(self.count_name, 0))
+        return int(scalar(self._table, self.count_name, 0))
 
     def update(
         self, lease: Lease, before: Values, decay: float, trained: Tensor | None = None

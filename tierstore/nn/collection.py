@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tierstore._store.store import Store
-from tierstore._table.joint import Features, JointTable, alike
-from tierstore._table.table import Table, owner_of
+from tierstore._table.joint import Features, JointTable
+from tierstore._table.table import Table, alike, is_of
 from tierstore.distributed.joint import DistributedJointTable
 from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.table import DistributedTable
@@ -489,7 +489,7 @@ def _source(store: Store, feature: str, given: Any) -> tuple[AnyTable, str]:
     table, field = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     if isinstance(table, str):
         table = store[table]
-    elif isinstance(table, AnyTable) and owner_of(_shard(table)).store is not store:
+    elif isinstance(table, AnyTable) and not is_of(_shard(table), store):
         raise InvalidInputError(
             f"table {table.name!r} of feature {feature!r} is of another store; a collection is "
             "over tables of one"

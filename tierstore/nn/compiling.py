@@ -9,15 +9,14 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tierstore._memory_table import Unversioned
 from tierstore._table.joint import Features, JointTable
-from tierstore._table.table import Table, owner_of
+from tierstore._table.table import Table, where_from
 from tierstore.errors import ClosedError
 from tierstore.nn.autograd import Module, accumulates
 from tierstore.nn.jagged import Bags
@@ -50,19 +49,11 @@ def register(module: Any, table: Table | JointTable, field: str) -> str:
     elsewhere.
     """
     tables = table.tables if isinstance(table, JointTable) else (table,)
-    places = " and ".join(dict.fromkeys(map(_place, tables)))
+    places = " and ".join(dict.fromkeys(map(where_from, tables)))
     names = ",".join(each.name for each in tables)
     name = f"{_BETWEEN.join((places, names, field))}#{next(_numbers)}"
     _modules[name] = module
     return name
-
-
-def _place(table: Table) -> str:
-    """Return what distinguishes a table from others of its name, in every process."""
-    store = owner_of(table).store
-    if store is None:
-        return cast(Unversioned, table._generation).place
-    return f"the store {store.uuid}"
 
 
 def _named(name: str) -> Any:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from tierstore._table.keyed import KeyedTable
-from tierstore._table.table import extent_of
-from tierstore._tiers.base import Epoch
+from tierstore._table.table import Naming
 from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.errors import ClosedError, InvalidInputError, RowIndexError
 from tierstore.nn.jagged import jagged
@@ -89,32 +88,23 @@ def while_named(tables: Iterable[ByKey], call: Callable[[], T]) -> T:
     It finds rows and leases or reads them, and another thread may remove keys in between. Ranks
     cannot look up again each by itself: there, raises ClosedError.
     """
-    named = [(table, extent_of(_shard(table)).epoch) for table in tables]
+    asked = tuple(tables)
     while True:
+        names = [Naming(_shard(table)) for table in asked]
         try:
             found = call()
         except (ClosedError, RowIndexError):
-            if not _moved(named):
+            if not any(map(Naming.replaced, names)):
                 raise
         else:
-            if not _moved(named):
+            if not any(map(Naming.replaced, names)):
                 return found
-        for table, _ in named:
+        for table in asked:
             if isinstance(table, DistributedKeyedTable):
                 raise ClosedError(
                     f"rows of table {table.name!r} got other keys while they were looked up; "
                     "remove keys between passes, and run this one again"
                 )
-        named = [(table, extent_of(_shard(table)).epoch) for table, _ in named]
-
-
-def _moved(named: Iterable[tuple[ByKey, Epoch]]) -> bool:
-    """Whether rows of a table got other keys since an epoch."""
-    for table, before in named:
-        now = extent_of(_shard(table)).epoch
-        if now is not before and not now.names_hold(before.names):
-            return True
-    return False
 
 
 def _shard(table: ByKey) -> KeyedTable:

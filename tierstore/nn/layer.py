@@ -14,7 +14,7 @@ from torch import Tensor
 from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore._table.joint import JointTable
-from tierstore._table.table import Table, space_of
+from tierstore._table.table import Table, reads_each
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreWarning, warn
 from tierstore.nn.autograd import Batch
 from tierstore.nn.remote import RemoteBatch, RemoteLease, Shared
@@ -22,7 +22,6 @@ from tierstore.nn.rows import RowsParameter
 
 __all__ = ["AVERAGED", "RowsLayer", "copied"]
 
-_MUCH = 64 << 20
 AVERAGED: int = id(RowsParameter)
 """In the memo of `copy.deepcopy`: the copy is to look up averages, and needs no warning."""
 _OF_MODULES = tuple(vars(torch.nn.Module()))
@@ -111,13 +110,8 @@ class RowsLayer(torch.nn.Module):
         return lease
 
     def expands(self, nbytes: int) -> bool:
-        """Tell whether to read a row for each id, so many bytes, that takes no part in training.
-
-        On the host this is faster than finding the distinct rows, if it needs little memory.
-        """
-        if self.is_shared:
-            return False
-        return space_of(_first_of(self.table)).gpu is None and nbytes <= _MUCH
+        """Tell whether to read a row for each id, so many bytes, that takes no part in training."""
+        return not self.is_shared and reads_each(_first_of(self.table), nbytes)
 
     # -- as a module
 

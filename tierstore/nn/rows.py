@@ -15,10 +15,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from tierstore._table.joint import JointTable
-from tierstore._table.table import Table, owner_of
+from tierstore._table.table import Table, unmoving
 from tierstore._tiers.base import UNDONE
 from tierstore.distributed.ranks import Ranks, Squares
-from tierstore.distributed.store import DistributedStore
+from tierstore.distributed.store import sharing
 from tierstore.errors import (
     ClosedError,
     InvalidInputError,
@@ -99,9 +99,8 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         self.table: Any = table
         self.field = field
         self._is_joint = isinstance(table, JointTable)
-        owner: Any = owner_of(table)
-        shared = isinstance(owner, DistributedStore) and owner.ranks > 1
-        self._ranks: Ranks | None = owner._ranks if shared else None
+        shared = sharing(table)
+        self._ranks: Ranks | None = None if shared is None else shared._ranks
         self._squares: Squares | None = None
         """Those of the gradients of all ranks, as of the last backward pass."""
         self._of_shard: ShardGradient | None = None
@@ -236,10 +235,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         self.show()
         if self._whole is None:
             return torch.empty(0, dtype=torch.int64, device=self.device)
-        rows = self._whole.batch.distinct
-        own = self.table.location.own(rows) if self._is_joint else rows.clone()
-        owner = owner_of(self.table)
-        return owner.ids_of(own) if isinstance(owner, DistributedStore) else own
+        return own_ids(self, self._whole.batch.distinct.clone())
 
     @property
     def table_of(self) -> Tensor:
@@ -440,7 +436,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
                 self._look_at_write(batch.lease.read(self.field).to(self._content.dtype))
             batch.lease.write(self.field, rows)
         else:
-            with owner_of(self.table).door.use(write=True):  # or keys might move before the write
+            with unmoving(self.table):
                 why = batch.moved()
                 if not why:
                     self.table.write(batch.distinct, rows, self.field)
@@ -804,3 +800,11 @@ def _is_differentiated(parameter: Any) -> bool:
             return True
         parameter = functorch.get_unwrapped(parameter)
     return False
+
+
+def own_ids(parameter: RowsParameter, rows: Tensor) -> Tensor:
+    """Return the ids of rows, given as batches of a parameter have them, each in its own table."""
+    table = parameter.table
+    own: Tensor = table.location.own(rows) if isinstance(table, JointTable) else rows
+    shared = sharing(table)
+    return own if shared is None else shared.ids_of(own)

@@ -14,7 +14,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from tierstore._door import interrupts_deferred
 from tierstore._store.store import Store
-from tierstore._table.table import Table, owner_of
+from tierstore._table.table import Table, check_open
 from tierstore.distributed.store import fail_on_every_rank
 from tierstore.errors import (
     InvalidInputError,
@@ -289,7 +289,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 )
         new = [rows for rows in found if rows not in self._fields]
         for table in itertools.chain.from_iterable(rows.tables for rows in new):
-            owner_of(table).door.check(write=True)
+            check_open(table, write=True)
         self._plans.update((rows, plans[rows]) for rows in new)
         states = {rows: self._states_of(rows, plans[rows]) for rows in new}
         if self._continues:
@@ -430,8 +430,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                     self._update(gradients)
                 except Exception as error:
                     error.add_note("this step may be written in part; store.rollback() drops it")
-                    for owner in {owner_of(field.rows.table) for field in self._fields.values()}:
-                        fail_on_every_rank(owner, "take a step", error)
+                    fail_on_every_rank((each.table for each in self._fields), "take a step", error)
                     raise
             finally:
                 _set_grad_enabled(enabled)

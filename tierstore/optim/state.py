@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tierstore import initializers
-from tierstore._table.table import Table, extent_of, scalars_in
+from tierstore._table.table import Naming, Table, scalar
 from tierstore._tiers.base import ROLLED_BACK
 from tierstore.errors import InvalidInputError, counted
 from tierstore.optim.float8 import SIGNED, SIZES, Float8
@@ -83,7 +83,7 @@ class StoredState:
         }
         self.anew: bool = bool(plan.rows or plan.shared)
         self._has_state = self.anew
-        self._begun_at: tuple[Any, int] | None = None
+        self._begun_at: tuple[Any, Naming] | None = None
         self._token: object = object()
 
     def begin(self) -> int:
@@ -103,15 +103,15 @@ class StoredState:
         self.hold()
         if not self.anew:
             return 0
-        store, names, steps = self.table.store, extent_of(self.table).epoch.names, 0
-        before, self._begun_at = self._begun_at, (store and store.version, names)
+        store, steps = self.table.store, 0
+        before, self._begun_at = self._begun_at, (store and store.version, Naming(self.table))
         if before is None:
             steps = self.steps
             if steps:
                 self.reset()
         elif before[0] != self._begun_at[0]:
             self.anew = False
-        elif extent_of(self.table).epoch.renamed_since(before[1]) == ROLLED_BACK:
+        elif before[1].lost() == ROLLED_BACK:
             self.reset()
         return steps
 
@@ -136,7 +136,7 @@ class StoredState:
 
     def check_owner(self) -> None:
         """Raise InvalidInputError if the state there is of another class or another type."""
-        found = scalars_in(self.table).get(self.owned)
+        found = scalar(self.table, self.owned)
         if found is not None and found["class"] != self.owner:
             raise InvalidInputError(
                 f"table {self.table.name!r} holds the state of {found['class']} after "
@@ -250,7 +250,7 @@ class StoredState:
     @property
     def steps(self) -> int:
         """How many steps were taken."""
-        return int(scalars_in(self.table).get(self.step, 0))
+        return int(scalar(self.table, self.step, 0))
 
     def claim(self) -> None:
         """Record whose state this is."""

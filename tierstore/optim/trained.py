@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tierstore._table.joint import JointTable
-from tierstore._table.table import owner_of, scalars_in
+from tierstore._table.table import Scalars
 from tierstore._table.values import Columns
-from tierstore.distributed import DistributedStore
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Gradient
 from tierstore.nn.average import Average
-from tierstore.nn.rows import RowsParameter
+from tierstore.nn.rows import RowsParameter, own_ids
 from tierstore.optim.float8 import Float8
 from tierstore.optim.in_place import InPlace
 from tierstore.optim.probe import StatePlan
@@ -37,25 +34,12 @@ class _Alike(NamedTuple):
     Attributes:
         group: the number of the group of options.
         tables: their numbers; the first one stands for all.
-        scalars: those of each, which a table keeps for good.
-        names: of the tables.
+        scalars: of all of them.
     """
 
     group: int
     tables: list[int]
-    scalars: list[dict[str, Any]]
-    names: dict[str, None]
-
-    def agree(self, keys: Sequence[str]) -> bool:
-        """Whether some scalars are still equal in all of the tables."""
-        for key in keys:
-            try:
-                found = list(map(itemgetter(key), self.scalars))
-            except KeyError:  # before the first step
-                found = [each.get(key) for each in self.scalars]
-            if found.count(found[0]) < len(found):
-                return False
-        return True
+    scalars: Scalars
 
 
 @dataclass
@@ -98,8 +82,9 @@ class TrainedField:
         self.states: tuple[StoredState, ...] = tuple(states)
         self.group: int | None = None
         self.groups: dict[int, int] = {}
-        self._scalars = [scalars_in(state.table) for state in states]
-        self._parted: tuple[frozenset[int], list[_Alike]] | None = None
+        self._scalars = Scalars([state.table for state in states])
+        self._owners = self._scalars.of_each(states[0].owned)
+        self._parted: tuple[frozenset[int], list[_Alike], list[Scalars]] | None = None
         self._owned: list[Any] | None = None
         """The owners of the tables' state when `check_owner` found no fault, if all are known."""
         self.held: int | None = None
@@ -136,14 +121,14 @@ class TrainedField:
         """Raise InvalidInputError if the state of a table is of another class or another type."""
         first = self.states[0]
         try:
-            owned: list[Any] | None = list(map(itemgetter(first.owned), self._scalars))
+            owned: list[Any] | None = list(self._owners())
         except KeyError:
             owned = None
         if owned is not None and owned == self._owned:
             return
         own = first.owner, first.rounding.states
-        for state, scalars in zip(self.states, self._scalars, strict=True):
-            found = scalars.get(first.owned)
+        for number, state in enumerate(self.states):
+            (found,) = self._scalars.of_table(number, [first.owned])
             if found is not None and (found["class"], found.get("state_dtype")) != own:
                 state.check_owner()
         self._owned = owned
@@ -163,9 +148,11 @@ class TrainedField:
         if (
             parted is None
             or (parted[0] is not gradient.touched and parted[0] != gradient.touched)
-            or not all(map(_Alike.agree, parted[1], repeat(names)))
+            or not all(map(Scalars.agree, parted[2], repeat(names)))
         ):
-            parted = self._parted = gradient.touched, self._part(gradient.touched)
+            found = self._part(gradient.touched)
+            several = [alike.scalars for alike in found if len(alike.tables) > 1]
+            parted = self._parted = gradient.touched, found, several
         found = parted[1]
         if len(found) == 1 and len(found[0].tables) == len(gradient.touched):
             return [Share(found[0], gradient.trained)]
@@ -177,16 +164,10 @@ class TrainedField:
         for number in sorted(touched):
             group = self.groups.get(number, self.group)
             if group is not None:
-                key = group, *map(self._scalars[number].get, names)
+                key = group, *self._scalars.of_table(number, names)
                 found.setdefault(key, []).append(number)
         return [
-            _Alike(
-                key[0],
-                numbers,
-                [self._scalars[number] for number in numbers],
-                dict.fromkeys([self._tables[number].name for number in numbers]),
-            )
-            for key, numbers in found.items()
+            _Alike(key[0], numbers, self._scalars.of(numbers)) for key, numbers in found.items()
         ]
 
     def _apart(self, gradient: Gradient, found: list[_Alike]) -> list[Share]:
@@ -217,7 +198,7 @@ class TrainedField:
             return False
         before = None if self._ema is None else self._averages[0].before(lease)
         first, values = self.states[share.of.tables[0]], gradient.values
-        step = int(share.of.scalars[0].get(first.step, 0)) + 1
+        step = int(share.of.scalars.get(first.step, 0)) + 1
         if not self._in_place.step(
             lease,
             values,
@@ -242,7 +223,7 @@ class TrainedField:
             gradient.trim()
         if share.trained is not None:
             share.trained = share.trained[: lease.bound]
-        values, scalars = lease.read_columns(self._all()), share.of.scalars[0]
+        values, scalars = lease.read_columns(self._all()), share.of.scalars
         begun, state = scalars.get(first.step, 0) > 0, {}
         for key, initial in self._plan.shared.items():
             value = scalars.get(first.shared[key], initial)
@@ -319,7 +300,7 @@ class TrainedField:
             first = self._averages[share.of.tables[0]]
             averaged = first.update(gradient.batch.lease, before, self._ema, trained)
         alike, kept = share.of, self.states[share.of.tables[0]]
-        earlier = alike.scalars[0]
+        earlier = alike.scalars
         numbers: dict[str, Any] = {}
         for name, initial in self._counts:
             numbers[name] = int(earlier.get(name, initial)) + 1
@@ -328,22 +309,15 @@ class TrainedField:
                 value = state[key]
                 numbers[kept.shared[key]] = value.item() if isinstance(value, Tensor) else value
         numbers |= averaged
-        for scalars in alike.scalars:
-            scalars.update(numbers)
+        alike.scalars.update(numbers)
         if self._owned is None:
-            for number in [n for n in alike.tables if kept.owned not in self._scalars[n]]:
-                self.states[number].claim()
-        owner_of(kept.table).touched.scalars.update(alike.names)
+            for number in alike.tables:
+                if self._scalars.of_table(number, [kept.owned]) == (None,):
+                    self.states[number].claim()
 
     def _own_ids(self, gradient: Gradient) -> Tensor:
         """Return the id of each row of a gradient in its own table."""
-        own = gradient.batch.distinct[: gradient.batch.lease.bound]
-        if isinstance(self.rows.table, JointTable):
-            own = self.rows.table.location.own(own)
-        owner = owner_of(self.rows.table)
-        if isinstance(owner, DistributedStore) and owner.ranks > 1:
-            own = owner.ids_of(own)
-        return own
+        return own_ids(self.rows, gradient.batch.distinct[: gradient.batch.lease.bound])
 
     def _projected(self, project: Project, weights: Tensor) -> Tensor:
         """Return what is to be written; raises InvalidInputError for another shape."""
