@@ -6,8 +6,6 @@ import hashlib
 import os
 from pathlib import Path
 
-__all__ = ["digest"]
-
 
 def digest() -> str:
     """Return the hash of the C files beside this one, or "" in a wheel, which has none.

@@ -32,9 +32,6 @@ from tierstore._tiers.space import Extent, Space, WholeSpace
 from tierstore.errors import ClosedError, DeviceError
 from tierstore.spec import Field, RecordLayout
 
-__all__ = ["Access", "HostAccess", "HostLease", "Lease", "Piece", "assembled"]
-
-
 _INT64 = np.dtype(np.int64)
 _NOTHING = nullcontext()
 

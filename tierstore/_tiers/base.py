@@ -11,28 +11,6 @@ import numpy.typing as npt
 from tierstore.errors import ClosedError
 from tierstore.stats import TierStats
 
-__all__ = [
-    "GONE",
-    "OPENED_ANEW",
-    "REFRESHED",
-    "REMOVED",
-    "REPLACED",
-    "RESTORED",
-    "ROLLED_BACK",
-    "UNDONE",
-    "Bytes",
-    "Collecting",
-    "Delivering",
-    "DeviceView",
-    "Epoch",
-    "LowestTier",
-    "MappedTier",
-    "Renewed",
-    "Rows",
-    "Tier",
-    "lease_ended",
-]
-
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 

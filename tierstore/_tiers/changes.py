@@ -6,8 +6,6 @@ from collections import deque
 
 from tierstore.stats import TierStats
 
-__all__ = ["Changes"]
-
 
 class Changes:
     """How often records of a tier changed, or lost the slots they were in.

@@ -48,8 +48,6 @@ from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
 from tierstore.stats import Occupancy, TierStats, tally
 
-__all__ = ["APART_BYTES", "Change", "HostTier", "nothing_to_await"]
-
 Positions = npt.NDArray[np.intp]
 
 _FILL_BYTES = 8 << 20

@@ -17,9 +17,6 @@ import numpy.typing as npt
 from tierstore import _cgroups
 from tierstore.errors import CapacityError, InvalidInputError
 
-__all__ = ["ALIGNMENT", "KINDS", "Arena", "allocate", "available_bytes", "choose", "give_back"]
-
-
 KINDS = ("pageable", "pinned", "managed")
 
 _HUGE_PAGE = 2 << 20

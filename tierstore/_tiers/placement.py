@@ -37,18 +37,6 @@ if TYPE_CHECKING:
 _EXPECTED_ROWS = 1 << 20
 """Least rows that a table without a capacity is expected to have, when memory is divided."""
 
-__all__ = [
-    "Part",
-    "Placement",
-    "check_names",
-    "divided",
-    "find_device",
-    "nbytes_of",
-    "slots_of",
-    "tables_of",
-    "total_of",
-]
-
 
 def find_device(name: str | torch.device | Device) -> Device | None:
     """Return the device of a name, or None for the CPU: "cpu", "cuda", "cuda:1" or "auto".

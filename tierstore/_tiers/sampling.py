@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Sampling"]
-
 _STEP = 0x9E3779B97F4A7C15
 """2⁶⁴ over the golden ratio: its multiples are spread evenly, whatever pattern the batches have."""
 

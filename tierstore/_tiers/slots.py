@@ -23,18 +23,6 @@ from tierstore.policy import PolicySpec, lru
 if TYPE_CHECKING:
     pass
 
-__all__ = [
-    "STAGING_BYTES",
-    "CachedSlots",
-    "DirectSlots",
-    "SlotMap",
-    "arena_bytes",
-    "bytes_for",
-    "queue_bytes",
-    "slots_for",
-    "staging_rows",
-]
-
 STAGING_BYTES = 2 << 20
 """Records that go to or come from the tier below are moved this many bytes at a time."""
 

@@ -35,8 +35,6 @@ from tierstore._tiers.slots import staging_rows
 from tierstore._tiers.uncached import Uncached
 from tierstore.stats import Occupancy, TierInformation, TierStats
 
-__all__ = ["Extent", "Nearest", "Router", "Space", "WholeSpace", "laid_out", "lowest_of"]
-
 _NO_ROWS = np.empty(0, np.int64)
 
 Nearest = HostTier | Uncached

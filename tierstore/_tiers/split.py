@@ -16,8 +16,6 @@ import numpy as np
 from tierstore._tiers.base import Bytes, MappedTier, Rows
 from tierstore.stats import TierStats
 
-__all__ = ["Piece", "Selected", "Selection", "Split"]
-
 _WIDEST = 16
 """Most bytes that a kernel moves in one access."""
 

@@ -17,8 +17,6 @@ from tierstore import _rowcopy
 from tierstore._tiers.base import Bytes, MappedTier, Rows, Tier
 from tierstore._tiers.slots import Slots
 
-__all__ = ["Uncached", "pieces_of", "read_once", "read_ranges", "write_ranges"]
-
 Positions = npt.NDArray[np.intp]
 
 

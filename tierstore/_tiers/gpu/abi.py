@@ -15,22 +15,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-__all__ = [
-    "COUNTERS",
-    "COUNTERS_BYTES",
-    "RECORDS",
-    "TIER",
-    "Arguments",
-    "BatchArgument",
-    "BatchArguments",
-    "Mode",
-    "RowsArgument",
-    "Source",
-    "Structure",
-    "TierArgument",
-    "bytes_of",
-]
-
 _PACKAGE = "tierstore._tiers.gpu"
 _POINTER = ctypes.c_uint64
 _TYPES: dict[str, Any] = {

@@ -25,8 +25,6 @@ from tierstore.errors import (
     MissingExtraError,
 )
 
-__all__ = ["BLOCK", "CudaDevice", "Device", "Start", "device_error"]
-
 BLOCK = TIER.constants["THREADS"]
 """Threads of a block, in every kernel."""
 

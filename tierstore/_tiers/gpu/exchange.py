@@ -19,9 +19,6 @@ from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.host import HostTier
 
-__all__ = ["Staging"]
-
-
 _STAGING_BYTES = 16 << 20
 
 

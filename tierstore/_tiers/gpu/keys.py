@@ -13,8 +13,6 @@ from tierstore._tiers.gpu.abi import Arguments, Source
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel, Launcher, as_large_as_the_work
 
-__all__ = ["KEYS", "DeviceKeys", "Guess"]
-
 KEYS = Source(
     ("tierstore._tiers.gpu", "kernels/prelude.cuh"), ("tierstore._tiers.gpu", "kernels/keys.cu")
 )

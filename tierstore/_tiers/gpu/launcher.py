@@ -9,8 +9,6 @@ from typing import Any
 from tierstore._tiers.gpu.abi import TIER, Arguments, Source
 from tierstore._tiers.gpu.device import BLOCK, Device, Start
 
-__all__ = ["OWN", "Kernel", "Launcher", "as_large_as_the_work", "strided"]
-
 Grid = Callable[[int, int, int], int]
 """Number of blocks for some items, of which so many run at a time, on so many multiprocessors."""
 

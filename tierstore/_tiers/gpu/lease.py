@@ -23,8 +23,6 @@ from tierstore._tiers.gpu.launcher import OWN, Kernel, Launcher
 from tierstore._tiers.gpu.link import AsyncScalar, Mailbox
 from tierstore._tiers.gpu.memory import GpuMemory
 
-__all__ = ["NO_ROWS", "GpuLease", "PinnedLeases", "Room"]
-
 NO_ROWS = np.empty(0, np.int64)
 _MUCH = 16 << 20
 _LITTLE = 1 << 20

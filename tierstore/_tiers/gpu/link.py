@@ -13,9 +13,6 @@ from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.memory import Arena
 
-__all__ = ["AsyncScalar", "FeatureIds", "Inbox", "Mailbox", "Ordering", "region_bits"]
-
-
 _BATCHES = 4
 _LEAST_IDS = 1024
 _HEAD = 32_768

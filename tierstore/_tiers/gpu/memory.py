@@ -28,15 +28,6 @@ from tierstore.errors import CapacityError, NotPrefetchedError, RowIndexError
 from tierstore.policy.base import DeviceScores
 from tierstore.stats import TierStats, tally
 
-__all__ = [
-    "MOST_FEATURES",
-    "Counts",
-    "GpuMemory",
-    "Scores",
-    "Workspace",
-]
-
-
 _FOREIGN = -(1 << 62)
 """FOREIGN of tier.cuh."""
 _BAD_ID = -(0x2D9A << 48)

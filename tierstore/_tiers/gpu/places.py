@@ -15,8 +15,6 @@ from typing import Any
 from tierstore._tiers.gpu.abi import TIER
 from tierstore._tiers.gpu.device import Device
 
-__all__ = ["PLACES", "Places"]
-
 PLACES: Any = TIER.structure("Places")
 """The structure that kernels read."""
 

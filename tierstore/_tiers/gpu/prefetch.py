@@ -14,9 +14,6 @@ from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.memory import Workspace
 
-__all__ = ["Fetch", "Fetches"]
-
-
 _MOST = 62
 _WINDOW = TIER.constants["WINDOW"]
 _CERTAIN = TIER.constants["CERTAIN"]

@@ -9,8 +9,6 @@ from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.memory import GpuMemory
 
-__all__ = ["Replays"]
-
 _MOST_LOGGED = 1 << 16
 
 

@@ -31,8 +31,6 @@ from tierstore.errors import CapacityError, InvalidInputError
 from tierstore.policy import PolicySpec, lru
 from tierstore.stats import TierStats
 
-__all__ = ["GpuTier"]
-
 _MOST_IDS = 2**31 - 8
 _LAST_BATCH = 2**30 - 2
 _UNLIMITED = 2**32 - 1

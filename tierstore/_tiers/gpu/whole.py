@@ -11,8 +11,6 @@ from tierstore._tiers.base import Tier
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.split import Split
 
-__all__ = ["WholeColumns"]
-
 _LOAD_BYTES = 8 << 20
 
 
