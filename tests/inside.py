@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from tierstore import _parts
+from tierstore._disk import manifest as _manifest
 
 
 def space(table: Any) -> Any:
@@ -86,6 +87,11 @@ def state(store: Any) -> Any:
 def manifest(store: Any) -> Any:
     """Return the manifest of a store's open version."""
     return state(store).manifest
+
+
+def entries() -> set[str]:
+    """Return the entries of a manifest that this version knows."""
+    return set(_manifest._ENTRIES)
 
 
 def door(store: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tierstore import Field, TableSpec
 
 DIM = 4
@@ -134,3 +137,30 @@ def test_a_copy_added_all_of_its_rows(tmp_path: Path) -> None:
         store.update_copy(tmp_path / "copy.tier")
     with tierstore.open(tmp_path / "copy.tier") as reader:
         assert wrote(reader)[-1][0] == 2
+
+
+def test_stores_have_the_entries_of_the_format_until_they_use_more(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "file-format.md").read_text("utf-8")
+    listed = page.split("| key of a manifest | |", 1)[1].split("\n\n", 1)[0]
+    keys = [
+        key
+        for line in listed.splitlines()[2:]
+        for key in re.findall(r"`(\w+)`", line.split(" | ", 1)[0])
+    ]
+    always = keys[: keys.index("tables") + 1]
+
+    def newest() -> list[str]:
+        text = max(path.glob("manifest-*.json")).read_text("utf-8")
+        return list(json.loads(text)["body"])
+
+    path = tmp_path / "s.tier"
+    with tierstore.create(path, {"t": TableSpec(30, DIM)}) as store:
+        assert newest() == always
+        store["t"].write([1], rows(1))
+        store.commit()
+        assert newest() == always
+        store.fold()
+        assert newest() == always
+        store.keep(store.version, "best")
+        assert newest() == [*always, "names"]
+    assert set(keys) == inside.entries() - {"time"}  # which earlier programs wrote
