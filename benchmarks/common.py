@@ -58,20 +58,21 @@ def in_turn(
     contestants: Mapping[str, Callable[[], object]],
     repeat: int,
     before: Callable[[str], object] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Time every contestant `repeat` times, alternating in rounds; the first round is discarded.
 
-    `before` prepares each measurement and is not timed. Returns seconds by name.
+    `before` prepares each measurement and is not timed. Returns seconds of `clock` by name.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(repeat + 1):
         for name, run in contestants.items():
             if before is not None:
                 before(name)
-            begin = time.perf_counter()
+            begin = clock()
             run()
             if number:
-                seconds[name].append(time.perf_counter() - begin)
+                seconds[name].append(clock() - begin)
     return seconds
 
 

@@ -20,6 +20,7 @@ from tierstore._formats.base import SelectedSource, Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._io import publish
 from tierstore._keys.strings import Strings, may_repeat
+from tierstore._keys.text import Texts
 from tierstore._kinds import check_store
 from tierstore._progress import Progress
 from tierstore._store.opening import create, made_or_opened
@@ -484,7 +485,7 @@ def _kept_rows(path: Path, keys: Keys, duplicates: str) -> npt.NDArray[np.bool_]
 
     Raises InvalidInputError, naming the first three, where `duplicates` is "error".
     """
-    if not may_repeat(keys):
+    if not may_repeat(Texts.packed(keys).hashes() if isinstance(keys, Strings) else keys):
         return None
     listed = keys.tolist() if isinstance(keys, np.ndarray) else list(keys)
     distinct = len(set(listed))

@@ -6,9 +6,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tierstore._formats import _arrow, open_source
+from tierstore._formats.delimited import format_rows
 from tierstore.errors import FormatError
 
 KEYS = ("a", "b c", 'q"u', "x,y", "é", "7", "", "\ttab", "'", "-1", "NA", "a\nb", "0x1")
@@ -82,3 +84,30 @@ def test_keys_in_quotes_are_as_long_as_their_lines() -> None:
         (b"a,1\n", False),
     ]:
         assert _arrow.only_keys_are_quoted(block, ",") is simple, block
+
+
+def test_digits_that_pyarrow_writes_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow.csv")
+    monkeypatch.setattr(_arrow, "MIN_BYTES", 0)
+    chance = np.random.default_rng(7)
+    for kind, bits in ((np.float32, np.uint32), (np.float64, np.uint64)):
+        block = chance.integers(0, np.iinfo(bits).max, (2000, 5), bits).view(kind)
+        block[:6] = np.array([0, -0.0, np.inf, -np.inf, np.nan, 2.0**-20])[:, None]
+        text = _arrow.number_lines(block, b";")
+        assert text is not None
+        found = np.array([[float(n) for n in row.split(b";")] for row in text.splitlines()])
+        assert np.array_equal(found.astype(kind), block, equal_nan=True), kind
+        zeros = found == 0
+        assert np.array_equal(np.signbit(found[zeros]), np.signbit(block[zeros])), kind
+
+
+def test_digits_that_would_be_rounded_twice_are_written_in_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("pyarrow.csv")
+    monkeypatch.setattr(_arrow, "MIN_BYTES", 0)
+    halfway = np.array([[0x15AE43FD, 0x3F800000]], np.uint32).view(np.float32)
+    assert np.float32(float(str(halfway[0, 0]))) != halfway[0, 0], "no longer a case"
+    assert _arrow.number_lines(halfway, b",") is None
+    (text,) = format_rows([b"k"], halfway, b",").splitlines()
+    assert np.array_equal(np.array(text.split(b",")[1:], np.float64).astype("f4"), halfway[0])

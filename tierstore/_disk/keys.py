@@ -13,6 +13,7 @@ import operator
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, cast, overload
 
 import numpy as np
@@ -131,8 +132,7 @@ class Keys(Sequence[Any]):
             found = self._keys[index]
             return int(found) if found.ndim == 0 else found.copy()
         if isinstance(index, slice):
-            rows = range(self._rows)[index]
-            return _objects([self._text(row) for row in rows])
+            return _objects(self._some_texts(range(self._rows)[index]))
         if not np.ndim(index):
             return self._text(range(self._rows)[operator.index(index)])
         rows = np.arange(self._rows)[index]
@@ -142,6 +142,16 @@ class Keys(Sequence[Any]):
         """Yield the keys in the order of rows."""
         for start in range(0, self._rows, _WALKED):
             yield from self[start : start + _WALKED].tolist()
+
+    def _some_texts(self, rows: range) -> list[str]:
+        texts = cast(Texts, self._keys)
+        if rows and rows.step == 1:
+            bounds = texts.offsets[rows.start : rows.stop + 1]
+            blob = texts.blob[bounds[0] : bounds[-1]].tobytes()
+            if blob.isascii():  # a character is a byte
+                found = blob.decode()
+                return [found[low:high] for low, high in pairwise((bounds - bounds[0]).tolist())]
+        return [self._text(row) for row in rows]
 
     def _text(self, row: int) -> str:
         try:

@@ -1,4 +1,4 @@
-"""The numbers of a block of text, parsed by pyarrow where it is installed.
+"""The numbers of a block of text, parsed and written by pyarrow where it is installed.
 
 It parses the same numbers as Python, to the last bit, and many times faster. The plain reader
 parses what pyarrow might read in another way: quotes, texts for numbers, infinities, rows of other
@@ -23,6 +23,16 @@ MIN_BYTES = 1 << 18
 _MAX_COLUMNS = 4096
 """A column costs pyarrow some kilobytes, even an empty one."""
 _TRIES = 4
+_MANTISSA = 23
+"""Bits of a float32 below its exponent."""
+_NEAR = 2.0**-50
+_AT_ONCE = 1 << 13
+"""Values whose float64 stay in a cache."""
+_EXPONENTS = np.arange(-127, 129)
+# Nine digits and one more, as a number and its neighbour may differ in their first place.
+_POWERS = 10.0 ** (9 - np.floor(_EXPONENTS * np.log10(2)))
+_POWERS[[0, -1]] = 0  # of zero, and of what is no number
+_HALVES = 2.0 ** (_EXPONENTS - _MANTISSA - 1) * _POWERS
 
 
 @cache
@@ -45,15 +55,12 @@ class BlockParser:
         table = self._parsed(block)
         if table is None:
             return None
-        numbers = np.empty((table.num_rows, table.num_columns))
-        start = 0
-        for batch in table.to_batches():
-            for at, column in enumerate(batch.columns):
-                # Its to_numpy imports pandas, which takes longer than most files.
-                numbers[start : start + len(batch), at] = np.from_dlpack(column)
-            start += len(batch)
+        numbers = np.empty((table.num_columns, table.num_rows))
+        for column, into in zip(table.columns, numbers, strict=True):
+            # Its to_numpy imports pandas, which takes longer than most files.
+            np.concatenate([np.from_dlpack(part) for part in column.chunks], out=into)
         if np.isfinite(numbers).all():
-            return numbers
+            return numbers.T
         self._failed += 1
         return None
 
@@ -90,7 +97,7 @@ class BlockParser:
         try:
             return pyarrow.csv.read_csv(
                 _copied(block),
-                pyarrow.csv.ReadOptions(column_names=names),
+                pyarrow.csv.ReadOptions(column_names=names, use_threads=False),
                 pyarrow.csv.ParseOptions(delimiter=layout.sep, quote_char='"' if quoted else False),
                 pyarrow.csv.ConvertOptions(
                     column_types=dict.fromkeys(chosen, pyarrow.float64()),
@@ -102,6 +109,53 @@ class BlockParser:
             )
         except (pyarrow.lib.ArrowException, MemoryError):
             return None
+
+
+def number_lines(block: npt.NDArray[Any], sep: bytes) -> bytes | None:
+    """Return the rows of a block as lines of numbers in few digits, or None for the plain writer.
+
+    Readers that parse float64 and round it to float32 get the same float32.
+    """
+    rows, columns = block.shape
+    if block.nbytes < MIN_BYTES or columns > _MAX_COLUMNS or not _installed():
+        return None
+    with np.errstate(invalid="ignore"):
+        if block.dtype == np.float32 and _may_round_twice(block):
+            return None
+    import pyarrow
+    import pyarrow.csv
+
+    names = [str(at) for at in range(columns)]
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.csv.write_csv(
+        pyarrow.table(list(np.ascontiguousarray(block.T)), names),
+        sink,
+        pyarrow.csv.WriteOptions(
+            include_header=False, batch_size=max(1, rows), delimiter=sep.decode()
+        ),
+    )
+    return bytes(sink.getvalue())
+
+
+def _may_round_twice(block: npt.NDArray[np.float32]) -> bool:
+    """Whether the few digits of an element, parsed as float64, round to another float32.
+
+    Then this float64 is halfway between the two. The digits are nine at most, so that nothing is
+    left behind the point of the halfway number times the power of ten that gives it so many places.
+    """
+    for start in range(0, block.size, _AT_ONCE):
+        values = block.reshape(-1)[start : start + _AT_ONCE]
+        bits = values.view(np.int32)
+        exponents = (bits >> _MANTISSA) & 0xFF
+        scaled = values * _POWERS[exponents]
+        half = _HALVES[exponents]
+        near = bits & ((1 << _MANTISSA) - 1) == 0  # of powers of two one neighbour is nearer
+        for middle in (scaled + half, scaled - half):
+            near |= np.abs(middle - np.rint(middle)) <= np.abs(middle) * _NEAR
+        some = np.unique(values[near & np.isfinite(values) & (bits << 1 != 0)])
+        if any(np.float32(float(str(each))) != each for each in some):
+            return True
+    return False
 
 
 def _copied(block: bytes) -> Any:

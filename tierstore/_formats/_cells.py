@@ -40,6 +40,8 @@ _CELL_BYTES = 128
 """Bytes of a number in a line until it is in a block: twice as text, and as a float."""
 _CHARACTER_BYTES = 8
 """Bytes of a character of a line: in the line and in a cell, four bytes at most each."""
+_KEY_BYTES = 32
+"""Bytes that most keys are shorter than."""
 _MOST_BYTES = _CELL_BYTES + _CHARACTER_BYTES
 # Python accepts these as numbers, and other tools do not: 1_000, digits of other alphabets.
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}((\.\d{3})+(,\d*)?|(,\d{3})+(\.\d*)?)", re.ASCII)
@@ -76,7 +78,6 @@ class Lines(Iterator[bytes]):
         self.allowance = allowance
         self.line = 1
         self._stream = stream
-        self._rest: list[bytes] = []
         self._most = max(1, min(MAX_LINE_BYTES, allowance.left))
 
     def __next__(self) -> bytes:
@@ -90,24 +91,19 @@ class Lines(Iterator[bytes]):
         return self._comments.sub(b"", block) if self._comments else block
 
     def _read(self) -> bytes:
-        while data := self._stream.read(BLOCK_BYTES):
-            cut = data.rfind(b"\n") + 1
-            block, self._rest = [*self._rest, data[:cut]], [*self._rest, data]
-            if cut:
-                self._rest = [data[cut:]]
-                return b"".join(block)
-            self._check_length()
-        last, self._rest = b"".join(self._rest), []
-        if not last:
+        block = self._stream.read(BLOCK_BYTES)
+        if not block:
             raise StopIteration
-        return last + b"\n"
-
-    def _check_length(self) -> None:
-        if sum(map(len, self._rest)) >= self._most:
-            raise FormatError(
-                f"{self.path}: line {self.line} or one after it has {self._most} bytes or more; if "
-                "the file is to be trusted, allow more (memory=, --memory)"
-            )
+        if not block.endswith(b"\n"):
+            last = self._stream.readline(self._most)
+            if len(block) - block.rfind(b"\n") - 1 + len(last) >= self._most:
+                line = self.line + lines_in(block)
+                raise FormatError(
+                    f"{self.path}: line {line} or one after it has {self._most} bytes or "
+                    "more; if the file is to be trusted, allow more (memory=, --memory)"
+                )
+            block += last if last.endswith(b"\n") else last + b"\n"
+        return block
 
 
 @dataclass(frozen=True)
@@ -308,30 +304,54 @@ def _quoted_cells(text: npt.NDArray[np.uint8], sep: str) -> npt.NDArray[np.intp]
 def first_cells(block: bytes, sep: str, columns: int) -> tuple[bytes, npt.NDArray[np.int64]] | None:
     """Return the first cell of each line of a block: their bytes, where each begins, and the end.
 
-    None for a block that is not plain lines of so many cells, of which at most the first are in
-    quotes.
+    None for a block that is not plain lines of cells, of which at most the first are in quotes.
+    Between blanks a line has so many `columns`.
     """
     if b"\r" in block or (sep == BLANKS and b"\t" in block):
         return None
     text = np.frombuffer(block, np.uint8)
-    ends, marks = np.flatnonzero(text == ord("\n")), np.flatnonzero(text == ord(sep))
-    if not len(ends) or ends[-1] != len(text) - 1:
-        return None
+    ends = np.flatnonzero(text == ord("\n"))
     begin = np.concatenate([[0], ends[:-1] + 1])
-    quoted = sep != BLANKS and b'"' in block
-    stop = _quoted_cells(text, sep) if quoted else begin
-    if stop is None:
-        return None
-    low, high = np.searchsorted(marks, stop), np.searchsorted(marks, ends)
-    if (high - low != columns - 1).any():
-        return None
-    begin, stop = (begin + 1, stop) if quoted else (begin, marks[low])
+    if sep == BLANKS:
+        marks = np.flatnonzero(text == ord(sep))
+        low, high = np.searchsorted(marks, begin), np.searchsorted(marks, ends)
+        if (high - low != columns - 1).any():
+            return None
+        stop = marks[low]
+    elif b'"' in block:
+        found = _quoted_cells(text, sep)
+        if found is None:
+            return None
+        begin, stop = begin + 1, found
+    else:
+        stop = _next(text, ord(sep), begin)
     lengths = stop - begin
-    if sep == BLANKS and not lengths.all():
+    if (stop >= ends).any() or (sep == BLANKS and not lengths.all()):
         return None
     bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     cells = text[np.repeat(begin - bounds[:-1], lengths) + np.arange(bounds[-1])].tobytes()
     return cells, bounds
+
+
+def _next(
+    text: npt.NDArray[np.uint8], mark: int, begin: npt.NDArray[np.intp]
+) -> npt.NDArray[np.intp]:
+    """Return where the first `mark` from each of some positions on is; the end for none."""
+    stop, rest = np.full(len(begin), len(text)), np.arange(len(begin))
+    at = begin
+    while len(rest):
+        window = at[:, None] + np.arange(_KEY_BYTES)
+        found = text[np.minimum(window, len(text) - 1)] == mark
+        has = found.any(1)
+        stop[rest[has]] = at[has] + found[has].argmax(1)
+        rest, at = rest[~has], at[~has] + _KEY_BYTES
+        rest, at = rest[at < len(text)], at[at < len(text)]
+    return stop
+
+
+def lines_in(block: bytes) -> int:
+    """Return the number of line feeds."""
+    return int(np.count_nonzero(np.frombuffer(block, np.uint8) == ord("\n")))
 
 
 def line_edges(block: bytes) -> tuple[set[int], set[int]]:

@@ -167,7 +167,12 @@ class PackedFile:
 
 
 class _Text(io.RawIOBase):
-    """UTF-8 with line feeds at the ends of lines, made from a stream of text."""
+    """UTF-8 with line feeds at the ends of lines, made from a stream of text.
+
+    Attributes:
+        mark: bytes of the mark before UTF-8.
+        is_plain: whether the stream is such text after them.
+    """
 
     def __init__(self, path: Path, stream: IO[bytes]) -> None:
         self._path = path
@@ -179,9 +184,11 @@ class _Text(io.RawIOBase):
             raise FormatError(
                 f"{path}: no UTF-8: it holds zero bytes; UTF-16 needs a byte order mark"
             )
-        text = self._utf8(start[2:]) if self._wide else start.removeprefix(codecs.BOM_UTF8)
+        self.mark = len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0
+        text = self._utf8(start[2:]) if self._wide else start[self.mark :]
         # Lines of old Macs end with a carriage return alone.
         self._returns = _CR in text and _LF not in text
+        self.is_plain = self._wide is None and not self._returns
         self._rest = text
 
     def _utf8(self, data: bytes) -> bytes:
@@ -212,7 +219,12 @@ def text_stream(file: InputFile) -> io.BufferedReader:
     UTF-16 has a byte order mark. Unpacked text is held in pieces of a MiB. The stream raises
     FormatError, or UNPACKING_ERRORS of a damaged packed file.
     """
-    return io.BufferedReader(_Text(file.path, _unpacked(file)), _BUFFER)
+    text = _Text(file.path, _unpacked(file))
+    if is_packed(file.path) or not text.is_plain:
+        return io.BufferedReader(text, _BUFFER)
+    stream = file.stream()
+    stream.seek(text.mark)
+    return stream
 
 
 def _unpacked(file: InputFile) -> Any:

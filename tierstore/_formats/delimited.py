@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType
-from tierstore._formats._arrow import BlockParser
+from tierstore._formats._arrow import BlockParser, number_lines
 from tierstore._formats._cells import (
     BLANKS,
     MISSING,
@@ -37,6 +37,7 @@ from tierstore._formats._cells import (
     first_cells,
     is_number,
     line_edges,
+    lines_in,
     list_cell,
     numbers_of,
     only_keys_are_quoted,
@@ -66,12 +67,14 @@ from tierstore._formats.keys import (
 from tierstore._keys.strings import Strings
 from tierstore.budget import Size
 from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
+from tierstore.spec import MAX_ROWS
 
 SAMPLE_BYTES = 1 << 18
 SAMPLE_ROWS = 1000
 MAX_KEY_LINE_BYTES = 1 << 20
 MAX_WORD_CHARACTERS = 1 << 14
 """The longest word that is written, well below the reader's limit."""
+_TOO_LONG = rf"\A.{{{MAX_WORD_CHARACTERS + 1}}}"
 
 _POINT_ZERO = re.compile(r"^(-?\d+)\.0*$")
 
@@ -151,7 +154,7 @@ class _TextSource(Source):
         self._cells = Cells(layout.sep, layout.columns if self._has_words else 0, layout.vector)
         super().__init__(
             file.path,
-            self._counted() if rows is None else rows,
+            self._rows() if rows is None else rows,
             len(layout.values),
             wanted.text_dtype,
         )
@@ -181,17 +184,20 @@ class _TextSource(Source):
         lines.line += line.count(b"\n")
         return skipped - bool(line.strip(b" \t\r\n")), block[end:]
 
-    def _counted(self) -> int:
+    def _rows(self) -> int:
+        """Count the rows, by their keys if there are any."""
+        if self.layout.key is not None:
+            return len(self._words)
         return sum(self._rows_in(block, lines) for block, lines in self._passes())
 
     def _rows_in(self, block: bytes, lines: Lines) -> int:
         quoted = b'"' in block and not only_keys_are_quoted(block, self.layout.sep)
         if not self._cells.lines_are_rows and (quoted or _has_lone_returns(block)):
             return sum(1 for _ in self._cells.rows(block, lines))
-        lines.line += block.count(b"\n")
+        lines.line += lines_in(block)
         strip = b" \t\r" if self.layout.sep == BLANKS else b"\r"
         if line_edges(block)[0].isdisjoint(b"\n" + strip):
-            return block.count(b"\n")
+            return lines_in(block)
         return sum(1 for line in block.split(b"\n") if line.strip(strip))
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
@@ -203,7 +209,7 @@ class _TextSource(Source):
             if numbers is None:
                 numbers = self._parsed(block, lines)
             else:
-                lines.line += block.count(b"\n")
+                lines.line += lines_in(block)
             stored = np.ascontiguousarray(element.encode(numbers))
             self.overflowed += element.overflowed(numbers, stored)
             for start in range(0, len(stored), block_rows):
@@ -255,27 +261,31 @@ class _TextSource(Source):
         """The column of keys, unless they only count the rows; whole numbers are int64."""
         if self.layout.key is None:
             return None
-        allowance = self._file.allowance
-        found = Strings()
-        for block, lines in self._passes():
-            packed = self._packed_words(block)
-            if packed is None:
-                words = islice(self._words(block, lines), self.rows + 1 - len(found))
-                take_words(words, allowance, found)
-            else:
-                lines.line += block.count(b"\n")
-                blob_to_strings(self.path, *packed, allowance, found)
-            if len(found) > self.rows:
-                break
-        if len(found) != self.rows:
-            raise self._wrong_count(len(found))
-        keys = without_row_numbers(found, allowance)
+        if len(self._words) != self.rows:
+            raise self._wrong_count(len(self._words))
+        keys = without_row_numbers(self._words, self._file.allowance)
         if keys is None:
             self.numbering = self.layout.column(self.layout.key)
         return keys
 
+    @cached_property
+    def _words(self) -> Strings:
+        """The cells of the column of keys, which also count the rows."""
+        allowance = self._file.allowance
+        found, most = Strings(), MAX_ROWS if self.layout.counts is None else self.layout.counts[0]
+        for block, lines in self._passes():
+            packed = self._packed_words(block)
+            if packed is None:
+                take_words(self._words_in(block, lines), allowance, found)
+            else:
+                lines.line += len(packed[1]) - 1
+                blob_to_strings(self.path, *packed, allowance, found)
+            if len(found) > most:
+                break
+        return found
+
     def _packed_words(self, block: bytes) -> tuple[bytes, npt.NDArray[np.int64]] | None:
-        """Return the keys of a block of plain lines; None for those that `_words` reads."""
+        """Return the keys of a block of plain lines; None for those that `_words_in` reads."""
         layout = self.layout
         if layout.key != 0 or layout.columns < 2 or layout.rounded_keys or layout.quoted_words:
             return None
@@ -284,7 +294,7 @@ class _TextSource(Source):
             return None if packed is None or not packed[0].decode() else packed
         return None
 
-    def _words(self, block: bytes, lines: Lines) -> Iterator[str]:
+    def _words_in(self, block: bytes, lines: Lines) -> Iterator[str]:
         at = self.layout.key or 0
         for number, cells in self._checked(block, lines):
             word = cells[at]
@@ -332,7 +342,7 @@ class Csv(Format):
     is_text = True
     names_key = True
     sep: ClassVar[str] = ","
-    unfit: ClassVar[str] = "\0"
+    unfit: ClassVar[str] = r"\0"
     """Characters that no key may have; readers take text with NUL for UTF-16."""
 
     def holds(self, element: ElementType) -> bool:
@@ -382,7 +392,7 @@ class Csv(Format):
         """Write lines, after names if wanted; raises InvalidInputError for unfit keys."""
         if content.keys is not None:
             content.keys.reject(
-                lambda key: any(c in key for c in self.unfit) or len(key) > MAX_WORD_CHARACTERS,
+                re.compile(rf"(?s)[{self.unfit}]|{_TOO_LONG}"),
                 f"holds NUL, a tab or a line end, or has over {MAX_WORD_CHARACTERS} characters; "
                 "text cannot hold it: write .parquet or .safetensors instead",
             )
@@ -406,7 +416,7 @@ class Tsv(Csv):
 
     suffixes = (".tsv",)
     sep = "\t"
-    unfit = "\0\t\r\n"
+    unfit = r"\0\t\r\n"
 
 
 class Word2VecText(Csv):
@@ -488,16 +498,21 @@ def format_rows(
 ) -> bytes:
     """Return lines of a word, if any, and the numbers of its row, in decimal and exact.
 
-    Nine significant digits distinguish all float32 values, seventeen all float64 values.
+    Nine significant digits distinguish all float32 values, seventeen all float64 values; pyarrow
+    writes fewer where they do.
     """
-    number = separator + (b"%.17g" if block.dtype.itemsize == 8 else b"%.9g")
-    numbers = number * block.shape[1] + b"\n"
-    lines = [numbers % tuple(row) for row in block.tolist()]
+    text = number_lines(block, separator)
+    if text is None:
+        number = b"%.17g" if block.dtype.itemsize == 8 else b"%.9g"
+        line = separator.join([number] * block.shape[1]) + b"\n"
+        text = b"".join([line % tuple(row) for row in block.tolist()])
     if nan != b"nan" and np.isnan(block).any():
-        lines = [line.replace(b"nan", nan) for line in lines]
+        text = text.replace(b"nan", nan)
     if words is None:
-        return b"".join([line[len(separator) :] for line in lines])
-    return b"".join([word + line for word, line in zip(words, lines, strict=True)])
+        return text
+    lines = text.splitlines(keepends=True)
+    pairs = zip(words, lines, strict=True)
+    return b"".join([part for word, line in pairs for part in (word, separator, line)])
 
 
 def reject_unfit_words(content: Content, *, nul: bool = True) -> None:
@@ -507,9 +522,7 @@ def reject_unfit_words(content: Content, *, nul: bool = True) -> None:
     """
     if content.keys is not None:
         content.keys.reject(
-            lambda key: (
-                key.split() != [key] or len(key) > MAX_WORD_CHARACTERS or (not nul and "\0" in key)
-            ),
+            re.compile(rf"(?s)\A\Z|[\s{'' if nul else chr(0)}]|{_TOO_LONG}"),
             f"is empty, contains white space{'' if nul else ' or NUL'} or has over "
             f"{MAX_WORD_CHARACTERS} characters; word2vec files cannot hold it: write .parquet or "
             ".safetensors instead",

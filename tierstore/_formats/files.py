@@ -99,10 +99,9 @@ class _Stream(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = self._file.read(len(buffer), self._position)
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
+        count = self._file.read_some(buffer, self._position)
+        self._position += count
+        return count
 
 
 def open_input(path: Path, memory: Size = DEFAULT_MEMORY) -> InputFile:

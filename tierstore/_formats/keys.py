@@ -130,12 +130,12 @@ class KeyColumn:
             end = int(ends[-1])
             yield ends
 
-    def reject(self, unfit: Callable[[str], bool], why: str) -> None:
-        """Raise InvalidInputError for the first string that is `unfit`, saying `why`."""
+    def reject(self, unfit: re.Pattern[str], why: str) -> None:
+        """Raise InvalidInputError for the first string in which `unfit` is found, saying `why`."""
         if self.integers:
             return
         for row, key in enumerate(chain.from_iterable(self.string_blocks())):
-            if unfit(key):
+            if unfit.search(key):
                 raise InvalidInputError(f"key {key!r:.100} of row {row} {why}")
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import re
 import struct
 import tempfile
 import zipfile
@@ -388,7 +389,7 @@ def _write_keys(file: IO[bytes], keys: KeyColumn) -> None:
 
 
 def _string_dtype(keys: KeyColumn) -> np.dtype[np.str_]:
-    keys.reject(lambda key: key.endswith("\0"), "ends in NUL, which arrays of NumPy cannot hold")
+    keys.reject(re.compile(r"\0\Z"), "ends in NUL, which arrays of NumPy cannot hold")
     longest = max((len(key) for block in keys.string_blocks() for key in block), default=0)
     if longest > MAX_KEY_LENGTH:
         raise InvalidInputError(

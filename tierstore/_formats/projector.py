@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -88,7 +89,7 @@ class Projector(Format):
             raise InvalidInputError(".projector shows at least one row")
         if content.keys is not None:
             content.keys.reject(
-                lambda key: not key or any(each in key for each in "\0\t\r\n"),
+                re.compile(r"\A\Z|[\0\t\r\n]"),
                 "is empty, or holds NUL, a tab or a line end, which metadata.tsv cannot",
             )
         path.mkdir()

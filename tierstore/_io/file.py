@@ -218,6 +218,13 @@ class File(Descriptor):
             raise_explained(error, "read", self.path)
         return b"".join(parts)
 
+    def read_some(self, out: memoryview, offset: int) -> int:
+        """Fill the start of `out` from `offset`; return how many bytes, 0 at the end."""
+        try:
+            return int(system.calls.preadv(self.fd, [out], offset))
+        except OSError as error:
+            raise_explained(error, "read", self.path)
+
     def read_into(self, out: npt.NDArray[np.uint8], offset: int) -> None:
         """Fill contiguous `out` from `offset`; raises StoreIOError if the file is too short."""
         data = self.read(out.nbytes, offset)
