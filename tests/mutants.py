@@ -636,9 +636,51 @@ MUTANTS = [
     # Maps of rows.
     Mutant(
         "_rowmap.py",
-        "fresh = unique(at.compress(found == 0))",
-        "fresh = at.compress(found == 0)",
+        "self._move(max(wanted, self._held * 3 // 2))",
+        "self._move(self._held * 3 // 2)",
         "tests/test_rowmap.py",
+    ),
+    Mutant(
+        "_rowmap.py",
+        "if self._by_row or not is_hashed(rows, self._most or self._held):",
+        "if True:",
+        "tests/test_rowmap.py",
+    ),
+    Mutant(
+        "_core/map.c",
+        "hole < i ? hole < home && home <= i : hole < home || home <= i",
+        "hole < home && home <= i",
+        "tests/test_rowmap.py",
+    ),
+    Mutant(
+        "_core/map.c",
+        "if (*held + 1 >= m->count) return 0;",
+        "if (*held >= m->count) return 0;",
+        "tests/test_rowmap.py",
+    ),
+    Mutant(
+        "_core/map.h",
+        "if (ended | number) return number;",
+        "return number;",
+        "tests/test_rowmap.py",
+    ),
+    Mutant(
+        "_core/map.h",
+        "(row ^ row >> 32) * 0x9E3779B97F4A7C15u",
+        "row << 32",
+        "tests/test_rowmap.py",
+    ),
+    Mutant(
+        "_tiers/slots.py",
+        "np.int32 if resident.size < 2**31 else np.int64",
+        "np.int32",
+        "tests/test_rowmap.py",
+    ),
+    Mutant(
+        "_tiers/placement.py",
+        "max(divisions[each], min(total or 0, 1))",
+        "divisions[each]",
+        "tests/tiers/test_placement.py",
     ),
     # Steps on records.
     Mutant(

@@ -1,10 +1,10 @@
-"""A number for each row, in memory that is taken as rows get one.
+"""A number for each of some rows: the slots of a cache, the places of changed rows.
 
-Zero stands for no number, so that a map needs no filling: the system provides zeroed pages when
-they are first touched. In a large table even that costs: rows touched at random each take a page,
-of 2 MiB where the system provides huge ones. There, numbers are stored in blocks of 64 rows, in the
-order in which the blocks are first used, and the numbers of blocks in the same way, in groups of 64
-blocks: only the numbers of the groups, 1 MB in a table of a billion rows, are touched at random.
+By row the map is an array, four bytes for each row of the table, and looking up takes one access to
+memory. Where few rows have a number it is hashed instead, in entries of twelve bytes that the core
+lays out (`_core/map.h`), of which two thirds are used at most: eighteen bytes for each row that
+has a number. A map is whichever takes less. Zero stands for no number, so that a new map needs no
+filling: the system provides zeroed pages when they are first touched.
 """
 
 from __future__ import annotations
@@ -15,124 +15,34 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._core import find_slots
-from tierstore._rowcopy import unique
+from tierstore._core import find_slots, set_numbers
 
 Rows = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int32]
 Take = Callable[[str, int, Any], npt.NDArray[Any]]
 """Hands out a named, zeroed array of a size and dtype."""
 
-_DENSE_ROWS = 1 << 26
-"""Most rows of a map without blocks, which takes less time to look up."""
+_ENTRY = np.dtype([("row", "<i8"), ("number", "<i4")])
 _MOST = 2**31 - 1
-_SHIFT = 6
-_WITHIN = (1 << _SHIFT) - 1
+_PART = 1 << 18
+"""Rows that get a number in one call, some ten milliseconds at most."""
 
 
-class SparseMap:
-    """An int32 for each row, which `slots_of` reads, less one.
-
-    Attributes:
-        numbers: those of the rows of block after block; the first block is of rows without any.
-        nbytes: most bytes that the map can take.
-    """
-
-    def __init__(self, rows: int, take: Take) -> None:
-        """Start with 0 for every row."""
-        groups, blocks, numbers = _sizes(rows)
-        self._groups: Numbers = take("groups", groups, np.int32)
-        self._blocks: Numbers = take("blocks", blocks, np.int32)
-        self.numbers: Numbers = take("numbers", numbers, np.int32)
-        self.nbytes: int = self.bytes_for(rows)
-        self._used_groups = self._used = 1
-
-    @property
-    def places(self) -> tuple[Numbers, Numbers, Numbers]:
-        """What the core looks numbers up in, until `resize`: of groups, of blocks, of rows."""
-        return self._groups, self._blocks, self.numbers
-
-    @staticmethod
-    def bytes_for(rows: int) -> int:
-        """Return `nbytes` of a map of so many rows."""
-        return 4 * sum(_sizes(rows))
-
-    def resize(self, rows: int) -> None:
-        """Have `rows` rows instead of fewer, in memory of its own."""
-        groups, blocks, numbers = _sizes(rows)
-        self._groups = _extended(self._groups, self._groups.size, groups)
-        self._blocks = _extended(self._blocks, self._used_groups << _SHIFT, blocks)
-        self.numbers = _extended(self.numbers, self.size, numbers)
-        self.nbytes = self.bytes_for(rows)
-
-    @property
-    def size(self) -> int:
-        """Elements of `numbers` that were ever set, and those of their blocks."""
-        return self._used << _SHIFT
-
-    def __setitem__(self, rows: Rows, numbers: Numbers | int) -> None:
-        """Set the numbers of distinct `rows` `(n,)`."""
-        self.numbers[self.reserve(rows)] = numbers
-
-    def reserve(self, rows: Rows) -> npt.NDArray[np.int64]:
-        """Return where the numbers of `rows` are, in blocks that are used from now on."""
-        return _places(self._numbered(rows >> _SHIFT), rows)
-
-    def reserve_run(self, start: int, stop: int) -> slice | npt.NDArray[np.int64]:
-        """Return where the numbers of rows `start` to `stop` are, as `reserve` does."""
-        first = start >> _SHIFT
-        blocks = self._numbered(np.arange(first, ((stop - 1) >> _SHIFT) + 1))
-        if (blocks[1:] - blocks[:-1] == 1).all():
-            begin = (int(blocks[0]) << _SHIFT) | (start & _WITHIN)
-            return slice(begin, begin + stop - start)
-        rows = np.arange(start, stop)
-        return _places(blocks.take((rows >> _SHIFT) - first), rows)
-
-    def _numbered(self, blocks: Rows) -> Numbers:
-        """Return the numbers of `blocks` `(n,)`, which may repeat; each has one from now on."""
-        groups, self._used_groups = _counted(self._groups, blocks >> _SHIFT, self._used_groups)
-        found, self._used = _counted(self._blocks, _places(groups, blocks), self._used)
-        return found
+def entries_for(numbers: int) -> int:
+    """Return the entries of a hashed map in which so many rows have a number."""
+    return numbers + numbers // 2 + 2
 
 
-def _sizes(rows: int) -> tuple[int, int, int]:
-    """Return the most elements of groups, blocks and numbers; 0 is the number of one of each."""
-    blocks = -(-rows >> _SHIFT)
-    groups = -(-blocks >> _SHIFT)
-    return groups, (groups + 1) << _SHIFT, (blocks + 1) << _SHIFT
+def is_hashed(rows: int, numbers: int) -> bool:
+    """Whether the map of so many rows, of which at most `numbers` have one, is hashed."""
+    return _ENTRY.itemsize * entries_for(numbers) < 4 * rows
 
 
-def _counted(numbers: Numbers, at: Rows, used: int) -> tuple[Numbers, int]:
-    """Return the numbers at `at`, and how many are used; those without one get the next."""
-    found = numbers.take(at, mode="clip")
-    if not found.all():
-        fresh = unique(at.compress(found == 0))
-        numbers[fresh] = np.arange(used, used + fresh.size, dtype=np.int32)
-        used += fresh.size
-        found = numbers.take(at, mode="clip")
-    return found, used
-
-
-def _places(blocks: Numbers, rows: Rows) -> npt.NDArray[np.int64]:
-    return (blocks.astype(np.int64) << _SHIFT) | (rows & _WITHIN)
-
-
-def _extended(numbers: Numbers, used: int, size: int) -> Numbers:
-    """Return the first `used` numbers and zeros after them, whose pages nothing touches."""
-    found = np.zeros(size, np.int32)
-    found[:used] = numbers[:used]
-    return found
-
-
-RowMap = Numbers | SparseMap
-
-
-def slots_of(rows: Rows, numbers: RowMap) -> Numbers:
-    """Return the number of each of `rows` `(n,)` less one, so -1 for none, as a new array."""
-    places = numbers.places if isinstance(numbers, SparseMap) else numbers
-    found = np.empty(rows.size, np.int32)
-    find_slots(places, _MOST, np.ascontiguousarray(rows), found)
-    return found
+def bytes_for(rows: int, numbers: int, *, by_row: bool = False) -> int:
+    """Return the bytes of the map of so many rows, of which at most `numbers` have one."""
+    if by_row or not is_hashed(rows, numbers):
+        return 4 * rows
+    return _ENTRY.itemsize * entries_for(numbers)
 
 
 def zeros(name: str, size: int, dtype: Any) -> npt.NDArray[Any]:
@@ -140,22 +50,93 @@ def zeros(name: str, size: int, dtype: Any) -> npt.NDArray[Any]:
     return np.zeros(size, dtype)
 
 
-def row_map(rows: int, take: Take = zeros) -> RowMap:
-    """Return a map of so many rows: an array, in large tables of blocks."""
-    return take("numbers", rows, np.int32) if rows <= _DENSE_ROWS else SparseMap(rows, take)
+class RowMap:
+    """A number from 1 to 2**31 - 1 for some rows, 0 for the others.
 
+    Several threads may look rows up at the same time; while numbers are set, none may, unless it
+    believes nothing of what it finds.
 
-def resize(numbers: RowMap, rows: int) -> None:
-    """Have `rows` rows instead of fewer, the new ones without a number.
-
-    The memory is the map's own, as that of `zeros` is, and no other thread uses the map meanwhile.
+    Attributes:
+        places: what the core looks numbers up in, until the next change.
     """
-    if isinstance(numbers, SparseMap):
-        numbers.resize(rows)
-    else:
-        numbers.resize(rows, refcheck=False)  # remaps large memory, copies nothing
 
+    def __init__(
+        self, rows: int, most: int | None = None, take: Take = zeros, *, by_row: bool = False
+    ) -> None:
+        """Start with no number.
 
-def bytes_for(rows: int) -> int:
-    """Return the most bytes that the map of so many rows takes."""
-    return 4 * rows if rows <= _DENSE_ROWS else SparseMap.bytes_for(rows)
+        Args:
+            rows: of the table.
+            most: rows that have a number at the same time, at most; None if any number may: then
+                memory is taken as rows get one.
+            take: takes the memory; its arrays are replaced by others if the map grows.
+            by_row: whether the map is an array in any case, for others that read it.
+        """
+        self._rows, self._most, self._by_row = rows, most, by_row
+        self._held = 0
+        self._hashed = not by_row and is_hashed(rows, most or 0)
+        self.places: npt.NDArray[Any] = (
+            take("entries", entries_for(most or 0), _ENTRY)
+            if self._hashed
+            else take("numbers", rows, np.int32)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the map as it is."""
+        return self.places.nbytes
+
+    @property
+    def array(self) -> Numbers | None:
+        """The numbers by row `(rows,)`; None if the map is hashed."""
+        return None if self._hashed else self.places
+
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers of all rows that have one, among zeros, in no order; may be written to."""
+        return self.places["number"] if self._hashed else self.places
+
+    def find(self, rows: Rows) -> Numbers:
+        """Return the number of each of `rows` `(n,)`, less one, as a new array."""
+        found = np.empty(rows.size, np.int32)
+        find_slots(self.places, _MOST, np.ascontiguousarray(rows), found)
+        return found
+
+    def set(self, rows: Rows, numbers: Numbers | None, *, raises: bool = False) -> None:
+        """Give `rows` `(n,)` their `numbers` `(n,)`, 0 or None for none; of equal rows the last.
+
+        Where it `raises`, rows keep a number that is larger. Raises MemoryError before anything has
+        changed.
+        """
+        if numbers is not None and self._hashed:
+            wanted = self._held + rows.size
+            if entries_for(wanted) > self.places.size:
+                self._move(max(wanted, self._held * 3 // 2))
+        rows = np.ascontiguousarray(rows)
+        for at in range(0, rows.size, _PART):
+            part = slice(at, at + _PART)
+            each = None if numbers is None else numbers[part]
+            self._held = set_numbers(self.places, rows[part], each, raises, self._held)
+
+    def grow(self, rows: int) -> None:
+        """Have `rows` rows instead of fewer."""
+        self._rows = rows
+        if self._hashed:
+            return
+        if self._by_row or not is_hashed(rows, self._most or self._held):
+            self.places.resize(rows, refcheck=False)  # remaps large memory, copies nothing
+        else:
+            self._move(self._most or self._held)
+
+    def _move(self, numbers: int) -> None:
+        """Move to memory in which so many rows may have a number, whichever kind takes less."""
+        moved, old = RowMap(self._rows, numbers, by_row=self._by_row), self.places
+        for at in range(0, old.size, _PART):
+            part = old[at : at + _PART]
+            if self._hashed:
+                part = part.compress(part["number"] != 0)
+                moved.set(part["row"].copy(), part["number"].copy())
+            else:
+                rows = np.flatnonzero(part)
+                moved.set(rows + at, part.take(rows))
+        self.places, self._hashed, self._held = moved.places, moved._hashed, moved._held

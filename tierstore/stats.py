@@ -374,7 +374,7 @@ class TableInformation:
     base and its checksums, `allocated_bytes` what the files of the generation take on the disk:
     less where blocks were never written, as of sparse tables. `keys` is the kind of external keys,
     "int64" or "str", or None. `delta_rows` and `delta_bytes` count what was committed since the
-    last fold; `index_bytes` is the most memory that their index can take. `capacity`, of a table by
+    last fold; `index_bytes` is the memory that their index takes. `capacity`, of a table by
     key alone, is how many keys it can hold, and `added` how many more it has than in the version
     before, or None where that is not kept.
     """

@@ -123,7 +123,7 @@ def test_plan_divides_memory_among_the_tables_of_a_store(run, run_json, tmp_path
     text = run("plan", path, "--host", "20KiB", "--gpu", "1MiB").stdout
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "t0 … t11" in text and " gpu " in text and "100.0 %" in text
-    assert "'t0', 't1' and 10 more" in run("plan", path, "--host", "900", code=1).output
+    assert "'t0', 't1' and 10 more" in run("plan", path, "--host", "200", code=1).output
     for wrong in ([path, "--rows", 3, "--dtype", "int8"], ["--rows", 3], [], ["--table", "wide"]):
         assert "STORE" in run("plan", *wrong, code=2).output
     assert "no --rows, --dtype" in run("plan", path, "--rows", 3, "--dtype", "int8", code=2).output
@@ -147,14 +147,14 @@ def test_plan_knows_the_sizes_of_a_table_of_a_store(run, run_json, tmp_path):
 
 
 def test_plan_refuses_what_cannot_be(run, tmp_path):
-    output = run("plan", "--rows", 10**6, "--dim", 4, "--host", "1KB", code=1).output
-    assert "cannot hold the map" in output
+    output = run("plan", "--rows", 10**6, "--dim", 4, "--host", "50B", code=1).output
+    assert "cannot hold one record" in output
     assert "Usage" in run("plan", "--rows", 10, "--dim", 4, "--host", "lots", code=2).output
     run("plan", "--rows", 10, "--dim", 4, "--on", tmp_path / "none", code=2)
 
 
 def test_plan_says_what_the_maps_of_a_large_table_take(run):
-    sizes = ["--rows", "100_000_000_000", "--dim", 128]
+    sizes = ["--rows", "100_000_000_000", "--dim", 2]
     said = run("plan", *sizes, "--host", "1TB").output
     assert "of the host budget are maps" in said
     assert "maps" not in run("plan", "--rows", 10**6, "--dim", 128, "--host", "500MB").output

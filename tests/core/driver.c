@@ -9,7 +9,7 @@
 #include "core.h"
 
 enum { SUM_BYTES, SUM_ROWS, CHECK_ROWS, COPY_ROWS, FIND_KEYS, ENTER_KEYS, PLACE_KEYS, HASH_TEXTS };
-enum { READ_SLOTS = 8, FIND_SLOTS, OLDEST_SLOTS, GATHER, SCATTER, BEGIN_STEP, END_STEP };
+enum { READ_SLOTS = 8, FIND_SLOTS, OLDEST_SLOTS, GATHER, SCATTER, SET_NUMBERS, BEGIN_STEP, END_STEP };
 /* see programs.py */
 
 static void *room(int64_t n) {
@@ -84,32 +84,33 @@ static void use_keys(void) {
 static void use_slots(void) {
     uint8_t head[10];
     take(head, sizeof head);
-    const int64_t slots = head[0] & 31, n = head[1] & 31, rows = head[2] & 127, blocks = head[3] & 3;
+    const int64_t slots = head[0] & 31, n = head[1] & 31, rows = head[2] & 127, places = head[3] & 31;
     const int64_t width = head[4] & 63, lo = head[5] & 7, first = rows ? head[6] % (rows + 1) : 0;
     const int map = head[7] & 3;
-    ts_slots s = {taken(slots * (lo + width)), slots, lo + width, NULL, 0, NULL, NULL, 0, 0, rows, NULL};
-    uint8_t *numbers = taken(4 * (map == 2 ? 64 * blocks : rows)), *present = taken(rows);
-    uint8_t *groups = taken(8), *of = taken(4 * 64 * blocks), *ids = taken(8 * n);
-    for (int64_t i = 0; i < (map == 2 ? 64 * blocks : rows); i++) /* mostly of a slot, or of none */
+    ts_slots s = {taken(slots * (lo + width)), slots, lo + width, {0}, rows, NULL};
+    uint8_t *numbers = taken(4 * rows), *present = taken(rows), *entries = taken(12 * places);
+    uint8_t *ids = taken(8 * n), *given = taken(4 * n);
+    for (int64_t i = 0; i < rows; i++) /* mostly of a slot, or of none */
         if (numbers[4 * i] & 64) numbers[4 * i] &= 31, memset(numbers + 4 * i + 1, 0, 3);
-    for (int64_t i = 0; i < 64 * blocks; i++)
-        if (of[4 * i] & 64) of[4 * i] &= 3, memset(of + 4 * i + 1, 0, 3);
+    for (int64_t i = 0; i < places; i++) { /* mostly of one of the rows, and of a slot or none */
+        if (entries[12 * i] & 64) entries[12 * i] &= 63, memset(entries + 12 * i + 1, 0, 7);
+        if (entries[12 * i + 8] & 64) entries[12 * i + 8] &= 31, memset(entries + 12 * i + 9, 0, 3);
+    }
     for (int64_t i = 0; i < n && head[7] & 4; i++) memset(ids + 8 * i + 1, 0, 7);
     if (map == 3) s.present = present;
-    if (map == 1) s.numbers = numbers, s.count = rows;
-    if (map == 2) {
-        s.numbers = numbers, s.count = s.block_count = 64 * blocks, s.group_count = 2, s.rows = 8192;
-        s.groups = groups, s.blocks = of;
-    }
+    if (map == 1) s.map = (ts_map){numbers, rows, 0};
+    if (map == 2) s.map = (ts_map){entries, places, 1}, s.rows = INT64_MAX;
     uint8_t *out = room(n * width), *found = room(4 * n), *stamps = taken(4 * slots), *ahead = room(4 * slots);
     uint32_t batch;
     take(&batch, 4);
     const ts_copies copies = {(uint8_t *)s.records, slots, lo + width, ids, head[8] & 1 ? 4 : 8, n, lo, width, out};
     ts_gather(&copies), ts_scatter(&copies);
-    ts_find_slots(&s, ids, n, found);
+    ts_find_slots(&s, ids, n, found, 4);
     ts_oldest_slots(stamps, slots, batch ? batch : 1, n, found);
     ts_read_slots(&s, ids, n, first, s.rows - first, lo, width, out, found, stamps, 1, ahead);
-    free((void *)s.records), free(numbers), free(present), free(groups), free(of), free(ids);
+    int64_t held = s.map.count / 2;
+    if (map == 1 || map == 2) ts_set_numbers(&s.map, ids, n, head[8] & 2 ? given : NULL, head[8] & 4, &held);
+    free((void *)s.records), free(numbers), free(present), free(entries), free(given), free(ids);
     free(out), free(found), free(stamps), free(ahead);
 }
 
@@ -192,24 +193,20 @@ static void expect(int holds, int64_t step, const char *what) {
     exit(1);
 }
 
-/* Rows in slots, of a map of the kind that head[3] says; returns how many arrays it takes. */
-static int places_of(ts_slots *s, const int64_t *head, uint8_t **a, const int64_t *sizes) {
+/* Rows in slots, of a map of the kind that head[3] says. */
+static void places_of(ts_slots *s, const int64_t *head, uint8_t **a, const int64_t *sizes) {
     s->slots = head[4], s->rows = head[5];
-    if (!head[3]) {
+    if (!head[3])
         s->present = sizes[0] ? a[0] : NULL;
-        return 1;
-    }
-    const int last = head[3] == 2 ? 2 : 0;
-    s->numbers = a[last], s->count = sizes[last] / 4;
-    if (last) s->groups = a[0], s->group_count = sizes[0] / 4, s->blocks = a[1], s->block_count = sizes[1] / 4;
-    return last + 1;
+    else
+        s->map = (ts_map){a[0], sizes[0] / (head[3] == 2 ? 12 : 4), head[3] == 2};
 }
 
 static void replay_slots(const int64_t *head, const int64_t *more, uint8_t **a, const int64_t *sizes, int64_t step) {
     const int64_t n = head[1];
     ts_slots s = {0};
     uint8_t *found = room(4 * n);
-    if (head[0] >= GATHER) {
+    if (head[0] == GATHER || head[0] == SCATTER) {
         const int64_t lo = head[5], width = head[6], apart = head[7];
         const ts_copies copies = {a[0], head[3], lo + width + apart, a[1], (int)head[4], n, lo, width, a[2]};
         const int64_t result = (head[0] == GATHER ? ts_gather : ts_scatter)(&copies);
@@ -220,21 +217,32 @@ static void replay_slots(const int64_t *head, const int64_t *more, uint8_t **a, 
         const int64_t oldest = ts_oldest_slots(a[0], head[3], (uint32_t)head[4], n, found);
         expect(oldest == head[5], step, "number of slots");
         expect(!memcmp(found, a[1], (size_t)sizes[1]), step, "slots");
+    } else if (head[0] == SET_NUMBERS) {
+        places_of(&s, head, a, sizes);
+        int64_t held = head[4];
+        const int64_t set = ts_set_numbers(&s.map, a[1], n, head[6] ? NULL : a[2], (int)head[5], &held);
+        expect(set == head[7] && held == more[0], step, "result");
+        for (int64_t i = 0; i < sizes[4] / 8; i++) /* an entry may be anywhere */
+            ts_find_slots(&(ts_slots){.slots = INT32_MAX, .map = s.map, .rows = INT64_MAX}, a[4] + 8 * i, 1, a[3] + 8 * i, 8);
+        expect(!memcmp(a[3], a[5], (size_t)sizes[5]), step, "numbers");
     } else if (head[0] == FIND_SLOTS) {
-        const int at = places_of(&s, head, a, sizes);
-        expect(ts_find_slots(&s, a[at], n, found) == head[6], step, "number of rows without a slot");
-        expect(!memcmp(found, a[at + 1], (size_t)sizes[at + 1]), step, "slots");
+        places_of(&s, head, a, sizes);
+        const int size = (int)(sizes[2] / (n ? n : 1));
+        uint8_t *wide = room(8 * n);
+        expect(ts_find_slots(&s, a[1], n, wide, size) == head[6], step, "number of rows without a slot");
+        expect(!memcmp(wide, a[2], (size_t)sizes[2]), step, "slots");
+        free(wide);
     } else {
-        const int at = places_of(&s, head, a, sizes);
+        places_of(&s, head, a, sizes);
         const int64_t first = head[6], most = head[7], lo = more[0], width = more[1], apart = more[2];
-        uint8_t **b = a + at, *out = room(n * width);
+        uint8_t **b = a + 1, *out = room(n * width);
         s.records = b[1], s.stride = lo + width + apart;
         const int64_t result = ts_read_slots(&s, b[0], n, first, most, lo, width, out, found, b[2], (uint32_t)more[3], b[3]);
         expect(result == more[4], step, "result");
-        expect(!memcmp(out, b[4], (size_t)sizes[at + 4]), step, "records");
-        expect(!memcmp(found, b[5], (size_t)sizes[at + 5]), step, "slots");
-        expect(!memcmp(b[2], b[6], (size_t)sizes[at + 6]), step, "stamps");
-        expect(!memcmp(b[3], b[7], (size_t)sizes[at + 7]), step, "slots fetched ahead");
+        expect(!memcmp(out, b[4], (size_t)sizes[5]), step, "records");
+        expect(!memcmp(found, b[5], (size_t)sizes[6]), step, "slots");
+        expect(!memcmp(b[2], b[6], (size_t)sizes[7]), step, "stamps");
+        expect(!memcmp(b[3], b[7], (size_t)sizes[8]), step, "slots fetched ahead");
         expect(ts_read_slots(&s, b[0], n, first, most, lo, width, NULL, NULL, NULL, 1, NULL) == result, step, "result of nothing");
         free(out);
     }

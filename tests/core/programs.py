@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from tests.core.steps import ADAM, MOMENTUM, ROWWISE, SGD, Step
 SUM_BYTES, SUM_ROWS, CHECK_ROWS, COPY_ROWS = range(4)
 FIND_KEYS, ENTER_KEYS, PLACE_KEYS, HASH_TEXTS = range(4, 8)
 READ_SLOTS, FIND_SLOTS, OLDEST_SLOTS, GATHER, SCATTER = range(8, 13)
-BEGIN_STEP, END_STEP = 13, 14
+SET_NUMBERS, BEGIN_STEP, END_STEP = 13, 14, 15
 
 _BYTES = np.arange(256, dtype=np.uint32)
 for _ in range(8):
@@ -41,9 +41,11 @@ def row_checksums(rows: npt.NDArray[Any], records: npt.NDArray[Any]) -> npt.NDAr
 
 def step(rng: np.random.Generator) -> bytes:
     """One call: a head, its arguments, and what it must return and write."""
-    kind = int(rng.integers(15))
+    kind = int(rng.integers(16))
     if kind >= BEGIN_STEP:
         return optimizer_step(rng, kind)
+    if kind == SET_NUMBERS:
+        return numbers_step(rng)
     if kind >= READ_SLOTS:
         return slots_step(rng, kind)
     if kind >= FIND_KEYS:
@@ -193,7 +195,7 @@ def slots_step(rng: np.random.Generator, kind: int) -> bytes:
         arrays += [source.tobytes(), data.tobytes()]
         return call(kind, n, [slots, size, lo, width, apart, result], arrays)
     rows, of = int(rng.integers(1, 90)), dict[int, int]()  # the slots of rows
-    map_kind = int(rng.integers(3))  # rows are slots; numbers; blocks
+    map_kind = int(rng.integers(3))  # rows are slots; numbers; entries
     if map_kind == 0:
         marks = rng.integers(0, 2, rows) | int(rng.integers(2))
         of = {row: row for row in range(min(rows, slots)) if marks[row]}
@@ -204,28 +206,20 @@ def slots_step(rng: np.random.Generator, kind: int) -> bytes:
         of = {row: each - 1 for row, each in enumerate(numbers.tolist()) if 0 < each <= slots}
         places = [numbers.astype("<u4").tobytes()]
     else:
-        groups, blocks = rng.integers(0, 4, 2), rng.integers(0, 6, 3 * 64)
-        numbers = rng.integers(0, slots + 2, 5 * 64)
-        rows = 2 << 12
-        for row in range(rows):
-            group = int(groups[row >> 12]) << 6 | row >> 6 & 63
-            block = int(blocks[group]) if group < blocks.size else 0
-            at = block << 6 | row & 63
-            number = int(numbers[at]) if at < numbers.size else 0
-            if 0 < number <= slots:
-                of[row] = number - 1
-        places = [each.astype("<u4").tobytes() for each in (groups, blocks, numbers)]
+        numbered = entered(rng, int(rng.integers(2, 60)))
+        of = {row: number - 1 for row, number in numbered.of.items() if number <= slots}
+        rows, places = 2**63 - 1, [numbered.entries.tobytes()]
     known = np.array(list(of) or [0])
     asked = known[rng.integers(0, known.size, n)]
     if rng.random() < 0.3:
-        wrong = [-1, 0, rows - 1, rows, 2**62, -(2**63)]
+        wrong = [-1, 0, rows - 1, min(rows, 2**63 - 1), 2**62, -(2**63)]
         asked = np.where(rng.random(n) < 0.1, rng.choice(wrong, n), asked)
     head = [map_kind, slots, rows]
     if kind == FIND_SLOTS:
-        found = np.array([of.get(row, -1) for row in asked.tolist()], "<i4")
+        found = np.array([of.get(row, -1) for row in asked.tolist()], rng.choice(["<i4", "<i8"]))
         arrays = [*places, asked.astype("<i8").tobytes(), found.tobytes()]
         return call(kind, n, [*head, int((found < 0).sum())], arrays)
-    first = int(rng.integers(0, rows + 1)) if rng.random() < 0.3 else 0
+    first = int(rng.integers(0, min(rows, 90) + 1)) if rng.random() < 0.3 else 0
     most, ids = int(rng.integers(0, rows - first + 1)), asked - first
     if rng.random() < 0.5:
         most = rows - first
@@ -244,6 +238,70 @@ def slots_step(rng: np.random.Generator, kind: int) -> bytes:
         arrays += [b"", b""]
     arrays += [stamps.astype("<u4").tobytes(), ahead.astype("<i4").tobytes()]
     return call(kind, n, [*head, first, most, lo, width, apart, batch, result], arrays)
+
+
+class Numbered(NamedTuple):
+    """Entries of a map, and the numbers that they stand for."""
+
+    entries: npt.NDArray[Any]
+    of: dict[int, int]
+
+
+def home(row: int, count: int) -> int:
+    """Where a row is looked for first, of so many entries."""
+    mixed = (row ^ row >> 32) * 0x9E3779B97F4A7C15 % 2**64
+    return (mixed >> 32) * count >> 32
+
+
+def entered(rng: np.random.Generator, count: int) -> Numbered:
+    """Enter random rows, by linear probing, in so many entries, one of which stays empty."""
+    entries = np.zeros(count, [("row", "<i8"), ("number", "<i4")])
+    rows = rng.integers(0, 1 << int(rng.choice([3, 7, 63])), int(rng.integers(0, count)))
+    of = {}
+    for row in dict.fromkeys(rows.tolist()):
+        at = home(row, count)
+        while entries["number"][at]:
+            at = (at + 1) % count
+        of[row] = int(rng.integers(1, 70))
+        entries[at] = row, of[row]
+    return Numbered(entries, of)
+
+
+def numbers_step(rng: np.random.Generator) -> bytes:
+    """Numbers for some rows, of a map by row or of entries: one row at times finds no room."""
+    count, n = int(rng.integers(2, 60)), int(rng.integers(0, 40))
+    hashed, raises, none = bool(rng.integers(2)), bool(rng.integers(2)), rng.random() < 0.2
+    if hashed:
+        places, of = entered(rng, count)
+    else:
+        places = rng.integers(0, 5, count).astype("<i4")
+        of = {row: number for row, number in enumerate(places.tolist()) if number}
+    known = [*of, *rng.integers(0, count, 9).tolist(), *rng.integers(0, 2**62, 2 * hashed).tolist()]
+    rows = rng.choice(known, n)
+    if not hashed and rng.random() < 0.1:
+        rows[rng.random(n) < 0.1] = rng.choice([count, -1, 2**62])
+    numbers = rng.integers(0, 9, n)
+    before, wanted, result = len(of), dict(of), n
+    for at, (row, number) in enumerate(zip(rows.tolist(), numbers.tolist(), strict=True)):
+        number = 0 if none else number
+        if not hashed and not 0 <= row < count:
+            result = -(at + 1)
+        elif raises and wanted.get(row, 0) >= number:
+            continue
+        elif number == 0:
+            wanted.pop(row, None)
+        elif hashed and row not in wanted and len(wanted) + 1 >= count:
+            result = -(at + 1)
+        else:
+            wanted[row] = number
+        if result < 0:
+            break
+    asked = np.unique([*known, *wanted]) if hashed else np.arange(count)
+    found = np.array([wanted.get(row, 0) - 1 for row in asked.tolist()], "<i8")
+    arrays = [places.tobytes(), rows.astype("<i8").tobytes(), numbers.astype("<i4").tobytes()]
+    arrays += [bytes(8 * asked.size), asked.astype("<i8").tobytes(), found.tobytes()]
+    head = [1 + hashed, before, raises, none, result, len(wanted)]
+    return call(SET_NUMBERS, n, head, arrays)
 
 
 def optimizer_step(rng: np.random.Generator, kind: int) -> bytes:

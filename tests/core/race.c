@@ -3,7 +3,8 @@
    A writer holds a lock, moves rows to other slots and writes records; the number of changes is odd
    meanwhile. A reader takes no lock; it believes what it read if the number was even and is still the
    same. All records carry their checksums with their rows.
-   usage: race READS [BELIEVE]: with a second argument, whatever the number is */
+   usage: race READS KIND [BELIEVE]: of a map by "row" or of "entries"; with a third argument a reader
+   believes what it read whatever the number is */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,10 +12,11 @@
 
 #include "core.h"
 
-enum { ROWS = 96, SLOTS = 64, WIDTH = 60, STRIDE = 64, MANY = 40, READERS = 4, WRITERS = 2 };
+enum { ROWS = 96, SLOTS = 64, WIDTH = 60, STRIDE = 64, PLACES = 86, MANY = 40, READERS = 4, WRITERS = 2 };
 
-static uint8_t records[SLOTS * STRIDE], numbers[4 * ROWS], stamps[4 * SLOTS];
-static int64_t row_in[SLOTS], changes, torn, believed, reads;
+static uint8_t records[SLOTS * STRIDE], numbers[4 * ROWS], entries[12 * PLACES], stamps[4 * SLOTS];
+static ts_map map;
+static int64_t row_in[SLOTS], held, changes, torn, believed, reads;
 static int believes;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -30,7 +32,7 @@ static void sign(int64_t row, uint8_t *record, uint64_t *state) {
 }
 
 static void set_number(int64_t row, uint32_t number) {
-    for (int i = 0; i < 4; i++) __atomic_store_n(numbers + 4 * row + i, (uint8_t)(number >> 8 * i), __ATOMIC_RELAXED);
+    ts_set_numbers(&map, (uint8_t *)&row, 1, (uint8_t *)&number, 0, &held);
 }
 
 static void *write_rows(void *given) {
@@ -60,14 +62,14 @@ static void *read_rows(void *given) {
     uint64_t state = (uint64_t)(size_t)given;
     int64_t ids[MANY], bad[MANY];
     uint8_t found[MANY * STRIDE], sums[4 * MANY];
-    const ts_slots s = {.records = records, .slots = SLOTS, .stride = STRIDE, .numbers = numbers, .count = ROWS, .rows = ROWS};
+    const ts_slots s = {.records = records, .slots = SLOTS, .stride = STRIDE, .map = map, .rows = ROWS};
     while (__atomic_sub_fetch(&reads, 1, __ATOMIC_RELAXED) > 0) {
         const int64_t before = __atomic_load_n(&changes, __ATOMIC_SEQ_CST);
         const int n = 1 + (int)(drawn(&state) % MANY);
         for (int i = 0; i < n; i++) ids[i] = (int64_t)(drawn(&state) % ROWS);
         for (int i = 0; i < n; i++) { /* those without a slot are asked for no more */
             uint8_t slot[4];
-            if (ts_find_slots(&s, (uint8_t *)&ids[i], 1, slot)) ids[i] = ids[0];
+            if (ts_find_slots(&s, (uint8_t *)&ids[i], 1, slot, 4)) ids[i] = ids[0];
         }
         if (ts_read_slots(&s, (uint8_t *)ids, n, 0, ROWS, 0, STRIDE, found, NULL, stamps, 1, NULL) < n) continue;
         const int64_t after = __atomic_add_fetch(&changes, 0, __ATOMIC_SEQ_CST); /* after all loads */
@@ -81,8 +83,9 @@ static void *read_rows(void *given) {
 }
 
 int main(int count, char **given) {
-    if (count < 2 || !ts_start(NULL)) return 2;
-    reads = atoll(given[1]), believes = count > 2;
+    if (count < 3 || !ts_start(NULL)) return 2;
+    reads = atoll(given[1]), believes = count > 3;
+    map = given[2][0] == 'r' ? (ts_map){numbers, ROWS, 0} : (ts_map){entries, PLACES, 1};
     uint64_t state = 7;
     for (int64_t i = 0; i < SLOTS; i++) {
         row_in[i] = i;

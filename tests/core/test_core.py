@@ -93,11 +93,15 @@ def test_no_input_reaches_memory_outside_of_its_buffer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_readers_race_with_writers_only_where_they_may(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["row", "entries"])
+def test_readers_race_with_writers_only_where_they_may(tmp_path: Path, kind: str) -> None:
     """ThreadSanitizer finds no other race, and no reader believes a torn record; see race.c."""
     if not shutil.which("gcc"):
         pytest.skip("not shown: gcc is missing")
-    sources = [Path(__file__).with_name("race.c"), CORE / "core.c", CORE / "slots.c"]
+    sources = [
+        Path(__file__).with_name("race.c"),
+        *(CORE / f"{each}.c" for each in ("core", "map", "slots")),
+    ]
 
     def made(name: str, *flags: str) -> Path:
         command = ["gcc", "-std=c11", "-O2", "-D_GNU_SOURCE", "-pthread", "-Wall", "-Wextra"]
@@ -106,17 +110,17 @@ def test_readers_race_with_writers_only_where_they_may(tmp_path: Path) -> None:
         return tmp_path / name
 
     watched = made("watched", "-fsanitize=thread", "-g")
-    found = subprocess.run([watched, "50000"], capture_output=True, text=True)
+    found = subprocess.run([watched, "50000", kind], capture_output=True, text=True)
     if "unexpected memory mapping" in found.stderr:
         pytest.skip(f"not shown: {found.stderr}")
     assert (found.returncode, found.stderr) == (0, ""), found.stdout
     plain = made("plain")
-    assert subprocess.run([plain, "1000000"]).returncode == 0
-    assert subprocess.run([plain, "1000000", "believe"]).returncode == 1, "nothing was torn"
+    assert subprocess.run([plain, "1000000", kind]).returncode == 0
+    assert subprocess.run([plain, "1000000", kind, "believe"]).returncode == 1, "nothing was torn"
     unaware = made(
         "unaware", "-fsanitize=thread", "-U__SANITIZE_THREAD__", "-Wno-builtin-macro-redefined"
     )
-    found = subprocess.run([unaware, "20000"], capture_output=True, text=True)
+    found = subprocess.run([unaware, "20000", kind], capture_output=True, text=True)
     assert "data race" in found.stderr, "ThreadSanitizer sees the copies"
 
 
@@ -167,7 +171,7 @@ def test_sizes_that_do_not_match_are_refused() -> None:
         return made if rng.random() < 0.9 else [made.T, made.astype("u4"), made[0:0], None][n % 4]
 
     accepted, refused = set[str](), set[str]()
-    for number in range(900):
+    for number in range(2500):
         n, width = int(rng.integers(0, 9)), int(rng.integers(1, 40))
         calls: list[tuple[Any, list[Any]]] = [
             (_core.crc32c, [array("u1", n), int(rng.choice([0, 5, -1, 2**32]))]),
@@ -216,13 +220,18 @@ def test_sizes_that_do_not_match_are_refused() -> None:
         ]
         slots, numbers = int(rng.integers(1, 9)), array("i4", 9)
         lo = int(rng.choice([0, 0, 0, 1, -1, 99]))
-        places: list[Any] = [None, array("u1", 9), numbers, numbers, (numbers, numbers, numbers)]
-        places += [(numbers, numbers), 7]
+        entries = np.zeros(9, [("row", "<i8"), ("number", "<i4")])
+        entries["row"][:5], entries["number"][:5] = np.arange(5), rng.integers(0, 9, 5)
+        places: list[Any] = [None, array("u1", 9), numbers, numbers, entries, entries, 7]
         place = places[int(rng.integers(len(places)))]
+        given_numbers = array("i4", n) if n % 3 else None
+        held = int(rng.choice([0, 5, 9, 10, -1]))
         calls += [
             (_core.gather, [block(slots, width), array("i4", n), lo, array("u1", n * width)]),
             (_core.scatter, [block(slots, width), array("i8", n), lo, array("u1", n * width)]),
             (_core.find_slots, [place, slots, array("i8", n), array("i4", n)]),
+            (_core.find_slots, [place, slots, array("i8", n), array("i8", n)]),
+            (_core.set_numbers, [place, array("i8", n), given_numbers, bool(n % 2), held]),
             (_core.oldest_slots, [array("u4", slots), int(rng.choice([1, 9, 0])), array("i4", n)]),
             (
                 _core.read_slots,
@@ -303,6 +312,7 @@ def test_a_million_calls_of_each_function_keep_no_memory() -> None:
     )
     blob, offsets = np.zeros(8, np.uint8), np.array([0, 2, 4, 8])
     real = np.zeros((3, 1), np.float32)
+    entries = np.zeros(9, [("row", "<i8"), ("number", "<i4")])
     calls: list[tuple[Any, list[Any]]] = [
         (_core.crc32c, [records]),
         (_core.sum_rows, [rows, records, sums]),
@@ -315,7 +325,8 @@ def test_a_million_calls_of_each_function_keep_no_memory() -> None:
         (_core.take_texts, [blob, offsets, np.array([1, 0]), np.empty(3, np.int64)]),
         (_core.pack_texts, [["a", "é"], 0, 9, np.empty(2, np.int64)]),
         (_core.find_slots, [slots, 3, rows, slots.copy()]),
-        (_core.find_slots, [(slots, slots, slots), 3, rows, slots.copy()]),
+        (_core.find_slots, [entries, 3, rows, found]),
+        (_core.set_numbers, [entries, rows, slots + 1, False, 0]),
         (_core.read_slots, [records, None, rows, 0, 3, 0, out, slots, sums, 1, slots.copy()]),
         (_core.gather, [records, rows, 0, out]),
         (_core.scatter, [records, rows, 0, out]),

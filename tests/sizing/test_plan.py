@@ -30,7 +30,7 @@ def stream():
 def test_the_host_tier_gets_the_slots_a_store_would_give_it(stream):
     found = plan(2000, 64, host=40_000, policy=policy.lfu())
     (host,) = found.tiers
-    assert host.slots == slots_for(2000, 64, 40_000, policy.lfu(), index=8000)
+    assert host.slots == slots_for(2000, 64, 40_000, policy.lfu(), indexed=True)
     assert host.nbytes == bytes_for(2000, 64, host.slots, policy.lfu())
     assert host.nbytes + found.index_bytes <= 40_000
     assert (found.disk_bytes, found.seconds, found.step_seconds) == (2000 * 68, {}, 0)

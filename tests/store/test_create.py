@@ -35,7 +35,7 @@ from tierstore.policy import lookahead, static
 SPEC = tierstore.TableSpec(5000, 16, init=tierstore.normal(seed=3))
 
 WRONG: dict[str, tuple[dict[str, Any], Any]] = {
-    "a budget too small": ({"budget": Budget(host="1KiB")}, CapacityError),
+    "a budget too small": ({"budget": Budget(host="100B")}, CapacityError),
     "a budget too small for one table": ({"budget": Budget(host={"t": 100})}, CapacityError),
     "a budget that is none": ({"budget": 1.5}, InvalidTypeError),
     "an empty dict as a budget": ({"budget": {}}, InvalidTypeError),
@@ -86,10 +86,10 @@ def test_wrong_tables_leave_nothing(tables: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("add", ["create_table", "grow", "add_fields", "replace_table"])
 @pytest.mark.fault(17)
 def test_a_table_that_cannot_be_opened_is_not_made(add: str, tmp_path: Path) -> None:
-    """A table is to become too large for its budget."""
+    """A table is to become too large for its budget, by rows since `lfu` counts for each."""
     small = tierstore.TableSpec(10, 4)
     budget = Budget(host=400)
-    with tierstore.create(tmp_path / "s", {"t": small}, budget=budget) as store:
+    with tierstore.create(tmp_path / "s", {"t": small}, budget=budget, policy="lfu") as store:
         acts: dict[str, Callable[[], object]] = {
             "create_table": lambda: store.create_table("new", SPEC),
             "grow": lambda: store.grow("t", 5000),

@@ -408,7 +408,7 @@ def test_a_budget_gives_the_most_slots_that_fit(rows, sixteenths, nbytes):
     width = 16 * sixteenths
     if 0 < nbytes < min(bytes_for(rows, width, slots) for slots in (1, rows)):
         with pytest.raises(
-            CapacityError, match=f"{nbytes} bytes cannot hold the map of {rows} rows"
+            CapacityError, match=f"{nbytes} bytes cannot hold one record of a table of {rows} rows"
         ):
             slots_for(rows, width, nbytes)
         return
@@ -423,7 +423,7 @@ def test_a_tier_takes_the_memory_it_says():
         tier = HostTier(below, slots=slots)
         arrays = [tier.records, tier.map.dirty]
         if not tier.direct:
-            arrays += [tier.map.slot_of, tier.map.row_of]
+            arrays += [tier.map.slot_of.places, tier.map.row_of]
         assert sum(array.nbytes for array in arrays) <= tier.arena.array.nbytes
         beside = min(STAGING_BYTES, 64 * slots) + queue_bytes(64, slots)
         assert tier.arena.array.nbytes + beside <= tier.nbytes + 16 * ALIGNMENT

@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore import _rowmap
 from tierstore._tiers.slots import CachedSlots, DirectSlots, Pins
 from tierstore.policy import lru
 
@@ -140,16 +139,15 @@ def test_slots_fetched_ahead_are_pinned_until_used_or_overtaken():
     assert pins.ahead == 0
 
 
-@pytest.mark.parametrize("dense_rows", [2000, 0])
+@pytest.mark.parametrize("by_row", [False, True])
 @pytest.mark.parametrize("slots", [1, 5, 1000])
-def test_the_map_takes_the_memory_it_says(slots, dense_rows, monkeypatch):
-    monkeypatch.setattr(_rowmap, "_DENSE_ROWS", dense_rows)
+def test_the_map_takes_the_memory_it_says(slots, by_row):
     taken: list[np.ndarray] = []
 
     def counted(name: str, size: int, dtype: type) -> np.ndarray:
         taken.append(np.zeros(size, dtype))
         return taken[-1]
 
-    made = CachedSlots(2000, slots, lru(), counted)
+    made = CachedSlots(2000, slots, lru(), counted, by_row=by_row)
     nbytes = sum(array.nbytes for array in taken) + made.policy.nbytes
-    assert nbytes <= CachedSlots.bytes_for(2000, slots, lru())
+    assert nbytes <= CachedSlots.bytes_for(2000, slots, lru(), by_row=by_row)

@@ -6,7 +6,7 @@ import pytest
 from tests.oracle import records
 from tests.pairs import pairs
 from tests.tiers.stack import check, random_span, read
-from tierstore import _io, _rowmap
+from tierstore import _io
 from tierstore._disk.generation import Generation, create
 from tierstore._disk.manifest import TableInfo
 from tierstore._tiers.host import HostTier
@@ -17,14 +17,12 @@ ROWS, DIM, WIDTH = 300, 20, 80
 
 @pytest.mark.variants(1, 3)
 @pairs(
-    slots=[(1, 10), (10, 1), (7, 50), (50, ROWS), (ROWS, 7), (400, 400)],
+    slots=[(1, 10), (10, 1), (7, 50), (100, 120), (50, ROWS), (ROWS, 7), (400, 400)],
     backend=["memmap", "zarr"],
-    dense_rows=[ROWS, 0],
 )
-def test_three_tiers_are_one_table(tmp_path, slots, backend, dense_rows, monkeypatch):
+def test_three_tiers_are_one_table(tmp_path, slots, backend):
     """Reads, writes, evictions, commits and rollbacks, in batches larger than either cache."""
     near, far = slots
-    monkeypatch.setattr(_rowmap, "_DENSE_ROWS", dense_rows)
     rng = np.random.default_rng([near, far])
     committed = records(rng, ROWS, WIDTH)
     with _io.Directory.open(tmp_path) as table:

@@ -43,6 +43,7 @@ from tierstore._core.compiled import (  # noqa: E402  # once it is known to be t
     place_keys,
     read_slots,
     scatter,
+    set_numbers,
     sum_rows,
     take_texts,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "place_keys",
     "read_slots",
     "scatter",
+    "set_numbers",
     "sum_rows",
     "take_texts",
 ]

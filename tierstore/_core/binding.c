@@ -3,7 +3,7 @@
    says what the functions do. */
 #include "abi.h"
 #include "core.h"
-#include "memory.h"
+#include "map.h"
 
 #ifndef TS_SOURCES
 #error "built by hatch_build.py, which names the hash of the sources"
@@ -40,6 +40,11 @@ static int items(array *a, PyObject *object, const char *what, int size, int64_t
     a->data = a->view.buf ? a->view.buf : (void *)""; /* of nothing */
     a->n = a->view.len / size;
     return n < 0 || a->n == n ? 1 : refuse(what, "not as many as rows");
+}
+
+/* Hold what may be None. */
+static int maybe(array *a, PyObject *object, const char *what, int size, int64_t n, int mode) {
+    return object == Py_None || items(a, object, what, size, n, mode);
 }
 
 /* Hold records (n, width) of bytes, those of one side by side; `n` of them unless it is -1. */
@@ -365,28 +370,47 @@ static PyObject *pack_texts(PyObject *self, PyObject *const *given, Py_ssize_t c
     return result;
 }
 
-/* The places of a call: None, marks (a byte for each row), numbers, or (groups, blocks, numbers).
-   Fills a[0] to a[2]. */
+/* The map that is in a held buffer: numbers by row, or entries. */
+static int map_in(ts_map *m, array *a) {
+    const int64_t size = a->view.itemsize;
+    if (size != 4 && size != ENTRY) return refuse("places", "items of another size");
+    *m = (ts_map){a->data, a->n /= size, size == ENTRY};
+    return m->count <= UINT32_MAX || !m->hashed ? 1 : refuse("places", "more than 2 ** 32 - 1 entries");
+}
+
+/* The places of a call: None, marks (a byte for each row), or a map. */
 static int places(ts_slots *s, array *a, PyObject *given) {
     if (given == Py_None) return s->rows = s->slots, 1;
-    if (!PyObject_CheckBuffer(given)) {
-        if (PyObject_IsInstance(given, &PyTuple_Type) != 1 || PyTuple_Size(given) != 3)
-            return refuse("places", "not (groups, blocks, numbers)");
-        if (!items(&a[0], PyTuple_GetItem(given, 0), "groups", 4, -1, READ) ||
-            !items(&a[1], PyTuple_GetItem(given, 1), "blocks", 4, -1, READ) ||
-            !items(&a[2], PyTuple_GetItem(given, 2), "numbers", 4, -1, READ))
-            return 0;
-        s->groups = a[0].data, s->group_count = a[0].n;
-        s->blocks = a[1].data, s->block_count = a[1].n;
-        s->rows = a[0].n << 12; /* of 64 blocks of 64 rows */
-    } else {
-        if (!items(&a[2], given, "places", 1, -1, READ)) return 0;
-        if (a[2].view.itemsize == 1) return s->present = a[2].data, s->rows = a[2].n, 1;
-        if (a[2].view.itemsize != 4) return refuse("places", "items of another size");
-        s->rows = a[2].n /= 4;
+    if (!items(a, given, "places", 1, -1, READ)) return 0;
+    if (a->view.itemsize == 1) return s->present = a->data, s->rows = a->n, 1;
+    if (!map_in(&s->map, a)) return 0;
+    return s->rows = s->map.hashed ? INT64_MAX : s->map.count, 1;
+}
+
+static PyObject *set_numbers(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    if (!takes("set_numbers", count, 5)) return NULL;
+    enum { PLACES, ROWS, NUMBERS, ALL };
+    array a[ALL] = {0};
+    PyObject *result = NULL;
+    ts_map map = {0};
+    const int raise = PyObject_IsTrue(given[3]);
+    const long long before = PyLong_AsLongLong(given[4]);
+    int64_t held = before;
+    if (!PyErr_Occurred() && items(&a[PLACES], given[0], "places", 1, -1, WRITE) && map_in(&map, &a[PLACES]) &&
+        items(&a[ROWS], given[1], "rows", 8, -1, READ) &&
+        maybe(&a[NUMBERS], given[2], "numbers", 4, a[ROWS].n, READ)) {
+        if (before < 0 || before > map.count)
+            refuse("held", "not from 0 to the number of places");
+        else {
+            PyThreadState *state = let_others_run(a[ROWS].n, KEY_BYTES);
+            const int64_t set = ts_set_numbers(&map, a[ROWS].data, a[ROWS].n, a[NUMBERS].data, raise, &held);
+            go_on(state);
+            result = set < 0 ? answer(set) : answer(held);
+        }
     }
-    s->numbers = a[2].data, s->count = a[2].n;
-    return 1;
+    drop(a, ALL);
+    return result;
 }
 
 /* A number of a batch. */
@@ -398,15 +422,10 @@ static int batch_of(PyObject *given, uint32_t *batch) {
     return 1;
 }
 
-/* Hold what may be None. */
-static int maybe(array *a, PyObject *object, const char *what, int size, int64_t n, int mode) {
-    return object == Py_None || items(a, object, what, size, n, mode);
-}
-
 static PyObject *read_slots(PyObject *self, PyObject *const *given, Py_ssize_t count) {
     (void)self;
     if (!takes("read_slots", count, 11)) return NULL;
-    enum { RECORDS, PLACES, IDS = PLACES + 3, OUT, SLOTS, STAMPS, AHEAD, ALL };
+    enum { RECORDS, PLACES, IDS, OUT, SLOTS, STAMPS, AHEAD, ALL };
     array a[ALL] = {0};
     PyObject *result = NULL;
     const long long first = PyLong_AsLongLong(given[3]), most = PyLong_AsLongLong(given[4]);
@@ -415,7 +434,7 @@ static PyObject *read_slots(PyObject *self, PyObject *const *given, Py_ssize_t c
     ts_slots s = {0};
     if (!PyErr_Occurred() && batch_of(given[9], &batch) && records(&a[RECORDS], given[0], "records", -1, READ)) {
         s.records = a[RECORDS].data, s.slots = a[RECORDS].n, s.stride = a[RECORDS].stride;
-        if (places(&s, a + PLACES, given[1]) && items(&a[IDS], given[2], "ids", 8, -1, READ) &&
+        if (places(&s, &a[PLACES], given[1]) && items(&a[IDS], given[2], "ids", 8, -1, READ) &&
             maybe(&a[OUT], given[6], "out", 1, -1, WRITE) &&
             maybe(&a[SLOTS], given[7], "slots", 4, a[IDS].n, WRITE) &&
             maybe(&a[STAMPS], given[8], "stamps", 4, s.slots, WRITE) &&
@@ -441,18 +460,23 @@ static PyObject *read_slots(PyObject *self, PyObject *const *given, Py_ssize_t c
 static PyObject *find_slots(PyObject *self, PyObject *const *given, Py_ssize_t count) {
     (void)self;
     if (!takes("find_slots", count, 4)) return NULL;
-    enum { PLACES, ROWS = PLACES + 3, FOUND, ALL };
+    enum { PLACES, ROWS, FOUND, ALL };
     array a[ALL] = {0};
     PyObject *result = NULL;
     ts_slots s = {.slots = PyLong_AsLongLong(given[1])};
-    if (s.slots < 0 || s.slots > INT32_MAX) {
-        if (!PyErr_Occurred()) refuse("slots", "not from 0 to 2 ** 31 - 1");
-    } else if (places(&s, a + PLACES, given[0]) && items(&a[ROWS], given[2], "rows", 8, -1, READ) &&
-               items(&a[FOUND], given[3], "found", 4, a[ROWS].n, WRITE)) {
-        PyThreadState *state = let_others_run(a[ROWS].n, KEY_BYTES);
-        const int64_t missing = ts_find_slots(&s, a[ROWS].data, a[ROWS].n, a[FOUND].data);
-        go_on(state);
-        result = answer(missing);
+    if (!PyErr_Occurred() && places(&s, &a[PLACES], given[0]) && items(&a[ROWS], given[2], "rows", 8, -1, READ) &&
+        items(&a[FOUND], given[3], "found", 1, -1, WRITE)) {
+        const int64_t n = a[ROWS].n, size = a[FOUND].view.itemsize;
+        if ((size != 4 && size != 8) || a[FOUND].n != size * n)
+            refuse("found", "not an int32 or int64 for each row");
+        else if (s.slots < 0 || (size == 4 && s.slots > INT32_MAX))
+            refuse("slots", "not from 0 to the most that `found` holds");
+        else {
+            PyThreadState *state = let_others_run(n, KEY_BYTES);
+            const int64_t missing = ts_find_slots(&s, a[ROWS].data, n, a[FOUND].data, (int)size);
+            go_on(state);
+            result = answer(missing);
+        }
     }
     drop(a, ALL);
     return result;
@@ -618,6 +642,7 @@ static PyMethodDef methods[] = {
     {"read_slots", read_slots, METH_FASTCALL,
      "read_slots(records, places, ids, first, most, lo, out, slots, stamps, batch, ahead)"},
     {"scatter", scatter, METH_FASTCALL, "scatter(records, slots, lo, values)"},
+    {"set_numbers", set_numbers, METH_FASTCALL, "set_numbers(places, rows, numbers, raise, held)"},
     {"sum_rows", sum_rows, METH_FASTCALL, "sum_rows(rows, records, sums)"},
     {"take_texts", take_texts, METH_FASTCALL, "take_texts(blob, offsets, at, taken)"},
     {NULL, NULL, 0, NULL},

@@ -148,15 +148,27 @@ def pack_texts(texts: list[str], first: int, longest: int, ends: npt.NDArray[np.
     ValueError for a string of more than `longest` bytes.
     """
 
-Places = (
-    npt.NDArray[np.int32]
-    | npt.NDArray[np.uint8]
-    | tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
-    | None
-)
-"""Which slot each row has: an int32 for each row, one more than its slot, or 0 for none. In groups
-of blocks it is `(groups, blocks, numbers)` of `tierstore._rowmap`. Else rows are slots: those whose
-mark, a byte for each row, is not 0; or all of them if None."""
+Map = npt.NDArray[np.int32] | npt.NDArray[np.void]
+"""A number for each row, 0 for none: an int32 for each, or entries of `ENTRY`, which are hashed."""
+
+def set_numbers(
+    places: Map,
+    rows: npt.NDArray[np.int64],
+    numbers: npt.NDArray[np.int32] | None,
+    raises: bool,
+    held: int,
+    /,
+) -> int:
+    """Give `rows` `(n,)` their `numbers` `(n,)`, or none; where it `raises`, only larger ones.
+
+    Returns how many rows have a number, of which `held` had one before. Of rows that repeat, the
+    last counts. Raises IndexError for a row that an array of numbers lacks, or where entries have
+    no room: one of them stays empty. The rows before it have their numbers then.
+    """
+
+Places = Map | npt.NDArray[np.uint8] | None
+"""Which slot each row has: a map of numbers, each one more than a slot. Else rows are slots: those
+whose mark, a byte for each row, is not 0; or all of them if None."""
 
 def read_slots(
     records: npt.NDArray[np.uint8],
@@ -183,11 +195,15 @@ def read_slots(
     """
 
 def find_slots(
-    places: Places, slots: int, rows: npt.NDArray[np.int64], found: npt.NDArray[np.int32], /
+    places: Places,
+    slots: int,
+    rows: npt.NDArray[np.int64],
+    found: npt.NDArray[np.signedinteger[Any]],
+    /,
 ) -> int:
     """Write the slot, below `slots`, of each of `rows` `(n,)` to `found` `(n,)`, -1 for none.
 
-    Returns how many have none.
+    `found` is of int32 or int64. Returns how many have none.
     """
 
 def gather(

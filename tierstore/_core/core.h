@@ -80,15 +80,25 @@ int64_t ts_take_texts(const ts_texts *texts, const uint8_t *at, int64_t n, uint8
    one longer than `longest`. Returns how many are. */
 int64_t ts_hash_texts(const ts_texts *texts, int64_t longest, uint8_t *hashes);
 
-/* Rows in slots. A row has the slot numbers[row] - 1, or none where that is 0. */
+/* A number for each row, uint32, or 0: by row, or hashed, in entries of 12 bytes; see map.h. */
+typedef struct {
+    uint8_t *places;
+    int64_t count;          /* places: rows, or entries */
+    int hashed;
+} ts_map;
+
+/* Give n rows their `numbers`, n uint32, or none where that is 0 or NULL; with `raise` only where it
+   is larger than the row's. Counts in `held` how many rows have a number. Returns n, or -(i + 1) for
+   the first row that is not below `count`, or for which no entry is free: those before it have
+   theirs. Of rows that repeat, the last counts. */
+int64_t ts_set_numbers(const ts_map *map, const uint8_t *rows, int64_t n, const uint8_t *numbers, int raise,
+                       int64_t *held);
+
+/* Rows in slots. A row has the slot that is one less than its number, or none where that is 0. */
 typedef struct {
     const uint8_t *records; /* slots records of `stride` bytes */
     int64_t slots, stride;
-    const uint8_t *numbers; /* uint32, for each row; NULL: rows are slots */
-    int64_t count;
-    const uint8_t *groups;  /* where not NULL, numbers are in blocks: see ../_rowmap.py */
-    const uint8_t *blocks;  /* uint32; groups likewise */
-    int64_t group_count, block_count;
+    ts_map map;             /* without places, rows are slots */
     int64_t rows;
     const uint8_t *present; /* uint8 for each row; NULL, or 0 where it has no slot */
 } ts_slots;
@@ -101,8 +111,9 @@ int64_t ts_read_slots(const ts_slots *s, const uint8_t *ids, int64_t n, int64_t 
                       int64_t lo, int64_t width, uint8_t *out, uint8_t *slots, uint8_t *stamps,
                       uint32_t batch, uint8_t *ahead);
 
-/* Write the slot of each of n rows, or -1, to `found`, n int32. Returns how many have none. */
-int64_t ts_find_slots(const ts_slots *s, const uint8_t *rows, int64_t n, uint8_t *found);
+/* Write the slot of each of n rows, or -1, to `found`, n int32 or int64, of `size` bytes. Returns how
+   many have none. */
+int64_t ts_find_slots(const ts_slots *s, const uint8_t *rows, int64_t n, uint8_t *found, int size);
 
 /* Bytes [lo, lo + width) of the records in slots, and the same bytes one after another in `data`. */
 typedef struct {

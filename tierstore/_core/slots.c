@@ -3,12 +3,11 @@
    then, in blocks, it asks for the memory of all records of a block before it copies the first.
    Each row is in a place in memory of its own, and waiting for these is most of the time. */
 #include "core.h"
-#include "memory.h"
+#include "map.h"
 
 enum {
     BLOCK = 32,   /* rows whose memory is asked for at a time */
     NUMBER = 4,
-    SHIFT = 6, WITHIN = (1 << SHIFT) - 1, /* of blocks of 64 rows */
     LINE = 64,    /* bytes that memory gives at a time */
     FETCHED = 4 * LINE,
     LONG = 128,   /* bytes from which the C library's copy is the faster one */
@@ -17,46 +16,45 @@ enum {
 
 #define INLINE static inline __attribute__((always_inline))
 
-typedef enum { ROWS, NUMBERS, BLOCKS } kind; /* of a map; loops are compiled for each */
+typedef enum { ROWS, NUMBERS, HASHED } kind; /* of a map; loops are compiled for each */
 
-static kind kind_of(const ts_slots *s) { return !s->numbers ? ROWS : !s->groups ? NUMBERS : BLOCKS; }
-
-/* The number at `i` of `count` at p; 0 where there is none. */
-INLINE uint32_t at(const uint8_t *p, int64_t count, uint64_t i) {
-    return i < (uint64_t)count ? load32(p + NUMBER * i) : 0;
-}
+static kind kind_of(const ts_slots *s) { return !s->map.places ? ROWS : s->map.hashed ? HASHED : NUMBERS; }
 
 /* The slot of a row that is below s->rows, or -1. */
 INLINE int64_t slot_of(const ts_slots *s, uint64_t row, kind map) {
     CHECK(row < (uint64_t)s->rows);
     if (map == ROWS)
         return (s->present && !s->present[row]) || row >= (uint64_t)s->slots ? -1 : (int64_t)row;
-    uint64_t place = row;
-    if (map == BLOCKS) {
-        const uint64_t group = at(s->groups, s->group_count, row >> 2 * SHIFT);
-        const uint64_t block = at(s->blocks, s->block_count, group << SHIFT | (row >> SHIFT & WITHIN));
-        place = block << SHIFT | (row & WITHIN);
-    }
-    const int64_t slot = (int64_t)at(s->numbers, s->count, place) - 1;
+    uint32_t number = 0;
+    if (map == HASHED)
+        number = number_of(s->map.places, s->map.count, row);
+    else if (row < (uint64_t)s->map.count)
+        number = load32(s->map.places + NUMBER * row);
+    const int64_t slot = (int64_t)number - 1;
     return slot < s->slots ? slot : -1;
 }
 
-INLINE int64_t found_by(const ts_slots *s, const uint8_t *rows, int64_t n, uint8_t *found, kind map) {
+INLINE int64_t found_by(const ts_slots *s, const uint8_t *rows, int64_t n, uint8_t *found, int size, kind map) {
     int64_t missing = 0;
     for (int64_t i = 0; i < n; i++) {
+        if (map == HASHED && i + AHEAD < n)
+            prefetch_entry(s->map.places, s->map.count, load64(rows + 8 * (i + AHEAD)));
         const uint64_t row = load64(rows + 8 * i);
         const int64_t slot = row < (uint64_t)s->rows ? slot_of(s, row, map) : -1;
         missing += slot < 0;
-        store32(found + NUMBER * i, (uint32_t)slot);
+        if (size == 4)
+            store32(found + 4 * i, (uint32_t)slot);
+        else
+            store64(found + 8 * i, (uint64_t)slot);
     }
     return missing;
 }
 
-int64_t ts_find_slots(const ts_slots *s, const uint8_t *rows, int64_t n, uint8_t *found) {
+int64_t ts_find_slots(const ts_slots *s, const uint8_t *rows, int64_t n, uint8_t *found, int size) {
     switch (kind_of(s)) {
-    case ROWS: return found_by(s, rows, n, found, ROWS);
-    case NUMBERS: return found_by(s, rows, n, found, NUMBERS);
-    default: return found_by(s, rows, n, found, BLOCKS);
+    case ROWS: return found_by(s, rows, n, found, size, ROWS);
+    case NUMBERS: return found_by(s, rows, n, found, size, NUMBERS);
+    default: return found_by(s, rows, n, found, size, HASHED);
     }
 }
 
@@ -88,6 +86,8 @@ typedef struct {
 
 INLINE int64_t read_by(const ts_slots *s, const batch *b, kind map) {
     for (int64_t i = 0; i < b->n; i++) {
+        if (map == HASHED && i + AHEAD < b->n)
+            prefetch_entry(s->map.places, s->map.count, (uint64_t)b->first + load64(b->ids + 8 * (i + AHEAD)));
         const uint64_t id = load64(b->ids + 8 * i);
         if (id >= (uint64_t)b->most || slot_of(s, (uint64_t)b->first + id, map) < 0) return i;
     }
@@ -119,7 +119,7 @@ int64_t ts_read_slots(const ts_slots *s, const uint8_t *ids, int64_t n, int64_t 
     switch (kind_of(s)) {
     case ROWS: return read_by(s, &all, ROWS);
     case NUMBERS: return read_by(s, &all, NUMBERS);
-    default: return read_by(s, &all, BLOCKS);
+    default: return read_by(s, &all, HASHED);
     }
 }
 

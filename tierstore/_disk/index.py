@@ -18,10 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import _rowmap
 from tierstore._disk.delta import Delta, LiveDelta
 from tierstore._rowcopy import unique
-from tierstore._rowmap import RowMap, SparseMap, resize, row_map, slots_of
+from tierstore._rowmap import RowMap
 from tierstore.errors import CapacityError, CorruptStoreError
 
 Rows = npt.NDArray[np.int64]
@@ -63,26 +62,21 @@ class Entries:
 
     def __init__(self, rows: int) -> None:
         """Start with every row in the base."""
-        self._numbers: RowMap = row_map(rows)
+        self._numbers = RowMap(rows)
         self._runs: list[_Run] = []
 
     @property
     def nbytes(self) -> int:
-        """The most bytes that the entries take."""
+        """The bytes that the entries take."""
         return self._numbers.nbytes
-
-    @staticmethod
-    def bytes_for(rows: int) -> int:
-        """Return `nbytes` of the entries of so many rows."""
-        return _rowmap.bytes_for(rows)
 
     def grow(self, rows: int) -> None:
         """Add rows, in the base; no other thread may look rows up meanwhile."""
-        resize(self._numbers, rows)
+        self._numbers.grow(rows)
 
     def take(self, rows: Rows) -> Places:
         """Return the entries of valid `rows` `(n,)` as a new array."""
-        found = slots_of(rows, self._numbers)
+        found = self._numbers.find(rows)
         found += 1
         for run in self._runs:
             inside = (rows >= run.start) & (rows < run.stop)
@@ -91,33 +85,13 @@ class Entries:
                 np.maximum(found, places, out=found)
         return found
 
-    def __setitem__(self, rows: Rows, places: Places | int) -> None:
+    def __setitem__(self, rows: Rows, places: Places) -> None:
         """Set the entries of distinct `rows` `(n,)`, which are in no run or agree with it."""
-        self._numbers[rows] = places
+        self._numbers.set(rows, places)
 
-    def point(self, ids: Rows, places: Places, *, newest: bool = False) -> None:
-        """Raise the entries of `ids` to `places`, where these are larger; ids may repeat.
-
-        `newest`: ascending places, larger than every entry.
-        """
-        numbers = self._numbers
-        if ids.size and int(ids[-1] - ids[0]) == ids.size - 1 and (ids[1:] - ids[:-1] == 1).all():
-            self._point_run(int(ids[0]), places)
-        elif newest and not isinstance(numbers, SparseMap):
-            numbers[ids] = places  # of an id that repeats, the last counts
-        elif isinstance(numbers, SparseMap):
-            np.maximum.at(numbers.numbers, numbers.reserve(ids), places)
-        else:
-            np.maximum.at(numbers, ids, places)
-
-    def _point_run(self, start: int, places: Places) -> None:
-        """Raise the entries of consecutive rows from `start` on, such as those of arriving keys."""
-        numbers, stop = self._numbers, start + places.size
-        if isinstance(numbers, SparseMap):
-            at = numbers.reserve_run(start, stop)
-            numbers.numbers[at] = np.maximum(numbers.numbers[at], places)
-        else:
-            np.maximum(numbers[start:stop], places, out=numbers[start:stop])
+    def point(self, ids: Rows, places: Places) -> None:
+        """Raise the entries of `ids` to `places`, where these are larger; ids may repeat."""
+        self._numbers.set(ids, places, raises=True)
 
     def point_run(self, start: int, stop: int, first: int) -> None:
         """Raise the entries of rows `start:stop` to `first` and those after it."""
@@ -137,13 +111,13 @@ class Entries:
 
     def _fill(self, run: _Run) -> None:
         for at in range(run.start, run.stop, _RENUMBERED):
-            stop = min(at + _RENUMBERED, run.stop)
-            self._point_run(at, np.arange(at + run.ahead, stop + run.ahead, dtype=np.int32))
+            rows = np.arange(at, min(at + _RENUMBERED, run.stop))
+            self.point(rows, (rows + run.ahead).astype(np.int32))
 
     def clear(self, ids: Rows, first: int, last: int) -> None:
         """Set array entries of `ids` to 0 if they are from `first` to `last`."""
-        places = slots_of(ids, self._numbers)  # a later run may hide it
-        self._numbers[ids[(places >= first - 1) & (places < last)]] = 0
+        places = self._numbers.find(ids)  # a later run may hide it
+        self._numbers.set(ids[(places >= first - 1) & (places < last)], None)
 
     def cut(self, first: int, last: int) -> None:
         """Remove the entries `first` to `last` from the runs."""
@@ -156,8 +130,8 @@ class Entries:
 
     def renumber(self, starts: npt.NDArray[np.int64], shift: npt.NDArray[np.int64]) -> None:
         """Reduce the entries of positions from each of the ascending `starts` on by a `shift`."""
-        numbers = self._numbers.numbers if isinstance(self._numbers, SparseMap) else self._numbers
-        for at in range(0, self._numbers.size, _RENUMBERED):
+        numbers = self._numbers.numbers
+        for at in range(0, numbers.size, _RENUMBERED):
             entries = numbers[at : at + _RENUMBERED]
             held = np.flatnonzero(entries)
             number = np.searchsorted(starts, entries[held] - 1, side="right") - 1
@@ -183,11 +157,6 @@ class DeltaIndex:
         self.entries: Entries = Entries(rows)
         self.replaced: Places = np.empty(0, np.int32)
         self.starts = np.zeros(1, np.int64)
-
-    @staticmethod
-    def bytes_for(rows: int) -> int:
-        """Return the most bytes that the entries of so many rows take."""
-        return Entries.bytes_for(rows)
 
     def grow(self, rows: int) -> None:
         """Add rows, in the base; no other thread may look rows up meanwhile."""
@@ -297,7 +266,7 @@ class DeltaIndex:
                 continue
             for at in range(0, delta.info.rows, _IDS):
                 ids = np.asarray(delta.ids[at : at + _IDS])
-                self.entries.point(ids, _numbered(start + at, ids.size), newest=is_last)
+                self.entries.point(ids, _numbered(start + at, ids.size))
         self._uncover(gone, begin)
         self.starts = np.concatenate(
             [self.starts[:begin], starts[:-1], [last], self.starts[end + 1 :]]

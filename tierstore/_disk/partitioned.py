@@ -82,7 +82,7 @@ class PartitionedTier:
 
     @property
     def index_bytes(self) -> int:
-        """Most bytes the indexes can take."""
+        """The memory that the indexes take."""
         return sum(tier.index_bytes for tier in self.tiers)
 
     @property

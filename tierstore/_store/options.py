@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from tierstore import _io
-from tierstore._disk.index import DeltaIndex
 from tierstore._table.missing import Missing, checked
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import Placement
@@ -124,6 +123,6 @@ class Options:
             self.budget,
             self.policy,
             self.device,
-            index_bytes=DeltaIndex.bytes_for,
+            indexed=True,
             writable=self.writable,
         )

@@ -25,9 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import _rowcopy, _rowmap
+from tierstore import _rowcopy
 from tierstore._parts import in_parts
-from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
 from tierstore._tiers import memory
 from tierstore._tiers.base import Bytes, Collecting, Delivering, DeviceView, Renewed, Rows, Tier
@@ -41,6 +40,7 @@ from tierstore._tiers.slots import (
     Slots,
     arena_bytes,
     bytes_for,
+    is_mapped,
     staging_rows,
 )
 from tierstore._tiers.uncached import read_ranges, write_ranges
@@ -51,8 +51,6 @@ from tierstore.stats import Occupancy, TierStats, tally
 Positions = npt.NDArray[np.intp]
 
 _FILL_BYTES = 8 << 20
-_MOST_DENSE = 1 << 31
-"""Rows up to which a GPU looks rows up in the map itself, of 8 GiB then."""
 _SAMPLE = 64
 """Distinct ids are counted in one batch of so many in the end: that takes longer than the rest."""
 _SAMPLE_OF_MANY = 512
@@ -176,12 +174,10 @@ class HostTier:
         self._sampling = Sampling(_SAMPLE)
         self._batches_apart = itertools.count()
         self._sampling_apart = Sampling(_SAMPLE_OF_MANY)
-        mapped = max(self.rows, self.slots + 1) if grows else self.rows
-        self.nbytes: int = bytes_for(mapped, self.record_bytes, self.slots, policy)
-        arena = arena_bytes(mapped, self.record_bytes, self.slots, policy)
-        too_many = kind != "pageable" and self.rows > _MOST_DENSE and not self.direct
-        if too_many:  # for a map in memory that the device reaches, which is provided at once
-            arena -= _rowmap.bytes_for(mapped)
+        rows = max(self.rows, self.slots + 1) if grows else self.rows
+        mapped = kind != "pageable"
+        self.nbytes: int = bytes_for(rows, self.record_bytes, self.slots, policy, mapped=mapped)
+        arena = arena_bytes(rows, self.record_bytes, self.slots, policy, mapped=mapped)
         self._arena = Arrays(kind, arena + 16 * ALIGNMENT)
         self.records: Bytes = self._arena.take(
             "records", self.slots * self.record_bytes, np.uint8
@@ -194,8 +190,8 @@ class HostTier:
                 self.slots,
                 policy,
                 self._arena.take,
-                dense=kind != "pageable" and not too_many,
-                grows=grows or too_many,
+                by_row=mapped and is_mapped(rows, self.record_bytes, self.slots),
+                grows=grows,
             )
         )
         self._direct = self.map if isinstance(self.map, DirectSlots) else None
@@ -228,9 +224,7 @@ class HostTier:
 
     def view(self) -> DeviceView:
         """Return the memory that a tier above may access directly; see `before_change`."""
-        slot_of = self.map.slot_of if isinstance(self.map, CachedSlots) else None
-        if isinstance(slot_of, SparseMap):
-            slot_of = None
+        slot_of = self.map.slot_of.array if isinstance(self.map, CachedSlots) else None
         return DeviceView(self.records, self.map.dirty, slot_of)
 
     @property
@@ -765,6 +759,9 @@ class HostTier:
 
         If writing down failed, the changed records stay in their slots.
         """
+        self._changes.number += (
+            1  # entries of the map move: who looks up meanwhile believes nothing
+        )
         if sent:
             self.map.bind(rows, room.slots[: rows.size])
             self.map.dirty[room.slots[: rows.size]] = dirty

@@ -16,7 +16,7 @@ from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.gpu.whole import WholeColumns
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.memory import allocate, available_bytes
-from tierstore._tiers.slots import bytes_for, queue_bytes, slots_for
+from tierstore._tiers.slots import bytes_for, index_bytes, queue_bytes, slots_for
 from tierstore._tiers.space import Space, laid_out, lowest_of
 from tierstore._tiers.split import Selected, Selection, Split
 from tierstore.budget import Budget, format_bytes, parse_bytes, size_of_at_least
@@ -116,7 +116,8 @@ class Part(NamedTuple):
         growing: the present rows of a table that grows in place; `rows` are its expected rows.
         split: how records are split, if a GPU holds columns of the table whole; `record_bytes` is
             the size of the rest of a record.
-        index_bytes: most memory that the indexes of changed rows, below the tiers, can take.
+        indexed: whether the tables below have an index of changed rows, which counts too.
+        mapped: whether a GPU reads the map of the host tier, if that is not too large.
         keyed: whether a GPU tier also has a map of int64 keys, as many as it has slots.
     """
 
@@ -128,7 +129,8 @@ class Part(NamedTuple):
     gpu_slots: int = 0
     growing: int | None = None
     split: Split | None = None
-    index_bytes: int = 0
+    indexed: bool = False
+    mapped: bool = False
     keyed: bool = False
 
     @property
@@ -152,8 +154,13 @@ class Part(NamedTuple):
         return self.record_bytes if self.split is None else self.split.record_bytes
 
     @property
+    def index_bytes(self) -> int:
+        """Bytes that count for the index of changed rows below the host tier."""
+        return index_bytes(self.rows, self.host_slots) if self.indexed else 0
+
+    @property
     def host_bytes(self) -> int:
-        """Bytes of the host tier, maps and the indexes below included."""
+        """Bytes of the host tier, maps and the index below included."""
         return _host_bytes(self, self.host_slots) if self.host_slots else 0
 
     @property
@@ -185,11 +192,16 @@ class Sizes(NamedTuple):
 
 
 def _host_bytes(part: Part, slots: int) -> int:
-    return bytes_for(part.rows, part.record_bytes, slots, part.policy, index=part.index_bytes)
+    return bytes_for(part.rows, part.record_bytes, slots, part.policy, **_maps(part))
 
 
 def _host_slots(part: Part, nbytes: int) -> int:
-    return slots_for(part.rows, part.record_bytes, nbytes, part.policy, index=part.index_bytes)
+    return slots_for(part.rows, part.record_bytes, nbytes, part.policy, **_maps(part))
+
+
+def _maps(part: Part) -> Mapping[str, bool]:
+    """Return which maps there are besides the tier's own."""
+    return {"indexed": part.indexed, "mapped": part.mapped}
 
 
 def _gpu_bytes(part: Part, slots: int) -> int:
@@ -214,11 +226,6 @@ def _gpu_slots(part: Part, nbytes: int) -> int:
 _ON_HOST = Sizes(_host_bytes, _host_slots, lambda: available_bytes() / 4)
 
 
-def _no_index(rows: int) -> int:
-    """Return 0: the tables below never change, or are in memory."""
-    return 0
-
-
 class Placement:
     """Places tables within a budget: which of them share tiers, and how many slots those have."""
 
@@ -228,18 +235,18 @@ class Placement:
         policy: Policies | None,
         device: Device | None,
         *,
-        index_bytes: Callable[[int], int] = _no_index,
+        indexed: bool = False,
         writable: bool = True,
     ) -> None:
         """Take the budget of all tables together, their policies, and the device or None.
 
-        `index_bytes` returns the most memory that the index of a table of so many rows takes;
-        `writable` states whether rows are ever changed.
+        `indexed` states whether the tables below have an index of changed rows, `writable` whether
+        rows are ever changed.
         """
         self._budget = budget
         self._policy = policy
         self._device = device
-        self._index_bytes = index_bytes
+        self._indexed = indexed
         self._writable = writable
 
     def parts(self, specs: Mapping[str, TableSpec], *, on_gpu: bool) -> list[Part]:
@@ -261,7 +268,9 @@ class Placement:
             record_bytes = spec.layout.record_bytes if split is None else split.cached.nbytes
             found.setdefault((name if own else "", record_bytes, chosen), []).append(name)
         return [
-            self._part(tuple(names), specs, record_bytes, chosen)._replace(split=splits[names[0]])
+            self._part(tuple(names), specs, record_bytes, chosen)._replace(
+                split=splits[names[0]], mapped=on_gpu
+            )
             for (_, record_bytes, chosen), names in found.items()
         ]
 
@@ -272,12 +281,9 @@ class Placement:
         record_bytes: int,
         policy: PolicySpec,
     ) -> Part:
-        counts = [specs[name].rows for name in names]
-        rows, growing = sum(counts), None
+        rows, growing = sum(specs[name].rows for name in names), None
         if self._device is None and specs[names[0]].grows:
             rows, growing = max(2 * rows, _EXPECTED_ROWS), rows
-            counts = [rows]
-        index_bytes = sum(map(self._index_bytes, counts))
         keyed = growing is None and any(specs[name].keys == "int64" for name in names)
         return Part(
             names,
@@ -285,7 +291,7 @@ class Placement:
             record_bytes,
             policy,
             growing=growing,
-            index_bytes=index_bytes,
+            indexed=self._indexed,
             keyed=keyed,
         )
 
@@ -409,7 +415,10 @@ class Placement:
         if sum(_least(part, sizes) for part in rest) > (total or 0):
             sharing = [_present(part) for part in rest]  # no room for rows that are yet to come
         divisions = divided(total or 0, sharing, sizes)
-        shares = {part: divisions[each] for part, each in zip(rest, sharing, strict=True)}
+        shares = {
+            part: max(divisions[each], min(total or 0, 1))  # 0 bytes would be a wish for none
+            for part, each in zip(rest, sharing, strict=True)
+        }
         held = {}
         for part, nbytes in own.items():
             try:
@@ -479,8 +488,7 @@ def _present(part: Part) -> Part:
     """Return a part with only the rows that its table has now, if that grows in place."""
     if part.growing is None:
         return part
-    index_bytes = part.index_bytes * part.growing // part.rows
-    return part._replace(rows=part.growing, index_bytes=index_bytes)
+    return part._replace(rows=part.growing)
 
 
 def _held(part: Part, nbytes: int, sizes: Sizes) -> int:

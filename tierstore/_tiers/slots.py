@@ -7,7 +7,7 @@ that holds every row: slot = row, and no look-up is needed once all rows are loa
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,10 @@ import numpy.typing as npt
 from tierstore import _rowmap
 from tierstore._core import find_slots, read_slots
 from tierstore._rowcopy import unique
-from tierstore._rowmap import RowMap, SparseMap, Take
+from tierstore._rowmap import RowMap, Take
 from tierstore.budget import size_of_at_least
 from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
-
-if TYPE_CHECKING:
-    pass
 
 STAGING_BYTES = 2 << 20
 """Records that go to or come from the tier below are moved this many bytes at a time."""
@@ -30,9 +27,6 @@ STAGING_BYTES = 2 << 20
 _QUEUE_BYTES = 32 << 20
 _QUEUE_SHARE = 16
 
-
-if TYPE_CHECKING:
-    from tierstore._core.compiled import Places
 
 Bytes = npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.int64]
@@ -157,8 +151,9 @@ class DirectSlots:
         """Return the rows themselves, -1 for those not loaded, and how many these are."""
         if self.missing == 0:
             return rows, 0
-        found = np.empty(rows.size, np.int32)
         resident = self.resident
+        found: npt.NDArray[np.signedinteger[Any]]
+        found = np.empty(rows.size, np.int32 if resident.size < 2**31 else np.int64)
         return found, find_slots(resident, resident.size, np.ascontiguousarray(rows), found)
 
     def lookup(self, rows: Rows) -> Slots:
@@ -232,7 +227,7 @@ class DirectSlots:
 
 
 class CachedSlots:
-    """A map from row to slot, four bytes a row, and its inverse.
+    """A map from row to slot, and its inverse.
 
     Fully associative: a table that fits has no misses after one pass, whatever its ids.
 
@@ -248,35 +243,28 @@ class CachedSlots:
         policy: PolicySpec,
         take: Take,
         *,
-        dense: bool = False,
+        by_row: bool = False,
         grows: bool = False,
     ) -> None:
         """Start with every slot free.
 
-        `dense`: `slot_of` is an array in large tables too; `grows`: it is in memory of its own, and
-        can be resized.
+        `by_row`: `slot_of` is an array in any case; `grows`: it is in memory of its own, and can
+        grow.
         """
-        own = _rowmap.zeros if grows else take
-        self.slot_of: RowMap = (
-            own("slot_of", rows, np.int32) if dense else _rowmap.row_map(rows, own)
-        )
+        self.slot_of = RowMap(rows, slots, _rowmap.zeros if grows else take, by_row=by_row)
         self.row_of: npt.NDArray[np.int64] = take("row_of", slots, np.int64)
         self.dirty: npt.NDArray[np.uint8] = take("dirty", slots, np.uint8)
         self.pins = Pins(slots, take)
         self.policy = policy.make(rows, slots, self.lookup, self.row_of)
-        self._places = self._looked_up()
+        self._places = self.slot_of.places
         self.notes_apart = self.policy.stamps is not None
         self._unused = 0
         self._released: list[Slots] = []
 
-    def _looked_up(self) -> Places:
-        """Return what the core looks slots up in, until the map grows."""
-        return self.slot_of.places if isinstance(self.slot_of, SparseMap) else self.slot_of
-
     def grow(self, rows: int) -> None:
         """Grow to `rows` rows, the new ones without slots."""
-        _rowmap.resize(self.slot_of, rows)
-        self._places = self._looked_up()
+        self.slot_of.grow(rows)
+        self._places = self.slot_of.places
         self.policy.grow(rows)
 
     @property
@@ -295,9 +283,9 @@ class CachedSlots:
         return self.pins.full
 
     @staticmethod
-    def bytes_for(rows: int, slots: int, policy: PolicySpec) -> int:
+    def bytes_for(rows: int, slots: int, policy: PolicySpec, *, by_row: bool = False) -> int:
         """Bytes of the maps, the marks and the policy."""
-        maps = _rowmap.bytes_for(rows) + (9 + Pins.BYTES) * slots
+        maps = _rowmap.bytes_for(rows, slots, by_row=by_row) + (9 + Pins.BYTES) * slots
         return maps + policy.bytes_for(rows, slots)
 
     @property
@@ -414,7 +402,7 @@ class CachedSlots:
 
     def evict(self, victims: Slots) -> None:
         """Take the rows out of `victims`; `bind` or `release` them next."""
-        self._enter(self.row_of.take(victims, mode="clip"), 0)
+        self.slot_of.set(self.row_of.take(victims, mode="clip"), None)
         self.row_of[victims] = -1
 
     def rows(self, slots: Slots) -> Rows:
@@ -424,17 +412,8 @@ class CachedSlots:
     def bind(self, rows: Rows, slots: Slots) -> None:
         """Enter each row in its slot, in the current batch."""
         self.row_of[slots.astype(np.intp)] = rows
-        self._enter(rows, slots.astype(np.int32) + 1)
+        self.slot_of.set(rows, slots.astype(np.int32) + 1)
         self.touch(slots)
-
-    def _enter(self, rows: Rows, numbers: npt.NDArray[np.int32] | int) -> None:
-        """Set the numbers of rows, which are unlikely to be in a cache of the processor.
-
-        The processor has more reads than writes under way at a time, so looking them up first saves
-        a third.
-        """
-        self.lookup(rows)
-        self.slot_of[rows] = numbers
 
     def release(self, slots: Slots) -> None:
         """Free slots, whether or not they hold rows."""
@@ -443,7 +422,7 @@ class CachedSlots:
         numbers: npt.NDArray[np.int32] = slots.astype(np.int32, copy=False)
         at = numbers.astype(np.intp)
         rows = self.row_of[at]
-        self.slot_of[rows.compress(rows >= 0)] = 0
+        self.slot_of.set(rows.compress(rows >= 0), None)
         self.row_of[at] = -1
         self.dirty[at] = 0
         self.policy.forget(numbers)
@@ -539,39 +518,71 @@ def queue_bytes(record_bytes: int, slots: int) -> int:
 
 
 def bytes_for(
-    rows: int, record_bytes: int, slots: int, policy: PolicySpec | None = None, *, index: int = 0
+    rows: int,
+    record_bytes: int,
+    slots: int,
+    policy: PolicySpec | None = None,
+    *,
+    indexed: bool = False,
+    mapped: bool = False,
 ) -> int:
     """Bytes of a tier: its arena, staging, and records written down that wait for a disk.
 
     A thread that misses during another miss takes as much staging again, and so does a larger
-    flush. `index`: the bytes that the maps of the tier below can take.
+    flush. `indexed`: the tier below has an index, see `index_bytes`; `mapped`: see `arena_bytes`.
     """
     slots = min(slots, rows)
     staging = min(staging_rows(record_bytes), slots) * record_bytes
-    arena = arena_bytes(rows, record_bytes, slots, policy)
+    arena = arena_bytes(rows, record_bytes, slots, policy, mapped=mapped)
+    index = index_bytes(rows, slots) if indexed else 0
     return arena + staging + queue_bytes(record_bytes, slots) + index
 
 
-def arena_bytes(rows: int, record_bytes: int, slots: int, policy: PolicySpec | None = None) -> int:
-    """Bytes of records, maps, marks and policy."""
+def index_bytes(rows: int, slots: int) -> int:
+    """Bytes that count for the index of changed rows beside a tier of so many slots."""
+    return _rowmap.bytes_for(rows, slots) if slots else 0
+
+
+def arena_bytes(
+    rows: int,
+    record_bytes: int,
+    slots: int,
+    policy: PolicySpec | None = None,
+    *,
+    mapped: bool = False,
+) -> int:
+    """Bytes of records, maps, marks and policy; `mapped`: a device reads the map by row."""
     if slots == rows:
         return slots * record_bytes + DirectSlots.bytes_for(rows)
-    return slots * record_bytes + CachedSlots.bytes_for(rows, slots, policy or lru())
+    by_row = mapped and is_mapped(rows, record_bytes, slots)
+    maps = CachedSlots.bytes_for(rows, slots, policy or lru(), by_row=by_row)
+    return slots * record_bytes + maps
+
+
+def is_mapped(rows: int, record_bytes: int, slots: int) -> bool:
+    """Whether a map by row, which a device can read, takes no more memory than the records."""
+    return 4 * rows <= slots * record_bytes
 
 
 def slots_for(
-    rows: int, record_bytes: int, nbytes: int, policy: PolicySpec | None = None, *, index: int = 0
+    rows: int,
+    record_bytes: int,
+    nbytes: int,
+    policy: PolicySpec | None = None,
+    *,
+    indexed: bool = False,
+    mapped: bool = False,
 ) -> int:
     """Return the most slots that fit `nbytes`, maps included; 0 for a budget of 0.
 
-    `index` is that of `bytes_for`. Raises CapacityError if a budget above 0 has no room for a
-    single slot and the maps.
+    `indexed` and `mapped` are those of `bytes_for`. Raises CapacityError if a budget above 0 has no
+    room for a single slot and the maps.
     """
     if nbytes == 0:
         return 0
 
     def taken(slots: int) -> int:
-        return bytes_for(rows, record_bytes, slots, policy, index=index)
+        return bytes_for(rows, record_bytes, slots, policy, indexed=indexed, mapped=mapped)
 
     if taken(rows) <= nbytes:
         return rows
@@ -581,13 +592,10 @@ def slots_for(
         low, high = (middle, high) if taken(middle) <= nbytes else (low, middle - 1)
     if low == 0:
         least = min(taken(slots) for slots in (1, rows))
-        parts = [f"the map of {rows} rows"]
-        if index:
-            parts.append(f"the index of those that change, {index} bytes")
-        if policy is not None:
-            parts.append(f"what {policy.name} keeps of them")
+        kept = f", what {policy.name} keeps of its rows" if policy is not None else ""
         raise CapacityError(
-            f"a host budget of {nbytes} bytes cannot hold {', '.join(parts)} and one record, which "
-            f"take {size_of_at_least(least)}; give more, or 0 for no host tier"
+            f"a host budget of {nbytes} bytes cannot hold one record of a table of {rows} rows, "
+            f"its maps{kept}, and room on the way, which take {size_of_at_least(least)}; give "
+            "more, or 0 for no host tier"
         )
     return low

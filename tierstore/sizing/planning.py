@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._disk.index import DeltaIndex
 from tierstore._progress import Overall, Progress, report_nothing
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.memory import available_bytes
 from tierstore._tiers.placement import Placement, check_names
-from tierstore._tiers.slots import bytes_for, slots_for
+from tierstore._tiers.slots import bytes_for, index_bytes, slots_for
 from tierstore.budget import Budget, Size, format_bytes, size_of_at_least
 from tierstore.errors import InvalidInputError, counted
 from tierstore.machine.speeds import HOT_BYTES, ROW_BYTES, BatchTimes, Speeds
@@ -67,7 +66,7 @@ class Plan:
         rows, record_bytes, disk_bytes: the table.
         policy: the policy of the host tier.
         tiers: the tiers, nearest first.
-        index_bytes: the limit of the index of changed rows, also part of the host tier's budget.
+        index_bytes: what counts for the index of changed rows, also part of the host tier's budget.
         seconds: time per step for `disk_reads`, `disk_writes`, `host_gather`, `link` and `gpu`;
             empty without a stream and speeds. Only what the host gathers for a GPU and the link
             does not hide counts. Reads and writes overlap with computation if batches are
@@ -117,7 +116,7 @@ class SpacePlan:
         rows, record_bytes, disk_bytes: the rows of all, the length of a record, the size on disk.
         policy: of the host tier.
         tiers: nearest first.
-        index_bytes: the limit of the indexes of changed rows, also part of the host budget.
+        index_bytes: what counts for the index of changed rows, also part of the host budget.
     """
 
     tables: tuple[str, ...]
@@ -136,7 +135,7 @@ class SpacePlan:
 
 def _placement(budget: Budget, policy: Policies | None) -> Placement:
     """Return a placement of tables as `open` makes it, without a GPU."""
-    return Placement(budget, policy, None, index_bytes=DeltaIndex.bytes_for)
+    return Placement(budget, policy, None, indexed=True)
 
 
 def plan_tables(
@@ -229,11 +228,12 @@ def plan(
         raise InvalidInputError(
             f"the stream has row {stream.rows - 1}, the table {counted(rows, 'row')}"
         )
-    index = DeltaIndex.bytes_for(rows)
-    host_slots = slots_for(rows, record_bytes, host, policy, index=index)
+    maps = {"indexed": True, "mapped": gpu > 0}
+    host_slots = slots_for(rows, record_bytes, host, policy, **maps)
     gpu_slots = GpuMemory.slots_for(rows, record_bytes, gpu)
     notes = _notes(rows, host_slots, gpu_slots)
-    host_bytes = bytes_for(rows, record_bytes, host_slots, policy, index=index)
+    host_bytes = bytes_for(rows, record_bytes, host_slots, policy, **maps)
+    index = index_bytes(rows, host_slots)
     if host_slots:
         notes += _maps(host_slots * record_bytes, host_bytes)
     sizes = {"gpu": gpu_slots, "host": host_slots}
@@ -306,12 +306,12 @@ def plan_budgets(
 
     `options` are those of `plan`; `progress` is called with batches replayed and the total of all.
     """
-    policy, index = policy or lru(), DeltaIndex.bytes_for(rows)
+    policy = policy or lru()
     report = Overall(progress, len(shares) * len(stream.batches))
     found = []
     for share in shares:
         slots = max(1, int(rows * share))
-        host = bytes_for(rows, record_bytes, slots, policy, index=index)
+        host = bytes_for(rows, record_bytes, slots, policy, indexed=True)
         found.append(
             plan(
                 rows,
@@ -373,7 +373,7 @@ def host_for_hits(
         middle = (low + high) // 2
         low, high = (low, middle) if reached(middle) >= hits else (middle, high)
     report.finish()
-    return bytes_for(rows, record_bytes, high, policy, index=DeltaIndex.bytes_for(rows))
+    return bytes_for(rows, record_bytes, high, policy, indexed=True)
 
 
 _PAGE = mmap.PAGESIZE
