@@ -14,7 +14,7 @@ from tests.gpu.conftest import Place
 from tests.gpu.model import Twin
 from tests.tiers.stack import ArrayTier
 from tierstore import Budget, TableSpec
-from tierstore._tiers import host, memory
+from tierstore._tiers import host, memory, slots
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.gpu.places import Places
 
@@ -129,6 +129,7 @@ def test_a_host_map_of_few_slots_is_no_array_in_pinned_memory(
         return allocate(nbytes, "pageable")
 
     monkeypatch.setattr(memory, "allocate", noted)
+    monkeypatch.setattr(slots, "_MOST_MAPPED", 40_000)
     rng = np.random.default_rng(1)
     truth = rng.integers(0, 256, (50_000, 16), np.uint8)
     tier = host.HostTier(ArrayTier(truth.copy()), slots=30, kind="pinned")

@@ -190,7 +190,7 @@ class HostTier:
                 self.slots,
                 policy,
                 self._arena.take,
-                by_row=mapped and is_mapped(rows, self.record_bytes, self.slots),
+                by_row=mapped and is_mapped(rows),
                 grows=grows,
             )
         )

@@ -24,6 +24,7 @@ STAGING_BYTES = 2 << 20
 """Records that go to or come from the tier below are moved this many bytes at a time."""
 
 
+_MOST_MAPPED = 1 << 31
 _QUEUE_BYTES = 32 << 20
 _QUEUE_SHARE = 16
 
@@ -554,14 +555,17 @@ def arena_bytes(
     """Bytes of records, maps, marks and policy; `mapped`: a device reads the map by row."""
     if slots == rows:
         return slots * record_bytes + DirectSlots.bytes_for(rows)
-    by_row = mapped and is_mapped(rows, record_bytes, slots)
+    by_row = mapped and is_mapped(rows)
     maps = CachedSlots.bytes_for(rows, slots, policy or lru(), by_row=by_row)
     return slots * record_bytes + maps
 
 
-def is_mapped(rows: int, record_bytes: int, slots: int) -> bool:
-    """Whether a map by row, which a device can read, takes no more memory than the records."""
-    return 4 * rows <= slots * record_bytes
+def is_mapped(rows: int) -> bool:
+    """Whether a device looks rows up in the map itself, while others are entered there.
+
+    So each row must have a place of its own. Of 8 GiB of pinned memory, the host looks rows up.
+    """
+    return rows <= _MOST_MAPPED
 
 
 def slots_for(
