@@ -50,7 +50,7 @@ class Twin:
         self.truth = self.rng.integers(0, 256, (rows, record_bytes), np.uint8)
         self.below = ArrayTier(self.truth.copy())
         host_slots = rows if host_slots is None else min(host_slots, rows)
-        self.host = HostTier(self.below, slots=host_slots, kind=place.kind)
+        self.host = HostTier(self.below, slots=host_slots, kind=place.kind, mapped=True)
         with sparse_maps() if sparse else contextlib.nullcontext():
             self.tier = GpuTier(self.host, slots=slots, device=place.device, policy=policy)
         if chunk is not None and inside.staging(self.tier) is not None:

@@ -132,7 +132,7 @@ def test_a_host_map_of_few_slots_is_no_array_in_pinned_memory(
     monkeypatch.setattr(slots, "_MOST_MAPPED", 40_000)
     rng = np.random.default_rng(1)
     truth = rng.integers(0, 256, (50_000, 16), np.uint8)
-    tier = host.HostTier(ArrayTier(truth.copy()), slots=30, kind="pinned")
+    tier = host.HostTier(ArrayTier(truth.copy()), slots=30, kind="pinned", mapped=True)
     assert tier.view().slot_of is None
     assert asked[0] < tier.nbytes + 16 * memory.ALIGNMENT < 50_000
     for _ in range(50):

@@ -39,7 +39,7 @@ def test_prefetches_beside_writes(place: Place, direct: bool, streams: int) -> N
     rng = np.random.default_rng(streams)
     below = ArrayTier(rng.integers(0, 256, (rows, 80), np.uint8))
     truth = place.put(below.records.copy())
-    host = HostTier(below, slots=rows if direct else rows // 2, kind=place.kind)
+    host = HostTier(below, slots=rows if direct else rows // 2, kind=place.kind, mapped=True)
     tier = GpuTier(host, slots=rows // 6, device=place.device)
     turns = [] if emulated else [xp.cuda.Stream(non_blocking=True) for _ in range(streams)]
 
@@ -89,7 +89,7 @@ def test_foreseen_batches_beside_writes(place: Place, streams: int) -> None:
     rng = np.random.default_rng(streams)
     below = ArrayTier(rng.integers(0, 256, (rows, 80), np.uint8))
     truth = place.put(below.records.copy())
-    host = HostTier(below, slots=rows * 9 // 10, kind=place.kind)
+    host = HostTier(below, slots=rows * 9 // 10, kind=place.kind, mapped=True)
     tier = GpuTier(host, slots=rows // 2, device=place.device)
     turns = [] if emulated else [xp.cuda.Stream(non_blocking=True) for _ in range(streams)]
     coming: deque[np.ndarray] = deque()

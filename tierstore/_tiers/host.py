@@ -141,6 +141,7 @@ class HostTier:
         policy: PolicySpec | None = None,
         starts: Sequence[int] = (0,),
         grows: bool = False,
+        mapped: bool = False,
     ) -> None:
         """Reserve the arena.
 
@@ -152,6 +153,7 @@ class HostTier:
             starts: the first rows of the ranges that are counted separately, ascending.
             grows: whether `grow` may be called; then slots may be more than rows, and rows are
                 never held in place.
+            mapped: whether a device looks rows up in the map; see `is_mapped`.
         """
         policy = policy or lru()
         if slots < 1:
@@ -175,7 +177,6 @@ class HostTier:
         self._batches_apart = itertools.count()
         self._sampling_apart = Sampling(_SAMPLE_OF_MANY)
         rows = max(self.rows, self.slots + 1) if grows else self.rows
-        mapped = kind != "pageable"
         self.nbytes: int = bytes_for(rows, self.record_bytes, self.slots, policy, mapped=mapped)
         arena = arena_bytes(rows, self.record_bytes, self.slots, policy, mapped=mapped)
         self._arena = Arrays(kind, arena + 16 * ALIGNMENT)

@@ -381,7 +381,9 @@ class Placement:
             return Space(extents, lowest, host)
         kind = device.arena_kind(part.host_bytes)
         with device.current():
-            host = HostTier(lowest, slots=slots, kind=kind, policy=policy, starts=starts)
+            host = HostTier(
+                lowest, slots=slots, kind=kind, policy=policy, starts=starts, mapped=part.mapped
+            )
             try:
                 whole = None
                 if split is not None:
