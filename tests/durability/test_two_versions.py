@@ -8,6 +8,7 @@ packages; without either the tests say why they skip.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -37,17 +38,18 @@ NONE = tierstore.Budget(host=0)
 def values(seed, rows=2):
     return np.random.default_rng(seed).standard_normal((rows, 4)).astype(np.float32)
 
-def make(path):
+def make(path, **partitions):
     init = tierstore.uniform(-1, 1, seed=3)
     specs = {
         "plain": tierstore.TableSpec(50, 4, init=init),
         "packed": tierstore.TableSpec(
             30, 4, init=init, backend="zarr", compression="zstd", chunk_rows=8
         ),
-        "words": tierstore.TableSpec(20, 4, keys="text"),
+        "words": tierstore.TableSpec(None if partitions else 20, 4, keys="text"),
         "ids": tierstore.TableSpec(dim=4, keys="int64"),
     }
-    with tierstore.create(path, specs, budget=NONE, keep=2) as made:
+    create = tierstore.distributed.create if partitions else tierstore.create
+    with create(path, specs, budget=NONE, keep=2, **partitions) as made:
         made.set_keys("plain", [f"w{row}" for row in range(50)])
         for step in range(3):
             made["plain"].write([step, 9], values(step))
@@ -59,15 +61,27 @@ def make(path):
 def look(store):
     found = {"version": store.version}
     found["payload"] = {name: repr(each.tree()) for name, each in store.payload.items()}
-    for name, table in store.items():
-        by_row = getattr(table, "by_row", table)
-        rows = by_row.read(np.arange(table.rows)).tobytes().hex() if table.rows else ""
-        keys = None if table.keys is None else [str(key) for key in table.keys[:]]
+    for name in sorted(store):
+        table = store[name]
+        if getattr(table, "by_row", table) is table:
+            given = np.arange(table.rows)
+            keys = None if table.keys is None else [str(key) for key in table.keys[:]]
+        else:  # ranks do not list keys
+            given = np.array(["k0", "k1", "k2", "both", "new"])
+            given = given if name == "words" else np.array([0, 1, 2, 100, 7])
+            there = table.contains(given)
+            given, keys = given[there], there.tolist()
+        rows = table.read(given).tobytes().hex() if len(given) else ""
         found[name] = [table.rows, rows, keys]
     return found
 
 def opened(path, mode="r", **options):
     return tierstore.open(path, mode, budget=NONE, **options)
+
+def trained(path, partitioned):
+    if partitioned:
+        return tierstore.distributed.open(path, "r+", budget=NONE)
+    return opened(path, "r+")
 
 known = globals()
 for line in sys.stdin:
@@ -140,6 +154,9 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> str:
     shutil.unpack_archive(place / "older.zip", place / "sources")
     subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
     python = str(place / "venv/bin/python")
+    if torch := importlib.util.find_spec("torch"):  # after its own packages, for partitions alone
+        (there,) = (place / "venv/lib").glob("python*/site-packages")
+        (there / "torch.pth").write_text(str(Path(str(torch.origin)).parents[1]))
     installed = subprocess.run(
         [python, "-m", "pip", "install", "-q", place / "sources"], capture_output=True, text=True
     )
@@ -160,6 +177,16 @@ def processes(older: str, *which: str) -> Iterator[list[Process]]:
     finally:
         for each in made:
             each.end()
+
+
+@pytest.fixture(params=["plain", "partitions"])
+def partitions(request: pytest.FixtureRequest, older: str) -> str:
+    """Return the option of a store in partitions; empty for a plain one."""
+    if request.param == "plain":
+        return ""
+    if subprocess.run([older, "-P", "-c", "import torch"], capture_output=True).returncode:
+        pytest.skip("the older version has no torch, which stores in partitions need")
+    return "partitions=4"
 
 
 CHANGES = {
@@ -204,15 +231,15 @@ CHANGES = {
     [("old", "new", "old"), ("new", "new", "old"), ("old", "old", "new"), ("new", "old", "new")],
 )
 def test_a_trainer_and_a_reader_refuse_or_agree(
-    older: str, tmp_path: Path, maker: str, trainer: str, reader: str
+    older: str, tmp_path: Path, maker: str, trainer: str, reader: str, partitions: str
 ) -> None:
     path, mended = str(tmp_path / "s"), str(tmp_path / "mended")
     with processes(older, maker, trainer, reader, reader) as (make, train, read, held):
         for each in (make, train, read, held):
             each(f"known.update(path={path!r}, mended={mended!r})")
-        make("make(path)")
+        make(f"make(path, {partitions})")
         try:
-            train("known.update(store=opened(path, 'r+'))")
+            train(f"known.update(store=trained(path, {bool(partitions)}))")
         except Refused as error:  # no older version goes on from what it does not know
             assert (maker, trainer) == ("new", "old")
             assert "FormatError" in error.kinds
@@ -261,36 +288,40 @@ def test_a_trainer_and_a_reader_refuse_or_agree(
 
 @pytest.mark.parametrize(("first", "second"), [("old", "new"), ("new", "old")])
 def test_two_writers_never_write_at_once(
-    older: str, tmp_path: Path, first: str, second: str
+    older: str, tmp_path: Path, first: str, second: str, partitions: str
 ) -> None:
+    open_ = f"trained(path, {bool(partitions)})"
     with processes(older, "old", first, second) as (make, one, other):
         for each in (make, one, other):
             each(f"known.update(path={str(tmp_path / 's')!r})")
-        make("make(path)")
-        one("known.update(store=opened(path, 'r+'))")
+        make(f"make(path, {partitions})")
+        one(f"known.update(store={open_})")
         with pytest.raises(Refused, match="LockedError"):
-            other("opened(path, 'r+')")
+            other(open_)
         one(CHANGES["commit"])
         expected = one("look(store)")
         one("store.close()")
         try:
-            other("known.update(store=opened(path, 'r+'))")
+            other(f"known.update(store={open_})")
             assert other("look(store)") == expected
         except Refused as error:
             assert second == "old"
             assert "FormatError" in error.kinds
 
 
-def test_an_older_trainer_goes_on_where_a_newer_one_only_folded(older: str, tmp_path: Path) -> None:
+def test_an_older_trainer_goes_on_where_a_newer_one_only_folded(
+    older: str, tmp_path: Path, partitions: str
+) -> None:
+    open_ = f"trained(path, {bool(partitions)})"
     with processes(older, "old", "new") as (old, new):
         for each in (old, new):
             each(f"known.update(path={str(tmp_path / 's')!r})")
-        old("make(path)")
-        new("known.update(store=opened(path, 'r+'))")
+        old(f"make(path, {partitions})")
+        new(f"known.update(store={open_})")
         expected = new("look(store)")
         new("store.fold()")
         new("store.close()")
-        old("known.update(store=opened(path, 'r+'))")
+        old(f"known.update(store={open_})")
         assert old("look(store)") == expected
         old(CHANGES["commit"])
         expected = old("look(store)")
