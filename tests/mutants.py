@@ -1374,6 +1374,12 @@ MUTANTS = [
     # Tables that are loaded into all partitions, and keys that expire on all ranks together.
     Mutant(
         "distributed/schema.py",
+        "        store._published(prepared, drop, store._place)",
+        "        store._published(prepared, drop)\n        store._place()",
+        "tests/distributed/test_changing.py",
+    ),
+    Mutant(
+        "distributed/schema.py",
         "stays = known is not None and keys is None and known.spec.rows == spec.rows",
         "stays = False",
         "tests/distributed/test_loading.py",

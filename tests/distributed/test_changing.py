@@ -465,3 +465,41 @@ def test_a_rank_is_killed_at_each_moment_of_a_change(
         shutil.rmtree(path)
     assert seen == ({0, 1} if change is create_table else {0})
     assert named == ({False, True} if change is set_keys else {False})
+
+
+IN_A_ROW: dict[str, Callable[[Any, str], object]] = {
+    "drop": lambda store, name: store.drop(name),
+    "rename": lambda store, name: store.rename(name, f"{name}2"),
+    "add": lambda store, name: store.add_fields(name, {f"more{store.version}": tierstore.Field(1)}),
+    "create": lambda store, name: store.create_table(f"new{store.version}", NEW),
+    "fold": lambda store, name: store.fold(),
+    "restore": lambda store, name: store.restore(store.version),
+    "commit": lambda store, name: store.commit(),
+}
+"""Changes of a store and of one table by key in it."""
+
+
+def changed_in_a_row(rank: int, path: Path, first: str, is_shared: bool) -> list[Any]:
+    found = []
+    for second in IN_A_ROW if is_shared else ["drop"]:
+        specs = {"words": tierstore.TableSpec(dim=DIM, keys="text")}
+        keys = KEYS[rank::2]
+        with distributed.create(path / second, specs, partitions=2, keep=9) as store:
+            store["words"].write(keys, np.ones((len(keys), DIM), np.float32))
+            store.commit()
+        with distributed.open(path / second, keep=9) as store:  # no key of the table is asked for
+            for change in (first, second):
+                IN_A_ROW[change](store, next(name for name in store if name.startswith("words")))
+            found += [(second, [len(store[name]) for name in store if name.startswith("words")])]
+    return found
+
+
+@pytest.mark.variants(1, 2)
+@pytest.mark.parametrize("first", [change for change in IN_A_ROW if change != "drop"])
+def test_changes_follow_one_another_and_count_the_keys(tmp_path: Path, first: str) -> None:
+    for ranks in (1, 2):
+        (path := tmp_path / f"{ranks}").mkdir()
+        for found in values(run(ranks, changed_in_a_row, path, first, ranks > 1)):
+            for second, counts in found:
+                there = len(KEYS) if ranks == 2 else len(KEYS[::2])
+                assert counts == ([] if second == "drop" else [there]), (first, second, ranks)

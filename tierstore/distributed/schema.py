@@ -606,6 +606,4 @@ def _change(
                 ahead.write()
             prepared = agreed(ranks.together(f"{what} its partitions", change))
             store._publish(prepared, draft, drop)
-        store._published(prepared, drop)
-        with store._committed():
-            ranks.together("place its tables", store._place)
+        store._published(prepared, drop, store._place)

@@ -471,8 +471,17 @@ class DistributedStore(Closing, Mapping[str, Any]):
         }
         self._root.publish(changes, draft)
 
-    def _published(self, prepared: Prepared, drop: Collection[str] = ()) -> None:
-        """Have tables show the version that was published, and partitions keep what roots name."""
+    def _published(
+        self,
+        prepared: Prepared,
+        drop: Collection[str] = (),
+        place: Callable[[], object] | None = None,
+    ) -> None:
+        """Have tables show the version that was published, and partitions keep what roots name.
+
+        `place` puts tiers over the partitions where tables have others by now: before their keys
+        are counted.
+        """
         for name in prepared.tables.keys() & self._tables.keys():
             generation = self._tables[name]._generation
             scalars = self._manifest.tables[name].scalars
@@ -482,6 +491,8 @@ class DistributedStore(Closing, Mapping[str, Any]):
             if name not in drop:
                 by_key.keys_committed()
         with self._committed():
+            if place is not None:
+                self._ranks.together("place its tables", place)
             self._settle()
 
     @contextlib.contextmanager
