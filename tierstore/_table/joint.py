@@ -11,7 +11,7 @@ them; all other methods of a joint table take rows that it returned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, lru_cache
 from itertools import compress
@@ -82,7 +82,7 @@ class Location:
     def __init__(self, tables: Sequence[Table]) -> None:
         """Look the tables up. Raises InvalidInputError if they no longer share a space."""
         self.together: Together = Together(tables)
-        self.names = self.together.names
+        self.names: Callable[[], tuple[int, ...]] = self.together.names
         self.tables: tuple[Table, ...] = tuple(tables)
         self.starts: Rows = self.together.starts
         self.rows: Rows = np.array([table.rows for table in tables], np.int64)

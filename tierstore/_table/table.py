@@ -1119,7 +1119,7 @@ class Together:
         self._tables = tuple(tables)
         self._named = self._names_now()
 
-    def access(self, name: str) -> HostAccess | DeviceAccess:
+    def access(self, name: str) -> Access:
         """Return access to all rows of the space, as those of a table of this name."""
         owner, whole = self._first._owner, WholeSpace(self.space, name)
         gpu, layout = self.space.gpu, self._first._layout
