@@ -9,8 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["in_background"]
-
 _NICENESS = 10
 _T = TypeVar("_T")
 

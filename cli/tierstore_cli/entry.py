@@ -6,8 +6,6 @@ import sys
 
 from tierstore_cli import INTERRUPTED
 
-__all__ = ["run"]
-
 
 def run(prog_name: str | None = None) -> None:
     """Run the command line and end the program, with one line if it is interrupted at any time."""

@@ -15,16 +15,6 @@ from tierstore.errors import InvalidInputError
 from tierstore.importing import read_keys
 from tierstore_cli.streams import as_file, is_stream
 
-__all__ = [
-    "add_key",
-    "chosen_ids",
-    "given_keys",
-    "ids_in",
-    "ids_of_keys_in",
-    "keys_in",
-    "typed_keys",
-]
-
 Ids = npt.NDArray[np.int64]
 Keys = Ids | npt.NDArray[np.uint64] | Sequence[str]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from tierstore.budget import format_bytes
 from tierstore.machine.speeds import Speeds
 
-__all__ = ["speed_lines"]
-
 
 def speed_lines(found: Speeds) -> list[tuple[str, str]]:
     """Return the figures as names and texts."""

@@ -21,16 +21,6 @@ import click
 from tierstore.errors import StoreFullError, TierStoreError
 from tierstore_cli.failure import stream_errors, writing_output
 
-__all__ = [
-    "FORMAT",
-    "STREAM",
-    "as_file",
-    "into_stream",
-    "is_standard_output",
-    "is_stream",
-    "standard_input",
-]
-
 _BLOCK_BYTES = 1 << 20
 
 STREAM = "-"

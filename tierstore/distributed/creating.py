@@ -43,16 +43,6 @@ from tierstore.distributed.ranks import Ranks
 from tierstore.errors import InvalidInputError
 from tierstore.spec import EXTENT_ROWS, TableSpec
 
-__all__ = [
-    "check_partitions",
-    "growing",
-    "make_store",
-    "new_identities",
-    "of_rank",
-    "same_seeds",
-    "shape_of",
-]
-
 _TOGETHER = 64
 """Partitions that are filled at a time: each has files open meanwhile."""
 _BLOCK_ROWS = 1 << 14

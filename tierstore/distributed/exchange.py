@@ -21,8 +21,6 @@ from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.request import WORD_BITS, Request, Wanted
 from tierstore.distributed.wire import FAILED, OTHER, Wire, fine_for
 
-__all__ = ["Answer", "Exchange", "Serve"]
-
 
 class Answer(NamedTuple):
     """What an owner has for a request.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tierstore._progress import Progress
     from tierstore.distributed.store import DistributedStore
 
-__all__ = ["fold"]
-
 
 def fold(store: DistributedStore, progress: Progress | None) -> list[int]:
     """Merge all deltas, and return the versions that were dropped; see `DistributedStore.fold`."""

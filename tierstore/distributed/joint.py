@@ -20,8 +20,6 @@ from tierstore.spec import TableSpec
 if TYPE_CHECKING:
     from tierstore._store.store import Store
 
-__all__ = ["DistributedJointTable"]
-
 
 class DistributedJointTable:
     """Tables of several ranks as one, by ids of features.

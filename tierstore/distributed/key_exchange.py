@@ -20,8 +20,6 @@ from tierstore._keys.text import Texts
 from tierstore._table.keyed import KeyedTable
 from tierstore.distributed.ranks import Ranks
 
-__all__ = ["KeyExchange", "Numbers"]
-
 Rows = npt.NDArray[np.int64]
 
 _ROW_BITS = 36

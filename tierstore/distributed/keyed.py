@@ -25,8 +25,6 @@ from tierstore.spec import Field, TableSpec
 if TYPE_CHECKING:
     from tierstore._store.store import Store
 
-__all__ = ["DistributedKeyedTable"]
-
 Rows = npt.NDArray[np.int64]
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Known", "on_host"]
-
 
 class Known:
     """Flat ids that are recognized: on a host by their values, on a device by where they are.

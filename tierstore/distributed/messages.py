@@ -15,8 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Message", "Messages", "Unlike"]
-
 _KINDS = 1 << 8
 """Kinds that tags distinguish."""
 _NUMBERS = 1 << 22

@@ -35,8 +35,6 @@ from tierstore.spec import DeviceName, TableSpec
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["create", "open", "save"]
-
 
 def create(
     path: str | os.PathLike[str],

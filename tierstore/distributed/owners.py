@@ -20,17 +20,6 @@ from tierstore._tiers.gpu.abi import RECORDS, Arguments
 from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
 from tierstore.distributed.key_exchange import Numbers
 
-__all__ = [
-    "DeviceOwners",
-    "Found",
-    "HostOwners",
-    "Looked",
-    "Owners",
-    "Place",
-    "owners_over",
-    "uploaded",
-]
-
 Place = Shard | Numbers
 """Which rows a rank has."""
 

@@ -21,8 +21,6 @@ from tierstore.distributed.root import NOTHING, Partitions
 from tierstore.errors import NotAStoreError, VersionError
 from tierstore.spec import EXTENT_ROWS
 
-__all__ = ["Parts"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from tierstore._disk.manifest import TableInfo, Written
 from tierstore.errors import InvalidInputError
 
-__all__ = ["Prepared", "agreed"]
-
 
 class Prepared(NamedTuple):
     """What one rank has ready for a version, or all of them together.

@@ -28,8 +28,6 @@ from tierstore import _io
 from tierstore.distributed.messages import Message, Messages, Unlike
 from tierstore.errors import ForkedStoreError, InvalidInputError, RanksError, TierStoreError
 
-__all__ = ["Ranks", "Squares"]
-
 T = TypeVar("T")
 
 _REASON = 160

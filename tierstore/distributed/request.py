@@ -25,8 +25,6 @@ from tierstore.distributed.owners import Owners
 from tierstore.distributed.wire import FAILED, FINE, Asked, Wire
 from tierstore.errors import InvalidInputError
 
-__all__ = ["WORD_BITS", "Call", "Request", "Wanted"]
-
 WORD_BITS = 62
 """Features, or announced batches, that one number of a message describes."""
 _ANNOUNCED = 1 << 32

@@ -32,8 +32,6 @@ from tierstore.errors import (
     VersionError,
 )
 
-__all__ = ["NOTHING", "Partitions", "Root"]
-
 Partitions = tuple[tuple[int, str], ...]
 """The version and mark of each partition, as a root names them."""
 

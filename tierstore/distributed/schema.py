@@ -46,17 +46,6 @@ from tierstore.spec import Field, TableSpec, check_name
 if TYPE_CHECKING:
     from tierstore.distributed.store import DistributedStore
 
-__all__ = [
-    "alter_tables",
-    "append",
-    "create_table",
-    "drop",
-    "grow",
-    "rename",
-    "replace_table",
-    "set_keys",
-]
-
 _HELD_BYTES = 256 << 20
 """Records of new rows that a rank holds at a time."""
 _FILLED = 256

@@ -71,8 +71,6 @@ from tierstore.initializers import Initializer
 from tierstore.spec import Field, TableSpec, check_name
 from tierstore.stats import SpaceInformation, StoreInfo, Version
 
-__all__ = ["DistributedStore"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -29,8 +29,6 @@ from tierstore.spec import Field, TableSpec
 if TYPE_CHECKING:
     from tierstore._store.store import Store
 
-__all__ = ["DistributedTable"]
-
 
 class DistributedTable:
     """Rows of a table by id, wherever they are among the ranks.

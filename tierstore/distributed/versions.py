@@ -19,8 +19,6 @@ from tierstore.spec import TableSpec
 if TYPE_CHECKING:
     from tierstore.distributed.store import DistributedStore
 
-__all__ = ["apply_patch", "restore"]
-
 
 def restore(store: DistributedStore, version: int | str) -> int:
     """Restore a kept version; see `DistributedStore.restore`."""

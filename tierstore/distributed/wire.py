@@ -12,16 +12,6 @@ from tierstore.distributed.known import on_host
 from tierstore.distributed.owners import Found
 from tierstore.distributed.ranks import Ranks
 
-__all__ = [
-    "FAILED",
-    "FINE",
-    "OTHER",
-    "Asked",
-    "Wire",
-    "fetched",
-    "fine_for",
-]
-
 FINE, FAILED, OTHER = range(3)
 """Words: the rows are as they should be, they failed, or others are wanted."""
 

@@ -32,8 +32,6 @@ from tierstore.machine.speeds import (
 )
 from tierstore.spec import TableSpec
 
-__all__ = ["Comparison", "compare"]
-
 Ids = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
 

@@ -22,15 +22,6 @@ from tierstore import _rowcopy
 from tierstore._disk import readahead
 from tierstore.errors import InvalidInputError, StoreIOError
 
-__all__ = [
-    "BatchTimes",
-    "Speeds",
-    "known_speeds",
-    "measure",
-    "save_speeds",
-]
-
-
 MIB = 1 << 20
 HOT_BYTES = 16 << 20
 """Assumed bytes of rows that the caches of a CPU hold."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["work_alone"]
-
 
 def work_alone() -> None:
     """Have torch work alone in this thread, which does one of several parts.

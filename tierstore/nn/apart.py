@@ -12,8 +12,6 @@ from tierstore._table.table import Table
 from tierstore.distributed.store import sharing
 from tierstore.errors import FOR_RANKS, InvalidInputError
 
-__all__ = ["check_not_apart", "in_group"]
-
 in_group: Callable[[], bool] = dist.is_initialized if dist.is_available() else bool
 """Tells whether this process is in a process group."""
 

@@ -21,24 +21,6 @@ from tierstore.errors import ClosedError, InvalidInputError
 from tierstore.nn.parts import MANY, Apart, SideBySide, summed_by_row
 from tierstore.nn.zeros import Zeros
 
-__all__ = [
-    "Abandoned",
-    "Batch",
-    "Gradient",
-    "Lookup",
-    "Module",
-    "accumulates",
-    "add_as_it_comes",
-    "cleared",
-    "is_deterministic",
-    "left_over",
-    "merged",
-    "placed",
-    "sum_by_row",
-    "summed",
-]
-
-
 _SOURCE = RECORDS.extended("tierstore.nn", "sum.cu")
 _Sum: Any = _SOURCE.structure("Sum")
 _SUMMED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}

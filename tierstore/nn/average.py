@@ -14,8 +14,6 @@ from tierstore._table.values import Columns
 from tierstore.errors import InvalidInputError
 from tierstore.spec import Field
 
-__all__ = ["Average"]
-
 Values = dict[str, Tensor]
 
 

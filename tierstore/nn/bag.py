@@ -15,8 +15,6 @@ from tierstore.nn.jagged import Bags, jagged
 from tierstore.nn.keyed import Reading, numbered, while_named
 from tierstore.nn.pooling import Columns, Part, pool, read_pooled
 
-__all__ = ["TieredEmbeddingBag"]
-
 
 class TieredEmbeddingBag(TieredEmbedding):
     """Sums, means or maxima over bags of rows, as `torch.nn.EmbeddingBag`; see `TieredEmbedding`.

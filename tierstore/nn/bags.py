@@ -33,8 +33,6 @@ from tierstore.nn.keyed import FirstRows, Reading, while_named
 from tierstore.nn.pooled import MODES
 from tierstore.nn.pooling import Columns, Part, pool, read_pooled
 
-__all__ = ["FeatureBags", "TieredEmbeddingBagCollection"]
-
 _Tensors: TypeAlias = tuple[Tensor, ...] | list[Tensor]
 Mode: TypeAlias = Literal["sum", "mean", "max"]
 

@@ -28,16 +28,6 @@ from tierstore.nn.keyed import ByKey, FirstRows, numbered, while_named
 from tierstore.nn.layer import AVERAGED, copied
 from tierstore.nn.rows import TableRows
 
-__all__ = [
-    "Source",
-    "TieredEmbeddingCollection",
-    "concatenated",
-    "end_to_end",
-    "is_keyed",
-    "lengths_of",
-    "plain",
-]
-
 AnyTable: TypeAlias = Table | DistributedTable | DistributedKeyedTable
 """A table, of one process or of several ranks."""
 Source: TypeAlias = str | AnyTable | tuple[str | AnyTable, str | None]

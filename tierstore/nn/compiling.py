@@ -21,16 +21,6 @@ from tierstore.errors import ClosedError
 from tierstore.nn.autograd import Module, accumulates
 from tierstore.nn.jagged import Bags
 
-__all__ = [
-    "Asked",
-    "Transformed",
-    "look_up",
-    "lookup",
-    "pool",
-    "read",
-    "register",
-]
-
 _BETWEEN = "\x1f"
 """Stands between the names of features, and between modes: operators take no lists of texts.
 

@@ -16,8 +16,6 @@ import torch
 
 from tierstore.nn.rows import RowsParameter
 
-__all__ = ["leave_rows_alone"]
-
 _IGNORED = "_ddp_params_and_buffers_to_ignore"
 
 

@@ -40,8 +40,6 @@ from tierstore.nn.remote import RemoteBatch
 from tierstore.nn.rows import RowsParameter
 from tierstore.spec import TableSpec
 
-__all__ = ["TieredEmbedding", "from_start", "warn_of_zeros"]
-
 
 class TieredEmbedding(RowsLayer):
     """Looks up rows of a table, as `torch.nn.Embedding` does those of its weight.

@@ -12,8 +12,6 @@ from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import compiling
 from tierstore.nn.layer import copied
 
-__all__ = ["FrozenEmbedding"]
-
 
 class FrozenEmbedding(torch.nn.Module):
     """Looks up rows of a table without a gradient.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tierstore.nn.bags import TieredEmbeddingBagCollection
     from tierstore.nn.collection import TieredEmbeddingCollection
 
-__all__ = ["Given", "look_up", "pool"]
-
 
 class Given(NamedTuple):
     """The ids of one feature.

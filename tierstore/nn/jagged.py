@@ -14,8 +14,6 @@ from torch.nn.functional import pad
 from tierstore.distributed.owners import uploaded
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["Bags", "jagged", "no_padding"]
-
 
 @dataclass(slots=True)
 class Bags:

@@ -37,8 +37,6 @@ from tierstore.nn.pooling import Part, Pooling, read_pooled, side_by_side
 from tierstore.nn.remote import RemoteBatch, RemoteLease
 from tierstore.nn.rows import RowsParameter, tracing_refused
 
-__all__ = ["JointLayer", "KeyedJointLayer"]
-
 
 class Coming:
     """Ids of coming batches on a device, with one tensor of those of all features.

@@ -22,8 +22,6 @@ from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.errors import ClosedError, InvalidInputError, RowIndexError
 from tierstore.nn.jagged import jagged
 
-__all__ = ["ByKey", "FirstRows", "Reading", "numbered", "while_named"]
-
 T = TypeVar("T")
 ByKey: TypeAlias = KeyedTable | DistributedKeyedTable
 """A table by key, of one process or of several ranks."""

@@ -20,8 +20,6 @@ from tierstore.nn.autograd import Batch
 from tierstore.nn.remote import RemoteBatch, RemoteLease, Shared
 from tierstore.nn.rows import RowsParameter
 
-__all__ = ["AVERAGED", "RowsLayer", "copied"]
-
 AVERAGED: int = id(RowsParameter)
 """In the memo of `copy.deepcopy`: the copy is to look up averages, and needs no warning."""
 _OF_MODULES = tuple(vars(torch.nn.Module()))

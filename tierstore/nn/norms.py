@@ -20,8 +20,6 @@ from tierstore.distributed.ranks import Squares
 from tierstore.errors import InvalidInputError
 from tierstore.nn.values import OfRows
 
-__all__ = ["ShardGradient"]
-
 _NORMS = frozenset(("linalg_vector_norm", "norm", "_foreach_norm"))
 _FACTORS = {"mul_": torch.mul, "div_": torch.div}
 _FACTORS |= {f"_foreach_{name}": how for name, how in _FACTORS.items()}

@@ -21,8 +21,6 @@ from tierstore._rowcopy import Groups
 from tierstore._table.recycled import Recycled
 from tierstore.nn.alone import work_alone
 
-__all__ = ["MANY", "Apart", "SideBySide", "as_one", "summed_by_row"]
-
 _MUCH = {"cpu": 1 << 20, "cuda": 32 << 20}
 """Bytes of gradients, about, above which finding out where they are is cheaper than a copy."""
 

@@ -14,8 +14,6 @@ from tierstore._store.pointer import from_bytes, to_bytes
 from tierstore._store.store import Store
 from tierstore.errors import InvalidInputError
 
-__all__ = ["checked", "restore", "to_tensor"]
-
 _WAYS = {
     "optimizer": ": make it as it was; or leave it out, as in Checkpoint(store, model=model)"
     ".resume(), and make another after that, with reset=True"

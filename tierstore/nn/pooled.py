@@ -21,8 +21,6 @@ from tierstore.spec import Field, RecordLayout
 if TYPE_CHECKING:
     from tierstore.nn.pooling import Columns, Part
 
-__all__ = ["MODES", "Composed", "Form", "Launched", "Pooled", "positions_of"]
-
 _SOURCE = RECORDS.extended("tierstore.nn", "pool.cu")
 _Pool: Any = _SOURCE.structure("Pool")
 MODES = {mode: _SOURCE.constants[mode.upper()] for mode in ("sum", "mean", "max")}

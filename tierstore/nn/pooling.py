@@ -24,8 +24,6 @@ from tierstore.nn.keyed import FirstRows, Reading
 from tierstore.nn.pooled import MODES, Composed, Form, Launched, Pooled, positions_of
 from tierstore.spec import Field
 
-__all__ = ["Columns", "Part", "Pooling", "pool", "read_pooled", "side_by_side"]
-
 _REMEMBERED = 64
 """Modes of features whose columns are kept."""
 

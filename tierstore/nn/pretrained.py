@@ -10,8 +10,6 @@ from torch import Tensor
 
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
-__all__ = ["taken_over"]
-
 
 def taken_over(
     given: object, kind: type[torch.nn.Module], layer: type[torch.nn.Module]

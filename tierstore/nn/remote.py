@@ -18,8 +18,6 @@ from tierstore.nn.autograd import Batch, Gradient, add_as_it_comes, sum_by_row
 if TYPE_CHECKING:
     from tierstore.nn.rows import RowsParameter
 
-__all__ = ["RemoteBatch", "RemoteLease", "Shared"]
-
 _WIDE = 128
 """Bytes of a row from which on one more element is little; a GPU copies bytes more slowly."""
 

@@ -32,8 +32,6 @@ from tierstore.nn.norms import ShardGradient
 from tierstore.nn.values import FREE, NoRows, OfRows, refused
 from tierstore.nn.zeros import Zeros
 
-__all__ = ["RowsParameter", "TableRows", "tracing_refused"]
-
 _grad: Any = torch.Tensor.grad
 _data: Any = torch.Tensor.data
 _requires_grad: Any = torch.Tensor.requires_grad

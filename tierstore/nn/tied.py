@@ -7,8 +7,6 @@ from typing import Any
 from tierstore.errors import InvalidInputError
 from tierstore.nn.embedding import TieredEmbedding
 
-__all__ = ["check_tied"]
-
 
 def check_tied(model: Any) -> None:
     """Raise InvalidInputError for an output layer that was tied to what a layer replaced.

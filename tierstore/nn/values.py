@@ -17,8 +17,6 @@ from torch.utils._pytree import tree_map
 
 from tierstore.errors import InvalidInputError
 
-__all__ = ["FREE", "NoRows", "OfRows", "refused"]
-
 FREE = frozenset(
     (
         "",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-__all__ = ["Zeros"]
-
 
 class Zeros:
     """Memory for the sums of one batch, all zeros, on a GPU.

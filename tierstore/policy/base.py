@@ -17,21 +17,6 @@ import numpy.typing as npt
 
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
-__all__ = [
-    "Barred",
-    "DeviceScores",
-    "Lookup",
-    "Policies",
-    "Policy",
-    "PolicyLike",
-    "PolicySpec",
-    "Rows",
-    "ScoreStep",
-    "Slots",
-    "choose",
-    "registered",
-]
-
 Rows = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int32]
 

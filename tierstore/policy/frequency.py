@@ -15,17 +15,6 @@ from tierstore.errors import InvalidInputError
 from tierstore.policy.base import DeviceScores, Rows, ScoreStep
 from tierstore.policy.ranked import NO_ROWS, Keys, RankedSpec, Ranking
 
-__all__ = [
-    "AgedFrequency",
-    "FixedCounts",
-    "LFUSpec",
-    "StaticSpec",
-    "count_keys",
-    "lfu",
-    "most_used",
-    "static",
-]
-
 _TURNOVERS = 4
 _IN_USE = np.float32(1.5)
 _LARGEST = 2.0**64

@@ -19,8 +19,6 @@ from tierstore.policy.base import DeviceScores, PolicyLike, Rows, choose
 from tierstore.policy.frequency import lfu
 from tierstore.policy.ranked import NO_ROWS, Keys, RankedSpec, Ranking
 
-__all__ = ["DueSoonest", "LookaheadSpec", "lookahead"]
-
 _SOONEST = np.uint32(2**32 - 3)
 _WINDOW = 256
 

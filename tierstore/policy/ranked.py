@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from tierstore.policy.base import Barred, Lookup, Policy, PolicySpec, Rows, Slots
 
-__all__ = ["NO_ROWS", "Keys", "Ranked", "RankedSpec", "Ranking"]
-
 Keys = npt.NDArray[np.uint32]
 
 NO_ROWS = np.empty(0, np.int64)

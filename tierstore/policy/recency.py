@@ -12,9 +12,6 @@ from tierstore._rowcopy import ordered
 from tierstore.policy.base import Barred, DeviceScores, Lookup, Policy, Rows, Slots
 from tierstore.policy.ranked import NO_ROWS, Keys, RankedSpec, Ranking
 
-__all__ = ["LRU", "LRUSpec", "Recency", "lru"]
-
-
 _NONE = np.empty(0, np.int32), np.empty(0, np.uint32)
 _SHARE = 8
 """One in so many slots is a candidate: fewer are found more often, more take more memory."""

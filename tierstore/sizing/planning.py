@@ -29,8 +29,6 @@ from tierstore.sizing.simulation import (
 from tierstore.sizing.streams import Batch, Stream
 from tierstore.spec import TableSpec
 
-__all__ = ["Plan", "SpacePlan", "TierPlan", "host_for_hits", "plan", "plan_budgets", "plan_tables"]
-
 
 @dataclass(frozen=True)
 class TierPlan:

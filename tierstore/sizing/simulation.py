@@ -16,21 +16,6 @@ from tierstore.policy import PolicyLike, PolicySpec, choose
 from tierstore.sizing.streams import Batch, Stream
 from tierstore.stats import Hits, tally
 
-__all__ = [
-    "OPTIMUM",
-    "POLICIES",
-    "SIZES",
-    "Point",
-    "Rates",
-    "Replay",
-    "Simulation",
-    "first_touches",
-    "next_uses",
-    "optimum",
-    "replay",
-    "simulate",
-]
-
 NEVER = np.iinfo(np.int32).max
 
 

@@ -21,8 +21,6 @@ from tierstore._table.trace import is_trace, read_trace, trace_rows
 from tierstore.budget import DEFAULT_MEMORY, Allowance, Size
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, counted
 
-__all__ = ["Batch", "Stream", "load_stream", "stream_of"]
-
 Ids = npt.NDArray[np.int64]
 
 DEFAULT_BATCH = 4096

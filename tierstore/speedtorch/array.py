@@ -27,8 +27,6 @@ from tierstore.initializers import BLOCK_ROWS, Initializer
 from tierstore.spec import Field
 from tierstore.speedtorch.base import Held, Streamed, Where, save_npy, to_tensor
 
-__all__ = ["ArrayLayout", "ArrayRows", "Arrival", "CountRows", "FirstRows", "Selection", "select"]
-
 
 @dataclass(frozen=True)
 class ArrayLayout:

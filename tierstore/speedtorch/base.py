@@ -32,23 +32,6 @@ from tierstore.budget import Budget
 from tierstore.errors import CapacityError, ClosedError, ExistsError, InvalidInputError
 from tierstore.spec import DeviceName, Field, TableSpec
 
-__all__ = [
-    "Held",
-    "Streamed",
-    "Where",
-    "as_numpy",
-    "check_table",
-    "each",
-    "flat_ids",
-    "legacy",
-    "load_npz",
-    "save_npy",
-    "save_npz",
-    "table_of",
-    "to_tensor",
-]
-
-
 TABLE = "rows"
 
 _GPU_CACHE = 256 << 20

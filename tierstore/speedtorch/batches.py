@@ -31,17 +31,6 @@ from tierstore.speedtorch.base import (
     to_tensor,
 )
 
-__all__ = [
-    "POLICIES",
-    "Copies",
-    "Duplicates",
-    "ModelRows",
-    "OptimizerRows",
-    "check_policy",
-    "home_of",
-    "warn_of_copies",
-]
-
 Duplicates: TypeAlias = Literal["sum", "mean", "last"]
 POLICIES: tuple[Duplicates, ...] = get_args(Duplicates)
 
