@@ -252,8 +252,12 @@ def test_what_a_rank_tells_of_its_gradient_waits_for_no_device(place: Place) -> 
         ids = place.ids(20)
         emb(ids).square().sum().backward()
         gradient = emb.rows.gathered()
-        assert gradient is not None and len(gradient.values) == 20
-        gradient.values[len(ids.unique()) :] = torch.nan
+        assert gradient is not None
+        distinct = len(ids.unique())  # which the host knows sooner or later
+        assert len(gradient.values) == 20 or (
+            place.torch == "cuda" and len(gradient.values) == distinct
+        )
+        gradient.values[distinct:] = torch.nan
         before = getattr(place.device, "waits", 0)
         norm = inside.norm_here(emb.rows)
         assert getattr(place.device, "waits", 0) == before

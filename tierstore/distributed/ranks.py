@@ -325,13 +325,14 @@ class Squares:
     def norm(self, own: Tensor) -> Tensor | None:
         """Return the norm over all ranks, where that of this one is `own` now, or None.
 
+        `own` is of one element and any shape: torch 2.11 gives that of einsum as many dimensions.
         That is where something other than a factor changed the gradient.
         """
         if self.factor is None:
             return None
         scale, near = abs(self.factor), torch.finfo(own.dtype).eps ** 0.5
         if self.exposed and not torch.allclose(
-            self._own * scale, own.double(), rtol=near, atol=0, equal_nan=True
+            self._own * scale, own.double().reshape(()), rtol=near, atol=0, equal_nan=True
         ):
             return None
         return self.total().sqrt() * scale
