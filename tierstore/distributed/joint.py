@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -13,15 +13,14 @@ from tierstore._table.joint import Features, JointTable, Location
 from tierstore.distributed.exchange import Answer, Exchange, Serve
 from tierstore.distributed.owners import Owners, owners_over
 from tierstore.distributed.request import Call, Request, Wanted
-from tierstore.distributed.table import DistributedTable
+from tierstore.distributed.table import DistributedTable, OfRanks
 from tierstore.errors import RowIndexError
-from tierstore.spec import TableSpec
 
 if TYPE_CHECKING:
-    from tierstore._store.store import Store
+    pass
 
 
-class DistributedJointTable:
+class DistributedJointTable(OfRanks):
     """Tables of several ranks as one, by ids of features.
 
     A request is for the ids that `in_space` got last.
@@ -32,12 +31,14 @@ class DistributedJointTable:
         average: whether gradients are divided by the number of ranks.
     """
 
+    shard: JointTable
+
     def __init__(self, tables: Sequence[DistributedTable]) -> None:
         """Join tables whose shards are alike."""
         self.tables: tuple[DistributedTable, ...] = tuple(tables)
-        self.shard: JointTable = JointTable([table.shard for table in tables])
+        self.shard = JointTable([table.shard for table in tables])
         first = tables[0]
-        self.average: bool = first.average
+        self.average = first.average
         self._place = first.place
         self._ranks = first.exchange.ranks
         self._exchange = Exchange(self._ranks, self.shard.name, self._owners_now)
@@ -149,34 +150,3 @@ class DistributedJointTable:
         self._exchange.announce(
             wanted, window, lambda rows: self.shard.prefetch(rows, window=window)
         )
-
-    # -- what is equal of all tables
-
-    @property
-    def name(self) -> str:
-        """The name of the tables in messages."""
-        return self.shard.name
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks have a shard of each."""
-        return self._ranks.count
-
-    @property
-    def spec(self) -> TableSpec:
-        """What the shards are made of, except the number of their rows."""
-        return self.shard.spec
-
-    @property
-    def device(self) -> str:
-        """Where the nearest tier is."""
-        return self.shard.device
-
-    @property
-    def store(self) -> Store:
-        """The store of the tables."""
-        return self.shard.store
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedJointTable:
-        """Return the joint table itself."""
-        return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +18,16 @@ from tierstore._table.missing import Missing
 from tierstore._table.table import check_open
 from tierstore.distributed.key_exchange import KeyExchange, Numbers
 from tierstore.distributed.ranks import Ranks
-from tierstore.distributed.table import DistributedTable
+from tierstore.distributed.table import DistributedTable, TableOfRanks
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
-from tierstore.spec import Field, TableSpec
 
 if TYPE_CHECKING:
-    from tierstore._store.store import Store
+    pass
 
 Rows = npt.NDArray[np.int64]
 
 
-class DistributedKeyedTable:
+class DistributedKeyedTable(TableOfRanks):
     """Rows of a table by key, wherever they are among the ranks; see `KeyedTable`.
 
     The owner of a key is found from its hash, and draws the first row from the key: the row of a
@@ -43,6 +42,8 @@ class DistributedKeyedTable:
         average: whether gradients are divided by the number of ranks.
         rows: keys of all ranks that have a row, as of the last open, commit or rollback.
     """
+
+    shard: KeyedTable
 
     def __init__(self, shard: KeyedTable, partitions: int, ranks: Ranks, *, average: bool) -> None:
         """Put a table of all ranks over the shard of one."""
@@ -60,54 +61,6 @@ class DistributedKeyedTable:
     def end(self) -> None:
         """Refuse all calls from now on."""
         self.by_row.end()
-
-    @property
-    def name(self) -> str:
-        """The table's name."""
-        return self.shard.name
-
-    @property
-    def spec(self) -> TableSpec:
-        """What the shard on this rank is made of; all have the same fields."""
-        return self.shard.spec
-
-    @property
-    def fields(self) -> dict[str, Field]:
-        """The fields of a record, in order."""
-        return self.shard.fields
-
-    @property
-    def dim(self) -> int:
-        """Elements of the first field."""
-        return self.shard.dim
-
-    @property
-    def device(self) -> str:
-        """Where the nearest tier is, and rows come to."""
-        return self.shard.device
-
-    @property
-    def store(self) -> Store:
-        """The store of the table."""
-        return self.shard.store
-
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """Values that belong to the whole table; every rank must have the same at a commit."""
-        return self.shard.scalars
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks have a shard of the table."""
-        return self._ranks.count
-
-    def __len__(self) -> int:
-        return self.rows
-
-    __iter__ = None
-
-    def __repr__(self) -> str:
-        return f"DistributedKeyedTable({self.name!r}, rows={self.rows}, shard={self.shard.rows})"
 
     # -- keys
 
@@ -324,11 +277,3 @@ class DistributedKeyedTable:
             unknown,
             self.shard._first_values(asked, unknown, field, chosen),
         )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return the table itself."""
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled."""
-        raise InvalidTypeError("a table cannot be pickled; open the store for reading instead")

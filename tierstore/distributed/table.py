@@ -16,6 +16,7 @@ from tierstore._disk.keys import Keys
 from tierstore._disk.partitioning import Shard
 from tierstore._door import interrupts_deferred
 from tierstore._table.address import host_ids
+from tierstore._table.joint import JointTable
 from tierstore._table.named import without_row
 from tierstore._table.table import Table
 from tierstore._tiers.base import GONE
@@ -30,7 +31,88 @@ if TYPE_CHECKING:
     from tierstore._store.store import Store
 
 
-class DistributedTable:
+class OfRanks:
+    """Tables of which each rank has a shard, looked up as one or each by itself.
+
+    Attributes:
+        shard: what this rank has of them.
+        average: whether gradients are divided by the number of ranks.
+    """
+
+    shard: Table | JointTable
+    average: bool
+    _ranks: Ranks
+
+    @property
+    def name(self) -> str:
+        """The name, in messages too."""
+        return self.shard.name
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks have a shard."""
+        return self._ranks.count
+
+    @property
+    def spec(self) -> TableSpec:
+        """What the shard on this rank is made of; all have the same fields."""
+        return self.shard.spec
+
+    @property
+    def device(self) -> str:
+        """Where the nearest tier is, and rows come to."""
+        return self.shard.device
+
+    @property
+    def store(self) -> Store:
+        """The store of the table."""
+        return self.shard.store
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the table itself."""
+        return self
+
+
+class TableOfRanks(OfRanks):
+    """A table of which each rank has a shard, by id or by key.
+
+    Attributes:
+        shard: the rows that are on this rank, a table of their own.
+        rows: how many rows all ranks have together.
+    """
+
+    shard: Table
+    rows: Any
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The fields of a record, in order."""
+        return self.shard.fields
+
+    @property
+    def dim(self) -> int:
+        """Elements of the first field."""
+        return self.shard.dim
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        """Values that belong to the whole table; every rank must have the same at a commit."""
+        return self.shard.scalars
+
+    def __len__(self) -> int:
+        return int(self.rows)
+
+    __iter__ = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, rows={self.rows}, shard={self.shard.rows})"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled."""
+        raise InvalidTypeError("a table cannot be pickled; open the store for reading instead")
+
+
+class DistributedTable(TableOfRanks):
     """Rows of a table by id, wherever they are among the ranks.
 
     `read` and `write` are collective: every rank calls them, with ids of its own or none. Only
@@ -55,49 +137,14 @@ class DistributedTable:
         self._ended = False
 
     @property
-    def name(self) -> str:
-        """The table's name."""
-        return self.shard.name
-
-    @property
     def rows(self) -> int:
         """Number of rows on all ranks together."""
         return self.place.rows
 
     @property
-    def spec(self) -> TableSpec:
-        """What the shard on this rank is made of; all have the same fields."""
-        return self.shard.spec
-
-    @property
-    def fields(self) -> dict[str, Field]:
-        """The fields of a record, in order."""
-        return self.shard.fields
-
-    @property
-    def dim(self) -> int:
-        """Elements of the first field."""
-        return self.shard.dim
-
-    @property
     def shape(self) -> tuple[int, int]:
         """Shape of the first field, `(rows, dim)`, of all ranks together."""
         return self.rows, self.dim
-
-    @property
-    def device(self) -> str:
-        """Where the nearest tier is, and rows come to."""
-        return self.shard.device
-
-    @property
-    def store(self) -> Store:
-        """The store of the table."""
-        return self.shard.store
-
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """Values that belong to the whole table; every rank must have the same at a commit."""
-        return self.shard.scalars
 
     @property
     def keys(self) -> Keys | None:
@@ -136,19 +183,6 @@ class DistributedTable:
         if added:
             self.store.grow(self.name, self.rows + len(added), keys=added)
         return self.lookup(keys)
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks have a shard of the table."""
-        return self._ranks.count
-
-    def __len__(self) -> int:
-        return self.rows
-
-    __iter__ = None
-
-    def __repr__(self) -> str:
-        return f"DistributedTable({self.name!r}, rows={self.rows}, shard={self.shard.rows})"
 
     def resize(self, place: Shard) -> None:
         """Take the number of rows from a shard of the table, which grew."""
@@ -340,11 +374,3 @@ class DistributedTable:
     def ids_of(self, rows: Any) -> Any:
         """Return the ids of rows of the shard, an int64 array or tensor."""
         return self.place.ids_of(rows)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return the table itself."""
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled."""
-        raise InvalidTypeError("a table cannot be pickled; open the store for reading instead")
