@@ -103,7 +103,9 @@ def export_table(
             order; all rows if None.
         dtype: element type to convert to, rounding to nearest; that of the field if None, and
             float32 for a field with scales. If the format cannot hold a half-precision type,
-            float32 is written, which is exact.
+            float32 is written, which is exact. "int8" and "uint8" quantise floats: a scale for each
+            row is written beside them, `weight_scale`, which `.npz`, `.safetensors`, `.zarr`,
+            `.parquet`, `.arrow` and `.feather` files of one field can hold.
         keys: one key for each row of the table or of `rows`, or a file of keys: .txt, .npy or
             FILE.parquet:COLUMN. None uses the table's keys. They are written next to a file that
             cannot hold them: `items.keys.npy` for `items.npy`. Without keys, `.vec`, `.bin` and
@@ -141,7 +143,8 @@ def export_table(
         refuse_inside_store(path)
     fields = _checked_fields(table, field)
     wanted = _common_dtype(fields) if dtype is None else check_dtype(dtype)
-    _refuse_bare_elements(fields, wanted)
+    scaled = wanted if _needs_scales(fields, wanted) else None
+    wanted = wanted if scaled is None else DEFAULT_DTYPE
     own: object = table.keys
     settled = own.settled() if isinstance(own, RowKeys) else None
     count = table.rows if settled is None else len(settled)  # keys may come meanwhile
@@ -161,18 +164,20 @@ def export_table(
     columns = [
         _Column(table, name, wanted, skips=_checked_choice(damaged) == "skip") for name in fields
     ]
-    done, dim = 0, sum(item.dim for item in fields.values())
+    named = _named(fields, names or {})
+    done, dim = 0, sum(named.values())
 
     with open_sink(
         target,
         rows=stop - start,
         dim=dim,
         dtype=wanted,
-        field=_named(fields, names or {}),
+        field=named,
         key=(names or {}).get("key"),
         keys=keys,
         first_row=start,
         header=header,
+        scaled=scaled,
         force=force,
     ) as sink:
         size = block_rows_for(sum(item.nbytes for item in fields.values()))
@@ -198,7 +203,7 @@ def export_table(
         (stop - start) * width if elsewhere else _size(path),
         sum(each.converter.overflowed for each in columns),
         sorted({row for each in columns for row in each.skipped}),
-        _notes(path, keyed=keys is not None),
+        _notes(path, next(iter(named)) if scaled else None, keyed=keys is not None),
     )
 
 
@@ -243,17 +248,10 @@ def _read_as(item: Field) -> str:
     return item.dtype if item.scaled is None else DEFAULT_DTYPE
 
 
-def _refuse_bare_elements(fields: Mapping[str, Field], dtype: str) -> None:
-    """Raise InvalidInputError where floats would be rounded to whole numbers."""
-    for name, item in fields.items():
-        whole = item.scaled is None and item.element.integer
-        if ELEMENT_TYPES[dtype].integer and not whole:
-            times = "" if item.scaled is None else " times a scale"
-            raise InvalidInputError(
-                f"field {name!r} holds {item.dtype}{times}, which are floats, and {dtype} holds "
-                "whole numbers: export another dtype. Rows of a table are quantised, with a scale "
-                f"each, by a load with dtype={dtype!r} (--dtype {dtype}) and alter_table"
-            )
+def _needs_scales(fields: Mapping[str, Field], dtype: str) -> bool:
+    """Whether fields of floats would be rounded to whole numbers but for scales."""
+    whole = all(item.scaled is None and item.element.integer for item in fields.values())
+    return ELEMENT_TYPES[dtype].integer and not whole
 
 
 class _Column:
@@ -289,12 +287,17 @@ class _Column:
             yield self.converter(block)
 
 
-def _notes(path: Path, *, keyed: bool) -> tuple[str, ...]:
-    """Return what is not in the file, a sentence each."""
-    if not keyed or format_of(path, write=True).keys != "never":
-        return ()
-    beside = keys_beside(path).name
-    return (f"the keys are in {beside}, as {path.suffix} files hold none",)
+def _notes(path: Path, scaled: str | None, *, keyed: bool) -> tuple[str, ...]:
+    """Return what is not in the file, or beside the field `scaled`, a sentence each."""
+    notes = []
+    if scaled is not None:
+        notes.append(
+            f"a value is its element times the scale of its row, which {scaled}_scale holds"
+        )
+    if keyed and format_of(path, write=True).keys == "never":
+        beside = keys_beside(path).name
+        notes.append(f"the keys are in {beside}, as {path.suffix} files hold none")
+    return tuple(notes)
 
 
 def _checked_choice(damaged: str) -> str:

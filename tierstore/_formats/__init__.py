@@ -44,6 +44,7 @@ from tierstore._formats.files import in_archive, open_input, unless_it_fails
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._formats.npy import write_keys
 from tierstore._io import publish, reach
+from tierstore._scaled import SCALE_TYPES, ScaledElements
 from tierstore._store.versions import STORE
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import (
@@ -397,9 +398,13 @@ class Sink:
         self.rows_written = 0
         self._block_dtype = block_dtype
         self._write = write
-        self._buffer = np.empty(
-            (min(content.block_rows, content.rows), content.dim), content.storage
-        )
+        self._scaled: ScaledElements | None = None
+        width, stored = content.dim, content.storage
+        if content.scale is not None:
+            element = ELEMENT_TYPES[content.dtype]
+            self._scaled = ScaledElements(element, SCALE_TYPES["float32"], width, width)
+            width, stored = self._scaled.nbytes, self._scaled.stored
+        self._buffer = np.empty((min(content.block_rows, content.rows), width), stored)
         self._held = 0
 
     def write(self, block: Array) -> None:
@@ -417,7 +422,10 @@ class Sink:
             raise InvalidInputError(
                 f"{self.rows_written + len(block)} rows, but {self.rows} were announced"
             )
-        block = np.ascontiguousarray(convert(block, self._block_dtype, self.dtype))
+        if self._scaled is not None:
+            block = self._scaled.encode(ELEMENT_TYPES[self._block_dtype].decode(block))
+        else:
+            block = np.ascontiguousarray(convert(block, self._block_dtype, self.dtype))
         while len(block):
             taken = self._take(block)
             self.rows_written += taken
@@ -427,15 +435,23 @@ class Sink:
         """Write or buffer the first rows of `block`; return how many."""
         size = len(self._buffer)
         if self._held == 0 and len(block) >= size:
-            self._write(self.rows_written, block[:size])
+            self._write(self.rows_written, *self._parts(block[:size]))
             return size
         taken = min(size - self._held, len(block))
         self._buffer[self._held : self._held + taken] = block[:taken]
         self._held += taken
         if self._held == size:
-            self._write(self.rows_written + taken - size, self._buffer)
+            self._write(self.rows_written + taken - size, *self._parts(self._buffer))
             self._held = 0
         return taken
+
+    def _parts(self, block: Array) -> tuple[Array, ...]:
+        """Return a block, or its elements and scales."""
+        if self._scaled is None:
+            return (block,)
+        scaled = self._scaled
+        elements = np.ascontiguousarray(block[:, : self.dim]).view(scaled.element.stored)
+        return elements, np.ascontiguousarray(block[:, scaled.scales_at :]).view("<f4")
 
     def finish(self) -> None:
         """Write the buffered rows; raises InvalidInputError if rows are missing."""
@@ -444,7 +460,8 @@ class Sink:
                 f"{self.path}: {self.rows_written} rows were written, but {self.rows} announced"
             )
         if self._held:
-            self._write(self.rows_written - self._held, self._buffer[: self._held])
+            held = self._parts(self._buffer[: self._held])
+            self._write(self.rows_written - self._held, *held)
             self._held = 0
 
 
@@ -464,6 +481,7 @@ def open_sink(
     first_row: int = 0,
     header: bool = True,
     key: str | None = None,
+    scaled: str | None = None,
     force: bool = False,
 ) -> contextlib.AbstractContextManager[Sink]:
     """Open a file of vectors for writing, as a context manager; its suffix selects the format.
@@ -486,6 +504,8 @@ def open_sink(
             from it.
         header: whether a file in text begins with a line of names, or of counts.
         key: name of the column of keys; None for the usual one.
+        scaled: the element type, of 8 bits, of the matrix in the file, with a scale for each row in
+            an array beside it, `weight_scale` of `weight`; None for values as they are.
         force: replace an existing file.
 
     Raises:
@@ -500,6 +520,14 @@ def open_sink(
         raise InvalidInputError(f"{target.path}: only files in text have no header")
     content = _content(format_, target.path, rows, dim, check_dtype(dtype), field, keys, first_row)
     content = replace(content, header=header)
+    if scaled is not None:
+        if not format_.holds_scales or len(content.fields) > 1:
+            able = " ".join(name for name in SINK_SUFFIXES if FORMATS[name].holds_scales)
+            raise InvalidInputError(
+                f"{target.path}: {scaled} of floats needs a scale for each row, in an array beside "
+                f"those of one field: write one field to {able}, or another dtype"
+            )
+        content = replace(content, dtype=check_dtype(scaled), scale=f"{content.field}_scale")
     if key is not None:
         if not format_.names_key or key in content.fields:
             able = " ".join(name for name, each in FORMATS.items() if each.names_key)

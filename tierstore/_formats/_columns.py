@@ -269,7 +269,7 @@ class ArrowFormat(ColumnFormat):
         need("arrow")
         schema = _schema(content)
         with path.open("xb") as file, self.writer(file, schema, content) as writer:
-            yield lambda start, block: writer.write_batch(_batch(content, schema, start, block))
+            yield lambda *given: writer.write_batch(_batch(content, schema, *given))
 
 
 def _schema(content: Content) -> Any:
@@ -281,6 +281,8 @@ def _schema(content: Content) -> Any:
         pyarrow.field(name, pyarrow.list_(element, dim), nullable=False)
         for name, dim in content.fields.items()
     ]
+    if content.scale is not None:
+        fields.append(pyarrow.field(content.scale, pyarrow.float32(), nullable=False))
     keys = content.keys
     if keys is not None:
         kind = pyarrow.from_numpy_dtype(keys.dtype) if keys.integers else pyarrow.string()
@@ -288,7 +290,7 @@ def _schema(content: Content) -> Any:
     return pyarrow.schema(fields)
 
 
-def _batch(content: Content, schema: Any, start: int, block: Array) -> Any:
+def _batch(content: Content, schema: Any, start: int, block: Array, *scales: Array) -> Any:
     """Return a block of rows, which starts at row `start`, as a record batch."""
     import pyarrow
 
@@ -297,6 +299,7 @@ def _batch(content: Content, schema: Any, start: int, block: Array) -> Any:
         values = pyarrow.array(block[:, first : first + dim].reshape(-1))
         columns.append(pyarrow.FixedSizeListArray.from_arrays(values, type=schema.field(name).type))
         first += dim
+    columns += [pyarrow.array(each[:, 0]) for each in scales]
     if content.keys is not None:
         keys = content.keys.block(start, start + len(block))
         columns.insert(0, pyarrow.array(keys, schema[0].type))

@@ -274,6 +274,7 @@ class Content:
         first_row: number of the first row, for formats that write row numbers in place of keys.
         header: whether text begins with a line of names, or of counts.
         key: name of the column of keys, if the format `names_key`.
+        scale: name of the scales, one for each row of elements of 8 bits; None if they have none.
     """
 
     rows: int
@@ -285,6 +286,7 @@ class Content:
     first_row: int
     header: bool = True
     key: str = "key"
+    scale: str | None = None
 
     @property
     def field(self) -> str:
@@ -303,10 +305,11 @@ class Content:
         return self.keys.bytes_block(start, stop)
 
 
-Write = Callable[[int, Array], object]
+Write = Callable[..., object]
 """Called with the number of a block's first row, from 0, and the block.
 
-Blocks are in order, `(n, dim)` with n >= 1, C-contiguous and of the stored NumPy dtype.
+Blocks are in order, `(n, dim)` with n >= 1, C-contiguous and of the stored NumPy dtype. Of a file
+with scales, those of the block follow, float32 `(n, 1)`.
 """
 
 
@@ -325,6 +328,7 @@ class Format(ABC):
         has_columns: whether files have named columns, of which `key_column` selects the keys.
         several: whether a written file can hold several matrices.
         names_key: whether a written file has a column of keys of any name.
+        holds_scales: whether a written file can have an array of scales beside the matrix.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
@@ -337,6 +341,7 @@ class Format(ABC):
     has_words: ClassVar[bool] = False
     several: ClassVar[bool] = False
     names_key: ClassVar[bool] = False
+    holds_scales: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Register the format under its suffixes."""

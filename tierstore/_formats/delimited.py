@@ -400,11 +400,10 @@ class Csv(Format):
         with path.open("xb") as file:
             if content.header:
                 names = [content.key, *_numbered(content.field, content.dim)]
-                file.write(sep.join(_quoted(name.encode(), sep) for name in names) + b"\n")
+                file.write(sep.join(_quoted([each.encode() for each in names], sep)) + b"\n")
 
             def write(start: int, block: Array) -> None:
-                words = content.words(start, start + len(block))
-                quoted = [_quoted(word, sep) for word in words]
+                quoted = _quoted(content.words(start, start + len(block)), sep)
                 # All data frames read this spelling of NaN, and only some read others.
                 file.write(format_rows(quoted, block, sep, nan=b"NaN"))
 
@@ -486,11 +485,14 @@ def _numbered(name: str, count: int) -> list[str]:
     return [pattern.replace("{}", str(at)) for at in range(count)]
 
 
-def _quoted(word: bytes, sep: bytes) -> bytes:
-    """Return a key as a cell of a table, in quotes if it needs them."""
-    if any(each in word for each in (b'"', b"\r", b"\n", sep)):
-        return b'"' + word.replace(b'"', b'""') + b'"'
-    return word
+def _quoted(words: list[bytes], sep: bytes) -> list[bytes]:
+    """Return keys as cells of a table, in quotes where they need them."""
+    special = re.compile(b'["\r\n' + re.escape(sep) + b"]")
+    if not special.search(b"".join(words)):
+        return words
+    return [
+        b'"' + word.replace(b'"', b'""') + b'"' if special.search(word) else word for word in words
+    ]
 
 
 def format_rows(

@@ -6,10 +6,12 @@ import contextlib
 import errno
 import io
 import os
+import shutil
 import struct
+import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
@@ -201,6 +203,35 @@ def end_sparsely(file: IO[bytes]) -> None:
     """End a file that `write_sparsely` wrote at its position."""
     if isinstance(file, io.BufferedWriter):
         file.truncate(file.tell())
+
+
+class HeldScales:
+    """The scales of a matrix, which follow it in the file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def beside(self, file: IO[bytes]) -> Callable[..., object]:
+        """Return what writes blocks to `file`, and holds their scales."""
+
+        def write(_: int, block: npt.NDArray[Any], *scales: npt.NDArray[Any]) -> None:
+            file.write(block.data)
+            for each in scales:
+                self._file.write(each.data)
+
+        return write
+
+    def copy_to(self, file: IO[bytes]) -> None:
+        """Write the scales."""
+        self._file.seek(0)
+        shutil.copyfileobj(self._file, file)
+
+
+@contextlib.contextmanager
+def held_scales(name: str | None) -> Iterator[HeldScales]:
+    """Yield a place for scales called `name`, in a temporary file; None if there are none."""
+    with io.BytesIO() if name is None else tempfile.TemporaryFile() as file:
+        yield HeldScales(file)
 
 
 class _Closeable(Protocol):

@@ -42,6 +42,7 @@ from tierstore._formats.files import (
     Archive,
     InputFile,
     end_sparsely,
+    held_scales,
     open_input,
     parsing,
     unless_it_fails,
@@ -415,14 +416,20 @@ class Npz(ColumnFormat):
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write the keys, then the matrix block by block."""
+        """Write the keys, then the matrix block by block, then its scales."""
+
+        def entry(name: str) -> IO[bytes]:
+            return archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True)
+
         with path.open("xb") as file, zipfile.ZipFile(file, "w") as archive:
             if content.keys is not None:
-                name = zipfile.ZipInfo(f"{_KEYS}.npy")
-                with archive.open(name, "w", force_zip64=True) as entry:
-                    _write_keys(entry, content.keys)
-            with archive.open(
-                zipfile.ZipInfo(f"{content.field}.npy"), "w", force_zip64=True
-            ) as entry:
-                entry.write(format_header(content.storage, (content.rows, content.dim)))
-                yield lambda _, block: entry.write(block.data)
+                with entry(_KEYS) as part:
+                    _write_keys(part, content.keys)
+            with held_scales(content.scale) as scales:
+                with entry(content.field) as part:
+                    part.write(format_header(content.storage, (content.rows, content.dim)))
+                    yield scales.beside(part)
+                if content.scale is not None:
+                    with entry(content.scale) as part:
+                        part.write(format_header(np.dtype("<f4"), (content.rows, 1)))
+                        scales.copy_to(part)

@@ -161,6 +161,7 @@ class ColumnFormat(Format):
     """A format whose files hold named columns or arrays."""
 
     has_columns = True
+    holds_scales = True
 
     @abstractmethod
     def reader(self, path: Path, memory: Size) -> Reader:
@@ -332,7 +333,13 @@ def _matrix(reader: Reader, wanted: Wanted) -> str | None:
         if reader.is_table or len(vector) > 1:
             return None
         wanted = replace(wanted, name=str(vector[0]))
-    matrices = {name: each for name, each in columns.items() if each.is_matrix}
+    scales = {
+        scale
+        for name, each in columns.items()
+        for scale in _scales_beside(name, each.number, columns)
+        if wanted.name is None
+    }
+    matrices = {n: each for n, each in columns.items() if each.is_matrix and n not in scales}
     if reader.is_table and wanted.name in columns and columns[wanted.name].kind == "float":
         return wanted.name
     lists = any(each.kind == "list" for each in columns.values())

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES
 from tierstore._formats.base import Array, Content, SpanSource, StoredRows, Write
-from tierstore._formats.files import InputFile, open_input, unless_it_fails
+from tierstore._formats.files import InputFile, held_scales, open_input, unless_it_fails
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings, widened
 from tierstore._formats.reading import (
     KEYS,
@@ -222,6 +222,8 @@ def _format_header(content: Content) -> bytes:
             )
         )
     add(content.field, ELEMENT_TYPES[content.dtype].safetensors, content.rows, content.dim)
+    if content.scale is not None:
+        add(content.scale, "F32", content.rows, 1)
     if keys is not None and not keys.integers:
         add(KEYS, "U8", _blob_bytes(keys))
 
@@ -246,14 +248,19 @@ class Safetensors(ColumnFormat):
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write tensors in order of decreasing alignment: integers, matrix, UTF-8."""
+        """Write tensors in order of decreasing alignment: integers, matrix, UTF-8.
+
+        Scales are known after their matrix, and follow it.
+        """
         keys = content.keys
         with path.open("xb") as file:
             file.write(_format_header(content))
             if keys is not None:
                 for numbers in keys.integer_blocks() if keys.integers else keys.offset_blocks():
                     file.write(numbers.data)
-            yield lambda _, block: file.write(block.data)
+            with held_scales(content.scale) as scales:
+                yield scales.beside(file)
+                scales.copy_to(file)
             if keys is not None and not keys.integers:
                 for strings in keys.bytes_blocks():
                     file.write(b"".join(strings))

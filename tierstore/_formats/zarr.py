@@ -289,15 +289,29 @@ def _filled(group: Any, content: Content) -> Iterator[Write]:
     """Fill a new group: keys first, then the matrix block by block."""
     if content.keys is not None:
         _write_keys(group, content.keys)
-    yield _new_array(
-        group,
-        content.field,
-        shape=(content.rows, content.dim),
-        chunks=(max(1, min(content.rows, content.block_rows)), content.dim),
-        dtype=content.storage,
-        attributes={"dtype": content.dtype},
-        dimension_names=["row", "dim"],
-    )
+    rows = max(1, min(content.rows, content.block_rows))
+    writers = [
+        _new_array(
+            group,
+            name,
+            shape=(content.rows, dim),
+            chunks=(rows, dim),
+            dtype=ELEMENT_TYPES[dtype].stored,
+            attributes={"dtype": dtype},
+            dimension_names=["row", last],
+        )
+        for name, dim, dtype, last in (
+            (content.field, content.dim, content.dtype, "dim"),
+            (content.scale, 1, "float32", "scale"),
+        )
+        if name is not None
+    ]
+
+    def write(start: int, *blocks: Array) -> None:
+        for writer, block in zip(writers, blocks, strict=True):
+            writer(start, block)
+
+    yield write
 
 
 def _new_array(group: Any, name: str, **described: Any) -> Write:

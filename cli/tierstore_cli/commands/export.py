@@ -128,7 +128,8 @@ def export(
 
     --fields writes several fields, each a column of a .parquet, .arrow or .feather file, in the
     narrowest element type that holds them all exactly. --name key=item_id --name weight=f{} names
-    the columns of a .csv item_id, f0, f1, ….
+    the columns of a .csv item_id, f0, f1, …. --dtype int8 or uint8 writes floats with a scale for
+    each row beside them, weight_scale.
 
     --ids, --keys-from and --since write some rows only, with their keys; of a table without keys
     the ids are the keys. Versions that --since and --if-changed compare with must be kept, see
