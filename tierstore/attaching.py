@@ -19,13 +19,29 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from tierstore._closing import Closing
 from tierstore._disk.base import Base
-from tierstore._disk.foreign import ChunkedColumn, ForeignBase, MappedColumn, Watch
+from tierstore._disk.foreign import (
+    ChunkedColumn,
+    ForeignBase,
+    JoinedColumn,
+    MappedColumn,
+    Watch,
+)
+from tierstore._disk.foreign import (
+    Column as StoredColumn,
+)
 from tierstore._disk.foreign_checksums import open_checksums
 from tierstore._disk.generation import Generation
 from tierstore._disk.tier import DiskTier
 from tierstore._door import Door, internal_errors
 from tierstore._dtypes import ELEMENT_TYPES
-from tierstore._formats import Source, StoredChunks, StoredRows, open_source, split_name
+from tierstore._formats import (
+    Source,
+    Stored,
+    StoredChunks,
+    StoredParts,
+    open_source,
+    split_name,
+)
 from tierstore._formats.files import open_input
 from tierstore._io import File
 from tierstore._memory_table import Unversioned
@@ -51,8 +67,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Attached", "attach"]
 
-Matrix: TypeAlias = str | os.PathLike[str]
+Place: TypeAlias = str | os.PathLike[str]
 """A file, or `FILE:NAME` for one of its matrices."""
+
+Matrix: TypeAlias = Place | Sequence[Place]
+"""The place of a matrix, or those of its ranges of rows, in order."""
 
 Column: TypeAlias = Matrix | tuple[Matrix, Matrix] | tuple[Matrix, Field]
 """A matrix, 8-bit elements and their scales, or the bytes of a field in one piece."""
@@ -165,6 +184,7 @@ def attach(
     Args:
         tables: for each table the file of its rows, as `FILE` or `FILE:NAME`: `.npy`,
             `.safetensors`, the `.json` index of several of those, or the directory of a `.zarr`. A
+            list of files has the rows of one matrix, one range after another. A
             dict from field to file makes one record of several matrices with as many rows, such as
             keys and values. A single matrix is the field "weight". A tuple (elements, scales) of
             two matrices, 8-bit elements and the scales of their blocks, is a field that reads as
@@ -269,7 +289,7 @@ def _opened(name: str, given: object) -> tuple[TableSpec, ForeignBase]:
 
 def _field(
     sources: Sequence[Source],
-    stored: Sequence[StoredRows | StoredChunks],
+    stored: Sequence[Stored],
     declared: Field | None,
 ) -> Field:
     """Return the field for a matrix, for elements and their scales, or for declared bytes."""
@@ -305,25 +325,35 @@ def _spans(field: Field, places: Sequence[object]) -> list[tuple[int, int]]:
 
 
 def _source(name: str, matrix: Any) -> Source:
+    if isinstance(matrix, list):
+        return open_source([_named(name, each) for each in matrix], expand=True)
+    return open_source(_named(name, matrix), expand=True)  # nothing is reserved for it
+
+
+def _named(name: str, matrix: Any) -> str:
     if not isinstance(matrix, str | os.PathLike):
         raise InvalidTypeError(f"table {name!r} is attached to a file or FILE:NAME, not {matrix!r}")
     file, within = split_name(os.fspath(matrix))
-    place = file if within is None else f"{file}:{within.removeprefix(':')}"
-    return open_source(place, expand=True)  # read in place: nothing is reserved for it
+    return str(file) if within is None else f"{file}:{within.removeprefix(':')}"
 
 
 def _place(given: Column | Mapping[str, Column]) -> str:
     """Return where the matrices of a table are, in one text, the same in every process."""
     matrices = given if isinstance(given, Mapping) else {_FIELD: given}
     parts = {
-        field: [os.path.abspath(each) for each in whole if not isinstance(each, Field)]
+        field: [
+            os.path.abspath(place)
+            for each in whole
+            if not isinstance(each, Field)
+            for place in (each if isinstance(each, list) else [each])
+        ]
         for field, column in matrices.items()
         for whole in [column if isinstance(column, tuple) else (column,)]
     }
     return ", ".join(f"{field} of {' and '.join(parts[field])}" for field in sorted(parts))
 
 
-def _stored(source: Source) -> StoredRows | StoredChunks:
+def _stored(source: Source) -> Stored:
     """Return the files or chunks in which rows of a source can be read at random."""
     stored = source.stored()
     if stored is None:
@@ -335,10 +365,12 @@ def _stored(source: Source) -> StoredRows | StoredChunks:
     return stored
 
 
-def _column(
-    rows: int, stored: StoredRows | StoredChunks, start: int, stop: int
-) -> ChunkedColumn | MappedColumn:
+def _column(rows: int, stored: Stored, start: int, stop: int) -> StoredColumn:
     """Open the files of a matrix as bytes `start:stop` of records."""
+    if isinstance(stored, StoredParts):
+        pairs = [(each, own) for each, own in zip(stored.parts, stored.rows, strict=True) if own]
+        columns = [_column(own, each, start, stop) for each, own in pairs]
+        return JoinedColumn(columns, [own for _, own in pairs], start, stop)
     if isinstance(stored, StoredChunks):
         watch, step = Watch(stored.files), stored.rows_per_chunk
         return ChunkedColumn(stored.decode, watch, start, stop, rows=rows, rows_per_chunk=step)

@@ -191,7 +191,8 @@ def import_table(
     Args:
         store: a store opened with mode "r+" that has no uncommitted rows, or the path of a store,
             which is opened for the import. A new store appears there complete or not at all.
-        src: the file; its suffix selects the format: `.npy`, `.npz`, `.safetensors`, `.parquet`,
+        src: the file, or a list of files that hold ranges of its rows, in this order; a suffix
+            selects the format: `.npy`, `.npz`, `.safetensors`, `.parquet`,
             `.zarr`, `.vec`, `.txt`, `.tsv`, `.bin`, `.csv` or `.pt`. `FILE:NAME` selects an array,
             tensor or column of a file that contains several. Text files may be packed: `.csv.gz`,
             `.bz2`, `.xz` or `.zst`, or alone in a `.zip`. A URL for
@@ -388,7 +389,7 @@ def _load(
             store.replace_table(name, spec, blocks=records, keys=keys, progress=progress)
 
     converter.overflowed += opened.overflowed
-    converter.warn(str(src))
+    converter.warn(", ".join(map(str, src)) if isinstance(src, list) else str(src))
     return ImportResult(
         table=name,
         field=field,

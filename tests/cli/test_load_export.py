@@ -358,3 +358,14 @@ def test_names_of_columns(run, pair, tmp_path):
     run("export", pair, tmp_path / "f.csv", "--table", "user", *names)
     assert (tmp_path / "f.csv").read_text().startswith("who,f0,f1,f2\n")
     run("export", pair, tmp_path / "g.csv", "--table", "user", "--name", "weight", code=2)
+
+
+def test_files_of_ranges_of_rows_are_loaded_as_one(run, run_json, tmp_path):
+    rows = np.random.default_rng(3).standard_normal((7, 4)).astype("f4")
+    files = [tmp_path / f"rows-{n}.npy" for n in range(3)]
+    for file, part in zip(files, np.split(rows, [2, 3]), strict=True):
+        np.save(file, part)
+    assert "7 rows of 4 float32" in run("load", tmp_path / "s.tier", *files, "--dry-run").output
+    done = run_json("load", tmp_path / "s.tier", *files)
+    assert (done["rows"], done["source"]) == (7, list(map(str, files)))
+    assert np.array_equal(rows_of(tmp_path / "s.tier", "embeddings"), rows)

@@ -203,6 +203,44 @@ class ChunkedColumn(Column):
         self._chunks.forget()
 
 
+class JoinedColumn(Column):
+    """A matrix of which each of several columns has a range of rows."""
+
+    def __init__(self, parts: Sequence[Column], rows: Sequence[int], start: int, stop: int) -> None:
+        """Join `parts`, which have so many `rows` each, one at least."""
+        super().__init__(parts[0].watch, start, stop, rows[0])
+        self._parts = parts
+        self._ends = np.cumsum(rows)
+
+    def _divided(self, rows: Rows) -> Iterator[tuple[Column, npt.NDArray[np.intp], Rows]]:
+        """Yield each part of some rows, which of `rows` these are, and their numbers in it."""
+        which = np.searchsorted(self._ends, rows, "right").clip(max=len(self._parts) - 1)
+        for number in np.unique(which).tolist():
+            at = np.flatnonzero(which == number)
+            yield self._parts[number], at, rows[at] - (self._ends[number - 1] if number else 0)
+
+    def check(self, rows: Rows) -> None:
+        """Raise CorruptStoreError if a file that holds some of `rows` has changed."""
+        for part, _, own in self._divided(rows):
+            part.check(own)
+
+    def read(self, rows: Rows, out: Bytes) -> None:
+        """Copy the rows of each part."""
+        for part, at, own in self._divided(rows):
+            found = np.empty((len(own), self.stop - self.start), np.uint8)
+            part.read(own, found)
+            out[at] = found
+
+    def places(self, rows: Rows) -> list[MappedRows]:
+        """Return the mappings."""
+        return [place for part, _, own in self._divided(rows) for place in part.places(own)]
+
+    def close(self) -> None:
+        """Close the parts."""
+        for part in self._parts:
+            part.close()
+
+
 class RowChecksums(Protocol):
     """Checksums of the records, computed earlier."""
 

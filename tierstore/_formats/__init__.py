@@ -32,8 +32,9 @@ from tierstore._formats.base import (
     Content,
     Format,
     Source,
+    Stored,
     StoredChunks,
-    StoredRows,
+    StoredParts,
     TextOptions,
     Wanted,
     Write,
@@ -41,12 +42,13 @@ from tierstore._formats.base import (
 )
 from tierstore._formats.claims import check_claim
 from tierstore._formats.files import in_archive, open_input, unless_it_fails
+from tierstore._formats.joined import JoinedSource
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._formats.npy import write_keys
 from tierstore._io import publish, reach
 from tierstore._scaled import SCALE_TYPES, ScaledElements
 from tierstore._store.versions import STORE
-from tierstore.budget import DEFAULT_MEMORY, Size
+from tierstore.budget import DEFAULT_MEMORY, Allowance, Size
 from tierstore.errors import (
     FormatError,
     InvalidInputError,
@@ -64,8 +66,9 @@ __all__ = [
     "Location",
     "Sink",
     "Source",
+    "Stored",
     "StoredChunks",
-    "StoredRows",
+    "StoredParts",
     "TextOptions",
     "fetched",
     "format_of",
@@ -198,6 +201,10 @@ def fetched(where: Any) -> Iterator[Any]:
             unpack(packed, Path(directory, packed.stem))
             yield Path(directory, packed.stem)
         return
+    if isinstance(where, list | tuple):
+        with contextlib.ExitStack() as copies:
+            yield [copies.enter_context(fetched(each)) for each in where]
+        return
     if not isinstance(where, str) or "://" not in where:
         yield where
         return
@@ -276,7 +283,8 @@ def open_source(
 
     Args:
         path: the file, or `FILE:NAME` for one of several arrays, tensors or columns; or a URL for
-            fsspec, such as "s3://bucket/items.zarr", or a zarr store.
+            fsspec, such as "s3://bucket/items.zarr", or a zarr store. A list of files is read as
+            one, whose rows follow each other.
         field: the array to prefer if no name is given; a file with a single array needs neither.
         text_dtype: the element type for text formats, which do not specify one.
         memory: limit in bytes for reading, in addition to a block of rows, such as 536870912 or
@@ -293,6 +301,17 @@ def open_source(
             given for a file of another kind.
         MissingExtraError: the format needs a package that is not installed.
     """
+    if isinstance(path, list | tuple):
+        memory = Allowance(Path(str(path[:1])), memory).memory // max(1, len(path))
+        options: dict[str, Any] = {"field": field, "text_dtype": text_dtype, "memory": memory}
+        options |= {"text": text, "dim": dim, "expand": expand}
+        with contextlib.ExitStack() as opened:
+            sources = [opened.enter_context(open_source(each, **options)) for each in path]
+            if not sources:
+                raise InvalidInputError("no file to read is named")
+            joined = JoinedSource(sources)
+            opened.pop_all()
+            return joined
     source = _opened(locate(path), field, check_dtype(text_dtype), memory, text, dim)
     if not expand:
         with unless_it_fails(source):

@@ -77,6 +77,25 @@ class StoredChunks:
     decode: Callable[[int], Array]
 
 
+@dataclass(frozen=True)
+class StoredParts:
+    """Ranges of rows, each stored for itself.
+
+    Attributes:
+        dtype: name of the element type.
+        parts: where the rows of each range are.
+        rows: how many each has.
+    """
+
+    dtype: str
+    parts: tuple[Stored, ...]
+    rows: tuple[int, ...]
+
+
+Stored = StoredRows | StoredChunks | StoredParts
+"""Where rows can be read at random."""
+
+
 class Source(Closing):
     """An open file of vectors: `(rows, dim)` elements of `dtype`, read in blocks of rows.
 
@@ -125,7 +144,7 @@ class Source(Closing):
         """
         return None
 
-    def stored(self) -> StoredRows | StoredChunks | None:
+    def stored(self) -> Stored | None:
         """Return where rows can be read at random; None if the file must be read in order."""
         return None
 

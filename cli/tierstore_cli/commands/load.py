@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +33,7 @@ from tierstore_cli.streams import FORMAT, as_file, is_stream
 
 @click.command(cls=Command)
 @STORE
-@click.argument("source", metavar="SRC")
+@click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @FORMAT
 @TABLE
 @FIELD
@@ -61,7 +61,7 @@ from tierstore_cli.streams import FORMAT, as_file, is_stream
 def load(
     out: Output,
     store: Path,
-    source: str,
+    sources: tuple[str, ...],
     suffix: str | None,
     table: str | None,
     field: str | None,
@@ -83,7 +83,8 @@ def load(
     .csv .tsv .jsonl .fvecs or .fbin file, the .json index of a model in several .safetensors files,
     or a directory of .parquet or .arrow files, as Hugging Face saves data sets. FILE:NAME selects
     one of several arrays. SRC may be a URL for fsspec, from which all but a .zarr is copied to a
-    temporary file. - is standard input, which like a pipe needs --format. A missing store or table
+    temporary file. Several files are read as one, whose rows follow each other in the order given.
+    - is standard input, which like a pipe needs --format. A missing store or table
     is created with the shape and element type of the file. Other fields of the table do not change.
 
     With --upsert, only rows of the keys in SRC are written; for a table without keys, the keys are
@@ -103,8 +104,12 @@ def load(
       curl -s https://example.org/words.vec.gz | tierstore load emb.tier - --format vec.gz
       tierstore load emb.tier items.csv.gz --key-column item_id --dry-run
       tierstore load emb.tier today.parquet --table item --upsert
+      tierstore load emb.tier rows-0.npy rows-1.npy rows-2.npy
     """
-    with as_file(source, suffix) as file:
+    source: str | list[str] = sources[0] if len(sources) == 1 else list(sources)
+    with ExitStack() as files:
+        places = [files.enter_context(as_file(each, suffix)) for each in sources]
+        file = places[0] if len(places) == 1 else places
         if dry_run:
             _show_first(out, file, field=field, dtype=dtype, memory=memory, expand=expand, **text)
             return
@@ -174,7 +179,7 @@ def say_reading(out: Output, done: ImportResult | Preview) -> None:
         out.note(f"Note: {note}")
 
 
-def _show_first(out: Output, source: str, **options: Any) -> None:
+def _show_first(out: Output, source: str | list[str], **options: Any) -> None:
     """Show what a load would read."""
     found = preview(source, **options)
     say_reading(out, found)
