@@ -402,8 +402,8 @@ MUTANTS = [
     # Slots.
     Mutant(
         "_tiers/slots.py",
-        "self.slot_of[rows.compress(rows >= 0)] = 0",
-        "self.slot_of[rows.compress(rows > 0)] = 0",
+        "self.slot_of.set(rows.compress(rows >= 0), None)",
+        "self.slot_of.set(rows.compress(rows > 0), None)",
         "tests/tiers/test_slots.py",
     ),
     Mutant(
@@ -2360,7 +2360,7 @@ MUTANTS = [
     ),
     Mutant(
         "importing.py",
-        "converter.warn(str(src))",
+        'converter.warn(", ".join(map(str, src)) if isinstance(src, list) else str(src))',
         "pass",
         "tests/test_importing.py::test_values_are_rounded_to_the_field",
     ),
@@ -2456,8 +2456,8 @@ MUTANTS = [
     ),
     Mutant(
         "exporting.py",
-        'if not keyed or format_of(path, write=True).keys != "never":',
-        "if True:",
+        'if keyed and format_of(path, write=True).keys == "never":',
+        "if False:",
         "tests/test_notes.py::test_keys_beside_a_file_are_noted",
     ),
     Mutant(
@@ -2606,8 +2606,8 @@ MUTANTS = [
     ),
     Mutant(
         "exporting.py",
-        "if ELEMENT_TYPES[dtype].integer and not whole:",
-        "if False:",
+        "return ELEMENT_TYPES[dtype].integer and not whole",
+        "return False",
         "tests/test_scaled.py::test_load_quantises_and_export_gives_floats",
     ),
     Mutant(
@@ -2751,14 +2751,14 @@ MUTANTS = [
     ),
     Mutant(
         "sizing/planning.py",
-        "return bytes_for(rows, record_bytes, high, policy, index=DeltaIndex.bytes_for(rows))",
-        "return bytes_for(rows, record_bytes, low, policy, index=DeltaIndex.bytes_for(rows))",
+        "return bytes_for(rows, record_bytes, high, policy, indexed=True)",
+        "return bytes_for(rows, record_bytes, low, policy, indexed=True)",
         "tests/sizing/test_plan.py::test_the_memory_for_a_hit_rate_is_enough_and_little_more",
     ),
     Mutant(
         "sizing/planning.py",
-        "return bytes_for(rows, record_bytes, high, policy, index=DeltaIndex.bytes_for(rows))",
-        "return bytes_for(rows, record_bytes, high, policy, index=0)",
+        "return bytes_for(rows, record_bytes, high, policy, indexed=True)",
+        "return bytes_for(rows, record_bytes, high, policy)",
         "tests/sizing/test_plan.py::test_the_memory_for_a_hit_rate_is_enough_and_little_more",
     ),
     Mutant(

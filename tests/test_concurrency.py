@@ -813,20 +813,23 @@ def test_what_does_not_match_is_read_again_under_the_lock(
     tier.write(rows, np.full_like(out, 7))
     newest, read_now = int(inside.index(tier).entries.take(rows)[0]), []
 
+    def place(entry: int) -> None:
+        inside.index(tier).entries[rows] = np.array([entry], np.int32)
+
     def superseded(self: Base, rows: Any, out: Any) -> None:
-        inside.index(tier).entries[3] = newest
+        place(newest)
         read_now.append(rows.tolist())
         raise tierstore.errors.CorruptRowError("torn", rows=[3], file="base")
 
-    inside.index(tier).entries[3] = 0
+    place(0)
     monkeypatch.setattr(Base, "read", superseded)
     tier.read(rows, out)
     assert (out == 7).all() and read_now == [[3]]
-    inside.index(tier).entries[3] = 0
+    place(0)
     newest = 0
     with pytest.raises(tierstore.errors.CorruptRowError):
         tier.read(rows, out)
-    inside.index(tier).entries[3] = 1
+    place(1)
 
 
 class NoLock:

@@ -1117,7 +1117,7 @@ def test_a_small_budget_has_room_for_a_table_that_grows(tmp_path):
         tiers = store.info().tables[0].tiers
         assert 0 < tiers[0].nbytes <= 1 << 20
     with pytest.raises(CapacityError):
-        tierstore.open(tmp_path / "s", "r+", budget="100KiB")
+        tierstore.open(tmp_path / "s", "r+", budget="100B")
 
 
 def test_what_cannot_grow():
