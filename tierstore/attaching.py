@@ -334,7 +334,7 @@ def _named(name: str, matrix: Any) -> str:
     if not isinstance(matrix, str | os.PathLike):
         raise InvalidTypeError(f"table {name!r} is attached to a file or FILE:NAME, not {matrix!r}")
     file, within = split_name(os.fspath(matrix))
-    return str(file) if within is None else f"{file}:{within.removeprefix(':')}"
+    return str(file) if within is None else f"{file}:{within}"
 
 
 def _place(given: Column | Mapping[str, Column]) -> str:

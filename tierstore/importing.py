@@ -534,7 +534,8 @@ def _check_fit(table: Table, field: str, source: Source, keys: Keys | None) -> N
     if not _equal(keys, table.keys):
         raise InvalidInputError(
             f"the keys of {source.path} differ from those of table {table.name!r}, which has other "
-            "fields; put the rows into the order of the table"
+            "fields; put the rows into the order of the table, or load them by key (--upsert, "
+            "upsert=True)"
         )
 
 

@@ -95,10 +95,10 @@ def test_names_with_dots_and_several_vectors(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
-        ([[1.0, 2.0], None, [3.0, 4.0]], "not all 2 numbers"),
-        ([[1.0, 2.0], [None, 1.0], [3.0, 4.0]], "not all 2 numbers"),
-        ([[1.0, 2.0], [1.0], [3.0, 4.0, 5.0]], "not all 2 numbers"),
-        ([[1.0, 2.0], [], [3.0, 4.0]], "not all 2 numbers"),
+        ([[1.0, 2.0], None, [3.0, 4.0]], "row 1 of 'v' is not 2 numbers"),
+        ([[1.0, 2.0], [3.0, 4.0], [None, 1.0]], "row 2 of 'v' is not 2 numbers"),
+        ([[1.0, 2.0], [1.0], [3.0, 4.0, 5.0]], "row 1 of 'v' is not 2 numbers"),
+        ([[1.0, 2.0], [], [3.0, 4.0]], "row 1 of 'v' is not 2 numbers"),
         ([None, [1.0, 2.0]], "missing or null"),
         ([[], [1.0, 2.0]], "1 to"),
         ([], "has no rows, and lists of any length"),

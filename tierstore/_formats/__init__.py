@@ -175,13 +175,13 @@ def format_suffix(path: Path) -> str:
 def split_name(source: str | Path) -> tuple[Path, str | None]:
     """Split `FILE:NAME` into the file and the array, tensor or column in it.
 
-    If a file exists under the whole text, it has no NAME part.
+    If a file exists under the whole text, it has no NAME part. A second colon does no harm.
     """
     text = str(source)
     colon = text.find(":")
     while colon >= 0 and not Path(text).exists():
         if format_suffix(Path(text[:colon])) in FORMATS or (colon and Path(text[:colon]).is_dir()):
-            return Path(text[:colon]), text[colon + 1 :]
+            return Path(text[:colon]), text[colon + 1 :].removeprefix(":")
         colon = text.find(":", colon + 1)
     return Path(text), None
 

@@ -45,6 +45,8 @@ _KEY_BYTES = 32
 _MOST_BYTES = _CELL_BYTES + _CHARACTER_BYTES
 # Python accepts these as numbers, and other tools do not: 1_000, digits of other alphabets.
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}((\.\d{3})+(,\d*)?|(,\d{3})+(\.\d*)?)", re.ASCII)
+_WRAPPED = re.compile(r"(?:tensor|array)\((\[.*\])(?:, dtype=[\w.]+)?\)", re.DOTALL)
+"""A list as torch and NumPy print it."""
 _NO_NUMBER = re.compile(r"[^ \t!-^`-~]")
 
 Row = tuple[int, list[str]]
@@ -115,11 +117,13 @@ class Cells:
         width: cells of a row where blanks divide them: more are a word in front; 0 if unknown.
         vector: the position of a cell that holds a list, the numbers in it, and the cells of a row;
             or None.
+        blank_words: whether a line that begins with a blank, between blanks, has that for a word.
     """
 
     sep: str
     width: int = 0
     vector: tuple[int, int, int] | None = None
+    blank_words: bool = False
 
     @property
     def lines_are_rows(self) -> bool:
@@ -170,7 +174,8 @@ class Cells:
             if _MOST_BYTES * (len(text) + 1) > lines.allowance.left:  # most lines are far from it
                 lines.allowance.check(self.cost(text), "the cells of one row")
             if cells := split(text, self.width):
-                yield number, cells
+                blank = self.blank_words and self.sep == BLANKS and text[0] in " \t"
+                yield number, [text[0], *cells] if blank else cells
 
     def _csv_rows(self, block: bytes, lines: Lines) -> Iterator[Row]:
         source = _CsvLines(self, block, lines)
@@ -229,12 +234,13 @@ class _CsvLines:
 
 
 def _bracketed(cell: str) -> bool:
+    cell = _WRAPPED.sub(r"\1", cell)
     return len(cell) > 2 and (cell[0], cell[-1]) in _BRACKETS
 
 
 def _divided(cell: str) -> list[str]:
     """Return what stands between commas, semicolons or blanks in a cell, without its brackets."""
-    cell = cell.strip()
+    cell = _WRAPPED.sub(r"\1", cell.strip())
     inner = cell[1:-1] if _bracketed(cell) else cell
     for mark in (",", ";"):
         if mark in inner:

@@ -17,6 +17,7 @@ import sys
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import IO, Any
@@ -98,6 +99,9 @@ class Columns(Reader):
         self.columns = {
             name: Column(**{"rows": rows, "kind": "other", **kind}) for name, kind in first.items()
         }
+        for name, each in self.columns.items():
+            if rows == 0 and each.text == "null":  # of no values, nothing says the type
+                self.columns[name] = replace(each, kind="text")
 
     def length(self, name: str) -> int | None:
         """Return the length of the lists of a column, from its type or the first list."""

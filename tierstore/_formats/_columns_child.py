@@ -334,10 +334,15 @@ def lists(found: Any, column: str, row: int, dim: int) -> Any:
     values = found.flatten()
     nulls = found.null_count or values.null_count
     if nulls or (numpy.from_dlpack(found.value_lengths()) != dim).any():
-        raise Damage(
-            f"rows {row} to {row + len(found) - 1} of {column!r} are not all {dim} numbers "
-            "without nulls"
+        at = next(
+            (
+                at
+                for at, each in enumerate(found)
+                if not each.is_valid or len(each) != dim or each.values.null_count
+            ),
+            0,
         )
+        raise Damage(f"row {row + at} of {column!r} is not {dim} numbers without nulls")
     return numpy.from_dlpack(values)  # its to_numpy imports pandas
 
 

@@ -75,6 +75,7 @@ MAX_KEY_LINE_BYTES = 1 << 20
 MAX_WORD_CHARACTERS = 1 << 14
 """The longest word that is written, well below the reader's limit."""
 _TOO_LONG = rf"\A.{{{MAX_WORD_CHARACTERS + 1}}}"
+_SAYS_SEP = re.compile(rb"sep=.\r?\n")
 
 _POINT_ZERO = re.compile(r"^(-?\d+)\.0*$")
 
@@ -89,6 +90,7 @@ class _Sample:
         stream = text_stream(file)
         most = max(1, file.allowance.left)
         self.whole = False
+        self._blank_words = options.errors == "replace"
         while taken < SAMPLE_ROWS and (size < SAMPLE_BYTES or taken < 3):
             line = stream.readline(most)
             if len(line) == most:
@@ -114,7 +116,7 @@ class _Sample:
     def rows(self, sep: str) -> list[Row]:
         """Return the rows of the lines with a separator; raises FormatError."""
         lines = Lines(self._file.path, io.BytesIO(self.text), self._file.allowance)
-        cells = Cells(sep)
+        cells = Cells(sep, blank_words=self._blank_words)
         rows = [row for block in lines for row in cells.rows(block, lines)]
         if not self.whole and len(rows) > 1 and not cells.lines_are_rows and b'"' in self.text:
             rows.pop()  # its last line may have been cut off
@@ -151,7 +153,12 @@ class _TextSource(Source):
         self._errors = wanted.text.errors
         self._left_out = (wanted.text.skip_lines, wanted.text.comment)
         self._has_words = layout.words and layout.key == 0
-        self._cells = Cells(layout.sep, layout.columns if self._has_words else 0, layout.vector)
+        self._cells = Cells(
+            layout.sep,
+            layout.columns if self._has_words else 0,
+            layout.vector,
+            wanted.text.errors == "replace",
+        )
         super().__init__(
             file.path,
             self._rows() if rows is None else rows,
@@ -355,6 +362,11 @@ class Csv(Format):
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             with parsing(path, "packed file", *UNPACKING_ERRORS):
                 sample = _Sample(file, wanted.text)
+            if _SAYS_SEP.match(sample.text) and not wanted.text.skip_lines:
+                raise FormatError(
+                    f"{path}: line 1 tells a spreadsheet what is between cells; leave it out with "
+                    "--skip-lines 1 (skip_lines=1)"
+                )
             try:
                 layout = self._layout(sample, path, wanted.text)
             except AmbiguousFileError as error:

@@ -1,7 +1,8 @@
 """.jsonl, .ndjson: an object or a list of numbers a line; read only. Packed ones too.
 
 Interfaces of embedding models and vector databases produce such files. What an object holds is a
-column, also within objects in it: `data.vector`. Lists of numbers are columns of lists.
+column, also within objects in it, or lists of them: `data.0.vector`. Lists of numbers are columns
+of lists.
 """
 
 from __future__ import annotations
@@ -120,6 +121,7 @@ class Objects(Reader):
         lowest = highest = 0
         for line, each in self._flat():
             key = each.get(name)
+            key = int(key) if isinstance(key, float) and key.is_integer() else key
             where = f"{self.path}: {self.unit} {line}, {name!r}"
             if not _is_key(key) or (texts if isinstance(key, int) else numbers):
                 others = "texts" if texts else "whole numbers" if numbers else "keys"
@@ -186,6 +188,8 @@ def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _leaves(found: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
     for name, value in found.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            value = {str(at): each for at, each in enumerate(value)}
         if isinstance(value, dict) and value and depth < _MOST_DEPTH:
             yield from _leaves(value, f"{prefix}{name}.", depth + 1)
         else:

@@ -149,7 +149,7 @@ def _plain_dtype(descr: object, path: Path) -> np.dtype[Any]:
             dtype = np.dtype(descr)
         except (TypeError, ValueError, SyntaxError, OverflowError):
             dtype = np.dtype(object)
-        plain = dtype.kind in "fiuU" and dtype.str == descr
+        plain = dtype.kind in "fiuUS" and dtype.str == descr
         if plain and 0 < dtype.itemsize <= MAX_ITEM_BYTES:
             return dtype
     raise FormatError(
@@ -371,7 +371,9 @@ class Arrays(Reader):
 
 
 def _keys_in(blocks: Iterator[Array], header: NpyHeader, path: Path, allowance: Allowance) -> Keys:
-    if header.dtype.kind == "U":
+    if header.dtype.kind == "S":
+        blocks = (np.char.decode(block, "utf-8") for block in blocks)
+    if header.dtype.kind in "US":
         return strings_of(path, blocks, allowance)
     return integers_of(blocks, header.shape[0], header.dtype, allowance)
 

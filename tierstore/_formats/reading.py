@@ -91,7 +91,7 @@ def array_column(text: str, number: str | np.dtype[Any], shape: Sequence[int]) -
         return Column(text, rows, "list", name, shape[1])
     if len(shape) != 1:
         return Column(text, rows, "other", name)
-    if dtype is not None and dtype.kind == "U":
+    if dtype is not None and dtype.kind in "US":
         return Column(text, rows, "text", name)
     kind = "integer" if _WHOLE.fullmatch(name) else "float" if "float" in name else "other"
     return Column(text, rows, kind, name)
@@ -206,12 +206,8 @@ class ReadSource(Source):
         )
         self._names = [names[at] for at in found.values]
         self._key = None if found.key is None else names[found.key]
-        if self._key is not None and columns[self._key].kind not in (
-            "integer",
-            "text",
-            "mixed",
-            "damaged",
-        ):
+        unfit = ("list", "other", "float") if reader.is_declared else ("list", "other")
+        if self._key is not None and columns[self._key].kind in unfit:
             able = [name for name in names if _is_key(columns[name])]
             raise InvalidInputError(
                 f"{path}: no column {self._key!r} of integers or strings; such columns are {able}"
