@@ -1323,19 +1323,19 @@ MUTANTS = [
         "tests/distributed/test_left_behind.py",
     ),
     Mutant(
-        "distributed/store.py",
+        "distributed/committing.py",
         "self._go_back(self._discard if drop_rows else self._show_root)",
         "pass",
         "tests/distributed/test_confirming.py",
     ),
     Mutant(
-        "distributed/store.py",
+        "distributed/committing.py",
         "            self._parts.show(self._manifest)\n",
         "            self._parts.restore(self._manifest)\n",
         "tests/distributed/test_confirming.py",
     ),
     Mutant(
-        "distributed/store.py",
+        "distributed/committing.py",
         "                generation.note_moved_keys()",
         "                pass",
         "tests/distributed/test_confirming.py",
@@ -1374,8 +1374,8 @@ MUTANTS = [
     # Tables that are loaded into all partitions, and keys that expire on all ranks together.
     Mutant(
         "distributed/schema.py",
-        "        store._published(prepared, drop, store._place)",
-        "        store._published(prepared, drop)\n        store._place()",
+        "            self._published(prepared, drop, self._place)",
+        "            self._published(prepared, drop)\n            self._place()",
         "tests/distributed/test_changing.py",
     ),
     Mutant(

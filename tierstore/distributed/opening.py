@@ -17,6 +17,7 @@ from tierstore._store.options import Options
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import check_names, find_device
 from tierstore.budget import Budget, Size
+from tierstore.distributed.committing import within_share
 from tierstore.distributed.creating import (
     check_partitions,
     growing,
@@ -27,7 +28,7 @@ from tierstore.distributed.creating import (
     shape_of,
 )
 from tierstore.distributed.ranks import Ranks
-from tierstore.distributed.store import DistributedStore, within_share
+from tierstore.distributed.store import DistributedStore
 from tierstore.errors import InvalidInputError, RanksError
 from tierstore.policy import Policies
 from tierstore.spec import DeviceName, TableSpec

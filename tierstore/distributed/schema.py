@@ -8,7 +8,7 @@ import functools
 import hashlib
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +27,15 @@ from tierstore._keys.given import given
 from tierstore._keys.text import Texts
 from tierstore._progress import Overall, Progress
 from tierstore._store.alter import Rewrite, more_keys, records_of
+from tierstore._store.options import whole_number
 from tierstore._store.store import Store
-from tierstore._table.table import records_in
+from tierstore._table.table import Table, records_in
 from tierstore._tiers.base import REPLACED
+from tierstore.distributed.committing import Committing
 from tierstore.distributed.creating import same_seeds, shape_of
+from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.prepared import agreed
+from tierstore.distributed.table import DistributedTable
 from tierstore.errors import (
     ExistsError,
     InvalidInputError,
@@ -42,9 +46,6 @@ from tierstore.errors import (
 )
 from tierstore.initializers import Constant, Initializer, as_initializer
 from tierstore.spec import Field, TableSpec, check_name
-
-if TYPE_CHECKING:
-    from tierstore.distributed.store import DistributedStore
 
 _HELD_BYTES = 256 << 20
 """Records of new rows that a rank holds at a time."""
@@ -58,125 +59,425 @@ Rows = npt.NDArray[np.int64]
 Records = npt.NDArray[np.uint8]
 
 
-def alter_tables(
-    store: DistributedStore,
-    changes: Mapping[str, Mapping[str, Any]],
-    progress: Progress | None = None,
-) -> None:
-    """Add and drop fields of several tables; see `DistributedStore.alter_tables`."""
-    store._agree("alter tables", {"changes": repr({k: dict(v) for k, v in changes.items()})})
-    added = {name: dict(change.get("add", {})) for name, change in changes.items()}
-    for name, fields in added.items():
-        table = store[name]
-        for field, item in fields.items():
-            if field in table.fields:
-                raise ExistsError(f"table {table.name!r} already has a field {field!r}")
-            if item.init is not None and not isinstance(item.init, Constant):
-                raise InvalidInputError(
-                    f"field {field!r} of table {table.name!r}: fields that are added to a "
-                    "partitioned store start from a constant; write other values afterwards"
-                )
+class Schema(Committing):
+    """The methods of `DistributedStore` that change its tables, each a commit of its own."""
 
-    def alter() -> dict[str, TableInfo]:
-        parts = store._parts.stores
-        report = Overall(progress, len(parts) * sum(parts[0][name].rows for name in changes))
-        for part in parts:
-            part.alter_tables(changes, progress=report)
-            report.passed(sum(part[name].rows for name in changes))
-        report.finish()
-        return {
-            name: _with_fields(store._manifest.tables[name], parts[0][name].spec, added[name])
-            for name in changes
-        }
+    def create_table(
+        self,
+        name: str,
+        spec: TableSpec,
+        *,
+        blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
+        keys: Sequence[Any] | None = None,
+        progress: Progress | None = None,
+    ) -> Table | DistributedTable | DistributedKeyedTable:
+        """Add a table and return it, as `Store.create_table` does; a commit of its own. Collective.
 
-    specs = {name: _altered(store._tables[name].spec, changes[name], added[name]) for name in added}
+        First values are those of a plain store with the same seeds, to the bit; without a seed,
+        that of the first rank counts. `progress` is called with what this rank has done and has to
+        do. In one process `blocks` may be all records, and `keys` those of the rows; see
+        `replace_table`. Raises ExistsError if there is one of that name.
+        """
+        if blocks is None and keys is None:
+            self._created(name, spec, progress)
+        elif blocks is None:
+            raise InvalidInputError("keys come with the rows, blocks=; see set_keys for others")
+        elif name in self:
+            raise ExistsError(f"{self.path} already has a table {name!r}; choose another name")
+        else:
+            self.replace_table(name, spec, blocks=blocks, keys=keys, progress=progress)
+        table: Table | DistributedTable | DistributedKeyedTable = self[name]
+        return table
 
-    def rows() -> int:
-        return sum(_rows_here(store, name) for name in changes)
+    def _created(self, name: str, spec: TableSpec, progress: Progress | None) -> None:
+        """Add a table whose rows its initializers draw."""
+        check_name(name)
+        if not isinstance(spec, TableSpec):
+            raise InvalidTypeError(f"table {name!r} needs a tierstore.TableSpec, not {spec!r}")
+        self._agree("create a table", {"name": name, "spec": shape_of(spec)})
+        if name in self:
+            raise ExistsError(f"{self.path} already has a table {name!r}; choose another name")
+        spec = same_seeds(self._ranks, {name: spec.bound(name)})[name]
+        shard = self._parts.shard(spec.rows)
+        of_part = of_partition(spec, shard)
 
-    _change(store, "alter", specs, alter, rows)
-
-
-def create_table(
-    store: DistributedStore, name: str, spec: TableSpec, progress: Progress | None = None
-) -> None:
-    """Add a table; see `DistributedStore.create_table`."""
-    check_name(name)
-    if not isinstance(spec, TableSpec):
-        raise InvalidTypeError(f"table {name!r} needs a tierstore.TableSpec, not {spec!r}")
-    store._agree("create a table", {"name": name, "spec": shape_of(spec)})
-    if name in store:
-        raise ExistsError(f"{store.path} already has a table {name!r}; choose another name")
-    spec = same_seeds(store._ranks, {name: spec.bound(name)})[name]
-    shard = store._parts.shard(spec.rows)
-    of_part = of_partition(spec, shard)
-
-    def create() -> dict[str, TableInfo]:
-        report = Overall(progress, len(store._parts.stores) * shard.blocks)
-        if spec.sparse:
-            for part in store._parts.stores:
-                part.create_table(name, of_part)
+        def create() -> dict[str, TableInfo]:
+            report = Overall(progress, len(self._parts.stores) * shard.blocks)
+            if spec.sparse:
+                for part in self._parts.stores:
+                    part.create_table(name, of_part)
+                report.finish()
+                return {name: TableInfo(as_kept(spec), "")}
+            for part, at, records in self._new_in_parts(spec, 0, lambda: initial_records(spec)):
+                rest = np.zeros((shard.blocks - at.size, records.shape[1]), np.uint8)
+                part.create_table(name, of_part, blocks=[records, rest], progress=report)
+                report.passed(shard.blocks)
             report.finish()
             return {name: TableInfo(as_kept(spec), "")}
-        for part, at, records in _new_in_parts(store, spec, 0, lambda: initial_records(spec)):
-            rest = np.zeros((shard.blocks - at.size, records.shape[1]), np.uint8)
-            part.create_table(name, of_part, blocks=[records, rest], progress=report)
-            report.passed(shard.blocks)
-        report.finish()
-        return {name: TableInfo(as_kept(spec), "")}
 
-    own, new = {name: dataclasses.replace(of_part, rows=len(shard))}, 0
-    if spec.keys is None and store.rank == 0:
-        new = spec.rows
-    _change(store, "create", own, create, lambda: new)
+        own, new = {name: dataclasses.replace(of_part, rows=len(shard))}, 0
+        if spec.keys is None and self.rank == 0:
+            new = spec.rows
+        self._change("create", own, create, lambda: new)
 
+    def replace_table(
+        self,
+        name: str,
+        spec: TableSpec,
+        *,
+        blocks: Iterable[npt.NDArray[np.uint8]],
+        keys: Sequence[Any] | None = None,
+        changed: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Write a table anew from its records, or make it; a commit of its own, in one process.
 
-def replace_table(
-    store: DistributedStore,
-    name: str,
-    spec: TableSpec,
-    blocks: Iterable[Records],
-    keys: Sequence[Any] | None = None,
-    progress: Progress | None = None,
-    *,
-    changed: int | None = None,
-) -> None:
-    """Write a table anew, or a new one; see `DistributedStore.replace_table`."""
-    check_name(name)
-    if not isinstance(spec, TableSpec):
-        raise InvalidTypeError(f"table {name!r} needs a tierstore.TableSpec, not {spec!r}")
-    known, parts = store._manifest.tables.get(name), store._parts.stores
-    if spec.keys is not None or (known is not None and known.spec.keys is not None):
-        raise InvalidInputError(
-            f"table {name!r} is by key: write its rows, store[{name!r}].write(keys, rows)"
-        )
-    if store.ranks > 1 or len(parts) > _FILLED:
-        raise InvalidInputError(
-            f"rows that come once are written by one process, to {_FILLED} partitions at most; "
-            f"these are {store.ranks} ranks and {len(store._manifest.partitions)} partitions: load "
-            "a plain store, then copy it with tierstore.distributed.save"
-        )
-    spec = dataclasses.replace(spec.bound(name), sparse=False)
-    shard = store._parts.shard(spec.rows)
-    of_part = of_partition(spec, shard)
-    scalars = {} if known is None else known.scalars
-    stays = known is not None and keys is None and known.spec.rows == spec.rows
-    of_whole = known if known is not None and stays else TableInfo(spec, "")
-    written = None if keys is None else _Keys(store, name, keys, spec.rows)
-    report = Overall(progress, spec.rows)
-    made = _Made(store, name, (shard, spec, blocks, report), written)
+        Args:
+            name: of the table, which is by id.
+            spec: what it is made of; `rows` and fields may be others than before.
+            blocks: all records in the order of ids, uint8 `(n, record_bytes)` each.
+            keys: the external key of each row; None keeps those there are, if the rows are as many.
+            changed: how many rows are new or others than before, for `versions()`; None is all.
+            progress: called with the rows done and their number.
 
-    def replace() -> dict[str, TableInfo]:
-        made.adopt()
-        report.finish()
-        if name in store._tables:
-            store._tables[name]._extent.epoch.end(REPLACED, names=True)
-        info = dataclasses.replace(of_whole, spec=as_kept(spec), scalars=scalars)
-        return {name: info if written is None else written.named_by(info)}
+        Scalars stay. Raises InvalidInputError on several ranks.
+        """
+        check_name(name)
+        if not isinstance(spec, TableSpec):
+            raise InvalidTypeError(f"table {name!r} needs a tierstore.TableSpec, not {spec!r}")
+        known, parts = self._manifest.tables.get(name), self._parts.stores
+        if spec.keys is not None or (known is not None and known.spec.keys is not None):
+            raise InvalidInputError(
+                f"table {name!r} is by key: write its rows, store[{name!r}].write(keys, rows)"
+            )
+        if self.ranks > 1 or len(parts) > _FILLED:
+            raise InvalidInputError(
+                f"rows that come once are written by one process, to {_FILLED} partitions at most; "
+                f"these are {self.ranks} ranks and {len(self._manifest.partitions)} partitions: "
+                "load a plain store, then copy it with tierstore.distributed.save"
+            )
+        spec = dataclasses.replace(spec.bound(name), sparse=False)
+        shard = self._parts.shard(spec.rows)
+        of_part = of_partition(spec, shard)
+        scalars = {} if known is None else known.scalars
+        stays = known is not None and keys is None and known.spec.rows == spec.rows
+        of_whole = known if known is not None and stays else TableInfo(spec, "")
+        written = None if keys is None else _Keys(self, name, keys, spec.rows)
+        report = Overall(progress, spec.rows)
+        made = _Made(self, name, (shard, spec, blocks, report), written)
 
-    own = dataclasses.replace(of_part, rows=len(shard))
-    rows = spec.rows if changed is None else changed
-    _change(store, "replace" if known else "create", {name: own}, replace, lambda: rows, made)
+        def replace() -> dict[str, TableInfo]:
+            made.adopt()
+            report.finish()
+            if name in self._tables:
+                self._tables[name]._extent.epoch.end(REPLACED, names=True)
+            info = dataclasses.replace(of_whole, spec=as_kept(spec), scalars=scalars)
+            return {name: info if written is None else written.named_by(info)}
+
+        own = dataclasses.replace(of_part, rows=len(shard))
+        rows = spec.rows if changed is None else changed
+        self._change("replace" if known else "create", {name: own}, replace, lambda: rows, made)
+
+    def add_fields(
+        self, name: str, fields: Mapping[str, Field], *, progress: Progress | None = None
+    ) -> None:
+        """Add fields to every record of a table, as `Store.add_fields` does. Collective.
+
+        A commit of its own. `progress` is called with what this rank has done and has to do. Raises
+        ExistsError for a field that already exists.
+        """
+        self.alter_tables({name: {"add": fields}}, progress=progress)
+
+    def drop_fields(
+        self, name: str, fields: Iterable[str], *, progress: Progress | None = None
+    ) -> None:
+        """Remove fields from every record of a table, as `Store.drop_fields` does. Collective.
+
+        A commit of its own. Raises UnknownNameError for a field that does not exist.
+        """
+        self.alter_tables({name: {"drop": list(fields)}}, progress=progress)
+
+    def alter_tables(
+        self, changes: Mapping[str, Mapping[str, Any]], *, progress: Progress | None = None
+    ) -> None:
+        """Alter several tables in one commit, as `Store.alter_tables` does. Collective.
+
+        The first values of fields that are added must be constant.
+        """
+        self._agree("alter tables", {"changes": repr({k: dict(v) for k, v in changes.items()})})
+        added = {name: dict(change.get("add", {})) for name, change in changes.items()}
+        for name, fields in added.items():
+            table = self[name]
+            for field, item in fields.items():
+                if field in table.fields:
+                    raise ExistsError(f"table {table.name!r} already has a field {field!r}")
+                if item.init is not None and not isinstance(item.init, Constant):
+                    raise InvalidInputError(
+                        f"field {field!r} of table {table.name!r}: fields that are added to a "
+                        "partitioned store start from a constant; write other values afterwards"
+                    )
+
+        def alter() -> dict[str, TableInfo]:
+            parts = self._parts.stores
+            report = Overall(progress, len(parts) * sum(parts[0][name].rows for name in changes))
+            for part in parts:
+                part.alter_tables(changes, progress=report)
+                report.passed(sum(part[name].rows for name in changes))
+            report.finish()
+            return {
+                name: _with_fields(self._manifest.tables[name], parts[0][name].spec, added[name])
+                for name in changes
+            }
+
+        specs = {
+            name: _altered(self._tables[name].spec, changes[name], added[name]) for name in added
+        }
+
+        def rows() -> int:
+            return sum(self._rows_here(name) for name in changes)
+
+        self._change("alter", specs, alter, rows)
+
+    def grow(
+        self,
+        name: str,
+        rows: int,
+        *,
+        init: Initializer | float | None = None,
+        keys: Sequence[Any] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Grow a table to `rows` rows, as `Store.grow` does; a commit of its own. Collective.
+
+        New rows are those that a plain store would have, to the bit; without a seed, that of the
+        first rank counts. Where rows have external keys, every rank gives the same `keys` for the
+        new ones.
+        """
+        rows = whole_number("rows", rows)
+        init = as_initializer(init)
+        self._agree("grow a table", {"name": name, "rows": rows, "init": init and init.text})
+        self[name]
+        info = self._manifest.tables[name]
+        if rows < info.spec.rows:
+            raise InvalidInputError(
+                f"a table cannot shrink: {counted(info.spec.rows, 'row')} to {rows}"
+            )
+        spec = dataclasses.replace(info.spec, rows=rows, chunk_rows=None)
+        if init is not None:
+            first, item = next(iter(spec.fields.items()))
+            bound = init.bound(name, (rows, item.dim))
+            if init.text:  # one seed for all ranks
+                bound = self._ranks.gather("draw the same values", bound)[0]
+            fields = {**spec.fields, first: dataclasses.replace(item, init=bound)}
+            spec = dataclasses.replace(spec, fields=fields, init=None)
+        self._extend_all(name, spec, lambda: initial_records(spec, info.spec.rows), keys, progress)
+
+    def append(
+        self,
+        name: str,
+        rows: Any,
+        *,
+        keys: Sequence[Any] | None = None,
+        progress: Progress | None = None,
+    ) -> range:
+        """Append rows with values to a table and return their ids, as `Store.append` does.
+
+        Collective, and a commit of its own. Every rank gives the same rows, and the same `keys`
+        where rows have external keys.
+        """
+        self._agree("append rows", {"name": name})
+        table, ranks = self._tables[self[name].name], self._ranks
+        records = np.empty((0, table.spec.layout.record_bytes), np.uint8)
+
+        def read() -> str:
+            nonlocal records
+            records = records_of(table, rows)
+            return hashlib.blake2b(records.tobytes()).hexdigest()
+
+        if len(set(ranks.together("read the rows", read))) > 1:
+            raise InvalidInputError(
+                f"ranks disagree on the rows to append to table {name!r}: every rank gives the same"
+            )
+        spec = self._manifest.tables[name].spec
+        ids = range(spec.rows, spec.rows + len(records))
+        larger = dataclasses.replace(spec, rows=ids.stop, chunk_rows=None)
+        self._extend_all(name, larger, lambda: iter([records]), keys, progress)
+        return ids
+
+    def rename(
+        self, name: str, new: str, *, progress: Progress | None = None
+    ) -> Table | DistributedTable | DistributedKeyedTable:
+        """Rename a table and return it, as `Store.rename` does; a commit of its own. Collective.
+
+        The rows are copied. Table objects of the old name are closed.
+        """
+        check_name(new)
+        self._agree("rename a table", {"name": name, "new": new})
+        table, info = self[name], self._manifest.tables[name]
+        if new in self:
+            raise ExistsError(f"{self.path} already has a table {new!r}; choose another name")
+        keys = None
+        if info.spec.keys is None:
+            keys = self._on_each("read the keys", lambda: as_stored(table.keys))
+        written = None if keys is None else _Keys(self, new, keys, info.spec.rows)
+
+        def renamed() -> dict[str, TableInfo]:
+            parts = self._parts.stores
+            report = Overall(progress, sum(part[name].spec.rows for part in parts))
+            for part in parts:
+                rows = part[name].spec.rows
+                part.rename(name, new, progress=report)
+                report.passed(rows)
+            report.finish()
+            moved = dataclasses.replace(info, spec=dataclasses.replace(info.spec, sparse=False))
+            return {new: moved if written is None else written.named_by(moved)}
+
+        own = dataclasses.replace(self._tables[name].spec, sparse=False)
+        self._change("rename", {new: own}, renamed, _none, written, drop=[name])
+        found: Table | DistributedTable | DistributedKeyedTable = self[new]
+        return found
+
+    def drop(self, name: str) -> None:
+        """Remove a table, as `Store.drop` does; a commit of its own. Collective.
+
+        Older versions keep it.
+        """
+        self._agree("drop a table", {"name": name})
+        self[name]
+
+        def dropped() -> dict[str, TableInfo]:
+            for part in self._parts.stores:
+                part.drop(name)
+            return {}
+
+        self._change("drop", {}, dropped, _none, drop=[name])
+
+    def set_keys(
+        self, name: str, keys: Sequence[Any] | None, *, progress: Progress | None = None
+    ) -> None:
+        """Set external keys for all rows of a table, as `Store.set_keys` does, or remove them.
+
+        Collective, and a commit of its own. Every rank gives the same keys. `progress(done, total)`
+        is called when they are written.
+        """
+        self._agree("set keys", {"name": name, "count": None if keys is None else len(keys)})
+        self[name]
+        info, ranks = self._manifest.tables[name], self._ranks
+        if info.spec.keys is not None:
+            raise InvalidInputError(f"table {name!r} is by key: its keys come with their rows")
+        written = _Keys(self, name, keys, info.spec.rows)
+        with self._door.use(write=True), self._closed_when_broken():
+            ranks.together("check that it can set keys", lambda: self._check_clean("set keys"))
+            draft = self._root.draft()
+            with self._or_back("set keys", written.remove):
+                written.write(progress)
+                named = self._prepared({name: written.named_by(info)}, draft)
+                prepared = agreed(ranks.gather("set keys", named))
+                self._publish(prepared, draft)
+            self._published(prepared)
+
+    def _on_each(self, what: str, work: Callable[[], T]) -> T:
+        """Do something on every rank, and return what it returned here, and nowhere else."""
+        found: list[T] = []
+        with self._closed_when_broken():
+            self._ranks.together(what, lambda: found.append(work()))
+        return found[0]
+
+    def _extend_all(
+        self,
+        name: str,
+        spec: TableSpec,
+        blocks: Callable[[], Iterator[Records]],
+        keys: Sequence[Any] | None,
+        progress: Progress | None,
+    ) -> None:
+        """Make a table match a spec; `blocks` yields the records of the rows that it lacks.
+
+        `keys` are theirs, where the rows of the table have keys.
+        """
+        info, rows = self._manifest.tables[name], spec.rows
+        if info.spec.keys is not None:
+            raise InvalidInputError(f"table {name!r} is by key: write the rows of new keys")
+        more = rows - info.spec.rows
+        every = self._on_each("read the keys", lambda: more_keys(self[name], more, keys))
+        written = None if every is None else _Keys(self, name, every, rows)
+
+        def grown() -> dict[str, TableInfo]:
+            report = Overall(progress, len(self._parts.stores) * self._parts.shard(rows).blocks)
+            for part, at, records in self._new_in_parts(spec, info.spec.rows, blocks):
+                _extend(part, name, self._parts.shard(rows).blocks, at, records, report)
+                report.passed(self._parts.shard(rows).blocks)
+            report.finish()
+            larger = dataclasses.replace(info, spec=as_kept(spec))
+            return {name: larger if written is None else written.named_by(larger)}
+
+        own = dataclasses.replace(self._tables[name].spec, rows=len(self._parts.shard(rows)))
+        self._change("grow", {name: own}, grown, lambda: more if self.rank == 0 else 0, written)
+
+    def _new_in_parts(
+        self,
+        spec: TableSpec,
+        start: int,
+        blocks: Callable[[], Iterator[Records]],
+    ) -> Iterator[tuple[Store, Rows, Records]]:
+        """Yield each partition of this rank, its rows from the id `start` on, and their records.
+
+        Records of some partitions are held at a time, and all records are made for these.
+        """
+        parts, shard = self._parts.numbered(), self._parts.shard(spec.rows)
+        new = shard.blocks - start // shard.partitions
+        some = max(1, _HELD_BYTES // max(1, new * spec.layout.record_bytes))
+        for first in range(0, len(parts), some):
+            held = parts[first : first + some]
+            of = _new_records(spec, start, blocks(), shard, [number for number, _ in held])
+            for number, part in held:
+                yield part, *of.pop(number)
+
+    def _rows_here(self, name: str) -> int:
+        """Return the rows of a table, counted on this rank so that all ranks add them up to."""
+        spec = self._manifest.tables[name].spec
+        if spec.keys is None:
+            return spec.rows if self.rank == 0 else 0
+        return sum(part[name].rows for part in self._parts.stores)
+
+    def _change(
+        self,
+        what: str,
+        specs: Mapping[str, TableSpec],
+        work: Callable[[], dict[str, TableInfo]],
+        rows: Callable[[], int],
+        ahead: _Ahead | None = None,
+        drop: Collection[str] = (),
+    ) -> None:
+        """Have every rank change its partitions, and publish what `work` returns of the tables.
+
+        `rows` counts after it the rows that are new or others, which the ranks add up. `ahead` is
+        written before the tables change. `specs` are those of the changed tables on this rank,
+        without those to `drop`. Raises InvalidInputError unless all is committed, CapacityError for
+        too small a budget; then nothing was changed.
+        """
+        ranks = self._ranks
+
+        def check() -> None:
+            self._check_clean(f"{what} {named('table', [*(drop or specs)])}")
+            before = {name: each.spec for name, each in self._tables.items() if name not in drop}
+            self._spaces.check_fit({**before, **specs})
+
+        with self._door.use(write=True), self._closed_when_broken():
+            ranks.together(f"check that it can {what} its tables", check)
+            draft = self._root.draft()
+
+            def change() -> Any:
+                self._spaces.vacate([*specs, *drop])
+                prepared = self._prepared(work(), draft)
+                return prepared._replace(written=prepared.written._replace(rows=rows()))
+
+            with self._or_back(f"{what} its tables", ahead.remove if ahead else None):
+                if ahead is not None:
+                    ahead.write()
+                prepared = agreed(ranks.together(f"{what} its partitions", change))
+                self._publish(prepared, draft, drop)
+            self._published(prepared, drop, self._place)
 
 
 class _Ahead(Protocol):
@@ -194,7 +495,7 @@ class _Made:
 
     def __init__(
         self,
-        store: DistributedStore,
+        store: Committing,
         name: str,
         what: tuple[Shard, TableSpec, Iterable[Records], Progress | None],
         keys: _Keys | None,
@@ -243,9 +544,7 @@ class _Made:
 class _Keys:
     """External keys of all rows of a table, in a generation that a coming version names."""
 
-    def __init__(
-        self, store: DistributedStore, name: str, keys: Sequence[Any] | None, rows: int
-    ) -> None:
+    def __init__(self, store: Committing, name: str, keys: Sequence[Any] | None, rows: int) -> None:
         """Prepare to write keys for so many rows; raises where ranks have others. Collective."""
         ranks = store._ranks
         if len(set(ranks.together("read the keys", lambda: _digest(keys)))) > 1:
@@ -280,134 +579,6 @@ class _Keys:
         self._store._root.remove_keys(self._name, self._generation)
 
 
-def rename(store: DistributedStore, name: str, new: str, progress: Progress | None = None) -> None:
-    """Give a table another name; see `DistributedStore.rename`."""
-    check_name(new)
-    store._agree("rename a table", {"name": name, "new": new})
-    table, info = store[name], store._manifest.tables[name]
-    if new in store:
-        raise ExistsError(f"{store.path} already has a table {new!r}; choose another name")
-    keys = None
-    if info.spec.keys is None:
-        keys = _on_each(store, "read the keys", lambda: as_stored(table.keys))
-    written = None if keys is None else _Keys(store, new, keys, info.spec.rows)
-
-    def renamed() -> dict[str, TableInfo]:
-        parts = store._parts.stores
-        report = Overall(progress, sum(part[name].spec.rows for part in parts))
-        for part in parts:
-            rows = part[name].spec.rows
-            part.rename(name, new, progress=report)
-            report.passed(rows)
-        report.finish()
-        moved = dataclasses.replace(info, spec=dataclasses.replace(info.spec, sparse=False))
-        return {new: moved if written is None else written.named_by(moved)}
-
-    own = dataclasses.replace(store._tables[name].spec, sparse=False)
-    _change(store, "rename", {new: own}, renamed, _none, written, drop=[name])
-
-
-def drop(store: DistributedStore, name: str) -> None:
-    """Remove a table; see `DistributedStore.drop`."""
-    store._agree("drop a table", {"name": name})
-    store[name]
-
-    def dropped() -> dict[str, TableInfo]:
-        for part in store._parts.stores:
-            part.drop(name)
-        return {}
-
-    _change(store, "drop", {}, dropped, _none, drop=[name])
-
-
-def grow(
-    store: DistributedStore,
-    name: str,
-    rows: int,
-    init: Initializer | float | None = None,
-    keys: Sequence[Any] | None = None,
-    progress: Progress | None = None,
-) -> None:
-    """Grow a table; see `DistributedStore.grow`."""
-    init = as_initializer(init)
-    store._agree("grow a table", {"name": name, "rows": rows, "init": init and init.text})
-    store[name]
-    info = store._manifest.tables[name]
-    if rows < info.spec.rows:
-        raise InvalidInputError(
-            f"a table cannot shrink: {counted(info.spec.rows, 'row')} to {rows}"
-        )
-    spec = dataclasses.replace(info.spec, rows=rows, chunk_rows=None)
-    if init is not None:
-        first, item = next(iter(spec.fields.items()))
-        bound = init.bound(name, (rows, item.dim))
-        if init.text:  # one seed for all ranks
-            bound = store._ranks.gather("draw the same values", bound)[0]
-        fields = {**spec.fields, first: dataclasses.replace(item, init=bound)}
-        spec = dataclasses.replace(spec, fields=fields, init=None)
-    _extend_all(store, name, spec, lambda: initial_records(spec, info.spec.rows), keys, progress)
-
-
-def append(
-    store: DistributedStore,
-    name: str,
-    rows: Any,
-    keys: Sequence[Any] | None = None,
-    progress: Progress | None = None,
-) -> range:
-    """Append rows to a table; see `DistributedStore.append`."""
-    store._agree("append rows", {"name": name})
-    table, ranks = store._tables[store[name].name], store._ranks
-    records = np.empty((0, table.spec.layout.record_bytes), np.uint8)
-
-    def read() -> str:
-        nonlocal records
-        records = records_of(table, rows)
-        return hashlib.blake2b(records.tobytes()).hexdigest()
-
-    if len(set(ranks.together("read the rows", read))) > 1:
-        raise InvalidInputError(
-            f"ranks disagree on the rows to append to table {name!r}: every rank gives the same"
-        )
-    spec = store._manifest.tables[name].spec
-    ids = range(spec.rows, spec.rows + len(records))
-    larger = dataclasses.replace(spec, rows=ids.stop, chunk_rows=None)
-    _extend_all(store, name, larger, lambda: iter([records]), keys, progress)
-    return ids
-
-
-def set_keys(
-    store: DistributedStore,
-    name: str,
-    keys: Sequence[Any] | None,
-    progress: Progress | None = None,
-) -> None:
-    """Set or remove external keys; see `DistributedStore.set_keys`."""
-    store._agree("set keys", {"name": name, "count": None if keys is None else len(keys)})
-    store[name]
-    info, ranks = store._manifest.tables[name], store._ranks
-    if info.spec.keys is not None:
-        raise InvalidInputError(f"table {name!r} is by key: its keys come with their rows")
-    written = _Keys(store, name, keys, info.spec.rows)
-    with store._door.use(write=True), store._closed_when_broken():
-        ranks.together("check that it can set keys", lambda: store._check_clean("set keys"))
-        draft = store._root.draft()
-        with store._or_back("set keys", written.remove):
-            written.write(progress)
-            named = store._prepared({name: written.named_by(info)}, draft)
-            prepared = agreed(ranks.gather("set keys", named))
-            store._publish(prepared, draft)
-        store._published(prepared)
-
-
-def _on_each(store: DistributedStore, what: str, work: Callable[[], T]) -> T:
-    """Do something on every rank, and return what it returned here, which no other rank gets."""
-    found: list[T] = []
-    with store._closed_when_broken():
-        store._ranks.together(what, lambda: found.append(work()))
-    return found[0]
-
-
 def _digest(keys: Sequence[Any] | None) -> str:
     """Return what distinguishes keys from others."""
     if keys is None:
@@ -415,58 +586,6 @@ def _digest(keys: Sequence[Any] | None) -> str:
     values = given(keys)
     parts = (values.offsets, values.blob) if isinstance(values, Texts) else (values,)
     return hashlib.blake2b(b"".join(each.tobytes() for each in parts)).hexdigest()
-
-
-def _extend_all(
-    store: DistributedStore,
-    name: str,
-    spec: TableSpec,
-    blocks: Callable[[], Iterator[Records]],
-    keys: Sequence[Any] | None,
-    progress: Progress | None,
-) -> None:
-    """Make a table match a spec; `blocks` yields the records of the rows that it lacks.
-
-    `keys` are theirs, where the rows of the table have keys.
-    """
-    info, rows = store._manifest.tables[name], spec.rows
-    if info.spec.keys is not None:
-        raise InvalidInputError(f"table {name!r} is by key: write the rows of new keys")
-    more = rows - info.spec.rows
-    every = _on_each(store, "read the keys", lambda: more_keys(store[name], more, keys))
-    written = None if every is None else _Keys(store, name, every, rows)
-
-    def grown() -> dict[str, TableInfo]:
-        report = Overall(progress, len(store._parts.stores) * store._parts.shard(rows).blocks)
-        for part, at, records in _new_in_parts(store, spec, info.spec.rows, blocks):
-            _extend(part, name, store._parts.shard(rows).blocks, at, records, report)
-            report.passed(store._parts.shard(rows).blocks)
-        report.finish()
-        larger = dataclasses.replace(info, spec=as_kept(spec))
-        return {name: larger if written is None else written.named_by(larger)}
-
-    own = dataclasses.replace(store._tables[name].spec, rows=len(store._parts.shard(rows)))
-    _change(store, "grow", {name: own}, grown, lambda: more if store.rank == 0 else 0, written)
-
-
-def _new_in_parts(
-    store: DistributedStore,
-    spec: TableSpec,
-    start: int,
-    blocks: Callable[[], Iterator[Records]],
-) -> Iterator[tuple[Store, Rows, Records]]:
-    """Yield each partition of this rank with its rows from the id `start` on, and their records.
-
-    Records of some partitions are held at a time, and all records are made for these.
-    """
-    parts, shard = store._parts.numbered(), store._parts.shard(spec.rows)
-    new = shard.blocks - start // shard.partitions
-    some = max(1, _HELD_BYTES // max(1, new * spec.layout.record_bytes))
-    for first in range(0, len(parts), some):
-        held = parts[first : first + some]
-        of = _new_records(spec, start, blocks(), shard, [number for number, _ in held])
-        for number, part in held:
-            yield part, *of.pop(number)
 
 
 def _new_records(
@@ -525,14 +644,6 @@ def _extend(
     )
 
 
-def _rows_here(store: DistributedStore, name: str) -> int:
-    """Return the rows of a table, counted on this rank so that all ranks add them up to."""
-    spec = store._manifest.tables[name].spec
-    if spec.keys is None:
-        return spec.rows if store.rank == 0 else 0
-    return sum(part[name].rows for part in store._parts.stores)
-
-
 def _none() -> int:
     return 0
 
@@ -556,43 +667,3 @@ def _with_fields(info: TableInfo, now: TableSpec, added: Mapping[str, Field]) ->
     return dataclasses.replace(
         info, spec=dataclasses.replace(now, rows=info.spec.rows, fields=fields)
     )
-
-
-def _change(
-    store: DistributedStore,
-    what: str,
-    specs: Mapping[str, TableSpec],
-    work: Callable[[], dict[str, TableInfo]],
-    rows: Callable[[], int],
-    ahead: _Ahead | None = None,
-    drop: Collection[str] = (),
-) -> None:
-    """Have every rank change its partitions, and publish what `work` returns of the tables.
-
-    `rows` counts after it the rows that are new or others, which the ranks add up. `ahead` is
-    written before the tables change. `specs` are those of the changed tables on this
-    rank, without those to `drop`. Raises InvalidInputError unless all is committed, CapacityError
-    for too small a budget; then nothing was changed.
-    """
-    ranks = store._ranks
-
-    def check() -> None:
-        store._check_clean(f"{what} {named('table', [*(drop or specs)])}")
-        before = {name: each.spec for name, each in store._tables.items() if name not in drop}
-        store._spaces.check_fit({**before, **specs})
-
-    with store._door.use(write=True), store._closed_when_broken():
-        ranks.together(f"check that it can {what} its tables", check)
-        draft = store._root.draft()
-
-        def change() -> Any:
-            store._spaces.vacate([*specs, *drop])
-            prepared = store._prepared(work(), draft)
-            return prepared._replace(written=prepared.written._replace(rows=rows()))
-
-        with store._or_back(f"{what} its tables", ahead.remove if ahead else None):
-            if ahead is not None:
-                ahead.write()
-            prepared = agreed(ranks.together(f"{what} its partitions", change))
-            store._publish(prepared, draft, drop)
-        store._published(prepared, drop, store._place)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
-from tierstore.distributed.store import sharing
+from tierstore.distributed.committing import sharing
 from tierstore.errors import FOR_RANKS, InvalidInputError
 
 in_group: Callable[[], bool] = dist.is_initialized if dist.is_available() else bool

@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table, unmoving
 from tierstore._tiers.base import UNDONE
+from tierstore.distributed.committing import sharing
 from tierstore.distributed.ranks import Ranks, Squares
-from tierstore.distributed.store import sharing
 from tierstore.errors import (
     ClosedError,
     InvalidInputError,
