@@ -38,7 +38,7 @@ class DistributedJointTable(OfRanks):
         self.tables: tuple[DistributedTable, ...] = tuple(tables)
         self.shard = JointTable([table.shard for table in tables])
         first = tables[0]
-        self.average = first.average
+        self.average: bool = first.average
         self._place = first.place
         self._ranks = first.exchange.ranks
         self._exchange = Exchange(self._ranks, self.shard.name, self._owners_now)
