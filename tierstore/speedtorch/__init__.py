@@ -16,12 +16,12 @@ differences from SpeedTorch, and the equivalents for new code.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tierstore._store.store import Store
 from tierstore._tiers.gpu.device import Device
 from tierstore.budget import Budget
-from tierstore.errors import InvalidInputError, TierStoreError, needs
+from tierstore.errors import InvalidInputError, needs
 from tierstore.spec import DeviceName
 
 with needs("torch", "torch", "this needs PyTorch"):
@@ -46,18 +46,9 @@ __all__ = [
     "ModelFactoryMM",
     "OptimizerFactory",
     "OptimizerFactoryMM",
-    "PMemory",
-    "PMemoryMM",
     "PytorchCOM",
     "PytorchModelFactory",
     "PytorchOptimizerFactory",
-    "_CPUPytorchCommon",
-    "_Common",
-    "_CommonMM",
-    "_GPUPytorchCommon",
-    "_PytorchCommon",
-    "my_pinned_allocator",
-    "my_pinned_allocatorMM",
 ]
 
 
@@ -551,38 +542,3 @@ class GPUPytorchOptimizerFactory(_GPUPytorchCommon, TorchOptimizer):
 
 class GPUPytorchCOM(_GPUPytorchCommon, TorchCounts):
     """Counts of pairs of classes on the GPU; see `COM`."""
-
-
-class ReplacedError(TierStoreError, NotImplementedError):
-    """A name of SpeedTorch that was replaced; the message names the replacement."""
-
-
-def _replaced(name: str) -> NoReturn:
-    raise ReplacedError(
-        f"{name} replaced CuPy's allocator for the whole process; tierstore does not: pass "
-        "CPUPinn=True for a table in pinned memory, and use cupyx.empty_pinned for other arrays"
-    )
-
-
-class PMemory:
-    """In SpeedTorch, pinned memory for CuPy; raises ReplacedError."""
-
-    def __init__(self, size: int) -> None:
-        _replaced("PMemory")
-
-
-class PMemoryMM:
-    """In SpeedTorch, a copy of PMemory; raises ReplacedError."""
-
-    def __init__(self, size: int) -> None:
-        _replaced("PMemoryMM")
-
-
-def my_pinned_allocator(bsize: int) -> Any:
-    """Raise ReplacedError; in SpeedTorch, an allocator for CuPy."""
-    _replaced("my_pinned_allocator")
-
-
-def my_pinned_allocatorMM(bsize: int) -> Any:
-    """Raise ReplacedError; in SpeedTorch, a copy of `my_pinned_allocator`."""
-    _replaced("my_pinned_allocatorMM")
