@@ -166,7 +166,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         `TieredEmbeddingCollection` raises.
         """
         if torch.compiler.is_compiling():
-            found = graphs.pool(self, self._given(features))
+            found = self._in_graph(features)
             return FeatureBags(list(found), list(found.values()), None)
         plan, (whole, *each) = self._pool(features, apart=True)
         return FeatureBags(plan.order, each, whole)
@@ -177,8 +177,15 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         It is `self(features).cat()`, with no work for single features: all of them are trained.
         """
         if torch.compiler.is_compiling():
-            return torch.cat(list(graphs.pool(self, self._given(features)).values()), 1)
+            return torch.cat(list(self._in_graph(features).values()), 1)
         return self._pool(features, apart=False)[1][0]
+
+    def _in_graph(self, features: Any) -> dict[str, Tensor]:
+        """Do what `forward` does within a graph, in the collection's order."""
+        given = self._given(features)
+        order = [name for name in self._sources if name in given]
+        found = graphs.pool(self._by_layer(order), given, self.padding, self.modes)
+        return {name: found[name] for name in order}
 
     def _pool(self, features: Any, *, apart: bool) -> tuple[_Plan, Sequence[Tensor]]:
         """Return the plan of the columns, all columns, and those of each feature if `apart`."""

@@ -221,12 +221,10 @@ class TieredEmbeddingCollection(torch.nn.Module):
         if is_keyed(features):
             names = tuple(features.keys())
             pieces = features.values().split(lengths_of(features, len(names)))
-            return graphs.look_up(
-                self, {name: Given(ids) for name, ids in zip(names, pieces, strict=True)}
-            )
-        found = graphs.look_up(
-            self, {name: Given(plain(name, ids).reshape(-1)) for name, ids in features.items()}
-        )
+            keyed = {name: Given(ids) for name, ids in zip(names, pieces, strict=True)}
+            return graphs.look_up(self._by_layer(names), keyed, self.padding)
+        given = {name: Given(plain(name, ids).reshape(-1)) for name, ids in features.items()}
+        found = graphs.look_up(self._by_layer(list(given)), given, self.padding)
         return {name: rows.view(*features[name].shape, -1) for name, rows in found.items()}
 
     def _numbered(self, features: Any, *, add: bool = True) -> tuple[Any, dict[str, FirstRows]]:
@@ -341,6 +339,24 @@ class TieredEmbeddingCollection(torch.nn.Module):
                 f"there is no feature {feature!r}; the collection has {', '.join(self._places)}"
             )
         return found
+
+    def _by_layer(self, names: Sequence[str]) -> list[tuple[JointLayer, Features]]:
+        """Return each layer with those of the features that it looks up, for a graph."""
+        own: dict[int, list[str]] = {}
+        for name in names:
+            if name in self._by_key:
+                raise InvalidInputError(
+                    f"feature {name!r} is by key: keys are looked up outside of torch.compile, so "
+                    "keep this collection out of it"
+                )
+            own.setdefault(self._place(name)[0], []).append(name)
+        return [
+            (
+                self._layer(group),
+                Features(tuple(some), tuple([self._place(name)[1] for name in some])),
+            )
+            for group, some in own.items()
+        ]
 
     def _layer(self, group: int) -> JointLayer:
         layer = self._modules["groups"]._modules[str(group)]  # `self.groups[group]` is ten calls

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,9 +18,8 @@ from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import compiling
 from tierstore.nn.compiling import Asked
 
-if TYPE_CHECKING:
-    from tierstore.nn.bags import TieredEmbeddingBagCollection
-    from tierstore.nn.collection import TieredEmbeddingCollection
+Layers: TypeAlias = Sequence[tuple[Any, Features]]
+"""Each layer with the features that it looks up."""
 
 
 class Given(NamedTuple):
@@ -37,58 +36,42 @@ class Given(NamedTuple):
     weights: Tensor | None = None
 
 
-def look_up(collection: TieredEmbeddingCollection, given: Mapping[str, Given]) -> dict[str, Tensor]:
-    """Return the rows of each feature, `(n, dim)`."""
+def look_up(
+    layers: Layers, given: Mapping[str, Given], padding: Mapping[str, int]
+) -> dict[str, Tensor]:
+    """Return the rows of each feature, `(n, dim)`; `padding` names the ids that have none."""
     found: dict[str, Tensor] = {}
-    for layer, features in _by_layer(collection, list(given)):
+    for layer, features in layers:
         names = features.names
         ids, lengths = _joined(given, names)
-        asked = Asked(features, lengths, [collection.padding.get(name, -1) for name in names])
+        asked = Asked(features, lengths, [padding.get(name, -1) for name in names])
         rows = compiling.look_up(ids, layer, asked)
         found.update(zip(names, rows.split(lengths), strict=True))
     return {name: found[name] for name in given}
 
 
-def pool(collection: TieredEmbeddingBagCollection, given: Mapping[str, Given]) -> dict[str, Tensor]:
-    """Return the pooled row of each bag, by feature, `(batch, dim)`, in the collection's order."""
-    order = [name for name in collection._sources if name in given]
-    parts = _by_layer(collection, order)
+def pool(
+    layers: Layers,
+    given: Mapping[str, Given],
+    padding: Mapping[str, int],
+    modes: Mapping[str, str],
+) -> dict[str, Tensor]:
+    """Return the pooled row of each bag, by feature, `(batch, dim)`, layer by layer."""
     found: dict[str, Tensor] = {}
-    if not parts:
+    if not layers:
         raise InvalidInputError("a call needs the bags of at least one feature")
-    dtype = parts[0][0]._anchor.dtype
-    for layer, _ in parts:
+    dtype = layers[0][0]._anchor.dtype
+    for layer, _ in layers:
         dtype = torch.promote_types(dtype, layer._anchor.dtype)
-    for layer, features in parts:
+    for layer, features in layers:
         names = features.names
         ids, lengths = _joined(given, names)
         bags = ids, _offsets(given, names, lengths), _weights(given, names)
-        padding = [collection.padding.get(name, -1) for name in names]
-        modes = tuple(collection.modes[name] for name in names)
-        columns = compiling.pool(bags, layer, Asked(features, lengths, padding, modes), dtype)
+        pads = [padding.get(name, -1) for name in names]
+        asked = Asked(features, lengths, pads, tuple([modes[name] for name in names]))
+        columns = compiling.pool(bags, layer, asked, dtype)
         found.update(zip(names, columns.split(layer.embedding_dim, 1), strict=True))
-    return {name: found[name] for name in order}
-
-
-def _by_layer(
-    collection: TieredEmbeddingCollection, names: Sequence[str]
-) -> list[tuple[Any, Features]]:
-    """Return each layer with its features."""
-    own: dict[int, list[str]] = {}
-    for name in names:
-        if name in collection._by_key:
-            raise InvalidInputError(
-                f"feature {name!r} is by key: keys are looked up outside of torch.compile, so keep "
-                "this collection out of it"
-            )
-        own.setdefault(collection._place(name)[0], []).append(name)
-    return [
-        (
-            collection._layer(group),
-            Features(tuple(some), tuple([collection._place(name)[1] for name in some])),
-        )
-        for group, some in own.items()
-    ]
+    return found
 
 
 def _joined(given: Mapping[str, Given], names: Sequence[str]) -> tuple[Tensor, list[int]]:
