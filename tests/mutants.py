@@ -300,6 +300,12 @@ MUTANTS = [
         "        self.before_change()\n",
         "tests/test_concurrency.py",
     ),
+    Mutant(
+        "_tiers/host.py",
+        "self._changes.number += 1  # entries of the map move",
+        "",
+        "tests/test_concurrency.py",
+    ),
     # A commit copies rows while those before are written.
     Mutant(
         "_disk/write_queue.py",

@@ -407,6 +407,43 @@ def test_a_read_without_the_lock_is_not_believed_where_a_record_changed_meanwhil
     assert read_apart(tier, rows, span).tobytes() == read(tier, rows)[:, slice(*span)].tobytes()
 
 
+@pytest.mark.parametrize("at", ["slots are taken", "rows are entered"])
+def test_a_read_without_the_lock_is_not_believed_beside_a_miss(at: str, of_any_size: None) -> None:
+    """Slots that are taken have other records before these have a slot; then the map changes."""
+    copied, go_on = threading.Event(), threading.Event()
+
+    class Slow(ArrayTier):
+        def stream(self, rows: Any) -> Any:
+            for each in super().stream(rows):
+                yield each
+                if rows[0] == 10:
+                    copied.set()
+                    assert go_on.wait(10)
+
+    tier = HostTier(Slow(np.arange(ROWS, dtype=np.uint8)[:, None]), slots=8)
+    for row in range(8):
+        read(tier, np.array([row]))
+    thread = threading.Thread(target=lambda: read(tier, np.array([10, 11])))
+
+    def begin() -> None:
+        thread.start()
+        assert copied.wait(10)
+
+    def end() -> None:
+        go_on.set()
+        thread.join()
+
+    rows = np.array([0, 1]) if at == "slots are taken" else np.array([6, 7])
+    if at == "rows are entered":
+        begin()
+    for _ in range(2):
+        read(tier, rows)
+    Stopped(tier, begin if at == "slots are taken" else end)
+    assert read_apart(tier, rows, (0, 1)) is None
+    end()
+    assert read(tier, rows).ravel().tolist() == rows.tolist()
+
+
 @pytest.mark.parametrize("policy", [lru(), lfu()])
 def test_what_is_read_without_the_lock_is_the_last_to_go(
     policy: PolicySpec, of_any_size: None

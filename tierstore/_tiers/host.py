@@ -760,9 +760,7 @@ class HostTier:
 
         If writing down failed, the changed records stay in their slots.
         """
-        self._changes.number += (
-            1  # entries of the map move: who looks up meanwhile believes nothing
-        )
+        self._changes.number += 1  # entries of the map move
         if sent:
             self.map.bind(rows, room.slots[: rows.size])
             self.map.dirty[room.slots[: rows.size]] = dirty
