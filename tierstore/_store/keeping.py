@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tierstore._disk.manifest import Manifest, Written, is_version_name
@@ -39,6 +40,16 @@ def keep(state: State, folder: Folder, version: int | str, name: str) -> int:
 
     alone_to("keep a version", state, folder, work)
     return state.ledger.names[name]
+
+
+def check_foldable(names: Mapping[str, int], newest: int) -> None:
+    """Raise InvalidInputError if a version that a fold would drop is kept under a name."""
+    for name, version in names.items():
+        if version != newest:
+            raise InvalidInputError(
+                f"version {version} is kept as {name!r}, and a fold drops all but the newest: "
+                f"call store.release({name!r}) or 'tierstore release' first"
+            )
 
 
 def release(state: State, folder: Folder, name: str) -> None:

@@ -52,7 +52,7 @@ from tierstore.errors import (
     VersionError,
 )
 from tierstore.spec import BackendName, check_name
-from tierstore.stats import SpaceInformation, StoreInfo, TierStats, Version, tally
+from tierstore.stats import StoreInfo, TierStats, Version, tally
 
 _NOTHING = Budget(host=0, gpu=0)
 
@@ -181,11 +181,7 @@ class Store(SchemaChanges):
     def info(self) -> StoreInfo:
         """Return information about the tables, files and tiers of the store."""
         with self._door.use():
-            spaces = {space: space.information() for space in self._state.spaces.open}
-            known = {
-                name: table._information(spaces[table._space])
-                for name, table in self._state.tables.items()
-            }
+            known, spaces = self._state.spaces.information()
         return StoreInfo(
             store=str(self.path),
             format=FORMAT,
@@ -195,10 +191,7 @@ class Store(SchemaChanges):
             folded=not any(table.delta_rows for table in known.values())
             and not any(info.deltas for info in self._state.manifest.tables.values()),
             tables=tuple(known.values()),
-            spaces=tuple(
-                SpaceInformation.of([known[extent.table] for extent in space.extents])
-                for space in spaces
-            ),
+            spaces=spaces,
             keep=self._state.manifest.keep,
             names=tuple(self._state.manifest.names),
             payload=tuple(self._state.payload),
@@ -465,12 +458,7 @@ class Store(SchemaChanges):
         state = self._state
         with self._door.use(write=True) as use, state.alone("fold"), use.interruptible():
             state.check_clean("fold")
-            for name, version in state.ledger.names.items():
-                if version != state.manifest.version:
-                    raise InvalidInputError(
-                        f"version {version} is kept as {name!r}, and a fold drops all but the "
-                        f"newest: call store.release({name!r}) or 'tierstore release' first"
-                    )
+            keeping.check_foldable(state.ledger.names, state.manifest.version)
             before = set(state.ledger.versions)
             if not self._folder.fold(state.manifest.version, progress):
                 raise LockedError(

@@ -30,6 +30,7 @@ from tierstore._tiers.base import GONE, REFRESHED, REMOVED, REPLACED, Renewed
 from tierstore._tiers.space import Space
 from tierstore.errors import CorruptStoreError, FormatError, TierStoreError
 from tierstore.spec import TableSpec
+from tierstore.stats import SpaceInformation, TableInformation
 
 _NO_ROWS = np.empty(0, np.int64)
 _EXAMINED_TABLES = 64
@@ -322,6 +323,15 @@ class Spaces:
             for generation in coming.values():
                 generation.close()
             raise
+
+    def information(self) -> tuple[dict[str, TableInformation], tuple[SpaceInformation, ...]]:
+        """Describe the tables, by name, and those that share tiers together."""
+        tiers = {space: space.information() for space in self.open}
+        known = {
+            name: table._information(tiers[table._space]) for name, table in self._tables.items()
+        }
+        spaces = [[known[extent.table] for extent in space.extents] for space in tiers]
+        return known, tuple(map(SpaceInformation.of, spaces))
 
     def _stands(self, group: Iterable[str]) -> bool:
         """Whether an open space holds exactly these tables."""

@@ -60,7 +60,7 @@ from tierstore.errors import (
     warn,
 )
 from tierstore.spec import TableSpec, check_name
-from tierstore.stats import SpaceInformation, StoreInfo, Version
+from tierstore.stats import StoreInfo, Version
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -329,11 +329,7 @@ class Committing(Closing, Mapping[str, Any]):
     def info(self) -> StoreInfo:
         """Return what this rank's share of the store is made of, and the memory of its tiers."""
         with self._door.use():
-            tiers = {space: space.information() for space in self._spaces.open}
-            known = {
-                name: table._information(tiers[table._space])
-                for name, table in self._tables.items()
-            }
+            known, spaces = self._spaces.information()
         return StoreInfo(
             store=str(self.path),
             format=FORMAT,
@@ -342,10 +338,7 @@ class Committing(Closing, Mapping[str, Any]):
             step=self.step,
             folded=not any(table.delta_rows for table in known.values()),
             tables=tuple(known.values()),
-            spaces=tuple(
-                SpaceInformation.of([known[extent.table] for extent in space.extents])
-                for space in tiers
-            ),
+            spaces=spaces,
             keep=self._manifest.keep,
             names=tuple(self._manifest.names),
             payload=tuple(self.payload),

@@ -82,9 +82,8 @@ class Schema(Committing):
             self._created(name, spec, progress)
         elif blocks is None:
             raise InvalidInputError("keys come with the rows, blocks=; see set_keys for others")
-        elif name in self:
-            raise ExistsError(f"{self.path} already has a table {name!r}; choose another name")
         else:
+            self._check_free(name)
             self.replace_table(name, spec, blocks=blocks, keys=keys, progress=progress)
         table: Table | DistributedTable | DistributedKeyedTable = self[name]
         return table
@@ -95,8 +94,7 @@ class Schema(Committing):
         if not isinstance(spec, TableSpec):
             raise InvalidTypeError(f"table {name!r} needs a tierstore.TableSpec, not {spec!r}")
         self._agree("create a table", {"name": name, "spec": shape_of(spec)})
-        if name in self:
-            raise ExistsError(f"{self.path} already has a table {name!r}; choose another name")
+        self._check_free(name)
         spec = same_seeds(self._ranks, {name: spec.bound(name)})[name]
         shard = self._parts.shard(spec.rows)
         of_part = of_partition(spec, shard)
@@ -314,11 +312,10 @@ class Schema(Committing):
         check_name(new)
         self._agree("rename a table", {"name": name, "new": new})
         table, info = self[name], self._manifest.tables[name]
-        if new in self:
-            raise ExistsError(f"{self.path} already has a table {new!r}; choose another name")
+        self._check_free(new)
         keys = None
         if info.spec.keys is None:
-            keys = self._on_each("read the keys", lambda: as_stored(table.keys))
+            keys = self._keys_here(lambda: as_stored(table.keys))
         written = None if keys is None else _Keys(self, new, keys, info.spec.rows)
 
         def renamed() -> dict[str, TableInfo]:
@@ -376,11 +373,15 @@ class Schema(Committing):
                 self._publish(prepared, draft)
             self._published(prepared)
 
-    def _on_each(self, what: str, work: Callable[[], T]) -> T:
-        """Do something on every rank, and return what it returned here, and nowhere else."""
+    def _check_free(self, name: str) -> None:
+        if name in self:
+            raise ExistsError(f"{self.path} already has a table {name!r}; choose another name")
+
+    def _keys_here(self, read: Callable[[], T]) -> T:
+        """Read keys on every rank, and return those that were read here."""
         found: list[T] = []
         with self._closed_when_broken():
-            self._ranks.together(what, lambda: found.append(work()))
+            self._ranks.together("read the keys", lambda: found.append(read()))
         return found[0]
 
     def _extend_all(
@@ -399,7 +400,7 @@ class Schema(Committing):
         if info.spec.keys is not None:
             raise InvalidInputError(f"table {name!r} is by key: write the rows of new keys")
         more = rows - info.spec.rows
-        every = self._on_each("read the keys", lambda: more_keys(self[name], more, keys))
+        every = self._keys_here(lambda: more_keys(self[name], more, keys))
         written = None if every is None else _Keys(self, name, every, rows)
 
         def grown() -> dict[str, TableInfo]:

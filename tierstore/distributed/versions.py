@@ -11,6 +11,7 @@ from typing import Any
 
 from tierstore._disk.manifest import Manifest
 from tierstore._progress import Progress
+from tierstore._store import keeping
 from tierstore._store.options import version_or_name
 from tierstore._store.patching import Change, Patch, PatchInfo, open_patch
 from tierstore._store.pointer import wanted_version
@@ -112,12 +113,7 @@ class Versions(Committing):
 
         def check() -> set[int]:
             self._check_clean("fold")
-            for name, version in manifest.names.items():
-                if version != manifest.version:
-                    raise InvalidInputError(
-                        f"version {version} is kept as {name!r}, and a fold drops all but the "
-                        f"newest: call store.release({name!r}) or 'tierstore release' first"
-                    )
+            keeping.check_foldable(manifest.names, manifest.version)
             return set(self._root.versions())
 
         with self._door.use(write=True), self._closed_when_broken():
