@@ -91,7 +91,7 @@ def test_a_map_is_as_an_array(rows: int, most: float | None) -> None:
         )
     if held is not None:
         assert sum(array.nbytes for array in taken) == found.nbytes == bytes_for(rows, held)
-        assert (found.array is None) == is_hashed(rows, held) == (18 * held + 24 < 4 * rows)
+        assert (found.array is None) == is_hashed(rows, held) == (2 * (24 * held + 24) < 4 * rows)
 
 
 @pytest.mark.parametrize("most", [None, 30])
@@ -110,7 +110,7 @@ def test_a_map_of_more_rows_keeps_its_numbers(most: int | None) -> None:
 
 
 def test_a_map_takes_memory_for_rows_with_a_number() -> None:
-    """Eighteen bytes each and half as much to grow into, until an array by row takes less."""
+    """24 bytes each and half as much to grow into, until an array by row is not twice that."""
     rng, rows = np.random.default_rng(3), 300_000
     found = RowMap(rows)
     found.find(np.arange(rows))
