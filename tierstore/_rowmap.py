@@ -2,8 +2,8 @@
 
 By row the map is an array, four bytes for each row of the table, and looking up takes one access to
 memory. Where few rows have a number it is hashed instead, in entries of twelve bytes that the core
-lays out (`_core/map.h`), of which half are used at most: 24 bytes for each row that has a number. An
-array takes a half to a third of the time, so it may take twice the memory. Zero stands for no
+lays out (`_core/map.h`), of which half are used at most: 24 bytes for each row that has a number.
+An array takes a half to a third of the time, so it may take twice the memory. Zero stands for no
 number, so that a new map needs no filling: the system provides zeroed pages when they are first
 touched.
 """
