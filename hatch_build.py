@@ -1,5 +1,7 @@
 """Build the compiled core: for a wheel or an editable install, or by `python hatch_build.py`.
 
+The README that the package index shows has addresses of the project in place of paths in the tree.
+
 TIERSTORE_CORE_DEBUG=1 checks every index and keeps symbols. TIERSTORE_CORE_TARGET, such as
 aarch64-linux-gnu.2.17, builds for another system with zig, which brings the libraries of each.
 """
@@ -8,6 +10,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import runpy
 import shlex
 import shutil
@@ -18,8 +21,9 @@ from pathlib import Path
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface as Hook
+    from hatchling.metadata.plugin.interface import MetadataHookInterface as MetadataHook
 except ImportError:  # run as a program
-    Hook = object
+    Hook = MetadataHook = object
 
 CORE = Path(__file__).resolve().parent / "tierstore" / "_core"
 FLAGS = ["-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
@@ -105,6 +109,23 @@ class CoreHook(Hook):
         system = f"manylinux_{glibc}_{machine}" if glibc else sysconfig.get_platform()
         tag = f"cp311-abi3-{system.replace('.', '_').replace('-', '_')}"
         build_data.update(tag=tag, pure_python=False)
+
+
+def readme_elsewhere(text, source):
+    """Return a README with paths in the tree as addresses below `source`, pictures as files."""
+    raw = source.replace("github.com", "raw.githubusercontent.com")
+    text = re.sub(r"(!\[[^\]]*\]\()(?!https?:)", rf"\g<1>{raw}/main/", text)
+    return re.sub(r"(\]\()(?!https?:)", rf"\g<1>{source}/blob/main/", text)
+
+
+class ReadmeHook(MetadataHook):
+    """Give the package index the README with addresses, which work there."""
+
+    def update(self, metadata):
+        """Set `readme`."""
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        text = readme_elsewhere(text, metadata["urls"]["Source"])
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
 
 
 if __name__ == "__main__":

@@ -155,9 +155,11 @@ README = {
     "host_read": ("of torch.index_select, 2 threads", "2.4"),
     "cold_reads": ("times LMDB, 32 threads", "2.8"),
     "plan": ("points apart, at most", "1.2"),
-    "gpu_read": ("all hits / F.embedding, 131072 ids, alpha 1.05", "1.03"),
-    "gpu_train_step": ("missing / FBGEMM cached", "0.63"),
+    "gpu_read": ("all hits / F.embedding, 131072 ids, alpha 1.05", "0.97"),
+    "gpu_train_step": ("missing / FBGEMM cached", "1.5"),
 }
+TIMES_AS_LONG = {"gpu_read", "gpu_train_step"}
+"""Whose results say how many times as long something takes; the README, how fast it is."""
 
 
 @pytest.mark.parametrize("name", sorted(README))
@@ -165,6 +167,7 @@ def test_the_figures_of_the_readme_are_those_of_the_results(name):
     """Rounded, or rounded to the worse side; of the last column in bold."""
     ratio, said = README[name]
     found = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["ratios"][ratio]
+    found = 1 / found if name in TIMES_AS_LONG else found
     digits = len(said.partition(".")[2])
     assert abs(found - float(said)) < 10**-digits
     assert f"**{said}**" in (ROOT / "README.md").read_text()
