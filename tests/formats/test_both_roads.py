@@ -93,8 +93,7 @@ def test_digits_that_pyarrow_writes_are_exact(monkeypatch: pytest.MonkeyPatch) -
     for kind, bits in ((np.float32, np.uint32), (np.float64, np.uint64)):
         block = chance.integers(0, np.iinfo(bits).max, (2000, 5), bits).view(kind)
         block[:6] = np.array([0, -0.0, np.inf, -np.inf, np.nan, 2.0**-20])[:, None]
-        text = _arrow.number_lines(block, b";")
-        assert text is not None
+        text = _arrow.lines_of((), block, b";") or b""
         found = np.array([[float(n) for n in row.split(b";")] for row in text.splitlines()])
         assert np.array_equal(found.astype(kind), block, equal_nan=True), kind
         zeros = found == 0
@@ -108,6 +107,21 @@ def test_digits_that_would_be_rounded_twice_are_written_in_full(
     monkeypatch.setattr(_arrow, "MIN_BYTES", 0)
     halfway = np.array([[0x15AE43FD, 0x3F800000]], np.uint32).view(np.float32)
     assert np.float32(float(str(halfway[0, 0]))) != halfway[0, 0], "no longer a case"
-    assert _arrow.number_lines(halfway, b",") is None
+    assert _arrow.lines_of((), halfway, b",") is None
     (text,) = format_rows([b"k"], halfway, b",").splitlines()
     assert np.array_equal(np.array(text.split(b",")[1:], np.float64).astype("f4"), halfway[0])
+
+
+def test_words_stand_before_their_numbers_on_all_roads(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow.csv")
+    monkeypatch.setattr(_arrow, "MIN_BYTES", 0)
+    block = np.array([[0.5, 1.5], [np.nan, -2]], np.float32)
+    for words in ([b"nan", b"e"], [b'"a""b"', b"nan"], ["é".encode(), b""], None):
+        for nan in (b"nan", b"NaN"):
+            numbers = [b"0.5,1.5\n", nan + b",-2\n"]
+            lines = [word + b"," + row for word, row in zip(words or (), numbers, strict=False)]
+            expected = b"".join(lines or numbers)
+            assert format_rows(words, block, b",", nan=nan) == expected
+            with monkeypatch.context() as plain:
+                plain.setattr(_arrow, "MIN_BYTES", 1 << 40)
+                assert format_rows(words, block, b",", nan=nan) == expected

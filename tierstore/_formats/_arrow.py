@@ -8,7 +8,9 @@ lengths.
 from __future__ import annotations
 
 import importlib.util
+import io
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -25,7 +27,8 @@ _MAX_COLUMNS = 4096
 _TRIES = 4
 _MANTISSA = 23
 """Bits of a float32 below its exponent."""
-_NEAR = 2.0**-50
+_NEAR = 2.0**-15
+"""How far a float64 below 2**35 may be from the number that it is the nearest to, and more."""
 _AT_ONCE = 1 << 13
 """Values whose float64 stay in a cache."""
 _EXPONENTS = np.arange(-127, 129)
@@ -111,10 +114,25 @@ class BlockParser:
             return None
 
 
-def number_lines(block: npt.NDArray[Any], sep: bytes) -> bytes | None:
+class _Sink(io.RawIOBase):
+    """Keeps what is written, in the pieces in which it comes."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, piece: Any) -> int:
+        self.written.append(bytes(piece))  # its memory is used again
+        return len(piece)
+
+
+def lines_of(words: Sequence[bytes], block: npt.NDArray[Any], sep: bytes) -> bytes | None:
     """Return the rows of a block as lines of numbers in few digits, or None for the plain writer.
 
-    Readers that parse float64 and round it to float32 get the same float32.
+    Each begins with its word, if there are `words`, of which none has a quote. Readers that parse
+    float64 and round it to float32 get the same float32.
     """
     rows, columns = block.shape
     if block.nbytes < MIN_BYTES or columns > _MAX_COLUMNS or not _installed():
@@ -125,16 +143,21 @@ def number_lines(block: npt.NDArray[Any], sep: bytes) -> bytes | None:
     import pyarrow
     import pyarrow.csv
 
-    names = [str(at) for at in range(columns)]
-    sink = pyarrow.BufferOutputStream()
+    cells = list(np.ascontiguousarray(block.T))
+    if words:
+        cells.insert(0, pyarrow.array(words, pyarrow.binary()))
+    sink = _Sink()
     pyarrow.csv.write_csv(
-        pyarrow.table(list(np.ascontiguousarray(block.T)), names),
+        pyarrow.table(cells, [str(at) for at in range(len(cells))]),
         sink,
         pyarrow.csv.WriteOptions(
-            include_header=False, batch_size=max(1, rows), delimiter=sep.decode()
+            include_header=False,
+            batch_size=max(1, rows),
+            delimiter=sep.decode(),
+            quoting_style="none",
         ),
     )
-    return bytes(sink.getvalue())
+    return b"".join(sink.written)
 
 
 def _may_round_twice(block: npt.NDArray[np.float32]) -> bool:
@@ -151,7 +174,8 @@ def _may_round_twice(block: npt.NDArray[np.float32]) -> bool:
         half = _HALVES[exponents]
         near = bits & ((1 << _MANTISSA) - 1) == 0  # of powers of two one neighbour is nearer
         for middle in (scaled + half, scaled - half):
-            near |= np.abs(middle - np.rint(middle)) <= np.abs(middle) * _NEAR
+            middle -= np.rint(middle)
+            near |= np.abs(middle, out=middle) <= _NEAR
         some = np.unique(values[near & np.isfinite(values) & (bits << 1 != 0)])
         if any(np.float32(float(str(each))) != each for each in some):
             return True

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType
-from tierstore._formats._arrow import BlockParser, number_lines
+from tierstore._formats._arrow import BlockParser, lines_of
 from tierstore._formats._cells import (
     BLANKS,
     MISSING,
@@ -515,17 +515,20 @@ def format_rows(
     Nine significant digits distinguish all float32 values, seventeen all float64 values; pyarrow
     writes fewer where they do.
     """
-    text = number_lines(block, separator)
+    renamed = nan != b"nan" and bool(np.isnan(block).any())
+    apart = words is not None and (renamed or b'"' in b"".join(words))
+    text = lines_of(() if apart else words or (), block, separator)
+    if text is not None and not (apart or renamed):
+        return text
     if text is None:
         number = b"%.17g" if block.dtype.itemsize == 8 else b"%.9g"
         line = separator.join([number] * block.shape[1]) + b"\n"
         text = b"".join([line % tuple(row) for row in block.tolist()])
-    if nan != b"nan" and np.isnan(block).any():
+    if renamed:
         text = text.replace(b"nan", nan)
     if words is None:
         return text
-    lines = text.splitlines(keepends=True)
-    pairs = zip(words, lines, strict=True)
+    pairs = zip(words, text.splitlines(keepends=True), strict=True)
     return b"".join([part for word, line in pairs for part in (word, separator, line)])
 
 
