@@ -1522,6 +1522,54 @@ MUTANTS = [
     ),
     # Formats.
     Mutant(
+        "_formats/_arrow.py",
+        "block.dtype == np.float32 and _may_round_twice(block)",
+        "False",
+        "tests/formats/test_both_roads.py::test_digits_that_would_be_rounded_twice_are_written_in_full",
+    ),
+    Mutant(
+        "_formats/delimited.py",
+        """(renamed or b'"' in b"".join(words))""",
+        "False",
+        "tests/formats/test_both_roads.py::test_words_stand_before_their_numbers_on_all_roads",
+    ),
+    Mutant(
+        "_formats/_cells.py",
+        "if (stop >= ends).any() or (sep == BLANKS and not lengths.all()):",
+        "if sep == BLANKS and not lengths.all():",
+        "tests/formats/test_both_roads.py",
+    ),
+    Mutant(
+        "_formats/joined.py",
+        "if keys is None and each.numbering is None and each.rows:",
+        "if False:",
+        "tests/formats/test_ranges.py::test_files_of_other_rows_are_refused",
+    ),
+    Mutant(
+        "_disk/foreign.py",
+        "rows[at] - (self._ends[number - 1] if number else 0)",
+        "rows[at]",
+        "tests/formats/test_ranges.py::test_ranges_are_attached_as_one",
+    ),
+    Mutant(
+        "_disk/foreign.py",
+        "        for part, _, own in self._divided(rows):\n            part.check(own)\n",
+        "        self._parts[0].check(rows)\n",
+        "tests/formats/test_ranges.py::test_ranges_are_attached_as_one",
+    ),
+    Mutant(
+        "_formats/reading.py",
+        "if each.is_matrix and n not in scales}",
+        "if each.is_matrix}",
+        "tests/formats/test_scales_out.py::test_the_pair_is_attached",
+    ),
+    Mutant(
+        "_formats/__init__.py",
+        "if not format_.holds_scales or len(content.fields) > 1:",
+        "if len(content.fields) > 1:",
+        "tests/formats/test_scales_out.py::test_files_of_one_array_are_refused",
+    ),
+    Mutant(
         "_formats/npy.py",
         "offset=header.nbytes, stored=header.dtype",
         'offset=header.nbytes, stored=header.dtype.newbyteorder("<")',

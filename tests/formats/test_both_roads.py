@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tierstore._formats import _arrow, open_source
+from tierstore._formats._cells import first_cells
 from tierstore._formats.delimited import format_rows
 from tierstore.errors import FormatError
 
@@ -125,3 +126,15 @@ def test_words_stand_before_their_numbers_on_all_roads(monkeypatch: pytest.Monke
             with monkeypatch.context() as plain:
                 plain.setattr(_arrow, "MIN_BYTES", 1 << 40)
                 assert format_rows(words, block, b",", nan=nan) == expected
+
+
+def test_first_cells_are_those_of_plain_lines_alone() -> None:
+    long = b"k" * 100
+    packed = first_cells(b"a,1\n" + long + b",2\n,3\n", ",", 2)
+    assert packed is not None
+    cells, bounds = packed
+    assert (cells, bounds.tolist()) == (b"a" + long, [0, 1, 101, 101])
+    for block in (b"a,1\n\nb,2\n", b"a,1\nb\nc,2\n", b"a,1\nb\n", b'a,1\n"b",2\n', b"a,1\r\nb,2\n"):
+        assert first_cells(block, ",", 2) is None, block
+    for block in (b"a 1\n 2\n", b"a 1\nb c 2\n", b"a\t1\nb 2\n"):
+        assert first_cells(block, " ", 2) is None, block
