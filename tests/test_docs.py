@@ -2,15 +2,18 @@
 
 A block stands by itself: it runs with no names but its own, in an empty directory, and (each night)
 in a process of its own. Those of a page in SAME_DIRECTORY find the files of the blocks before
-them, as these pages say. `sh` blocks of commands alone run in this process; those that need a
+them, as these pages say. Libraries of others that are not installed have stand-ins, or the block is
+left out. `sh` blocks of commands alone run in this process; those that need a
 shell, whose every command is a process, run at night. Blocks without a language are not run: what
 is printed, and what one types to install.
 """
 
 import ast
+import asyncio
 import contextlib
 import doctest
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -28,7 +31,7 @@ import pytest
 from click.testing import CliRunner
 
 import tierstore
-from tests import s3
+from tests import s3, stand_ins
 from tests.every import every
 from tierstore_cli.main import cli
 
@@ -38,6 +41,7 @@ SAME_DIRECTORY = {
     "docs/attach.md",
     "docs/file-format.md",
     "docs/from-speedtorch.md",
+    "docs/how-to/fastapi.md",
     "docs/how-to/nightly.md",
     "docs/how-to/row-memory.md",
     "docs/many-gpus.md",
@@ -55,6 +59,8 @@ FRAMEWORK = re.compile(r"^(?:import|from) (lightning|accelerate)\b", re.MULTILIN
 """Libraries that only `make test-all` installs, and that use what others deprecate."""
 LAZY = "ignore:rows that are not in a batch stay"
 """Blocks train rows as a reader would, who sees the warning once."""
+FRAMES = re.compile(r"^(?:import|from) (pandas|polars|duckdb|pyarrow|tqdm)\b", re.MULTILINE)
+"""Libraries that only `make test-all` installs, and that stay quiet."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -79,13 +85,17 @@ def blocks_of(page: Path) -> list[Block]:
 
 def lacks_libraries(block: Block) -> bool:
     """Whether a block, and not the others of its page, needs a library that is not installed."""
-    names = FRAMEWORK.findall(block.text) + ["torch"] * ("torch" in block.text)
+    names = FRAMEWORK.findall(block.text) + FRAMES.findall(block.text)
+    names += ["pyarrow"] * (".parquet" in block.text) + ["torch"] * ("torch" in block.text)
     return any(importlib.util.find_spec(name) is None for name in names)
 
 
 def run_python(block: Block, page: Path) -> None:
     padding = "\n" * block.line  # so that a traceback names the line of the page
-    with warnings.catch_warnings():
+    with (
+        warnings.catch_warnings(),
+        stand_ins.standing_in(block.text),
+    ):
         if FRAMEWORK.search(block.text):
             warnings.simplefilter("ignore")
         exec(compile(padding + block.text, str(page), "exec"), fresh_module(page))
@@ -172,6 +182,51 @@ def test_the_examples_run(page, tmp_path, monkeypatch):
             assert directive, f"{page.name}, line {block.line}: {block.language}?"
 
 
+def test_the_server_of_fastapi_answers(tmp_path, monkeypatch):
+    """By a stand-in for FastAPI: what its routes return, and that it follows a trainer."""
+    page = ROOT / "docs/how-to/fastapi.md"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "fastapi", stand_ins.fastapi())
+    commands, server = (block for block in blocks_of(page) if block.language)
+    run_commands(commands, page)
+    names = fresh_module(page)
+    exec(compile(server.text, str(page), "exec"), names)
+    routes = names["app"].routes
+
+    async def ask():
+        async with names["app"].lifespan(names["app"]):
+            ann = routes["/user/{key}"]("ann")
+            assert ann["vector"] == [1, 2, 3, 4, 5, 6, 7, 8]
+            near = routes["/near/{key}"]("ann", k=2)
+            assert near["scores"][0] == pytest.approx(1)
+            for route in ("/user/{key}", "/near/{key}"):
+                with pytest.raises(stand_ins.HTTPException) as missing:
+                    routes[route]("zoe")
+                assert missing.value.status_code == 404
+            with tierstore.open("people.tier", "r+") as trainer:
+                trainer["user"].write(["ann"], np.ones((1, 8), np.float32))
+                trainer.commit(step=5)
+            for _ in range(200):
+                if routes["/ready"]()["step"] == 5:
+                    break
+                await asyncio.sleep(0.05)
+            assert routes["/user/{key}"]("ann")["vector"] == [1] * 8
+            assert routes["/ready"]()["version"] > ann["version"]
+            routes["/metrics"]()
+
+    asyncio.run(ask())
+
+
+def test_the_dashboard_asks_for_figures_that_there_are():
+    text = (ROOT / "docs/_static/grafana.json").read_text(encoding="utf-8")
+    with tierstore.create(None, {"item": tierstore.TableSpec(10, 2)}) as store:
+        there = tierstore.stats.prometheus(store)
+    asked = [each["expr"] for panel in json.loads(text)["panels"] for each in panel["targets"]]
+    names = {name for each in asked for name in re.findall(r"tierstore_\w+", each)}
+    assert len(names) >= 8
+    assert [name for name in names if f"# TYPE {name} " not in there] == []
+
+
 @pytest.mark.nightly
 @every_page
 def test_the_examples_need_nothing_of_another_process(page, tmp_path, monkeypatch, request):
@@ -181,6 +236,8 @@ def test_the_examples_need_nothing_of_another_process(page, tmp_path, monkeypatc
     blocks = [block for block in blocks_of(page) if block.language in ("python", "sh")]
     for number, block in enumerate(blocks):
         if ("s3://" in block.text and not bucket) or lacks_libraries(block):
+            continue
+        if stand_ins.missing(block.text):
             continue
         directory = tmp_path / (str(number) if where not in SAME_DIRECTORY else "one")
         directory.mkdir(exist_ok=True)
