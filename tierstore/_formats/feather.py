@@ -7,13 +7,12 @@ which are read in the order of their names. Written files can be mapped into mem
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import IO, Any
 
 from tierstore._formats._columns import ArrowFormat, Columns, in_order
 from tierstore._formats.base import Content
-from tierstore._formats.files import open_input
+from tierstore._formats.files import document, open_input
 from tierstore.budget import JSON_COST, Size
 from tierstore.errors import FormatError
 
@@ -77,10 +76,7 @@ def _data_files(path: Path, memory: Size) -> list[Path]:
     """Return the files of a data set in the order of its state; raises FormatError."""
     with open_input(path / _STATE, memory) as file:
         file.allowance.check(JSON_COST * file.size, f"JSON of {file.size} bytes")
-        try:
-            found: Any = json.loads(file.read_at(0, file.size))
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f"{path / _STATE}: not JSON: {error!s:.200}") from None
+        found = document(path / _STATE, file.read_at(0, file.size))
     state = found if isinstance(found, dict) else {}
     listed = state.get("_data_files")
     if not isinstance(listed, list) or not listed or not all(map(_is_beside, listed)):

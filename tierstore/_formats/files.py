@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import os
 import shutil
 import struct
@@ -262,6 +263,24 @@ def parsing(path: Path, what: str, *errors: type[Exception]) -> Iterator[None]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         reason = "".join(c if c.isprintable() else "?" for c in reason)
         raise FormatError(f"{path}: not a readable {what}: {reason}") from error
+
+
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of these names; raises ValueError if one stands twice: one would go."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twice[:80]!r} stands twice in an object")
+    return found
+
+
+def document(path: Path, text: bytes) -> Any:
+    """Return what JSON in UTF-8 says; raises FormatError."""
+    try:
+        return json.loads(text, object_pairs_hook=distinct)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: not JSON: {error!s:.200}") from None
 
 
 ZIP_ERRORS = (

@@ -8,15 +8,14 @@ the name of each tensor to the file in its directory that holds it.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tierstore._formats._encoding import UNPACKING_ERRORS, text_stream
 from tierstore._formats.base import FORMATS, Source, Wanted
-from tierstore._formats.files import open_input, parsing
-from tierstore._formats.jsonl import JsonLines, Objects, distinct, is_vector
+from tierstore._formats.files import document, open_input, parsing
+from tierstore._formats.jsonl import JsonLines, Objects, is_vector
 from tierstore._formats.keys import Keys
 from tierstore._formats.reading import Reader, choose
 from tierstore._formats.safetensors import Safetensors
@@ -101,10 +100,7 @@ def _document(path: Path, allowance: Allowance) -> Any:
     ):
         text = text_stream(file).read(most + 1)
     allowance.check(JSON_COST * len(text), f"JSON of {len(text)} bytes or more")
-    try:
-        return json.loads(text, object_pairs_hook=distinct)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: not JSON: {error!s:.200}") from None
+    return document(path, text)
 
 
 def _open_index(path: Path, found: dict[str, Any], wanted: Wanted) -> Source:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tierstore._formats._encoding import UNPACKING_ERRORS, text_stream
 from tierstore._formats.base import Array, Source, Wanted
-from tierstore._formats.files import InputFile, open_input, parsing, unless_it_fails
+from tierstore._formats.files import InputFile, distinct, open_input, parsing, unless_it_fails
 from tierstore._formats.keys import Keys
 from tierstore._formats.reading import Column, ColumnFormat, Reader
 from tierstore._keys.given import integer_type
@@ -174,16 +174,6 @@ class _Lines(Objects):
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of these names; raises ValueError if one stands twice: one would go."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {twice[:80]!r} stands twice in an object")
-    return found
 
 
 def _leaves(found: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES
 from tierstore._formats.base import Array, Content, SpanSource, StoredRows, Write
-from tierstore._formats.files import InputFile, held_scales, open_input, unless_it_fails
+from tierstore._formats.files import InputFile, distinct, held_scales, open_input, unless_it_fails
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings, widened
 from tierstore._formats.reading import (
     KEYS,
@@ -82,7 +82,7 @@ def _read_header(file: InputFile) -> tuple[dict[str, _Tensor], int]:
     if not text.startswith(b"{"):
         raise FormatError(f"{path}: not a .safetensors file: its header does not start with {{")
     try:
-        header = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        header = json.loads(text.decode(), object_pairs_hook=distinct, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: the header is not JSON: {error!s:.200}") from None
     metadata = header.pop("__metadata__", {})
@@ -91,13 +91,6 @@ def _read_header(file: InputFile) -> tuple[dict[str, _Tensor], int]:
     tensors = {name: _tensor(path, name, entry) for name, entry in header.items()}
     _check_spans(path, tensors, file.size - 8 - length)
     return tensors, 8 + length
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return entries
 
 
 def _no_constant(text: str) -> None:
