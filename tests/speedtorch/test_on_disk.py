@@ -170,7 +170,7 @@ def test_an_array_on_disk_keeps_what_was_inserted(rng: np.random.Generator) -> N
 
 
 def test_memory_holds_what_it_may(rng: np.random.Generator) -> None:
-    rows = ours.ModelFactoryMM(torch.nn.Embedding(1, DIM), 5000, DIM, budget=Budget(host="8KiB"))
+    rows = ours.ModelFactoryMM(torch.nn.Embedding(1, DIM), 5000, DIM, budget=Budget(host="64"))
     with pytest.raises(tierstore.errors.CapacityError):
         rows.zerosInit()
     rows.close()

@@ -106,7 +106,7 @@ def test_tables_of_criteo_with_a_thousandth_of_their_rows_in_memory(
     torch.manual_seed(1)
     place, rows = Place(tmp_path), [scaled(count) for count in CRITEO]
     try:
-        given = bytes_for(sum(rows), 48, sum(rows) // 1000, index=4 * sum(rows))
+        given = bytes_for(sum(rows), 48, sum(rows) // 1000)
         trained(place, rows, [6] * len(rows), mode, host=given)
         (store,) = place.opened
         (space,) = store.info().spaces
