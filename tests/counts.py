@@ -47,7 +47,8 @@ QUESTIONS = {
 
 _FOREIGN = ("os", "sys", "np", "threading")
 _OF_NAMED_TUPLES = ("_asdict", "_fields", "_make", "_replace")
-"""Methods that Python documents for everybody; their names only differ from those of fields."""
+_OF_NOTEBOOKS = ("_repr_html_", "_ipython_key_completions_")
+"""Methods that Python and Jupyter document for everybody; their names only differ from others."""
 
 
 Nodes = Sequence[ast.AST]
@@ -128,7 +129,7 @@ def reaches(nodes: Nodes) -> list[str]:
     found = []
     for node in nodes:
         if isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr):
-            if node.attr in _OF_NAMED_TUPLES:
+            if node.attr in (*_OF_NAMED_TUPLES, *_OF_NOTEBOOKS):
                 continue
             of = ast.unparse(node.value)
             mine = of in ("self", "cls") or node.attr in own

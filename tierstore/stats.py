@@ -8,18 +8,18 @@ of node_exporter; nothing listens on a port.
 from __future__ import annotations
 
 import contextlib
-import html
 import json
 import math
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from tierstore import _io
+from tierstore import _html, _io
 from tierstore._kinds import check_store, check_table
 from tierstore.budget import format_bytes
 from tierstore.errors import FormatError, InvalidInputError
@@ -177,6 +177,22 @@ class TierStats(Hits):
             "unique_hit_rate": self.unique_hit_rate,
             "unique_sampled": self.unique_sampled,
         }
+
+
+class Counters(dict[str, TierStats]):
+    """The counters of each tier by its name, the nearest first: a dict that notebooks show well."""
+
+    def _repr_html_(self) -> str:
+        """Return the HTML for notebooks."""
+        rows = [
+            [tier, *(getattr(each, name) for name in _SHOWN.values())]
+            for tier, each in self.items()
+        ]
+        return _html.table("Since the store was opened", ["tier", *_SHOWN], rows)
+
+
+_SHOWN = {"ids": "requested", "hit rate": "hit_rate", "of distinct": "unique_hit_rate"}
+_SHOWN |= {"evictions": "evictions", "write-backs": "write_backs", "bytes up": "bytes_promoted"}
 
 
 class Measured(Protocol):
@@ -475,7 +491,11 @@ def _short(name: str, most: int = 12) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-@dataclass(frozen=True)
+_OF_TABLES = ("table", "rows", "fields", "backend", "disk", "deltas", "tiers")
+_OF_SPACES = ("tables", "count", "rows", "record", "disk", "deltas", "tiers")
+
+
+@dataclass(frozen=True, repr=False)
 class StoreInfo:
     """A store as it is open: `store.info()`.
 
@@ -525,10 +545,10 @@ class StoreInfo:
         lines = [f"{self.store}: {facts}", f"  {self.size}"]
         cells: list[tuple[str, ...]]
         if len(self.tables) <= LISTED:
-            cells = [("table", "rows", "fields", "backend", "disk", "deltas", "tiers")]
+            cells = [_OF_TABLES]
             cells += [table.cells() for table in self.tables]
         else:
-            cells = [("tables", "count", "rows", "record", "disk", "deltas", "tiers")]
+            cells = [_OF_SPACES]
             cells += [space.cells() for space in self.spaces]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for row in cells:
@@ -538,7 +558,15 @@ class StoreInfo:
 
     def _repr_html_(self) -> str:
         """Return the HTML for notebooks."""
-        return f"<pre>{html.escape(str(self))}</pre>"
+        caption, size = str(self).split("\n")[:2]
+        many = len(self.tables) > LISTED
+        names = _OF_SPACES if many else _OF_TABLES
+        rows = [each.cells() for each in (self.spaces if many else self.tables)]
+        return _html.table(f"{caption}; {size.strip()}", names, rows)
+
+    def __repr__(self) -> str:
+        """Name the store and its version; `str` describes the tables."""
+        return f"StoreInfo({self.store!r}, version={self.version}, {len(self.tables)} tables)"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `tierstore inspect --json` prints."""
@@ -607,6 +635,27 @@ class Version:
             rows,
             nbytes,
         )
+
+
+class Versions(list[Version]):
+    """Versions, oldest first: a list that notebooks show as a table."""
+
+    def _repr_html_(self) -> str:
+        """Return the HTML for notebooks; of many versions, that of the newest."""
+        rows = [
+            (
+                each.version,
+                "" if each.time is None else time.strftime("%F %T", time.gmtime(each.time)),
+                each.step,
+                each.written_rows,
+                format_bytes(each.written_bytes),
+                ", ".join(each.names),
+                ", ".join(each.payload),
+            )
+            for each in self[-LISTED:]
+        ]
+        names = ("version", "time (UTC)", "step", "rows", "bytes", "kept as", "payload")
+        return _html.table(f"{len(self):,} versions that can be opened", names, rows)
 
 
 class Informed(Protocol):

@@ -52,7 +52,7 @@ from tierstore.errors import (
     VersionError,
 )
 from tierstore.spec import BackendName, check_name
-from tierstore.stats import StoreInfo, TierStats, Version, tally
+from tierstore.stats import LISTED, Counters, StoreInfo, TierStats, Version, Versions, tally
 
 _NOTHING = Budget(host=0, gpu=0)
 
@@ -134,7 +134,13 @@ class Store(SchemaChanges):
     def __repr__(self) -> str:
         """Name the store, its version and its tables."""
         closed = ", closed" if self._door.closed else ""
-        return f"Store({str(self.path)!r}, version={self.version}, tables={list(self)}{closed})"
+        names = list(self)
+        tables = f"tables={names}" if len(names) <= LISTED else f"{len(names):,} tables"
+        return f"Store({str(self.path)!r}, version={self.version}, {tables}{closed})"
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """Return the names that complete `store["`."""
+        return list(self)
 
     def _repr_html_(self) -> str:
         """Return the HTML of `info` for notebooks."""
@@ -207,7 +213,7 @@ class Store(SchemaChanges):
         Of all of them, or of some: those that share tiers are in `info().spaces`. Each table has
         its own in `table.stats()`. Raises UnknownNameError.
         """
-        total: dict[str, TierStats] = {}
+        total = Counters()
         known = self._state.tables
         for table in known.values() if tables is None else [self[name] for name in tables]:
             for tier, counters in table.stats().items():
@@ -218,7 +224,7 @@ class Store(SchemaChanges):
     def versions(self) -> list[Version]:
         """Return the versions that can be opened, oldest first."""
         with self._door.use():
-            return list_versions(self._state.directory, self._state.history)
+            return Versions(list_versions(self._state.directory, self._state.history))
 
     # -- versions
 

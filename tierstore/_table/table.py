@@ -27,6 +27,7 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 
+from tierstore import _html
 from tierstore._disk.generation import Generation, Later
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import INTERNAL, Door, internal_error, internal_errors
@@ -54,7 +55,7 @@ from tierstore._tiers.base import OPENED_ANEW, Epoch, Rows
 from tierstore._tiers.space import Extent, Nearest, Space, WholeSpace
 from tierstore.errors import ClosedError, CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
-from tierstore.stats import Occupancy, TableInformation, TierInformation, TierStats
+from tierstore.stats import Counters, Occupancy, TableInformation, TierInformation, TierStats
 
 if TYPE_CHECKING:
     import torch
@@ -291,6 +292,15 @@ class Table(NamedRows):
     def __repr__(self) -> str:
         fields = ", ".join(f"{name} {f.dim} {f.dtype}" for name, f in self._layout.fields)
         return f"Table({self.name!r}, rows={self.rows}, {fields})"
+
+    def _repr_html_(self) -> str:
+        """Return the HTML for notebooks: the fields of a record."""
+        fields = self._layout.fields
+        rows = [
+            (name, f.dim, f.dtype, str(f.init) if f.init is not None else "") for name, f in fields
+        ]
+        caption = f"{self.name}: {self.rows:,} rows, {self._layout.record_bytes} B each"
+        return _html.table(caption, ("field", "elements", "type", "first values"), rows)
 
     def _named(self, name: str | None) -> str:
         """Check a field's name, the first field's for None; raises UnknownNameError."""
@@ -956,7 +966,7 @@ class Table(NamedRows):
         """Return copies of the counters of each tier, the nearest first."""
         with self._access.using():
             self._extent.epoch.check_open()
-            return self._space.stats(self._extent)
+            return Counters(self._space.stats(self._extent))
 
     def occupancy(self) -> dict[str, Occupancy]:
         """Return how full the host tier is, under "host"; empty where there is none.

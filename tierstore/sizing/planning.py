@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore import _html
 from tierstore._progress import Overall, Progress, report_nothing
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.memory import available_bytes
@@ -20,6 +21,7 @@ from tierstore.errors import InvalidInputError, counted
 from tierstore.machine.speeds import HOT_BYTES, ROW_BYTES, BatchTimes, Speeds
 from tierstore.policy import Policies, PolicySpec, lru
 from tierstore.sizing.simulation import (
+    LOAD,
     SIZES,
     Rates,
     Replay,
@@ -96,6 +98,16 @@ class Plan:
         sizes = {tier.tier: tier.nbytes for tier in self.tiers}
         host = sizes["host"] + self.index_bytes if "host" in sizes else 0
         return Budget(host=size_of_at_least(host), gpu=size_of_at_least(sizes.get("gpu", 0)))
+
+    def _repr_html_(self) -> str:
+        """Return the HTML for notebooks."""
+        caption = (
+            f"{self.rows:,} rows of {self.record_bytes} B, "
+            f"{format_bytes(self.disk_bytes)} on disk; {self.budget!r}, {self.policy}"
+        )
+        if self.seconds:
+            caption += f"; {self.step_seconds * 1e3:.3g} ms a step"
+        return _html.table_of(caption, {"tier": "tier", "bytes": "nbytes", **LOAD}, self.tiers)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `tierstore plan --json` prints."""

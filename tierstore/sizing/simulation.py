@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore import _html
 from tierstore._progress import Overall, Progress
 from tierstore._tiers.slots import CachedSlots
 from tierstore.errors import InvalidInputError
@@ -228,6 +229,11 @@ SIZES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Default sizes, as fractions of the table's rows."""
 
 
+LOAD = {"rows in memory": "slots", "of all": "share", "hit rate": "hit_rate"}
+LOAD |= {"of distinct": "unique_hit_rate", "misses a batch": "misses_per_batch"}
+"""What notebooks show of a size and of a tier: headings and attributes."""
+
+
 @dataclass(frozen=True)
 class Point:
     """One policy at one size; rates are 0..1, other values are rows per batch."""
@@ -270,6 +276,15 @@ class Simulation:
     def curve(self, policy: str) -> list[Point]:
         """Return the points of one policy, by size."""
         return sorted((p for p in self.points if p.policy == policy), key=lambda p: p.slots)
+
+    def _repr_html_(self) -> str:
+        """Return the HTML for notebooks."""
+        caption = (
+            f"{self.measured_batches:,} of {self.batches:,} batches, each of "
+            f"{self.ids_per_batch:,.0f} ids and {self.unique_per_batch:,.0f} distinct rows, "
+            f"{self.first_touch_rate:.1%} of which come for the first time"
+        )
+        return _html.table_of(caption, {"policy": "policy", **LOAD}, self.points)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `tierstore simulate --json` prints."""

@@ -35,7 +35,7 @@ class Batch:
     counts: npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stream:
     """Batches of row ids of a table.
 
@@ -48,6 +48,10 @@ class Stream:
     rows: int
     batches: Sequence[Batch]
     ids: int
+
+    def __repr__(self) -> str:
+        """Count the batches, whose ids may be many."""
+        return f"Stream(rows={self.rows:,}, batches={len(self.batches):,}, ids={self.ids:,})"
 
     @property
     def unique(self) -> float:

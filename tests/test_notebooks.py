@@ -1,0 +1,113 @@
+"""What a notebook shows: tables, short whatever there is, and names to complete."""
+
+import html.parser
+
+import numpy as np
+import pytest
+
+import tierstore
+from tierstore import sizing
+
+
+class Cells(html.parser.HTMLParser):
+    """The caption and the cells of a table; raises for tags that are not closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.rows, self.caption = [], [], ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+        elif self.open[-1] == "caption":
+            self.caption += data
+
+
+def shown(thing):
+    cells = Cells(thing._repr_html_())
+    assert len({len(row) for row in cells.rows}) == 1
+    return cells
+
+
+@pytest.fixture
+def store(tmp_path):
+    spec = tierstore.TableSpec(100, 4, init=tierstore.normal(seed=1))
+    with tierstore.create(tmp_path / "<b>&.tier", {"item": spec, "user": spec}) as store:
+        store["item"].read([1, 1, 2])
+        store["item"].write([3], np.ones((1, 4), np.float32))
+        store.commit(step=7, keep="<good>")
+        yield store
+
+
+def stream(batches=5):
+    rng = np.random.default_rng(0)
+    return sizing.stream_of([rng.integers(0, 100, 30) for _ in range(batches)], rows=100)
+
+
+def test_a_store_and_its_tables(store):
+    for thing in (store, store.info()):
+        cells = shown(thing)
+        assert "<b>&.tier: version 2, step 7" in cells.caption
+        assert [row[0] for row in cells.rows] == ["table", "item", "user"]
+    cells = shown(store["item"])
+    assert cells.caption == "item: 100 rows, 16 B each"
+    assert cells.rows[1][:3] == ["weight", "4", "float32"]
+
+
+def test_statistics(store):
+    cells = shown(store["item"].stats())
+    host = dict(zip(cells.rows[0], cells.rows[1], strict=True))
+    assert (host["tier"], host["ids"]) == ("host", str(store["item"].stats()["host"].requested))
+    assert [row[0] for row in shown(store.stats()).rows[1:]] == list(store.stats())
+    assert store["item"].stats() == dict(store["item"].stats())
+
+
+def test_versions(store):
+    cells = shown(store.versions())
+    assert [row[0] for row in cells.rows[1:]] == ["1", "2"]
+    assert cells.rows[2][2] == "7" and cells.rows[2][5] == "<good>"
+    assert store.versions() == list(store.versions())
+
+
+def test_simulations_and_plans():
+    found = sizing.simulate(stream(), policies=("lru",), sizes=(0.1, 0.5))
+    cells = shown(found)
+    assert len(cells.rows) == 1 + len(found.points)
+    assert cells.rows[1][:2] == ["lru", "10"]
+    plan = sizing.plan(100, 16, host=2_000, stream=stream())
+    assert [row[0] for row in shown(plan).rows[1:]] == [tier.tier for tier in plan.tiers]
+
+
+def test_what_is_printed_does_not_grow_with_what_there_is(tmp_path):
+    assert len(repr(stream(5_000))) < 100
+    spec = tierstore.TableSpec(2, 1)
+    names = [f"table-{number}" for number in range(200)]
+    with tierstore.create(tmp_path / "many.tier", dict.fromkeys(names, spec)) as store:
+        for thing in (store, store.info()):
+            assert len(repr(thing)) < 500
+            assert len(thing._repr_html_()) < 5_000
+        for step in range(3):
+            store.commit(step=step)
+        assert len(repr(store["table-7"])) < 100
+
+
+def test_names_of_tables_complete(store):
+    assert store._ipython_key_completions_() == ["item", "user"]
+
+
+def test_a_closed_store_is_shown(tmp_path):
+    store = tierstore.create(tmp_path / "<i>.tier", {"item": tierstore.TableSpec(2, 1)})
+    store.close()
+    assert "<i>" not in store._repr_html_() and "closed" in store._repr_html_()

@@ -1,0 +1,32 @@
+"""Tables as notebooks show them: a caption, a line of names, and cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+
+def table(caption: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table; every text is escaped, and numbers stand to the right."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    return (
+        f'<table><caption style="text-align: left">{escape(caption)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+def table_of(caption: str, columns: Mapping[str, str], things: Iterable[object]) -> str:
+    """Return a table with a line for each thing, given its attributes by their headings."""
+    rows = [[getattr(each, name) for name in columns.values()] for each in things]
+    return table(caption, list(columns), rows)
+
+
+def _cell(value: object) -> str:
+    """Return a cell: counts with commas, rates and other fractions with three digits."""
+    if value is None:
+        return "<td></td>"
+    if isinstance(value, int | float):
+        text = f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+        return f'<td style="text-align: right">{text}</td>'
+    return f'<td style="text-align: left">{escape(str(value))}</td>'
