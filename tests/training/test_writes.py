@@ -89,26 +89,129 @@ def test_a_change_that_torch_would_make_to_every_row_is_told_once(
         twins.check()
 
 
+KEPT: dict[str, Callable[[dict[str, Tensor], Tensor], None]] = {
+    "an average of rows": lambda kept, p: average(kept, p.detach()),
+    "an average of data": lambda kept, p: average(kept, p.data),
+    "an average of the parameter": lambda kept, p: average(kept, p),
+    "an average of several": lambda kept, p: torch._foreach_lerp_(
+        [kept.setdefault("mean", p.detach().clone())], [p.detach()], 0.1
+    ),
+    "an average from zero": lambda kept, p: average(
+        {"mean": kept.setdefault("mean", torch.zeros_like(p.data))}, p.data
+    ),
+    "a distance": lambda kept, p: p.grad.add_(
+        torch.sub(p.detach(), kept.setdefault("mean", p.detach().clone()))
+    ),
+    "momentum that is set": lambda kept, p: setattr(p, "grad", momentum(kept, p).clone()),
+    "momentum in place": lambda kept, p: p.grad.copy_(momentum(kept, p)),
+    "momentum into the rows": lambda kept, p: p.data.sub_(momentum(kept, p), alpha=0.1),
+    "rows as they were": lambda kept, p: setattr(
+        p, "data", kept.setdefault("mean", p.data.clone()).clone()
+    ),
+    "a gradient as it was": lambda kept, p: setattr(
+        p, "grad", kept.setdefault("mean", p.grad.clone()).clone()
+    ),
+}
+"""What is kept between steps by the place of a row, as loops for weights of torch do."""
+
+
+def average(kept: dict[str, Tensor], rows: Tensor) -> None:
+    if "mean" not in kept:
+        kept["mean"] = rows.clone()
+    kept["mean"].mul_(0.9).add_(rows, alpha=0.1)
+
+
+def momentum(kept: dict[str, Tensor], parameter: Tensor) -> Tensor:
+    last = kept.get("mean")
+    kept["mean"] = parameter.grad.clone() if last is None else 0.9 * last + parameter.grad
+    return kept["mean"]
+
+
+@pytest.mark.filterwarnings("ignore:values written:tierstore.errors.LazyUpdatesWarning")
+@pytest.mark.parametrize("way", KEPT)
+def test_what_is_kept_of_one_batch_does_not_meet_another(
+    tmp_path: Any, weights: Tensor, way: str
+) -> None:
+    """Batches of the same rows are as in torch; of others, as many, nothing is mixed."""
+    place, kept = Place(tmp_path), list[dict[str, Tensor]]([{}, {}])
+    twins = Twins(place, weights, lr=0.1)
+    for ids in ([3, 1, 7], [3, 1, 7]):
+        twins.backward(ids)
+        with torch.no_grad():
+            for each, model in zip(kept, twins.models, strict=True):
+                KEPT[way](each, next(iter(model.parameters())))
+        twins.step()
+        twins.check()
+    twins.backward([4, 1, 9])
+    before = rows_of(twins.table)
+    with torch.no_grad(), pytest.raises(InvalidInputError, match="3 rows of one batch of table"):
+        KEPT[way](kept[0], twins.emb.rows)
+    twins.optimizers[0].zero_grad()
+    twins.emb(torch.tensor([1]))
+    assert torch.equal(rows_of(twins.table), before)
+    place.close()
+
+
+def test_what_goes_by_ids_or_joins_batches_is_free(place: Place, weights: Tensor) -> None:
+    twins = Twins(place, weights)
+    every = torch.zeros_like(weights).to(place.torch)
+    seen = []
+    for ids in ([3, 1, 7], [4, 1, 9]):
+        twins.backward(ids)
+        rows = twins.emb.rows
+        every[rows.ids] = every[rows.ids].lerp(rows.detach(), 0.5) + rows.grad
+        seen.append(rows.detach()[rows.ids.argsort()])
+        twins.step()
+    assert type(seen[0]) is Tensor
+    assert torch.equal((seen[0] - seen[1]).cpu(), torch.stack(seen).diff(dim=0)[0].neg().cpu())
+    twins.backward([1, 2])
+    kept = twins.emb.rows.detach()
+    assert torch.cat([kept, twins.emb.rows.grad]).shape == (4, DIM)
+    assert type(pickle.loads(pickle.dumps(kept))) is Tensor
+    copied = copy.deepcopy(kept)
+    twins.step()
+    twins.backward([2, 5])
+    assert torch.cat([copied, twins.emb.rows.detach()]).shape == (4, DIM)
+    with pytest.raises(InvalidInputError, match=r"kept\[emb.rows.ids\]"):
+        copied += twins.emb.rows.detach()
+
+
 def test_a_gradient_of_other_rows_that_fits_is_told(place: Place, weights: Tensor) -> None:
     """Gradients that were kept from another batch, as where those of several tasks are combined.
 
-    It is said where they may be in what is set, which cannot be seen.
+    They raise; what came by a list, or on a GPU, is told where it may be of other rows.
     """
     same, other = ([1, 2, 3], [1, 2, 3]), ([1, 2, 3], [4, 5, 6])
-    for batches, how, said, differs in (
-        (same, "sum", False, False),
-        (other, "sum", True, True),
-        (other, "first", True, True),
-        (other, "own", True, False),
-        (other, "in place", False, False),
+    for batches, how, said in (
+        (same, "sum", ""),
+        (other, "sum", "raises"),
+        (other, "first", "raises"),
+        (other, "own", ""),
+        (other, "by a list", "warns"),
+        (other, "in place", ""),
     ):
         twins = Twins(place, weights)
-        with told(TierStoreWarning, int(said)):
+        if said == "raises" and place.torch != "cpu":
+            said = "warns"
+        with told(TierStoreWarning, int(said == "warns")):
             for _ in range(2):
+                if said == "raises":
+                    with pytest.raises(InvalidInputError, match="3 rows of one batch"):
+                        set_kept(twins, batches, how)
+                    twins.optimizers[0].zero_grad()
+                    continue
                 set_kept(twins, batches, how)
                 twins.step()
-        if not differs:
+        if not said:
             twins.check()
+
+
+SET: dict[str, Change] = {
+    "sum": lambda first, last: first + last,
+    "first": lambda first, _: first,
+    "own": lambda _, last: last * 2,
+    "by a list": lambda first, _: torch.tensor(first.tolist()).to(first.device),
+}
 
 
 def set_kept(twins: Twins, batches: tuple[list[int], ...], how: str) -> None:
@@ -125,7 +228,8 @@ def set_kept(twins: Twins, batches: tuple[list[int], ...], how: str) -> None:
             parameter.grad.mul_(0.5)
             parameter.grad = parameter.grad
         else:
-            parameter.grad = {"sum": first + last, "first": first, "own": last * 2}[how]
+            way = SET[how]
+            parameter.grad = way(first, last)
 
 
 def test_a_gradient_is_detached_and_cleared_as_old_loops_do(place: Place, weights: Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -29,6 +29,7 @@ from tierstore.errors import (
 from tierstore.nn.apart import check_not_apart, in_group
 from tierstore.nn.autograd import Abandoned, Batch, Gradient, merged, placed
 from tierstore.nn.norms import ShardGradient
+from tierstore.nn.placed import BY_PLACE, PlacedRows, one_batch, plain
 from tierstore.nn.values import FREE, NoRows, OfRows, refused
 from tierstore.nn.zeros import Zeros
 
@@ -62,7 +63,11 @@ class RowsParameter(OfRows, torch.nn.Parameter):
     from backward to step    `(rows, dim)`  the gradient  the rows  see them   write them
     =======================  =============  ============  ========  =========  ==========
 
-    `detach()` gives what `data` does. Layers over the same field share one parameter, in one state;
+    `detach()` gives what `data` does. What is kept of it after the step, such as an average or a
+    momentum by hand, is in the order of its batch: a function of it and of rows or gradients of
+    another batch raises where it has as many rows (`PlacedRows`; not of gradients on a GPU or a
+    rank). `averaged()` with `ema=` of the optimizer averages, and what goes by `ids` is free.
+    Layers over the same field share one parameter, in one state;
     so do copies of tied ones. On a rank it has the rows of its own shard that any rank's batch has,
     and the norm of their gradient is that of all ranks' rows. A compiled layer changes nothing of
     this: its graph refers to no parameter.
@@ -158,12 +163,14 @@ class RowsParameter(OfRows, torch.nn.Parameter):
                     f"order of rows.ids, now {tuple(self.shape)}, not {tuple(value.shape)}: "
                     "gradients of several batches are added up by backward(), or by rows.ids"
                 )
+            if isinstance(value, PlacedRows):
+                one_batch((value, self))
             if isinstance(value, ShardGradient):
                 known = value.squares if value.power == 1 else None
                 value, self._squares = value.plain, known
             else:
                 self._squares = None
-            if len(self._orders) > 1:
+            if len(self._orders) > 1 and not isinstance(value, PlacedRows):
                 self._check_order(value)
             if not self._at_rest or len(value):  # of no rows there is none
                 _grad.__set__(self, value)
@@ -187,7 +194,9 @@ class RowsParameter(OfRows, torch.nn.Parameter):
                 f"these are {len(self)} rows of table {self.table.name!r}, {tuple(self.shape)}; "
                 f"values of shape {tuple(value.shape)} are of other rows"
             )
-        self._hold(value.detach())
+        if isinstance(value, PlacedRows):
+            one_batch((value, self))
+        self._hold(plain(value).detach())
 
     def numel(self) -> int:
         """Return the number of elements of all rows of the tables, as of a weight of torch."""
@@ -368,7 +377,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         if self._shown and whole is not None:
             if whole.batch.usable and not self._waiting:
                 values = _grad.__get__(self)
-                return None if values is None else replace(whole, values=values)
+                return None if values is None else replace(whole, values=plain(values))
             self._hide()
         waiting, whole = self._waiting, self._whole
         alone = whole is None and self._order is None and len(waiting) == 1
@@ -416,7 +425,11 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         self._hold(rows)
         if not self._in_hook:  # which gets the gradient before it is added
             values = gradient.values.to(rows.dtype)
-            _grad.__set__(self, values.detach())  # not a view, as in torch
+            values = values.detach()  # not a view, as in torch
+            if self._ranks is None and values.device.type == "cpu":
+                # On a GPU torch clips tensors of its own at once, and others one by one.
+                values = PlacedRows.of(values, gradient.batch.distinct, self)
+            _grad.__set__(self, values)
         self._shown = True
         self._orders.append(gradient.batch.distinct)
         self._note()
@@ -449,6 +462,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         sharpness-aware minimization, rows move along their gradients, or back to where they were.
         """
         gradient, now = _grad.__get__(self), self._content
+        gradient = None if gradient is None else plain(gradient)
         if self._looks == 0 or len(rows) == sum(table.rows for table in self.tables):
             return
         self._looks -= 1
@@ -573,7 +587,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         self._hold(self._rest)
         self._shown = False
         if values is not None and bool(values.any()):  # or zero_grad(set_to_none=False) was here
-            self._whole = replace(whole, values=values)
+            self._whole = replace(whole, values=plain(values))
             return
         self._whole = None
         if self._kept:
@@ -640,8 +654,8 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         self._in_hook = True
         try:
             for hook in list(self._hooks_before.values()):
-                found = hook(gradient.values)
-                gradient = gradient if found is None else replace(gradient, values=found)
+                found = hook(self._placed(gradient.values))
+                gradient = gradient if found is None else replace(gradient, values=plain(found))
         finally:
             if self._shown:
                 self.settle()
@@ -683,6 +697,22 @@ class RowsParameter(OfRows, torch.nn.Parameter):
 
     # -- what operators see
 
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        operator: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call an operator with the rows; what it gives row by row is of their batch."""
+        result = super().__torch_dispatch__(operator, types, args, kwargs)
+        if type(result) is Tensor and operator.overloadpacket.__name__ not in BY_PLACE:
+            for each in args:
+                if type(each) is cls and each._shown and each.shape == result.shape:
+                    return each._placed(result)
+        return result
+
     def _hold(self, values: Tensor) -> None:
         """Have a value."""
         _data.__set__(self, values)
@@ -705,7 +735,19 @@ class RowsParameter(OfRows, torch.nn.Parameter):
     def _alias(self) -> Tensor:
         self.show()
         self._exposed = self._shown
-        return self._content.detach() if self._shown else NoRows.of(self, self._content)
+        if not self._shown:
+            return NoRows.of(self, self._content)
+        return self._placed(self._content.detach())
+
+    def _placed(self, rows: Tensor) -> Tensor:
+        ids = self.ids_now
+        return rows if ids is None else PlacedRows.of(rows, ids, self)
+
+    @property
+    def ids_now(self) -> Tensor | None:
+        """The rows that there are, as batches have them; None where there are none."""
+        self.show()
+        return None if self._whole is None or not self._shown else self._whole.batch.distinct
 
 
 class TableRows(torch.nn.Parameter):

@@ -102,6 +102,11 @@ class OfRows:
                 each._note_write()
         return tree_map(lambda each: found[id(each)][1] if id(each) in found else each, result)
 
+    @property
+    def ids_now(self) -> Tensor | None:
+        """The rows that there are, as batches have them; None where that is not known."""
+        return None
+
     def _note_write(self) -> None:
         """Take note that an operator may have written into the rows."""
 
