@@ -99,6 +99,12 @@ KEPT: dict[str, Callable[[dict[str, Tensor], Tensor], None]] = {
     "an average from zero": lambda kept, p: average(
         {"mean": kept.setdefault("mean", torch.zeros_like(p.data))}, p.data
     ),
+    "squares from zero": lambda kept, p: kept.setdefault("mean", torch.zeros_like(p)).add_(
+        p.grad.square()
+    ),
+    "a flat gradient": lambda kept, p: p.grad.mul_(
+        kept.setdefault("mean", p.grad.flatten()).dot(p.grad.view(-1)).sign() * 0.5
+    ),
     "a distance": lambda kept, p: p.grad.add_(
         torch.sub(p.detach(), kept.setdefault("mean", p.detach().clone()))
     ),

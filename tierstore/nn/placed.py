@@ -21,6 +21,7 @@ BY_PLACE = frozenset(
     ("__getitem__", "flip", "gather", "index", "index_select", "roll", "sort", "take")
 )
 """Functions whose result may have rows at other places."""
+_FLAT = frozenset(("flatten", "ravel", "reshape", "view"))
 _APART = frozenset(
     (
         "__matmul__",
@@ -44,7 +45,7 @@ class PlacedRows(torch.Tensor):
     It is an ordinary tensor, but that a function of this and of one of another batch, of as many
     rows and of other ids, raises InvalidInputError before anything is written. Lists are taken
     apart by `torch._foreach_…` alone, so `cat` and `stack` join rows of batches. Rows that were
-    indexed or sorted, and views of another shape, are ordinary tensors: what goes by ids is free.
+    indexed or sorted, and those joined to others, are ordinary tensors: what goes by ids is free.
     """
 
     _ids: Tensor
@@ -78,7 +79,10 @@ class PlacedRows(torch.Tensor):
             result = function(*args, **given)
             if type(result) is Tensor and not result.requires_grad and name not in BY_PLACE:
                 for each in (*args, *given.values()):
-                    if type(each) is cls and each.shape == result.shape and each is not result:
+                    if type(each) is cls and (
+                        each.shape == result.shape
+                        or (name in _FLAT and each.numel() == result.numel())
+                    ):
                         return cls._like(result, each)
         return result
 

@@ -709,7 +709,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         result = super().__torch_dispatch__(operator, types, args, kwargs)
         if type(result) is Tensor and operator.overloadpacket.__name__ not in BY_PLACE:
             for each in args:
-                if type(each) is cls and each._shown and each.shape == result.shape:
+                if type(each) is cls and not each._at_rest and each.shape == result.shape:
                     return each._placed(result)
         return result
 
