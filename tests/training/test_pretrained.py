@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -218,3 +219,17 @@ def test_resetting_parameters_raises(store: tierstore.Store, kind: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"table\.write"):
         layer.reset_parameters()
     assert layer.table.read([0]).sum() == DIM
+
+
+def test_the_page_says_which_options_are_refused(store: tierstore.Store) -> None:
+    """It has a line for each option of torch's layer, which says so where the layer refuses it."""
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "replace-an-embedding.md"
+    lines = page.read_text().splitlines()
+    layer = TieredEmbedding.from_pretrained(torch.randn(ROWS, DIM), store, "word")
+    for option, value in (("padding_idx", 1), ("max_norm", 1.0), ("scale_grad_by_freq", True)):
+        (line,) = (each for each in lines if f"`{option}`" in each.partition(" | ")[0])
+        if "refused" in line:
+            with pytest.raises(InvalidInputError, match=option):
+                TieredEmbedding(layer.table, **{option: value})
+        else:
+            assert getattr(TieredEmbedding(layer.table, **{option: value}), option) == value
