@@ -99,6 +99,8 @@ def with_a_slot_for_each_row(path: Path) -> dict[str, Counter[str]]:
         step = training(table)
         found["a read, a slot for each row"] = not_sampled(lambda: table.read(HOT))
         found["a training step"] = passed(step)
+        store.commit(step=1)  # the first of these rows, for which maps grow
+        step()
         found["a commit"] = passed(lambda: store.commit(step=2))
     return found
 

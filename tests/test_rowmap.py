@@ -114,13 +114,14 @@ def test_a_map_takes_memory_for_rows_with_a_number() -> None:
     rng, rows = np.random.default_rng(3), 300_000
     found = RowMap(rows)
     found.find(np.arange(rows))
-    assert found.nbytes < 100, "looking up takes memory"
+    assert found.nbytes <= mmap.PAGESIZE, "looking up takes memory"
     seen = np.empty(0, np.int64)
     for count in (10, 100, 1000, 10_000):
         some = rng.integers(0, rows, count)
         found.set(some, np.ones(count, np.int32))
         seen = np.union1d(seen, some)
-        assert found.array is None and found.nbytes <= 12 * entries_for(seen.size * 3 // 2 + 10)
+        least = max(seen.size * 3 // 2 + 10, 169)
+        assert found.array is None and found.nbytes <= 12 * entries_for(least)
     for _ in range(20):
         found.set(rng.integers(0, rows, 10_000), np.ones(10_000, np.int32))
     assert found.nbytes == 4 * rows and found.array is not None
