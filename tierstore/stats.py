@@ -12,12 +12,13 @@ import json
 import math
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import numpy as np
 
 from tierstore import _html, _io
 from tierstore._kinds import check_store, check_table
@@ -645,7 +646,7 @@ class Versions(list[Version]):
         rows = [
             (
                 each.version,
-                "" if each.time is None else time.strftime("%F %T", time.gmtime(each.time)),
+                "" if each.time is None else str(np.datetime64(each.time, "s")).replace("T", " "),
                 each.step,
                 each.written_rows,
                 format_bytes(each.written_bytes),

@@ -699,7 +699,7 @@ def sharing(table: Any) -> Committing | None:
     None where one process has all of them.
     """
     owner = table._owner
-    return owner if isinstance(owner, Committing) and owner.ranks > 1 else None
+    return owner if isinstance(owner, Committing) and owner._ranks.count > 1 else None
 
 
 def fail_on_every_rank(tables: Iterable[Any], what: str, error: Exception) -> None:
