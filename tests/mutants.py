@@ -642,7 +642,7 @@ MUTANTS = [
     # Maps of rows.
     Mutant(
         "_rowmap.py",
-        "self._move(max(self._held + rows.size, self._held * 3 // 2))",
+        "self._move(max(self._held + fresh, self._held * 3 // 2))",
         "self._move(self._held * 3 // 2)",
         "tests/test_rowmap.py",
     ),

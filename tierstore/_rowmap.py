@@ -115,9 +115,11 @@ class RowMap:
         Where it `raises`, rows keep a number that is larger. Raises MemoryError before anything has
         changed.
         """
-        if numbers is not None and self._hashed and self._held + rows.size > self._room:
-            self._move(max(self._held + rows.size, self._held * 3 // 2))
         rows = np.ascontiguousarray(rows)
+        if numbers is not None and self._hashed and self._held + rows.size > self._room:
+            fresh = find_slots(self.places, _MOST, rows, np.empty(rows.size, np.int32))
+            if self._held + fresh > self._room:
+                self._move(max(self._held + fresh, self._held * 3 // 2))
         for at in range(0, rows.size, _PART):
             part = slice(at, at + _PART)
             each = None if numbers is None else numbers[part]
