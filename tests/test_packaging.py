@@ -218,7 +218,7 @@ def test_the_files_that_a_contributor_looks_for_are_there():
         for target in targets_of(text):
             path = target.partition("#")[0]
             assert target.startswith("https://") or (ROOT / path).exists(), (name, target)
-        assert not re.search(r"[\w.]+@[\w.]+\.\w+", text), "an address that nobody may read"
+        assert not re.search(r"[\w.]+@[\w.]+\.\w+", text), "an address of a person"
     assert "## Governance" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 

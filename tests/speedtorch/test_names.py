@@ -39,7 +39,7 @@ GONE = {
     *("_Common", "_CommonMM", "_GPUPytorchCommon", "_CPUPytorchCommon", "_PytorchCommon"),
     *("PMemory", "PMemoryMM", "my_pinned_allocator", "my_pinned_allocatorMM"),
 }
-"""Bases of its classes, which nobody makes, and its allocator of pinned memory for CuPy."""
+"""Bases of its classes, which programs do not make, and its allocator of pinned memory for CuPy."""
 FILES = ["saveCupy", "loadCupy", "saveTorch", "loadTorch"]
 WHOLE = ["getCupyVar", "getTorchVar", "getNumpyVersion"]
 SWAP = ["beforeForwardPass", "afterOptimizerStep"]

@@ -30,7 +30,8 @@ static inline uint64_t entry_of(const uint8_t *entries, int64_t count, uint64_t 
 }
 
 /* The number of a row, or 0. Most rows are in the first entries from their home on, and which of
-   these it is cannot be foreseen: all are looked at, without a branch for each. */
+   these it is cannot be foreseen: all are looked at, without a branch for each. With two of them 2,048
+   look-ups took 22 us, with three or four 24, one by one 36. */
 static inline uint32_t number_of(const uint8_t *entries, int64_t count, uint64_t row) {
     const uint64_t i = home_of(row, count);
     uint32_t number = 0, ended = 0;

@@ -175,7 +175,7 @@ def format_suffix(path: Path) -> str:
 def split_name(source: str | Path) -> tuple[Path, str | None]:
     """Split `FILE:NAME` into the file and the array, tensor or column in it.
 
-    If a file exists under the whole text, it has no NAME part. A second colon does no harm.
+    If a file exists under the whole text, it has no NAME part. `FILE::NAME` means the same.
     """
     text = str(source)
     colon = text.find(":")

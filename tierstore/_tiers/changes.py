@@ -13,7 +13,8 @@ class Changes:
     A thread finds slots with the lock held, copies their records without it, and takes it again: if
     `number` is the same, every record it copied is whole, and is the one it looked for. A thread
     that changes bytes of a slot that others may have found increments `number`: while it holds the
-    lock for the change, or earlier, while it holds the lock to take the slot from its row.
+    lock for the change, or earlier, while it holds the lock to take the slot from its row. So does
+    one that enters rows in the map, whose entries move.
 
     A thread may do so without ever holding the lock where slots are known and `number` is `rested`:
     the bytes of all changes up to that one have been written.

@@ -563,7 +563,8 @@ def arena_bytes(
 def is_mapped(rows: int) -> bool:
     """Whether a device looks rows up in the map itself, while others are entered there.
 
-    So each row must have a place of its own. Of 8 GiB of pinned memory, the host looks rows up.
+    Then each row must have a place of its own. A larger map would pin more than 8 GiB, so that the
+    host looks up the rows that a device misses.
     """
     return rows <= _MOST_MAPPED
 
