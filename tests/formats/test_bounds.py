@@ -10,6 +10,7 @@ import os
 import pickle
 import struct
 import zipfile
+import zlib
 
 import numcodecs
 import numpy as np
@@ -63,6 +64,16 @@ def parquet_of_one_long_key(path):
     pq.write_table(pa.table({"weight": weight, "key": keys.cast(pa.string())}), path)
 
 
+def parquet_of_keys_that_begin_alike(path):
+    """Keys without what they share with the one before: the footer says 1 MiB, they take 400."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    count = LARGE >> 20
+    table = pa.table({"x": np.zeros(count), "key": ["k" * (1 << 20)] * count})
+    pq.write_table(
+        table, path, use_dictionary=False, column_encoding={"key": "DELTA_BYTE_ARRAY", "x": "PLAIN"}
+    )
+
+
 def feather_of_one_long_list(path):
     pa, feather = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.feather")
     values = pa.array(np.zeros(LARGE // 4, np.float32))
@@ -75,6 +86,27 @@ def hdf5_of_one_large_chunk(path):
         shape = (4, LARGE // 16)
         data = file.create_dataset("w", shape, "f4", chunks=shape, compression="gzip")
         data[:] = 0
+
+
+def hdf5_of_a_chunk_that_unpacks_to_more(path):
+    """The chunk is said to be of 1 KiB: HDF5 unpacks what its filter gives before it looks."""
+    with pytest.importorskip("h5py").File(path, "w") as file:
+        data = file.create_dataset("w", (64, 4), "f4", chunks=(64, 4), compression="gzip")
+        data.id.write_direct_chunk((0, 0), zlib.compress(bytes(LARGE)))
+
+
+def hdf5_of_one_text_for_many(path):
+    """Texts are places in a heap, and all of these are the same place."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        file["w"] = np.zeros((100, 2), np.float32)
+        keys = file.create_dataset("keys", (100,), h5py.string_dtype())
+        keys[0] = "k" * (LARGE // 100)
+    with h5py.File(path) as file:
+        start = file["keys"].id.get_offset()
+    data = bytearray(path.read_bytes())
+    data[start : start + 1600] = data[start : start + 16] * 100
+    path.write_bytes(data)
 
 
 def zarr_array(path, codec, chunk):
@@ -204,8 +236,11 @@ CASES = {
     pt_of_far_memo: (".pt", None),
     parquet_of_one_long_list: (".parquet", "parquet"),
     parquet_of_one_long_key: (".parquet", "parquet"),
+    parquet_of_keys_that_begin_alike: (".parquet", "parquet"),
     feather_of_one_long_list: (".feather", "feather"),
     hdf5_of_one_large_chunk: (".h5", "hdf5"),
+    hdf5_of_a_chunk_that_unpacks_to_more: (".h5", "hdf5"),
+    hdf5_of_one_text_for_many: (".h5", "hdf5"),
     zarr_of_large_zstd_frames: (".zarr", "zarr"),
     zarr_of_a_zstd_frame_of_unknown_size: (".zarr", "zarr"),
     zarr_of_large_gzip: (".zarr", "zarr"),

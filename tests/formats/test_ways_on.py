@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.formats.matrices import write_file
 from tierstore._formats import read_keys
-from tierstore.errors import FormatError, MissingFileError
+from tierstore.errors import FormatError, InvalidInputError, MissingFileError
 from tierstore.importing import preview
 
 ROWS, DIM = 4, 3
@@ -115,6 +116,23 @@ def test_files_under_another_suffix_are_named(tmp_path: Path) -> None:
     for name in ("m.safetensors", "m.npy"):
         with pytest.raises(FormatError, match=r"a zip archive.* name it \.pt or \.npz"):
             preview(tmp_path / name)
+    torch.save({"w": torch.from_numpy(MATRIX)}, tmp_path / "m.model")
+    old = {"_use_new_zipfile_serialization": False}
+    torch.save({"w": torch.from_numpy(MATRIX)}, tmp_path / "old.parquet", **old)
+    torch.save({"w": torch.from_numpy(MATRIX)}, tmp_path / "old.bin", **old)
+    write_file(tmp_path / "f.safetensors", MATRIX, "float32")
+    for name in ("f.bin", "f.model", "f.npy"):
+        (tmp_path / name).write_bytes((tmp_path / "f.safetensors").read_bytes())
+    for name, way in (
+        ("m.model", r"name it \.pt or \.npz"),
+        ("old.parquet", r"torch\.save: name it \.pt"),
+        ("f.model", r"name it \.safetensors"),
+        ("f.npy", r"name it \.safetensors"),
+    ):
+        with pytest.raises((FormatError, InvalidInputError), match=way):
+            preview(tmp_path / name)
+    for name in ("f.bin", "old.bin"):  # as Hugging Face names them
+        assert np.array_equal(preview(tmp_path / name, rows=ROWS).first, MATRIX)
     (tmp_path / "step100").mkdir()
     (tmp_path / "step100/.metadata").touch()
     (tmp_path / "hive/split=train").mkdir(parents=True)

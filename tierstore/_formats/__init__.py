@@ -26,6 +26,7 @@ import numpy as np
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, check_dtype, convert, held_dtype
 from tierstore._formats._encoding import PackedFile, is_packed, packed_name, unpack
 from tierstore._formats._remote import fetch, publish_remote
+from tierstore._formats._torch_storages import LEGACY
 from tierstore._formats.base import (
     FORMATS,
     Array,
@@ -95,7 +96,19 @@ _WAYS = {
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _ZIP_MAGIC = b"PK\3\4"
-_NO_ARCHIVES = (".safetensors", ".npy", ".parquet", ".arrow", ".feather", ".h5", ".hdf5", ".csv")
+_TORCH = (".pt", ".pth", ".ckpt")
+_ARCHIVES = (*_TORCH, ".npz")
+_TENSORS = (".safetensors",)
+_KINDS = {
+    _TORCH: "a file of torch.save: name it .pt",
+    _ARCHIVES: "a zip archive, such as torch.save and numpy.savez write: name it .pt or .npz",
+    _TENSORS: "a file of safetensors: name it .safetensors",
+}
+"""What begins as files of some suffixes do, for people."""
+_TOLD_APART = (*_ARCHIVES, *_TENSORS, ".npy", ".parquet", ".arrow", ".feather", ".h5", ".csv")
+"""Suffixes of files that never begin as those of torch or safetensors do, but for their own."""
+_BORROWED = ".bin"
+"""The suffix of word2vec that Hugging Face gives to files of torch and safetensors, too."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -131,7 +144,9 @@ def format_of(path: Path, *, write: bool = False) -> Format:
                 f"{path}: a directory that holds no .parquet or .arrow files itself{_inside(path)}"
             )
         verb = "written" if write else "read"
-        way = "" if write else _WAYS.get(suffix, "")
+        like = () if write or suffix == ".zip" or not path.is_file() else _suffixes_by_head(path)
+        way = f"it is {_KINDS[like]}; " if like else _WAYS.get(suffix, "")
+        way = "" if write else way
         raise InvalidInputError(
             f"{path}: files ending in {suffix!r} cannot be {verb}; {way}use one of "
             f"{' '.join(known)}"
@@ -341,25 +356,42 @@ def _opened(
         _check_no_text(file, format_, options)
     if in_archive(file) is not None and not format_.is_text:
         raise InvalidInputError(f"{file}: only text is read from an archive; take the file out")
-    _refuse_others(file)
+    format_ = _refused_or_told(file, format_)
     return format_.open(file, Wanted(name, field, dtype, memory, options, dim))
 
 
-def _refuse_others(file: Path) -> None:
-    """Raise FormatError for what git-lfs leaves in the place of a file, and for misnamed ones."""
-    if not file.is_file():
-        return
+def _refused_or_told(file: Path, format_: Format) -> Format:
+    """Return the format of a file whose suffix is that of several, by its first bytes.
+
+    Raises FormatError for what git-lfs leaves in the place of a file, and for misnamed ones.
+    """
+    like = _suffixes_by_head(file) if file.is_file() else ()
+    suffix = file.suffix.lower()
+    if like and suffix == _BORROWED:
+        return FORMATS[like[0]]
+    if like and suffix in _TOLD_APART and suffix not in like:
+        raise FormatError(f"{file}: no {suffix} file but {_KINDS[like]}")
+    return format_
+
+
+def _suffixes_by_head(file: Path) -> tuple[str, ...]:
+    """Return the suffixes of files that begin as one does, of torch or safetensors; or none.
+
+    Raises FormatError for a pointer of git-lfs.
+    """
     with open_input(file) as found:
-        start = found.read_at(0, min(found.size, len(_POINTER)))
-    if start == _POINTER:
+        head = found.read_at(0, min(found.size, len(_POINTER)))
+        size = found.size
+    if head.startswith(_POINTER):
         raise FormatError(
             f"{file}: a pointer of git-lfs, not the file itself: get that with git lfs pull"
         )
-    if start.startswith(_ZIP_MAGIC) and file.suffix.lower() in _NO_ARCHIVES:
-        raise FormatError(
-            f"{file}: no {file.suffix} file but a zip archive, such as torch.save and numpy.savez "
-            "write: name it .pt or .npz"
-        )
+    if head.startswith(_ZIP_MAGIC):
+        return _ARCHIVES
+    if head.startswith(LEGACY):
+        return _TORCH
+    inside = 1 < int.from_bytes(head[:8], "little") <= size - 8
+    return _TENSORS if inside and head[8:9] == b"{" else ()
 
 
 def _check_no_text(file: Path, format_: Format, options: TextOptions) -> None:

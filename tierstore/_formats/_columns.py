@@ -24,7 +24,6 @@ from typing import IO, Any
 
 import numpy as np
 
-from tierstore._dtypes import ElementType
 from tierstore._formats.base import Array, Content, Write
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import Integers, Keys, blob_to_strings
@@ -258,10 +257,7 @@ class ArrowFormat(ColumnFormat):
     several = True
     names_key = True
     block_bytes = 16 << 20
-
-    def holds(self, element: ElementType) -> bool:
-        """Whether NumPy, and therefore Arrow, supports the type."""
-        return not element.as_bits
+    elements = "numpy"
 
     @abstractmethod
     def writer(self, file: IO[bytes], schema: Any, content: Content) -> Any:

@@ -1,8 +1,11 @@
 """Reads columns of files of other libraries for another process, within a limit of memory.
 
-Only a decoder knows the decompressed size of what it decodes, and it allocates memory first; a
-damaged file may end the process. It therefore runs in a separate one, as a script that imports
-nothing from this library:
+Only a decoder knows the decompressed size of what it decodes, and it allocates memory first. What
+the file says of its sizes bounds nothing: Parquet that declares a megabyte of pages decodes to
+gigabytes of texts, of one entry of a dictionary or of what each shares with the one before; HDF5
+unpacks a chunk of a kilobyte to whatever its filter gives, and a thousand texts may be one place in
+its heap. Neither pyarrow nor HDF5 takes a limit, and a damaged file may end the process. The
+decoder therefore runs in a separate one, as a script that imports nothing from this library:
 
     python -P _columns_child.py KIND SOCKET BYTES
 

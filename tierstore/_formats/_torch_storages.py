@@ -21,7 +21,7 @@ from tierstore.errors import FormatError
 
 WHAT = ".pt file of tensors alone"
 _PICKLE = "data.pkl"
-_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """The first pickle of a file that is no zip archive: torch's number for such files."""
 _LEGACY_VERSION = 1001
 _PICKLE_COST = 8
@@ -57,7 +57,7 @@ class Storages(ABC):
 
 def storages_of(file: InputFile) -> Storages:
     """Return the content of a file; raises FormatError for another kind of file or for code."""
-    legacy = file.size > len(_LEGACY) and file.read_at(0, len(_LEGACY)) == _LEGACY
+    legacy = file.size > len(LEGACY) and file.read_at(0, len(LEGACY)) == LEGACY
     return _Legacy(file) if legacy else _Zip(Archive(file, WHAT))
 
 

@@ -2,6 +2,10 @@
 
 A codec takes the decoded size from the bytes of the chunk, so a small file may expand without
 limit. Here the decoded size is determined first. Codecs that do not allow this are refused.
+
+numcodecs decodes into an array that is given, and refuses more than it holds, but for zlib and bz2,
+which unpack all first. It says nothing of a chunk that holds less, whose rows would end in what was
+in memory before.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tierstore._closing import Closing
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType
-from tierstore._formats.files import InputFile, taken_by
+from tierstore._formats.files import InputFile, open_input, taken_by, unless_it_fails
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._registry import Registry
 from tierstore.budget import DEFAULT_MEMORY, Size
@@ -179,6 +179,19 @@ class Source(Closing):
         """Yield the rows in blocks of at most `block_rows`; `blocks` checks their number."""
 
 
+class FileSource(Source):
+    """Rows in one file, which the source closes."""
+
+    def __init__(self, file: InputFile, rows: int, dim: int, dtype: str) -> None:
+        """Read `file`; raises FormatError for sizes that no table has."""
+        self._file = file
+        super().__init__(file.path, rows, dim, dtype)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
 class SelectedSource(Source):
     """Some of the rows of a source, in its order."""
 
@@ -271,15 +284,6 @@ class Wanted:
     dim: int | None = None
 
 
-def reject_name(path: Path, wanted: Wanted) -> None:
-    """Raise InvalidInputError for a name given with a file that holds one matrix without one."""
-    if wanted.name is not None:
-        raise InvalidInputError(
-            f"{path}:{wanted.name}: {path.name} holds one matrix, without a name; leave "
-            f":{wanted.name} out"
-        )
-
-
 @dataclass(frozen=True)
 class Content:
     """The description of the matrix that a writer gets before the first row.
@@ -348,6 +352,8 @@ class Format(ABC):
         several: whether a written file can hold several matrices.
         names_key: whether a written file has a column of keys of any name.
         holds_scales: whether a written file can have an array of scales beside the matrix.
+        elements: the types that a written file can hold: all, those of NumPy, those that text can
+            be read as, or one by its name.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
@@ -361,6 +367,7 @@ class Format(ABC):
     several: ClassVar[bool] = False
     names_key: ClassVar[bool] = False
     holds_scales: ClassVar[bool] = False
+    elements: ClassVar[str] = "all"
 
     def __init_subclass__(cls) -> None:
         """Register the format under its suffixes."""
@@ -378,8 +385,12 @@ class Format(ABC):
         return type(self).read_keys is not Format.read_keys
 
     def holds(self, element: ElementType) -> bool:
-        """Whether a written file can hold elements of a type; by default all types."""
-        return True
+        """Whether a written file can hold elements of a type."""
+        if self.elements == "text":
+            return element.accepts(DEFAULT_DTYPE)
+        if self.elements == "numpy":
+            return not element.as_bits
+        return self.elements in ("all", element.name)
 
     def claims(self, directory: Path) -> bool:
         """Whether a directory of any name holds files of this format."""
@@ -422,11 +433,47 @@ class Format(ABC):
         raise NotImplementedError
 
 
+class MatrixFormat(Format):
+    """A format whose files hold one matrix, or one column of keys, without a name."""
+
+    @abstractmethod
+    def matrix(self, file: InputFile, wanted: Wanted) -> Source:
+        """Return the rows of an open file, which the caller closes if this raises FormatError."""
+
+    def keys_in(self, file: InputFile) -> Keys:
+        """Return the keys of an open file that contains only keys, or raise FormatError."""
+        raise NotImplementedError
+
+    @property
+    def holds_keys_alone(self) -> bool:
+        """Whether a file may contain only keys."""
+        return type(self).keys_in is not MatrixFormat.keys_in
+
+    def open(self, path: Path, wanted: Wanted) -> Source:
+        """Open the matrix."""
+        self._reject(path, wanted.name)
+        with unless_it_fails(open_input(path, wanted.memory)) as file:
+            return self.matrix(file, wanted)
+
+    def read_keys(self, path: Path, name: str | None, memory: Size) -> Keys:
+        """Read the keys, a line or an entry each."""
+        self._reject(path, name)
+        with open_input(path, memory) as file:
+            return self.keys_in(file)
+
+    def _reject(self, path: Path, name: str | None) -> None:
+        if name is not None:
+            raise InvalidInputError(
+                f"{path}:{name}: {path.name} holds one matrix or column of keys, without a name; "
+                f"leave :{name} out"
+            )
+
+
 FORMATS: Registry[Format] = Registry("suffix of a file of vectors", "tierstore._formats")
 """The formats by suffix."""
 
 
-class SpanSource(Source):
+class SpanSource(FileSource):
     """A matrix stored row by row in a span of a file.
 
     Attributes:
@@ -447,8 +494,7 @@ class SpanSource(Source):
 
         Elements are `stored` in the file, by default as in tables.
         """
-        super().__init__(file.path, rows, dim, dtype)
-        self._file = file
+        super().__init__(file, rows, dim, dtype)
         self.offset = offset
         self._stored = ELEMENT_TYPES[dtype].stored if stored is None else stored
 
@@ -475,7 +521,3 @@ class SpanSource(Source):
         return np.frombuffer(data, self._stored).astype(
             ELEMENT_TYPES[self.dtype].stored, copy=False
         )
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()

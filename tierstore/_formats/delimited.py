@@ -26,7 +26,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType
+from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats._arrow import BlockParser, lines_of
 from tierstore._formats._cells import (
     BLANKS,
@@ -49,14 +49,14 @@ from tierstore._formats._layout import Layout, decide, needs_float64, with_readi
 from tierstore._formats.base import (
     Array,
     Content,
-    Format,
+    FileSource,
+    MatrixFormat,
     Source,
     TextOptions,
     Wanted,
     Write,
-    reject_name,
 )
-from tierstore._formats.files import InputFile, open_input, parsing, unless_it_fails
+from tierstore._formats.files import InputFile, parsing
 from tierstore._formats.keys import (
     Keys,
     as_integers,
@@ -65,8 +65,7 @@ from tierstore._formats.keys import (
     without_row_numbers,
 )
 from tierstore._keys.strings import Strings
-from tierstore.budget import Size
-from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
+from tierstore.errors import AmbiguousFileError, FormatError
 from tierstore.spec import MAX_ROWS
 
 SAMPLE_BYTES = 1 << 18
@@ -138,7 +137,7 @@ class _Sample:
         return rows, vector
 
 
-class _TextSource(Source):
+class _TextSource(FileSource):
     """Rows in text, read from the start for each pass."""
 
     def __init__(
@@ -160,7 +159,7 @@ class _TextSource(Source):
             wanted.text.errors == "replace",
         )
         super().__init__(
-            file.path,
+            file,
             self._rows() if rows is None else rows,
             len(layout.values),
             wanted.text_dtype,
@@ -317,10 +316,6 @@ class _TextSource(Source):
                 word = _POINT_ZERO.sub(r"\1", word)
             yield unquoted(word) if self.layout.quoted_words else word
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
 
 def _no_utf8(path: Path, line: int, byte: int) -> FormatError:
     return FormatError(
@@ -340,7 +335,7 @@ def _has_lone_returns(block: bytes) -> bool:
     return b"\r" in block and block.count(b"\r") != block.count(b"\r\n")
 
 
-class Csv(Format):
+class Csv(MatrixFormat):
     """Cells between commas, which may be quoted."""
 
     suffixes = (".csv",)
@@ -348,40 +343,35 @@ class Csv(Format):
     block_bytes = 1 << 20
     is_text = True
     names_key = True
+    elements = "text"
     sep: ClassVar[str] = ","
     unfit: ClassVar[str] = r"\0"
     """Characters that no key may have; readers take text with NUL for UTF-16."""
 
-    def holds(self, element: ElementType) -> bool:
-        """Whether text can be read as the type."""
-        return element.accepts(DEFAULT_DTYPE)
-
-    def open(self, path: Path, wanted: Wanted) -> Source:
+    def matrix(self, file: InputFile, wanted: Wanted) -> Source:
         """Decide from a sample what the lines are; without counts, the rows are counted first."""
-        reject_name(path, wanted)
-        with unless_it_fails(open_input(path, wanted.memory)) as file:
-            with parsing(path, "packed file", *UNPACKING_ERRORS):
-                sample = _Sample(file, wanted.text)
-            if _SAYS_SEP.match(sample.text) and not wanted.text.skip_lines:
-                raise FormatError(
-                    f"{path}: line 1 tells a spreadsheet what is between cells; leave it out with "
-                    "--skip-lines 1 (skip_lines=1)"
-                )
-            try:
-                layout = self._layout(sample, path, wanted.text)
-            except AmbiguousFileError as error:
-                raise self._with_readings(error, file, wanted.text) from None
-            rows = None if layout.counts is None else layout.counts[0]
-            if rows is not None and not is_packed(path):
-                _check_size(file, sample, rows, len(layout.values))
-            said = layout.described(self.sep)
-            source = _TextSource(file, layout, wanted, rows, said)
-            sampled, _ = sample.table(layout.sep, bare=len(wanted.text.vector) == 1)
-            if source.dtype == "float32" and needs_float64(sampled, layout):
-                source.notes += (
-                    "numbers have more digits than float32 keeps; --dtype float64 keeps them",
-                )
-            return source
+        path = file.path
+        with parsing(path, "packed file", *UNPACKING_ERRORS):
+            sample = _Sample(file, wanted.text)
+        if _SAYS_SEP.match(sample.text) and not wanted.text.skip_lines:
+            raise FormatError(
+                f"{path}: line 1 tells a spreadsheet what is between cells; leave it out with "
+                "--skip-lines 1 (skip_lines=1)"
+            )
+        try:
+            layout = self._layout(sample, path, wanted.text)
+        except AmbiguousFileError as error:
+            raise self._with_readings(error, file, wanted.text) from None
+        rows = None if layout.counts is None else layout.counts[0]
+        if rows is not None and not is_packed(path):
+            _check_size(file, sample, rows, len(layout.values))
+        source = _TextSource(file, layout, wanted, rows, layout.described(self.sep))
+        sampled, _ = sample.table(layout.sep, bare=len(wanted.text.vector) == 1)
+        if source.dtype == "float32" and needs_float64(sampled, layout):
+            source.notes += (
+                "numbers have more digits than float32 keeps; --dtype float64 keeps them",
+            )
+        return source
 
     def _layout(self, sample: _Sample, path: Path, options: TextOptions) -> Layout:
         table = partial(sample.table, bare=len(options.vector) == 1)
@@ -457,11 +447,9 @@ class Text(Word2VecText):
 
     suffixes = (".txt",)
 
-    def read_keys(self, path: Path, name: str | None, memory: Size) -> Keys:
-        """Read keys, one a line; if all are whole numbers they are int64."""
-        if name is not None:
-            raise InvalidInputError(f"{path}:{name}: a .txt file of keys has no columns")
-        with open_input(path, memory) as file, parsing(path, "packed file", *UNPACKING_ERRORS):
+    def keys_in(self, file: InputFile) -> Keys:
+        """Return keys, one a line; if all are whole numbers they are int64."""
+        with parsing(file.path, "packed file", *UNPACKING_ERRORS):
             words = take_words(_key_lines(file), file.allowance)
             numbers = as_integers(words, file.allowance)
             return words if numbers is None else numbers

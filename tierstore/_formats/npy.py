@@ -20,22 +20,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 
-from tierstore._dtypes import ELEMENT_TYPES, ElementType
+from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats._remote import RemoteFile
 from tierstore._formats.base import (
     Array,
     Content,
-    Format,
+    MatrixFormat,
     Source,
     SpanSource,
     Wanted,
     Write,
     block_rows_for,
-    reject_name,
 )
 from tierstore._formats.files import (
     ZIP_ERRORS,
@@ -43,15 +42,13 @@ from tierstore._formats.files import (
     InputFile,
     end_sparsely,
     held_scales,
-    open_input,
     parsing,
-    unless_it_fails,
     write_sparsely,
 )
 from tierstore._formats.keys import KeyColumn, Keys, integers_of, strings_of
-from tierstore._formats.reading import Column, ColumnFormat, Reader, array_column
+from tierstore._formats.reading import Column, ColumnFormat, FileReader, array_column
 from tierstore._io import explained
-from tierstore.budget import Allowance, Size
+from tierstore.budget import Allowance
 from tierstore.errors import FormatError, InvalidInputError
 
 MAGIC = b"\x93NUMPY"
@@ -88,11 +85,7 @@ class NpyHeader:
         return f"{self.dtype} {self.shape}"
 
 
-class _Readable(Protocol):
-    def read(self, nbytes: int, /) -> bytes: ...
-
-
-def read_header(stream: _Readable, path: Path) -> NpyHeader:
+def read_header(stream: IO[bytes], path: Path) -> NpyHeader:
     """Read the header of an array; raises FormatError if it is not an array of plain numbers."""
     start = stream.read(8)
     if len(start) < 8 or start[:6] != MAGIC:
@@ -184,40 +177,28 @@ class _ColumnMajorSource(SpanSource):
         return block
 
 
-class Npy(Format):
+class Npy(MatrixFormat):
     """One array, of an element type that NumPy supports."""
 
     suffixes = (".npy",)
     keys = "never"
+    elements = "numpy"
 
-    def holds(self, element: ElementType) -> bool:
-        """Whether NumPy supports the type."""
-        return not element.as_bits
-
-    def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a matrix in either order and byte order."""
-        reject_name(path, wanted)
-        with unless_it_fails(open_input(path, wanted.memory)) as file:
-            header = read_header(file.stream(), path)
-            column = header.column
-            if not column.is_matrix or column.read_as is None:
-                raise FormatError(f"{path}: holds {header}; need floats of shape (rows, dim)")
-            expected = header.nbytes + header.data_bytes
-            if file.size != expected:
-                raise FormatError(
-                    f"{path}: {file.size} bytes, but {header} makes {expected}: "
-                    f"{'truncated' if file.size < expected else 'extra bytes follow the array'}"
-                )
-            rows, dim = header.shape
-            kind = _ColumnMajorSource if _is_column_major(header) else SpanSource
-            source = kind(
-                file, rows, dim, column.read_as, offset=header.nbytes, stored=header.dtype
-            )
-            beside = path.with_name(f"{path.stem}.keys.npy")
-            if beside.exists():
-                how = f"keys={str(beside)!r} reads them (--keys)"
-                source.notes = (f"not read: the keys in {beside.name}; {how}",)
-            return source
+    def matrix(self, file: InputFile, wanted: Wanted) -> Source:
+        """Return a matrix in either order and byte order."""
+        path, header = file.path, read_header(file.stream(), file.path)
+        column = header.column
+        if not column.is_matrix or column.read_as is None:
+            raise FormatError(f"{path}: holds {header}; need floats of shape (rows, dim)")
+        _check_end(file, header)
+        rows, dim = header.shape
+        kind = _ColumnMajorSource if _is_column_major(header) else SpanSource
+        source = kind(file, rows, dim, column.read_as, offset=header.nbytes, stored=header.dtype)
+        beside = path.with_name(f"{path.stem}.keys.npy")
+        if beside.exists():
+            how = f"keys={str(beside)!r} reads them (--keys)"
+            source.notes = (f"not read: the keys in {beside.name}; {how}",)
+        return source
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
@@ -227,21 +208,25 @@ class Npy(Format):
             yield lambda _, block: write_sparsely(file, block)
             end_sparsely(file)
 
-    def read_keys(self, path: Path, name: str | None, memory: Size) -> Keys:
-        """Read a 1-D array of integers or fixed-width strings."""
-        if name is not None:
-            raise InvalidInputError(f"{path}:{name}: a .npy file holds one array without a name")
-        with open_input(path, memory) as file:
-            return _read_keys(file)
+    def keys_in(self, file: InputFile) -> Keys:
+        """Return a 1-D array of integers or fixed-width strings."""
+        header = read_header(file.stream(), file.path)
+        if header.column.kind not in ("integer", "text"):
+            raise FormatError(
+                f"{file.path}: holds {header}; need one dimension of integers or strings"
+            )
+        _check_end(file, header)
+        return _keys_in(_key_blocks(file, header), header, file.path, file.allowance)
 
 
-def _read_keys(file: InputFile) -> Keys:
-    header = read_header(file.stream(), file.path)
-    if header.column.kind not in ("integer", "text"):
-        raise FormatError(f"{file.path}: holds {header}; need one dimension of integers or strings")
-    if file.size != header.nbytes + header.data_bytes:
-        raise FormatError(f"{file.path}: {file.size} bytes do not match {header}")
-    return _keys_in(_key_blocks(file, header), header, file.path, file.allowance)
+def _check_end(file: InputFile, header: NpyHeader) -> None:
+    """Raise FormatError unless the array ends where the file does."""
+    expected = header.nbytes + header.data_bytes
+    if file.size != expected:
+        raise FormatError(
+            f"{file.path}: {file.size} bytes, but {header} makes {expected}: "
+            f"{'truncated' if file.size < expected else 'extra bytes follow the array'}"
+        )
 
 
 def _key_blocks(file: InputFile, header: NpyHeader) -> Iterator[Array]:
@@ -263,7 +248,7 @@ _KEY_BLOCK_BYTES = 1 << 18
 """Small, because every string of a block is a Python object until it is packed."""
 
 
-class Arrays(Reader):
+class Arrays(FileReader):
     """The arrays of a .npz file.
 
     Attributes:
@@ -272,9 +257,8 @@ class Arrays(Reader):
 
     def __init__(self, file: InputFile) -> None:
         """Read the header of each array in `file`, which is closed with this."""
-        self.path = file.path
+        super().__init__(file)
         self.allowance = file.allowance
-        self._file = file
         self._archive = Archive(file, ".npz archive")
         names = [name for name in self._archive.entries if name.endswith(".npy")]
         if len(names) > MAX_ENTRIES:
@@ -365,10 +349,6 @@ class Arrays(Reader):
         blocks = self.read(name, block_rows_for(header.dtype.itemsize, _KEY_BLOCK_BYTES))
         return _keys_in(blocks, header, self.path, self.allowance)
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
 
 def _keys_in(blocks: Iterator[Array], header: NpyHeader, path: Path, allowance: Allowance) -> Keys:
     if header.dtype.kind == "S":
@@ -406,15 +386,8 @@ class Npz(ColumnFormat):
     """Named arrays, of element types that NumPy supports."""
 
     suffixes = (".npz",)
-
-    def holds(self, element: ElementType) -> bool:
-        """Whether NumPy supports the type."""
-        return not element.as_bits
-
-    def reader(self, path: Path, memory: Size) -> Arrays:
-        """Open the arrays."""
-        with unless_it_fails(open_input(path, memory)) as file:
-            return Arrays(file)
+    elements = "numpy"
+    in_file = Arrays
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from tierstore._dtypes import DEFAULT_DTYPE, ElementType
 from tierstore._formats.base import (
     FORMATS,
     Array,
@@ -68,10 +67,7 @@ class Projector(Format):
     suffixes = (".projector",)
     is_directory = True
     block_bytes = 1 << 20
-
-    def holds(self, element: ElementType) -> bool:
-        """Whether text can be read as the type."""
-        return element.accepts(DEFAULT_DTYPE)
+    elements = "text"
 
     def wrote(self, directory: Path) -> bool:
         """Whether it holds only these files."""

@@ -29,7 +29,7 @@ from tierstore._formats.base import (
     Wanted,
     element_of,
 )
-from tierstore._formats.files import taken_by, unless_it_fails
+from tierstore._formats.files import InputFile, open_input, taken_by, unless_it_fails
 from tierstore._formats.keys import Keys
 from tierstore.budget import Size
 from tierstore.errors import FormatError, InvalidInputError, counted
@@ -157,15 +157,34 @@ class Reader(Closing, ABC):
         return taken_by(self.path, enough)
 
 
+class FileReader(Reader):
+    """The arrays or columns of one file, which is closed with this."""
+
+    def __init__(self, file: InputFile) -> None:
+        """Read `file`."""
+        self.path = file.path
+        self._file = file
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
 class ColumnFormat(Format):
-    """A format whose files hold named columns or arrays."""
+    """A format whose files hold named columns or arrays.
+
+    Attributes:
+        in_file: what reads an open file, unless `reader` says otherwise.
+    """
 
     has_columns = True
     holds_scales = True
+    in_file: ClassVar[type[FileReader]]
 
-    @abstractmethod
     def reader(self, path: Path, memory: Size) -> Reader:
         """Open a file; raises FormatError."""
+        with unless_it_fails(open_input(path, memory)) as file:
+            return self.in_file(file)
 
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open what is to be read of a file."""

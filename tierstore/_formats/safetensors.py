@@ -22,19 +22,19 @@ import numpy.typing as npt
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES
 from tierstore._formats.base import Array, Content, SpanSource, StoredRows, Write
-from tierstore._formats.files import InputFile, distinct, held_scales, open_input, unless_it_fails
+from tierstore._formats.files import InputFile, distinct, held_scales
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings, widened
 from tierstore._formats.reading import (
     KEYS,
     OFFSETS,
     Column,
     ColumnFormat,
-    Reader,
+    FileReader,
     array_column,
     with_packed_texts,
 )
 from tierstore._scaled import SCALE_TYPES
-from tierstore.budget import JSON_COST, Size
+from tierstore.budget import JSON_COST
 from tierstore.errors import FormatError
 
 MAX_HEADER_BYTES = 100_000_000
@@ -132,11 +132,10 @@ def _check_spans(path: Path, tensors: dict[str, _Tensor], data_bytes: int) -> No
         )
 
 
-class _Tensors(Reader):
+class _Tensors(FileReader):
     def __init__(self, file: InputFile) -> None:
         """Read the header of `file`, which is closed with this."""
-        self.path = file.path
-        self._file = file
+        super().__init__(file)
         self._tensors, self._data_offset = _read_header(file)
         self.columns = with_packed_texts(
             {name: _column(each) for name, each in self._tensors.items()}
@@ -182,10 +181,6 @@ class _Tensors(Reader):
 
     def _integers(self, name: str) -> npt.NDArray[Any]:
         return np.frombuffer(self._bytes(name), _INTEGERS[self._tensors[name].code])
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 def _column(tensor: _Tensor) -> Column:
@@ -233,11 +228,7 @@ class Safetensors(ColumnFormat):
     """Named tensors, of every element type."""
 
     suffixes = (".safetensors",)
-
-    def reader(self, path: Path, memory: Size) -> Reader:
-        """Open the tensors."""
-        with unless_it_fails(open_input(path, memory)) as file:
-            return _Tensors(file)
+    in_file = _Tensors
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:

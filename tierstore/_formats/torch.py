@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats._torch_pickle import Entry, StoredTensor, entries_by_name
-from tierstore._formats._torch_storages import Storages, storages_of
+from tierstore._formats._torch_storages import storages_of
 from tierstore._formats.base import Array, block_rows_for, element_of
-from tierstore._formats.files import open_input, unless_it_fails
+from tierstore._formats.files import InputFile
 from tierstore._formats.keys import Keys, integers_of, typed
-from tierstore._formats.reading import Column, ColumnFormat, Reader, array_column
-from tierstore.budget import Size
+from tierstore._formats.reading import Column, ColumnFormat, FileReader, array_column
 from tierstore.errors import FormatError
 
 _KEY_ROWS = block_rows_for(8)
@@ -30,11 +28,12 @@ _WASTE = 8
 """A span of a storage is read whole up to this multiple of the requested elements."""
 
 
-class _Tensors(Reader):
+class _Tensors(FileReader):
     """The tensors of a file and their elements, and lists of whole numbers or texts."""
 
-    def __init__(self, storages: Storages) -> None:
-        self._file, self.path = storages.file, storages.file.path
+    def __init__(self, file: InputFile) -> None:
+        super().__init__(file)
+        storages = storages_of(file)
         self._storages = storages
         content = storages.content
         self._entries: dict[str, Any] = (
@@ -115,10 +114,6 @@ class _Tensors(Reader):
         )
         return integers_of(blocks, rows, _dtype(keys), self._file.allowance)
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
 
 def _column(entry: Entry) -> Column:
     if isinstance(entry, StoredTensor):
@@ -146,8 +141,4 @@ class Torch(ColumnFormat):
     """A tensor or named tensors; read-only."""
 
     suffixes = (".pt", ".pth", ".ckpt")
-
-    def reader(self, path: Path, memory: Size) -> Reader:
-        """Open the tensors."""
-        with unless_it_fails(open_input(path, memory)) as file:
-            return _Tensors(storages_of(file))
+    in_file = _Tensors

@@ -11,29 +11,22 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
-from tierstore._dtypes import ELEMENT_TYPES, ElementType
+from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats.base import (
     Array,
     Content,
-    Format,
+    FileSource,
+    MatrixFormat,
     Source,
     SpanSource,
     Wanted,
     Write,
     element_of,
-    reject_name,
 )
-from tierstore._formats.files import (
-    InputFile,
-    end_sparsely,
-    open_input,
-    unless_it_fails,
-    write_sparsely,
-)
+from tierstore._formats.files import InputFile, end_sparsely, write_sparsely
 from tierstore.errors import FormatError, InvalidInputError
 from tierstore.spec import MAX_RECORD_BYTES
 
@@ -41,10 +34,9 @@ _COUNTS = struct.Struct("<II")
 _LENGTH = np.dtype("<i4")
 
 
-class _VecsSource(Source):
+class _VecsSource(FileSource):
     def __init__(self, file: InputFile, rows: int, dim: int, number: str) -> None:
-        super().__init__(file.path, rows, dim, str(element_of(number)))
-        self._file = file
+        super().__init__(file, rows, dim, str(element_of(number)))
         self._number = np.dtype(number)
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
@@ -61,64 +53,48 @@ class _VecsSource(Source):
                 )
             yield np.ascontiguousarray(rows["numbers"], ELEMENT_TYPES[self.dtype].stored)
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
-
-class _Plain(Format):
-    """Rows of one element type, `number`."""
+class _Vecs(MatrixFormat):
+    """Rows of the only type of `elements`, each after its length."""
 
     keys = "never"
-    number: ClassVar[str]
 
-    def holds(self, element: ElementType) -> bool:
-        """Whether the type is that of the format."""
-        return element.name == self.number
-
-
-class _Vecs(_Plain):
-    """Rows, each after its length."""
-
-    def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a file, whose size must be a multiple of the size of the first row."""
-        reject_name(path, wanted)
-        with unless_it_fails(open_input(path, wanted.memory)) as file:
-            size = np.dtype(self.number).itemsize
-            dim = int.from_bytes(file.read_at(0, 4), "little", signed=True)
-            nbytes = _LENGTH.itemsize + dim * size
-            if not 1 <= dim <= MAX_RECORD_BYTES // size or file.size % nbytes:
-                raise FormatError(
-                    f"{path}: {file.size} bytes are no rows of {dim} elements, as in the first; "
-                    f"truncated, or no {self.suffixes[0]} file"
-                )
-            return _VecsSource(file, file.size // nbytes, dim, self.number)
+    def matrix(self, file: InputFile, wanted: Wanted) -> Source:
+        """Return the rows; the size of the file must be a multiple of the size of the first."""
+        size = np.dtype(self.elements).itemsize
+        dim = int.from_bytes(file.read_at(0, 4), "little", signed=True)
+        nbytes = _LENGTH.itemsize + dim * size
+        if not 1 <= dim <= MAX_RECORD_BYTES // size or file.size % nbytes:
+            raise FormatError(
+                f"{file.path}: {file.size} bytes are no rows of {dim} elements, as in the first; "
+                f"truncated, or no {self.suffixes[0]} file"
+            )
+        return _VecsSource(file, file.size // nbytes, dim, self.elements)
 
 
-class _Bin(_Plain):
-    """Counts, then rows."""
+class _Bin(MatrixFormat):
+    """Counts, then rows of the only type of `elements`."""
 
-    def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a file, whose size must match its counts."""
-        reject_name(path, wanted)
-        with unless_it_fails(open_input(path, wanted.memory)) as file:
-            number = np.dtype(self.number)
-            rows, dim = _COUNTS.unpack(file.read_at(0, _COUNTS.size))
-            expected = _COUNTS.size + number.itemsize * rows * dim
-            if file.size != expected:
-                raise FormatError(
-                    f"{path}: {file.size} bytes, but {rows} rows of {dim} {self.number} take "
-                    f"{expected}"
-                )
-            dtype = str(element_of(self.number))
-            return SpanSource(file, rows, dim, dtype, offset=_COUNTS.size, stored=number)
+    keys = "never"
+
+    def matrix(self, file: InputFile, wanted: Wanted) -> Source:
+        """Return the rows; the size of the file must match its counts."""
+        number = np.dtype(self.elements)
+        rows, dim = _COUNTS.unpack(file.read_at(0, _COUNTS.size))
+        expected = _COUNTS.size + number.itemsize * rows * dim
+        if file.size != expected:
+            raise FormatError(
+                f"{file.path}: {file.size} bytes, but {rows} rows of {dim} {number} take {expected}"
+            )
+        dtype = str(element_of(number))
+        return SpanSource(file, rows, dim, dtype, offset=_COUNTS.size, stored=number)
 
 
 class Fvecs(_Vecs):
     """Rows of float32, each after its length."""
 
     suffixes = (".fvecs",)
-    number = "float32"
+    elements = "float32"
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
@@ -138,14 +114,14 @@ class Bvecs(_Vecs):
     """Rows of bytes, each after its length."""
 
     suffixes = (".bvecs",)
-    number = "uint8"
+    elements = "uint8"
 
 
 class Fbin(_Bin):
     """Counts, then rows of float32."""
 
     suffixes = (".fbin",)
-    number = "float32"
+    elements = "float32"
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
@@ -162,11 +138,11 @@ class U8bin(_Bin):
     """Counts, then rows of uint8."""
 
     suffixes = (".u8bin",)
-    number = "uint8"
+    elements = "uint8"
 
 
 class I8bin(_Bin):
     """Counts, then rows of int8."""
 
     suffixes = (".i8bin",)
-    number = "int8"
+    elements = "int8"

@@ -11,19 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from tierstore._dtypes import ElementType
 from tierstore._formats.base import (
-    FORMATS,
     Array,
     Content,
-    Format,
+    FileSource,
+    MatrixFormat,
     Source,
     Wanted,
     Write,
-    reject_name,
 )
 from tierstore._formats.delimited import MAX_WORD_CHARACTERS, reject_unfit_words
-from tierstore._formats.files import InputFile, open_input, unless_it_fails
+from tierstore._formats.files import InputFile
 from tierstore._formats.keys import Keys, take_words, without_row_numbers
 from tierstore._formats.raw import is_shape, open_raw
 from tierstore.errors import FormatError
@@ -32,18 +30,15 @@ MAX_WORD_BYTES = 4 * MAX_WORD_CHARACTERS + 2
 
 _BINARY_COUNTS = re.compile(rb"(\d{1,15}) (\d{1,9})[ \r]*\n")
 _CONTROL = re.compile(rb"[\0-\x1f\x7f]")
-_ZIP_MAGIC = b"PK\3\4"
-_TORCH = ".pt"
 _FASTTEXT_MAGIC = b"\xba\x16O/"
 _READ_BYTES = 1 << 20
 _ELEMENT = np.dtype("<f4")
 
 
-class _BinSource(Source):
+class _BinSource(FileSource):
     def __init__(self, file: InputFile, rows: int, dim: int, *, offset: int, errors: str) -> None:
-        super().__init__(file.path, rows, dim, _ELEMENT.name)
+        super().__init__(file, rows, dim, _ELEMENT.name)
         self._errors = errors
-        self._file = file
         self._offset = offset
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
@@ -101,10 +96,6 @@ class _BinSource(Source):
         if (data[at:] + stream.read(2))[:2] not in (b"", b"\n"):
             raise FormatError(f"{self.path}: extra bytes follow the {self.rows} rows")
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
 
 def _decoded(word: bytes, errors: str) -> str | None:
     """Return a word, or None for what is no UTF-8."""
@@ -114,46 +105,35 @@ def _decoded(word: bytes, errors: str) -> str | None:
         return None
 
 
-class Word2VecBinary(Format):
+class Word2VecBinary(MatrixFormat):
     """Words and float32 values in binary."""
 
     suffixes = (".bin",)
     has_words = True
     keys = "always"
-
-    def holds(self, element: ElementType) -> bool:
-        """Whether the type is float32."""
-        return element.stored == _ELEMENT
+    elements = "float32"
 
     def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a file and check its counts against its size."""
-        if is_shape(wanted.name):
-            return open_raw(path, wanted)
-        with unless_it_fails(open_input(path, wanted.memory)) as file:
-            first = file.stream().readline(64)
-            if first.startswith(_ZIP_MAGIC):
-                return self._torch_file(path, wanted)
-            if first.startswith(_FASTTEXT_MAGIC):
-                raise FormatError(
-                    f"{path}: a fastText model, not word2vec vectors; read its .vec file"
-                )
-            reject_name(path, wanted)
-            counts = _BINARY_COUNTS.fullmatch(first)
-            if counts is None:
-                raise FormatError(
-                    f"{path}: the first line is not two counts, as in word2vec files; bytes "
-                    f"of a matrix alone are read as {path.name}:float32:256"
-                )
-            rows, dim = int(counts[1]), int(counts[2])
-            if file.size - len(first) < rows * (len(b"w ") + 4 * dim):
-                raise FormatError(
-                    f"{path}: truncated: {file.size} bytes cannot hold {rows} rows of {dim} float32"
-                )
-            return _BinSource(file, rows, dim, offset=len(first), errors=wanted.text.errors)
+        """Open the words, or the bytes of a matrix whose type and shape the name says."""
+        return open_raw(path, wanted) if is_shape(wanted.name) else super().open(path, wanted)
 
-    def _torch_file(self, path: Path, wanted: Wanted) -> Source:
-        """Open a file that Hugging Face names with the same suffix, pytorch_model.bin."""
-        return FORMATS[_TORCH].open(path, wanted)
+    def matrix(self, file: InputFile, wanted: Wanted) -> Source:
+        """Check the counts of a file against its size."""
+        path, first = file.path, file.stream().readline(64)
+        if first.startswith(_FASTTEXT_MAGIC):
+            raise FormatError(f"{path}: a fastText model, not word2vec vectors; read its .vec file")
+        counts = _BINARY_COUNTS.fullmatch(first)
+        if counts is None:
+            raise FormatError(
+                f"{path}: the first line is not two counts, as in word2vec files; bytes of a "
+                f"matrix alone are read as {path.name}:float32:256"
+            )
+        rows, dim = int(counts[1]), int(counts[2])
+        if file.size - len(first) < rows * (len(b"w ") + 4 * dim):
+            raise FormatError(
+                f"{path}: truncated: {file.size} bytes cannot hold {rows} rows of {dim} float32"
+            )
+        return _BinSource(file, rows, dim, offset=len(first), errors=wanted.text.errors)
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:

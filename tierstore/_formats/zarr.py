@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from tierstore._door import interrupts_deferred
-from tierstore._dtypes import ELEMENT_TYPES, ElementType
+from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats.base import (
     Array,
     Content,
@@ -361,10 +361,7 @@ class Zarr(ColumnFormat):
     suffixes = (".zarr",)
     takes_stores = True
     is_directory = True
-
-    def holds(self, element: ElementType) -> bool:
-        """Whether NumPy, and therefore zarr of any tool, supports the type."""
-        return not element.as_bits
+    elements = "numpy"
 
     def wrote(self, directory: Path) -> bool:
         """Whether it is a group or array of zarr, and no store of tables."""
