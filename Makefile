@@ -40,7 +40,7 @@ $(READY): pyproject.toml $(CONSTRAINTS) $(CORE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet 'pip>=25.1'  # which knows groups of dependencies
 	$(BIN)/pip install --quiet $(TORCH) -c $(CONSTRAINTS)
-	$(BIN)/pip install --quiet -e '.[torch,formats,cli]' --group dev -c $(CONSTRAINTS)
+	$(BIN)/pip install --quiet -e '.[torch,formats]' --group dev -c $(CONSTRAINTS)
 	touch $(READY)
 
 # After a change of tierstore/_core; TIERSTORE_CORE_DEBUG=1 checks every index.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from tierstore_cli.commands import summaries
+from tierstore_cli.commands import load_command, summaries
 from tierstore_cli.main import cli
 
 PAGE = Path(__file__).with_name("cli.md")
@@ -17,7 +17,11 @@ HEAD = """\
 Every command takes `--json`, which prints one object on one line of stdout and nothing else:
 keys are stable, sizes are bytes as integers. Messages and progress bars go to stderr, bars on a
 terminal only and after a second. Environment variables set options too: `--table` of `export` is
-`TIERSTORE_EXPORT_TABLE`. With `NO_COLOR` set, tables are plain even if `rich` is installed.
+`TIERSTORE_EXPORT_TABLE`, and `TIERSTORE_TABLE` is that of every command. A variable that begins
+with `TIERSTORE_` and sets nothing is named on stderr, with the nearest that does. Tables have no
+colours or frames: they are the same on a terminal and in a file, but for columns that do not fit.
+Every command also takes `--debug`, which prints a traceback, and those that write
+`--allow-untested`.
 
 Commands that write make the complete result under a temporary name, then rename it: a command that
 fails or is interrupted leaves no partial result. One that has printed its result is done, whatever
@@ -38,7 +42,7 @@ ends it then.
 
 ## Completion
 
-The shell completes commands, options and the names of a store's tables:
+The shell completes commands, options, and the names of a store's tables, fields and versions:
 
 ```
 eval "$(_TIERSTORE_COMPLETE=bash_source tierstore)"    # bash: ~/.bashrc
@@ -46,6 +50,27 @@ eval "$(_TIERSTORE_COMPLETE=zsh_source tierstore)"     # zsh: ~/.zshrc
 _TIERSTORE_COMPLETE=fish_source tierstore | source     # fish: ~/.config/fish/config.fish
 ```
 """
+
+
+NAMES_BEFORE = """\
+## Names of before
+
+Some options were called otherwise. Their old names are taken until the next release, with a line on
+stderr; so are those that will go.
+
+| command | before | now |
+|---|---|---|
+"""
+
+
+def names_before() -> str:
+    """Return the table of options that had other names, or will go."""
+    rows = []
+    for name in summaries():
+        for old, new in sorted(getattr(load_command(name), "was", {}).items()):
+            now = f"`{new}`" if new.startswith("--") else f"goes: {new}"
+            rows.append(f"| {name} | `{old}` | {now} |\n")
+    return NAMES_BEFORE + "".join(rows)
 
 
 def page() -> str:
@@ -56,7 +81,7 @@ def page() -> str:
         command = cli.get_command(group, name)
         context = click.Context(command, group, info_name=name, terminal_width=100)
         sections.append(section(f"tierstore {name}", context))
-    return "\n".join(sections)
+    return "\n".join([*sections, names_before()])
 
 
 def section(title: str, context: click.Context) -> str:

@@ -22,9 +22,9 @@ HEAD = """\
 
 With `--json` a command prints one object on one line of stdout. Keys stay; new ones may come. `?`
 marks a value that was null in the example, so its type is not shown; `<name>` is any name, `[…]` a
-list of such values. Sizes are bytes, times are seconds since 1970, NaN and infinities the texts
-`nan`, `inf` and `-inf`. Rows are printed as they are read: where one cannot be, the object ends
-there, and the exit code is that of the failure. A byte of a file name that is not UTF-8 is a lone
+list of such values. Sizes are bytes, times are seconds since 1970, NaN and infinities null, of
+which a note on stderr says how many there are. Rows are printed as they are read: where one cannot
+be, `error` is the last key of the object. A byte of a file name that is not UTF-8 is a lone
 surrogate, `\\udc80` to `\\udcff`, of which `os.fsencode` makes the byte again. `doctor`, whose keys
 follow the machine, is not listed. In `bench`, `link_bytes` is a number and `gpu_…` are times where
 there is a GPU; `counts` are the rows of the batches that were measured, for `cold` the pages of 4
@@ -33,8 +33,12 @@ KiB, and `seconds` what each took. A command that fails prints an `error` and no
 """
 
 NAMED = {
-    ("diff --ids", "tables"),
-    ("diff --ids", "rows"),
+    ("alter", "fields"),
+    ("mend", "mended"),
+    ("mend", "copied"),
+    ("mend", "bad_rows"),
+    ("diff --changed", "tables"),
+    ("diff --changed", "rows"),
     ("diff --out", "tables"),
     ("patch", "tables"),
     ("save", "backends"),
@@ -44,9 +48,9 @@ NAMED = {
 
 OPTIONS = {
     "--stats",
-    "--rows",
-    "--versions",
-    "--ids",
+    "--range",
+    "--field",
+    "--ids-from",
     "--out",
     "--dry-run",
     "--upsert",
@@ -65,22 +69,26 @@ load emb.tier some.csv --table item --key-column key --upsert
 load emb.tier some.csv --key-column key --dry-run
 inspect emb.tier
 inspect emb.tier --table item --stats
-inspect emb.tier --rows 0:2
-inspect emb.tier --versions
+inspect emb.tier --range 0:2
 get emb.tier 0 7
+near emb.tier --id 3 --id 5
 near emb.tier --id 3
 put emb.tier --id 3 1 2 3 4
 log emb.tier
 save emb.tier copy.tier --version before
-diff emb.tier before --ids
+diff emb.tier before --changed
 diff emb.tier before --out a.patch
 patch copy.tier a.patch
 save emb.tier second.tier --incremental
 publish emb.tier serving
 export emb.tier out.npy
 restore emb.tier before
+mend emb.tier --from copy.tier
+copy-table emb.tier second.tier --as other
+alter emb.tier --dtype float16
 release emb.tier before
 add-field emb.tier --table item exp_avg
+get emb.tier 0 --field weight,exp_avg
 drop-field emb.tier --table item exp_avg
 grow emb.tier --table item --rows 120 --keys more.txt
 rename emb.tier item thing

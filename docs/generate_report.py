@@ -65,7 +65,7 @@ def main() -> None:
     subprocess.run([sys.executable, *map(str, [*example, *given])], check=True)
     traced(place, words)
     report = ["report", place / "words.tier", place / "report.html", "--force", "--table", "input"]
-    more = ["--key", "integer", "--hits", place / "hits.jsonl", "--trace", place / "ids.npy"]
+    more = ["--key", "integer", "--history", place / "hits.jsonl", "--trace", place / "ids.npy"]
     shell = [sys.executable, "-m", "tierstore", *report, *more]
     subprocess.run([*map(str, shell)], check=True)
     for width, height in zip(WIDTHS, HEIGHTS, strict=True):

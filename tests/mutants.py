@@ -1742,10 +1742,10 @@ MUTANTS = [
         "tests/cli/test_save_verify_fold.py::test_verify_does_not_list_endless_ids",
     ),
     Mutant(
-        "cli/tierstore_cli/rows.py",
-        "x if math.isfinite(x) else str(x)",
-        "x",
-        "tests/cli/test_inspect.py",
+        "cli/tierstore_cli/output.py",
+        "        return None, 1\n",
+        "        return None, 0\n",
+        "tests/cli/test_output.py",
     ),
     Mutant(
         "cli/tierstore_cli/rows.py",
@@ -1767,8 +1767,8 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/picking.py",
-        "[str(key) for key in found.tolist()]",
-        "found",
+        "[str(key) for key in keys.tolist()]",
+        "keys",
         "tests/cli/test_put_near.py::test_an_export_of_ids_and_keys_in_their_order",
     ),
     # Keys without a row, and which reads are counted.
@@ -1939,7 +1939,7 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/command.py",
-        'out.note(f"Warning: {message}")',
+        'out.note(f"Warning: {in_a_shell(str(message))}")',
         "pass",
         "tests/cli/test_load_export.py::test_export_counts_what_overflows",
     ),
@@ -2125,7 +2125,7 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/commands/export.py",
-        "all_rows=list(choose_rows(chosen, rows))",
+        "all_rows=list(choose_rows(chosen, span))",
         "all_rows=list(picked)",
         "tests/cli/test_partitions.py::test_parts_of_an_export_make_one_target",
     ),
@@ -2137,7 +2137,7 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/commands/near.py",
-        "exclude=[ids], ",
+        "exclude=left_out, ",
         "",
         "tests/cli/test_put_near.py::test_near_is_exact",
     ),
@@ -2197,7 +2197,7 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/commands/publish.py",
-        "keep=keep,",
+        "keep=last or 2,",
         "keep=2,",
         "tests/test_publishing.py::test_the_command",
     ),
@@ -2215,9 +2215,9 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/output.py",
-        "self.shown = True  # before",
-        "self.shown = False  # before",
-        "tests/cli/test_output.py::test_a_failure_after_rows_were_written_is_no_second_object",
+        "self._open = end + before  # where",
+        "self._open = before  # where",
+        "tests/cli/test_output.py::test_a_failure_after_rows_were_written_ends_the_one_object",
     ),
     Mutant(
         "cli/tierstore_cli/output.py",
@@ -2233,8 +2233,8 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/picking.py",
-        "return list(dict.fromkeys(found))",
-        "return found",
+        "return list(dict.fromkeys(every))",
+        "return every",
         "tests/cli/test_remove.py::test_a_key_without_a_row_is_an_error_unless_that_is_allowed",
     ),
     Mutant(
@@ -2256,9 +2256,9 @@ MUTANTS = [
         "tests/cli/test_keyed.py::test_keys_expire_in_a_commit_and_a_dry_run_commits_none",
     ),
     Mutant(
-        "cli/tierstore_cli/commands/log.py",
-        "fromtimestamp(version.time, UTC)",
-        "fromtimestamp(version.time)",
+        "cli/tierstore_cli/versions.py",
+        "{datetime.fromtimestamp(each.time, UTC):%F %T}",
+        "{datetime.fromtimestamp(each.time):%F %T}",
         "tests/cli/test_diff_patch_log.py::test_times_are_utc_wherever_the_machine_is",
     ),
     Mutant(
@@ -2269,7 +2269,7 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/commands/export.py",
-        "if part is not None and given and rows is None:",
+        "if part is not None and (picks or since is not None):",
         "if False:",
         "tests/cli/test_partitions.py::test_parts_that_make_no_target_are_refused",
     ),
@@ -2305,18 +2305,18 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/commands/put.py",
-        "if element.integer and (element.decode(stored) != vector).any():",
+        "if element.integer and not whole.all():",
         "if False:",
         "tests/cli/test_put_near.py::test_put_refuses_what_the_type_cannot_hold",
     ),
     Mutant(
-        "cli/tierstore_cli/commands/put.py",
-        'if not word.isascii() or "_" in word:',
-        'if "_" in word:',
+        "cli/tierstore_cli/values.py",
+        'if number is None or not word.isascii() or "_" in word:',
+        'if number is None or "_" in word:',
         "tests/cli/test_put_near.py::test_put_refuses_what_the_type_cannot_hold",
     ),
     Mutant(
-        "cli/tierstore_cli/commands/put.py",
+        "cli/tierstore_cli/values.py",
         "if np.isinf(number) and any(map(str.isdigit, word)):",
         "if False:",
         "tests/cli/test_put_near.py::test_put_refuses_what_the_type_cannot_hold",
@@ -2365,7 +2365,7 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/commands/plan.py",
-        '"training": not reading',
+        '"training": training',
         '"training": True',
         "tests/cli/test_sizing.py::test_plan_for_reading_finds_the_memory_for_a_hit_rate_of_reads",
     ),

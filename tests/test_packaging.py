@@ -38,7 +38,7 @@ def test_the_base_is_small():
 def test_extras_are_what_users_need():
     """What developers need is in groups, which are not in the metadata."""
     files = {"parquet", "hdf5"}
-    assert set(EXTRAS) == {"all", "torch", "formats", "s3", "cli"} | files | GPU
+    assert set(EXTRAS) == {"all", "torch", "formats", "s3"} | files | GPU
     assert set(re.search(r"\[(.*)\]", EXTRAS["formats"][0])[1].split(",")) == files
     everything = set(re.search(r"\[(.*)\]", EXTRAS["all"][0])[1].split(","))
     assert everything == set(EXTRAS) - {"all"} - files - GPU

@@ -11,7 +11,7 @@ from tests.mutants import MUTANTS
 from tests.test_packaging import EXTRAS, PROJECT, name_of
 
 ROOT = Path(__file__).parents[1]
-INSTALLED = ("torch", "parquet", "hdf5", "s3", "cli")
+INSTALLED = ("torch", "parquet", "hdf5", "s3")
 """The extras that the Makefile installs."""
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))

@@ -260,7 +260,7 @@ def test_the_command(tmp_path, store):
     assert np.array_equal(served(place), store["item"][:])
     assert run(place).exit_code == 10
     train(store, 1)
-    assert "version-3" in run(place, "--keep", 1).stdout
+    assert "version-3" in run(place, "--last", 1).stdout
     assert sorted(os.listdir(place)) == ["current", "version-3"]
     assert run(place, "--table", "nope", "--version", 2).exit_code == 1
 

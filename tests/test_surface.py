@@ -66,7 +66,7 @@ for dotted in json.load(sys.stdin):
 print(json.dumps(wrong))
 """
 
-EXTRAS = ("torch", "cupy", "pyarrow", "safetensors", "rich")
+EXTRAS = ("torch", "cupy", "pyarrow", "safetensors")
 
 
 def run(code: str, given: object = None, block: tuple[str, ...] = ()) -> str:

@@ -262,7 +262,7 @@ class History:
         return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the hit rates to a file that `tierstore report --hits` draws, replacing an old one.
+        """Write the hit rates to a file for `tierstore report --history`, replacing an old one.
 
         A line is JSON, with the keys of those that `tierstore top --json` prints. Raises
         StoreIOError.

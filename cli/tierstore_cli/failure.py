@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -77,6 +78,38 @@ def exit_code(error: BaseException) -> int:
     return next((code for kind, code in table if isinstance(error, kind)), 1)
 
 
+_IN_A_SHELL = {
+    r"[Ss]tore\.set_keys(\([^)]*\))?": "tierstore keys set",
+    r"[Ss]tore\.release(\([^)]*\))?": "tierstore release",
+    r"[Ss]tore\.restore(\([^)]*\))?": "tierstore restore",
+    r"[Ss]tore\.grow(\([^)]*\))?": "tierstore grow",
+    r"[Ss]tore\.create_table(\([^)]*\))?": "tierstore init",
+    r"[Ss]tore\.add_fields(\([^)]*\))?": "tierstore add-field",
+    r"[Ss]tore\.verify\(mend=True\)": "tierstore mend",
+    r"TableSpec\(track_uses=True\)": "tierstore init --track-uses",
+    r"TableSpec\(keys=[^)]*\)": "tierstore init --by-key",
+    r"tierstore\.open\(path, version=N\)": "--version N",
+    r"allow_untested=True": "--allow-untested",
+    r"force=True": "--force",
+    r"upsert=True": "--upsert",
+    r"expand=True": "--expand",
+    r"key_column=\S+?(?=[),;\s]|$)": "--key-column",
+    r"keep=\S+?(?=[),;\s]|$)": "tierstore keep",
+}
+"""What Python names in a message, and what does the same in a shell."""
+
+
+def in_a_shell(message: str) -> str:
+    """Return a message with the words of a shell before what only Python says.
+
+    Python's stay in brackets, for those who read the message in a program that ran the command.
+    """
+    for pattern, words in _IN_A_SHELL.items():
+        if words not in message:
+            message = re.sub(pattern, rf"{words} (\g<0>)", message)
+    return message
+
+
 def described(error: TierStoreError | OSError) -> str:
     """Return the message of an error, without the number of an operating system error."""
     if not isinstance(error, OSError) or error.strerror is None or error.args[:1] != (error.errno,):
@@ -139,7 +172,7 @@ def failures(debug: bool) -> Iterator[None]:
             tell(printable(traceback.format_exc().rstrip(), keep="\n"))
         if isinstance(error, (TierStoreError, OSError)):
             lines = [described(error), *getattr(error, "__notes__", ())]
-            message = "\n".join(map(printable, lines))
+            message = in_a_shell("\n".join(map(printable, lines)))
         elif isinstance(error, MemoryError):
             message = "out of memory"
         else:

@@ -17,10 +17,13 @@ import click
 
 from tierstore_cli.commands import load_command, summaries
 from tierstore_cli.failure import CLOSED_PIPE, Interrupted, writing_output
-from tierstore_cli.text import discard
+from tierstore_cli.text import discard, tell
 
 ELSEWHERE = {
     "append": "load",
+    "alter-table": "alter",
+    "backup": "save",
+    "convert": "alter",
     "cat": "get",
     "check": "verify",
     "commits": "log",
@@ -30,6 +33,7 @@ ELSEWHERE = {
     "create": "init",
     "delete": "drop",
     "dump": "export",
+    "fix": "mend",
     "fsck": "verify",
     "gc": "fold",
     "history": "log",
@@ -57,6 +61,17 @@ ELSEWHERE = {
 """Names of commands in other tools, and the command here that does the same."""
 
 
+BEGIN = {
+    "make a store of a file of vectors": "tierstore load emb.tier vectors.npy",
+    "show what is in it": "tierstore inspect emb.tier",
+    "write its rows for other tools": "tierstore export emb.tier rows.parquet",
+}
+"""The commands to begin with, by what they do."""
+
+VARIABLES = ("TIERSTORE_BUDGET", "TIERSTORE_CORE_DEBUG", "TIERSTORE_CORE_TARGET", "TIERSTORE_TABLE")
+"""The environment variables that are no options of one command."""
+
+
 class Group(click.Group):
     """A group that imports only the subcommand it runs, and exits with 130 when interrupted."""
 
@@ -70,6 +85,8 @@ class Group(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; `help [COMMAND]` and `version` mean the options of these names."""
+        if not args and not ctx.resilient_parsing:
+            self.parse_nothing(ctx)
         if args[:1] == ["help"]:
             args = [*args[1:2], "--help"]
         elif args[:1] == ["version"]:
@@ -79,7 +96,10 @@ class Group(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Return the command that is named; an unknown name is refused with the nearest one."""
         with failures_as_json(args):
-            return self._resolved(ctx, args)
+            resolved = self._resolved(ctx, args)
+        if not ctx.resilient_parsing:
+            say_unknown_variables()
+        return resolved
 
     def _resolved(self, ctx: click.Context, args: list[str]) -> Any:
         try:
@@ -90,6 +110,14 @@ class Group(click.Group):
             said = error.format_message()
             hint = f" Did you mean {near[0]}?" if near and "Did you mean" not in said else ""
             raise click.UsageError(f"{said}{hint}", ctx) from None
+
+    def parse_nothing(self, ctx: click.Context) -> None:
+        """Say how to begin, where no command is named."""
+        click.echo(f"Usage: {ctx.command_path} COMMAND [ARGS]...\n\nTo begin with:", err=True)
+        for line, example in BEGIN.items():
+            click.echo(f"  {example:<{max(map(len, BEGIN.values()))}}   {line}", err=True)
+        click.echo(f"\n`{ctx.command_path} --help` lists all commands.", err=True)
+        ctx.exit(2)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
@@ -136,6 +164,27 @@ class Group(click.Group):
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Interrupted from None
+
+
+def say_unknown_variables() -> None:
+    """Say which variables of the environment look like options and are none, in a line each."""
+    for name in sorted(os.environ):
+        if name.startswith("TIERSTORE_") and name not in VARIABLES and name[10:15] != "TEST_":
+            known = _variables_of(name)
+            if name not in known:
+                near = difflib.get_close_matches(name, [*VARIABLES, *known], 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                tell(f"Warning: {name} in the environment sets nothing{hint}")
+
+
+def _variables_of(name: str) -> list[str]:
+    """Return the variables of the options of the command that a name begins with."""
+    words = name.removeprefix("TIERSTORE_").lower().replace("_", "-")
+    named = [each for each in summaries() if words.startswith(f"{each}-")]
+    command = load_command(max(named, key=len)) if named else None
+    params = [] if command is None else command.params
+    every = [each.envvar if isinstance(each.envvar, list) else [] for each in params]
+    return [variable for variables in every for variable in variables]
 
 
 @contextmanager
@@ -213,7 +262,6 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     cls=Group,
     context_settings={
         "help_option_names": ["-h", "--help"],
-        "auto_envvar_prefix": "TIERSTORE",
         "max_content_width": 100,
     },
 )
@@ -230,9 +278,10 @@ def cli() -> None:
     """Embedding tables larger than the GPU and RAM: create, inspect, load, export, save, verify.
 
     A store is a directory of tables that are committed together. Every command takes --json for
-    one object on stdout, {"error": …} where it fails, and --debug for a traceback. `tierstore
-    COMMAND -h` shows examples. An option that is not given is that of the environment:
-    TIERSTORE_EXPORT_TABLE is --table of export.
+    one object on stdout, {"error": …} where it fails, and --debug for a traceback; those that write
+    take --allow-untested for a file system that is not tested. `tierstore COMMAND -h` shows
+    examples. An option that is not given is that of the environment: TIERSTORE_EXPORT_TABLE is
+    --table of export, TIERSTORE_TABLE that of all commands.
 
     \b
     Examples:

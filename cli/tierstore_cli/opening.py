@@ -7,9 +7,9 @@ import importlib.util
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 
@@ -23,8 +23,9 @@ from tierstore.errors import (
     RowIndexError,
     UnknownNameError,
 )
-from tierstore_cli.command import MADE, WAITING, WRITTEN
+from tierstore_cli.command import MADE, UNTESTED, WAITING, WRITTEN
 from tierstore_cli.params import Place, Rows, Share
+from tierstore_cli.progress import Progress
 
 if TYPE_CHECKING:  # reading files takes time to import, which few commands do
     from tierstore import Attached
@@ -43,39 +44,55 @@ def open_store(
     path: Place,
     mode: Literal["r", "r+"] = "r",
     version: int | str | None = None,
-    *,
-    allow_untested: bool = False,
-    partitions: bool = False,
 ) -> Store:
     """Open a store without caches; a writer waits for its lock for the seconds of --wait.
 
-    With `partitions`, a writer also opens a store with partitions, all of them.
+    A writer opens all partitions of a store that has some.
     """
 
     def work() -> Store:
-        if partitions and isinstance(path, Path) and os.path.isdir(path / "partitions"):
-            of_ranks = tierstore.distributed.open(
-                path, budget=NO_CACHE, allow_untested=allow_untested
-            )
-            return cast(Store, of_ranks)
-        return tierstore.open(
-            path, mode, version=version, budget=NO_CACHE, allow_untested=allow_untested
-        )
+        options: dict[str, Any] = {"budget": NO_CACHE, "allow_untested": allow_untested()}
+        if mode == "r+" and isinstance(path, Path) and os.path.isdir(path / "partitions"):
+            return cast(Store, tierstore.distributed.open(path, **options))
+        return tierstore.open(path, mode, version=version, **options)
 
     if mode == "r":
         return work()
     store = awaited(work)
-    context = click.get_current_context(silent=True)
-    if context is not None:
-        context.meta.setdefault(WRITTEN, []).append((path, store, store.version))
+    _context_meta().setdefault(WRITTEN, []).append((path, store, store.version))
     return store
+
+
+@contextlib.contextmanager
+def changing(path: Path, label: str) -> Iterator[tuple[Store, Progress]]:
+    """Open a store for writing, beside a bar that says what is done."""
+    with open_store(path, "r+") as store, Progress(label) as progress:
+        yield store, progress
+
+
+def refuse_partitions(store: Store, path: Path, what: str) -> None:
+    """Raise UsageError where a store in partitions cannot do what a plain one does."""
+    if not isinstance(store, Store):
+        raise click.UsageError(
+            f"{path} is in partitions, whose {what}: make a plain copy (tierstore save {path} "
+            "PLAIN), change that, and save it with --partitions"
+        )
+
+
+def allow_untested() -> bool:
+    """Whether --allow-untested is given."""
+    return bool(_context_meta().get(UNTESTED, False))
+
+
+def _context_meta() -> dict[str, Any]:
+    context = click.get_current_context(silent=True)
+    return {} if context is None else context.meta
 
 
 def makes(path: Place) -> None:
     """Have an interrupt tell whether a new store has appeared at `path`, if that is free yet."""
-    context = click.get_current_context(silent=True)
-    if context is not None and isinstance(path, Path) and not os.path.lexists(path):
-        context.meta.setdefault(MADE, []).append(path)
+    if isinstance(path, Path) and not os.path.lexists(path):
+        _context_meta().setdefault(MADE, []).append(path)
 
 
 def open_to_read(
@@ -116,8 +133,7 @@ def _file_and_name(path: Place) -> tuple[Path | None, str]:
 
 def awaited(work: Callable[[], Result]) -> Result:
     """Call `work` until no LockedError is raised, for at most the seconds of --wait."""
-    context = click.get_current_context(silent=True)
-    seconds = 0.0 if context is None else context.meta.get(WAITING, 0.0)
+    seconds = _context_meta().get(WAITING, 0.0)
     limit = time.monotonic() + seconds
     while True:
         try:
@@ -154,6 +170,11 @@ def choose_field(table: Table, name: str | None) -> str:
     return name
 
 
+def choose_fields(table: Table, names: Sequence[str] | None) -> list[str]:
+    """Return `names`, or that of the first field if it is None; raises UnknownNameError."""
+    return [choose_field(table, name) for name in names or list(table.fields)[:1]]
+
+
 def choose_rows(table: Table, rows: Rows | None, part: Share | None = None) -> tuple[int, int]:
     """Return (first, last + 1) of the rows, by default of all, or of one of N equal parts of them.
 
@@ -172,3 +193,8 @@ def choose_rows(table: Table, rows: Rows | None, part: Share | None = None) -> t
             raise RowIndexError(f"{stop - start} rows are too few for {count} parts")
         return first, end
     return start, stop
+
+
+def version_of(opened: Store | Attached) -> int | None:
+    """Return the version that is open; a file of another program has none."""
+    return opened.version if isinstance(opened, Store) else None

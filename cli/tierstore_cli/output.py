@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import math
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import click
@@ -53,18 +52,18 @@ class Output:
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
-        self.shown = False
+        self._open = ""
+        """What ends the object that is being written, and the arrays and objects in it."""
+        self._complete = False
 
     def show(self, data: Mapping[str, Any], *parts: str | Grid) -> None:
         """Write `data` as one JSON object, or `parts`, lines and grids, for people.
 
-        An iterator in `data` is an array whose items are written one by one.
+        An iterator in `data` is an array whose items are written one by one. NaN and infinities,
+        which JSON lacks, are null there; a note says how many.
         """
         if self.as_json:
-            self.shown = True  # before: a failure while rows are read is not a separate object
-            for text in _json(data):
-                _write(text, "")
-            _write("")
+            self._object(data)
             return
         for part in parts:
             if isinstance(part, Grid):
@@ -72,24 +71,51 @@ class Output:
             else:
                 self._line(part)
 
+    def _object(self, data: Mapping[str, Any]) -> None:
+        lost = self._value(data)
+        _write("")
+        self._complete = True
+        if lost:
+            numbers = "1 number is" if lost == 1 else f"{lost:,} numbers are"
+            self.note(f"Note: {numbers} NaN or infinite, for which JSON has null")
+
+    def _value(self, value: Any) -> int:
+        """Write a value, that of an iterator item by item; return how many numbers JSON lacks."""
+        is_array = isinstance(value, Iterator)
+        if not is_array and not isinstance(value, Mapping):
+            text, lost = _dumped(value)
+            _write(text, "")
+            return lost
+        start, end = "[]" if is_array else "{}"
+        before, lost = self._open, 0
+        _write(start, "")
+        self._open = end + before  # where reading fails, `fail` writes it
+        for number, item in enumerate(value if is_array else value.items()):
+            comma = ", " if number else ""
+            if is_array:
+                text, count = _dumped(item)
+                _write(f"{comma}{text}", "")
+                lost += count
+            else:
+                _write(f"{comma}{json.dumps(str(item[0]))}: ", "")
+                lost += self._value(item[1])
+        _write(end, "")
+        self._open = before
+        return lost
+
     def blocks(self, grids: Iterator[Grid]) -> None:
         """Write grids with the same columns as one table, one by one.
 
         The first one sets the widths of the columns, and on a terminal which of them fit.
         """
-        first, second = next(grids), next(grids, None)
-        if second is None:
-            self._grid(first)
-            return
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-        fit, left_out = fitting(first, width)
-        columns, widths = len(fit.headers), fit.widths()
-        _write("\n".join(fit.lines(widths)))
-        for grid in chain([second], grids):
+        first, left_out = fitting(next(grids), _width())
+        columns, widths = len(first.headers), first.widths()
+        _write("\n".join(first.lines(widths)))
+        for grid in grids:
             rows = [row[:columns] for row in grid.rows]
             _write("\n".join(Grid((), rows, grid.right).lines(widths)))
         if left_out:
-            self._line(_too_narrow(left_out))
+            self._line(f"too narrow for {', '.join(left_out)}; --json has them")
 
     def note(self, message: str) -> None:
         """Write a note, which is not part of the result, to stderr."""
@@ -101,11 +127,17 @@ class Output:
             sys.stdout.flush()
 
     def fail(self, kind: str, message: str, exit_code: int) -> None:
-        """Write a failure as the one JSON object, unless a result was written before it."""
-        if not self.as_json or self.shown:
+        """Write a failure as the one JSON object, or as the end of one whose rows have begun.
+
+        Nothing is written after a complete one, as that of a check which found damage.
+        """
+        if not self.as_json or self._complete:
             return
+        error = {"type": kind, "message": message, "exit_code": exit_code}
         with contextlib.suppress(OSError, Failure):  # stdout itself may have failed
-            self.show({"error": {"type": kind, "message": message, "exit_code": exit_code}})
+            start = f"{self._open[:-1]}, " if self._open else "{"
+            _write(f'{start}"error": {json.dumps(error)}}}')
+        self._complete = True
 
     def cells(self, cells: Iterable[object]) -> None:
         """Write one line of a result, its cells divided by tabs; no cell contains one."""
@@ -115,9 +147,16 @@ class Output:
         _write(printable(text))
 
     def _grid(self, grid: Grid) -> None:
-        if not rich_grid(grid):
+        if grid.headers:
+            self.blocks(iter([grid]))
+        else:
             for line in grid.lines():
                 self._line(line)
+
+
+def _width() -> int:
+    """Return the columns of a terminal; elsewhere there is no limit."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
 
 
 def _write(text: str, end: str = "\n") -> None:
@@ -126,29 +165,30 @@ def _write(text: str, end: str = "\n") -> None:
         click.echo(fitted(text + end, sys.stdout), nl=False)
 
 
-def _json(value: Any) -> Iterator[str]:
-    """Yield the text of a value in JSON; that of an iterator item by item."""
-    if isinstance(value, Iterator):
-        yield "["
-        for number, each in enumerate(value):
-            yield f"{', ' if number else ''}{_dumped(each)}"
-        yield "]"
-    elif isinstance(value, Mapping):
-        yield "{"
-        for number, (key, each) in enumerate(value.items()):
-            yield f"{', ' if number else ''}{_dumped(str(key))}: "
-            yield from _json(each)
-        yield "}"
-    else:
-        yield _dumped(value)
+def _dumped(value: Any) -> tuple[str, int]:
+    """Return the text of a value in JSON, and how many of its numbers JSON lacks."""
+    try:
+        return json.dumps(value, allow_nan=False, default=str), 0
+    except ValueError:
+        plain, count = _finite(value)
+        return json.dumps(plain, allow_nan=False, default=str), count
 
 
-def _dumped(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, default=str)
+def _finite(value: Any) -> tuple[Any, int]:
+    """Return a value with None in place of NaN and infinities, and how many there were."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None, 1
+    if isinstance(value, Mapping):
+        pairs = {key: _finite(item) for key, item in value.items()}
+        return {key: item for key, (item, _) in pairs.items()}, sum(n for _, n in pairs.values())
+    if isinstance(value, list | tuple):
+        items = [_finite(item) for item in value]
+        return [item for item, _ in items], sum(count for _, count in items)
+    return value, 0
 
 
-_GAP = 3
-"""Characters between columns, at most."""
+_GAP = 2
+"""Characters between columns."""
 
 
 def fitting(grid: Grid, width: int) -> tuple[Grid, list[str]]:
@@ -164,34 +204,3 @@ def fitting(grid: Grid, width: int) -> tuple[Grid, list[str]]:
             left = Grid(grid.headers[:column], rows, grid.right, grid.least[:column])
             return left, list(grid.headers[column:])
     return grid, []
-
-
-def rich_grid(grid: Grid) -> bool:
-    """Draw the table with rich on a terminal; return False if that is not possible."""
-    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    if plain or not grid.headers or not sys.stdout.isatty():
-        return False
-    try:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:
-        return False
-    grid, left_out = fitting(grid, Console().width)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    headers, *rows = grid.cells()
-    for column, header in enumerate(headers):
-        table.add_column(header, justify="right" if column in grid.right else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    widest = sum(max(map(len, cells)) + _GAP for cells in zip(headers, *rows, strict=True))
-    with writing_output():
-        Console(soft_wrap=True, width=max(widest, Console().width)).print(table)
-    if left_out:
-        _write(_too_narrow(left_out))
-    return True
-
-
-def _too_narrow(headers: Sequence[str]) -> str:
-    return f"too narrow for {', '.join(headers)}; --json has them"

@@ -6,7 +6,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -184,16 +184,31 @@ class RowIdType(click.IntRange):
         return int(super().convert(value, param, ctx))
 
 
-SEED = click.IntRange(0, 2**64 - 1)
 ROW_ID = RowIdType(0, 2**63 - 1)
-INIT_SEED = click.option("--seed", type=SEED, metavar="S", help="Seed of --init.")
+SEED = click.option(
+    "--seed",
+    type=click.IntRange(0, 2**64 - 1),
+    metavar="S",
+    help="Seed of random values; default: 0.",
+)
 
 
 def init_option(of: str) -> Callable[[Any], Any]:
-    """Return the option of an initializer; `of` says for what, and its default."""
-    return click.option(
+    """Return the options of an initializer and its seed; `of` says for what, and its default."""
+    option = click.option(
         "--init", "initializer", type=InitializerType(), metavar=InitializerType.name, help=of
     )
+    return lambda function: option(SEED(function))
+
+
+def state_option(of: str) -> Callable[[Any], Any]:
+    """Return the option of the state of an optimizer."""
+    return click.option("--state", type=State(), multiple=True, metavar=State.name, help=of)
+
+
+def dry_run_option(of: str) -> Callable[[Any], Any]:
+    """Return the option that changes nothing; `of` says what is shown."""
+    return click.option("--dry-run", is_flag=True, help=f"{of}; change nothing.")
 
 
 def every_option(default: float, of: str) -> Callable[[Any], Any]:
@@ -313,16 +328,42 @@ class State(ParamType):
         return [StateField(name, dtype or None, int(dim) if dim else None)]
 
 
-def complete_table(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Complete the names of the store's tables."""
-    path = ctx.params.get("store") or next(iter(ctx.args), "")
-    try:
-        with tierstore.open(path, budget=tierstore.Budget(host=0, gpu=0)) as store:
-            return [CompletionItem(name) for name in store if name.startswith(incomplete)]
-    except (TierStoreError, OSError):
-        return []
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def completing(names: Callable[[tierstore.Store, str | None], Iterable[str]]) -> Completer:
+    """Return what completes names that a store has; `names` gets the store and the chosen table."""
+
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        path = ctx.params.get("store") or next(iter(ctx.args), "")
+        try:
+            with tierstore.open(path, budget=tierstore.Budget(host=0, gpu=0)) as store:
+                every = names(store, ctx.params.get("table"))
+                return [CompletionItem(name) for name in every if name.startswith(incomplete)]
+        except (TierStoreError, OSError):
+            return []
+
+    return complete
+
+
+def _fields(store: tierstore.Store, table: str | None) -> Iterable[str]:
+    tables = store.values() if table is None else [store[table]]
+    return dict.fromkeys(name for each in tables for name in each.fields)
+
+
+def _versions(store: tierstore.Store, _: str | None) -> Iterable[str]:
+    kept = store.versions()[::-1]
+    return [*(name for each in kept for name in each.names), *(str(each.version) for each in kept)]
+
+
+complete_table = completing(lambda store, _: store)
+complete_field = completing(_fields)
+complete_version = completing(_versions)
+complete_kept = completing(
+    lambda store, _: [name for each in store.versions() for name in each.names]
+)
 
 
 Place = Path | str
@@ -386,12 +427,17 @@ class VersionType(ParamType):
 
     name = "V"
 
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete the names and numbers of the versions that can be opened."""
+        return complete_version(ctx, param, incomplete)
+
     def convert(self, value: Any, param: Any, context: Any) -> int | str:
         """Return digits as a number."""
         return int(value) if str(value).isdecimal() else str(value)
 
 
-UNTESTED = click.option("--allow-untested", is_flag=True, help="Write to an untested file system.")
 TABLE = click.option(
     "--table",
     metavar="NAME",
@@ -399,7 +445,30 @@ TABLE = click.option(
     help="The table; optional if the store has only one.",
 )
 FIELD = click.option(
-    "--field", metavar="NAME", help="The field of the table; default: the first, `weight`."
+    "--field",
+    metavar="NAME",
+    shell_complete=complete_field,
+    help="The field of the table; default: the first, `weight`.",
+)
+
+
+class FieldsType(ParamType):
+    """Fields, divided by commas."""
+
+    name = "NAME,…"
+
+    def convert(self, value: Any, param: Any, context: Any) -> Sequence[str]:
+        """Return the names."""
+        return str(value).split(",")
+
+
+FIELDS = click.option(
+    "--field",
+    "fields",
+    type=FieldsType(),
+    metavar=FieldsType.name,
+    shell_complete=complete_field,
+    help="The field of the table, or several, divided by commas; default: the first, `weight`.",
 )
 VERSION = click.option(
     "--version",
@@ -409,6 +478,28 @@ VERSION = click.option(
 )
 KEYS = click.option(
     "--keys", metavar="FILE", help="File of keys of the rows: .txt, .npy or FILE.parquet:COLUMN."
+)
+IDS = click.option(
+    "--id", "by_id", multiple=True, type=ROW_ID, metavar="N", help="A row by its id."
+)
+KEY = click.option("--key", "by_key", multiple=True, metavar="KEY", help="A row by its key.")
+IDS_FROM = click.option(
+    "--ids-from", metavar="FILE", help="Rows by ids in a file: .txt, .npy, FILE.parquet:COL, or -."
+)
+KEYS_FROM = click.option(
+    "--keys-from", metavar="FILE", help="Rows by keys in a file: as of ids, a key a line in .txt."
+)
+RANGE = click.option("--range", "span", type=RowRange(), help="Rows A to B-1; may lack an end.")
+CHANGED = click.option(
+    "--changed", "listed", is_flag=True, help="List the ids, and keys, of the rows that changed."
+)
+REMOVED = click.option("--removed", is_flag=True, help="List the keys that have no row any more.")
+FORCE = click.option("--force", is_flag=True, help="Replace what is there.")
+LAST = click.option(
+    "--last", type=click.IntRange(min=1), metavar="N", help="How many stay, the newest."
+)
+COUNT = click.option(
+    "--count", type=click.IntRange(min=1), metavar="N", help="How many to show; default: no end."
 )
 DTYPE = click.Choice(list(DTYPES))
 MEMORY = click.option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -13,25 +13,45 @@ from tierstore import KeyedTable, Table
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import InvalidInputError
 from tierstore.importing import read_keys
+from tierstore_cli.params import IDS, IDS_FROM, KEY, KEYS_FROM
 from tierstore_cli.streams import as_file, is_stream
 
 Ids = npt.NDArray[np.int64]
 Keys = Ids | npt.NDArray[np.uint64] | Sequence[str]
 
 
-def chosen_ids(
-    table: Table, ids: Sequence[int], keys: Sequence[str] = (), file: str | None = None
+def picking_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose rows; `picked_ids` takes their values."""
+    for option in (KEYS_FROM, IDS_FROM, KEY, IDS):
+        function = option(function)
+    return function
+
+
+def picked_ids(
+    table: Table,
+    by_id: Sequence[int] = (),
+    by_key: Sequence[str] = (),
+    ids_from: str | None = None,
+    keys_from: str | None = None,
 ) -> Ids:
-    """Return the ids that are given, then those of keys, then those in a file.
+    """Return the ids that are named, then those of keys, of a file of ids and of a file of keys.
 
     Raises UnknownNameError for a key that no row has.
     """
-    parts = [np.array(ids, np.int64)]
-    if keys:
-        parts.append(table.lookup(typed_keys(table, keys)))
-    if file is not None:
-        parts.append(ids_in(file))
+    parts = [np.array(by_id, np.int64)]
+    if by_key:
+        parts.append(table.lookup(typed_keys(table, by_key)))
+    if ids_from is not None:
+        parts.append(ids_in(ids_from))
+    if keys_from is not None:
+        parts.append(table.lookup(_keys_for(table, keys_from)))
     return np.concatenate(parts)
+
+
+def one_row(by_id: Sequence[int], by_key: Sequence[str]) -> None:
+    """Refuse other than one row by id or by key."""
+    if len(by_id) + len(by_key) != 1:
+        raise click.UsageError("which row? Give --id or --key, once")
 
 
 def add_key(table: Table, key: str, field: str) -> None:
@@ -50,33 +70,28 @@ def keys_in(file: str, memory: Size = DEFAULT_MEMORY) -> Keys:
 
 def ids_in(file: str) -> Ids:
     """Return the ids in a file, .txt, .npy or FILE.parquet:COLUMN; raises InvalidInputError."""
-    found = keys_in(file)
-    if not isinstance(found, np.ndarray):
-        raise InvalidInputError(f"{file} holds {found[0]!r:.100}, which is no id of a row")
-    if found.dtype != np.int64:
-        raise InvalidInputError(f"{file} holds {found.max()}, which is no id of a row")
-    return found.astype(np.int64)
+    ids = keys_in(file)
+    if not isinstance(ids, np.ndarray):
+        raise InvalidInputError(f"{file} holds {ids[0]!r:.100}, which is no id of a row")
+    if ids.dtype != np.int64:
+        raise InvalidInputError(f"{file} holds {ids.max()}, which is no id of a row")
+    return ids.astype(np.int64)
 
 
-def ids_of_keys_in(table: Table, file: str) -> Ids:
-    """Return the ids of the keys in a file, .txt, .npy or FILE.parquet:COLUMN."""
-    return table.lookup(_keys_for(table, file))
-
-
-def given_keys(table: Table, keys: Sequence[str], file: str | None) -> list[str] | list[int]:
-    """Return the keys that are given and those in a file, each once."""
-    found: list[Any] = list(typed_keys(table, keys))
+def distinct_keys(table: Table, keys: Sequence[str], file: str | None) -> list[str] | list[int]:
+    """Return the keys that are named and those in a file, each once."""
+    every: list[Any] = list(typed_keys(table, keys))
     if file is not None:
-        found += np.asarray(_keys_for(table, file), object).tolist()
-    return list(dict.fromkeys(found))
+        every += np.asarray(_keys_for(table, file), object).tolist()
+    return list(dict.fromkeys(every))
 
 
 def _keys_for(table: Table, file: str) -> Keys:
     """Return the keys in a file; numbers as texts, where those of the table are texts."""
-    found = keys_in(file)
-    if isinstance(found, np.ndarray) and table.keys is not None and table.keys.kind == "str":
-        return [str(key) for key in found.tolist()]
-    return found
+    keys = keys_in(file)
+    if isinstance(keys, np.ndarray) and table.keys is not None and table.keys.kind == "str":
+        return [str(key) for key in keys.tolist()]
+    return keys
 
 
 def typed_keys(table: Table, keys: Sequence[str]) -> list[str] | list[int]:
@@ -86,4 +101,5 @@ def typed_keys(table: Table, keys: Sequence[str]) -> list[str] | list[int]:
     try:
         return list(map(int, keys))
     except ValueError:
-        raise click.UsageError(f"keys of {table.name} are whole numbers, not {keys}") from None
+        words = ", ".join(map(repr, keys))
+        raise click.UsageError(f"keys of {table.name} are whole numbers, not {words}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import click
 from tierstore import KeyedTable, Store
 from tierstore.errors import counted
 from tierstore_cli.opening import choose_table
+from tierstore_cli.params import full_name
 
 Told = tuple[dict[str, Any], str]
 """What a command shows: as JSON, and for people."""
@@ -21,7 +21,7 @@ def choose_keyed(store: Store, name: str | None, otherwise: str) -> KeyedTable:
     chosen = choose_table(store, name)
     if not isinstance(chosen, KeyedTable):
         raise click.UsageError(
-            f"table {chosen.name!r} is not by key (init --keys), so its rows {otherwise}"
+            f"table {chosen.name!r} is not by key (init --by-key), so its rows {otherwise}"
         )
     return chosen
 
@@ -45,7 +45,7 @@ def settled(
     elif removed:
         store.commit()
     data = {
-        "store": os.path.abspath(path),
+        "store": full_name(path),
         "table": table.name,
         "removed": removed,
         **({} if missing is None else {"missing": missing}),

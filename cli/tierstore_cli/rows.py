@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
@@ -21,27 +20,29 @@ _KEY_WIDTH = 20
 _BLOCK = 65536
 
 
-def rows_data(table: Table, field: str, ids: Sequence[int]) -> dict[str, Any]:
+def rows_data(table: Table, fields: Sequence[str], ids: Sequence[int]) -> dict[str, Any]:
     """Return rows with their ids, keys and values, read in blocks as they are wanted.
 
-    NaN and infinities, which JSON lacks, are text. Raises RowIndexError for ids outside the table,
-    and what reading the first block raises.
+    Values of one field are a list, of several a list by field. Raises RowIndexError for ids outside
+    the table, and what reading the first block raises.
     """
     for row in (min(ids), max(ids)) if len(ids) else ():
-        table.by_row.read([row], field, cache=False)
-    rows = _rows(table, field, ids)
+        table.by_row.read([row], fields[0], cache=False)
+    rows = _rows(table, fields, ids)
     first = list(islice(rows, _SHOWN_TOGETHER))
-    return {"table": table.name, "field": field, "rows": chain(first, rows)}
+    named = {"field": fields[0]} if len(fields) == 1 else {"fields": list(fields)}
+    return {"table": table.name, **named, "rows": chain(first, rows)}
 
 
-def _rows(table: Table, field: str, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _rows(table: Table, fields: Sequence[str], ids: Sequence[int]) -> Iterator[dict[str, Any]]:
     for start in range(0, len(ids), _SHOWN_TOGETHER):
         some = ids[start : start + _SHOWN_TOGETHER]
-        values = table.by_row.read(some, field, cache=False)
+        read = table.by_row.read(some, list(fields), cache=False)
+        columns = [read[field].tolist() for field in fields]
         keys = [None] * len(some) if table.keys is None else map(_key, table.keys[np.asarray(some)])
-        for row, key, vector in zip(some, keys, values, strict=True):
-            numbers = [x if math.isfinite(x) else str(x) for x in vector.tolist()]
-            yield {"id": row, "key": key, "values": numbers}
+        for row, key, *vectors in zip(some, keys, *columns, strict=True):
+            values = vectors[0] if len(fields) == 1 else dict(zip(fields, vectors, strict=True))
+            yield {"id": row, "key": key, "values": values}
 
 
 def _key(key: Any) -> str | int:

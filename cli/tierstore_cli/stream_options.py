@@ -77,6 +77,18 @@ DEPTH = click.option(
     metavar="N",
     help="Batches announced ahead to the policy `lookahead`.",
 )
+
+
+def use_option(*, training: bool) -> Callable[[Function], Function]:
+    """Return the option that says what is done with the rows; `training` is the default."""
+    return click.option(
+        "--training/--reading",
+        default=training,
+        show_default=True,
+        help="Whether rows are trained, for which those of a batch are held, or only read.",
+    )
+
+
 TRACE = click.Path(path_type=Path, readable=False)
 PLOT = click.option(
     "--plot",

@@ -32,17 +32,17 @@ def test_rows_that_differ_by_table(run, run_json, changed):
 
 
 def test_ids_and_keys_of_rows_that_differ(run, run_json, changed):
-    lines = run("diff", changed, 3, "--ids").stdout.splitlines()
+    lines = run("diff", changed, 3, "--changed").stdout.splitlines()
     assert lines == ["item\t7", "item\t299", "user\t2\tname_2"]
-    lines = run("diff", changed, 3, "--ids", "--table", "user").stdout.splitlines()
+    lines = run("diff", changed, 3, "--changed", "--table", "user").stdout.splitlines()
     assert lines == ["user\t2\tname_2"]
-    rows = run_json("diff", changed, 3, "--ids")["rows"]
+    rows = run_json("diff", changed, 3, "--changed")["rows"]
     assert rows == {"item": {"ids": [7, 299]}, "user": {"ids": [2], "keys": ["name_2"]}}
     run("diff", changed, 3, "--table", "nope", code=1)
 
 
 def test_options_that_contradict_each_other(run, changed, tmp_path):
-    run("diff", changed, 3, "--out", tmp_path / "x", "--ids", code=2)
+    run("diff", changed, 3, "--out", tmp_path / "x", "--changed", code=2)
     run("diff", changed, 3, "--force", code=2)
 
 
@@ -147,12 +147,12 @@ def test_keys_that_went_are_listed(run, run_json, tmp_path, keys):
         third = store.commit()
     lines = run("diff", path, first, second, "--removed").stdout.splitlines()
     assert sorted(lines) == [f"by_key\t{key}" for key in given[1:3]]
-    data = run_json("diff", path, first, third, "--removed", "--ids")
+    data = run_json("diff", path, first, third, "--removed", "--changed")
     assert {name: sorted(each) for name, each in data["removed"].items()} == {
         "by_key": given[1:3],
         "old": given,
     }
     assert run("diff", path, second, second, "--removed").stdout == ""
     assert run("diff", path, first, "--removed", "--table", "by_key").stdout.count("\n") == 2
-    run("diff", path, first, "--removed", "--ids", code=2)
+    run("diff", path, first, "--removed", "--changed", code=2)
     run("diff", path, first, "--removed", "--out", tmp_path / "x", code=2)

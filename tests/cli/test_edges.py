@@ -48,7 +48,7 @@ def large(tmp_path):
 
 
 @pytest.mark.variants(0, 1)
-@pytest.mark.parametrize("arguments", [["diff", "STORE", "1", "2", "--ids"], ["log", "STORE"]])
+@pytest.mark.parametrize("arguments", [["diff", "STORE", "1", "2", "--changed"], ["log", "STORE"]])
 def test_a_reader_that_closes_its_end_gets_no_traceback(large, arguments):
     arguments = [str(large) if each == "STORE" else each for each in arguments]
     child = subprocess.Popen(
@@ -68,7 +68,7 @@ def test_many_rows_are_printed_as_they_are_read(run, tmp_path):
     ) as store:
         values = store["e"].read(np.arange(3000))
         store.commit()
-    lines = run("inspect", tmp_path / "s.tier", "--rows", ":").stdout.splitlines()[6:]
+    lines = run("inspect", tmp_path / "s.tier", "--range", ":").stdout.splitlines()[6:]
     assert lines[0].split() == ["ROW", *"01234567", "…", "12"] and len(lines) == 3001
     for number in (0, 1023, 1024, 2999):
         cells = lines[1 + number].split()
@@ -93,7 +93,6 @@ def test_top_ends_with_an_interrupt(single):
 
 @pytest.mark.slow
 def test_numbers_are_whole_on_80_columns(run_json, pair):
-    pytest.importorskip("rich")
     commands = [["inspect"], ["log"], ["diff", "2", "3"], ["top", "--count", "1"]]
     given = [[command, str(pair), *more] for command, *more in commands]
     program = f"""
@@ -163,5 +162,5 @@ def test_huge_numbers_of_rows(run, run_json, single, tmp_path):
 def test_no_rows_are_asked_for(run, single, tmp_path):
     """As by a pipe in which nothing changed."""
     (tmp_path / "none.txt").write_text("")
-    assert run("get", single, "--ids", tmp_path / "none.txt").stdout == ""
+    assert run("get", single, "--ids-from", tmp_path / "none.txt").stdout == ""
     run("get", single, code=2)

@@ -105,7 +105,7 @@ def test_a_reader_that_goes_away_early(single):
     """`tierstore inspect … | head -1` says nothing about the closed pipe."""
     pipe = f"{sys.executable} -c 'from tierstore_cli.main import cli; cli()' inspect {single}"
     done = subprocess.run(
-        ["bash", "-c", f"{pipe} --rows : | head -1"], capture_output=True, text=True, check=True
+        ["bash", "-c", f"{pipe} --range : | head -1"], capture_output=True, text=True, check=True
     )
     assert len(done.stdout.splitlines()) == 1
     assert done.stderr == ""
@@ -181,7 +181,7 @@ def test_a_huge_sparse_table(run, tmp_path):
     commands = [
         ["inspect", str(path), "--stats"],
         ["verify", str(path), "--sample", "1000"],
-        ["export", str(path), str(tmp_path / "few.npy"), "--rows", "999999000:"],
+        ["export", str(path), str(tmp_path / "few.npy"), "--range", "999999000:"],
     ]
     child = [sys.executable, "-c", MEASURED, repr(commands)]
     done = subprocess.run(child, capture_output=True, text=True, check=False)

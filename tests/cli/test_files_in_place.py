@@ -32,7 +32,7 @@ def place(request, tmp_path, given):
 
 def test_inspect(run, run_json, place):
     assert "300 rows of 6 float32" in run("inspect", place).stdout
-    data = run_json("inspect", place, "--stats", "--rows", "3:5")
+    data = run_json("inspect", place, "--stats", "--range", "3:5")
     assert data["table"]["rows"] == ROWS and data["table"]["stats"]["rows_read"] == ROWS
     assert [row["id"] for row in data["rows"]["rows"]] == [3, 4]
     run("inspect", place, "--versions", code=2)
@@ -58,7 +58,7 @@ def test_near(run_json, place, given):
 def test_simulate(run, run_json, place, tmp_path):
     ids = np.random.default_rng(3).integers(0, ROWS - 50, 900)
     np.save(tmp_path / "ids.npy", ids)
-    given = ["simulate", tmp_path / "ids.npy", "--batch", 30, "--size", "10%"]
+    given = ["simulate", tmp_path / "ids.npy", "--batch", 30, "--slots", "10%"]
     data = run_json(*given, "--of", place)
     assert data["of"]["rows"] == data["rows"] == ROWS and data["of"]["record_bytes"] == 32
     assert data["points"] == run_json(*given, "--rows", ROWS)["points"]
@@ -71,7 +71,7 @@ def test_simulate(run, run_json, place, tmp_path):
 
 
 def test_export(run, run_json, tmp_path, place, given):
-    run("export", place, tmp_path / "out.npy", "--rows", "10:50", "--dtype", "float16")
+    run("export", place, tmp_path / "out.npy", "--range", "10:50", "--dtype", "float16")
     assert np.array_equal(np.load(tmp_path / "out.npy"), given[10:50].astype(np.float16))
     assert run_json("export", place, tmp_path / "all.npy")["rows"] == ROWS
     assert np.load(tmp_path / "all.npy").tobytes() == given.tobytes()

@@ -52,7 +52,7 @@ class Following:
 
 @pytest.mark.slow
 def test_a_line_for_each_version_until_ctrl_c(pair, trained):
-    following = Following(pair, "--json", "--ids", "--every", 0.02)
+    following = Following(pair, "--json", "--changed", "--every", 0.02)
     timer = threading.Event()
 
     def train():  # until the other process has opened the store
@@ -95,7 +95,7 @@ def test_lines_for_people(run, pair, later):
 
 
 def test_ids(run, pair, later):
-    lines = run(*FOLLOW, pair, "--count", 1, "--ids").stdout.splitlines()
+    lines = run(*FOLLOW, pair, "--count", 1, "--changed").stdout.splitlines()
     assert lines == ["4\titem\t2", "4\titem\t9", "4\tuser\t5\tname_5"]
 
 
@@ -114,9 +114,9 @@ def test_keys_that_went(run, run_json, tmp_path, monkeypatch):
         monkeypatch.setattr("tierstore._store.following.DirectoryWatch.wait", wait)
         lines = run(*FOLLOW, tmp_path / "s.tier", "--count", 2, "--removed").stdout.splitlines()
         assert len(lines) == 2 and len({line.split("\t")[2] for line in lines}) == 2
-        data = run_json(*FOLLOW, tmp_path / "s.tier", "--count", 1, "--removed", "--ids")
+        data = run_json(*FOLLOW, tmp_path / "s.tier", "--count", 1, "--removed", "--changed")
         assert len(data["removed"]["user"]) == 1
-    run("follow", tmp_path / "s.tier", "--removed", "--ids", code=2)
+    run("follow", tmp_path / "s.tier", "--removed", "--changed", code=2)
 
 
 def test_a_command_for_each_version(run, pair, later, tmp_path):

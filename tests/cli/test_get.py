@@ -63,12 +63,14 @@ def test_keys_that_are_whole_numbers(run, single):
 def test_ids_in_a_file(run, pair, tmp_path):
     ids = np.random.default_rng(3).integers(0, 300, 3000)
     np.save(tmp_path / "ids.npy", ids)
-    lines = run("get", pair, "--table", "item", "--ids", tmp_path / "ids.npy").stdout.splitlines()
+    lines = run(
+        "get", pair, "--table", "item", "--ids-from", tmp_path / "ids.npy"
+    ).stdout.splitlines()
     assert [int(line.split("\t")[0]) for line in lines] == ids.tolist()
     np.save(tmp_path / "hashes.npy", np.array([1, 2**64 - 1], np.uint64))
-    run("get", pair, "--table", "item", "--ids", tmp_path / "hashes.npy", code=1)
+    run("get", pair, "--table", "item", "--ids-from", tmp_path / "hashes.npy", code=1)
     (tmp_path / "words.txt").write_text("a\nb\n")
-    run("get", pair, "--table", "item", "--ids", tmp_path / "words.txt", code=1)
+    run("get", pair, "--table", "item", "--ids-from", tmp_path / "words.txt", code=1)
 
 
 @pytest.mark.parametrize(("ids", "code"), [([300], 1), ([-1], 2), (["x"], 2), ([], 2)])

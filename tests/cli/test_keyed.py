@@ -47,7 +47,7 @@ def test_a_table_by_key(run, run_json, tmp_path, kind, keys):
         before = store.version
         store["user"].write([new, keys[0]], rows[:2])
         store.commit()
-    found = run_json("diff", path, before, "--ids")
+    found = run_json("diff", path, before, "--changed")
     assert found["rows"]["user"] == {"ids": [0, 4], "keys": [keys[0], new]}
     assert run_json("grow", path, "--table", "user", "--rows", 3000)["added"] == 2000
     run("verify", path)
@@ -138,14 +138,17 @@ def test_a_table_without_keys_is_read_as_one_without_rows(run, run_json, tmp_pat
     path = tmp_path / "s"
     spec = tierstore.TableSpec(dim=3, keys=kind)
     tierstore.create(path, {"user": spec}).close()
-    data = run_json("inspect", path, "--stats", "--rows", ":")
+    data = run_json("inspect", path, "--stats", "--range", ":")
     (table,) = data["tables"]
     assert (table["rows"], table["keys"]) == (0, "int64" if kind == "int64" else "str")
     assert (table["stats"]["rows_read"], table["stats"]["norm"]["max"]) == (0, None)
     assert data["rows"]["rows"] == []
     assert "all 0 rows" in run("inspect", path, "--stats").stdout
-    assert run("inspect", path, "--rows", ":").stdout.splitlines()[-1].split()[:2] == ["ROW", "KEY"]
-    run("inspect", path, "--rows", "0:1", code=1)
+    assert run("inspect", path, "--range", ":").stdout.splitlines()[-1].split()[:2] == [
+        "ROW",
+        "KEY",
+    ]
+    run("inspect", path, "--range", "0:1", code=1)
     for given in (["--id", 0], ["--key", "7"]):
         assert "table 'user' has no rows" in run("near", path, *given, code=1).stderr
     for suffix in ("npy", "npz", "csv", "tsv", "vec", "txt", "bin", "fbin", "zarr"):

@@ -86,7 +86,7 @@ def test_npy_opens_as_a_map_without_pickle(run, pair, tmp_path):
 
 
 def test_export_options(run, run_json, pair, tmp_path):
-    options = ["--table", "item", "--field", "exp_avg", "--rows", "1:93", "--dtype", "float16"]
+    options = ["--table", "item", "--field", "exp_avg", "--range", "1:93", "--dtype", "float16"]
     data = run_json("export", pair, tmp_path / "a.npy", *options)
     assert (data["rows"], data["fields"], data["dtype"]) == (92, ["exp_avg"], "float16")
     expected = rows_of(pair, "item", "exp_avg")[1:93].astype("f2")
@@ -103,7 +103,7 @@ def test_export_options(run, run_json, pair, tmp_path):
 def test_export_with_keys_from_a_file(run, pair, tmp_path):
     names = [f"é{n}" for n in range(300)]
     (tmp_path / "keys.txt").write_text("\n".join(names) + "\n", encoding="utf-8")
-    options = ["--table", "item", "--keys", tmp_path / "keys.txt", "--rows", "10:13"]
+    options = ["--table", "item", "--keys", tmp_path / "keys.txt", "--range", "10:13"]
     run("export", pair, tmp_path / "a.vec", *options)
     lines = (tmp_path / "a.vec").read_text(encoding="utf-8").splitlines()
     assert [line.split()[0] for line in lines[1:]] == names[10:13]
@@ -318,14 +318,14 @@ def test_export_of_several_fields(pair, run, run_json, tmp_path):
     pytest.importorskip("pyarrow")
     out = tmp_path / "both.parquet"
     names = ["weight", "exp_avg"]
-    data = run_json("export", pair, out, "--table", "item", "--fields", ",".join(names))
+    data = run_json("export", pair, out, "--table", "item", "--field", ",".join(names))
     assert data["fields"] == names
     with tierstore.open(pair) as store:
         expected = store["item"].read(np.arange(300), names)
     for name in names:
         run("load", tmp_path / "again.tier", f"{out}:{name}", "--table", name)
         assert np.array_equal(rows_of(tmp_path / "again.tier", name), expected[name])
-    run("export", pair, out, "--fields", "weight", "--field", "weight", code=2)
+    run("export", pair, out, "--field", "weight", "--field", "weight", code=2)
 
 
 def test_a_load_says_in_words_what_it_did(run, tmp_path):
@@ -354,10 +354,10 @@ def test_the_keys_are_a_column_of_parquet(run, tmp_path, how):
 
 
 def test_names_of_columns(run, pair, tmp_path):
-    names = ["--name", "key=who", "--name", "weight=f{}"]
+    names = ["--rename", "key=who", "--rename", "weight=f{}"]
     run("export", pair, tmp_path / "f.csv", "--table", "user", *names)
     assert (tmp_path / "f.csv").read_text().startswith("who,f0,f1,f2\n")
-    run("export", pair, tmp_path / "g.csv", "--table", "user", "--name", "weight", code=2)
+    run("export", pair, tmp_path / "g.csv", "--table", "user", "--rename", "weight", code=2)
 
 
 def test_files_of_ranges_of_rows_are_loaded_as_one(run, run_json, tmp_path):

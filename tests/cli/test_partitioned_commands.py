@@ -30,7 +30,7 @@ READING = [
     "export s.tier out.npy --table item",
     "export s.tier out.npy --table item --part 1/3 --version base",
     "diff s.tier 2 3",
-    "diff s.tier 2 4 --table item --ids",
+    "diff s.tier 2 4 --table item --changed",
     "diff s.tier base --out other.patch",
     "follow s.tier --timeout 0",
     "save s.tier copy.tier",
@@ -52,6 +52,11 @@ WRITING = [
     "put s.tier --table item --id 1 1 2 3 4",
     "put s.tier --table who --key thrice 1 2 3 4",
     "keep s.tier best",
+    "keep s.tier --by-date --last 1",
+    "alter s.tier --table item --dtype float16",
+    "copy-table more.tier s.tier --table item --as other",
+    "copy-table more.tier s.tier --table who --as other",
+    "copy-table more.tier s.tier --table user --as other",
     "release s.tier good",
     "fold s.tier",
     "keys set s.tier keys.txt --table item",
@@ -88,12 +93,13 @@ WRONG = [
     "release s.tier nothing",
 ]
 """What fails, and says the same."""
-OTHERS = {"bench", "plan", "simulate"}
-"""Commands that take no store."""
+OTHERS = {"bench", "mend", "plan", "simulate"}
+"""Commands that take no store, or none in partitions."""
 KINDS = ("parts", "plain")
 
 
 PREPARED = {
+    "copy-table": ["save s.tier more.tier"],
     "drop-field s.tier more --table item": ["add-field s.tier more --table item --dim 4"],
     "fold s.tier": ["release s.tier good", "release s.tier base"],
     "patch copy.tier some.patch": [
@@ -208,10 +214,10 @@ def test_commands_tell_of_its_files(
 def test_commands_write_what_they_write_to_a_plain_store(
     places: list[Path], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for each in PREPARED.get(line, ()):
+    for each in PREPARED.get(line, PREPARED.get(line.split()[0], ())):
         for result in outcomes(places, each, monkeypatch):
             assert result.exit_code == 0, result.output
-    path = line.split()[2 if line.startswith("keys") else 1]
+    path = line.split()[2 if line.startswith(("keys", "copy-table")) else 1]
     before = contents(places[0] / path)
     assert before == contents(places[1] / path)
     one, other = outcomes(places, line, monkeypatch)

@@ -21,7 +21,7 @@ def whole_of(path):
 @pytest.mark.parametrize("keyed", [None, "key {}".format, {7: 2**63}.get], ids=["", "text", "int"])
 def test_parts_of_an_export_make_one_target(run, run_json, pair, tmp_path, suffix, keyed):
     out, plain = tmp_path / f"items{suffix}", tmp_path / f"plain{suffix}"
-    options = ["--table", "item", "--rows", "1:8"]
+    options = ["--table", "item", "--range", "1:8"]
     if keyed:
         keys = tmp_path / "keys.txt"
         with tierstore.open(pair) as store:
@@ -110,7 +110,7 @@ def test_parts_that_make_no_target_are_refused(run, pair, tmp_path):
     assert "too few" in shown.stderr
     run("export", pair, out, "--table", "item", "--part", "0/2", "--skip-damaged", code=2)
     (tmp_path / "ids.txt").write_text("1\n2\n")
-    for some in (["--ids", tmp_path / "ids.txt"], ["--since", 2]):
+    for some in (["--ids-from", tmp_path / "ids.txt"], ["--since", 2]):
         run("export", pair, out, "--table", "item", "--part", "0/2", *some, code=2)
     run("export", pair, out, "--table", "item", "--finish", code=2)
     run("export", pair, "-", "--format", "npy", "--finish", code=2)

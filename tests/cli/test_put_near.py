@@ -33,7 +33,7 @@ def test_put_writes_one_row_of_one_field(run, run_json, pair):
     assert rows_of(pair, "item", "exp_avg")[3].tolist() == [-1, *[0.5] * 7]
 
 
-@pytest.mark.parametrize("command", ["get 3", "put --id 3 1", "near --id 3", "inspect --rows 0:2"])
+@pytest.mark.parametrize("command", ["get 3", "put --id 3 1", "near --id 3", "inspect --range 0:2"])
 def test_a_field_that_is_not_there_is_named(run, pair, command):
     name, *arguments = command.split()
     done = run(name, pair, *arguments, "--table", "item", "--field", "nope", code=1)
@@ -288,7 +288,9 @@ def test_an_export_only_if_something_changed(run, changed, tmp_path):
 def test_an_export_of_ids_and_keys_in_their_order(run, changed, tmp_path):
     ids = [9, 3, 3, 150]
     np.save(tmp_path / "ids.npy", np.array(ids))
-    run("export", changed, tmp_path / "a.npy", "--table", "item", "--ids", tmp_path / "ids.npy")
+    run(
+        "export", changed, tmp_path / "a.npy", "--table", "item", "--ids-from", tmp_path / "ids.npy"
+    )
     expected = rows_of(changed, "item")[ids]
     assert np.load(tmp_path / "a.npy").tobytes() == expected.tobytes()
     (tmp_path / "keys.txt").write_text("name_7\nname_2\n")
@@ -304,7 +306,7 @@ def test_an_export_of_ids_and_keys_in_their_order(run, changed, tmp_path):
     options = ["--table", "user", "--keys-from", tmp_path / "keys.txt", "--force"]
     run("export", changed, out, *options)
     assert [line.split()[0] for line in out.read_text().splitlines()] == ["2", "107", "102"]
-    both = ["--ids", tmp_path / "ids.npy", "--rows", "0:3"]
+    both = ["--ids-from", tmp_path / "ids.npy", "--range", "0:3"]
     run("export", changed, tmp_path / "b.npy", "--table", "item", *both, code=2)
     np.save(tmp_path / "ids.npy", np.array([300]))
     run(
@@ -313,7 +315,7 @@ def test_an_export_of_ids_and_keys_in_their_order(run, changed, tmp_path):
         tmp_path / "b.npy",
         "--table",
         "item",
-        "--ids",
+        "--ids-from",
         tmp_path / "ids.npy",
         code=1,
     )

@@ -41,7 +41,7 @@ def test_a_page_with_the_hits_of_a_run(run, pair, tmp_path):
     assert list(zip(found.at, found.rates["item", "host"], strict=True)) == history.hit_rates(
         "host"
     )
-    run("report", pair, page, "--hits", hits)
+    run("report", pair, page, "--history", hits)
     text = page.read_text(encoding="utf-8")
     assert "Hits over the run" in text and "item host" in text and "<circle fill" not in text
     tiers = [{"table": "user", "tier": tier, "hit_rate": 0.5} for tier in ("gpu", "host", "disk")]
@@ -52,7 +52,7 @@ def test_a_page_with_the_hits_of_a_run(run, pair, tmp_path):
     assert (found.unit, found.at) == ("seconds", tuple(range(9)))
     half = (*(None, 0.5) * 4, None)
     assert found.rates == {("user", "gpu"): half, ("user", "host"): half}
-    run("report", pair, page, "--hits", hits, "--force")
+    run("report", pair, page, "--history", hits, "--force")
     assert "user gpu" in page.read_text(encoding="utf-8")
 
 
@@ -77,5 +77,5 @@ def test_a_page_with_the_hits_of_a_run(run, pair, tmp_path):
 )
 def test_files_without_hits_are_refused(run, pair, tmp_path, text):
     (tmp_path / "hits").write_text(text)
-    error = run("report", pair, tmp_path / "x.html", "--hits", tmp_path / "hits", code=3).stderr
+    error = run("report", pair, tmp_path / "x.html", "--history", tmp_path / "hits", code=3).stderr
     assert "hits" in error and not (tmp_path / "x.html").exists()

@@ -14,7 +14,7 @@ def test_keep_restore_and_release(run, run_json, pair, tmp_path):
     older, newer = rows_of(pair, 2), rows_of(pair, 3)
     assert not np.array_equal(older, newer)
     data = run_json("keep", pair, "best", "--version", 2)
-    assert data == {"store": str(pair), "name": "best", "version": 2}
+    assert data == {"store": str(pair), "name": "best", "version": 2, "released": []}
     run("keep", pair, "12", code=1)  # it would be taken for a number
     run("keep", pair, "v12")
     versions = run_json("inspect", pair, "--versions")["versions"]

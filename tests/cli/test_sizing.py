@@ -31,11 +31,11 @@ def trace(tmp_path):
 
 
 def test_simulate_shows_every_policy_at_every_size(run, run_json, trace):
-    text = run("simulate", trace, "--size", "5%", "--size", "500").stdout
+    text = run("simulate", trace, "--slots", "5%", "--slots", "500").stdout
     assert "2,000 rows, 30 batches of 100 ids" in text
     assert "OPTIMUM" in text
     assert "missed by lru" in text
-    data = run_json("simulate", trace, "--size", "5%", "--size", "500", "--policy", "lookahead")
+    data = run_json("simulate", trace, "--slots", "5%", "--slots", "500", "--policy", "lookahead")
     points = [(point["policy"], point["slots"]) for point in data["points"]]
     assert points == [
         ("lookahead", 100), ("lookahead", 500), ("optimum", 100), ("optimum", 500)
@@ -46,7 +46,7 @@ def test_simulate_shows_every_policy_at_every_size(run, run_json, trace):
 
 
 def test_a_single_size_makes_no_curve(run, trace):
-    text = run("simulate", trace, "--size", "5%").stdout
+    text = run("simulate", trace, "--slots", "5%").stdout
     assert "missed by" not in text and "LRU" in text
 
 
@@ -65,7 +65,7 @@ def test_simulate_says_what_is_wrong(run, tmp_path):
     np.savez(tmp_path / "a.npz", a=np.arange(3), b=np.arange(3))
     assert "name the one with the ids" in run("simulate", tmp_path / "a.npz", code=1).output
     for size in ("0", "x", "0%", "101%", "-3"):
-        assert "Usage" in run("simulate", tmp_path / "a.npz", f"--size={size}", code=2).output
+        assert "Usage" in run("simulate", tmp_path / "a.npz", f"--slots={size}", code=2).output
 
 
 def test_plan_without_a_trace_says_what_fits(run, run_json):
@@ -198,7 +198,7 @@ def test_a_sparkline_has_a_block_for_each_value():
 
 
 def test_simulate_and_plan_draw_what_they_print(run, trace, tmp_path):
-    run("simulate", trace, "--size", "5%", "--plot", tmp_path / "curve.svg")
+    run("simulate", trace, "--slots", "5%", "--plot", tmp_path / "curve.svg")
     assert (tmp_path / "curve.svg").read_text(encoding="utf-8").startswith("<svg ")
     table = ("--rows", 2000, "--dim", 4, "--host", "20kB", "--trace", trace)
     assert "no times" in run("plan", *table, "--plot", tmp_path / "t.svg", code=1).output
@@ -325,5 +325,5 @@ def test_a_plan_prints_the_budget_that_gives_its_slots(run, run_json, trace, siz
 def test_numbers_are_written_as_people_write_them(run_json, trace):
     sizes = ["--rows", "2k", "--batch", "1e2"]
     assert run_json("plan", "--dim", 4, "--trace", trace, *sizes)["rows"] == 2000
-    found = run_json("simulate", trace, *sizes, "--size", "1k")
+    found = run_json("simulate", trace, *sizes, "--slots", "1k")
     assert (found["rows"], found["points"][0]["slots"]) == (2000, 1000)

@@ -104,7 +104,7 @@ def test_streams_that_cannot_be(run, tmp_path, single, monkeypatch, args):
 
 @pytest.mark.slow
 def test_ids_and_keys_from_a_pipe(single):
-    rows = fed(b"3\n17\n", "get", single, "--ids", "-").stdout.splitlines()
+    rows = fed(b"3\n17\n", "get", single, "--ids-from", "-").stdout.splitlines()
     assert [line.split("\t")[0] for line in rows] == ["3", "17"]
     keys = "".join(f"k{n}\n" for n in range(50)).encode()
     assert piped("keys", "set", single, "/dev/stdin", data=keys).returncode == 0
@@ -112,7 +112,7 @@ def test_ids_and_keys_from_a_pipe(single):
         b"k9\nk4\n", "export", single, "-", "--format", "tsv", "--keys-from", "-"
     ).stdout.splitlines()[1:]
     assert [line.split("\t")[0] for line in lines] == ["k9", "k4"]
-    assert "line 2 is empty" in fed(b"3\n\n", "get", single, "--ids", "-").stderr
+    assert "line 2 is empty" in fed(b"3\n\n", "get", single, "--ids-from", "-").stderr
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_messages_that_cannot_be_written_change_nothing(run, single, tmp_path, m
 def test_what_is_no_number_on_standard_input(single):
     for given in (b"", b" , ", b"\xff\xfe1"):
         done = fed(given, "put", single, "--id", 1, "-")
-        assert done.exit_code == 2 and "VALUES are numbers" in done.stderr
+        assert done.exit_code == 2 and "VALUE: " in done.stderr
 
 
 def test_the_temporary_file_of_standard_output_is_not_named(run, single):

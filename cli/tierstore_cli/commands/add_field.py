@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -13,27 +12,24 @@ from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import (
     DTYPE,
-    INIT_SEED,
     STORE,
     TABLE,
-    UNTESTED,
     Count,
     SeededInitializer,
+    full_name,
     init_option,
     seeded,
 )
 from tierstore_cli.progress import Progress
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, writes="STORE")
 @STORE
 @click.argument("name")
 @TABLE
 @click.option("--dim", type=Count(), metavar="N", help="Elements; default: of the first field.")
 @click.option("--dtype", type=DTYPE, help="Element type; default: of the first field.")
 @init_option("First values; default: zeros.")
-@INIT_SEED
-@UNTESTED
 def add_field(
     out: Output,
     store: Path,
@@ -43,7 +39,6 @@ def add_field(
     dtype: str | None,
     initializer: SeededInitializer | None,
     seed: int | None,
-    allow_untested: bool,
 ) -> None:
     """Add the field NAME to every row of a table of STORE, in a commit of its own.
 
@@ -58,7 +53,7 @@ def add_field(
     """
     init = seeded(initializer, seed)
     with (
-        open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened,
+        open_store(store, "r+") as opened,
         Progress("writing") as progress,
     ):
         chosen = choose_table(opened, table)
@@ -67,7 +62,7 @@ def add_field(
         opened.add_fields(chosen.name, {name: field}, progress=progress)
         version = opened.version
     data = {
-        "store": os.path.abspath(store),
+        "store": full_name(store),
         "table": chosen.name,
         "field": name,
         "dim": field.dim,

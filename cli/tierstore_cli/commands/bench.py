@@ -32,6 +32,7 @@ from tierstore_cli.speeds import speed_lines
 @click.option(
     "--seconds",
     type=FiniteRange(min=0, min_open=True),
+    hidden=True,
     metavar="S",
     default=0.5,
     show_default=True,

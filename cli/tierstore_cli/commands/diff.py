@@ -11,11 +11,20 @@ import click
 from tierstore import Store
 from tierstore.budget import format_bytes
 from tierstore.errors import counted
-from tierstore_cli.command import Command
+from tierstore_cli.command import Command, given_here
 from tierstore_cli.failure import Unchanged
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import READ_STORE, TABLE, Place, VersionType, full_name
+from tierstore_cli.params import (
+    CHANGED,
+    FORCE,
+    READ_STORE,
+    REMOVED,
+    TABLE,
+    Place,
+    VersionType,
+    full_name,
+)
 from tierstore_cli.rows import (
     Removed,
     by_table,
@@ -26,13 +35,13 @@ from tierstore_cli.rows import (
 )
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, was={"--ids": "--changed"})
 @READ_STORE
 @click.argument("old", metavar="V1", type=VersionType())
 @click.argument("new", metavar="[V2]", type=VersionType(), required=False)
 @TABLE
-@click.option("--ids", "listed", is_flag=True, help="List the ids, and keys, of the rows.")
-@click.option("--removed", is_flag=True, help="List the keys that V2 lacks and V1 has.")
+@CHANGED
+@REMOVED
 @click.option(
     "--out",
     "patch",
@@ -40,7 +49,7 @@ from tierstore_cli.rows import (
     type=click.Path(path_type=Path, readable=False),
     help="Write a file for `tierstore patch` with only these rows.",
 )
-@click.option("--force", is_flag=True, help="Replace the file of --out if it exists.")
+@FORCE
 def diff(
     out: Output,
     store: Place,
@@ -56,7 +65,7 @@ def diff(
 
     Versions are numbers or names that are kept; `tierstore log` lists them. The time depends on the
     rows that were written in between, not on the size of the tables. Rows that were added or have
-    other keys count; a table that only lost rows is listed with 0. With --ids, a row is a line:
+    other keys count; a table that only lost rows is listed with 0. With --changed, a row is a line:
     table, id, and the key if there is one, divided by tabs. With --removed, a line is a table and a
     key that has no row any more, as an index downstream must learn. STORE may be written meanwhile.
     With --out, the exit code is 10 if V1 is V2, and nothing is written.
@@ -64,16 +73,16 @@ def diff(
     \b
     Examples:
       tierstore diff emb.tier 811 812
-      tierstore diff emb.tier yesterday --table item --ids | cut -f 2 > changed.txt
+      tierstore diff emb.tier yesterday --table item --changed | cut -f 2 > changed.txt
       tierstore diff emb.tier yesterday --table item --removed | cut -f 2 > gone.txt
       tierstore diff emb.tier yesterday --out monday.patch
     """
-    if patch is not None and (table is not None or listed or removed):
+    if patch is not None and (given_here("table") or listed or removed):
         raise click.UsageError(
-            "--out writes the rows of all tables: no --table, no --ids, no --removed"
+            "--out writes the rows of all tables: no --table, no --changed, no --removed"
         )
     if listed and removed and not out.as_json:
-        raise click.UsageError("give one of --ids and --removed, or --json")
+        raise click.UsageError("give one of --changed and --removed, or --json")
     if force and patch is None:
         raise click.UsageError("--force is that of --out; give both")
     with open_store(store, version=new) as opened:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -10,18 +9,15 @@ import click
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, TABLE, UNTESTED
+from tierstore_cli.params import STORE, TABLE, full_name
 from tierstore_cli.progress import Progress
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, writes="STORE")
 @STORE
 @click.argument("names", nargs=-1, required=True)
 @TABLE
-@UNTESTED
-def drop_field(
-    out: Output, store: Path, names: tuple[str, ...], table: str | None, allow_untested: bool
-) -> None:
+def drop_field(out: Output, store: Path, names: tuple[str, ...], table: str | None) -> None:
     """Remove the fields NAMES from every row of a table of STORE, in a commit of its own.
 
     Such as the state of an optimizer that is not used any more. The table is written again beside
@@ -33,7 +29,7 @@ def drop_field(
       tierstore drop-field emb.tier exp_avg exp_avg_sq --table item
     """
     with (
-        open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened,
+        open_store(store, "r+") as opened,
         Progress("writing") as progress,
     ):
         chosen = choose_table(opened, table)
@@ -41,7 +37,7 @@ def drop_field(
         left = list(opened[chosen.name].fields)
         version = opened.version
     data = {
-        "store": os.path.abspath(store),
+        "store": full_name(store),
         "table": chosen.name,
         "dropped": list(names),
         "fields": left,

@@ -9,11 +9,11 @@ import click
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, TABLE, UNTESTED, Count
+from tierstore_cli.params import STORE, TABLE, Count, dry_run_option
 from tierstore_cli.removing import choose_keyed, settled
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, writes="STORE")
 @STORE
 @TABLE
 @click.option("--unused-for", type=Count(), metavar="N", help="Keys last used N commits ago.")
@@ -21,8 +21,7 @@ from tierstore_cli.removing import choose_keyed, settled
 @click.option(
     "--keep-at-most", type=Count(0), metavar="N", help="The least used, until N keys are left."
 )
-@click.option("--dry-run", is_flag=True, help="Only count them; remove nothing.")
-@UNTESTED
+@dry_run_option("Only count them")
 def expire(
     out: Output,
     store: Path,
@@ -31,7 +30,6 @@ def expire(
     fewer_than: int | None,
     keep_at_most: int | None,
     dry_run: bool,
-    allow_untested: bool,
 ) -> None:
     """Remove keys of a table of STORE that meet any of the conditions, in a commit of its own.
 
@@ -43,7 +41,7 @@ def expire(
       tierstore expire emb.tier --table user --unused-for 30 --fewer-than 2
       tierstore expire emb.tier --table user --keep-at-most 50M --dry-run
     """
-    with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
+    with open_store(store, "r+") as opened:
         chosen = choose_keyed(opened, table, "do not expire")
         if unused_for is fewer_than is keep_at_most is None:
             raise click.UsageError("give --unused-for, --fewer-than or --keep-at-most")

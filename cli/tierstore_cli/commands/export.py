@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,47 +17,51 @@ from tierstore.errors import counted
 from tierstore.exporting import export_table
 from tierstore.sharing import PartNote, part_file, write_note
 from tierstore.sharing import finish as finish_parts
-from tierstore_cli.command import Command
+from tierstore_cli.command import Command, given_here
 from tierstore_cli.failure import Failure, Unchanged
-from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_to_read
+from tierstore_cli.opening import (
+    choose_fields,
+    choose_rows,
+    choose_table,
+    open_to_read,
+    version_of,
+)
 from tierstore_cli.output import Output
 from tierstore_cli.params import (
     DTYPE,
-    FIELD,
+    FIELDS,
+    FORCE,
     KEYS,
     MEMORY,
+    RANGE,
     READ_STORE,
     TABLE,
     VERSION,
     Part,
     Place,
     PlaceType,
-    RowRange,
     Rows,
     Share,
     VersionType,
     full_name,
 )
-from tierstore_cli.picking import ids_in, ids_of_keys_in, keys_in
+from tierstore_cli.picking import keys_in, picked_ids, picking_options
 from tierstore_cli.progress import Progress
 from tierstore_cli.streams import FORMAT, STREAM, into_stream, is_standard_output, is_stream
 from tierstore_cli.text import some_rows
 
 
-@click.command(cls=Command)
+@click.command(
+    cls=Command,
+    was={"--rows": "--range", "--ids": "--ids-from", "--fields": "--field", "--name": "--rename"},
+)
 @READ_STORE
 @click.argument("target", metavar="OUT", type=PlaceType())
 @FORMAT
 @TABLE
-@FIELD
-@click.option("--fields", metavar="A,B,…", help="Several fields, as columns of one file.")
-@click.option("--rows", type=RowRange(), help="Export only rows A to B-1.")
-@click.option(
-    "--ids", "id_file", metavar="FILE", help="Export the rows in a file of ids, in its order."
-)
-@click.option(
-    "--keys-from", "key_file", metavar="FILE", help="Export the rows of the keys in a file."
-)
+@FIELDS
+@RANGE
+@picking_options
 @click.option("--since", type=VersionType(), metavar="V", help="Export rows changed since V.")
 @click.option(
     "--if-changed",
@@ -78,25 +83,22 @@ from tierstore_cli.text import some_rows
     help="Whether a text begins with a line of names, or of counts.",
 )
 @click.option(
-    "--name",
+    "--rename",
     "names",
     multiple=True,
     metavar="FIELD=NAME",
     help="Another name in OUT, of a field, or with key=NAME of the keys; may be repeated.",
 )
 @click.option("--skip-damaged", is_flag=True, help="Write damaged rows as NaN.")
-@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@FORCE
 def export(
     out: Output,
     store: Place,
     target: Place,
     suffix: str | None,
     table: str | None,
-    field: str | None,
-    fields: str | None,
-    rows: Rows | None,
-    id_file: str | None,
-    key_file: str | None,
+    fields: Sequence[str] | None,
+    span: Rows | None,
     since: int | str | None,
     unless_like: int | str | None,
     part: Share | None,
@@ -109,6 +111,7 @@ def export(
     names: tuple[str, ...],
     skip_damaged: bool,
     force: bool,
+    **named: Any,
 ) -> None:
     """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr .tsv .csv
     .arrow .feather .fvecs .fbin, or .projector, a directory for the embedding projector. Text is
@@ -126,16 +129,16 @@ def export(
     part, and --finish, may be run again at any time. If there are no parts left, the exit code is
     10. Parts that go to a URL or a pipe are files of their own.
 
-    --fields writes several fields, each a column of a .parquet, .arrow or .feather file, in the
-    narrowest element type that holds them all exactly. --name key=item_id --name weight=f{} names
-    the columns of a .csv item_id, f0, f1, …. --dtype int8 or uint8 writes floats with a scale for
+    Several fields are each a column of a .parquet, .arrow or .feather file, in the narrowest
+    element type that holds them all exactly. --rename key=item_id --rename weight=f{} names the
+    columns of a .csv item_id, f0, f1, …. --dtype int8 or uint8 writes floats with a scale for
     each row beside them, weight_scale.
 
-    --ids, --keys-from and --since write some rows only, with their keys; of a table without keys
-    the ids are the keys. Versions that --since and --if-changed compare with must be kept, see
-    `tierstore keep`. If nothing has changed, nothing is written and the exit code is 10. Keys that
-    were removed are a change for --if-changed alone: a file of --since has the rows that are there,
-    and `tierstore diff V --removed` lists the others' keys.
+    --id, --key, --ids-from, --keys-from and --since write some rows only, with their keys; of a
+    table without keys the ids are the keys. Versions that --since and --if-changed compare with
+    must be kept, see `tierstore keep`. If nothing has changed, nothing is written and the exit code
+    is 10. Keys that were removed are a change for --if-changed alone: a file of --since has the
+    rows that are there, and `tierstore diff V --removed` lists the others' keys.
 
     STORE may also be a matrix of another program, FILE or FILE::NAME, which is read in place.
 
@@ -144,7 +147,7 @@ def export(
       tierstore export emb.tier vectors.npy
       tierstore export emb.tier items.parquet --table item --keys item_ids.txt
       tierstore export emb.tier half.safetensors --table item --dtype float16
-      tierstore export emb.tier words.vec --table word --rows 0:10000
+      tierstore export emb.tier words.vec --table word --range 0:10000
       tierstore export emb.tier glove.txt.gz --table word --no-header
       tierstore export emb.tier items.parquet --version 812 --part 3/16
       tierstore export emb.tier items.parquet --finish
@@ -153,7 +156,7 @@ def export(
       tierstore export emb.tier - --format csv --table item | head
       tierstore export emb.tier changed.parquet --since yesterday
       tierstore export emb.tier some.tsv --table item --keys-from wanted.txt
-      tierstore export emb.tier trained.parquet --fields weight,exp_avg,exp_avg_sq
+      tierstore export emb.tier trained.parquet --field weight,exp_avg,exp_avg_sq
       tierstore export emb.tier s3://bucket/items.parquet --table item
     """
     target = STREAM if is_standard_output(target) else target
@@ -164,20 +167,18 @@ def export(
         raise click.UsageError(
             "--format is that of - or a pipe; the suffix of OUT names its format"
         )
-    if field is not None and fields is not None:
-        raise click.UsageError("give one of --field and --fields")
     shared = not streamed and "://" not in str(target)
     if finish:
-        more = (table, field, fields, rows, id_file, key_file, since, unless_like, part, version)
-        if not shared or skip_damaged or any(each is not None for each in (*more, dtype, keys)):
+        more = (fields, span, since, unless_like, part, version, dtype, keys, *named.values())
+        if not shared or skip_damaged or given_here("table") or any(more):
             raise click.UsageError("--finish takes a file on a disk and --force, nothing more")
         _finish(out, target, force=force)
         return
-    given = [each for each in (rows, id_file, key_file, since) if each is not None]
-    if len(given) > 1:
-        raise click.UsageError("give one of --rows, --ids, --keys-from and --since")
-    if part is not None and given and rows is None:
-        raise click.UsageError("--part is that of all rows, or of --rows")
+    picks = any(value not in (None, ()) for value in named.values())
+    if (span is not None) + picks + (since is not None) > 1:
+        raise click.UsageError("give one of --range, --since, and rows by id or key")
+    if part is not None and (picks or since is not None):
+        raise click.UsageError("--part is that of all rows, or of --range")
     if part is not None and shared and skip_damaged:
         raise click.UsageError("parts with damaged rows make no whole; repair the store first")
     with (
@@ -187,20 +188,18 @@ def export(
     ):
         if part is not None and shared:
             target = place = part_file(Path(str(target)), *part)
-        version = opened.version if isinstance(opened, Store) else None
+        version = version_of(opened)
         chosen = choose_table(opened, table)
-        written = fields.split(",") if fields is not None else [choose_field(chosen, field)]
+        written = choose_fields(chosen, fields)
         picked: Any
-        if id_file is not None:
-            picked = ids_in(id_file)
-        elif key_file is not None:
-            picked = ids_of_keys_in(chosen, key_file)
+        if picks:
+            picked = picked_ids(chosen, **named)
         elif since is not None:
             picked = _changed(opened, chosen, since)
             if not picked.size:  # keys were removed, which a file of rows cannot tell
                 raise _unchanged(chosen, since)
         else:
-            picked = choose_rows(chosen, rows, part)
+            picked = choose_rows(chosen, span, part)
         if unless_like is not None:
             _changed(opened, chosen, unless_like)
         done = export_table(
@@ -211,7 +210,7 @@ def export(
             dtype=dtype,
             keys=None if keys is None else keys_in(keys, memory),
             memory=memory,
-            names=dict(_named(each) for each in names),
+            names=dict(_renaming(each) for each in names),
             header=header,
             force=force or (part is not None and shared),
             damaged="skip" if skip_damaged else "raise",
@@ -228,7 +227,7 @@ def export(
                     dtype=done.dtype,
                     dim=done.dim,
                     keyed=keys is not None or chosen.keys is not None,
-                    all_rows=list(choose_rows(chosen, rows)),
+                    all_rows=list(choose_rows(chosen, span)),
                     rows=list(picked),
                     overflowed=done.overflowed,
                 ),
@@ -282,10 +281,10 @@ def _finish(out: Output, target: Place, *, force: bool) -> None:
     out.show(data, f"wrote {target}: {counted(rows, 'row')} of {whole.dim} {whole.dtype}")
 
 
-def _named(given: str) -> tuple[str, str]:
-    field, equals, name = given.partition("=")
+def _renaming(text: str) -> tuple[str, str]:
+    field, equals, name = text.partition("=")
     if not equals:
-        raise click.UsageError(f"--name is FIELD=NAME, not {given!r}")
+        raise click.UsageError(f"--rename is FIELD=NAME, not {text!r}")
     return field, name
 
 

@@ -14,18 +14,23 @@ from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import READ_STORE, FiniteRange, Place, every_option, full_name
+from tierstore_cli.params import (
+    CHANGED,
+    COUNT,
+    READ_STORE,
+    REMOVED,
+    FiniteRange,
+    Place,
+    every_option,
+    full_name,
+)
 from tierstore_cli.rows import by_table, id_lines, ids_and_keys, keys_by_table, removed_keys
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, was={"--ids": "--changed"})
 @READ_STORE
-@click.option("--ids", "listed", is_flag=True, help="List the ids, and keys, of changed rows.")
-@click.option(
-    "--removed",
-    is_flag=True,
-    help="List the keys that went; those of the version before are held in memory.",
-)
+@CHANGED
+@REMOVED
 @click.option(
     "--exec",
     "program",
@@ -38,7 +43,7 @@ from tierstore_cli.rows import by_table, id_lines, ids_and_keys, keys_by_table, 
     metavar="SECONDS",
     help="End when no version comes for so long; default: no end.",
 )
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Versions; default: no end.")
+@COUNT
 @every_option(0.5, "Time between two looks at the directory of STORE.")
 def follow(
     out: Output,
@@ -53,8 +58,9 @@ def follow(
     """Print a line for each version that is committed to STORE from now on, until Ctrl-C.
 
     A line has the version, the one before it, the step, and how many rows of which tables changed;
-    with --json it is an object. With --ids, each row is a line: version, table, id, and the key if
-    there is one; with --removed, each key that has no row any more: version, table, key. Versions
+    with --json it is an object. With --changed, each row is a line: version, table, id, and the key
+    if there is one; with --removed, for which keys are held in memory, each key that has no row any
+    more: version, table, key. Versions
     that come while --exec runs are one line afterwards. A command that fails
     ends this one, with exit code 1. STORE is only read.
 
@@ -65,7 +71,7 @@ def follow(
       tierstore follow emb.tier --exec 'tierstore save emb.tier copy.tier --incremental'
     """
     if listed and removed and not out.as_json:
-        raise click.UsageError("give one of --ids and --removed, or --json")
+        raise click.UsageError("give one of --changed and --removed, or --json")
     with open_store(store) as opened:
         before = _held(opened) if removed else {}
         for number, new in enumerate(opened.follow(timeout=timeout, every=every), 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import (
-    INIT_SEED,
+    KEYS,
     STORE,
     TABLE,
-    UNTESTED,
     Count,
     SeededInitializer,
+    full_name,
     init_option,
     seeded,
 )
@@ -26,14 +25,12 @@ from tierstore_cli.picking import keys_in
 from tierstore_cli.progress import Progress
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, writes="STORE")
 @STORE
 @TABLE
 @click.option("--rows", type=Count(), required=True, metavar="N", help="Rows it is to have.")
 @init_option("First values of new rows; default: as the table was made.")
-@INIT_SEED
-@click.option("--keys", metavar="FILE", help="Keys of the new rows, where the others have keys.")
-@UNTESTED
+@KEYS
 def grow(
     out: Output,
     store: Path,
@@ -42,7 +39,6 @@ def grow(
     initializer: SeededInitializer | None,
     seed: int | None,
     keys: str | None,
-    allow_untested: bool,
 ) -> None:
     """Add rows to a table of STORE until it has N, in a commit of its own.
 
@@ -58,7 +54,7 @@ def grow(
     init = seeded(initializer, seed)
     new_keys: Any = None if keys is None else keys_in(keys)
     with (
-        open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened,
+        open_store(store, "r+") as opened,
         Progress("writing") as progress,
     ):
         chosen = choose_table(opened, table)
@@ -72,7 +68,7 @@ def grow(
         )
         version = opened.version
     data = {
-        "store": os.path.abspath(store),
+        "store": full_name(store),
         "table": name,
         "rows": rows,
         "added": rows - before,

@@ -21,22 +21,23 @@ from tierstore.errors import (
     StoreFullError,
     counted,
 )
-from tierstore.initializers import Initializer, Random
+from tierstore.initializers import Initializer, Random, zeros
 from tierstore.machine import examine_storage
 from tierstore.spec import BACKENDS, Field, TableSpec, check_name
 from tierstore_cli.command import Command
-from tierstore_cli.opening import NO_CACHE, makes, open_store
+from tierstore_cli.opening import NO_CACHE, allow_untested, makes, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import (
     DTYPE,
-    SEED,
     STORE,
-    UNTESTED,
     Count,
-    InitializerType,
     SeededInitializer,
-    State,
     StateField,
+    dry_run_option,
+    full_name,
+    init_option,
+    seeded,
+    state_option,
 )
 from tierstore_cli.progress import Progress
 
@@ -44,38 +45,18 @@ COUNT = Count()
 CHECKSUM_BYTES = 4
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, writes="STORE", was={"--keys": "--by-key"})
 @STORE
 @click.option(
-    "--rows", type=COUNT, metavar="N", help="Number of rows; may be left out with --keys."
+    "--rows", type=COUNT, metavar="N", help="Number of rows; may be left out with --by-key."
 )
 @click.option("--dim", type=COUNT, required=True, metavar="D", help="Elements per row.")
 @click.option(
     "--table", default="embeddings", show_default=True, metavar="NAME", help="Name of the table."
 )
 @click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Element type.")
-@click.option(
-    "--init",
-    "initializer",
-    type=InitializerType(),
-    default="zeros",
-    show_default=True,
-    metavar=InitializerType.name,
-    help="First values.",
-)
-@click.option(
-    "--seed",
-    type=SEED,
-    metavar="S",
-    help="Seed of the random initial values; default: 0.",
-)
-@click.option(
-    "--state",
-    type=State(),
-    multiple=True,
-    metavar=State.name,
-    help="Optimizer state stored with each row, see above; repeatable.",
-)
+@init_option("First values; default: zeros.")
+@state_option("Optimizer state stored with each row, see below; repeatable.")
 @click.option(
     "--backend", type=click.Choice(BACKENDS), default="memmap", show_default=True, help="Base file."
 )
@@ -85,7 +66,8 @@ CHECKSUM_BYTES = 4
     help="Allocate disk space only when rows are written; rows start as zeros.",
 )
 @click.option(
-    "--keys",
+    "--by-key",
+    "kind",
     type=click.Choice(("int64", "text")),
     help="Look rows up by keys of this kind; --rows is how many keys there can be. Without it the "
     "table grows as keys arrive.",
@@ -94,8 +76,7 @@ CHECKSUM_BYTES = 4
 @click.option(
     "--admit-after", type=COUNT, metavar="N", help="Give a key its row with its use N in training."
 )
-@click.option("--dry-run", is_flag=True, help="Only print the size; create nothing.")
-@UNTESTED
+@dry_run_option("Only print the size")
 def init(
     out: Output,
     store: Path,
@@ -103,16 +84,15 @@ def init(
     dim: int,
     table: str,
     dtype: str,
-    initializer: SeededInitializer,
+    initializer: SeededInitializer | None,
     seed: int | None,
     state: tuple[list[StateField], ...],
     backend: str,
     sparse: bool,
-    keys: Literal["int64", "text"] | None,
+    kind: Literal["int64", "text"] | None,
     track_uses: bool,
     admit_after: int | None,
     dry_run: bool,
-    allow_untested: bool,
 ) -> None:
     """Create a store at STORE, or add a table to an existing store.
 
@@ -124,8 +104,8 @@ def init(
       tierstore init emb.tier --rows 1000000 --dim 128
       tierstore init emb.tier --rows 10M --dim 64 --init "normal(0,0.01)" --seed 7
       tierstore init emb.tier --table user --rows 5000 --dim 64 --state adam --dtype bfloat16
-      tierstore init emb.tier --table user --rows 50M --dim 64 --keys int64 --init "normal(0,0.01)"
-      tierstore init emb.tier --table word --dim 64 --keys text --track-uses
+      tierstore init emb.tier --table user --dim 64 --by-key int64 --init "normal(0,0.01)"
+      tierstore init emb.tier --table word --dim 64 --by-key text --track-uses
       tierstore init emb.tier --table item --rows 5000 --dim 64 --state sum:float32:1 --dry-run
 
     \b
@@ -142,12 +122,12 @@ def init(
     adam:bfloat16 is that of TieredOptimizer(..., state_dtype="bfloat16"), likewise the others,
     and adam:float8.
     """
-    by_key = {"keys": keys, "track_uses": track_uses, "admit_after": admit_after}
+    by_key = {"keys": kind, "track_uses": track_uses, "admit_after": admit_after}
     if rows is not None:
         by_key["rows"] = rows
-    elif keys is None:
+    elif kind is None:
         raise click.UsageError("Missing option '--rows'.")
-    first = initializer(seed or 0)
+    first = seeded(initializer, seed) or zeros()
     if seed is not None and not isinstance(first, Random):
         raise click.UsageError("--seed is that of random values, such as --init normal(0,0.01)")
     spec = _spec((dim, dtype, first), state, backend, table, sparse, by_key)
@@ -159,12 +139,10 @@ def init(
     if disk_bytes > free_bytes and _reserves(spec) and not dry_run:
         raise _too_large(store, disk_bytes, free_bytes)
     with Progress("writing") as progress:
-        version = _make(
-            store, exists, table, spec, progress, dry_run=dry_run, allow_untested=allow_untested
-        )
+        version = _make(store, exists, table, spec, progress, dry_run=dry_run)
 
     data = {
-        "store": os.path.abspath(store),
+        "store": full_name(store),
         "created": not exists,
         "dry_run": dry_run,
         "version": version,
@@ -232,14 +210,11 @@ def _make(
     progress: Progress,
     *,
     dry_run: bool,
-    allow_untested: bool,
 ) -> int | None:
     """Create the store or the table; return its first version, or None for a dry run."""
     if exists:
         mode: Literal["r", "r+"] = "r" if dry_run else "r+"
-        with open_store(
-            store, mode, allow_untested=allow_untested, partitions=not dry_run
-        ) as opened:
+        with open_store(store, mode) as opened:
             if table in opened:
                 raise ExistsError(f"{store} already has a table {table!r}; choose another --table")
             if not dry_run:
@@ -251,7 +226,11 @@ def _make(
     with (
         _making_way(store),
         tierstore.create(
-            store, {table: spec}, progress=progress, budget=NO_CACHE, allow_untested=allow_untested
+            store,
+            {table: spec},
+            progress=progress,
+            budget=NO_CACHE,
+            allow_untested=allow_untested(),
         ) as made,
     ):
         return made.version

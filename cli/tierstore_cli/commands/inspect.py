@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
 
@@ -19,11 +18,12 @@ from tierstore.stats import LISTED, SpaceInformation, StoreInfo, Version, label
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_to_read
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import FIELD, READ_STORE, TABLE, VERSION, Place, RowRange, Rows, full_name
+from tierstore_cli.params import FIELD, RANGE, READ_STORE, TABLE, VERSION, Place, Rows, full_name
 from tierstore_cli.progress import Progress
 from tierstore_cli.rows import rows_data, rows_grids
 from tierstore_cli.rowstats import row_stats
 from tierstore_cli.text import quoted
+from tierstore_cli.versions import versions_grid
 
 _WIDTH = 80
 _LEAST_NAMED = 1 << 20
@@ -33,13 +33,13 @@ _SMALL_FILES = 64 << 10
 _MANY = "the tables of a line share tiers; --json lists all tables"
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, was={"--rows": "--range", "--versions": "use `tierstore log`"})
 @READ_STORE
 @TABLE
 @FIELD
 @click.option("--stats", is_flag=True, help="Show norms and counts of zero, NaN and infinite rows.")
 @click.option("--full", is_flag=True, help="With --stats: read all rows, not a sample of 100,000.")
-@click.option("--rows", "span", type=RowRange(), help="Show rows A to B-1.")
+@RANGE
 @VERSION
 @click.option("--versions", is_flag=True, help="List the kept versions.")
 def inspect(
@@ -74,16 +74,15 @@ def inspect(
     Examples:
       tierstore inspect emb.tier
       tierstore inspect emb.tier --table item --stats
-      tierstore inspect emb.tier --table item --rows 0:5 --field exp_avg
-      tierstore inspect emb.tier --version yesterday --rows 0:5
-      tierstore inspect emb.tier --versions
+      tierstore inspect emb.tier --table item --range 0:5 --field exp_avg
+      tierstore inspect emb.tier --version yesterday --range 0:5
       tierstore inspect emb.tier --json | jq .version
       tierstore inspect model.safetensors::ple.weight --stats
     """
     if full and not stats:
         raise click.UsageError("--full says which rows --stats reads; give both")
     if field is not None and not stats and span is None:
-        raise click.UsageError("--field says what --stats and --rows show; give one of them")
+        raise click.UsageError("--field says what --stats and --range show; give one of them")
     with open_to_read(store, version) as opened:
         if isinstance(opened, Attached):
             if versions:
@@ -112,8 +111,9 @@ def inspect(
         if damaged:
             data["damaged"] = {name: str(error) for name, error in damaged.items()}
         if versions:
-            data["versions"] = [dataclasses.asdict(each) for each in opened.versions()]
-            parts += ["", _versions(data["versions"])]
+            every = opened.versions()
+            data["versions"] = [dataclasses.asdict(each) for each in every]
+            parts += ["", versions_grid(every)]
         if stats:
             for entry, each in zip(data["tables"], tables, strict=True):
                 parts += _add_stats(entry, each, field, full=full)
@@ -148,7 +148,7 @@ def _show(
     table = choose_table(tables, name)
     field, ids = choose_field(table, field), range(*choose_rows(table, span))
     if out.as_json:
-        data["rows"] = rows_data(table, field, ids)
+        data["rows"] = rows_data(table, [field], ids)
         out.show(data)
         return
     rows = rows_grids(table, field, ids)
@@ -312,19 +312,3 @@ def _opening_line(table: Table, base: str) -> str:
     _, field = layout.fields[0]
     line = BACKENDS[table.spec.backend].opening_line(layout, base)
     return f"{line}  # {field.form}, as bits" if field.element.as_bits else line
-
-
-def _versions(versions: list[dict[str, Any]]) -> Grid:
-    rows = [
-        (
-            each["version"],
-            "–" if each["time"] is None else f"{datetime.fromtimestamp(each['time'], UTC):%F %T}",
-            "–" if each["step"] is None else f"{each['step']:,}",
-            f"{each['delta_rows']:,}",
-            format_bytes(each["delta_bytes"]),
-            ", ".join(each["names"]),
-        )
-        for each in versions
-    ]
-    headers = ("VERSION", "TIME (UTC)", "STEP", "DELTA ROWS", "DELTA", "KEPT AS")
-    return Grid(headers, rows, right=frozenset({0, 2, 3, 4}))

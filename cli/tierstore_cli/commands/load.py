@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from tierstore import Store
 from tierstore.errors import counted
 from tierstore.importing import ImportResult, Preview, import_table, preview
 from tierstore_cli.command import Command
-from tierstore_cli.opening import awaited, makes, open_store
+from tierstore_cli.opening import allow_untested, awaited, makes, open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import (
     DTYPE,
@@ -23,7 +22,8 @@ from tierstore_cli.params import (
     MEMORY,
     STORE,
     TABLE,
-    UNTESTED,
+    dry_run_option,
+    full_name,
     text_options,
 )
 from tierstore_cli.picking import keys_in
@@ -31,7 +31,7 @@ from tierstore_cli.progress import Progress
 from tierstore_cli.streams import FORMAT, as_file, is_stream
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, writes="STORE")
 @STORE
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @FORMAT
@@ -55,9 +55,8 @@ from tierstore_cli.streams import FORMAT, as_file, is_stream
     is_flag=True,
     help="Take a file that holds less than a 200th of what it claims: sparse, or all zeros.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be read, and the first rows.")
+@dry_run_option("Show what would be read, and the first rows")
 @MEMORY
-@UNTESTED
 def load(
     out: Output,
     store: Path,
@@ -68,7 +67,6 @@ def load(
     keys: str | None,
     dtype: str | None,
     memory: int,
-    allow_untested: bool,
     duplicates: Literal["error", "first", "last"],
     upsert: bool,
     expand: bool,
@@ -116,7 +114,7 @@ def load(
         names: Any = keys_in(keys, memory) if keys and is_stream(keys) else keys
 
         def work() -> ImportResult:
-            with _opened(store, allow_untested) as opened, Progress("loading") as progress:
+            with _opened(store) as opened, Progress("loading") as progress:
                 return import_table(
                     opened,
                     file,
@@ -128,7 +126,7 @@ def load(
                     upsert=upsert,
                     expand=expand,
                     memory=memory,
-                    allow_untested=allow_untested,
+                    allow_untested=allow_untested(),
                     progress=progress,
                     **text,
                 )
@@ -136,7 +134,7 @@ def load(
         done = awaited(work)  # another process may make the store meanwhile, and have it open
     say_reading(out, done)
     data = {
-        "store": os.path.abspath(store),
+        "store": full_name(store),
         "source": source,
         "table": done.table,
         "field": done.field,
@@ -159,10 +157,10 @@ def load(
     out.show(data, f"{into}: {shape}; {store} is now at version {done.version}")
 
 
-def _opened(store: Path, allow_untested: bool) -> AbstractContextManager[Store | Path]:
+def _opened(store: Path) -> AbstractContextManager[Store | Path]:
     """Open a store for writing; a path where none is yet stays one, and gets a new store."""
     if os.path.lexists(store):
-        return open_store(store, "r+", allow_untested=allow_untested, partitions=True)
+        return open_store(store, "r+")
     makes(store)
     return nullcontext(store)
 
@@ -191,10 +189,7 @@ def _show_first(out: Output, source: str | list[str], **options: Any) -> None:
         "read_as": found.read_as,
         "notes": list(found.notes),
         "keys": found.keys,
-        "first": [
-            [value if isfinite(value) else str(value) for value in row]
-            for row in found.first.tolist()
-        ],
+        "first": found.first.tolist(),
     }
     keys = found.keys or range(len(found.first))
     more = ["…"] if found.dim > SHOWN else []

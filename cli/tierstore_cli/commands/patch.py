@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -11,14 +10,13 @@ from tierstore.errors import counted
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, UNTESTED
+from tierstore_cli.params import STORE, full_name
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, writes="STORE")
 @STORE
 @click.argument("file", type=click.Path(path_type=Path, readable=False))
-@UNTESTED
-def patch(out: Output, store: Path, file: Path, allow_untested: bool) -> None:
+def patch(out: Output, store: Path, file: Path) -> None:
     """Apply FILE, written by `tierstore diff --out`, to STORE, as a new version.
 
     STORE is a copy, made by `tierstore save`, of the store that FILE is from. Its newest version
@@ -32,12 +30,12 @@ def patch(out: Output, store: Path, file: Path, allow_untested: bool) -> None:
       tierstore diff emb.tier yesterday --out monday.patch
       tierstore patch copy.tier monday.patch
     """
-    with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
+    with open_store(store, "r+") as opened:
         done = opened.apply_patch(file)
         version = opened.version
     rows = sum(done.rows.values())
     data = {
-        "store": os.path.abspath(store),
+        "store": full_name(store),
         "version": version,
         "tables": done.rows,
         "from": done.from_version,

@@ -29,27 +29,27 @@ from tierstore_cli.params import (
     Place,
     PlaceType,
     Rate,
-    State,
     StateField,
+    state_option,
 )
 from tierstore_cli.progress import Progress
-from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, TRACE, stream_options
+from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, TRACE, stream_options, use_option
 from tierstore_cli.text import percent
 
 
-@click.command(cls=Command)
+@click.command(
+    cls=Command,
+    was={
+        "--depth": "4 batches are announced ahead",
+        "--on": "run it in a directory on the disk whose speed counts",
+    },
+)
 @click.argument("store", type=PlaceType(), required=False)
 @TABLE
 @click.option("--rows", type=Count(), metavar="N", help="Rows of the table.")
 @click.option("--dim", type=Count(), metavar="D", help="Elements of a row.")
 @click.option("--dtype", type=DTYPE, help="Element type; default: float32.")
-@click.option(
-    "--state",
-    type=State(),
-    multiple=True,
-    metavar=State.name,
-    help="Optimizer state stored with each row, as in `tierstore init`; repeatable.",
-)
+@state_option("Optimizer state stored with each row, as in `tierstore init`; repeatable.")
 @click.option(
     "--host",
     type=Bytes(),
@@ -84,7 +84,7 @@ from tierstore_cli.text import percent
 )
 @click.option("--trace", type=TRACE, metavar="FILE", help="The row ids that are requested.")
 @stream_options
-@click.option("--reading", is_flag=True, help="Assume that rows are only read, not trained.")
+@use_option(training=True)
 @DEPTH
 @MEASURED
 @click.option(
@@ -114,7 +114,7 @@ def plan(
     epochs: int,
     shuffle: bool,
     memory: int,
-    reading: bool,
+    training: bool,
     depth: int,
     measured: float,
     directory: Path | None,
@@ -174,7 +174,7 @@ def plan(
         table_size = rows, spec.layout.record_bytes
         replay: dict[str, Any] = {
             "policy": policies.choose(policy),
-            "training": not reading,
+            "training": training,
             "depth": depth,
             "measured": measured,
             "progress": progress,

@@ -11,25 +11,18 @@ from tierstore_cli.command import Command
 from tierstore_cli.failure import Unchanged
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import READ_STORE, VERSION, Place, full_name
+from tierstore_cli.params import LAST, READ_STORE, VERSION, Place, full_name
 from tierstore_cli.progress import Progress
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, was={"--keep": "--last"})
 @READ_STORE
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, readable=False))
 @click.option("--table", "tables", metavar="NAME", multiple=True, help="A table; default: all.")
 @click.option(
     "--format", "suffix", metavar="SUFFIX", default="npy", show_default=True, help="Of the files."
 )
-@click.option(
-    "--keep",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=2,
-    show_default=True,
-    help="How many versions remain in DIR.",
-)
+@LAST
 @VERSION
 def publish(
     out: Output,
@@ -37,20 +30,20 @@ def publish(
     directory: Path,
     tables: tuple[str, ...],
     suffix: str,
-    keep: int,
+    last: int | None,
     version: int | str | None,
 ) -> None:
     """Export STORE to DIR/version-N, then make the link DIR/current lead there, in one step.
 
     Programs open DIR/current/TABLE.npy, which always is a complete file of the version that was
     published last; DIR/current/version.json names it. The other versions are removed but for the
-    newest. If DIR/current leads to the version already, the exit code is 10. STORE may be written
-    meanwhile.
+    newest, two unless --last says how many. If DIR/current leads to the version already, the exit
+    code is 10. STORE may be written meanwhile.
 
     \b
     Examples:
       tierstore publish emb.tier serving
-      tierstore publish emb.tier serving --table item --format safetensors --keep 5
+      tierstore publish emb.tier serving --table item --format safetensors --last 5
       tierstore publish emb.tier serving && systemctl reload search
     """
     with open_store(store, version=version) as opened, Progress("publishing") as progress:
@@ -59,7 +52,7 @@ def publish(
             directory,
             tables=tables or None,
             format=f".{suffix.removeprefix('.')}",
-            keep=keep,
+            keep=last or 2,
             progress=progress,
         )
     if not done.changed:

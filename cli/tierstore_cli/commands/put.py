@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +14,27 @@ from tierstore.spec import Field
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_table, open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import FIELD, ROW_ID, STORE, TABLE, UNTESTED
-from tierstore_cli.picking import add_key, chosen_ids
+from tierstore_cli.params import FIELD, IDS, KEY, STORE, TABLE, full_name
+from tierstore_cli.picking import add_key, one_row, picked_ids
 from tierstore_cli.streams import STREAM, standard_input
+from tierstore_cli.values import numbers_in
 
 
-@click.command(cls=Command, context_settings={"ignore_unknown_options": True})
+@click.command(cls=Command, writes="STORE", context_settings={"ignore_unknown_options": True})
 @STORE
 @click.argument("values", metavar="VALUE...", nargs=-1, required=True)
-@click.option("--id", "row", type=ROW_ID, metavar="N", help="The row by its id.")
-@click.option("--key", metavar="KEY", help="The row by its key.")
+@IDS
+@KEY
 @TABLE
 @FIELD
-@UNTESTED
 def put(
     out: Output,
     store: Path,
     values: tuple[str, ...],
-    row: int | None,
-    key: str | None,
+    by_id: tuple[int, ...],
+    by_key: tuple[str, ...],
     table: str | None,
     field: str | None,
-    allow_untested: bool,
 ) -> None:
     """Write VALUES over a row of a table of STORE, in a commit of its own.
 
@@ -52,10 +49,9 @@ def put(
       tierstore put emb.tier --table word --key the "0.5, -0.25, 1e-3, 0"
       tierstore get emb.tier 3 | cut -f 2- | tierstore put emb.tier --id 4 -
     """
-    if (row is None) == (key is None):
-        raise click.UsageError("which row? Give --id or --key")
-    vector = _numbers(_given() if values == (STREAM,) else " ".join(values))
-    with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
+    one_row(by_id, by_key)
+    vector = numbers_in(_piped() if values == (STREAM,) else " ".join(values))
+    with open_store(store, "r+") as opened:
         chosen = choose_table(opened, table)
         field = choose_field(chosen, field)
         if vector.size != (dim := chosen.fields[field].dim):
@@ -63,26 +59,25 @@ def put(
                 f"{counted(vector.size, 'value')}; {field} has {counted(dim, 'element')}"
             )
         rows = _held(vector, chosen.fields[field])[None]
-        if key is not None:
+        for key in by_key:
             add_key(chosen, key, field)
-        (number,) = chosen_ids(chosen, [] if row is None else [row], [] if key is None else [key])
+        (number,) = picked_ids(chosen, by_id, by_key)
         chosen.by_row.write([number], rows, field)
         version = opened.commit()
         name = chosen.name
     data = {
-        "store": os.path.abspath(store),
+        "store": full_name(store),
         "table": name,
         "field": field,
         "id": int(number),
         "version": version,
     }
-    out.show(
-        data,
-        f"wrote row {number} of table {name}, field {field}; {store} is now at version {version}",
-    )
+    what = f"row {number}" if by_id else f"key {by_key[0]}, row {number},"
+    now = f"{store} is now at version {version}"
+    out.show(data, f"wrote {what} of table {name}, field {field}; {now}")
 
 
-def _given() -> str:
+def _piped() -> str:
     """Return the text on standard input; other bytes become signs that are no number."""
     return b"".join(standard_input()).decode(errors="replace")
 
@@ -92,24 +87,12 @@ def _held(vector: npt.NDArray[np.float64], item: Field) -> npt.NDArray[Any]:
     element = item.element
     stored = element.encode(vector)
     if element.overflowed(vector, stored):
-        raise click.UsageError(f"a value is too large for {item.dtype}, or NaN, which it lacks")
-    if element.integer and (element.decode(stored) != vector).any():
-        raise click.UsageError(f"{item.dtype} holds whole numbers")
+        wrong = next(x for x in vector if element.overflowed(x[None], element.encode(x[None])))
+        why = "has no NaN" if np.isnan(wrong) else f"cannot hold {wrong:.9g}"
+        raise click.UsageError(f"VALUE: {item.dtype}, the element type of the field, {why}")
+    whole = element.decode(stored) == vector
+    if element.integer and not whole.all():
+        wrong = vector[~whole][0]
+        raise click.UsageError(f"VALUE: {item.dtype} holds whole numbers, not {wrong:.9g}")
     with np.errstate(over="ignore"):
         return vector.astype(element.numpy)
-
-
-def _numbers(text: str) -> npt.NDArray[np.float64]:
-    words = re.findall(r"[^\s,]+", text)
-    if not words:
-        raise click.UsageError("VALUES are numbers: there are none")
-    try:
-        found = np.array([float(word) for word in words], np.float64)
-    except ValueError as error:
-        raise click.UsageError(f"VALUES are numbers: {error}") from None
-    for word, number in zip(words, found, strict=True):
-        if not word.isascii() or "_" in word:  # which Python takes, and `load` does not
-            raise click.UsageError(f"VALUES are numbers: {word!r} is none")
-        if np.isinf(number) and any(map(str.isdigit, word)):
-            raise click.UsageError(f"{word} is too large for float64")
-    return found

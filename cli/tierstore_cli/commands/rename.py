@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -10,16 +9,15 @@ import click
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, UNTESTED, complete_table
+from tierstore_cli.params import STORE, complete_table, full_name
 from tierstore_cli.progress import Progress
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, writes="STORE")
 @STORE
 @click.argument("table", shell_complete=complete_table)
 @click.argument("new")
-@UNTESTED
-def rename(out: Output, store: Path, table: str, new: str, allow_untested: bool) -> None:
+def rename(out: Output, store: Path, table: str, new: str) -> None:
     """Rename TABLE of STORE to NEW, in a commit of its own.
 
     The rows are copied, since older versions still name the files of the table, so that the disk
@@ -30,10 +28,10 @@ def rename(out: Output, store: Path, table: str, new: str, allow_untested: bool)
       tierstore rename emb.tier embeddings item
     """
     with (
-        open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened,
+        open_store(store, "r+") as opened,
         Progress("copying") as progress,
     ):
         opened.rename(table, new, progress=progress)
         version = opened.version
-    data = {"store": os.path.abspath(store), "table": new, "was": table, "version": version}
+    data = {"store": full_name(store), "table": new, "was": table, "version": version}
     out.show(data, f"table {table} of {store} is now {new}, at version {version}")

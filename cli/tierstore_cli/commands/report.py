@@ -10,37 +10,38 @@ import click
 from tierstore.reporting import write_report
 from tierstore.sizing import load_stream, simulate
 from tierstore.stats import read_hit_rates
-from tierstore_cli.command import Command
+from tierstore_cli.command import Command, given_here
 from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import READ_STORE, ROW_ID, TABLE, VERSION, Place, full_name
-from tierstore_cli.picking import typed_keys
+from tierstore_cli.params import FORCE, IDS, KEY, READ_STORE, TABLE, VERSION, Place, full_name
+from tierstore_cli.picking import one_row, picked_ids
 from tierstore_cli.progress import Progress
 from tierstore_cli.stream_options import TRACE
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, was={"--hits": "--history"})
 @READ_STORE
 @click.argument("page", metavar="OUT", type=click.Path(path_type=Path, readable=False))
 @TABLE
-@click.option("--key", metavar="KEY", help="Show the rows nearest to this one.")
-@click.option("--id", "row", type=ROW_ID, metavar="N", help="The same, by id.")
+@KEY
+@IDS
 @click.option("--trace", type=TRACE, metavar="FILE", help="Show miss ratios of these row ids.")
 @click.option(
-    "--hits",
+    "--history",
+    "hits",
     type=click.Path(path_type=Path, exists=True, readable=False, dir_okay=False),
     metavar="FILE",
     help="Show the hit rates of a run: lines of History.save or of top --json.",
 )
 @VERSION
-@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@FORCE
 def report(
     out: Output,
     store: Place,
     page: Path,
     table: str | None,
-    key: str | None,
-    row: int | None,
+    by_key: tuple[str, ...],
+    by_id: tuple[int, ...],
     trace: Path | None,
     hits: Path | None,
     version: int | str | None,
@@ -50,18 +51,18 @@ def report(
 
     OUT is one file without scripts that loads nothing from a network. The picture is a PCA
     plot, in two dimensions, of at most 2,000 rows a table. --key or --id adds the nearest rows,
-    --trace the misses of caches of several sizes, --hits the hits of a run.
+    --trace the misses of caches of several sizes, --history the hits of a run.
 
     \b
     Examples:
       tierstore report emb.tier report.html
       tierstore report emb.tier report.html --table word --key paris --force
       tierstore report emb.tier report.html --trace run.trace
-      tierstore report emb.tier report.html --hits hits.jsonl
+      tierstore report emb.tier report.html --history hits.jsonl
     """
-    if key is not None and row is not None:
-        raise click.UsageError("give --key or --id, not both")
-    if table is not None and key is None and row is None:
+    if by_id or by_key:
+        one_row(by_id, by_key)
+    elif given_here("table"):
         raise click.UsageError("--table is that of --key or --id; give one of them")
     rates = None if hits is None else read_hit_rates(hits)
     simulation = None
@@ -70,11 +71,9 @@ def report(
             simulation = simulate(load_stream(trace), progress=progress)
     with open_store(store, version=version) as opened:
         near: tuple[str, Any] | None = None
-        if key is not None or row is not None:
+        if by_id or by_key:
             chosen = choose_table(opened, table)
-            near = (chosen.name, row)
-            if key is not None:
-                near = (chosen.name, int(chosen.lookup(typed_keys(chosen, (key,)))[0]))
+            near = (chosen.name, int(picked_ids(chosen, by_id, by_key)[0]))
         write_report(opened, page, near=near, simulation=simulation, hits=rates, force=force)
         data = {"store": full_name(store), "version": opened.version, "out": full_name(page)}
     data["bytes"] = page.stat().st_size

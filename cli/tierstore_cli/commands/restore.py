@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -10,22 +9,20 @@ import click
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, UNTESTED, VersionType
+from tierstore_cli.params import STORE, VersionType, full_name
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, writes="STORE", was={"--name": "a version by a name is VERSION"})
 @STORE
 @click.argument("version", metavar="VERSION", type=VersionType(), required=False)
 @click.option("--version", "option", type=VersionType(), hidden=True, help="VERSION, as elsewhere.")
-@click.option("--name", metavar="NAME", help="In place of VERSION, a name that is a number.")
-@UNTESTED
+@click.option("--name", metavar="NAME", help="VERSION, a name that is a number.")
 def restore(
     out: Output,
     store: Path,
     version: int | str | None,
     option: int | str | None,
     name: str | None,
-    allow_untested: bool,
 ) -> None:
     """Restore STORE to VERSION, the number or the name of a kept version, as a new version.
 
@@ -42,7 +39,7 @@ def restore(
     if len(given) != 1:
         raise click.UsageError("give one version: 'tierstore log' lists those that are kept")
     (wanted,) = given
-    with open_store(store, "r+", allow_untested=allow_untested, partitions=True) as opened:
+    with open_store(store, "r+") as opened:
         number = opened.restore(wanted)
-    data = {"store": os.path.abspath(store), "restored": wanted, "version": number}
+    data = {"store": full_name(store), "restored": wanted, "version": number}
     out.show(data, f"{store} is now at version {number}, which restores {wanted}")

@@ -12,9 +12,9 @@ from tierstore.budget import format_bytes
 from tierstore.errors import counted
 from tierstore.spec import BACKENDS
 from tierstore_cli.command import Command
-from tierstore_cli.opening import awaited, makes, open_store
+from tierstore_cli.opening import allow_untested, awaited, makes, open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import READ_STORE, UNTESTED, VERSION, Place, PlaceType, full_name
+from tierstore_cli.params import READ_STORE, VERSION, Place, PlaceType, dry_run_option, full_name
 from tierstore_cli.progress import Progress
 from tierstore_cli.text import quoted, some_rows
 
@@ -39,17 +39,12 @@ if TYPE_CHECKING:
 @click.option(
     "--incremental", is_flag=True, help="Bring DEST, a copy of STORE, to the version; or make it."
 )
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="With --incremental: show what would be copied, and copy nothing.",
-)
+@dry_run_option("With --incremental: show what would be copied")
 @click.option(
     "--backend",
     type=click.Choice(["memmap", "zarr"]),
     help="How DEST stores tables; default: as STORE does, and at a URL zarr.",
 )
-@UNTESTED
 def save(
     out: Output,
     store: Place,
@@ -60,7 +55,6 @@ def save(
     incremental: bool,
     dry_run: bool,
     backend: str | None,
-    allow_untested: bool,
 ) -> None:
     """Copy one version of STORE to DEST, which must not exist.
 
@@ -98,7 +92,7 @@ def save(
                 "--incremental copies whole rows to plain copies; leave out "
                 "--partitions and --skip-damaged"
             )
-        _update(out, store, dest, version, dry_run, allow_untested)
+        _update(out, store, dest, version, dry_run)
         return
     if dry_run:
         raise click.UsageError("--dry-run goes with --incremental")
@@ -154,7 +148,6 @@ def _update(
     dest: Place,
     version: int | str | None,
     dry_run: bool,
-    allow_untested: bool,
 ) -> None:
     """Write what a copy lacks of one version."""
     with open_store(store, version=version) as opened, Progress("copying") as progress:
@@ -162,7 +155,7 @@ def _update(
             lambda: opened.update_copy(
                 full_name(dest),
                 dry_run=dry_run,
-                allow_untested=allow_untested,
+                allow_untested=allow_untested(),
                 progress=progress,
             )
         )

@@ -12,16 +12,31 @@ from tierstore.budget import format_bytes
 from tierstore.errors import counted
 from tierstore.sizing import POLICIES, SIZES, Simulation, load_stream
 from tierstore.sizing import simulate as run
-from tierstore_cli.command import Command
+from tierstore_cli.command import Command, given_here
 from tierstore_cli.opening import choose_table, open_to_read
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import TABLE, Count, Place, PlaceType, full_name
 from tierstore_cli.progress import Progress
-from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, TRACE, TierSize, stream_options
+from tierstore_cli.stream_options import (
+    DEPTH,
+    MEASURED,
+    PLOT,
+    TRACE,
+    TierSize,
+    stream_options,
+    use_option,
+)
 from tierstore_cli.text import percent, sparkline
 
 
-@click.command(cls=Command)
+@click.command(
+    cls=Command,
+    was={
+        "--size": "--slots",
+        "--no-optimum": "leave the column `optimum` out of what reads the table",
+        "--depth": "4 batches are announced ahead",
+    },
+)
 @click.argument("trace", type=TRACE)
 @stream_options
 @click.option(
@@ -46,16 +61,14 @@ from tierstore_cli.text import percent, sparkline
     help="A policy; repeatable. Default: lru and lfu.",
 )
 @click.option(
-    "--size",
+    "--slots",
     "sizes",
     type=TierSize(),
     multiple=True,
     metavar=TierSize.name,
     help="A size of the tier; repeatable. Default: 1 to 50 %.",
 )
-@click.option(
-    "--training", is_flag=True, help="Lease the batches, as training does, instead of reading them."
-)
+@use_option(training=False)
 @click.option("--no-optimum", is_flag=True, help="Omit the optimal policy.")
 @DEPTH
 @MEASURED
@@ -89,12 +102,12 @@ def simulate(
     \b
     Examples:
       tierstore simulate run.trace
-      tierstore simulate run.trace --size 200000 --size 1000000 --policy lfu
+      tierstore simulate run.trace --slots 200000 --slots 1000000 --policy lfu
       tierstore simulate run.trace --plot curve.svg
       tierstore simulate clicks.parquet --column item --batch 4096 --epochs 4 --shuffle
       tierstore simulate run.trace --of model.safetensors::embed.weight
     """
-    if store is None and table is not None:
+    if store is None and given_here("table"):
         raise click.UsageError("--table is that of --of; give the store or file too")
     if store is not None and rows is not None:
         raise click.UsageError("--of says how many rows there are; leave --rows out")

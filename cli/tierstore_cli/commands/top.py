@@ -17,7 +17,7 @@ from tierstore.stats import read_prometheus
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import READ_STORE, Place, every_option, full_name
+from tierstore_cli.params import COUNT, READ_STORE, Place, every_option, full_name
 from tierstore_cli.text import percent
 
 Figures = dict[tuple[str, str, str], float]
@@ -32,7 +32,7 @@ Figures = dict[tuple[str, str, str], float]
     help="What the trainer writes with tierstore.stats.write_prometheus.",
 )
 @every_option(2.0, "Time between two screens.")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Screens; default: no end.")
+@COUNT
 def top(out: Output, store: Place, metrics: Path | None, every: float, count: int | None) -> None:
     """Show how STORE changes while it is trained, until Ctrl-C.
 

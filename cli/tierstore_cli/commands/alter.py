@@ -1,0 +1,83 @@
+"""Change the element types, backend or compression of a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tierstore.budget import format_bytes
+from tierstore.spec import BACKENDS, DTYPES
+from tierstore_cli.command import Command
+from tierstore_cli.opening import changing, choose_table
+from tierstore_cli.output import Output
+from tierstore_cli.params import STORE, TABLE, full_name
+
+
+@click.command(cls=Command, writes="STORE")
+@STORE
+@TABLE
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    metavar="[FIELD=]DTYPE",
+    help="Element type of a field, or of all; may be repeated.",
+)
+@click.option("--backend", type=click.Choice(BACKENDS), help="How the table is stored.")
+@click.option("--compression", metavar="NAME", help="Of the backend zarr: none, lz4, zstd, …")
+def alter(
+    out: Output,
+    store: Path,
+    table: str | None,
+    dtypes: tuple[str, ...],
+    backend: Any,
+    compression: Any,
+) -> None:
+    """Change how a table of STORE is stored, in a commit of its own; rows, keys and names stay.
+
+    Values are rounded to a narrower element type, and what is too large for it becomes infinite,
+    which a warning counts. The table is written again beside the old one, so that the disk needs
+    room for both. `tierstore grow`, `add-field`, `drop-field` and `rename` change the rest.
+
+    \b
+    Examples:
+      tierstore alter emb.tier --dtype float16
+      tierstore alter emb.tier --table item --dtype exp_avg=bfloat16 --dtype exp_avg_sq=bfloat16
+      tierstore alter emb.tier --table item --backend zarr --compression zstd
+    """
+    if not dtypes and backend is compression is None:
+        raise click.UsageError("give --dtype, --backend or --compression")
+    with changing(store, "writing") as (opened, progress):
+        chosen = choose_table(opened, table)
+        name = chosen.name
+        named = dict(_named(each, list(chosen.fields)) for each in dtypes)
+        wanted = {field: dtype for fields, dtype in named.items() for field in fields}
+        changes: dict[str, Any] = {"dtype": wanted or None, "backend": backend}
+        if compression is not None:
+            changes["compression"] = None if compression == "none" else compression
+        opened.alter_tables({name: changes}, progress=progress)
+        spec = opened[name].spec
+        version = opened.version
+    fields = {field: each.dtype for field, each in spec.fields.items()}
+    data = {
+        "store": full_name(store),
+        "table": name,
+        "fields": fields,
+        "backend": spec.backend,
+        "compression": spec.compression,
+        "disk_bytes": spec.nbytes,
+        "version": version,
+    }
+    types = ", ".join(f"{field} {dtype}" for field, dtype in fields.items())
+    what = f"{types}, {spec.backend}, {format_bytes(spec.nbytes)}"
+    out.show(data, f"{name} is {what}; {store} is now at version {version}")
+
+
+def _named(text: str, every: list[str]) -> tuple[tuple[str, ...], Any]:
+    """Return the fields that a change is for, and the element type."""
+    field, _, dtype = text.rpartition("=")
+    if dtype not in DTYPES:
+        raise click.UsageError(f"--dtype {text!r}: {dtype!r} is not one of {', '.join(DTYPES)}")
+    return ((field,) if field else tuple(every)), dtype
