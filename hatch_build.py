@@ -26,7 +26,7 @@ except ImportError:  # run as a program
     Hook = MetadataHook = object
 
 CORE = Path(__file__).resolve().parent / "tierstore" / "_core"
-FLAGS = ["-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+FLAGS = ["-std=c11", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"]
 FLAGS += ["-fno-trapping-math"]  # else no loop with a choice in it has vectors
 TARGET = os.environ.get("TIERSTORE_CORE_TARGET", "")
 ZIG = "ziglang==0.17.1"

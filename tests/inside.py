@@ -7,9 +7,11 @@ private names by itself; that number only falls.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
-from tierstore import _parts
+from tierstore import _core, _parts
 from tierstore._disk import manifest as _manifest
 
 
@@ -137,6 +139,16 @@ def number(layer: Any) -> Any:
 def forget_threads() -> None:
     """Let threads that share parts be counted anew, as after a change of processors."""
     _parts._crew.cache_clear()
+
+
+@contextlib.contextmanager
+def core_threads(threads: int) -> Iterator[None]:
+    """Let so many threads of the core share the smallest calls, if there are as many processors."""
+    _core.set_threads(threads, 1)
+    try:
+        yield
+    finally:
+        _core.set_threads(_parts.threads_of_core(), 0)
 
 
 def rounds_as_torch() -> Any:

@@ -239,8 +239,8 @@ MUTANTS = [
     ),
     Mutant(
         "optim/on_host.py",
-        "of = records, slots[now], self._starts, here[now]",
         "of = records, slots[now], self._starts, given[now]",
+        "of = records, slots[now], self._starts, given[: slots[now].size]",
         "tests/training/test_on_records.py",
     ),
     # The budget: the index below the tiers is a part of it.
@@ -616,16 +616,16 @@ MUTANTS = [
     ),
     # Checksums.
     Mutant(
-        "_checksum.py",
-        "wrong.append(bad[:count] + part.start)",
-        "wrong.append(bad[:count])",
-        "tests/test_checksum.py",
+        "_rowcopy.py",
+        "return Target(self.records, self.slots[which])",
+        "return Target(self.records, which)",
+        "tests/disk/test_tier.py",
     ),
     Mutant(
-        "_checksum.py",
-        "wrong.append(found[:count] + start)",
-        "wrong.append(found[:count] + part.start)",
-        "tests/test_checksum.py",
+        "_disk/delta.py",
+        "positions, rows, target = positions[left], rows[left], target.of(left)",
+        "positions, rows, target = positions[left], rows[left], target",
+        "tests/disk/test_tier.py",
     ),
     Mutant(
         "_checksum.py",
@@ -691,8 +691,8 @@ MUTANTS = [
     # Steps on records.
     Mutant(
         "optim/on_host.py",
-        "kept = given[part], None if marks is None else marks[part]",
-        "kept = given[part], None",
+        "None if marks is None else marks[now], roots)",
+        "marks if marks is None else marks[: slots[now].size], roots)",
         "tests/training/test_on_records.py",
     ),
     Mutant(
@@ -1694,21 +1694,52 @@ MUTANTS = [
     # The compiled core, which is built anew: no memory but that which is given, no record missed.
     Mutant(
         "_core/core.c",
-        "outside |= at | ((uint64_t)r->count - 1 - at);",
-        "outside |= at | ((uint64_t)r->count - at);",
+        "outside |= at | ((uint64_t)count - 1 - at);",
+        "outside |= at | ((uint64_t)count - at);",
         "tests/core/test_core.py",
     ),
     Mutant(
         "_core/core.c",
-        "if (sparse && !expected && is_zero(record, r->width)) continue;",
-        "if (sparse && !expected) continue;",
+        "!(w->sparse && !expected && is_zero(record, r->width));",
+        "!(w->sparse && !expected);",
         "tests/core/test_core.py tests/test_checksum.py",
     ),
     Mutant(
         "_core/core.c",
-        "store64(bad + 8 * wrong++, (uint64_t)here);",
-        "store64(bad + 8 * wrong++, (uint64_t)i);",
+        "if (good < end || !memcmp(found, w->sums + 4 * begin, 4 * (size_t)n)) continue;",
+        "if (good < end || !memcmp(found, w->sums + 4 * begin, (size_t)n)) continue;",
         "tests/core/test_core.py tests/test_checksum.py",
+    ),
+    # Its threads: no item left out or refused unseen, none that works on after its call has ended.
+    Mutant(
+        "_core/pool.c",
+        "const int64_t end = j->n - begin < j->step ? j->n : begin + j->step;",
+        "const int64_t end = j->n - begin < j->step ? j->n : begin + j->step - 1;",
+        "tests/core/test_core.py tests/core/test_pool.py",
+    ),
+    Mutant(
+        "_core/pool.c",
+        "while (j.inside) pthread_cond_wait(&all.over, &all.lock);",
+        "",
+        "tests/core/test_core.py tests/core/test_pool.py",
+    ),
+    Mutant(
+        "_core/pool.c",
+        "while (known != mine) {",
+        "while (!known) {",
+        "tests/core/test_pool.py",
+    ),
+    Mutant(
+        "_core/pool.c",
+        "    sigfillset(&every);",
+        "    sigemptyset(&every);",
+        "tests/core/test_pool.py",
+    ),
+    Mutant(
+        "_core/pool.c",
+        "while (done < end && done < known &&",
+        "while (done < end && done > known &&",
+        "tests/core/test_core.py tests/core/test_pool.py",
     ),
     # The command line: exit codes that scripts act on, and output that is whole and safe.
     Mutant(

@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
 
+from tests import inside
 from tests.every import every
 from tests.oracle import records
 from tests.pairs import pairs
-from tierstore import _checksum, _parts
+from tierstore import _checksum
+from tierstore._rowcopy import Target
 
 
 def crc32c_bit_by_bit(data: bytes) -> int:
@@ -74,12 +76,8 @@ def test_no_rows_have_no_sums():
 
 @pytest.mark.parametrize("threads", [1, 4])
 @pairs(together=1, width=[1, 7, 64, 384, 1540], count=[0, 1, 5, 513, 4095], sparse=[False, True])
-def test_records_are_copied_and_compared(width, count, sparse, threads, monkeypatch):
+def test_records_are_copied_and_compared(width, count, sparse, threads):
     """Each is where it belongs, and those that differ are named in order, one pass or in parts."""
-    _parts._crew.cache_clear()
-    monkeypatch.setattr(_parts, "most_threads", lambda: threads)
-    monkeypatch.setattr(_checksum, "_PART_BYTES", 1 << 12)
-    monkeypatch.setattr(_checksum, "_MOST_PART_BYTES", 1 << 11)
     rng = np.random.default_rng([width, count])
     source = records(rng, count + 9, width)
     source[3] = 0
@@ -93,19 +91,13 @@ def test_records_are_copied_and_compared(width, count, sparse, threads, monkeypa
         wrong = np.union1d(wrong, np.flatnonzero(at == 3))
     else:
         wrong = np.setdiff1d(wrong, np.flatnonzero(at == 3))
-    out, times = np.zeros((count, 2, width), np.uint8)[:, 1], np.zeros(count, np.int64)
-    found = _checksum.copy(source, at, rows, sums, out, sparse=sparse)
-    assert found.tolist() == wrong.tolist()
+    out, more = (np.zeros((size, 2, width), np.uint8)[:, 1] for size in (count, count + 5))
+    slots = rng.permutation(count + 5)[:count].astype(rng.choice(["i4", "i8"]))
+    with inside.core_threads(threads):
+        for target in (Target(out), Target(more, slots)):
+            found = _checksum.copy(source, at, rows, sums, target, sparse=sparse)
+            assert found.tolist() == wrong.tolist()
+        assert _checksum.mismatches(rows, out, sums, sparse=sparse).tolist() == wrong.tolist()
     assert np.array_equal(out, source[at])
-    assert _checksum.mismatches(rows, out, sums, sparse=sparse).tolist() == wrong.tolist()
-    out[:] = 0
-
-    def put(part, block):
-        out[part] = block
-        times[part] += 1
-
-    found = _checksum.deliver(source, at, rows, sums, put, sparse=sparse)
-    assert found.tolist() == wrong.tolist()
-    assert np.array_equal(out, source[at])
-    assert (times == 1).all()
-    _parts._crew.cache_clear()
+    assert np.array_equal(more[slots], source[at])
+    assert not more[np.setdiff1d(np.arange(count + 5), slots)].any()

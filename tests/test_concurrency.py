@@ -21,7 +21,7 @@ import tierstore
 from tests import inside
 from tests.pairs import pairs
 from tests.tiers.stack import ArrayTier, check, read
-from tierstore import Budget, Field, TableSpec, _checksum, _parts, _rowcopy, _tiers
+from tierstore import Budget, Field, TableSpec, _rowcopy, _tiers
 from tierstore._disk.base import Base
 from tierstore._disk.tier import DiskTier
 from tierstore._door import Call, Door
@@ -255,7 +255,7 @@ MEANWHILE: dict[str, Callable[[HostTier], object]] = {
         np.array([3]), np.full((1, 16), 77, np.uint8), 0, 16
     ),
     "update": lambda tier: tier.update_held(
-        np.array([3]), 0, 16, lambda records, slots, _: records.__setitem__(slots, 77)
+        np.array([3]), 0, 16, lambda records, slots: records.__setitem__(slots, 77)
     ),
     "evict": lambda tier: read(tier, np.arange(20, 28)),
     "drop": lambda tier: tier.discard(np.array([3])),
@@ -460,23 +460,18 @@ def test_what_is_read_without_the_lock_is_the_last_to_go(
 
 
 @pytest.mark.parametrize("slots", [30, ROWS], ids=["cache", "direct"])
-def test_many_rows_are_read_without_the_lock_in_parts(
-    slots: int, of_any_size: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_rowcopy, "BYTES_PER_THREAD", 64)
-    inside.forget_threads()
-    monkeypatch.setattr(_parts, "most_threads", lambda: 4)
+def test_many_rows_are_read_without_the_lock_in_parts(slots: int, of_any_size: None) -> None:
     records = np.random.default_rng(1).integers(0, 256, (ROWS, 16), np.uint8)
     tier, rng = HostTier(ArrayTier(records), slots=slots), np.random.default_rng(2)
     for _ in range(3):
         read(tier, np.arange(30))
-    for size in (1, 8, 9, 100):
-        rows = rng.integers(0, 30, size)
-        assert np.array_equal(read_apart(tier, rows, (4, 12)), records[rows, 4:12])
-        if slots < ROWS:
-            rows[rng.integers(size)] = 30
-            assert read_apart(tier, rows, (4, 12)) is None
-    inside.forget_threads()
+    with inside.core_threads(4):
+        for size in (1, 8, 9, 100):
+            rows = rng.integers(0, 30, size)
+            assert np.array_equal(read_apart(tier, rows, (4, 12)), records[rows, 4:12])
+            if slots < ROWS:
+                rows[rng.integers(size)] = 30
+                assert read_apart(tier, rows, (4, 12)) is None
 
 
 def test_a_tier_that_is_read_without_the_lock_is_closed_afterwards(of_any_size: None) -> None:
@@ -859,7 +854,7 @@ def test_what_does_not_match_is_read_again_under_the_lock(
         raise tierstore.errors.CorruptRowError("torn", rows=[3], file="base")
 
     place(0)
-    monkeypatch.setattr(Base, "read", superseded)
+    monkeypatch.setattr(Base, "deliver", superseded)
     tier.read(rows, out)
     assert (out == 7).all() and read_now == [[3]]
     place(0)
@@ -903,7 +898,7 @@ def test_a_disk_tier_without_its_lock_is_read_torn(
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_rows_of_a_large_miss_come_in_threads_without_a_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+    tmp_path: Path, damaged: bool
 ) -> None:
     """With the same counters; and where one of them is damaged, none has come."""
     path, rows = tmp_path / "s", 3000
@@ -920,18 +915,12 @@ def test_rows_of_a_large_miss_come_in_threads_without_a_trace(
             file.seek(32 * 5)
             file.write(b"damage")
     batches = [rng.integers(0, rows, 900) for _ in range(8)]
-    found, parts, in_parts = list[Any](), list[slice](), _parts.in_parts
-
-    def seen(work: Any, *given: Any, **options: Any) -> None:
-        in_parts(lambda part: (parts.append(part), work(part)), *given, **options)
-
-    monkeypatch.setattr(_checksum, "in_parts", seen)
-    monkeypatch.setattr(_checksum, "_PART_BYTES", 2048)
-    for cores in (1, 4):
-        parts.clear()
-        monkeypatch.setattr(_parts, "most_threads", lambda cores=cores: cores)
-        inside.forget_threads()
-        with tierstore.open(path, budget=tierstore.Budget(host_rows=1000), device="cpu") as store:
+    found = list[Any]()
+    for threads in (1, 4):
+        with (
+            inside.core_threads(threads),
+            tierstore.open(path, budget=tierstore.Budget(host_rows=1000), device="cpu") as store,
+        ):
             table = store["t"]
             if damaged:
                 with pytest.raises(CorruptRowError, match="row 1005"):
@@ -942,6 +931,4 @@ def test_rows_of_a_large_miss_come_in_threads_without_a_trace(
                 for batch in batches:
                     assert np.array_equal(table.read(batch), truth[batch])
             found.append(store.stats())
-        assert any(part.start > 0 for part in parts) == (cores > 1)
-    inside.forget_threads()
     assert damaged or found[0] == found[1]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests import inside
-from tierstore import _cgroups, _parts, _rowcopy
+from tierstore import _cgroups, _parts
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from tierstore import _cgroups, _parts, _rowcopy
         ("150000 100000", 8, 2),
         ("20000 100000", 8, 1),
         ("900000 100000", 4, 4),
-        ("", 64, 8),
+        ("", 64, 64),
     ],
 )
 @pytest.mark.parametrize("group", ["", "jobs", "jobs/mine/deep"])
@@ -45,7 +45,7 @@ def test_threads_are_as_many_as_the_process_may_use(
     monkeypatch.setattr(_cgroups, "_OWN_GROUP", own)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
     is_limited = group.startswith(limited)
-    assert _parts.most_threads.__wrapped__() == (threads if is_limited else min(cores, 8))
+    assert _parts.threads_of_core.__wrapped__() == (threads if is_limited else cores)
 
 
 @pytest.mark.parametrize("own", [None, "", "nonsense\n", "0::/../../elsewhere\n"])
@@ -57,7 +57,7 @@ def test_a_cgroup_that_cannot_be_told_is_the_root(tmp_path, monkeypatch, own):
     monkeypatch.setattr(_cgroups, "_GROUPS", tmp_path)
     monkeypatch.setattr(_cgroups, "_OWN_GROUP", file)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    assert _parts.most_threads.__wrapped__() == 2
+    assert _parts.threads_of_core.__wrapped__() == 2
 
 
 @pytest.fixture
@@ -325,7 +325,7 @@ threading.Thread(target=late).start()
 
 
 @pytest.mark.parametrize("some", [0, 1])
-def test_without_threads_it_copies_by_itself(some, monkeypatch):
+def test_without_threads_it_works_by_itself(some, monkeypatch):
     start, started = _thread.start_new_thread, []
 
     def few(*given):
@@ -336,12 +336,13 @@ def test_without_threads_it_copies_by_itself(some, monkeypatch):
 
     inside.forget_threads()
     monkeypatch.setattr(_parts, "most_threads", lambda: 4)
-    monkeypatch.setattr(_rowcopy, "BYTES_PER_THREAD", 64)
     monkeypatch.setattr(_thread, "start_new_thread", few)
-    records = np.random.default_rng(1).integers(0, 256, (100, 64), np.uint8)
-    slots = np.random.default_rng(2).permutation(100)
-    out = np.empty_like(records)
-    _rowcopy.gather(records, slots, out)
-    assert np.array_equal(out, records[slots])
+    done = np.zeros(100, np.int64)
+
+    def work(part):
+        done[part] += 1
+
+    _parts.in_parts(work, 100, 100 * 64, least=64)
+    assert (done == 1).all()
     assert len(started) == some
     inside.forget_threads()

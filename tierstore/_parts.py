@@ -1,4 +1,6 @@
-"""Work in parts on several threads, of which the caller is one.
+"""Work of Python in parts on several threads, of which the caller is one.
+
+The core has threads of its own (`_core/pool.c`), which never wait for the interpreter.
 
 Every thread that is free takes the next part, so that none waits for a busy one, or for one that
 the system has not woken yet. `concurrent.futures` wakes one of its threads for several calls that
@@ -15,8 +17,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from tierstore import _cgroups
+from tierstore import _cgroups, _core
+from tierstore.errors import InvalidInputError
 
+THREADS_VARIABLE = "TIERSTORE_THREADS"
 _MOST_THREADS = 8
 """More would wait for their turns at the interpreter: on 16 cores beside an H100 a step in three
 tiers takes 6.7 ms with 6 to 10 threads, 7 to 9 ms with 16 (benchmarks/bench_three_tiers.py)."""
@@ -29,13 +33,29 @@ Work = Callable[[slice], object]
 
 
 @cache
-def most_threads() -> int:
-    """Return how many threads work on parts at most, the caller included.
+def threads_of_core() -> int:
+    """Return how many threads of the core work on a call at most, the caller included.
 
-    As many as the cores that the process may use, and as its cgroup and those around it may use in
-    a period.
+    As many as the cores that the process may use, as its cgroup and those around it may use in a
+    period, and as the environment variable TIERSTORE_THREADS says. Raises InvalidInputError where
+    that is no number from 1 on.
     """
-    return max(1, min(len(os.sched_getaffinity(0)), _MOST_THREADS, *_cgroups.cores()))
+    limits = [len(os.sched_getaffinity(0)), *_cgroups.cores()]
+    if given := os.environ.get(THREADS_VARIABLE, ""):
+        if not given.isdecimal() or int(given) < 1:
+            raise InvalidInputError(
+                f"{THREADS_VARIABLE} is {given!r}, but should be a number of threads from 1 on"
+            )
+        limits.append(int(given))
+    return max(1, min(limits))
+
+
+_core.set_threads(threads_of_core(), 0)
+
+
+def most_threads() -> int:
+    """Return how many threads work on parts in Python at most, the caller included."""
+    return min(threads_of_core(), _MOST_THREADS)
 
 
 def threads_here() -> int:

@@ -1,24 +1,21 @@
-"""Copies of scattered records on all cores, and the order of values."""
+"""Copies of scattered records, where they go, and the order of values."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from functools import cache, cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import _core
-from tierstore._parts import in_parts
 
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.integer[Any]]
 Integer = TypeVar("Integer", bound=np.integer[Any])
 
-BYTES_PER_THREAD = 1 << 20
-"""Two threads take four fifths of the time of one for 2 MiB, four take half of it for 8."""
 _BLOCK = 1 << 20
 """Values compared at a time."""
 _SHORT = 1 << 32
@@ -37,10 +34,7 @@ def gather(records: Bytes, slots: Index, out: npt.NDArray[Any], lo: int = 0) -> 
     `records` is `(slots, record_bytes)` and may be mapped from a file. Raises IndexError for a slot
     that is none.
     """
-    if out.nbytes < 2 * BYTES_PER_THREAD:
-        _core.gather(records, np.ascontiguousarray(slots), lo, out)
-    else:
-        _in_threads(_core.gather, records, np.ascontiguousarray(slots), lo, out)
+    _core.gather(records, np.ascontiguousarray(slots), lo, out)
 
 
 def scatter(records: Bytes, slots: Index, values: npt.NDArray[Any], lo: int = 0) -> None:
@@ -48,22 +42,7 @@ def scatter(records: Bytes, slots: Index, values: npt.NDArray[Any], lo: int = 0)
 
     Raises IndexError for a slot that is none.
     """
-    if values.nbytes < 2 * BYTES_PER_THREAD:
-        _core.scatter(records, np.ascontiguousarray(slots), lo, values)
-    else:
-        _in_threads(_core.scatter, records, np.ascontiguousarray(slots), lo, values)
-
-
-def _in_threads(
-    call: Callable[..., object], records: Bytes, slots: Index, lo: int, data: npt.NDArray[Any]
-) -> None:
-    """Call with parts of the slots and their data."""
-    in_parts(
-        lambda part: call(records, slots[part], lo, data[part]),
-        slots.size,
-        data.nbytes,
-        least=BYTES_PER_THREAD,
-    )
+    _core.scatter(records, np.ascontiguousarray(slots), lo, values)
 
 
 def copy(records: Bytes, which: Any, out: Bytes) -> None:
@@ -72,6 +51,28 @@ def copy(records: Bytes, which: Any, out: Bytes) -> None:
         out[:] = records[which]
     else:
         gather(records, which, out)
+
+
+class Target(NamedTuple):
+    """Where n records go: to `records` `(n, bytes)`, or to the distinct `slots` `(n,)` of more."""
+
+    records: Bytes
+    slots: Index | None = None
+
+    def of(self, which: slice | npt.NDArray[np.intp]) -> Target:
+        """Return where some of the records go, a slice of them or those at positions."""
+        if self.slots is not None:
+            return Target(self.records, self.slots[which])
+        if isinstance(which, slice):
+            return Target(self.records[which])
+        return Target(self.records, which)
+
+    def put(self, values: Bytes) -> None:
+        """Copy all n records from contiguous `values` `(n, bytes)`."""
+        if self.slots is None:
+            self.records[:] = values
+        else:
+            scatter(self.records, self.slots, values)
 
 
 def call_at(

@@ -158,8 +158,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint8_t *first = back && count ? source + extent - width : source;
     uint8_t *to = back && n ? out + out_extent - width : out;
     uint8_t *found[2] = {room(4 * n), room(4 * n)};
-    const ts_records copies = {n, rows, at, first, count, stride, width, to, out_stride};
-    const ts_records records = {count < n ? count : n, rows, NULL, first, count, stride, width, NULL, 0};
+    uint8_t *places = head[0] & 8 ? taken(8 * n) : NULL; /* where copies go */
+    for (int64_t i = 0; places && i < n; i++) {
+        const int64_t inside = places[8 * i] % n;
+        if (i != head[5]) memcpy(places + 8 * i, &inside, 8);
+    }
+    const ts_records copies = {n, rows, at, first, count, stride, width, to, places, n, out_stride};
+    const ts_records records = {.n = count < n ? count : n, .rows = rows, .source = first, .count = count, .stride = stride, .width = width};
     int64_t answers[2] = {0, 0};
     for (int hardware = 0; hardware < 2; hardware++) {
         ts_start(hardware ? NULL : "table");
@@ -171,6 +176,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (answers[0] != answers[1]) abort();
     if (kind == SUM_ROWS && memcmp(found[0], found[1], 4 * (size_t)records.n)) abort();
     free(rows), free(sums), free(at), free(source), free(out), free(bad), free(found[0]), free(found[1]);
+    free(places);
     return 0;
 }
 
@@ -322,6 +328,7 @@ int main(int count, char **given) {
         return 3;
     }
     const int repeat = count > 3 ? atoi(given[3]) : 1;
+    ts_set_threads(count > 4 ? atoi(given[4]) : 1, 1); /* of the smallest calls, too */
     int64_t head[8];
     for (int64_t step = 0; fread(head, sizeof head, 1, file) == 1; step++) {
         if (head[0] >= FIND_KEYS) {
@@ -332,14 +339,16 @@ int main(int count, char **given) {
         const int64_t width = head[4], sparse = head[5], result = head[6], placed = head[7];
         const int64_t apart = stride < 0 ? -stride : stride, back = stride < 0;
         const int64_t extent = records ? (records - 1) * apart + width : 0;
-        const int64_t room_out = n ? (n - 1) * apart + width : 0;
+        const int64_t more = placed == 2 ? n + 3 : n; /* records of room */
+        const int64_t room_out = more ? (more - 1) * apart + width : 0;
         uint8_t *rows = loaded(8 * n), *at = placed ? loaded(8 * n) : NULL;
+        uint8_t *places = placed == 2 ? loaded(8 * n) : NULL;
         uint8_t *source = loaded(extent), *sums = loaded(4 * n);
         uint8_t *worse = loaded(result > 0 && kind > SUM_ROWS ? 8 * result : 0);
         uint8_t *bad = room(8 * n), *found = room(4 * n), *out = room(room_out);
         uint8_t *first = back && records ? source + extent - width : source;
-        uint8_t *to = back && n ? out + room_out - width : out;
-        const ts_records all = {n, rows, at, first, records, stride, width, kind == COPY_ROWS ? to : NULL, stride};
+        uint8_t *to = back && more ? out + room_out - width : out;
+        const ts_records all = {n, rows, at, first, records, stride, width, kind == COPY_ROWS ? to : NULL, places, more, stride};
         for (int i = 0; i < repeat; i++) {
             if (kind == SUM_BYTES) {
                 expect(ts_crc32c((uint32_t)sparse, source, extent) == result, step, "checksum");
@@ -354,11 +363,12 @@ int main(int count, char **given) {
             expect(result < 0 || !memcmp(bad, worse, 8 * (size_t)result), step, "positions");
         }
         for (int64_t i = 0; kind == COPY_ROWS && result >= 0 && i < n; i++) {
-            int64_t here;
+            int64_t here, there = i;
             memcpy(&here, at + 8 * i, 8);
-            expect(!memcmp(to + i * stride, first + here * stride, (size_t)width), step, "copy");
+            if (places) memcpy(&there, places + 8 * i, 8);
+            expect(!memcmp(to + there * stride, first + here * stride, (size_t)width), step, "copy");
         }
-        free(rows), free(at), free(source), free(sums), free(worse), free(bad), free(found), free(out);
+        free(rows), free(at), free(places), free(source), free(sums), free(worse), free(bad), free(found), free(out);
     }
     fclose(file);
     return 0;

@@ -73,15 +73,22 @@ def step(rng: np.random.Generator) -> bytes:
         first = int(rng.integers(n))
         at[first] = rng.choice([-1, count, 2**62, -(2**63)])
         result, bad = -(first + 1), bad[:0]
+    to = rng.permutation(n + 3)[:n]
+    scattered = placed and bool(rng.integers(2))
+    if scattered and result >= 0 and n and rng.random() < 0.1:
+        last = int(rng.integers(n))
+        to[last] = rng.choice([-1, n + 3, 2**62, -(2**63)])
+        result, bad = -(last + 1), bad[:0]
     stride = source.shape[1]
     extent = (count - 1) * stride + width if count else 0
     if rng.random() < 0.3:  # as NumPy's [::-1]: the last record is the first in memory
         source, stride = source[::-1], -stride
     return b"".join(
         [
-            struct.pack("<8q", kind, n, count, stride, width, sparse, result, placed),
+            struct.pack("<8q", kind, n, count, stride, width, sparse, result, placed + scattered),
             rows.astype("<i8").tobytes(),
             at.astype("<i8").tobytes() if placed else b"",
+            to.astype("<i8").tobytes() if scattered else b"",
             source.tobytes()[:extent],
             sums.astype("<u4").tobytes(),
             bad.astype("<i8").tobytes() if kind != SUM_ROWS else b"",
@@ -182,7 +189,9 @@ def slots_step(rng: np.random.Generator, kind: int) -> bytes:
     source = rng.integers(0, 256, (slots, lo + width + apart), np.uint8)
     if kind in (GATHER, SCATTER):
         size = int(rng.choice([4, 8]))
-        which, data = rng.integers(0, slots, n), rng.integers(0, 256, (n, width), np.uint8)
+        n = min(n, slots) if kind == SCATTER else n
+        which = rng.permutation(slots)[:n] if kind == SCATTER else rng.integers(0, slots, n)
+        data = rng.integers(0, 256, (n, width), np.uint8)
         wrong = np.flatnonzero(rng.random(n) < 0.01)
         which[wrong] = rng.choice([-1, slots, -(2**31)], wrong.size)
         result = -int(wrong[0]) - 1 if wrong.size else n

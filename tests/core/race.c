@@ -3,6 +3,7 @@
    A writer holds a lock, moves rows to other slots and writes records; the number of changes is odd
    meanwhile. A reader takes no lock; it believes what it read if the number was even and is still the
    same. All records carry their checksums with their rows.
+   Larger reads are divided among helpers, whose pool is watched with the rest.
    usage: race READS KIND [BELIEVE]: of a map by "row" or of "entries"; with a third argument a reader
    believes what it read whatever the number is */
 #include <pthread.h>
@@ -85,6 +86,7 @@ static void *read_rows(void *given) {
 int main(int count, char **given) {
     if (count < 3 || !ts_start(NULL)) return 2;
     reads = atoll(given[1]), believes = count > 3;
+    ts_set_threads(6, 4 * MANY * WIDTH / 5); /* larger reads are in parts, if there is a thread for them */
     map = given[2][0] == 'r' ? (ts_map){numbers, ROWS, 0} : (ts_map){entries, PLACES, 1};
     uint64_t state = 7;
     for (int64_t i = 0; i < SLOTS; i++) {

@@ -34,7 +34,8 @@ def driver(place: Path, *flags: str, command: list[str] | None = None) -> Path:
     made = place / "driver"
     sources = [Path(__file__).with_name("driver.c"), *CORE.glob("[!b]*.c")]
     command = command or BUILD["compiler"]() or BUILD["zig"]()
-    given = ["-std=c11", "-Wall", "-Wextra", "-Werror", *flags, f"-I{CORE}", "-o", made, *sources]
+    warned = ["-std=c11", "-pthread", "-Wall", "-Wextra", "-Werror"]
+    given = [*warned, *flags, f"-I{CORE}", "-o", made, *sources]
     subprocess.run([*command, *given], check=True)
     return made
 
@@ -56,8 +57,9 @@ def test_programs_have_the_results_of_the_oracle(
     """Each call with memory of exactly its size, by the instruction and by tables."""
     made = driver(tmp_path, *flags)
     programs.write(tmp_path / "program", seed, steps)
-    for dispatch in ("table", HARDWARE):
-        found = replay(tmp_path / "program", made, dispatch)
+    for dispatch, threads in (("table", 1), (HARDWARE, 1), (HARDWARE, 4)):
+        command = [made, dispatch, tmp_path / "program", "1", str(threads)]
+        found = subprocess.run(command, capture_output=True, text=True)
         assert (found.returncode, found.stderr) == (0, "")
     data = bytearray((tmp_path / "program").read_bytes())
     data[-1] ^= 1
@@ -100,7 +102,7 @@ def test_readers_race_with_writers_only_where_they_may(tmp_path: Path, kind: str
         pytest.skip("not shown: gcc is missing")
     sources = [
         Path(__file__).with_name("race.c"),
-        *(CORE / f"{each}.c" for each in ("core", "map", "slots")),
+        *(CORE / f"{each}.c" for each in ("core", "map", "pool", "slots")),
     ]
 
     def made(name: str, *flags: str) -> Path:
@@ -189,6 +191,7 @@ def test_sizes_that_do_not_match_are_refused() -> None:
                     array("u4", n),
                     False,
                     block(n, width),
+                    array("i8", n) if n % 2 else None,
                     array("i8", n),
                 ],
             ),
@@ -206,6 +209,7 @@ def test_sizes_that_do_not_match_are_refused() -> None:
             (_core.enter_keys, [*shape, *entered]),
             (_core.enter_keys, [*shape, *entered, *texts]),
             (_core.place_keys, [*shape, array("u4", n), array("i8", n)]),
+            (_core.set_threads, [int(rng.choice([1, 4, 0, 2**40])), int(rng.choice([0, 1, -1]))]),
             (_core.hash_texts, [*texts, int(rng.choice([256, 0, -1])), array("u8", n)]),
             (_core.take_texts, [*texts, array("i8", 1), array("i8", 2)]),
             (
@@ -317,7 +321,8 @@ def test_a_million_calls_of_each_function_keep_no_memory() -> None:
         (_core.crc32c, [records]),
         (_core.sum_rows, [rows, records, sums]),
         (_core.check_rows, [rows, records, sums, True, found]),
-        (_core.copy_rows, [records, rows, rows, sums, False, out, found]),
+        (_core.copy_rows, [records, rows, rows, sums, False, out, rows, found]),
+        (_core.set_threads, [1, 1]),
         (_core.find_keys, [places, 4, 4, codes, codes, found, blob, offsets, blob, offsets]),
         (_core.enter_keys, [places, 4, 4, codes, 0, False, found, np.zeros(2, np.int64)]),
         (_core.place_keys, [places, 4, 4, codes, np.ones(0, np.uint32), found[:0]]),
@@ -358,7 +363,9 @@ def test_a_place_outside_of_the_source_is_refused_and_nothing_copied() -> None:
     for place in (-1, 7, 2**62, -(2**63)):
         at = np.array([0, 1, place])
         with pytest.raises(IndexError, match="position 2"):
-            _core.copy_rows(source, at, rows, sums, False, out, bad)
+            _core.copy_rows(source, at, rows, sums, False, out, None, bad)
+        with pytest.raises(IndexError, match="position 2"):
+            _core.copy_rows(source, rows, rows, sums, False, out, at, bad)
         assert not out.any()
 
 
@@ -368,7 +375,7 @@ def test_places_that_change_during_a_call_stay_inside_of_the_source() -> None:
     memory = np.zeros(90 * 64, np.uint8)
     at, rows, bad = memory[: 8 * 90].view(np.int64), np.arange(90), np.empty(90, np.int64)
     out, sums = memory.reshape(90, 64), programs.row_checksums(rows, source[:1].repeat(90, 0))
-    assert _core.copy_rows(source, at, rows, sums, False, out, bad) == 0
+    assert _core.copy_rows(source, at, rows, sums, False, out, None, bad) == 0
     assert (out == 0x7F).all()
 
 

@@ -15,13 +15,14 @@ from tests.oracle import records
 from tests.tiers import stack
 from tests.tiers.stack import random_span, read
 from tests.tries import tries
-from tierstore import _checksum, _io, _parts, _rowcopy
+from tierstore import _core, _io, _rowcopy
 from tierstore._disk import delta as live_delta
 from tierstore._disk import footer, index, tier, write_queue
 from tierstore._disk.generation import Generation, create
 from tierstore._disk.manifest import MAX_DELTA_IMAGES, TableInfo
 from tierstore._disk.segments import Segments
 from tierstore._disk.tier import DiskTier
+from tierstore._rowcopy import Target
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.uncached import Uncached
 from tierstore.errors import CorruptRowError, CorruptStoreError, StoreFullError, StoreIOError
@@ -86,16 +87,12 @@ class Writer:
 
 
 def delivered(tier: DiskTier, rows: np.ndarray) -> np.ndarray:
-    """Return what a tier delivers, which may put a record that waits to be written twice."""
-    out, times = np.empty((rows.size, tier.record_bytes), np.uint8), np.zeros(rows.size, np.int64)
-
-    def put(which, part):
-        out[which] = part
-        times[which] += 1
-
-    tier.deliver(rows, put)
-    assert (times >= 1).all()
-    return out
+    """Return what a tier delivers to slots, and to none but these."""
+    some = np.random.default_rng(rows.size).permutation(rows.size + 9)
+    out, slots = np.zeros((some.size, tier.record_bytes), np.uint8), some[9:]
+    tier.deliver(rows, Target(out, slots))
+    assert not out[some[:9]].any()
+    return out[slots]
 
 
 class Reader:
@@ -378,24 +375,21 @@ def test_large_reads_and_deltas_go_block_by_block(tmp_path):
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_many_rows_are_delivered_from_wherever_they_are(tmp_path, monkeypatch, threads):
-    inside.forget_threads()
-    monkeypatch.setattr(_parts, "most_threads", lambda: threads)
-    monkeypatch.setattr(_checksum, "_MOST_PART_BYTES", 100 * WIDTH)
+def test_many_rows_are_delivered_from_wherever_they_are(tmp_path, threads):
     rng = np.random.default_rng(7)
     oracle = records(rng, 9000, WIDTH)
     writer = Writer(tmp_path, TableSpec(9000, DIM), oracle, queue_bytes=1 << 20)
     wanted = np.flatnonzero(rng.random(9000) < 0.7)
-    assert np.array_equal(delivered(writer.tier, wanted), oracle[wanted])
-    for _ in range(3):
-        rows = rng.permutation(9000)[:2000]
-        oracle[rows] = records(rng, 2000, WIDTH)
-        writer.tier.write(rows, oracle[rows])
+    with inside.core_threads(threads):
         assert np.array_equal(delivered(writer.tier, wanted), oracle[wanted])
-        writer.commit()
+        for _ in range(3):
+            rows = rng.permutation(9000)[:2000]
+            oracle[rows] = records(rng, 2000, WIDTH)
+            writer.tier.write(rows, oracle[rows])
+            assert np.array_equal(delivered(writer.tier, wanted), oracle[wanted])
+            writer.commit()
     stats = writer.tier.stats
     assert (stats.requested, stats.bytes_out) == (4 * wanted.size, 4 * wanted.size * WIDTH)
-    inside.forget_threads()
 
 
 def test_records_that_are_not_checked_in_place_are_delivered_block_by_block(tmp_path, monkeypatch):
@@ -404,15 +398,15 @@ def test_records_that_are_not_checked_in_place_are_delivered_block_by_block(tmp_
     monkeypatch.setattr("tierstore._disk.records.BLOCK_BYTES", 100 * WIDTH)
     spec = TableSpec(3000, DIM, backend="zarr", compression="zstd")
     oracle = records(np.random.default_rng(11), 3000, WIDTH)
-    writer, sizes = Writer(tmp_path, spec, oracle), list[int]()
-    wanted, out = np.arange(1, 3000, 2), np.empty((1500, WIDTH), np.uint8)
+    writer, sizes, put = Writer(tmp_path, spec, oracle), list[int](), Target.put
+    wanted = np.arange(1, 3000, 2)
 
-    def put(which, part):
+    def seen(target, part):
         sizes.append(len(part))
-        out[which] = part
+        put(target, part)
 
-    writer.tier.deliver(wanted, put)
-    assert np.array_equal(out, oracle[wanted])
+    monkeypatch.setattr(Target, "put", seen)
+    assert np.array_equal(delivered(writer.tier, wanted), oracle[wanted])
     assert sizes == [100] * 15
 
 
@@ -439,43 +433,38 @@ def test_a_damaged_record_is_not_kept(tmp_path, count):
     assert np.array_equal(read(host, whole), read(writer.tier, whole))
 
 
-@pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_a_delivery_that_ends_at_any_part_leaves_nothing(tmp_path, monkeypatch, threads, error):
-    """It has ended when the error is raised: no thread copies to a slot after that."""
-    inside.forget_threads()
-    monkeypatch.setattr(_parts, "most_threads", lambda: threads)
-    monkeypatch.setattr(_checksum, "_MOST_PART_BYTES", 100 * WIDTH)
-    oracle = records(np.random.default_rng(9), 3000, WIDTH)
+def test_a_delivery_that_ends_at_any_part_leaves_nothing(tmp_path, monkeypatch, error):
+    """Of rows of the base and of several deltas, each of which comes in a call of the core."""
+    rng, copy = np.random.default_rng(9), _core.copy_rows
+    oracle = records(rng, 3000, WIDTH)
     writer, rows = Writer(tmp_path, TableSpec(3000, DIM), oracle), np.arange(2000)
-    host, scatter = HostTier(writer.tier, slots=2500), _rowcopy.scatter
-    last = 0
+    for _ in range(3):
+        changed = rng.permutation(3000)[:600]
+        oracle[changed] = records(rng, 600, WIDTH)
+        writer.tier.write(changed, oracle[changed])
+        writer.commit()
+    host, last = HostTier(writer.tier, slots=2500), 0
     for number in range(1, 100):
-        calls, running = itertools.count(1), list[int]()
+        calls = itertools.count(1)
 
-        def failing(*given, number=number, calls=calls, running=running):
-            running.append(0)
-            try:
-                if next(calls) == number:
-                    raise error
-                scatter(*given)
-            finally:
-                running.pop()
+        def failing(*given, number=number, calls=calls):
+            if next(calls) == number:
+                raise error
+            return copy(*given)
 
         with monkeypatch.context() as patch:
-            patch.setattr(_rowcopy, "scatter", failing)
+            patch.setattr(_core, "copy_rows", failing)
             try:
                 read(host, rows)
             except error:
                 last = number
-                assert not running
         assert host.occupancy().used == (2000 if last < number else 0)
         stack.check(host)
         if last < number:
             break
-    assert 20 <= last < 99
+    assert last >= 4
     assert np.array_equal(read(host, rows), oracle[:2000])
-    inside.forget_threads()
 
 
 def test_counters(tmp_path):

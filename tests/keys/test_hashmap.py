@@ -79,7 +79,6 @@ def test_a_map_is_a_dict(monkeypatch, probes, bits):
     monkeypatch.setattr(hashmap, "_BITS", bits)
     monkeypatch.setattr(hashmap, "_MOST_PROBES", probes)
     monkeypatch.setattr(hashmap, "_AT_ONCE", 50)
-    monkeypatch.setattr(hashmap, "_FOR_A_THREAD", 70)
     monkeypatch.setattr(memory, "_LAZY_BYTES", 4096)
     run_state_machine_as_test(MapMachine, settings=tries(20, stateful_step_count=15))
 

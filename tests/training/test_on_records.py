@@ -14,8 +14,7 @@ import torch
 import tierstore
 from tests import inside
 from tests.pairs import pairs
-from tierstore import _core, _parts
-from tierstore._tiers import host
+from tierstore import _core
 from tierstore._tiers.host import HostTier
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import RowWiseAdagrad, TieredOptimizer, on_host
@@ -70,16 +69,12 @@ def test_bits_do_not_depend_on_the_threads(
     rng = np.random.default_rng(5)
     ids = [rng.integers(0, ROWS, 4000) for _ in range(4)]
     alone = trained(tmp_path / "alone", kind, spec, ids, padding)
-    monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
     monkeypatch.setattr(on_host, "_ALONE", 1000)
-    monkeypatch.setattr(_parts, "most_threads", lambda: cores)
-    inside.forget_threads()
-    try:
-        runs, end = list[int](), _core.end_step
-        monkeypatch.setattr(_core, "end_step", lambda *given: (runs.append(1), end(*given)))
+    monkeypatch.setattr(on_host, "threads_of_core", lambda: cores)
+    runs, end = list[int](), _core.end_step
+    monkeypatch.setattr(_core, "end_step", lambda *given: (runs.append(1), end(*given)))
+    with inside.core_threads(cores):
         parted = trained(tmp_path / "parted", kind, spec, ids, padding)
-    finally:
-        inside.forget_threads()
     assert len(runs) > 2 * len(ids)
     assert alone[1] == parted[1] == len(ids)
     for name, values in alone[0].items():
@@ -122,8 +117,6 @@ def test_a_step_in_inference_mode_leaves_nothing_that_others_cannot_use(
 ) -> None:
     spec = tierstore.TableSpec(ROWS, 16, init=tierstore.normal(std=0.1, seed=3))
     ids = [np.random.default_rng(5).integers(0, ROWS, 4000)] * 3
-    monkeypatch.setattr(host, "_CHANGED_PER_THREAD", 16 << 10)
-    monkeypatch.setattr(_parts, "most_threads", lambda: 2)
     plain = trained(tmp_path / "plain", ADAM, spec, ids, None)
     modes, step = itertools.cycle([True, False]), TieredOptimizer.step
 

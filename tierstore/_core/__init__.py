@@ -44,6 +44,7 @@ from tierstore._core.compiled import (  # noqa: E402  # once it is known to be t
     read_slots,
     scatter,
     set_numbers,
+    set_threads,
     sum_rows,
     take_texts,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "read_slots",
     "scatter",
     "set_numbers",
+    "set_threads",
     "sum_rows",
     "take_texts",
 ]

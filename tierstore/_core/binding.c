@@ -169,8 +169,8 @@ static PyObject *check_rows(PyObject *self, PyObject *const *given, Py_ssize_t c
 
 static PyObject *copy_rows(PyObject *self, PyObject *const *given, Py_ssize_t count) {
     (void)self;
-    if (!takes("copy_rows", count, 7)) return NULL;
-    enum { SOURCE, AT, ROWS, SUMS, OUT, BAD, ALL };
+    if (!takes("copy_rows", count, 8)) return NULL;
+    enum { SOURCE, AT, ROWS, SUMS, OUT, TO, BAD, ALL };
     array a[ALL] = {0};
     PyObject *result = NULL;
     const int sparse = PyObject_IsTrue(given[4]);
@@ -178,8 +178,9 @@ static PyObject *copy_rows(PyObject *self, PyObject *const *given, Py_ssize_t co
         items(&a[AT], given[1], "at", 8, -1, READ) &&
         items(&a[ROWS], given[2], "rows", 8, a[AT].n, READ) &&
         items(&a[SUMS], given[3], "sums", 4, a[AT].n, READ) &&
-        records(&a[OUT], given[5], "out", a[AT].n, WRITE) &&
-        items(&a[BAD], given[6], "bad", 8, a[AT].n, WRITE) &&
+        records(&a[OUT], given[5], "out", given[6] == Py_None ? a[AT].n : -1, WRITE) &&
+        maybe(&a[TO], given[6], "to", 8, a[AT].n, READ) &&
+        items(&a[BAD], given[7], "bad", 8, a[AT].n, WRITE) &&
         (a[OUT].width == a[SOURCE].width || refuse("out", "records of another width"))) {
         const ts_records all = {.n = a[AT].n,
                                 .rows = a[ROWS].data,
@@ -189,6 +190,8 @@ static PyObject *copy_rows(PyObject *self, PyObject *const *given, Py_ssize_t co
                                 .stride = a[SOURCE].stride,
                                 .width = a[SOURCE].width,
                                 .out = a[OUT].data,
+                                .to = a[TO].data,
+                                .room = a[OUT].n,
                                 .out_stride = a[OUT].stride};
         PyThreadState *state = let_others_run(all.n, all.width);
         const int64_t found = ts_check_rows(&all, a[SUMS].data, sparse, a[BAD].data);
@@ -620,11 +623,22 @@ static PyObject *end_step(PyObject *self, PyObject *const *given, Py_ssize_t cou
     return takes("end_step", count, 9) ? steps(given, ts_end_step) : NULL;
 }
 
+static PyObject *set_threads(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    if (!takes("set_threads", count, 2)) return NULL;
+    const long long threads = PyLong_AsLongLong(given[0]), part = PyLong_AsLongLong(given[1]);
+    if (PyErr_Occurred()) return NULL;
+    if (threads < 1 || threads > INT32_MAX || part < 0)
+        return PyErr_Format(PyExc_ValueError, "threads: %lld, or bytes: %lld, are out of range", threads, part);
+    ts_set_threads((int)threads, part);
+    return answer(threads);
+}
+
 static PyMethodDef methods[] = {
     {"begin_step", begin_step, METH_FASTCALL,
      "begin_step(rule, flags, numbers, records, slots, starts, gradient, trained, roots)"},
     {"check_rows", check_rows, METH_FASTCALL, "check_rows(rows, records, sums, sparse, bad)"},
-    {"copy_rows", copy_rows, METH_FASTCALL, "copy_rows(source, at, rows, sums, sparse, out, bad)"},
+    {"copy_rows", copy_rows, METH_FASTCALL, "copy_rows(source, at, rows, sums, sparse, out, to, bad)"},
     {"crc32c", crc32c, METH_FASTCALL, "crc32c(data, value)"},
     {"end_step", end_step, METH_FASTCALL,
      "end_step(rule, flags, numbers, records, slots, starts, gradient, trained, roots)"},
@@ -643,6 +657,7 @@ static PyMethodDef methods[] = {
      "read_slots(records, places, ids, first, most, lo, out, slots, stamps, batch, ahead)"},
     {"scatter", scatter, METH_FASTCALL, "scatter(records, slots, lo, values)"},
     {"set_numbers", set_numbers, METH_FASTCALL, "set_numbers(places, rows, numbers, raise, held)"},
+    {"set_threads", set_threads, METH_FASTCALL, "set_threads(threads, part_bytes)"},
     {"sum_rows", sum_rows, METH_FASTCALL, "sum_rows(rows, records, sums)"},
     {"take_texts", take_texts, METH_FASTCALL, "take_texts(blob, offsets, at, taken)"},
     {NULL, NULL, 0, NULL},

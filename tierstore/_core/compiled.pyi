@@ -3,7 +3,8 @@
 Arrays are any buffers of these shapes and items, contiguous unless said otherwise; those that are
 written must not overlap others, and nobody else may write to any of them during a call. Sizes are
 checked: ValueError if they do not match each other, BufferError or ValueError if an array is
-read-only or not contiguous. A call on 64 KiB or more lets other threads run. No call can be
+read-only or not contiguous. A call on 64 KiB or more lets other threads run, and
+one on many more is divided among threads of the core's own. No call can be
 interrupted but `crc32c`, so callers pass parts. Nothing is copied or kept.
 """
 
@@ -18,6 +19,14 @@ FUSES: int
 """1 if this processor multiplies and adds in one operation, as `begin_step` and `end_step` need."""
 SOURCES: str
 """The hash of the sources that the module was built from; see `tierstore._core.sources`."""
+
+def set_threads(threads: int, part_bytes: int, /) -> int:
+    """From now on, let at most so many threads work on a call, the caller included; return that.
+
+    No more than 64, nor than the cores that the calling thread may use. Each works on at least
+    `part_bytes`, or on as many as pay off where that is 0. Until this is called, they are as many
+    as the cores.
+    """
 
 def crc32c(data: bytes | memoryview | npt.NDArray[Any], value: int = 0, /) -> int:
     """Return the crc32c of bytes, continuing from `value`, the crc32c of what is before them."""
@@ -54,13 +63,15 @@ def copy_rows(
     sums: npt.NDArray[np.uint32],
     sparse: bool,
     out: npt.NDArray[np.uint8],
+    to: npt.NDArray[np.int64] | None,
     bad: npt.NDArray[np.int64],
     /,
 ) -> int:
-    """Copy the records at `at` `(n,)` of `source` `(m, bytes)` to `out` `(n, bytes)`.
+    """Copy the records at `at` `(n,)` of `source` `(m, bytes)` to `out`.
 
+    That is `(n, bytes)`, or `(k, bytes)` of which each goes to the place in `to` `(n,)`, distinct.
     They are compared on the way, as those of `rows`; returns as `check_rows` does. Rows of `source`
-    and `out` may lie apart. Raises IndexError, and copies nothing, if a place is not in the source.
+    and `out` may lie apart. Raises IndexError, and copies nothing, if a place is in neither.
     """
 
 def find_keys(

@@ -3,6 +3,7 @@
 #include <stddef.h>
 
 #include "memory.h"
+#include "pool.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -27,6 +28,13 @@ static inline const uint8_t *placed(const ts_records *r, const uint8_t *at) {
     CHECK(at >= r->at && at < r->at + 8 * r->n);
     const uint64_t place = load64(at);
     return r->source + (place < (uint64_t)r->count ? (int64_t)place : 0) * r->stride;
+}
+
+/* Where record i arrives, in the same way. */
+static inline uint8_t *arrived(const ts_records *r, int64_t i) {
+    if (!r->to) return r->out + i * r->out_stride;
+    const uint64_t place = load64(r->to + 8 * i);
+    return r->out + (place < (uint64_t)r->room ? (int64_t)place : 0) * r->out_stride;
 }
 
 static inline uint32_t over_lane(uint32_t crc) {
@@ -133,28 +141,46 @@ uint32_t ts_crc32c(uint32_t value, const uint8_t *data, int64_t n) {
     return ~chosen->bytes(~value, data, n);
 }
 
-/* The position of the first place outside of the source, or n. */
-static int64_t first_outside(const ts_records *r) {
+/* The first of n places that is not below `count`, or n. */
+static int64_t first_beyond(const uint8_t *places, int64_t n, int64_t count) {
     uint64_t outside = 0; /* has its highest bit if a place does, or what is left after it */
-    for (int64_t i = 0; r->at && i < r->n; i++) {
-        const uint64_t at = load64(r->at + 8 * i);
-        outside |= at | ((uint64_t)r->count - 1 - at);
+    for (int64_t i = 0; places && i < n; i++) {
+        const uint64_t at = load64(places + 8 * i);
+        outside |= at | ((uint64_t)count - 1 - at);
     }
-    int64_t i = outside >> 63 ? 0 : r->n;
-    while (i < r->n && load64(r->at + 8 * i) < (uint64_t)r->count) i++;
+    int64_t i = outside >> 63 ? 0 : n;
+    while (i < n && load64(places + 8 * i) < (uint64_t)count) i++;
     return i;
+}
+
+/* The position of the first place outside of the source, or of where it goes; or n. */
+static int64_t first_outside(const ts_records *r) {
+    const int64_t from = first_beyond(r->at, r->n, r->count), to = first_beyond(r->to, r->n, r->room);
+    return from < to ? from : to;
+}
+
+typedef struct {
+    const ts_records *records;
+    uint8_t *sums;       /* found, or expected */
+    int sparse;
+} summed;
+
+static int64_t sum_part(void *work, int64_t begin, int64_t end) {
+    const summed *w = work;
+    uint32_t found[BLOCK];
+    for (; begin < end; begin += BLOCK) {
+        const int64_t n = end - begin < BLOCK ? end - begin : BLOCK;
+        chosen->rows(w->records, begin, n, found);
+        memcpy(w->sums + 4 * begin, found, 4 * (size_t)n);
+    }
+    return end;
 }
 
 int64_t ts_sum_rows(const ts_records *r, uint8_t *sums) {
     const int64_t good = first_outside(r);
     if (good < r->n) return -(good + 1);
-    uint32_t found[BLOCK];
-    for (int64_t begin = 0; begin < r->n; begin += BLOCK) {
-        const int64_t n = r->n - begin < BLOCK ? r->n - begin : BLOCK;
-        chosen->rows(r, begin, n, found);
-        memcpy(sums + 4 * begin, found, 4 * (size_t)n);
-    }
-    return r->n;
+    summed work = {r, sums, 0};
+    return ts_in_parts(sum_part, &work, r->n, r->n * (r->width + 8));
 }
 
 static int is_zero(const uint8_t *p, int64_t n) {
@@ -164,25 +190,48 @@ static int is_zero(const uint8_t *p, int64_t n) {
     return !any;
 }
 
-int64_t ts_check_rows(const ts_records *r, const uint8_t *sums, int sparse, uint8_t *bad) {
-    const int64_t good = first_outside(r);
-    if (good < r->n) return -(good + 1);
-    int64_t wrong = 0;
+/* Whether record i does not have the checksum that is expected, given the one that it has. */
+static int is_wrong(const summed *w, int64_t i, uint32_t found) {
+    const ts_records *r = w->records;
+    const uint32_t expected = load32(w->sums + 4 * i);
+    const uint8_t *record = r->out ? arrived(r, i) : r->source + i * r->stride;
+    return found != expected && !(w->sparse && !expected && is_zero(record, r->width));
+}
+
+/* Ends before the first record that is wrong; all are copied in any case. */
+static int64_t check_part(void *work, int64_t begin, int64_t end) {
+    const summed *w = work;
     uint32_t found[BLOCK];
-    for (int64_t begin = 0; begin < r->n; begin += BLOCK) {
-        const int64_t n = r->n - begin < BLOCK ? r->n - begin : BLOCK;
-        chosen->rows(r, begin, n, found);
-        if (!memcmp(found, sums + 4 * begin, 4 * (size_t)n)) continue;
-        for (int64_t i = 0; i < n; i++) {
-            const int64_t here = begin + i;
-            const uint32_t expected = load32(sums + 4 * here);
-            if (found[i] == expected) continue;
-            const uint8_t *record =
-                r->out ? r->out + here * r->out_stride : r->source + here * r->stride;
-            if (sparse && !expected && is_zero(record, r->width)) continue;
-            CHECK(wrong < r->n);
-            store64(bad + 8 * wrong++, (uint64_t)here);
-        }
+    int64_t good = end;
+    for (; begin < end; begin += BLOCK) {
+        const int64_t n = end - begin < BLOCK ? end - begin : BLOCK;
+        chosen->rows(w->records, begin, n, found);
+        if (good < end || !memcmp(found, w->sums + 4 * begin, 4 * (size_t)n)) continue;
+        for (int64_t i = 0; i < n && good == end; i++)
+            if (is_wrong(w, begin + i, found[i])) good = begin + i;
+    }
+    return good;
+}
+
+int64_t ts_check_rows(const ts_records *r, const uint8_t *sums, int sparse, uint8_t *bad) {
+    int64_t good = first_outside(r);
+    if (good < r->n) return -(good + 1);
+    summed work = {r, (uint8_t *)sums, sparse};
+    good = ts_in_parts(check_part, &work, r->n, r->n * (r->width + 8));
+    /* which ones are wrong is asked of what arrived, by this thread alone: there are few, or the disk is
+       lost */
+    int64_t wrong = 0;
+    for (int64_t i = good; i < r->n; i++) {
+        const ts_records one = {.n = 1,
+                                .rows = r->rows + 8 * i,
+                                .source = r->out ? arrived(r, i) : r->source + i * r->stride,
+                                .count = 1,
+                                .width = r->width};
+        uint32_t found;
+        chosen->rows(&one, 0, 1, &found);
+        if (!is_wrong(&work, i, found)) continue;
+        CHECK(wrong < r->n);
+        store64(bad + 8 * wrong++, (uint64_t)i);
     }
     return wrong;
 }

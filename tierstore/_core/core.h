@@ -1,7 +1,7 @@
 /* What the core can do, in plain memory. It knows no Python, allocates nothing, keeps nothing but
-   the tables and the choice that ts_start makes, and trusts the sizes that it is given: binding.c
-   checks them. What stands in the arrays it does not trust. Numbers in memory are little-endian and
-   need no alignment. */
+   the tables and the choice that ts_start makes and the threads of pool.h, and trusts the sizes that it
+   is given: binding.c checks them. What stands in the arrays it does not trust. Numbers in memory are
+   little-endian and need no alignment. */
 #ifndef TS_CORE_H
 #define TS_CORE_H
 
@@ -14,20 +14,25 @@ typedef struct {
     const uint8_t *at;      /* n int64: where in the source each is; NULL, like `out`: in order */
     const uint8_t *source;  /* `count` records of `width` bytes, `stride` bytes apart */
     int64_t count, stride, width;
-    uint8_t *out;           /* n records, `out_stride` bytes apart; NULL: nothing is copied */
-    int64_t out_stride;
+    uint8_t *out;           /* `room` records, `out_stride` bytes apart; NULL: nothing is copied */
+    const uint8_t *to;      /* n int64, distinct: where in `out` each goes; NULL: in order */
+    int64_t room, out_stride;
 } ts_records;
 
 /* Make the tables and choose a dispatch: "sse4.2", "armv8" or "table". NULL: the best that this
    processor has. Returns its name, or NULL if the processor lacks it. Results never differ. */
 const char *ts_start(const char *dispatch);
 
+/* From now on, let at most so many threads work on one call, on 1 to 64, and no more than the caller may
+   use cores; each on at least so many bytes, or on as many as pay off where that is 0. */
+void ts_set_threads(int threads, int64_t part_bytes);
+
 /* crc32c of `n` bytes, continuing from `value`, the crc32c of what is before them. */
 uint32_t ts_crc32c(uint32_t value, const uint8_t *data, int64_t n);
 
 /* Copy each record to `out`, if there is one, and write crc32c(row as int64, record) to `sums`, n
-   uint32. Returns n, or -(i + 1) for the first place `at[i]` outside of the source; then nothing
-   was read. */
+   uint32. Returns n, or -(i + 1) for the first place `at[i]` outside of the source, or `to[i]` outside
+   of `out`; then nothing was read. */
 int64_t ts_sum_rows(const ts_records *records, uint8_t *sums);
 
 /* The same, but compare with the checksums `sums`. Writes the positions of those that differ to
@@ -126,7 +131,7 @@ typedef struct {
 } ts_copies;
 
 /* Copy from the records to `data`, or back to the records. Returns n, or -(i + 1) for the first slot
-   that is none: then nothing was copied. Of equal slots the last stays. */
+   that is none: then nothing was copied. Those that are copied to are distinct. */
 int64_t ts_gather(const ts_copies *c);
 int64_t ts_scatter(const ts_copies *c);
 

@@ -62,29 +62,29 @@ TARGET static void NAME(sum)(const uint8_t *rows, const uint8_t *records, int64_
    to three of them by turns takes longer. */
 TARGET static void NAME(copy)(const ts_records *r, int64_t begin, int64_t n, uint32_t *sums) {
     const uint8_t *rows = r->rows + 8 * begin, *at = r->at + 8 * begin;
-    const int64_t more = r->out_stride, width = r->width, whole = width & -LINE;
-    uint8_t *to = r->out + begin * more;
-    for (; n >= 3; n -= 3, rows += 24, at += 24, to += 3 * more, sums += 3) {
+    const int64_t width = r->width, whole = width & -LINE;
+    int64_t i = begin;
+    for (; n >= 3; n -= 3, i += 3, rows += 24, at += 24, sums += 3) {
         const uint8_t *p = placed(r, at), *q = placed(r, at + 8), *s = placed(r, at + 16);
+        uint8_t *to = arrived(r, i), *next = arrived(r, i + 1), *last = arrived(r, i + 2);
         for (int j = AHEAD; n >= AHEAD + 3 && j < AHEAD + 3; j++) {
             __builtin_prefetch(placed(r, at + 8 * j));
-            __builtin_prefetch(to + j * more, 1);
+            __builtin_prefetch(arrived(r, i + j), 1);
         }
         uint64_t a = STEP64(ONES, load64(rows)), b = STEP64(ONES, load64(rows + 8));
         uint64_t c = STEP64(ONES, load64(rows + 16));
         for (int64_t k = 0; k < whole; k += LINE) {
             a = NAME(some_copied)(a, p + k, to + k, LINE);
-            b = NAME(some_copied)(b, q + k, to + more + k, LINE);
-            c = NAME(some_copied)(c, s + k, to + 2 * more + k, LINE);
+            b = NAME(some_copied)(b, q + k, next + k, LINE);
+            c = NAME(some_copied)(c, s + k, last + k, LINE);
         }
-        uint8_t *rest = to + whole;
-        sums[0] = ~(uint32_t)NAME(some_copied)(a, p + whole, rest, width - whole);
-        sums[1] = ~(uint32_t)NAME(some_copied)(b, q + whole, rest + more, width - whole);
-        sums[2] = ~(uint32_t)NAME(some_copied)(c, s + whole, rest + 2 * more, width - whole);
+        sums[0] = ~(uint32_t)NAME(some_copied)(a, p + whole, to + whole, width - whole);
+        sums[1] = ~(uint32_t)NAME(some_copied)(b, q + whole, next + whole, width - whole);
+        sums[2] = ~(uint32_t)NAME(some_copied)(c, s + whole, last + whole, width - whole);
     }
-    for (; n; n--, rows += 8, at += 8, to += more) {
+    for (; n; n--, i++, rows += 8, at += 8) {
         const uint64_t a = STEP64(ONES, load64(rows));
-        *sums++ = ~(uint32_t)NAME(some_copied)(a, placed(r, at), to, width);
+        *sums++ = ~(uint32_t)NAME(some_copied)(a, placed(r, at), arrived(r, i), width);
     }
 }
 

@@ -3,8 +3,9 @@
    and where keys are texts against its text: each is a place in memory of its own. */
 #include "core.h"
 #include "memory.h"
+#include "pool.h"
 
-enum { BLOCK = 64, AHEAD = 16 };
+enum { BLOCK = 64, AHEAD = 16, LOOKED = 128 /* bytes that move while a key is found, in time */ };
 
 #define PREFETCH(p) __builtin_prefetch(p)
 
@@ -66,12 +67,22 @@ static inline int has_key(const ts_keys *k, int64_t row, uint64_t code, const ts
     return own && length == other && !memcmp(own, text, (size_t)length);
 }
 
-void ts_find_keys(const ts_keys *k, const uint8_t *codes, const ts_texts *t, int64_t n, uint8_t *found) {
+typedef struct {
+    const ts_keys *keys;
+    const uint8_t *codes;
+    const ts_texts *texts;
+    uint8_t *found;
+} search;
+
+static int64_t find_part(void *work, int64_t begin, int64_t end) {
+    const search *w = work;
+    const ts_keys *k = w->keys;
+    const uint8_t *codes = w->codes;
     const uint32_t every = next_power(k->segments);
     probe probes[BLOCK];
     uint32_t held[BLOCK];
-    for (int64_t begin = 0; begin < n; begin += BLOCK) {
-        const int count = n - begin < BLOCK ? (int)(n - begin) : BLOCK;
+    for (; begin < end; begin += BLOCK) {
+        const int count = end - begin < BLOCK ? (int)(end - begin) : BLOCK;
         for (int i = 0; i < count; i++) {
             probes[i] = first_probe(k, every, load64(codes + 8 * (begin + i)));
             PREFETCH(place_of(k, &probes[i]));
@@ -94,7 +105,7 @@ void ts_find_keys(const ts_keys *k, const uint8_t *codes, const ts_texts *t, int
             int64_t row = -1;
             uint32_t entry = held[i];
             for (int tried = 1; entry; tried++) {
-                if (has_key(k, (int64_t)entry - 1, code, t, begin + i)) {
+                if (has_key(k, (int64_t)entry - 1, code, w->texts, begin + i)) {
                     row = (int64_t)entry - 1;
                     break;
                 }
@@ -102,9 +113,15 @@ void ts_find_keys(const ts_keys *k, const uint8_t *codes, const ts_texts *t, int
                 go_on(k, &probes[i]);
                 entry = load32(place_of(k, &probes[i]));
             }
-            store64(found + 8 * (begin + i), (uint64_t)row);
+            store64(w->found + 8 * (begin + i), (uint64_t)row);
         }
     }
+    return end;
+}
+
+void ts_find_keys(const ts_keys *k, const uint8_t *codes, const ts_texts *t, int64_t n, uint8_t *found) {
+    search work = {k, codes, t, found};
+    ts_in_parts(find_part, &work, n, n * LOOKED);
 }
 
 void ts_enter_keys(const ts_keys *k, int64_t first, int64_t n, int dense, int64_t *at, int64_t *next,

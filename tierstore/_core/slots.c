@@ -4,6 +4,7 @@
    Each row is in a place in memory of its own, and waiting for these is most of the time. */
 #include "core.h"
 #include "map.h"
+#include "pool.h"
 
 enum {
     BLOCK = 32,   /* rows whose memory is asked for at a time */
@@ -11,6 +12,7 @@ enum {
     LINE = 64,    /* bytes that memory gives at a time */
     FETCHED = 4 * LINE,
     LONG = 128,   /* bytes from which the C library's copy is the faster one */
+    LOOKED = 128, /* bytes that move while a row is looked up, in time */
     BINS = 2048
 };
 
@@ -50,12 +52,32 @@ INLINE int64_t found_by(const ts_slots *s, const uint8_t *rows, int64_t n, uint8
     return missing;
 }
 
-int64_t ts_find_slots(const ts_slots *s, const uint8_t *rows, int64_t n, uint8_t *found, int size) {
-    switch (kind_of(s)) {
-    case ROWS: return found_by(s, rows, n, found, size, ROWS);
-    case NUMBERS: return found_by(s, rows, n, found, size, NUMBERS);
-    default: return found_by(s, rows, n, found, size, HASHED);
+typedef struct {
+    const ts_slots *s;
+    const uint8_t *rows;
+    uint8_t *found;
+    int size;
+    int64_t missing; /* atomic */
+} search;
+
+static int64_t find_part(void *work, int64_t begin, int64_t end) {
+    search *w = work;
+    const uint8_t *rows = w->rows + 8 * begin;
+    uint8_t *found = w->found + w->size * begin;
+    int64_t missing;
+    switch (kind_of(w->s)) {
+    case ROWS: missing = found_by(w->s, rows, end - begin, found, w->size, ROWS); break;
+    case NUMBERS: missing = found_by(w->s, rows, end - begin, found, w->size, NUMBERS); break;
+    default: missing = found_by(w->s, rows, end - begin, found, w->size, HASHED);
     }
+    __atomic_fetch_add(&w->missing, missing, __ATOMIC_RELAXED);
+    return end;
+}
+
+int64_t ts_find_slots(const ts_slots *s, const uint8_t *rows, int64_t n, uint8_t *found, int size) {
+    search work = {s, rows, found, size, 0};
+    ts_in_parts(find_part, &work, n, n * LOOKED);
+    return work.missing;
 }
 
 /* Ask for the first lines of a record; the processor itself asks for those behind them. */
@@ -78,22 +100,30 @@ static inline void copy(uint8_t *to, const uint8_t *from, int64_t n) {
 }
 
 typedef struct {
+    const ts_slots *s;
     const uint8_t *ids;
     int64_t n, first, most, lo, width;
     uint8_t *out, *slots, *stamps, *ahead;
     uint32_t number;
 } batch;
 
-INLINE int64_t read_by(const ts_slots *s, const batch *b, kind map) {
-    for (int64_t i = 0; i < b->n; i++) {
-        if (map == HASHED && i + AHEAD < b->n)
+/* The first of ids `begin` to `end` that is bad, or whose row has no slot; or `end`. */
+INLINE int64_t first_missing(const batch *b, int64_t begin, int64_t end, kind map) {
+    const ts_slots *s = b->s;
+    for (int64_t i = begin; i < end; i++) {
+        if (map == HASHED && i + AHEAD < end)
             prefetch_entry(s->map.places, s->map.count, (uint64_t)b->first + load64(b->ids + 8 * (i + AHEAD)));
         const uint64_t id = load64(b->ids + 8 * i);
         if (id >= (uint64_t)b->most || slot_of(s, (uint64_t)b->first + id, map) < 0) return i;
     }
+    return end;
+}
+
+INLINE void read_some(const batch *b, int64_t begin, int64_t end, kind map) {
+    const ts_slots *s = b->s;
     int64_t slots[BLOCK];
-    for (int64_t begin = 0; begin < b->n; begin += BLOCK) {
-        const int count = b->n - begin < BLOCK ? (int)(b->n - begin) : BLOCK;
+    for (; begin < end; begin += BLOCK) {
+        const int count = end - begin < BLOCK ? (int)(end - begin) : BLOCK;
         for (int i = 0; i < count; i++) {
             /* others may write to the ids meanwhile: one that is bad now means some record */
             const uint64_t id = load64(b->ids + 8 * (begin + i));
@@ -109,18 +139,33 @@ INLINE int64_t read_by(const ts_slots *s, const batch *b, kind map) {
         for (int i = 0; b->out && i < count; i++)
             copy(b->out + (begin + i) * b->width, s->records + slots[i] * s->stride + b->lo, b->width);
     }
-    return b->n;
+}
+
+static int64_t missing_part(void *work, int64_t begin, int64_t end) {
+    const batch *b = work;
+    switch (kind_of(b->s)) {
+    case ROWS: return first_missing(b, begin, end, ROWS);
+    case NUMBERS: return first_missing(b, begin, end, NUMBERS);
+    default: return first_missing(b, begin, end, HASHED);
+    }
+}
+
+static int64_t read_part(void *work, int64_t begin, int64_t end) {
+    const batch *b = work;
+    switch (kind_of(b->s)) {
+    case ROWS: read_some(b, begin, end, ROWS); break;
+    case NUMBERS: read_some(b, begin, end, NUMBERS); break;
+    default: read_some(b, begin, end, HASHED);
+    }
+    return end;
 }
 
 int64_t ts_read_slots(const ts_slots *s, const uint8_t *ids, int64_t n, int64_t first, int64_t most,
                       int64_t lo, int64_t width, uint8_t *out, uint8_t *slots, uint8_t *stamps,
                       uint32_t number, uint8_t *ahead) {
-    const batch all = {ids, n, first, most, lo, width, out, slots, stamps, ahead, number};
-    switch (kind_of(s)) {
-    case ROWS: return read_by(s, &all, ROWS);
-    case NUMBERS: return read_by(s, &all, NUMBERS);
-    default: return read_by(s, &all, HASHED);
-    }
+    batch all = {s, ids, n, first, most, lo, width, out, slots, stamps, ahead, number};
+    const int64_t nbytes = n * (width + LOOKED), good = ts_in_parts(missing_part, &all, n, nbytes);
+    return good < n ? good : ts_in_parts(read_part, &all, n, nbytes);
 }
 
 /* -- copies by slot */
@@ -129,12 +174,10 @@ INLINE int64_t slot_at(const ts_copies *c, int64_t i, int size) {
     return size == 4 ? (int32_t)load32(c->slots + 4 * i) : (int64_t)load64(c->slots + 8 * i);
 }
 
-INLINE int64_t copied(const ts_copies *c, int size, int back) {
-    for (int64_t i = 0; i < c->n; i++)
-        if ((uint64_t)slot_at(c, i, size) >= (uint64_t)c->count) return -(i + 1);
+INLINE void copy_some(const ts_copies *c, int64_t begin, int64_t end, int size, int back) {
     uint8_t *records[BLOCK];
-    for (int64_t begin = 0; begin < c->n; begin += BLOCK) {
-        const int count = c->n - begin < BLOCK ? (int)(c->n - begin) : BLOCK;
+    for (; begin < end; begin += BLOCK) {
+        const int count = end - begin < BLOCK ? (int)(end - begin) : BLOCK;
         for (int i = 0; i < count; i++) {
             const uint64_t slot = (uint64_t)slot_at(c, begin + i, size);
             records[i] = c->records + (slot < (uint64_t)c->count ? (int64_t)slot : 0) * c->stride + c->lo;
@@ -147,11 +190,28 @@ INLINE int64_t copied(const ts_copies *c, int size, int back) {
             else
                 copy(data, records[i], c->width);
     }
-    return c->n;
 }
 
-int64_t ts_gather(const ts_copies *c) { return c->size == 4 ? copied(c, 4, 0) : copied(c, 8, 0); }
-int64_t ts_scatter(const ts_copies *c) { return c->size == 4 ? copied(c, 4, 1) : copied(c, 8, 1); }
+static int64_t gather_part(void *work, int64_t begin, int64_t end) {
+    const ts_copies *c = work;
+    c->size == 4 ? copy_some(c, begin, end, 4, 0) : copy_some(c, begin, end, 8, 0);
+    return end;
+}
+
+static int64_t scatter_part(void *work, int64_t begin, int64_t end) {
+    const ts_copies *c = work;
+    c->size == 4 ? copy_some(c, begin, end, 4, 1) : copy_some(c, begin, end, 8, 1);
+    return end;
+}
+
+static int64_t copied(const ts_copies *c, ts_part part) {
+    for (int64_t i = 0; i < c->n; i++)
+        if ((uint64_t)slot_at(c, i, c->size) >= (uint64_t)c->count) return -(i + 1);
+    return ts_in_parts(part, (void *)c, c->n, c->n * c->width);
+}
+
+int64_t ts_gather(const ts_copies *c) { return copied(c, gather_part); }
+int64_t ts_scatter(const ts_copies *c) { return copied(c, scatter_part); }
 
 /* -- which slots were used longest ago */
 

@@ -8,6 +8,7 @@
    where it cannot, ts_fuses() says so, and no step may be called. */
 #include "core.h"
 #include "memory.h"
+#include "pool.h"
 
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF /* as gcc has it where it keeps to the standard */
@@ -63,20 +64,35 @@ static inline uint8_t *record_of(const ts_step *s, int64_t i) {
 #define FMA(a, b, c) __builtin_fma(a, b, c)
 #include "step.h"
 
-static int64_t checked(const ts_step *s) {
+/* Rows `begin` to `end` of a step, as a step of their own. */
+static ts_step some_of(const ts_step *s, int64_t begin, int64_t end) {
+    ts_step some = *s;
+    const int64_t roots = s->rule == TS_ROWWISE ? 1 : s->dim;
+    some.n = end - begin;
+    some.slots += s->size * begin;
+    some.gradient += s->real * s->dim * begin;
+    if (s->trained) some.trained += begin;
+    if (s->roots) some.roots += s->real * roots * begin;
+    return some;
+}
+
+static int64_t begin_part(void *work, int64_t begin, int64_t end) {
+    const ts_step s = some_of(work, begin, end);
+    s.real == sizeof(float) ? begin_float(&s) : begin_double(&s);
+    return end;
+}
+
+static int64_t end_part(void *work, int64_t begin, int64_t end) {
+    const ts_step s = some_of(work, begin, end);
+    s.real == sizeof(float) ? end_float(&s) : end_double(&s);
+    return end;
+}
+
+static int64_t step(const ts_step *s, ts_part part) {
     for (int64_t i = 0; i < s->n; i++)
         if ((uint64_t)slot_at(s, i) >= (uint64_t)s->count) return -(i + 1);
-    return s->n;
+    return ts_in_parts(part, (void *)s, s->n, s->n * (s->hi - s->lo));
 }
 
-int64_t ts_begin_step(const ts_step *s) {
-    const int64_t found = checked(s);
-    if (found == s->n) s->real == sizeof(float) ? begin_float(s) : begin_double(s);
-    return found;
-}
-
-int64_t ts_end_step(const ts_step *s) {
-    const int64_t found = checked(s);
-    if (found == s->n) s->real == sizeof(float) ? end_float(s) : end_double(s);
-    return found;
-}
+int64_t ts_begin_step(const ts_step *s) { return step(s, begin_part); }
+int64_t ts_end_step(const ts_step *s) { return step(s, end_part); }

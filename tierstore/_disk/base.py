@@ -26,6 +26,7 @@ from tierstore._disk.manifest import DigestInfo
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.records import BLOCK_BYTES, Files, RecordFiles, pass_on, record_files
 from tierstore._progress import Progress
+from tierstore._rowcopy import Target
 from tierstore.errors import (
     ROW_CURE,
     CorruptRowError,
@@ -189,17 +190,23 @@ class Base:
 
     def _read(
         self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]
-    ) -> npt.NDArray[np.intp]:
+    ) -> npt.NDArray[np.int64]:
         """Copy records into `out`; return the positions of checksum mismatches.
 
         Records that are not mapped come before their checksums: an error names their file.
         """
         records = self._files[0]
         if isinstance(records, RecordFiles):
-            given = records.records, rows, rows, self._sums(rows), out
-            return _checksum.copy(*given, sparse=self._sparse)
+            return self._copy(records, rows, Target(out))
         records.read(rows, out)
         return _checksum.mismatches(rows, out, self._sums(rows), sparse=self._sparse)
+
+    def _copy(
+        self, records: RecordFiles, rows: npt.NDArray[np.int64], target: Target
+    ) -> npt.NDArray[np.int64]:
+        """Copy records that are mapped, as `_read` does."""
+        given = records.records, rows, rows, self._sums(rows), target
+        return _checksum.copy(*given, sparse=self._sparse)
 
     def _sums(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
         """Return the checksums that records `rows` must have."""
@@ -207,17 +214,13 @@ class Base:
         self._files[1].read(rows, sums)
         return sums.view("<u4").ravel()
 
-    def deliver(self, rows: npt.NDArray[np.int64], put: _checksum.Put) -> None:
-        """Pass the records of `rows` `(n,)` to `put`; after an error these are undefined.
-
-        Raises as `read` does; see `_checksum.deliver`.
-        """
+    def deliver(self, rows: npt.NDArray[np.int64], target: Target) -> None:
+        """Copy the records of `rows` `(n,)` to a target, as `read` does."""
         records = self._files[0]
         if isinstance(records, RecordFiles):
-            given = records.records, rows, rows, self._sums(rows), put
-            _refuse(rows, _checksum.deliver(*given, sparse=self._sparse))
+            _refuse(rows, self._copy(records, rows, target))
         else:
-            pass_on(self.read, rows, self.record_bytes, put)
+            pass_on(self.read, rows, target)
 
     def damaged(self, rows: npt.NDArray[np.int64]) -> list[int]:
         """Return those of `rows` that cannot be read or do not match their checksum."""

@@ -39,7 +39,7 @@ from tierstore._disk.manifest import DeltaInfo
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.segments import Segments
 from tierstore._disk.write_queue import Piece, WriteQueue
-from tierstore._rowcopy import ascends, call_at
+from tierstore._rowcopy import Target, ascends, call_at
 from tierstore.errors import (
     ROW_CURE,
     ConcurrentWriterError,
@@ -202,13 +202,13 @@ class Delta:
 
     def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and verify them."""
-        rows, sums = self._rows(positions), self._sums[positions]
-        _refuse(self.info.name, rows, _checksum.copy(self.records, positions, rows, sums, out))
+        self.deliver(positions, Target(out))
 
-    def deliver(self, positions: npt.NDArray[np.int64], put: _checksum.Put) -> None:
-        """Pass the records at `positions` `(n,)` to `put`; see `Base.deliver`."""
+    def deliver(self, positions: npt.NDArray[np.int64], target: Target) -> None:
+        """Copy the records at `positions` `(n,)` to a target and verify them."""
         rows, sums = self._rows(positions), self._sums[positions]
-        _refuse(self.info.name, rows, _checksum.deliver(self.records, positions, rows, sums, put))
+        wrong = _checksum.copy(self.records, positions, rows, sums, target)
+        _refuse(self.info.name, rows, wrong)
 
     def places(self, positions: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped records at `positions`, and the other memory that `read` uses."""
@@ -429,33 +429,33 @@ class LiveDelta:
 
     def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and verify them."""
-        left, deliver = self.begin(positions, self._ids[positions], out.__setitem__)
-        if left.size:
-            deliver(positions[left], lambda which, records: out.__setitem__(left[which], records))
+        self.begin(positions, self._ids[positions], Target(out))()
 
     def begin(
-        self, positions: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], put: _checksum.Put
-    ) -> tuple[npt.NDArray[np.intp], Callable[[npt.NDArray[np.int64], _checksum.Put], None]]:
-        """Pass those records at `positions` `(n,)`, of `rows`, that are queued to `put`.
+        self, positions: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], target: Target
+    ) -> Callable[[], None]:
+        """Copy those records at `positions` `(n,)`, of `rows`, that are queued to a target.
 
-        Returns which of them are in the file, and a function that delivers these. It may be called
-        while another thread writes: a record in whose place there is another then does not match.
+        Returns a function that copies the others, from the file. It may be called while another
+        thread writes: a record in whose place there is another then does not match.
         """
         written = np.ones(positions.size, np.bool_)
         for which, records, at in self._queue.find(positions):
-            put(which, records[at])
+            target.of(which).put(records[at])
             written[which] = False
         left = np.flatnonzero(written)
         if left.size and self._torn.size:
             self._refuse(np.intersect1d(positions[left], self._torn))
         records = self._records(self.segments.count) if left.size else self._mapped
-        rows, sums = rows[left], self._sums
+        if left.size < positions.size:
+            positions, rows, target = positions[left], rows[left], target.of(left)
+        sums = self._sums
 
-        def deliver(positions: npt.NDArray[np.int64], put: _checksum.Put) -> None:
-            wrong = _checksum.deliver(records, positions, rows, sums[positions], put)
+        def deliver() -> None:
+            wrong = _checksum.copy(records, positions, rows, sums[positions], target)
             _refuse(self.name, rows, wrong)
 
-        return left, deliver
+        return deliver
 
     def places(self, positions: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped memory of those records at `positions` that were written."""

@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
-from tierstore._checksum import Put
 from tierstore._disk import readahead
 from tierstore._disk.chunks import ChunkedRecords
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.records import pass_on
 from tierstore._io import system
+from tierstore._rowcopy import Target
 from tierstore.errors import CorruptStoreError, TierStoreError
 
 Rows = npt.NDArray[np.int64]
@@ -290,9 +290,9 @@ class ForeignBase:
         if self.checksums is not None:
             self.checksums.check(rows, out)
 
-    def deliver(self, rows: Rows, put: Put) -> None:
-        """Pass the records of `rows` `(n,)` to `put`; raises as `read` does."""
-        pass_on(self.read, rows, self.record_bytes, put)
+    def deliver(self, rows: Rows, target: Target) -> None:
+        """Copy the records of `rows` `(n,)` to a target; raises as `read` does."""
+        pass_on(self.read, rows, target)
 
     def select(self, pieces: Iterable[tuple[int, int, int]], nbytes: int) -> ForeignBase | None:
         """Return a base of some bytes of each record, which reads only the files of these bytes.

@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
-from tierstore._checksum import Put
 from tierstore._disk import readahead
 from tierstore._disk.readahead import MappedRows
 from tierstore._parts import most_threads
-from tierstore._rowcopy import gather, unique
+from tierstore._rowcopy import Target, gather, unique
 from tierstore.errors import CorruptStoreError, InvalidInputError
 
 
@@ -130,18 +129,19 @@ def block_rows(record_bytes: int) -> int:
     return max(1, BLOCK_BYTES // record_bytes) * min(most_threads(), _READERS)
 
 
-def pass_on(read: _Way, rows: npt.NDArray[np.int64], record_bytes: int, put: Put) -> None:
-    """Pass the records of `rows` `(n,)` to `put`, which `read` copies and verifies block by block.
-
-    An array is valid until `put` returns.
-    """
-    step = block_rows(record_bytes)
-    block = np.empty((min(rows.size, step), record_bytes), np.uint8)
+def pass_on(read: _Way, rows: npt.NDArray[np.int64], target: Target) -> None:
+    """Copy the records of `rows` `(n,)` to a target, which `read` verifies block by block."""
+    if target.slots is None:
+        read(rows, target.records)
+        return
+    width = target.records.shape[1]
+    step = block_rows(width)
+    block = np.empty((min(rows.size, step), width), np.uint8)
     for at in range(0, rows.size, step):
         part = slice(at, min(at + step, rows.size))
         records = block[: part.stop - at]
         read(rows[part], records)
-        put(part, records)
+        target.of(part).put(records)
 
 
 class LaidRecords:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._checksum import Put
 from tierstore._closing import call_each
 from tierstore._disk import readahead
 from tierstore._disk.base import Base
@@ -26,7 +25,7 @@ from tierstore._disk.manifest import MAX_DELTA_IMAGES
 from tierstore._disk.merging import Merge
 from tierstore._disk.readahead import MappedRows, paced
 from tierstore._disk.records import BLOCK_BYTES, block_rows
-from tierstore._rowcopy import call_at, copy, scatter
+from tierstore._rowcopy import Target, call_at, copy
 from tierstore.errors import (
     CorruptRowError,
     StoreFullError,
@@ -47,19 +46,6 @@ _NO_ROWS = np.empty(0, np.int64)
 
 
 _Read = Callable[[npt.NDArray[np.int64], npt.NDArray[np.uint8]], None]
-
-
-def _spread(
-    read: _Read,
-    positions: npt.NDArray[np.int64],
-    which: npt.NDArray[np.intp],
-    out: npt.NDArray[np.uint8],
-) -> None:
-    """Copy the records at `positions` to the places `which` in `out`."""
-    if positions.size:
-        records = np.empty((positions.size, out.shape[1]), np.uint8)
-        read(positions, records)
-        scatter(out, which, records)
 
 
 def _read_at(
@@ -183,10 +169,7 @@ class DiskTier:
             left = np.flatnonzero(~known)
             found, positions = delta.find(rows[left])
             readahead.prefetch(delta.records, positions)
-            if found.size == rows.size:
-                delta.read(positions, out)
-            else:
-                _spread(delta.read, positions, left[found], out)
+            delta.deliver(positions, Target(out, left[found]))
             self._count(found.size)
             known[left[found]] = True
         return known
@@ -206,20 +189,20 @@ class DiskTier:
             self._count(len(records))
             yield part, records
 
-    def deliver(self, rows: npt.NDArray[np.int64], put: Put) -> None:
-        """Pass the records of ascending `rows` `(n,)` to `put`, all verified when this returns.
+    def deliver(self, rows: npt.NDArray[np.int64], target: Target) -> None:
+        """Copy the records of ascending `rows` `(n,)` to a target, all verified when this returns.
 
-        `put` is called with parts of them, in several threads at a time, and now and then with the
-        same part again; after an error, what it was given is undefined.
+        After an error, what is there is undefined.
         """
         if self._cold(rows):
-            with contextlib.closing(self._read_parts(rows, cold=True)) as parts:
-                for part, records in parts:
-                    self._count(len(records))
-                    put(part, records)
+            parts = _parts_of(rows.size, min(self._step, _ROWS_AHEAD))
+            with contextlib.closing(self._prefetched(rows, parts)) as come:
+                for part in come:
+                    self._count(part.stop - part.start)
+                    self._carry(rows[part], target.of(part))
         else:
             self._count(rows.size)
-            self._carry(rows, put)
+            self._carry(rows, target)
 
     def _count(self, records: int) -> None:
         with self._lock:
@@ -238,13 +221,13 @@ class DiskTier:
         block = np.empty(
             (0 if out is not None else min(rows.size, step), self.record_bytes), np.uint8
         )
-        parts = [slice(at, min(at + step, rows.size)) for at in range(0, rows.size, step)]
+        parts = _parts_of(rows.size, step)
         for part in self._prefetched(rows, parts) if cold else parts:
             records = block[: part.stop - part.start] if out is None else out[part]
-            self._read(rows[part], records)
+            self._carry(rows[part], Target(records))
             yield part, records
 
-    def _prefetched(self, rows: npt.NDArray[np.int64], parts: list[slice]) -> Iterator[slice]:
+    def _prefetched(self, rows: npt.NDArray[np.int64], parts: list[slice]) -> Generator[slice]:
         """Yield parts of `rows`, each after its pages were requested."""
         if len(parts) == 1:
             self._prefetch(rows)
@@ -279,25 +262,18 @@ class DiskTier:
                 places += source.places(entries[which].astype(np.int64) - 1 - start)
             return places
 
-    def _read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy records and verify them."""
-        self._carry(rows, partial(scatter, out), out)
+    def _carry(self, rows: npt.NDArray[np.int64], target: Target) -> None:
+        """Copy records and verify them; only a mismatch under the lock means damage.
 
-    def _carry(
-        self, rows: npt.NDArray[np.int64], put: Put, out: npt.NDArray[np.uint8] | None = None
-    ) -> None:
-        """Pass records to `put` and verify them; only a mismatch under the lock means damage.
-
-        A record that is superseded while it is read without the lock may not match. Given `out`,
-        which `put` copies to, they may be copied there instead.
+        A record that is superseded while it is read without the lock may not match.
         """
         try:
-            for copy in self._copies(rows, put, out):
+            for copy in self._copies(rows, target):
                 copy()
         except CorruptRowError:
             try:
                 with self._lock:
-                    for copy in self._copies(rows, put, out):
+                    for copy in self._copies(rows, target):
                         copy()
             except CorruptRowError as error:
                 raise CorruptRowError(
@@ -307,33 +283,24 @@ class DiskTier:
                     table=self.table,
                 ) from None
 
-    def _copies(
-        self, rows: npt.NDArray[np.int64], put: Put, out: npt.NDArray[np.uint8] | None
-    ) -> list[Callable[[], None]]:
-        """Put queued records; return functions that put the others, from the files."""
+    def _copies(self, rows: npt.NDArray[np.int64], target: Target) -> list[Callable[[], None]]:
+        """Copy queued records; return functions that copy the others, from the files."""
         with self._lock:
             index = self._made or self._make_index()
             known = index.entries
             entries = known.take(rows)
             if not entries.any():
-                if out is not None:
-                    return [partial(self._base.read, rows, out)]
-                return [partial(self._base.deliver, rows, put)]
+                return [partial(self._base.deliver, rows, target)]
             found: list[Callable[[], None]] = []
             for source, start, which in index.by_delta(entries, self.live):
                 positions = entries[which].astype(np.int64) - 1 - start
                 if isinstance(source, LiveDelta):
-                    own = rows[which]
-                    left, deliver = source.begin(positions, own, partial(call_at, put, which))
-                    positions, which = positions[left], which[left]
+                    found.append(source.begin(positions, rows[which], target.of(which)))
                 else:
-                    deliver = source.deliver
-                if which.size:
-                    found.append(partial(deliver, positions, partial(call_at, put, which)))
+                    found.append(partial(source.deliver, positions, target.of(which)))
         in_base = np.flatnonzero(entries == 0)
         if in_base.size:
-            deliver = self._base.deliver
-            found.append(partial(deliver, rows[in_base], partial(call_at, put, in_base)))
+            found.append(partial(self._base.deliver, rows[in_base], target.of(in_base)))
         return found
 
     def let_go(self, rows: npt.NDArray[np.int64]) -> None:
@@ -540,6 +507,11 @@ class DiskTier:
         """Close the files; a live delta remains and is removed by the next writer."""
         live, self.live = self.live, None
         call_each(*([] if live is None else [live.close]), self._base.close, self.deltas.clear)
+
+
+def _parts_of(rows: int, step: int) -> list[slice]:
+    """Return parts of so many rows, each of `step` or fewer."""
+    return [slice(at, min(at + step, rows)) for at in range(0, rows, step)]
 
 
 def _grown(array: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int32]:

@@ -27,7 +27,6 @@ import numpy.typing as npt
 from tierstore import _core
 from tierstore._keys.memory import Memory
 from tierstore._keys.text import Texts
-from tierstore._parts import in_parts
 from tierstore.errors import CapacityError
 
 Codes: TypeAlias = npt.NDArray[np.uint64]
@@ -44,8 +43,6 @@ _MOST_ROWS = (1 << 32) - 2
 _MOST_PROBES = 64
 _AT_ONCE = 1 << 17
 """Keys of a call of the core: some 10 ms, for which Ctrl-C waits."""
-_FOR_A_THREAD = 1 << 14
-"""Keys that pay off a thread."""
 _SHRUNK = 0.7
 """Share of the rows below which a map of the kept rows is built again, in less memory."""
 _SPLIT = 16
@@ -136,13 +133,9 @@ class HashMap:
         `texts` are the keys themselves where the map is of texts.
         """
         codes, found = np.ascontiguousarray(codes), np.empty(codes.size, np.int64)
-
-        def find(part: slice) -> None:
-            for start in range(part.start, part.stop, _AT_ONCE):
-                at = slice(start, min(start + _AT_ONCE, part.stop))
-                _core.find_keys(*self._map(), codes[at], found[at], *self._compared(texts, at))
-
-        in_parts(find, codes.size, codes.size, least=_FOR_A_THREAD)
+        for start in range(0, codes.size, _AT_ONCE):
+            part = slice(start, min(start + _AT_ONCE, codes.size))
+            _core.find_keys(*self._map(), codes[part], found[part], *self._compared(texts, part))
         if self._far:
             for at in np.flatnonzero(found < 0).tolist():
                 found[at] = self._far.get(_name(codes, texts, at), -1)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._rowcopy import Target
 from tierstore.errors import ClosedError
 from tierstore.stats import TierStats
 
@@ -49,14 +50,10 @@ class Tier(Protocol):
 
 @runtime_checkable
 class Delivering(Protocol):
-    """A tier that passes records on from where they are, part by part."""
+    """A tier that copies records from where they are to where they go."""
 
-    def deliver(self, rows: Rows, put: Callable[[Any, Bytes], object]) -> None:
-        """Call `put` with records of ascending `rows`, and which of these they are.
-
-        That is a slice or positions. `put` is called for parts of them, in several threads at a
-        time; an array is valid until it returns. After an error, what it was given is undefined.
-        """
+    def deliver(self, rows: Rows, target: Target) -> None:
+        """Copy the records of ascending `rows` to a target; after an error these are undefined."""
 
 
 @runtime_checkable

@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy
-from tierstore._parts import in_parts
 from tierstore._threads import Condition
 from tierstore._tiers import memory
 from tierstore._tiers.base import Bytes, Collecting, Delivering, DeviceView, Renewed, Rows, Tier
@@ -71,13 +70,11 @@ APART_BYTES = 128 << 10
 """Bytes from which copying rows takes longer than releasing the lock and taking it again."""
 _MANY_BYTES = 2 << 20
 """Bytes from which copying rows that repeat twice takes less time than copying them once."""
-_CHANGED_PER_THREAD = 512 << 10
-"""Bytes of records to change that are worth a thread of their own."""
 _RENEWED_BYTES = 4 << 20
 """Most bytes of changed rows that are read again, in two or three milliseconds."""
 _PATIENCE = 0.05
 """Seconds after which a thread looks again whether the rows it waits for have arrived."""
-Change = Callable[[Bytes, Slots, slice], object]
+Change = Callable[[Bytes, Slots], object]
 _NONE = np.empty(0, np.intp)
 _NO_ROWS = np.empty(0, np.int64)
 _NO_SLOTS = np.empty(0, np.int32)
@@ -320,7 +317,7 @@ class HostTier:
             if readable is None or before != changes.rested:
                 return False
             note = admit and readable.notes_apart
-            if not self._read_parts(readable, ids, rows, lo, out, nbytes, note):
+            if not readable.read(self.records, ids, rows, lo, out, note):
                 return False
         finally:
             changes.copies.pop()
@@ -339,29 +336,6 @@ class HostTier:
                 if number >= sampling.at:  # not, if another thread's batch stands for the span
                     self._count_distinct_of(ids, stats, sampling.take())
         return True
-
-    def _read_parts(
-        self,
-        readable: SlotMap,
-        ids: Rows,
-        rows: tuple[int, int],
-        lo: int,
-        out: npt.NDArray[Any],
-        nbytes: int,
-        note: bool,
-    ) -> bool:
-        """Read without the lock, many rows in threads; return whether all are resident."""
-        if nbytes < 2 * _rowcopy.BYTES_PER_THREAD:
-            return readable.read(self.records, ids, rows, lo, out, note)
-        flat, items = ids.reshape(-1), out.reshape(ids.size, -1)
-        missing: list[slice] = []
-
-        def read(part: slice) -> None:
-            if not readable.read(self.records, flat[part], rows, lo, items[part], note):
-                missing.append(part)
-
-        in_parts(read, ids.size, nbytes, least=_rowcopy.BYTES_PER_THREAD)
-        return not missing
 
     def _count_apart(self) -> None:
         """Count the batches that were read without the lock, which is held now."""
@@ -465,8 +439,7 @@ class HostTier:
     def update_held(self, rows: Rows, lo: int, hi: int, change: Change) -> bool:
         """Change bytes `lo:hi` of leased rows, distinct, if all of them are here.
 
-        `change` is called with all records of the tier, the slots of a part of the rows, and the
-        slice of `rows` that these are; for many rows by as many threads as pay off. No other call
+        `change` is called with all records of the tier and the slots of the rows. No other call
         sees a part of the change, or changes the rows meanwhile. Returns False and changes nothing
         if some of the rows are not here.
         """
@@ -476,16 +449,7 @@ class HostTier:
                 return False
             self._changes.number += 1
             self.map.dirty[slots] = 1
-            count, nbytes = slots.size, slots.size * (hi - lo)
-            if nbytes < 2 * _CHANGED_PER_THREAD:
-                change(self.records, slots, slice(count))
-            else:
-                in_parts(
-                    lambda part: change(self.records, slots[part], part),
-                    count,
-                    nbytes,
-                    least=_CHANGED_PER_THREAD,
-                )
+            change(self.records, slots)
             self._add(rows, ascend=True, written=1, bytes_in=hi - lo, bytes_out=hi - lo)
             return True
 
@@ -677,16 +641,13 @@ class HostTier:
 
     def _bring(self, rows: Rows, slots: Slots) -> None:
         """Copy the records of ascending `rows` from the tier below into `slots`."""
-
-        def put(part: slice | Positions, records: Bytes) -> None:
-            _rowcopy.scatter(self.records, slots[part], records)
-
+        target = _rowcopy.Target(self.records, slots)
         if self._delivering is not None:
-            self._delivering.deliver(rows, put)
+            self._delivering.deliver(rows, target)
             return
         with contextlib.closing(self.below.stream(rows)) as below:
             for part, records in below:
-                put(part, records)
+                target.of(part).put(records)
 
     def _place(self, rows: Rows, records: Bytes) -> Positions:
         """Write whole records of distinct rows as far as there is room; return the others."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tierstore._rowcopy import call_at, copy
+from tierstore._rowcopy import Target, call_at, copy
 from tierstore._tiers.base import (
     OPENED_ANEW,
     ROLLED_BACK,
@@ -149,16 +149,16 @@ class Router:
             for within, records in tier.stream(own):
                 yield slice(part.start + within.start, part.start + within.stop), records
 
-    def deliver(self, rows: Rows, put: Callable[[Any, Bytes], object]) -> None:
-        """Pass the records of `rows`, ascending, to `put`; see `Delivering`."""
+    def deliver(self, rows: Rows, target: Target) -> None:
+        """Copy the records of `rows`, ascending, to a target; see `Delivering`."""
         for tier, part, own in self._routed(rows):
-            which = np.arange(part.start, part.stop)
+            goal = target.of(part)
             if isinstance(tier, Delivering):
-                tier.deliver(own, partial(call_at, put, which))
+                tier.deliver(own, goal)
                 continue
             with contextlib.closing(tier.stream(own)) as stream:
                 for within, records in stream:
-                    put(which[within], records)
+                    goal.of(within).put(records)
 
     def write(self, rows: Rows, records: Bytes, *, resident: bool = False) -> None:
         """Write `records` `(n, record_bytes)` over those of `rows` `(n,)`, in any order."""

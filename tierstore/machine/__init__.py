@@ -18,7 +18,7 @@ from tierstore import _cgroups, _core
 from tierstore._disk import readahead
 from tierstore._io import TESTED, allocated_bytes, filesystem
 from tierstore._io import leftovers as partial_files
-from tierstore._parts import most_threads
+from tierstore._parts import threads_of_core
 from tierstore.machine.speeds import BENCH_PREFIX, Speeds, known_speeds
 
 __all__ = [
@@ -226,7 +226,7 @@ def examine(path: str | os.PathLike[str] = ".") -> Machine:
         python=platform.python_version(),
         platform=platform.platform(),
         cpus=len(os.sched_getaffinity(0)),
-        threads=most_threads(),
+        threads=threads_of_core(),
         memory_bytes=memory,
         available_bytes=available,
         lock_limit_bytes=None if limit == resource.RLIM_INFINITY else limit,

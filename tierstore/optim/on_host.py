@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tierstore import _core
+from tierstore._parts import threads_of_core
 from tierstore._tiers.base import Bytes
 from tierstore._tiers.slots import Slots
 from tierstore.nn.zeros import Zeros
@@ -30,7 +31,8 @@ _FLAGS = {"MAXIMIZE": 1, "DECOUPLED": 2, "MOMENTUM": 4, "NESTEROV": 8}
 _NUMBERS = 8
 _ALONE = 32768
 """Numbers that torch works on in the thread that asks; it starts others for more of them. They
-also stay in the processor's own cache between the halves of a step."""
+also stay in the processor's own cache between the halves of a step. Where there are several threads
+each has as many, twice: a part for the core pays off from some 512 KiB on."""
 _OTHER_WAYS = "foreach", "fused", "capturable", "differentiable"
 
 
@@ -107,16 +109,16 @@ class OnHost:
         given = gradient.detach().to(self._dtype).contiguous().numpy()
         marks = None if trained is None else trained.numpy().reshape(-1)
         head = self._rule, self._flags, (numbers + (0.0,) * _NUMBERS)[:_NUMBERS]
-        most = max(1, _ALONE // self._dim)
+        threads = threads_of_core()
+        most = max(1, _ALONE * (1 if threads == 1 else 2 * threads) // self._dim)
 
-        def change(records: Bytes, slots: Slots, part: slice) -> None:
-            here, kept = given[part], None if marks is None else marks[part]
+        def change(records: Bytes, slots: Slots) -> None:
             room = np.empty((min(most, slots.size), self._roots), given.dtype)
             for at in range(0, slots.size, most):
                 now = slice(at, at + most)
                 roots = room[: slots.size - at]
-                of = records, slots[now], self._starts, here[now]
-                _take(*head, *of, None if kept is None else kept[now], roots)
+                of = records, slots[now], self._starts, given[now]
+                _take(*head, *of, None if marks is None else marks[now], roots)
 
         done: bool = lease.update(*self._span, change)
         return done
