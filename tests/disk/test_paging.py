@@ -52,5 +52,24 @@ def test_rows_in_memory_are_seen_to_be(mapped):
     assert readahead.looks_resident(records, rows)
 
 
+@pytest.mark.parametrize("width", [520, 64, 9000])
+@pytest.mark.parametrize("count", [1, 5, 300, 5000])
+def test_rows_that_a_disk_would_be_asked_for_are_seen_not_to_be(tmp_path, width, count):
+    """Of any number, in any order: pages of a sample alone decide."""
+    path, rng = tmp_path / "records", np.random.default_rng([width, count])
+    with path.open("wb") as file:
+        file.truncate(5000 * width)  # holes: of no page that was never touched is there any memory
+    with path.open("r+b") as file:
+        memory = mmap.mmap(file.fileno(), 0)
+    records = np.frombuffer(memory, np.uint8).reshape(5000, width)
+    rows = rng.permutation(5000)[:count]
+    assert not readahead.looks_resident(records, rows)
+    assert records[rows].sum() == 0
+    assert readahead.looks_resident(records, rows)
+    assert readahead.looks_resident(records, rows[:0])
+    with pytest.raises(IndexError):
+        readahead.looks_resident(records, np.array([3, 5000]))
+
+
 def test_the_way_pages_are_announced_has_a_name():
     assert readahead.method() in ("process_madvise", "madvise")

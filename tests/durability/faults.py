@@ -15,9 +15,9 @@ __all__ = ["FAULTS", "Fault", "Faulty", "ThinDisk"]
 _WRITES = {"open", "mkdir", "pwrite", "posix_fallocate", "ftruncate", "link", "rename", "fsync"}
 _WRITES |= {"rename_noreplace", "sync_file_range", "close"}
 _ALL = {*_WRITES, "pread", "preadv", "unlink", "rmdir", "listdir", "stat", "fstat", "fstatvfs"}
-_ALL |= {"flock", "reserve", "map_file", "madvise", "process_madvise", "mincore"}
+_ALL |= {"flock", "reserve", "map_file", "madvise", "process_madvise"}
 _MEMORY = {"reserve", "map_file", "fstat", "flock", "open"}
-_ANSWERS = {"open", "listdir", "stat", "fstat", "fstatvfs", "pread", "preadv", "reserve", "mincore"}
+_ANSWERS = {"open", "listdir", "stat", "fstat", "fstatvfs", "pread", "preadv", "reserve"}
 """Calls that change nothing, or that return what would leak."""
 
 

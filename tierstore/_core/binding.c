@@ -623,6 +623,21 @@ static PyObject *end_step(PyObject *self, PyObject *const *given, Py_ssize_t cou
     return takes("end_step", count, 9) ? steps(given, ts_end_step) : NULL;
 }
 
+static PyObject *in_memory(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    if (!takes("in_memory", count, 2)) return NULL;
+    array a[2] = {0};
+    PyObject *result = NULL;
+    if (records(&a[0], given[0], "records", -1, READ) && items(&a[1], given[1], "rows", 8, -1, READ)) {
+        if (a[0].stride != a[0].width)
+            refuse("records", "lie apart");
+        else
+            result = answer(ts_in_memory(a[0].data, a[0].n, a[0].width, a[1].data, a[1].n));
+    }
+    drop(a, 2);
+    return result;
+}
+
 static PyObject *set_threads(PyObject *self, PyObject *const *given, Py_ssize_t count) {
     (void)self;
     if (!takes("set_threads", count, 2)) return NULL;
@@ -649,6 +664,7 @@ static PyMethodDef methods[] = {
     {"find_slots", find_slots, METH_FASTCALL, "find_slots(places, slots, rows, found)"},
     {"gather", gather, METH_FASTCALL, "gather(records, slots, lo, out)"},
     {"hash_texts", hash_texts, METH_FASTCALL, "hash_texts(blob, offsets, longest, hashes)"},
+    {"in_memory", in_memory, METH_FASTCALL, "in_memory(records, rows)"},
     {"oldest_slots", oldest_slots, METH_FASTCALL, "oldest_slots(stamps, batch, oldest)"},
     {"pack_texts", pack_texts, METH_FASTCALL, "pack_texts(texts, first, longest, ends)"},
     {"place_keys", place_keys, METH_FASTCALL,

@@ -31,6 +31,13 @@ def set_threads(threads: int, part_bytes: int, /) -> int:
 def crc32c(data: bytes | memoryview | npt.NDArray[Any], value: int = 0, /) -> int:
     """Return the crc32c of bytes, continuing from `value`, the crc32c of what is before them."""
 
+def in_memory(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], /) -> int:
+    """Return 1 if the pages of a sample of `rows` `(k,)` of mapped `records` are all in memory.
+
+    Else 0, also where the system does not say. `records` `(n, bytes)` are contiguous. Raises
+    IndexError for a row that is none.
+    """
+
 def sum_rows(
     rows: npt.NDArray[np.int64],
     records: npt.NDArray[np.uint8],

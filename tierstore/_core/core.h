@@ -139,6 +139,10 @@ int64_t ts_scatter(const ts_copies *c);
    order of slots, to `oldest`, n int32; of equal ones the first slots. Returns how many. */
 int64_t ts_oldest_slots(const uint8_t *stamps, int64_t slots, uint32_t batch, int64_t n, uint8_t *oldest);
 
+/* Whether the pages of a sample of n rows of mapped memory, of `count` records of `width` bytes, are all
+   in memory: 1 or 0; or -(i + 1) for the first row that is none. */
+int64_t ts_in_memory(const uint8_t *records, int64_t count, int64_t width, const uint8_t *rows, int64_t n);
+
 /* Optimizers, and what a step of one does besides. */
 enum { TS_SGD = 1, TS_ADAM, TS_ADAGRAD, TS_ROWWISE };
 enum { TS_MAXIMIZE = 1, TS_DECOUPLED = 2, TS_MOMENTUM = 4, TS_NESTEROV = 8 };

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import mmap
 import os
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import _io
+from tierstore import _core, _io
 from tierstore._io import system
 from tierstore._threads import Event, Worker
 from tierstore.errors import StoreIOError
@@ -28,11 +27,6 @@ USUAL_GAP = 12 << 10
 """Bytes that a typical disk reads in the time of one more request; see `merge_gap`."""
 
 _RANGES_PER_CALL = 512
-_SAMPLES = 64
-_ROWS_PER_SAMPLE = 16
-_CLOSE = 4 * PAGE
-_NEAR_BYTES = 4 << 20
-"""Bytes of which asking for all pages takes less time than asking for some one by one."""
 FEW = 4
 """Rows that are read as fast without prefetching."""
 
@@ -92,30 +86,8 @@ def prefetch(
 
 
 def looks_resident(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> bool:
-    """Whether the pages of a sample of `rows` are all in memory.
-
-    Pages between nearby samples are checked too, since most of them contain rows of the batch.
-    """
-    if not rows.size:
-        return True
-    width, start = records.shape[1], records.ctypes.data
-    low, high = start + int(rows.min()) * width, start + (int(rows.max()) + 1) * width
-    try:
-        if high - low <= _NEAR_BYTES and _are_resident(low // PAGE * PAGE, high):
-            return True
-        samples = min(_SAMPLES, rows.size // _ROWS_PER_SAMPLE + 1)
-        sample = rows[:: max(1, rows.size // samples)]
-        ranges = _page_ranges(records, sample, _CLOSE).tolist()
-        return all(_are_resident(first, first + nbytes) for first, nbytes in ranges)
-    except OSError:
-        return False
-
-
-def _are_resident(first: int, end: int) -> bool:
-    """Whether all pages from one that begins at `first` are in memory; raises OSError."""
-    state = ctypes.create_string_buffer(-(-(end - first) // PAGE))
-    system.calls.mincore(first, end - first, state)
-    return bool((np.frombuffer(state.raw, np.uint8) & 1).all())
+    """Whether the pages of a sample of `rows` are all in memory."""
+    return bool(_core.in_memory(records, np.ascontiguousarray(rows)))
 
 
 def _page_ranges(

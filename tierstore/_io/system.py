@@ -60,22 +60,10 @@ def _libc() -> ctypes.CDLL:
     return library
 
 
-@cache
-def _brief() -> ctypes.PyDLL:
-    """Return the C library for calls that take about a microsecond.
-
-    They keep the interpreter's lock: where several threads work, each that gives it up for so
-    little waits much longer for the others to give it back.
-    """
-    library = ctypes.PyDLL(None, use_errno=True)
-    library.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-    return library
-
-
-def _call(name: str, *given: Any, brief: bool = False) -> int:
+def _call(name: str, *given: Any) -> int:
     """Call a C library function that returns -1 on failure; retry it when interrupted."""
     try:
-        function = getattr(_brief() if brief else _libc(), name)
+        function = getattr(_libc(), name)
     except AttributeError:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
     while True:
@@ -153,11 +141,6 @@ class Calls:
     def madvise(address: int, nbytes: int, advice: int) -> None:
         """Advise the system how mapped pages will be used."""
         _call("madvise", address, nbytes, advice)
-
-    @staticmethod
-    def mincore(address: int, nbytes: int, state: Any) -> None:
-        """Query which mapped pages are in memory, one byte per page."""
-        _call("mincore", address, nbytes, state, brief=True)
 
     @staticmethod
     def pidfd_open(pid: int) -> int:
