@@ -92,7 +92,7 @@ def test_a_child_that_is_forked_during_calls_has_threads_of_its_own() -> None:
     caller = threading.Thread(target=work, args=(1,))
     caller.start()
     try:
-        for seed in range(30):
+        for seed in range(12):
             child = os.fork()
             if not child:
                 os._exit(0 if all(map(gathers, range(seed, seed + 3))) else 1)

@@ -212,7 +212,7 @@ def test_a_refresh_looks_for_manifests_once(root):
     [
         pytest.param((History, "_load"), id="the manifest"),
         pytest.param((Delta, "__init__"), id="a delta"),
-        pytest.param((Delta, "read"), id="records"),
+        pytest.param((Delta, "deliver"), id="records"),
     ],
 )
 def test_reads_go_on_while_a_refresh_reads(root, step):
