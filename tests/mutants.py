@@ -998,6 +998,36 @@ MUTANTS = [
         "tests/training/test_parameter.py::test_a_hook_goes_by_the_rows_of_its_gradient",
     ),
     Mutant(
+        "nn/placed.py",
+        "if few == many or few == 1:",
+        "if few == many:",
+        "tests/training/test_kept.py",
+    ),
+    Mutant(
+        "nn/placed.py",
+        "is_dual or _functorch.peek_interpreter_stack() is not None",
+        "False",
+        "tests/training/test_kept.py",
+    ),
+    Mutant(
+        "nn/placed.py",
+        "elif self.is_whole or (order.ids is None and sources):",
+        "elif order.ids is None and sources:",
+        "tests/training/test_kept.py",
+    ),
+    Mutant(
+        "nn/placed.py",
+        "            copy = torch.nn.Parameter(copy)",
+        "            pass",
+        "tests/training/test_kept.py",
+    ),
+    Mutant(
+        "nn/by_row.py",
+        "or one.ndim - one._dim == other.ndim - other._dim",
+        "or True",
+        "tests/training/test_kept.py",
+    ),
+    Mutant(
         "nn/rows.py",
         "if (along >= 0).all() or (along <= 0).all() or torch",
         "if torch",

@@ -29,7 +29,7 @@ from tierstore.errors import (
 from tierstore.nn.apart import check_not_apart, in_group
 from tierstore.nn.autograd import Abandoned, Batch, Gradient, merged, placed
 from tierstore.nn.norms import ShardGradient
-from tierstore.nn.placed import BY_PLACE, PlacedRows, one_batch, plain
+from tierstore.nn.placed import Order, PlacedRows, like, one_batch, plain
 from tierstore.nn.values import FREE, NoRows, OfRows, refused
 from tierstore.nn.zeros import Zeros
 
@@ -64,9 +64,9 @@ class RowsParameter(OfRows, torch.nn.Parameter):
     =======================  =============  ============  ========  =========  ==========
 
     `detach()` gives what `data` does. What is kept of it after the step, such as an average or a
-    momentum by hand, is in the order of its batch: a function of it and of rows or gradients of
-    another batch raises where it has as many rows (`PlacedRows`; not of gradients on a GPU or a
-    rank). `averaged()` with `ema=` of the optimizer averages, and what goes by `ids` is free.
+    momentum by hand, is in the order of its batch: a function that would pair its rows with rows
+    or gradients of another batch raises (`PlacedRows`; not of gradients on a GPU or a rank).
+    `averaged()` with `ema=` of the optimizer averages, and what goes by `ids` is free.
     Layers over the same field share one parameter, in one state;
     so do copies of tied ones. On a rank it has the rows of its own shard that any rank's batch has,
     and the norm of their gradient is that of all ranks' rows. A compiled layer changes nothing of
@@ -115,6 +115,8 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         self._waiting: list[Gradient] = []
         self._whole: Gradient | None = None
         self._order: Batch | None = None
+        self.live_order: Order | None = None
+        """The order of the rows and the gradient that torch sees; None where it sees none."""
         self._at_rest = True
         self._shown = self._exposed = self._kept = self._in_hook = False
         self._noted = (0, 0)
@@ -164,7 +166,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
                     "gradients of several batches are added up by backward(), or by rows.ids"
                 )
             if isinstance(value, PlacedRows):
-                one_batch((value, self))
+                one_batch("grad__set__", self, value)
             if isinstance(value, ShardGradient):
                 known = value.squares if value.power == 1 else None
                 value, self._squares = value.plain, known
@@ -195,7 +197,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
                 f"values of shape {tuple(value.shape)} are of other rows"
             )
         if isinstance(value, PlacedRows):
-            one_batch((value, self))
+            one_batch("data__set__", self, value)
         self._hold(plain(value).detach())
 
     def numel(self) -> int:
@@ -423,12 +425,13 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         rows = gradient.batch.lease.read(self.field)
         rows = rows.float() if self.widened else rows
         self._hold(rows)
+        self.live_order = Order(gradient.batch.distinct, weakref.ref(self))
         if not self._in_hook:  # which gets the gradient before it is added
             values = gradient.values.to(rows.dtype)
             values = values.detach()  # not a view, as in torch
             if self._ranks is None and values.device.type == "cpu":
                 # On a GPU torch clips tensors of its own at once, and others one by one.
-                values = PlacedRows.of(values, gradient.batch.distinct, self)
+                values = PlacedRows.of(values, self.live_order)
             _grad.__set__(self, values)
         self._shown = True
         self._orders.append(gradient.batch.distinct)
@@ -531,7 +534,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
             self._whole.batch.lease.release()
         if self._order is not None:
             self._order.lease.release()
-        self._whole = self._order = self._squares = self._of_shard = None
+        self._whole = self._order = self.live_order = self._squares = self._of_shard = None
         if self._shown:
             _grad.__set__(self, None)
         self._at_rest = True
@@ -585,7 +588,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
             return
         _grad.__set__(self, None)
         self._hold(self._rest)
-        self._shown = False
+        self._shown, self.live_order = False, None
         if values is not None and bool(values.any()):  # or zero_grad(set_to_none=False) was here
             self._whole = replace(whole, values=plain(values))
             return
@@ -707,10 +710,10 @@ class RowsParameter(OfRows, torch.nn.Parameter):
     ) -> Any:
         """Call an operator with the rows; what it gives row by row is of their batch."""
         result = super().__torch_dispatch__(operator, types, args, kwargs)
-        if type(result) is Tensor and operator.overloadpacket.__name__ not in BY_PLACE:
-            for each in args:
-                if type(each) is cls and not each._at_rest and each.shape == result.shape:
-                    return each._placed(result)
+        for each in args:
+            if type(each) is cls and each.live_order is not None:
+                name = operator.overloadpacket.__name__
+                return like(name, args, kwargs or {}, result, each)
         return result
 
     def _hold(self, values: Tensor) -> None:
@@ -740,14 +743,14 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         return self._placed(self._content.detach())
 
     def _placed(self, rows: Tensor) -> Tensor:
-        ids = self.ids_now
-        return rows if ids is None else PlacedRows.of(rows, ids, self)
+        order = self.row_order
+        return rows if order is None else PlacedRows.of(rows, order)
 
     @property
-    def ids_now(self) -> Tensor | None:
-        """The rows that there are, as batches have them; None where there are none."""
+    def row_order(self) -> Order | None:
+        """Of which rows this is; None where there are none."""
         self.show()
-        return None if self._whole is None or not self._shown else self._whole.batch.distinct
+        return self.live_order
 
 
 class TableRows(torch.nn.Parameter):

@@ -102,9 +102,11 @@ class OfRows:
                 each._note_write()
         return tree_map(lambda each: found[id(each)][1] if id(each) in found else each, result)
 
+    row_dim = 0
+
     @property
-    def ids_now(self) -> Tensor | None:
-        """The rows that there are, as batches have them; None where that is not known."""
+    def row_order(self) -> Any:
+        """Of which rows this is, an `Order`; None where that is not known."""
         return None
 
     def _note_write(self) -> None:
