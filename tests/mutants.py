@@ -1023,7 +1023,7 @@ MUTANTS = [
     ),
     Mutant(
         "nn/by_row.py",
-        "or one.ndim - one._dim == other.ndim - other._dim",
+        "or one.ndim - one.row_dim == other.ndim - other.row_dim",
         "or True",
         "tests/training/test_kept.py",
     ),
