@@ -407,13 +407,13 @@ def _load(
 
 
 def _refuse_without_scales(source: Source) -> None:
-    """Raise FormatError for 8-bit elements beside what may be their scales."""
+    """Raise FormatError for 8-bit or packed elements beside what may be their scales."""
     if source.scales:
         raise FormatError(
-            f"{source.path}: 8-bit elements, and beside them {', '.join(source.scales[:4])}, which "
-            "may be their scales: the elements alone are no values. tierstore.attach takes a pair "
-            "of elements and a scale for each row or block of one; save others as floats, or the "
-            "elements in a file of their own"
+            f"{source.path}: 8-bit or packed elements, and beside them "
+            f"{', '.join(source.scales[:4])}, which may be their scales: the elements alone are no "
+            "values. tierstore.attach takes a pair of elements and a scale for each row or block "
+            "of one; save others as floats, or the elements in a file of their own"
         )
 
 

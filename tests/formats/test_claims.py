@@ -103,12 +103,21 @@ def _arrow_of_zeros(path: Path) -> None:
     pytest.importorskip("pyarrow.feather").write_feather(table, path, compression="zstd")
 
 
+def _stream_of_zeros(path: Path) -> None:
+    table = _column(path)
+    pyarrow = pytest.importorskip("pyarrow")
+    options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
+    with pyarrow.ipc.new_stream(path, table.schema, options=options) as writer:
+        writer.write_table(table)
+
+
 def _parquet_of_zeros(path: Path) -> None:
     pytest.importorskip("pyarrow.parquet").write_table(_column(path), path, compression="zstd")
 
 
 PACKED: dict[str, Callable[[Path], object]] = {
     ".arrow": _arrow_of_zeros,
+    ".arrows": _stream_of_zeros,
     ".feather": _arrow_of_zeros,
     ".npz": lambda path: np.savez_compressed(path, weight=np.zeros(SMALL, np.float32)),
     ".parquet": _parquet_of_zeros,
@@ -120,8 +129,8 @@ PACKED: dict[str, Callable[[Path], object]] = {
 
 COUNTED = {".bin", ".csv", ".fvecs", ".jsonl", ".ndjson", ".projector", ".tsv", ".txt", ".vec"}
 """Formats whose rows are all in the file, each with its bytes; packed texts are above."""
-OTHERS = {".bvecs", ".dat", ".i8bin", ".raw", ".u8bin"}
-"""Formats of bytes, or of what the path says; see test_ways_on.py."""
+OTHERS = {".bvecs", ".dat", ".i8bin", ".ibin", ".ivecs", ".raw", ".u8bin"}
+"""Formats of whole numbers, or of what the path says; see test_ways_on.py."""
 
 
 def _text_of_zeros(suffix: str) -> bytes:

@@ -71,7 +71,7 @@ def test_chooses_among_several(tmp_path):
 
 
 def test_nothing_to_choose_from(tmp_path):
-    np.savez(tmp_path / "file.npz", a=np.arange(3), b=np.zeros((2, 2), int))
+    np.savez(tmp_path / "file.npz", a=np.arange(3), b=np.zeros((2, 2), bool))
     with pytest.raises(FormatError, match="no floats"):
         open_source(tmp_path / "file.npz")
 

@@ -113,7 +113,7 @@ def test_lists_must_be_of_one_length_without_nulls(tmp_path, rows, why):
 
 def test_columns_that_are_no_vectors(tmp_path):
     path = tmp_path / "file.parquet"
-    pq.write_table(pa.table({"x": [1.0, 2.0], "ids": pa.array([[1], [2]])}), path)
+    pq.write_table(pa.table({"x": [1.0, 2.0], "ids": pa.array([[True], [False]])}), path)
     with pytest.raises(FormatError, match="no floats"):
         open_source(path)
     pq.write_table(pa.table({"v": pa.array([[1.0], [2.0]]), "key": ["a", None]}), path)

@@ -141,7 +141,7 @@ def test_blocks_cannot_change_the_tensor(tmp_path):
         {"step": 1},
         torch.ones(3),
         torch.ones(2, 2, 2),
-        torch.ones(2, 2, dtype=torch.int64),
+        torch.ones(2, 2, dtype=torch.bool),
         torch.ones(2, 2, dtype=torch.complex64),
         torch.ones(2, 2).to_sparse(),
         torch.ones(2, 2, device="meta"),

@@ -121,10 +121,10 @@ def test_chooses_among_several(tmp_path):
         (file_of({"a": entry(), "b": entry()}, b"x" * 32), "starts at"),
         (file_of({"a": entry(), "b": entry(start=8, stop=24)}, b"x" * 24), "starts at"),
         (file_of({"a": entry("F32", (4,))}, b"x" * 16), "no floats"),
-        (file_of({"a": entry("I32")}, b"x" * 16), "no floats"),
+        (file_of({"a": entry("BOOL", stop=4)}, b"x" * 4), "no floats"),
         (file_of({"a": entry("F4", (3, 1), stop=1)}, b"x"), "span of"),
         (file_of({"a": entry("F32", (0, 0), stop=0)}), "1 to"),
-        (file_of({"\x1b[31m": entry("I32")}, b"x" * 16), r"\\x1b"),
+        (file_of({"\x1b[31m": entry("BOOL", stop=4)}, b"x" * 4), r"\\x1b"),
     ],
 )
 def test_bad_files_are_named_as_such(tmp_path, content, why):

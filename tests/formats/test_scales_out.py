@@ -47,6 +47,11 @@ def from_arrow(path: Path) -> Arrays:
     return from_table(feather.read_table(path))
 
 
+def from_stream(path: Path) -> Arrays:
+    with pytest.importorskip("pyarrow.ipc").open_stream(path) as reader:
+        return from_table(reader.read_all())
+
+
 def from_table(table: Any) -> Arrays:
     elements = np.array(table["weight"].to_pylist())
     return elements, np.array(table["weight_scale"].to_pylist(), np.float32)[:, None]
@@ -55,6 +60,7 @@ def from_table(table: Any) -> Arrays:
 READERS = {
     ".npz": from_npz, ".safetensors": from_safetensors, ".zarr": from_zarr,
     ".parquet": from_parquet, ".arrow": from_arrow, ".feather": from_arrow,
+    ".arrows": from_stream,
 }  # fmt: skip
 
 

@@ -49,6 +49,17 @@ def test_elements_beside_their_scales_are_refused(tmp_path: Path, suffix: str) -
     assert preview(path).rows == ROWS
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pt", ".h5"])
+def test_packed_elements_beside_their_scales_are_refused(tmp_path: Path, suffix: str) -> None:
+    """As GPTQ has them: four bits of eight elements in each int32."""
+    packed = np.full((ROWS, 2), 0x76543210, np.int32)
+    scales = np.full((ROWS, 1), 0.5, np.float32)
+    path = written(tmp_path / f"q{suffix}", **{"e.qweight": packed, "e.scales": scales})
+    for src in (path, f"{path}:e.qweight"):
+        with pytest.raises(FormatError, match=r"packed elements, and beside them e\.scales"):
+            preview(src)
+
+
 def test_elements_of_float8_beside_their_scales(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     save = pytest.importorskip("safetensors.torch").save_file

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import tierstore
@@ -15,6 +18,8 @@ from tests.formats.matrices import write_file
 from tierstore._formats import read_keys
 from tierstore.errors import FormatError, InvalidInputError, MissingFileError
 from tierstore.importing import preview
+
+Matrix = npt.NDArray[Any]
 
 ROWS, DIM = 4, 3
 MATRIX = np.random.default_rng(6).standard_normal((ROWS, DIM)).astype("f4")
@@ -36,10 +41,109 @@ def test_files_of_bytes(tmp_path: Path) -> None:
             preview(tmp_path / f"cut{suffix}")
 
 
+WHOLE = ("int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+
+def _with_pyarrow(path: Path, matrix: Matrix) -> None:
+    pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
+    kind = pyarrow.list_(pyarrow.from_numpy_dtype(matrix.dtype))
+    parquet.write_table(pyarrow.table({"w": pyarrow.array(list(matrix), kind)}), path)
+
+
+def _with_h5py(path: Path, matrix: Matrix) -> None:
+    with pytest.importorskip("h5py").File(path, "w") as file:
+        file["w"] = matrix
+
+
+def _with_torch(path: Path, matrix: Matrix) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.from_numpy(matrix)}, path)
+
+
+WHOLE_WRITERS: dict[str, Callable[[Path, Matrix], object]] = {
+    ".npy": np.save,
+    ".npz": lambda path, matrix: np.savez(path, w=matrix),
+    ".safetensors": lambda path, matrix: pytest.importorskip("safetensors.numpy").save_file(
+        {"w": matrix}, path
+    ),
+    ".zarr": lambda path, matrix: (
+        pytest.importorskip("zarr").create_group(path).create_array("w", data=matrix)
+    ),
+    ".parquet": _with_pyarrow,
+    ".h5": _with_h5py,
+    ".pt": _with_torch,
+}
+
+
+@pytest.mark.parametrize("suffix", WHOLE_WRITERS)
+def test_whole_numbers_of_any_width_are_read_exactly_or_refused(
+    tmp_path: Path, suffix: str
+) -> None:
+    for number in WHOLE:
+        limits = np.iinfo(number)
+        most = min(int(limits.max), 2**53)
+        matrix = np.array([[max(int(limits.min), -most), 0], [1, most]], number)
+        path = tmp_path / f"{number}{suffix}"
+        WHOLE_WRITERS[suffix](path, matrix)
+        found = preview(path)
+        assert found.dtype == ("float32" if limits.bits == 16 else "float64")
+        assert [list(map(int, row)) for row in found.first] == matrix.tolist()
+        if limits.bits == 64:
+            matrix[1, 1] = most + 1
+            WHOLE_WRITERS[suffix](tmp_path / f"more-{number}{suffix}", matrix)
+            with pytest.raises(FormatError, match=rf"{most + 1}, beyond 2\*\*53"):
+                preview(tmp_path / f"more-{number}{suffix}")
+
+
+def test_a_matrix_of_floats_goes_before_one_of_ids(tmp_path: Path) -> None:
+    ids = np.arange(2 * ROWS).reshape(ROWS, 2)
+    np.savez(tmp_path / "f.npz", neighbors=ids, train=MATRIX)
+    found = preview(tmp_path / "f.npz")
+    assert found.first.tobytes() == MATRIX[:3].tobytes()
+    assert "neighbors" in str(found.notes)
+    assert preview(f"{tmp_path / 'f.npz'}:neighbors", rows=ROWS).first.tolist() == ids.tolist()
+
+
+def test_neighbours_as_faiss_has_them(tmp_path: Path) -> None:
+    ids = np.array([[5, 2**31 - 1, 0], [7, -1, 3]], "<i4")
+    lengths = np.full((2, 1), 3, "<i4")
+    (tmp_path / "f.ivecs").write_bytes(np.hstack([lengths, ids]).tobytes())
+    (tmp_path / "f.ibin").write_bytes(np.array([2, 3], "<u4").tobytes() + ids.tobytes())
+    for name in ("f.ivecs", "f.ibin"):
+        assert preview(tmp_path / name).first.tolist() == ids.tolist()
+    (tmp_path / "cut.ivecs").write_bytes((tmp_path / "f.ivecs").read_bytes()[:-1])
+    with pytest.raises(FormatError, match="no rows of 3 elements"):
+        preview(tmp_path / "cut.ivecs")
+
+
+def test_bytes_without_a_type_are_what_the_path_says(tmp_path: Path) -> None:
+    """As numpy.save writes bfloat16 of ml_dtypes."""
+    bits = (MATRIX.view("<u4") >> 16).astype("<u2")
+    np.save(tmp_path / "f.npy", bits.view("V2"))
+    with pytest.raises(FormatError, match=r"bytes without a type.*f\.npy:bfloat16"):
+        preview(tmp_path / "f.npy")
+    with pytest.raises(FormatError, match=r"f\.npy:bfloat16"):
+        preview(f"{tmp_path / 'f.npy'}:float8_e5m2")
+    found = preview(f"{tmp_path / 'f.npy'}:bfloat16", rows=ROWS)
+    expected = (bits.astype("<u4") << 16).view("<f4")
+    assert (found.dtype, found.first.astype("f4").tobytes()) == ("bfloat16", expected.tobytes())
+    with tierstore.attach({"t": f"{tmp_path / 'f.npy'}:bfloat16"}) as attached:
+        assert attached["t"].read(range(ROWS)).astype("f4").tobytes() == expected.tobytes()
+    np.save(tmp_path / "floats.npy", MATRIX)
+    with pytest.raises(FormatError, match="no bfloat16"):
+        preview(f"{tmp_path / 'floats.npy'}:bfloat16")
+
+
+def test_the_first_version_of_feather_is_named(tmp_path: Path) -> None:
+    (tmp_path / "f.feather").write_bytes(b"FEA1" + bytes(40) + b"FEA1")
+    with pytest.raises(FormatError, match=r"first version.*write_feather\("):
+        preview(tmp_path / "f.feather")
+
+
 @pytest.mark.parametrize("name", ["f.raw", "f.dat", "weight.bin"])
 def test_bytes_of_a_matrix(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    for dtype in ("float32", "float64", "int8"):
+    for dtype in ("float32", "float64", "int8", "int16", "int64"):
         MATRIX.astype(dtype).tofile(path)
         found = preview(f"{path}:{dtype}:{DIM}", rows=ROWS)
         expected = MATRIX.astype(dtype).astype(found.dtype)
@@ -49,7 +153,7 @@ def test_bytes_of_a_matrix(tmp_path: Path, name: str) -> None:
         assert attached["t"].read(range(ROWS)).tobytes() == MATRIX.tobytes()
     with pytest.raises(FormatError, match="48 bytes are no rows of 5 float32"):
         preview(f"{path}:float32:5")
-    for wrong in ("", ":float32:0", ":int64:3"):
+    for wrong in ("", ":float32:0", ":int4:3"):
         with pytest.raises(FormatError, match=f"{name}:float32:256"):
             preview(f"{path}{wrong}")
 

@@ -78,12 +78,31 @@ def _bvecs(path: Path, matrix: Matrix) -> None:
     path.write_bytes(b"".join(rows))
 
 
+def _ivecs(path: Path, matrix: Matrix) -> None:
+    rows = [np.array([len(row), *row], "<i4").tobytes() for row in matrix.astype("<i4")]
+    path.write_bytes(b"".join(rows))
+
+
+def _ibin(path: Path, matrix: Matrix) -> None:
+    path.write_bytes(np.array(matrix.shape, "<u4").tobytes() + matrix.astype("<i4").tobytes())
+
+
+def _stream(path: Path, matrix: Matrix) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    column = pyarrow.array(list(matrix), pyarrow.list_(pyarrow.float32()))
+    table = pyarrow.table({"weight": column})
+    with pyarrow.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table)
+
+
 def _bytes(path: Path, matrix: Matrix) -> None:
     matrix.tofile(path)
 
 
 OF_BYTES = (".bvecs", ".i8bin", ".u8bin")
 """Formats of whole numbers from 0 to 127, or to 255."""
+OF_INT32 = (".ibin", ".ivecs")
+"""Formats of whole numbers, which are read as float64."""
 UNSAID = (".dat", ".raw")
 """Formats of which the path says the type and the length of rows, :float32:5."""
 
@@ -107,6 +126,7 @@ def _hdf5(path: Path, matrix: Matrix) -> None:
 
 WRITERS: dict[str, Callable[[Path, Matrix], object]] = {
     ".arrow": _feather,
+    ".arrows": _stream,
     ".bin": _binary,
     ".bvecs": _bvecs,
     ".ckpt": _torch,
@@ -119,6 +139,8 @@ WRITERS: dict[str, Callable[[Path, Matrix], object]] = {
     ".h5ad": _hdf5,
     ".hdf5": _hdf5,
     ".i8bin": _bin_of_bytes,
+    ".ibin": _ibin,
+    ".ivecs": _ivecs,
     ".json": _index,
     ".jsonl": _jsonl,
     ".ndjson": _jsonl,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from tierstore.spec import MAX_RECORD_BYTES, MAX_ROWS, MAX_TABLE_BYTES
 
 Array = npt.NDArray[Any]
 
+_WHOLE = re.compile(r"u?int(8|16|32|64)")
 BLOCK_BYTES = 4 << 20
 """Default size of a block in bytes."""
 
@@ -35,12 +37,26 @@ def block_rows_for(row_bytes: int, block_bytes: int = BLOCK_BYTES) -> int:
 def element_of(number: object) -> str | None:
     """Return the element type in which a NumPy type, by name, is read, or None.
 
-    Bytes, such as of quantised vectors, are read as the default type, which holds them exactly.
+    Whole numbers are read as the narrowest type that holds all of theirs, those of 64 bits as
+    float64; see `exactly`.
     """
+    whole = _WHOLE.fullmatch(str(number))
+    if whole is not None:
+        return DEFAULT_DTYPE if whole[1] in ("8", "16") else "float64"
     element = ELEMENT_TYPES.get(str(number))
-    if element is None or element.as_bits:
-        return None
-    return DEFAULT_DTYPE if element.integer else element.name
+    return None if element is None or element.as_bits else element.name
+
+
+def exactly(path: Path, values: Array, dtype: str) -> Array:
+    """Return numbers of a file as an element type; raises FormatError for what it does not hold."""
+    if values.dtype.kind in "iu" and values.itemsize == 8:
+        beyond = values[(values > 2**53) | (values < -(2**53))]
+        if beyond.size:
+            raise FormatError(
+                f"{path}: whole numbers such as {beyond[0]}, beyond 2**53, which no float holds; "
+                "save them as floats, rounded, or as keys"
+            )
+    return values.astype(ELEMENT_TYPES[dtype].stored, copy=False)
 
 
 @dataclass(frozen=True)
@@ -434,7 +450,13 @@ class Format(ABC):
 
 
 class MatrixFormat(Format):
-    """A format whose files hold one matrix, or one column of keys, without a name."""
+    """A format whose files hold one matrix, or one column of keys, without a name.
+
+    Attributes:
+        names: what may be given as a name nevertheless: the type of elements.
+    """
+
+    names: ClassVar[Collection[str]] = ()
 
     @abstractmethod
     def matrix(self, file: InputFile, wanted: Wanted) -> Source:
@@ -451,7 +473,7 @@ class MatrixFormat(Format):
 
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open the matrix."""
-        self._reject(path, wanted.name)
+        self._reject(path, None if wanted.name in self.names else wanted.name)
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             return self.matrix(file, wanted)
 
@@ -518,6 +540,4 @@ class SpanSource(FileSource):
         """Return `count` elements of the span, from number `first`, in native byte order."""
         size = self._stored.itemsize
         data = self._file.read_at(self.offset + first * size, count * size)
-        return np.frombuffer(data, self._stored).astype(
-            ELEMENT_TYPES[self.dtype].stored, copy=False
-        )
+        return exactly(self.path, np.frombuffer(data, self._stored), self.dtype)

@@ -1,14 +1,15 @@
-""".arrow and .feather: record batches of Arrow, with columns as in .parquet. Needs pyarrow.
+""".arrow, .feather, .arrows: record batches of Arrow, with columns as in .parquet. Needs pyarrow.
 
-Files and streams are read, the latter as Hugging Face keeps data sets. A directory is one that
-`Dataset.save_to_disk` made, whose state.json lists the files, or holds .arrow or .feather files,
-which are read in the order of their names. Written files can be mapped into memory.
+Files and streams are read under each suffix, the latter as Hugging Face keeps data sets. A
+directory is one that `Dataset.save_to_disk` made, whose state.json lists the files, or holds files
+of one of the suffixes, which are read in the order of their names. Written files can be mapped into
+memory; .arrows is written as a stream.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from tierstore._formats._columns import ArrowFormat, Columns, in_order
 from tierstore._formats.base import Content
@@ -19,12 +20,13 @@ from tierstore.errors import FormatError
 _KIND = "arrow"
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
+_FIRST_VERSION = b"FEA1"
 
 
 class Arrow(ArrowFormat):
     """Files and streams of Arrow, or the directory of some."""
 
-    suffixes = (".arrow", ".feather")
+    suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".feather")
 
     def claims(self, directory: Path) -> bool:
         """Whether it is a data set of Hugging Face, or there are files of Arrow."""
@@ -62,10 +64,32 @@ class Arrow(ArrowFormat):
         return ipc.new_file(file, schema)
 
 
+class ArrowStream(Arrow):
+    """The same columns, written as a stream."""
+
+    suffixes = (".arrows",)
+
+    def claims(self, directory: Path) -> bool:
+        """Whether there are such streams."""
+        return any(each.suffix in self.suffixes for each in directory.iterdir())
+
+    def writer(self, file: IO[bytes], schema: Any, content: Content) -> Any:
+        """Return a writer of a stream."""
+        from pyarrow import ipc
+
+        return ipc.new_stream(file, schema)
+
+
 def _check_start(path: Path) -> None:
     """Raise FormatError for a file that is neither file nor stream, before starting a process."""
     with open_input(path) as file:
         start = file.read_at(0, 8) if file.size >= 16 else b""
+        if start[:4] == _FIRST_VERSION:
+            raise FormatError(
+                f"{path}: a file of Feather's first version, which pyarrow reads only as a whole; "
+                f"pyarrow.feather.write_feather(pyarrow.feather.read_table({path.name!r}), "
+                "'new.feather') makes one of the second"
+            )
         if start[:6] != b"ARROW1" and start[:4] != b"\xff\xff\xff\xff":
             raise FormatError(f"{path}: not a file of Arrow, or truncated")
         if start[:6] == b"ARROW1" and file.read_at(file.size - 6, 6) != b"ARROW1":

@@ -18,7 +18,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -143,6 +143,7 @@ def _plain_dtype(descr: object, path: Path) -> np.dtype[Any]:
         except (TypeError, ValueError, SyntaxError, OverflowError):
             dtype = np.dtype(object)
         plain = dtype.kind in "fiuUS" and dtype.str == descr
+        plain = plain or (dtype.kind == "V" and descr[1:] == dtype.str[1:])
         if plain and 0 < dtype.itemsize <= MAX_ITEM_BYTES:
             return dtype
     raise FormatError(
@@ -183,11 +184,25 @@ class Npy(MatrixFormat):
     suffixes = (".npy",)
     keys = "never"
     elements = "numpy"
+    names = tuple(each.name for each in ELEMENT_TYPES.values() if each.as_bits)
 
     def matrix(self, file: InputFile, wanted: Wanted) -> Source:
-        """Return a matrix in either order and byte order."""
+        """Return a matrix in either order and byte order; the name is the type of bare bytes."""
         path, header = file.path, read_header(file.stream(), file.path)
         column = header.column
+        if header.dtype.kind == "V" and len(header.shape) == 2:
+            size = header.dtype.itemsize
+            able = [name for name in self.names if ELEMENT_TYPES[name].stored.itemsize == size]
+            if wanted.name not in able:
+                shown = f"; name it, as in {path.name}:{able[0]}" if able else ""
+                raise FormatError(
+                    f"{path}: holds {header}, bytes without a type, which is what numpy.save makes "
+                    f"of types that NumPy lacks{shown}"
+                )
+            header = replace(header, dtype=ELEMENT_TYPES[wanted.name].stored)
+            column = array_column(str(header), wanted.name, header.shape)
+        elif wanted.name is not None:
+            raise FormatError(f"{path}: holds {header}, which no {wanted.name} can be")
         if not column.is_matrix or column.read_as is None:
             raise FormatError(f"{path}: holds {header}; need floats of shape (rows, dim)")
         _check_end(file, header)

@@ -31,14 +31,16 @@ def open_raw(path: Path, wanted: Wanted) -> Source:
     if found is None or dtype not in ELEMENT_TYPES or not int(found[2]):
         raise FormatError(
             f"{path}: the bytes of a matrix do not say its type and shape: name the type and the "
-            f"elements of a row, as in {path.name}:float32:256, of {', '.join(ELEMENT_TYPES)}"
+            f"elements of a row, as in {path.name}:float32:256, of {', '.join(ELEMENT_TYPES)}, or "
+            "int16 to uint64"
         )
-    stored, dim = ELEMENT_TYPES[number].stored, int(found[2])
+    dim = int(found[2])
+    stored = ELEMENT_TYPES[number].stored if number in ELEMENT_TYPES else np.dtype(number)
     with unless_it_fails(open_input(path, wanted.memory)) as file:
         if file.size % (dim * stored.itemsize):
             raise FormatError(f"{path}: {file.size} bytes are no rows of {dim} {number}")
         rows = file.size // (dim * stored.itemsize)
-        return SpanSource(file, rows, dim, dtype, offset=0, stored=np.dtype(stored))
+        return SpanSource(file, rows, dim, dtype, offset=0, stored=stored)
 
 
 class Raw(Format):

@@ -28,6 +28,7 @@ from tierstore._formats.base import (
     StoredRows,
     Wanted,
     element_of,
+    exactly,
 )
 from tierstore._formats.files import InputFile, open_input, taken_by, unless_it_fails
 from tierstore._formats.keys import Keys
@@ -40,6 +41,7 @@ _KEYS = ("key", KEYS)
 _LISTED = 8
 _SCALE = re.compile(r"scale|absmax|quant|zero_?point|scb", re.IGNORECASE)
 _EIGHT_BITS = re.compile(r"u?int8|float8\w*")
+_PACKED = re.compile(r"u?int\d+|float8\w*")
 _WHOLE = re.compile(r"u?int(8|16|32|64)")
 
 
@@ -68,10 +70,9 @@ class Column:
     @property
     def read_as(self) -> str | None:
         """The element type of its numbers in a table, or None if no table holds them."""
-        if self.element is not None or self.number not in ELEMENT_TYPES:
-            return self.element
-        element = ELEMENT_TYPES[self.number]
-        return element.name if element.as_bits else element_of(self.number)
+        known = ELEMENT_TYPES.get(self.number)
+        named = known.name if known is not None and known.as_bits else element_of(self.number)
+        return self.element or named
 
     @property
     def is_matrix(self) -> bool:
@@ -254,7 +255,7 @@ class ReadSource(Source):
                     what = f"{name!r} is not read: it is {columns[name]}"
                     each = f"one for each of the {rows:,} rows"
                     self.notes += (f"{what}; keys are whole numbers or texts, {each}",)
-        self.scales = _scales_beside(self._names[0], first.number, names)
+        self.scales = _scales_beside(self._names[0], first, names)
         self.notes += (*reader.notes, *reader.notes_of(self._names[0]), *self._unread())
         if reader.is_table:
             keys = "no keys" if self._key is None else f'keys from "{self._key}"'
@@ -333,7 +334,7 @@ class ReadSource(Source):
                 self.overflowed += element.overflowed(block, stored)
                 yield stored
             else:
-                yield block.astype(element.stored, copy=False)
+                yield exactly(self.path, block, self.dtype)
 
     def close(self) -> None:
         """Close the file."""
@@ -351,7 +352,7 @@ def _matrix(reader: Reader, wanted: Wanted) -> str | None:
     scales = {
         scale
         for name, each in columns.items()
-        for scale in _scales_beside(name, each.number, columns)
+        for scale in _scales_beside(name, each, columns)
         if wanted.name is None
     }
     matrices = {n: each for n, each in columns.items() if each.is_matrix and n not in scales}
@@ -377,7 +378,7 @@ def _kind(reader: Reader, name: str, rows: int) -> str:
         return "other"
     if column.kind == "float" and not rows and not reader.is_table:  # np.array([]) is of floats
         return "other"
-    if column.kind != "integer" or not reader.is_table or column.read_as is None:
+    if column.kind != "integer" or not reader.is_table or column.number not in ELEMENT_TYPES:
         return column.kind
     # Bytes, such as of quantised vectors, are numbers where there are no others.
     numbers = any(each.kind in ("float", "list") for each in reader.columns.values())
@@ -397,12 +398,13 @@ def _whole_keys(reader: Reader, name: str, rows: int) -> Keys:
     return keys
 
 
-def _scales_beside(name: str, number: str, others: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of arrays that may be scales of a matrix of 8-bit elements, by name.
+def _scales_beside(name: str, column: Column, others: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of arrays that may be scales of 8-bit elements or packed ones, by name.
 
-    They are called a scale, in whatever notation, and lie where the matrix lies.
+    They are called a scale, in whatever notation, and lie where the elements lie. Packed are some
+    elements in a whole number of any width, in a matrix.
     """
-    if not _EIGHT_BITS.fullmatch(number):
+    if not (_PACKED if column.kind == "list" else _EIGHT_BITS).fullmatch(column.number):
         return ()
     where = name[: max(name.rfind("."), name.rfind("/")) + 1]
     return tuple(

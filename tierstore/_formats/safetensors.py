@@ -42,11 +42,10 @@ MAX_DIMENSIONS = 64
 
 _NAMES = {each.safetensors: each.name for each in ELEMENT_TYPES.values() if not each.integer}
 _POWERS = "F8_E8M0"
-_WHOLE = {each.safetensors: each.stored for each in ELEMENT_TYPES.values() if each.integer}
-_WHOLE[_POWERS] = np.dtype("u1")
 _INTEGERS = {
     f"{kind}{8 * n}": np.dtype(f"<{kind.lower()}{n}") for kind in "IU" for n in (1, 2, 4, 8)
 }
+_WHOLE = {**_INTEGERS, _POWERS: np.dtype("u1")}
 _CODES = {dtype: code for code, dtype in _INTEGERS.items()}
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
@@ -148,7 +147,7 @@ class _Tensors(FileReader):
             self._file,
             rows,
             dim,
-            _NAMES.get(tensor.code, DEFAULT_DTYPE),
+            self.columns[name].read_as or DEFAULT_DTYPE,
             offset=self._data_offset + tensor.start,
             stored=_WHOLE.get(tensor.code),
         )

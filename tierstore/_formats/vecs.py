@@ -1,8 +1,8 @@
-""".fvecs, .bvecs, .fbin, .u8bin, .i8bin: the plain matrices of faiss and big-ann-benchmarks.
+""".fvecs, .bvecs, .ivecs, .fbin, .u8bin, .i8bin, .ibin: the plain matrices of faiss and DiskANN.
 
-In .fvecs and .bvecs each row begins with its number of elements, an int32. The others begin with
+In those with vecs each row begins with its number of elements, an int32. The others begin with
 the numbers of rows and elements, two uint32. All are little-endian and hold no
-keys. Those of bytes are read only.
+keys. Those of whole numbers are read only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats.base import (
     Array,
     Content,
@@ -25,6 +24,7 @@ from tierstore._formats.base import (
     Wanted,
     Write,
     element_of,
+    exactly,
 )
 from tierstore._formats.files import InputFile, end_sparsely, write_sparsely
 from tierstore.errors import FormatError, InvalidInputError
@@ -51,7 +51,7 @@ class _VecsSource(FileSource):
                     f"{self.path}: row {start + wrong[0]} has {rows['length'][wrong[0]]} "
                     f"elements, the first has {self.dim}"
                 )
-            yield np.ascontiguousarray(rows["numbers"], ELEMENT_TYPES[self.dtype].stored)
+            yield exactly(self.path, np.ascontiguousarray(rows["numbers"]), self.dtype)
 
 
 class _Vecs(MatrixFormat):
@@ -117,6 +117,13 @@ class Bvecs(_Vecs):
     elements = "uint8"
 
 
+class Ivecs(_Vecs):
+    """Rows of int32, each after its length, as faiss has the neighbours of queries."""
+
+    suffixes = (".ivecs",)
+    elements = "int32"
+
+
 class Fbin(_Bin):
     """Counts, then rows of float32."""
 
@@ -139,6 +146,13 @@ class U8bin(_Bin):
 
     suffixes = (".u8bin",)
     elements = "uint8"
+
+
+class Ibin(_Bin):
+    """Counts, then rows of int32."""
+
+    suffixes = (".ibin",)
+    elements = "int32"
 
 
 class I8bin(_Bin):

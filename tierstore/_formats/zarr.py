@@ -107,10 +107,10 @@ class _Arrays(Reader):
     def stored(self, name: str) -> StoredRows | StoredChunks | None:
         """Return plain chunks that can be mapped end to end, or else chunks to decode.
 
-        None for an array that is not in a directory.
+        None for an array that is not in a directory, or of numbers that no table holds.
         """
         array, dtype = self._arrays[name], self.columns[name].number
-        if not self.path.is_dir() or not array.shape[0]:
+        if not self.path.is_dir() or not array.shape[0] or dtype not in ELEMENT_TYPES:
             return None
         step, files = _outer_chunks(array)[0], _chunk_files(self.path, array)
         nbytes = step * array.shape[1] * array.dtype.itemsize
