@@ -17,7 +17,7 @@ from tierstore.errors import (
     UnknownNameError,
 )
 from tierstore.exporting import export_table
-from tierstore.importing import import_table
+from tierstore.importing import import_table, preview
 from tierstore.spec import Field, TableSpec
 
 ROWS, DIM = 700, 5
@@ -336,3 +336,87 @@ def test_keys_beyond_int64_are_not_negative_without_a_word(tmp_path):
         fine = {"weight": np.random.rand(1, 2).astype(np.float32), "keys": np.array([5], np.uint64)}
         np.savez(tmp_path / "fine.npz", **fine)
         assert not import_table(store, tmp_path / "fine.npz").notes
+
+
+def arrays(path, **given):
+    """Write arrays of the names of fields, blocks of each in their own way where the format can."""
+    if path.suffix == ".npz":
+        np.savez_compressed(path, **given)
+    elif path.suffix == ".safetensors":
+        pytest.importorskip("safetensors.numpy").save_file(given, path)
+    elif path.suffix == ".zarr":
+        group = pytest.importorskip("zarr").create_group(path)
+        for name, array in given.items():
+            chunks = (97 if name == "weight" else 31, *array.shape[1:])
+            group.create_array(name, data=array, chunks=chunks)
+    else:
+        with pytest.importorskip("h5py").File(path, "w") as file:
+            for name, array in given.items():
+                file.create_dataset(name, data=array, chunks=True)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".zarr", ".h5"])
+def test_several_fields_of_one_file(store, two_fields, tmp_path, suffix):
+    weight, moment = random_matrix(ROWS, DIM, seed=3), random_matrix(ROWS, 3, seed=4)
+    keys = np.arange(ROWS)[::-1] * 3
+    path = tmp_path / f"f{suffix}"
+    arrays(path, weight=weight, exp_avg=moment, more=np.ones(ROWS, np.float32), keys=keys)
+    done = import_table(store, path, table="new", field=["exp_avg", "weight"])
+    assert (done.field, done.rows, done.dim, done.keys) == ("exp_avg,weight", ROWS, DIM + 3, True)
+    assert "more" in str(done.notes) and "exp_avg" not in str(done.notes)
+    assert list(store["new"].fields) == ["exp_avg", "weight"]
+    assert store["new"].read(range(ROWS), "weight").tobytes() == weight.tobytes()
+    assert store["new"].read(range(ROWS), "exp_avg").tobytes() == moment.tobytes()
+    assert store["new"].keys[:].tolist() == keys.tolist()
+
+    done = import_table(store, path, table="item", field=["weight", "exp_avg"], key_column=False)
+    rounded = BFLOAT16.decode(BFLOAT16.encode(moment))
+    assert store["item"].read(range(ROWS), "weight").tobytes() == weight.tobytes()
+    assert store["item"].read(range(ROWS), "exp_avg").tobytes() == rounded.tobytes()
+
+    some = np.array([5, 2 * ROWS, 3, 4])  # the keys of three rows, and a new one
+    arrays(tmp_path / f"g{suffix}", weight=weight[:4], exp_avg=moment[:4], keys=some * 3)
+    options = {"table": "new", "field": ["weight", "exp_avg"], "upsert": True}
+    assert import_table(store, tmp_path / f"g{suffix}", **options).added == 1
+    ids = store["new"].lookup(some * 3)
+    assert store["new"].read(ids, "weight").tobytes() == weight[:4].tobytes()
+    assert store["new"].read(ids, "exp_avg").tobytes() == moment[:4].tobytes()
+    assert store["new"].read(0, "weight").tobytes() == weight[0].tobytes()
+    import_table(store, tmp_path / f"g{suffix}", **options)  # over rows alone
+    assert store["new"].read(ids, "exp_avg").tobytes() == moment[:4].tobytes()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".arrows", ".feather"])
+def test_several_fields_there_and_back_again(store, two_fields, tmp_path, suffix):
+    path, fields = tmp_path / f"f{suffix}", ["weight", "exp_avg"]
+    export_table(two_fields, path, field=fields, keys=random_words(ROWS))
+    assert "exp_avg" in str(import_table(store, path, table="one").notes)
+    done = import_table(store, path, table="again", field=fields)
+    assert not any("not read" in note for note in done.notes)
+    for name in fields:
+        rows = two_fields.read(range(ROWS), name)
+        assert store["again"].read(range(ROWS), name).tobytes() == rows.tobytes()
+    assert list(store["again"].keys) == random_words(ROWS)
+    found = preview(path, field=fields)
+    assert (found.dim, found.first.shape) == (DIM + 3, (3, DIM + 3))
+    assert found.keys == random_words(ROWS)[:3]
+
+
+def test_several_fields_that_are_not_there(store, two_fields, tmp_path):
+    path, fields = tmp_path / "f.npz", ["weight", "exp_avg"]
+    np.savez(path, weight=random_matrix(ROWS, DIM), exp_avg=random_matrix(ROWS - 1, 3))
+    np.savez(tmp_path / "one.npz", weight=random_matrix(ROWS, DIM))
+    np.save(tmp_path / "one.npy", random_matrix(ROWS, DIM))
+    before = all_rows(two_fields)
+    for src, given, why in (
+        (path, fields, "699 rows of 'exp_avg', but 700 of 'weight'"),
+        (f"{path}:weight", fields, "leave :weight out"),
+        (tmp_path / "one.npz", fields, "no 'exp_avg', only 'weight'"),
+        (tmp_path / "one.npy", fields, "without a name"),
+        (path, ["weight", "weight"], "once"),
+        (path, [], "at least one"),
+        (path, ["weight", "none"], "no field 'none'"),
+    ):
+        with pytest.raises((FormatError, InvalidInputError, UnknownNameError), match=why):
+            import_table(store, src, table="item", field=given)
+    assert all_rows(store["item"]).tobytes() == before.tobytes()

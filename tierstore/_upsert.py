@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore._disk.generation import initial_records
-from tierstore._dtypes import Converter
-from tierstore._formats.base import SelectedSource, Source
+from tierstore._dtypes import ELEMENT_TYPES, Converter
+from tierstore._formats.base import SelectedSource, Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._keys.strings import Strings
 from tierstore._progress import Progress, report_nothing
@@ -21,11 +22,13 @@ from tierstore._table.table import records_in
 from tierstore.budget import Allowance, Size
 from tierstore.errors import (
     ClosedError,
+    FormatError,
     InvalidInputError,
     InvalidTypeError,
     RowIndexError,
     counted,
 )
+from tierstore.spec import Field, TableSpec
 
 if TYPE_CHECKING:
     from tierstore._store.store import Store
@@ -37,18 +40,75 @@ Records = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int64]
 
 
+class Incoming:
+    """The rows of a file for some fields of a table, in order.
+
+    Attributes:
+        sources: where the rows of each field are; all have as many.
+        converters: of each field, from the type in the file to that in the table.
+        rows: how many there are.
+        path: the file.
+    """
+
+    def __init__(self, sources: Mapping[str, Source], fields: Mapping[str, Field]) -> None:
+        """Read `sources` for `fields` of the same names; raises FormatError for other rows."""
+        first = next(iter(sources.values()))
+        for name, each in sources.items():
+            if each.rows != first.rows:
+                raise FormatError(
+                    f"{each.path}: {counted(each.rows, 'row')} of {name!r}, but "
+                    f"{first.rows:,} of {next(iter(sources))!r}"
+                )
+        self.sources = sources
+        self.converters = {
+            name: Converter(ELEMENT_TYPES[each.dtype], fields[name].element)
+            for name, each in sources.items()
+        }
+        self.rows, self.path = first.rows, first.path
+
+    def check_dims(self, table: Table) -> None:
+        """Raise InvalidInputError for rows of other lengths than the fields have."""
+        for name, each in self.sources.items():
+            if each.dim != (dim := table.fields[name].dim):
+                raise InvalidInputError(
+                    f"{self.path} holds rows of {each.dim}, and field {name!r} of table "
+                    f"{table.name!r} has {dim}"
+                )
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Incoming:
+        """Return some of the rows."""
+        part = copy(self)
+        part.sources = {n: SelectedSource(each, chosen) for n, each in self.sources.items()}
+        part.rows = int(chosen.sum())
+        return part
+
+    def taking(self) -> Callable[[int], dict[str, npt.NDArray[Any]]]:
+        """Return what takes the next rows, so many, of each field as the table stores them."""
+        blocks = {name: each.blocks() for name, each in self.sources.items()}
+        rest = {name: next(each, np.empty(0)) for name, each in blocks.items()}
+
+        def column(name: str, count: int) -> npt.NDArray[Any]:
+            parts = []
+            while count and len(rest[name]):
+                parts.append(self.converters[name](rest[name][:count]))
+                count, rest[name] = count - len(parts[-1]), rest[name][len(parts[-1]) :]
+                if not len(rest[name]):  # the end is where a source says that there are more
+                    rest[name] = next(blocks[name], rest[name])
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+        return lambda count: {name: column(name, count) for name in blocks}
+
+
 def upsert_rows(
     store: Store,
     table: Table,
-    field: str,
-    source: Source,
+    incoming: Incoming,
     keys: Keys | None,
-    converter: Converter,
     *,
     memory: Size,
     progress: Progress | None,
 ) -> int:
-    """Write the rows of `source` over those of their keys, and commit; return how many are new.
+    """Write incoming rows over those of their keys, and commit; return how many are new.
 
     A table by key gives new keys rows as far as it has room. Another table is rewritten with them
     appended. The keys of a table without keys are row ids. `keys` are distinct. No rows change
@@ -56,28 +116,24 @@ def upsert_rows(
     """
     if store.uncommitted_rows():
         raise InvalidInputError("the store has uncommitted rows; commit or roll back first")
-    if source.dim != (dim := table.fields[field].dim):
-        raise InvalidInputError(
-            f"{source.path} holds rows of {source.dim}, and field {field!r} of table "
-            f"{table.name!r} has {dim}"
-        )
-    if not source.rows:
+    incoming.check_dims(table)
+    if not incoming.rows:
         report_nothing(progress)
         return 0
     if keys is None:
         raise InvalidInputError(
-            f"{source.path} holds no keys, by which rows are found: give them (--keys, keys=)"
+            f"{incoming.path} holds no keys, by which rows are found: give them (--keys, keys=)"
         )
     if isinstance(table, KeyedTable):
         before = table.rows
-        _write(store, table, field, source, _fitting(table, keys), converter, progress)
+        _write(store, table, incoming, _fitting(table, keys), progress)
         return table.rows - before
     ids = _ids_of(table, keys)
     new = ids < 0
     if new.any():
-        _append(store, table, field, source, ids, keys, converter, memory, progress)
+        _append(store, table, incoming, ids, keys, memory, progress)
     else:
-        _write(store, table, field, source, ids, converter, progress)
+        _write(store, table, incoming, ids, progress)
     return int(new.sum())
 
 
@@ -117,23 +173,20 @@ def _ids_of(table: Table, keys: Keys) -> Ids:
 
 
 def _write(
-    store: Store,
-    table: Table,
-    field: str,
-    source: Source,
-    at: Keys,
-    converter: Converter,
-    progress: Progress | None,
+    store: Store, table: Table, incoming: Incoming, at: Keys, progress: Progress | None
 ) -> None:
     """Write blocks of rows at their ids or keys and commit; roll back if a block fails."""
-    element, done = table.fields[field].element, 0
+    take, step = incoming.taking(), _step(table.spec)
     try:
-        for block in source.blocks():
-            which = at[done : done + len(block)]
-            table.write(which, element.decode(converter(block)), field)
-            done += len(block)
+        for start in range(0, incoming.rows, step):
+            stop = min(start + step, incoming.rows)
+            rows = {
+                name: table.fields[name].element.decode(values)
+                for name, values in take(stop - start).items()
+            }
+            table.write(at[start:stop], rows)
             if progress is not None:
-                progress(done, source.rows)
+                progress(stop, incoming.rows)
     except BaseException:
         with contextlib.suppress(ClosedError):  # by the error, which dropped the rows
             store.rollback()
@@ -144,28 +197,24 @@ def _write(
 def _append(
     store: Store,
     table: Table,
-    field: str,
-    source: Source,
+    incoming: Incoming,
     ids: Ids,
     keys: Keys,
-    converter: Converter,
     memory: Size,
     progress: Progress | None,
 ) -> None:
     """Rewrite the table with the replaced rows, which are held in memory, and the new ones."""
     new = ids < 0
-    nbytes = int((~new).sum()) * table.fields[field].nbytes
-    Allowance(source.path, memory).check(nbytes, "the rows to replace")
+    nbytes = int((~new).sum()) * sum(table.fields[name].nbytes for name in incoming.sources)
+    Allowance(incoming.path, memory).check(nbytes, "the rows to replace")
     spec = dataclasses.replace(
         table.spec, rows=table.rows + int(new.sum()), chunk_rows=None, sparse=False
     )
 
     def records() -> Iterator[Records]:
-        known = SelectedSource(source, ~new).blocks()
-        values = [converter(block) for block in known]
-        yield from _replaced(table, field, ids[~new], values)
-        more = initial_records(spec, table.rows)
-        yield from merged(more, table, field, SelectedSource(source, new), converter)
+        known = incoming.only(~new)
+        yield from _replaced(table, ids[~new], known.taking()(known.rows) if known.rows else {})
+        yield from merged(initial_records(spec, table.rows), spec, incoming.only(new))
 
     every = _joined(table, KeyColumn(_fitting(table, keys), len(keys)), np.flatnonzero(new))
     store.replace_table(
@@ -173,38 +222,39 @@ def _append(
     )
 
 
-def _replaced(
-    table: Table, field: str, ids: Ids, blocks: list[npt.NDArray[Any]]
-) -> Iterator[Records]:
-    """Yield the table's records, those of `ids` with the values that `blocks` hold."""
+def _replaced(table: Table, ids: Ids, values: Mapping[str, npt.NDArray[Any]]) -> Iterator[Records]:
+    """Yield the table's records, those of `ids` with the values of some fields."""
     order = np.argsort(ids)
     ids, first = ids[order], 0
-    values = np.concatenate(blocks) if blocks else None
     for records in records_in(table):
         low, high = np.searchsorted(ids, [first, first + len(records)])
-        if values is not None:
+        for name, each in values.items():
             at = ids[low:high] - first
-            table.spec.layout.view(records, field)[at] = values[order[low:high]]
+            table.spec.layout.view(records, name)[at] = each[order[low:high]]
         first += len(records)
         yield records
 
 
-def merged(
-    blocks: Iterator[Records], table: Table, field: str, source: Source, converter: Converter
-) -> Iterator[Records]:
-    """Yield records of a table with one field replaced from the source, row for row."""
-    rows = source.blocks()
-    rest = next(rows)
+def merged(blocks: Iterator[Records], spec: TableSpec, incoming: Incoming) -> Iterator[Records]:
+    """Yield records of a table with the incoming fields in place of theirs, row for row."""
+    take = incoming.taking()
     for records in blocks:
-        values = table.spec.layout.view(records, field)
-        filled = 0
-        while filled < len(values):
-            part = rest[: len(values) - filled]
-            values[filled : filled + len(part)] = converter(part)
-            filled, rest = filled + len(part), rest[len(part) :]
-            if not len(rest):
-                rest = next(rows, rest)
+        for name, values in take(len(records)).items():
+            spec.layout.view(records, name)[:] = values
         yield records
+
+
+def new_records(spec: TableSpec, incoming: Incoming) -> Iterator[Records]:
+    """Yield records of the incoming fields alone."""
+    step = _step(spec)
+    counts = (min(step, incoming.rows - start) for start in range(0, incoming.rows, step))
+    empty = (np.zeros((count, spec.layout.record_bytes), np.uint8) for count in counts)
+    return merged(empty, spec, incoming)
+
+
+def _step(spec: TableSpec) -> int:
+    """Return the rows of a block of records."""
+    return block_rows_for(spec.layout.record_bytes)
 
 
 def _joined(table: Table, keys: KeyColumn, chosen: npt.NDArray[np.intp]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import compress
 from pathlib import Path
@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._disk.partitioning import PARTITIONS
-from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, Converter, DTypeName, check_dtype
+from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, check_dtype
 from tierstore._formats import TextOptions, fetched, open_source, read_keys, split_name
-from tierstore._formats.base import SelectedSource, Source, block_rows_for
+from tierstore._formats.base import Source
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._io import publish
 from tierstore._keys.strings import Strings, may_repeat
@@ -27,7 +27,7 @@ from tierstore._store.opening import create, made_or_opened
 from tierstore._store.opening import open as open_store
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import records_in
-from tierstore._upsert import merged, upsert_rows
+from tierstore._upsert import Incoming, merged, new_records, upsert_rows
 from tierstore.budget import DEFAULT_MEMORY, Budget, Size
 from tierstore.errors import FormatError, InvalidInputError, UnknownNameError, counted
 from tierstore.spec import Field, TableSpec
@@ -52,10 +52,10 @@ class ImportResult:
 
     Attributes:
         table: name of the table.
-        field: name of the field.
+        field: name of the field, or the names of several between commas.
         rows: number of rows loaded: all rows of the table, or of an upsert those of the file.
-        dim: number of elements per row.
-        dtype: element type of the field.
+        dim: number of elements per row, of all fields.
+        dtype: element type of the field, the first of several.
         created: whether the table was created by the import.
         keys: whether the rows got keys, from the file or from the caller.
         version: the version of the store that contains them.
@@ -86,8 +86,8 @@ class Preview:
 
     Attributes:
         rows: rows of the file.
-        dim: elements of each.
-        dtype: element type in which they are read.
+        dim: elements of each, of all fields.
+        dtype: element type in which they are read, the first of several fields.
         read_as: what was decided about a file in text; None for other files.
         notes: what is left out or narrowed, a sentence each.
         keys: the keys of the first rows; None where the file has none.
@@ -106,7 +106,7 @@ class Preview:
 def preview(
     src: Any,
     *,
-    field: str | None = None,
+    field: str | Sequence[str] | None = None,
     dtype: DTypeName | None = None,
     memory: Size = DEFAULT_MEMORY,
     header: bool | None = None,
@@ -129,32 +129,35 @@ def preview(
     text = TextOptions(
         header, key_column, sep, decimal, tuple(null), chosen, skip_lines, comment, errors
     )
-    wanted = None if dtype is None else check_dtype(dtype)
-    with (
-        fetched(src) as place,
-        open_source(
+    names = ["weight"] if field is None else _distinct(field)
+    wanted = dict.fromkeys(names, None if dtype is None else check_dtype(dtype))
+    with fetched(src) as place, ExitStack() as stack:
+        sources = _sources(
+            stack,
             place,
-            field=field,
-            text_dtype=_text_dtype(wanted),
+            wanted,
+            dict.fromkeys(names),
             memory=memory,
             text=text,
             expand=expand,
-        ) as source,
-    ):
-        _refuse_without_scales(source)
-        first = np.empty((0, source.dim), ELEMENT_TYPES[source.dtype].stored)
-        if source.rows:
-            first = next(iter(source.blocks(rows)))[:rows].copy()
+        )
+        source, parts = sources[names[0]], []
+        for each in sources.values():
+            some = np.empty((0, each.dim), ELEMENT_TYPES[each.dtype].stored)
+            if each.rows:
+                some = next(iter(each.blocks(rows)))[:rows]
+            parts.append(ELEMENT_TYPES[each.dtype].decode(some.copy()))
+        first = parts[0] if len(parts) == 1 else np.hstack(parts)
         found = source.keys
-        some = None if found is None else KeyColumn(found[:rows], len(first)).block(0, len(first))
+        keys = None if found is None else KeyColumn(found[:rows], len(first)).block(0, len(first))
         return Preview(
             rows=source.rows,
-            dim=source.dim,
+            dim=first.shape[1],
             dtype=source.dtype,
-            read_as=source.read_as,
-            notes=tuple(_unread(source)),
-            keys=some.tolist() if isinstance(some, np.ndarray) else some,
-            first=ELEMENT_TYPES[source.dtype].decode(first),
+            read_as=_said(sources.values()),
+            notes=tuple(dict.fromkeys(n for each in sources.values() for n in _unread(each))),
+            keys=keys.tolist() if isinstance(keys, np.ndarray) else keys,
+            first=first,
         )
 
 
@@ -163,7 +166,7 @@ def import_table(
     src: Any,
     *,
     table: str | None = None,
-    field: str | None = None,
+    field: str | Sequence[str] | None = None,
     keys: Any = None,
     dtype: DTypeName | None = None,
     header: bool | None = None,
@@ -182,7 +185,7 @@ def import_table(
     allow_untested: bool = False,
     progress: Progress | None = None,
 ) -> ImportResult:
-    """Load all rows of a field from a file in a streaming fashion, and commit them.
+    """Load all rows of a field, or of several, from a file in a streaming fashion, and commit.
 
     A missing table is created with the shape of the file. For an existing table, the file must have
     the shape of the field; other fields do not change. If this raises, nothing has changed: the
@@ -200,7 +203,9 @@ def import_table(
             for a `.zarr`. A zarr store is accepted too, as in `export_table`.
         table: the table; None selects the only table, or creates `embeddings` in an empty store.
         field: the field; None selects the first field, or `weight` in a new table. If the file
-            contains several arrays and `src` names none, the array of this name is read.
+            contains several arrays and `src` names none, the array of this name is read. Or a list
+            of fields, each of which is an array or column of its name, as `export_table` writes
+            several.
         keys: the key of each row (distinct integers or strings), or a file of keys: .txt, .npy or
             FILE.parquet:COLUMN. None uses the keys in `src`, if any. The keys are committed
             separately as the keys of the table. A table that has other fields and different keys is
@@ -321,7 +326,7 @@ def _load(
     store: Store,
     src: Any,
     table: str | None,
-    field: str | None,
+    field: str | Sequence[str] | None,
     keys: Any,
     dtype: str | None,
     text: TextOptions,
@@ -335,75 +340,106 @@ def _load(
     existing = store.get(name)
     if field is None:
         field = "weight" if existing is None else next(iter(existing.fields))
-    wanted = None if dtype is None else check_dtype(dtype)
-    dim: int | None = None
-    if existing is not None:
-        known = _field_of(existing, field, wanted)
-        wanted, dim = known.dtype, known.dim
+    names = _distinct(field)
+    wanted = dict.fromkeys(names, None if dtype is None else check_dtype(dtype))
+    dims: dict[str, int | None] = dict.fromkeys(names)
+    for each in names if existing is not None else ():
+        known = _field_of(cast("Table", existing), each, wanted[each])
+        wanted[each], dims[each] = known.dtype, known.dim
 
     upsert = upsert or isinstance(existing, KeyedTable)
-
-    text_dtype = _text_dtype(wanted)
     with ExitStack() as stack:
-        source = stack.enter_context(
-            open_source(
-                src,
-                field=field,
-                text_dtype=text_dtype,
-                memory=memory,
-                text=text,
-                dim=dim,
-                expand=expand,
+        sources = _sources(stack, src, wanted, dims, memory=memory, text=text, expand=expand)
+        first = sources[names[0]]
+        keys = first.keys if keys is None else keys
+        if keys is None and existing is not None and upsert and first.numbering is not None:
+            keys = range(first.rows)  # rows with these keys, whatever their place in the file
+        keys = _checked_keys(first, keys)
+        notes = list(
+            dict.fromkeys(
+                note
+                for each, source in sources.items()
+                for note in _notes(source, existing, keys, wanted[each] or source.dtype)
             )
         )
-        _refuse_without_scales(source)
-        read_as, opened = source.read_as, source
-        keys = source.keys if keys is None else keys
-        if keys is None and existing is not None and upsert and source.numbering is not None:
-            keys = range(source.rows)  # rows with these keys, whatever their place in the file
-        keys = _checked_keys(source, keys)
-        notes = _notes(source, existing, keys, wanted or source.dtype)
-        kept = None if keys is None else _kept_rows(source.path, keys, duplicates)
-        if kept is not None and keys is not None:
-            left_out = len(keys) - int(kept.sum())
-            rows_of = counted(left_out, "row")
-            notes.append(f"left out {rows_of} whose key came twice")
-            keys = _chosen(keys, kept)
-            source = stack.enter_context(SelectedSource(source, kept))
-        rows, added = source.rows, 0
         if existing is None:
-            spec = _new_spec(source, field, _new_field(opened, wanted or source.dtype))
+            fields = {n: _new_field(each, wanted[n] or each.dtype) for n, each in sources.items()}
+            incoming = Incoming(sources, fields)
         else:
-            spec = existing.spec if upsert else dataclasses.replace(existing.spec, sparse=False)
-        converter = Converter(ELEMENT_TYPES[source.dtype], spec.fields[field].element)
+            incoming = Incoming(sources, existing.fields)
+        kept = None if keys is None else _kept_rows(first.path, keys, duplicates)
+        if kept is not None and keys is not None:
+            rows_of = counted(len(keys) - int(kept.sum()), "row")
+            notes.append(f"left out {rows_of} whose key came twice")
+            keys, incoming = _chosen(keys, kept), incoming.only(kept)
+        added = 0
         if existing is None:
-            records = _new_records(spec, field, source, converter)
+            spec = _new_spec(incoming, fields)
+            records = new_records(spec, incoming)
             store.create_table(name, spec, blocks=records, keys=keys, progress=progress)
         elif upsert:
-            added = upsert_rows(
-                store, existing, field, source, keys, converter, memory=memory, progress=progress
-            )
+            spec = existing.spec
+            added = upsert_rows(store, existing, incoming, keys, memory=memory, progress=progress)
         else:
-            _check_fit(existing, field, source, keys)
-            records = merged(records_in(existing), existing, field, source, converter)
+            spec = dataclasses.replace(existing.spec, sparse=False)
+            _check_fit(existing, incoming, keys)
+            records = merged(records_in(existing), spec, incoming)
             store.replace_table(name, spec, blocks=records, keys=keys, progress=progress)
 
-    converter.overflowed += opened.overflowed
-    converter.warn(", ".join(map(str, src)) if isinstance(src, list) else str(src))
+    where = ", ".join(map(str, src)) if isinstance(src, list) else str(src)
+    for each, source in sources.items():
+        incoming.converters[each].overflowed += source.overflowed
+        incoming.converters[each].warn(where)
     return ImportResult(
         table=name,
-        field=field,
-        rows=rows,
-        dim=spec.fields[field].dim,
-        dtype=spec.fields[field].dtype,
+        field=",".join(names),
+        rows=incoming.rows,
+        dim=sum(spec.fields[each].dim for each in names),
+        dtype=spec.fields[names[0]].dtype,
         created=existing is None,
         keys=keys is not None,
         version=store.version,
-        overflowed=converter.overflowed,
-        read_as=read_as,
+        overflowed=sum(each.overflowed for each in incoming.converters.values()),
+        read_as=_said(sources.values()),
         notes=tuple(notes),
         added=added,
     )
+
+
+def _sources(
+    stack: ExitStack,
+    src: Any,
+    wanted: Mapping[str, str | None],
+    dims: Mapping[str, int | None],
+    **options: Any,
+) -> dict[str, Source]:
+    """Open the rows of fields in one file, of wanted types and lengths as far as they are known."""
+    found = {}
+    for name, dtype in wanted.items():
+        source = open_source(
+            src,
+            field=name,
+            text_dtype=_text_dtype(dtype),
+            dim=dims[name],
+            beside=tuple(other for other in wanted if other != name),
+            **options,
+        )
+        found[name] = stack.enter_context(source)
+        _refuse_without_scales(source)
+    return found
+
+
+def _said(sources: Iterable[Source]) -> str | None:
+    """Return what was decided about a file, for people."""
+    return "; ".join(dict.fromkeys(filter(None, (each.read_as for each in sources)))) or None
+
+
+def _distinct(field: str | Sequence[str]) -> list[str]:
+    """Return the fields to load; raises InvalidInputError for one that is named twice, or none."""
+    names = [field] if isinstance(field, str) else list(field)
+    if not names or len(set(names)) < len(names):
+        raise InvalidInputError(f"name each field once, and at least one, not {names}")
+    return names
 
 
 def _refuse_without_scales(source: Source) -> None:
@@ -521,21 +557,22 @@ def _chosen(keys: Keys, kept: npt.NDArray[np.bool_]) -> Keys:
     return keys[kept] if isinstance(keys, np.ndarray) else list(compress(keys, kept))
 
 
-def _check_fit(table: Table, field: str, source: Source, keys: Keys | None) -> None:
-    dim = table.fields[field].dim
-    if (source.rows, source.dim) != (table.rows, dim):
-        raise InvalidInputError(
-            f"{source.path} holds {counted(source.rows, 'row')} of {source.dim}, but field "
-            f"{field!r} of table {table.name!r} is {counted(table.rows, 'row')} of {dim}; load it "
-            "into another table, or only its rows, by key (--upsert, upsert=True)"
-        )
+def _check_fit(table: Table, incoming: Incoming, keys: Keys | None) -> None:
+    for field, source in incoming.sources.items():
+        dim = table.fields[field].dim
+        if (incoming.rows, source.dim) != (table.rows, dim):
+            raise InvalidInputError(
+                f"{source.path} holds {counted(incoming.rows, 'row')} of {source.dim}, but field "
+                f"{field!r} of table {table.name!r} is {counted(table.rows, 'row')} of {dim}; load "
+                "it into another table, or only its rows, by key (--upsert, upsert=True)"
+            )
     if keys is None or table.keys is None or len(table.fields) == 1:
         return
     if not _equal(keys, table.keys):
         raise InvalidInputError(
-            f"the keys of {source.path} differ from those of table {table.name!r}, which has other "
-            "fields; put the rows into the order of the table, or load them by key (--upsert, "
-            "upsert=True)"
+            f"the keys of {incoming.path} differ from those of table {table.name!r}, which has "
+            "other fields; put the rows into the order of the table, or load them by key "
+            "(--upsert, upsert=True)"
         )
 
 
@@ -555,18 +592,7 @@ def _new_field(source: Source, dtype: str) -> Field:
     return Field(source.dim, dtype if whole else source.dtype).of_dtype(dtype)
 
 
-def _new_spec(source: Source, name: str, field: Field) -> TableSpec:
-    if source.rows == 0:
-        raise InvalidInputError(f"{source.path} holds no rows; a table needs at least one")
-    return TableSpec(source.rows, fields={name: field})
-
-
-def _new_records(
-    spec: TableSpec, field: str, source: Source, converter: Converter
-) -> Iterator[Records]:
-    """Yield records of a single field from the source."""
-    width = spec.layout.record_bytes
-    for block in source.blocks(block_rows_for(width)):
-        records = np.zeros((len(block), width), np.uint8)
-        spec.layout.view(records, field)[:] = converter(block)
-        yield records
+def _new_spec(incoming: Incoming, fields: dict[str, Field]) -> TableSpec:
+    if incoming.rows == 0:
+        raise InvalidInputError(f"{incoming.path} holds no rows; a table needs at least one")
+    return TableSpec(incoming.rows, fields=fields)

@@ -326,6 +326,13 @@ def test_export_of_several_fields(pair, run, run_json, tmp_path):
         run("load", tmp_path / "again.tier", f"{out}:{name}", "--table", name)
         assert np.array_equal(rows_of(tmp_path / "again.tier", name), expected[name])
     run("export", pair, out, "--field", "weight", "--field", "weight", code=2)
+    data = run_json("load", tmp_path / "back.tier", out, "--field", ",".join(names))
+    assert data["field"] == ",".join(names)
+    for name in names:
+        again = rows_of(tmp_path / "back.tier", "embeddings", name)
+        assert np.array_equal(again, rows_of(pair, "item", name))
+    shown = run_json("load", pair, out, "--field", ",".join(names), "--dry-run")
+    assert shown["dim"] == data["dim"]
 
 
 def test_a_load_says_in_words_what_it_did(run, tmp_path):

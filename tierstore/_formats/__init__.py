@@ -293,6 +293,7 @@ def open_source(
     text: TextOptions | None = None,
     dim: int | None = None,
     expand: bool = False,
+    beside: tuple[str, ...] = (),
 ) -> Source:
     """Open a file of vectors for reading; its suffix selects the format. Returns a `Source`.
 
@@ -307,6 +308,7 @@ def open_source(
         text: options for a text file; `key_column` for other files with columns, too.
         dim: the elements of a row, for files that say it in their rows alone and have none.
         expand: take a file that holds far less than the rows that it claims; see `claims`.
+        beside: other fields, which are read from the same file; `field` is then the name in it.
 
     Raises:
         AmbiguousFileError: a text file can be read in two ways, and `text` does not decide.
@@ -316,48 +318,52 @@ def open_source(
             given for a file of another kind.
         MissingExtraError: the format needs a package that is not installed.
     """
+    options = TextOptions() if text is None else text
+    wanted = Wanted(None, field, check_dtype(text_dtype), memory, options, dim, beside)
+    return _open(path, wanted, expand=expand)
+
+
+def _open(path: Any, wanted: Wanted, *, expand: bool) -> Source:
+    """Return the open source of a file, or of files one after another."""
     if isinstance(path, list | tuple):
-        memory = Allowance(Path(str(path[:1])), memory).memory // max(1, len(path))
-        options: dict[str, Any] = {"field": field, "text_dtype": text_dtype, "memory": memory}
-        options |= {"text": text, "dim": dim, "expand": expand}
+        memory = Allowance(Path(str(path[:1])), wanted.memory).memory // max(1, len(path))
+        each_wanted = replace(wanted, memory=memory)
         with contextlib.ExitStack() as opened:
-            sources = [opened.enter_context(open_source(each, **options)) for each in path]
+            sources = [
+                opened.enter_context(_open(each, each_wanted, expand=expand)) for each in path
+            ]
             if not sources:
                 raise InvalidInputError("no file to read is named")
             joined = JoinedSource(sources)
             opened.pop_all()
             return joined
-    source = _opened(locate(path), field, check_dtype(text_dtype), memory, text, dim)
+    source = _opened(locate(path), wanted)
     if not expand:
         with unless_it_fails(source):
             check_claim(source)
     return source
 
 
-def _opened(
-    found: Location,
-    field: str | None,
-    dtype: str,
-    memory: Size,
-    text: TextOptions | None,
-    dim: int | None,
-) -> Source:
+def _opened(found: Location, wanted: Wanted) -> Source:
     """Return the open source of a location, whose claims are not checked."""
-    options = TextOptions() if text is None else text
+    file, name = (found.path, None) if found.store is not None else split_name(found.path)
+    if wanted.beside and name is not None:
+        raise InvalidInputError(
+            f"{found.path}: several fields are read by their names in the file; leave :{name} out"
+        )
+    wanted = replace(wanted, name=wanted.field if wanted.beside else name)
     if found.store is not None:
-        _check_no_text(found.path, format_of(found.path), options)
-        wanted = Wanted(None, field, dtype, memory)
-        return format_of(found.path).open_store(found.store, found.path, wanted)
-    file, name = split_name(found.path)
+        _check_no_text(file, format_of(file), wanted.text)
+        return format_of(file).open_store(found.store, file, wanted)
     if format_suffix(file) not in FORMATS and not os.path.lexists(file):
         raise MissingFileError(f"{file}: no such file", filename=file)
     format_ = format_of(file)
     if not format_.is_text:
-        _check_no_text(file, format_, options)
+        _check_no_text(file, format_, wanted.text)
     if in_archive(file) is not None and not format_.is_text:
         raise InvalidInputError(f"{file}: only text is read from an archive; take the file out")
     format_ = _refused_or_told(file, format_)
-    return format_.open(file, Wanted(name, field, dtype, memory, options, dim))
+    return format_.open(file, wanted)
 
 
 def _refused_or_told(file: Path, format_: Format) -> Format:

@@ -290,6 +290,7 @@ class Wanted:
         memory: limit in bytes for keys, headers and directories, in addition to blocks.
         text: options for a text file.
         dim: the elements of a row, for files that say it in their rows alone and have none.
+        beside: names that others read from the same file, of which `field` then names one.
     """
 
     name: str | None = None
@@ -298,6 +299,7 @@ class Wanted:
     memory: Size = DEFAULT_MEMORY
     text: TextOptions = TextOptions()
     dim: int | None = None
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

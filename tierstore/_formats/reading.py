@@ -246,7 +246,8 @@ class ReadSource(Source):
         self._is_text = not reader.is_declared
         super().__init__(path, rows, dim, self._element(wanted))
         reader.check(self._names[0])
-        self._left_out = [n for n in names if n not in (self._key, *self._names)]
+        read = (self._key, *self._names, *wanted.beside)
+        self._left_out = [n for n in names if n not in read]
         for name in _KEYS:
             if name in self._left_out and wanted.text.key_column in (None, False):
                 self._left_out.remove(name)  # as it was said, or will be

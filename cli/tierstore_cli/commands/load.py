@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from tierstore_cli.opening import allow_untested, awaited, makes, open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import (
     DTYPE,
-    FIELD,
+    FIELDS,
     KEYS,
     MEMORY,
     STORE,
@@ -36,7 +37,7 @@ from tierstore_cli.streams import FORMAT, as_file, is_stream
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @FORMAT
 @TABLE
-@FIELD
+@FIELDS
 @KEYS
 @click.option("--dtype", type=DTYPE, help="Element type of a new table; default: of the file.")
 @text_options
@@ -63,7 +64,7 @@ def load(
     sources: tuple[str, ...],
     suffix: str | None,
     table: str | None,
-    field: str | None,
+    fields: Sequence[str] | None,
     keys: str | None,
     dtype: str | None,
     memory: int,
@@ -77,13 +78,15 @@ def load(
 
     In a table by key, the rows of SRC's keys are added or replaced, and the others stay.
 
-    SRC is a .npy .npz .safetensors .pt .pth .ckpt .parquet .arrow .feather .h5 .vec .txt .bin .zarr
-    .csv .tsv .jsonl .fvecs or .fbin file, the .json index of a model in several .safetensors files,
+    SRC is a .npy .npz .safetensors .pt .pth .ckpt .parquet .arrow .arrows .feather .h5 .vec .txt
+    .bin .zarr .csv .tsv .jsonl .fvecs or .fbin file, the .json index of a model in several files,
     or a directory of .parquet or .arrow files, as Hugging Face saves data sets. FILE:NAME selects
     one of several arrays. SRC may be a URL for fsspec, from which all but a .zarr is copied to a
     temporary file. Several files are read as one, whose rows follow each other in the order given.
     - is standard input, which like a pipe needs --format. A missing store or table
     is created with the shape and element type of the file. Other fields of the table do not change.
+
+    Several fields are each the array or column of its name, as export writes them.
 
     With --upsert, only rows of the keys in SRC are written; for a table without keys, the keys are
     row ids. New keys get a row in a table by key, and are appended to another.
@@ -98,6 +101,7 @@ def load(
       tierstore load emb.tier model.safetensors:encoder.weight --table item
       tierstore load emb.tier glove.txt --table word
       tierstore load emb.tier moments.npy --table item --field exp_avg
+      tierstore load emb.tier trained.parquet --field weight,exp_avg,exp_avg_sq
       tierstore load emb.tier rows.npy --table item --keys keys.txt
       curl -s https://example.org/words.vec.gz | tierstore load emb.tier - --format vec.gz
       tierstore load emb.tier items.csv.gz --key-column item_id --dry-run
@@ -109,7 +113,7 @@ def load(
         places = [files.enter_context(as_file(each, suffix)) for each in sources]
         file = places[0] if len(places) == 1 else places
         if dry_run:
-            _show_first(out, file, field=field, dtype=dtype, memory=memory, expand=expand, **text)
+            _show_first(out, file, field=fields, dtype=dtype, memory=memory, expand=expand, **text)
             return
         names: Any = keys_in(keys, memory) if keys and is_stream(keys) else keys
 
@@ -119,7 +123,7 @@ def load(
                     opened,
                     file,
                     table=table,
-                    field=field,
+                    field=fields,
                     keys=names,
                     dtype=dtype,
                     duplicates=duplicates,
