@@ -47,7 +47,7 @@ typedef struct {
 
 #define EMPTY {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, 0, 0, 0, 0}
 static pool all = EMPTY;
-static int64_t process; /* atomic: whose pool it is; 0: nobody's, -1: about to be empty */
+static int64_t process; /* atomic: whose pool it is, by number; negative: which one empties it; 0: none */
 static int most = MOST;
 static int64_t least = PART_BYTES;
 
@@ -59,6 +59,9 @@ void ts_set_threads(int threads, int64_t part_bytes) {
 /* How many threads may work, the caller included. */
 static int limit(void) {
     const int allowed = __atomic_load_n(&most, __ATOMIC_RELAXED);
+#ifdef TS_CORES /* of a test, where there are fewer */
+    return TS_CORES < allowed ? TS_CORES : allowed;
+#endif
     cpu_set_t cores;
     if (allowed < 2 || sched_getaffinity(0, sizeof cores, &cores)) return allowed;
     const int count = CPU_COUNT(&cores);
@@ -69,8 +72,8 @@ static int limit(void) {
 static void enter(void) {
     const int64_t mine = getpid();
     int64_t known = __atomic_load_n(&process, __ATOMIC_ACQUIRE);
-    while (known != mine) {
-        if (known != -1 && __atomic_compare_exchange_n(&process, &known, -1, 0, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE)) {
+    while (known != mine) { /* a fork may come between any two of these lines, in another thread */
+        if (known != -mine && __atomic_compare_exchange_n(&process, &known, -mine, 0, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE)) {
             all = (pool)EMPTY;
             __atomic_store_n(&process, mine, __ATOMIC_RELEASE);
         }
