@@ -83,6 +83,7 @@ def test_callers_at_the_same_time_have_their_own_results() -> None:
 
 def test_a_child_that_is_forked_during_calls_has_threads_of_its_own() -> None:
     over, failed = threading.Event(), list[int]()
+    np.random.default_rng()  # imported now: the lock of an import stays locked in a child
 
     def work(seed: int) -> None:
         while not over.is_set():
