@@ -263,6 +263,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,
+        "show_default": True,
     },
 )
 @click.option(

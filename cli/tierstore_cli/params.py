@@ -6,7 +6,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 import tierstore
 from tierstore.budget import parse_bytes
-from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
+from tierstore.errors import InvalidInputError, TierStoreError
 from tierstore.initializers import Initializer, parse_initializer, syntax
 from tierstore.spec import DTYPES, Field, Scale, check_name
 
@@ -30,68 +30,116 @@ SeededInitializer = Callable[[int], Initializer]
 Rows = tuple[int, int | None]
 
 
-class RowRange(ParamType):
-    """Rows `A:B`: A to B-1; either may be omitted."""
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
-    name = "A:B"
+
+def completing(names: Callable[[tierstore.Store, str | None], Iterable[str]]) -> Completer:
+    """Return what completes names that a store has; `names` gets the store and the chosen table."""
+
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        path = ctx.params.get("store") or next(iter(ctx.args), "")
+        try:
+            with tierstore.open(path, budget=tierstore.Budget(host=0, gpu=0)) as store:
+                every = names(store, ctx.params.get("table"))
+                return [CompletionItem(name) for name in every if name.startswith(incomplete)]
+        except (TierStoreError, OSError):
+            return []
+
+    return complete
+
+
+def _fields(store: tierstore.Store, table: str | None) -> Iterable[str]:
+    tables = store.values() if table is None else [store[table]]
+    return dict.fromkeys(name for each in tables for name in each.fields)
+
+
+def _versions(store: tierstore.Store, _: str | None) -> Iterable[str]:
+    kept = store.versions()[::-1]
+    return [*(name for each in kept for name in each.names), *(str(each.version) for each in kept)]
+
+
+complete_table = completing(lambda store, _: store)
+complete_field = completing(_fields)
+complete_version = completing(_versions)
+complete_kept = completing(
+    lambda store, _: [name for each in store.versions() for name in each.names]
+)
+
+
+class Spelled(ParamType):
+    """A value that a function reads from its text; a ValueError of it says what is wrong."""
+
+    def __init__(
+        self, name: str, read: Callable[[str], Any], completes: Completer | None = None
+    ) -> None:
+        self.name = name
+        self._read = read
+        self._completes = completes
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Rows:
-        """Return (first, last + 1), with None for an omitted end."""
-        match = re.fullmatch(r"(\d*):(\d*)", str(value), re.ASCII)
-        if match is None:
-            self.fail(f"{value!r}: write A:B for rows A to B-1, such as 0:5", param, ctx)
-        start, stop = int(match[1] or 0), int(match[2]) if match[2] else None
-        if stop is not None and stop <= start:
-            self.fail(f"{value!r} contains no row: {stop} is not after {start}", param, ctx)
-        return start, stop
+    ) -> Any:
+        """Return what the text means; a default may be that already."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._read(value)
+        except (ValueError, TypeError) as error:
+            self.fail(str(error), param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return the name as it is, with its small letters."""
+        return self.name
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete what there is in the store."""
+        return self._completes(ctx, param, incomplete) if self._completes else []
+
+
+def _row_range(text: str) -> Rows:
+    """Return (first, last + 1), with None for an omitted end."""
+    match = re.fullmatch(r"(\d*):(\d*)", text, re.ASCII)
+    if match is None:
+        raise ValueError(f"{text!r}: write A:B for rows A to B-1, such as 0:5")
+    start, stop = int(match[1] or 0), int(match[2]) if match[2] else None
+    if stop is not None and stop <= start:
+        raise ValueError(f"{text!r} contains no row: {stop} is not after {start}")
+    return start, stop
 
 
 Share = tuple[int, int]
 
 
-class Part(ParamType):
-    """One of N equal parts, `K/N`, where K counts from 0 as ranks and array tasks do."""
-
-    name = "K/N"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Share:
-        """Return (K, N)."""
-        match = re.fullmatch(r"(\d+)/(0*[1-9]\d*)", str(value), re.ASCII)
-        if match is None:
-            self.fail(f"{value!r}: write K/N, such as 0/4 for the first of 4 parts", param, ctx)
-        number, count = int(match[1]), int(match[2])
-        if number >= count:
-            self.fail(f"{value!r}: the {count} parts are 0 to {count - 1}", param, ctx)
-        return number, count
+def _part(text: str) -> Share:
+    """Return (K, N)."""
+    match = re.fullmatch(r"(\d+)/(0*[1-9]\d*)", text, re.ASCII)
+    if match is None:
+        raise ValueError(f"{text!r}: write K/N, such as 0/4 for the first of 4 parts")
+    number, count = int(match[1]), int(match[2])
+    if number >= count:
+        raise ValueError(f"{text!r}: the {count} parts are 0 to {count - 1}")
+    return number, count
 
 
-class Bytes(ParamType):
-    """A number of bytes, such as `8GiB`."""
-
-    name = "SIZE"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Return the bytes."""
-        try:
-            return parse_bytes(str(value))
-        except (InvalidInputError, InvalidTypeError) as error:
-            self.fail(str(error), param, ctx)
+def _rate(text: str) -> int:
+    """Return bytes a second; `/s` may be left out."""
+    return parse_bytes(re.sub(r"\s*/\s*s(ec)?$", "", text))
 
 
-class Rate(Bytes):
-    """A number of bytes a second, such as `25GB/s`."""
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Return the bytes a second; `/s` may be left out."""
-        return super().convert(re.sub(r"\s*/\s*s(ec)?$", "", str(value)), param, ctx)
+ROW_RANGE = Spelled("A:B", _row_range)
+"""Rows A to B-1; either may be omitted."""
+PART = Spelled("K/N", _part)
+"""One of N equal parts, where K counts from 0 as ranks and array tasks do."""
+BYTES = Spelled("SIZE", parse_bytes)
+"""A number of bytes, such as `8GiB`."""
+RATE = Spelled("RATE", _rate)
+"""A number of bytes a second, such as `25GB/s`."""
+FILE = click.Path(path_type=Path, readable=False)  # its reader reports errors
+"""A file or a directory."""
 
 
 class FiniteRange(click.FloatRange):
@@ -111,24 +159,21 @@ _COUNT = re.compile(r"(\d[\d_,]*(?:\.\d+)?(?:e\d{1,2})?)([kKMGB]?)", re.ASCII)
 _THOUSANDS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 
 
-class Count(ParamType):
-    """A number of rows or elements, such as `10M`, `1e6` or `1_000`; at least 1, or `least`."""
-
-    name = "N"
-
-    def __init__(self, least: int = 1) -> None:
-        """Take numbers from `least` on."""
-        self._least = least
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Return the number."""
+def _count(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
         try:
-            return whole_number(str(value), self._least)
+            return whole_number(text, least)
         except ValueError:
-            why = f"is no number from {self._least} on, such as 1000000, 1e6 or 10M"
-            self.fail(f"{value!r} {why}", param, ctx)
+            why = f"is no number from {least} on, such as 1000000, 1e6 or 10M"
+            raise ValueError(f"{text!r} {why}") from None
+
+    return read
+
+
+COUNT_OF = Spelled("N", _count(1))
+"""A number of rows or elements, such as `10M`, `1e6` or `1_000`; at least 1."""
+COUNT_OR_NONE = Spelled("N", _count(0))
+"""Such a number, or 0."""
 
 
 def whole_number(text: str, least: int = 1) -> int:
@@ -140,38 +185,20 @@ def whole_number(text: str, least: int = 1) -> int:
     return int(number)
 
 
-class HitRate(ParamType):
-    """A share of ids, such as `90%` or `0.9`."""
-
-    name = "PERCENT"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the fraction."""
-        text = str(value)
-        try:
-            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            share = 0.0
-        if not 0 < share <= 1:
-            self.fail(f"{text!r} is no share of ids, such as 90% or 0.9", param, ctx)
-        return share
+def _hit_rate(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError(f"{text!r} is no share of ids, such as 90% or 0.9")
+    return share
 
 
-class InitializerType(ParamType):
-    """An initializer, written as a call: `normal(0,0.01)`."""
-
-    name = syntax()
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> SeededInitializer:
-        """Return a function from a seed to the initializer."""
-        try:
-            return parse_initializer(str(value))
-        except InvalidInputError as error:
-            self.fail(str(error), param, ctx)
+HIT_RATE = Spelled("PERCENT", _hit_rate)
+"""A share of ids, such as `90%` or `0.9`, as a fraction."""
+INITIALIZER = Spelled(syntax(), parse_initializer)
+"""An initializer, written as a call, `normal(0,0.01)`: a function from a seed to it."""
 
 
 class RowIdType(click.IntRange):
@@ -195,15 +222,13 @@ SEED = click.option(
 
 def init_option(of: str) -> Callable[[Any], Any]:
     """Return the options of an initializer and its seed; `of` says for what, and its default."""
-    option = click.option(
-        "--init", "initializer", type=InitializerType(), metavar=InitializerType.name, help=of
-    )
+    option = click.option("--init", "initializer", type=INITIALIZER, help=of)
     return lambda function: option(SEED(function))
 
 
 def state_option(of: str) -> Callable[[Any], Any]:
     """Return the option of the state of an optimizer."""
-    return click.option("--state", type=State(), multiple=True, metavar=State.name, help=of)
+    return click.option("--state", type=STATE, multiple=True, help=of)
 
 
 def dry_run_option(of: str) -> Callable[[Any], Any]:
@@ -236,18 +261,12 @@ Filling = str | SeededInitializer
 """How to fill rows: a name, or a function from a seed to an initializer."""
 
 
-class FillType(InitializerType):
-    """A replacement of damaged rows."""
+def _filling(text: str) -> Filling:
+    return text if text in ("version", "zeros", "nan") else parse_initializer(text)
 
-    name = "version|zeros|nan|INITIALIZER"
 
-    def convert(  # type: ignore[override]
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Filling:
-        """Return a name, or a function from a seed to an initializer."""
-        if value in ("version", "zeros", "nan"):
-            return str(value)
-        return super().convert(value, param, ctx)
+FILL = Spelled("version|zeros|nan|INITIALIZER", _filling)
+"""A replacement of damaged rows: a name, or a function from a seed to an initializer."""
 
 
 # Names of torch.optim in `optimizer.state`; None: the dim of the weight.
@@ -297,73 +316,30 @@ def _near_preset(name: str) -> str | None:
     return next(iter(near), None)
 
 
-class State(ParamType):
-    """Optimizer state: a preset (`adam`, `adam:bfloat16`) or one field `NAME[:DTYPE[:DIM]]`."""
-
-    name = "adam|adagrad|…|NAME[:DTYPE[:DIM]]"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[StateField]:
-        """Return the fields."""
-        text = str(value)
-        is_field = text.startswith("field:")
-        name, dtype, dim = (*text.removeprefix("field:").split(":", 2), "", "")[:3]
-        preset = name.lower()
-        dtypes = (*DTYPES, "float8") if preset in PRESETS and not is_field else DTYPES
-        if dtype and dtype not in dtypes:
-            self.fail(f"{dtype!r} in {value!r} is not one of {', '.join(dtypes)}", param, ctx)
-        if dim and not re.fullmatch(r"[1-9]\d*", dim, re.ASCII):
-            self.fail(f"{dim!r} in {value!r} is not a number of elements", param, ctx)
-        if preset in PRESETS and not is_field:
-            if dim:
-                self.fail(f"{preset} has the dim of the weight; omit {dim!r}", param, ctx)
-            return [StateField(each, dtype or None, n) for each, n in PRESETS[preset].items()]
-        if meant := None if is_field else _near_preset(preset):
-            self.fail(f"{name!r}: did you mean {meant}? A field is field:{value}", param, ctx)
-        try:
-            check_name(name, "field")
-        except InvalidInputError as error:
-            self.fail(f"{error}; or one of {', '.join(PRESETS)}", param, ctx)
-        return [StateField(name, dtype or None, int(dim) if dim else None)]
+def _state(value: str) -> list[StateField]:
+    is_field = value.startswith("field:")
+    name, dtype, dim = (*value.removeprefix("field:").split(":", 2), "", "")[:3]
+    preset = name.lower()
+    dtypes = (*DTYPES, "float8") if preset in PRESETS and not is_field else DTYPES
+    if dtype and dtype not in dtypes:
+        raise ValueError(f"{dtype!r} in {value!r} is not one of {', '.join(dtypes)}")
+    if dim and not re.fullmatch(r"[1-9]\d*", dim, re.ASCII):
+        raise ValueError(f"{dim!r} in {value!r} is not a number of elements")
+    if preset in PRESETS and not is_field:
+        if dim:
+            raise ValueError(f"{preset} has the dim of the weight; omit {dim!r}")
+        return [StateField(each, dtype or None, n) for each, n in PRESETS[preset].items()]
+    if meant := None if is_field else _near_preset(preset):
+        raise ValueError(f"{name!r}: did you mean {meant}? A field is field:{value}")
+    try:
+        check_name(name, "field")
+    except InvalidInputError as error:
+        raise ValueError(f"{error}; or one of {', '.join(PRESETS)}") from None
+    return [StateField(name, dtype or None, int(dim) if dim else None)]
 
 
-Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
-
-
-def completing(names: Callable[[tierstore.Store, str | None], Iterable[str]]) -> Completer:
-    """Return what completes names that a store has; `names` gets the store and the chosen table."""
-
-    def complete(
-        ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        path = ctx.params.get("store") or next(iter(ctx.args), "")
-        try:
-            with tierstore.open(path, budget=tierstore.Budget(host=0, gpu=0)) as store:
-                every = names(store, ctx.params.get("table"))
-                return [CompletionItem(name) for name in every if name.startswith(incomplete)]
-        except (TierStoreError, OSError):
-            return []
-
-    return complete
-
-
-def _fields(store: tierstore.Store, table: str | None) -> Iterable[str]:
-    tables = store.values() if table is None else [store[table]]
-    return dict.fromkeys(name for each in tables for name in each.fields)
-
-
-def _versions(store: tierstore.Store, _: str | None) -> Iterable[str]:
-    kept = store.versions()[::-1]
-    return [*(name for each in kept for name in each.names), *(str(each.version) for each in kept)]
-
-
-complete_table = completing(lambda store, _: store)
-complete_field = completing(_fields)
-complete_version = completing(_versions)
-complete_kept = completing(
-    lambda store, _: [name for each in store.versions() for name in each.names]
-)
+STATE = Spelled("adam|adagrad|…|NAME[:DTYPE[:DIM]]", _state)
+"""Optimizer state: a preset (`adam`, `adam:bfloat16`) or one field `NAME[:DTYPE[:DIM]]`."""
 
 
 Place = Path | str
@@ -395,47 +371,25 @@ def full_name(place: Place) -> str:
     return place if isinstance(place, str) else os.path.abspath(place)
 
 
-class KeyColumnType(ParamType):
-    """The column of keys: its name, its number from 1, or `none`."""
-
-    name = "NAME|N|none"
-
-    def convert(self, value: Any, param: Any, context: Any) -> str | bool:
-        """Return a name or a number as text, False for none."""
-        return False if value in ("none", False) else str(value)
+def _sep(text: str) -> str:
+    character = {"tab": "\t", "\\t": "\t", "blanks": " "}.get(text, text)
+    if len(character) != 1:
+        raise ValueError(f"{text!r} is not one character, nor tab")
+    return character
 
 
-class SepType(ParamType):
-    """A separator: one character, or `tab`."""
-
-    name = "CHAR|tab"
-
-    def convert(self, value: Any, param: Any, context: Any) -> str:
-        """Return the character."""
-        text = {"tab": "\t", "\\t": "\t", "blanks": " "}.get(value, str(value))
-        if len(text) != 1:
-            self.fail(f"{value!r} is not one character, nor tab", param, context)
-        return text
-
-
+KEY_COLUMN = Spelled("NAME|N|none", lambda text: False if text == "none" else text)
+"""The column of keys: its name, its number from 1, or `none`."""
+SEP = Spelled("CHAR|tab", _sep)
+"""A separator: one character, or `tab`."""
+VERSION_OF = Spelled(
+    "V", lambda text: int(text) if text.isdecimal() else text, completes=complete_version
+)
+"""A version, by number or name."""
+FIELD_NAMES = Spelled("NAME,…", lambda text: text.split(","), completes=complete_field)
+"""Fields, divided by commas."""
 STORE = click.argument("store", type=PlaceType(on_disk=True))
 READ_STORE = click.argument("store", type=PlaceType())
-
-
-class VersionType(ParamType):
-    """A version, by number or name."""
-
-    name = "V"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Complete the names and numbers of the versions that can be opened."""
-        return complete_version(ctx, param, incomplete)
-
-    def convert(self, value: Any, param: Any, context: Any) -> int | str:
-        """Return digits as a number."""
-        return int(value) if str(value).isdecimal() else str(value)
 
 
 TABLE = click.option(
@@ -452,28 +406,15 @@ FIELD = click.option(
 )
 
 
-class FieldsType(ParamType):
-    """Fields, divided by commas."""
-
-    name = "NAME,…"
-
-    def convert(self, value: Any, param: Any, context: Any) -> Sequence[str]:
-        """Return the names."""
-        return str(value).split(",")
-
-
 FIELDS = click.option(
     "--field",
     "fields",
-    type=FieldsType(),
-    metavar=FieldsType.name,
-    shell_complete=complete_field,
+    type=FIELD_NAMES,
     help="The field of the table, or several, divided by commas; default: the first, `weight`.",
 )
 VERSION = click.option(
     "--version",
-    type=VersionType(),
-    metavar="V",
+    type=VERSION_OF,
     help="A kept version, by number or name; default: the newest.",
 )
 KEYS = click.option(
@@ -489,7 +430,7 @@ IDS_FROM = click.option(
 KEYS_FROM = click.option(
     "--keys-from", metavar="FILE", help="Rows by keys in a file: as of ids, a key a line in .txt."
 )
-RANGE = click.option("--range", "span", type=RowRange(), help="Rows A to B-1; may lack an end.")
+RANGE = click.option("--range", "span", type=ROW_RANGE, help="Rows A to B-1; may lack an end.")
 CHANGED = click.option(
     "--changed", "listed", is_flag=True, help="List the ids, and keys, of the rows that changed."
 )
@@ -504,10 +445,8 @@ COUNT = click.option(
 DTYPE = click.Choice(list(DTYPES))
 MEMORY = click.option(
     "--memory",
-    type=Bytes(),
+    type=BYTES,
     default="512MiB",
-    show_default=True,
-    metavar=Bytes.name,
     help="Limit of the memory for reading a file, on top of a block of rows.",
 )
 
@@ -533,8 +472,8 @@ def text_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="The columns of numbers, such as x,y or x0..x7; others are left out.",
         ),
         click.option("--decimal", type=click.Choice([".", ","]), help="The decimal mark."),
-        click.option("--sep", type=SepType(), help="What is between cells."),
-        click.option("--key-column", type=KeyColumnType(), help="The column of keys in SRC."),
+        click.option("--sep", type=SEP, help="What is between cells."),
+        click.option("--key-column", type=KEY_COLUMN, help="The column of keys in SRC."),
         click.option(
             "--header/--no-header", default=None, help="Whether the first line names columns."
         ),

@@ -8,28 +8,24 @@ from typing import Any, TypeVar
 
 import click
 
-from tierstore_cli.params import MEMORY, Count, FiniteRange, ParamType, whole_number
+from tierstore_cli.params import COUNT_OF, MEMORY, FiniteRange, Spelled, whole_number
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class TierSize(ParamType):
-    """The size of a tier: a number of rows, or a percentage of the table such as `5%`."""
+def _tier_size(text: str) -> int | float:
+    """Return a number of rows as int, a percentage as float in 0..1."""
+    try:
+        size = float(text[:-1]) / 100 if text.endswith("%") else whole_number(text)
+    except ValueError:
+        raise ValueError(f"{text!r}: write a number of rows, or a percentage such as 5%") from None
+    if size <= 0 or (isinstance(size, float) and size > 1):
+        raise ValueError(f"{text!r}: a size is at least one row and at most 100%")
+    return size
 
-    name = "N|P%"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | float:
-        """Return a number of rows as int, a percentage as float in 0..1."""
-        text = str(value)
-        try:
-            size = float(text[:-1]) / 100 if text.endswith("%") else whole_number(text)
-        except ValueError:
-            self.fail(f"{text!r}: write a number of rows, or a percentage such as 5%", param, ctx)
-        if size <= 0 or (isinstance(size, float) and size > 1):
-            self.fail(f"{text!r}: a size is at least one row and at most 100%", param, ctx)
-        return size
+TIER_SIZE = Spelled("N|P%", _tier_size)
+"""The size of a tier: a number of rows, or a percentage of the table such as `5%`."""
 
 
 def stream_options(function: Function) -> Function:
@@ -52,7 +48,7 @@ def stream_options(function: Function) -> Function:
         ),
         click.option(
             "--batch",
-            type=Count(),
+            type=COUNT_OF,
             metavar="B",
             help="Ids per batch; default: as in the trace, or 4,096.",
         ),
@@ -65,7 +61,6 @@ MEASURED = click.option(
     "--measured",
     type=FiniteRange(0, 1, min_open=True),
     default=0.5,
-    show_default=True,
     metavar="PART",
     help="Fraction of the batches, at the end, that is counted; the others warm up the tiers.",
 )
@@ -73,7 +68,6 @@ DEPTH = click.option(
     "--depth",
     type=click.IntRange(min=0),
     default=4,
-    show_default=True,
     metavar="N",
     help="Batches announced ahead to the policy `lookahead`.",
 )
@@ -89,7 +83,6 @@ def use_option(*, training: bool) -> Callable[[Function], Function]:
     )
 
 
-TRACE = click.Path(path_type=Path, readable=False)
 PLOT = click.option(
     "--plot",
     "picture",

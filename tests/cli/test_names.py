@@ -19,16 +19,12 @@ BEFORE = [
 ]
 
 
-_KINDS = {
-    "Count": "number",
-    "IntRange": "number",
-    "FloatRange": "number",
-    "FiniteRange": "number",
-    "RowIdType": "number",
-    "Bytes": "bytes",
-    "RowRange": "range",
-}
-"""What values of a type are; those of others are text, such as names, files and choices."""
+_KINDS = {"N": "number", "SIZE": "bytes", "A:B": "range", "integer": "number", "float": "number"}
+"""What values of types with these names are; others are text: names, files and choices."""
+
+
+def _kind(name: str) -> str:
+    return _KINDS.get(name.removesuffix(" range"), "text")
 
 
 def shown(command: click.Command) -> list[click.Option]:
@@ -39,7 +35,7 @@ def test_an_option_of_several_commands_takes_one_kind_of_value():
     kinds = defaultdict(lambda: defaultdict(list))
     for name, command in COMMANDS.items():
         for option in shown(command):
-            kind = "flag" if option.is_flag else _KINDS.get(type(option.type).__name__, "text")
+            kind = "flag" if option.is_flag else _kind(option.type.name)
             for each in option.opts:
                 kinds[each][kind].append(name)
     assert {option: dict(found) for option, found in kinds.items() if len(found) > 1} == {}

@@ -11,7 +11,7 @@ from tierstore.budget import parse_bytes
 from tierstore.importing import import_table
 from tierstore.initializers import constant, normal, uniform, xavier_uniform, zeros
 from tierstore.spec import Field
-from tierstore_cli.params import MEMORY, PRESETS, InitializerType, Part, RowRange, State
+from tierstore_cli.params import INITIALIZER, MEMORY, PART, PRESETS, ROW_RANGE, STATE
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from tierstore_cli.params import MEMORY, PRESETS, InitializerType, Part, RowRang
     [("0:5", (0, 5)), (":5", (0, 5)), ("3:", (3, None)), (":", (0, None)), ("7:8", (7, 8))],
 )
 def test_rows(text, rows):
-    assert RowRange().convert(text, None, None) == rows
+    assert ROW_RANGE.convert(text, None, None) == rows
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_rows(text, rows):
 )
 def test_bad_rows(text):
     with pytest.raises(click.BadParameter):
-        RowRange().convert(text, None, None)
+        ROW_RANGE.convert(text, None, None)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_bad_rows(text):
     ],
 )
 def test_initializers(text, initializer):
-    made = InitializerType().convert(text, None, None)(3)
+    made = INITIALIZER.convert(text, None, None)(3)
     assert made == initializer
     first = made.block(0, 4, (4, 3), 0)
     assert np.array_equal(first, initializer.block(0, 4, (4, 3), 0))
@@ -70,12 +70,12 @@ def test_initializers(text, initializer):
 )
 def test_bad_initializers(text):
     with pytest.raises(click.BadParameter):
-        InitializerType().convert(text, None, None)
+        INITIALIZER.convert(text, None, None)
 
 
 def fields(text: str) -> dict[str, Field]:
     weight = Field(8, "float16")
-    return {each.name: each.beside(weight) for each in State().convert(text, None, None)}
+    return {each.name: each.beside(weight) for each in STATE.convert(text, None, None)}
 
 
 def test_states():
@@ -105,7 +105,7 @@ def test_states():
 )
 def test_bad_states(text):
     with pytest.raises(click.BadParameter):
-        State().convert(text, None, None)
+        STATE.convert(text, None, None)
 
 
 OPTIMIZERS = {
@@ -147,7 +147,7 @@ def test_presets_are_what_torch_keeps(preset):
 def test_presets_in_float8_are_what_an_optimizer_makes(preset, dim, tmp_path):
     torch = pytest.importorskip("torch")
     name, options = OPTIMIZERS[preset]
-    states = State().convert(f"{preset}:float8", None, None)
+    states = STATE.convert(f"{preset}:float8", None, None)
     expected = {each.name: each.beside(Field(dim)) for each in states}
     spec = tierstore.TableSpec(9, dim, init=normal())
     with tierstore.create(tmp_path / "s", {"t": spec}) as store:
@@ -172,7 +172,7 @@ def test_the_memory_of_a_read_is_the_librarys():
 )
 def test_names_like_those_of_presets_are_no_fields(text, meant):
     with pytest.raises(click.BadParameter, match=rf"did you mean {meant}.*field:{text}"):
-        State().convert(text, None, None)
+        STATE.convert(text, None, None)
     assert list(fields(f"field:{text}:float32:2")) == [text]
 
 
@@ -188,10 +188,10 @@ def test_a_field_may_be_called_as_a_preset():
 @pytest.mark.parametrize("text", ["0/0", "0/00", "-1/3", "1/2/3", "a"])
 def test_a_part_is_one_of_at_least_one(text):
     with pytest.raises(click.BadParameter, match="write K/N, such as 0/4"):
-        Part().convert(text, None, None)
+        PART.convert(text, None, None)
 
 
 def test_parts_count_from_0():
-    assert Part().convert("2/3", None, None) == (2, 3)
+    assert PART.convert("2/3", None, None) == (2, 3)
     with pytest.raises(click.BadParameter, match="the 3 parts are 0 to 2"):
-        Part().convert("3/3", None, None)
+        PART.convert("3/3", None, None)

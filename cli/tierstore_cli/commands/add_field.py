@@ -11,10 +11,10 @@ from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import (
+    COUNT_OF,
     DTYPE,
     STORE,
     TABLE,
-    Count,
     SeededInitializer,
     full_name,
     init_option,
@@ -27,7 +27,7 @@ from tierstore_cli.progress import Progress
 @STORE
 @click.argument("name")
 @TABLE
-@click.option("--dim", type=Count(), metavar="N", help="Elements; default: of the first field.")
+@click.option("--dim", type=COUNT_OF, help="Elements; default: of the first field.")
 @click.option("--dtype", type=DTYPE, help="Element type; default: of the first field.")
 @init_option("First values; default: zeros.")
 def add_field(

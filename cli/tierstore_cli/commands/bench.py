@@ -12,21 +12,17 @@ from tierstore.machine import examine_storage, speeds
 from tierstore.machine.comparison import Comparison, compare
 from tierstore_cli.command import Command
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import Bytes, FiniteRange
+from tierstore_cli.params import BYTES, FILE, FiniteRange
 from tierstore_cli.progress import Progress
 from tierstore_cli.speeds import speed_lines
 
 
 @click.command(cls=Command)
-@click.argument(
-    "directory", metavar="[PATH]", type=click.Path(path_type=Path, readable=False), default=Path()
-)
+@click.argument("directory", metavar="[PATH]", type=FILE, default=Path())
 @click.option(
     "--size",
-    type=Bytes(),
+    type=BYTES,
     default="512MiB",
-    show_default=True,
-    metavar=Bytes.name,
     help="Size of the file and of the store used for measuring.",
 )
 @click.option(
@@ -35,7 +31,6 @@ from tierstore_cli.speeds import speed_lines
     hidden=True,
     metavar="S",
     default=0.5,
-    show_default=True,
     help="Time for each figure.",
 )
 def bench(out: Output, directory: Path, size: int, seconds: float) -> None:

@@ -17,12 +17,13 @@ from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import (
     CHANGED,
+    FILE,
     FORCE,
     READ_STORE,
     REMOVED,
     TABLE,
+    VERSION_OF,
     Place,
-    VersionType,
     full_name,
 )
 from tierstore_cli.rows import (
@@ -37,8 +38,8 @@ from tierstore_cli.rows import (
 
 @click.command(cls=Command, was={"--ids": "--changed"})
 @READ_STORE
-@click.argument("old", metavar="V1", type=VersionType())
-@click.argument("new", metavar="[V2]", type=VersionType(), required=False)
+@click.argument("old", metavar="V1", type=VERSION_OF)
+@click.argument("new", metavar="[V2]", type=VERSION_OF, required=False)
 @TABLE
 @CHANGED
 @REMOVED
@@ -46,7 +47,7 @@ from tierstore_cli.rows import (
     "--out",
     "patch",
     metavar="FILE",
-    type=click.Path(path_type=Path, readable=False),
+    type=FILE,
     help="Write a file for `tierstore patch` with only these rows.",
 )
 @FORCE

@@ -16,6 +16,7 @@ from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
+from tierstore_cli.params import FILE
 from tierstore_cli.speeds import speed_lines
 from tierstore_cli.text import quoted
 
@@ -24,7 +25,7 @@ _SAMPLE = 10_000
 
 
 @click.command(cls=Command)
-@click.argument("path", type=click.Path(path_type=Path, readable=False), default=Path())
+@click.argument("path", type=FILE, default=Path())
 def doctor(out: Output, path: Path) -> None:
     """Check this machine: versions, memory, the disk under PATH, and whether torch and CuPy match.
 

@@ -9,18 +9,16 @@ import click
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, TABLE, Count, dry_run_option
+from tierstore_cli.params import COUNT_OF, COUNT_OR_NONE, STORE, TABLE, dry_run_option
 from tierstore_cli.removing import choose_keyed, settled
 
 
 @click.command(cls=Command, writes="STORE")
 @STORE
 @TABLE
-@click.option("--unused-for", type=Count(), metavar="N", help="Keys last used N commits ago.")
-@click.option("--fewer-than", type=Count(), metavar="N", help="Keys used fewer times than N.")
-@click.option(
-    "--keep-at-most", type=Count(0), metavar="N", help="The least used, until N keys are left."
-)
+@click.option("--unused-for", type=COUNT_OF, help="Keys last used N commits ago.")
+@click.option("--fewer-than", type=COUNT_OF, help="Keys used fewer times than N.")
+@click.option("--keep-at-most", type=COUNT_OR_NONE, help="The least used, until N keys are left.")
 @dry_run_option("Only count them")
 def expire(
     out: Output,

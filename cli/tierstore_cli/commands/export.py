@@ -33,16 +33,16 @@ from tierstore_cli.params import (
     FORCE,
     KEYS,
     MEMORY,
+    PART,
     RANGE,
     READ_STORE,
     TABLE,
     VERSION,
-    Part,
+    VERSION_OF,
     Place,
     PlaceType,
     Rows,
     Share,
-    VersionType,
     full_name,
 )
 from tierstore_cli.picking import keys_in, picked_ids, picking_options
@@ -62,15 +62,14 @@ from tierstore_cli.text import some_rows
 @FIELDS
 @RANGE
 @picking_options
-@click.option("--since", type=VersionType(), metavar="V", help="Export rows changed since V.")
+@click.option("--since", type=VERSION_OF, help="Export rows changed since V.")
 @click.option(
     "--if-changed",
     "unless_like",
-    type=VersionType(),
-    metavar="V",
+    type=VERSION_OF,
     help="Export only if a row of the table changed since version V.",
 )
-@click.option("--part", type=Part(), help="Write part K of N of OUT, counted from 0.")
+@click.option("--part", type=PART, help="Write part K of N of OUT, counted from 0.")
 @click.option("--finish", is_flag=True, help="Make OUT of its parts, once all are written.")
 @VERSION
 @click.option("--dtype", type=DTYPE, help="Convert to this element type; default: the stored type.")
@@ -79,7 +78,6 @@ from tierstore_cli.text import some_rows
 @click.option(
     "--header/--no-header",
     default=True,
-    show_default=True,
     help="Whether a text begins with a line of names, or of counts.",
 )
 @click.option(

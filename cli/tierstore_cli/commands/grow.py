@@ -12,10 +12,10 @@ from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import (
+    COUNT_OF,
     KEYS,
     STORE,
     TABLE,
-    Count,
     SeededInitializer,
     full_name,
     init_option,
@@ -28,7 +28,7 @@ from tierstore_cli.progress import Progress
 @click.command(cls=Command, writes="STORE")
 @STORE
 @TABLE
-@click.option("--rows", type=Count(), required=True, metavar="N", help="Rows it is to have.")
+@click.option("--rows", type=COUNT_OF, required=True, metavar="N", help="Rows it is to have.")
 @init_option("First values of new rows; default: as the table was made.")
 @KEYS
 def grow(

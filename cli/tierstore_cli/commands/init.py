@@ -28,9 +28,9 @@ from tierstore_cli.command import Command
 from tierstore_cli.opening import NO_CACHE, allow_untested, makes, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import (
+    COUNT_OF,
     DTYPE,
     STORE,
-    Count,
     SeededInitializer,
     StateField,
     dry_run_option,
@@ -41,25 +41,18 @@ from tierstore_cli.params import (
 )
 from tierstore_cli.progress import Progress
 
-COUNT = Count()
 CHECKSUM_BYTES = 4
 
 
 @click.command(cls=Command, writes="STORE", was={"--keys": "--by-key"})
 @STORE
-@click.option(
-    "--rows", type=COUNT, metavar="N", help="Number of rows; may be left out with --by-key."
-)
-@click.option("--dim", type=COUNT, required=True, metavar="D", help="Elements per row.")
-@click.option(
-    "--table", default="embeddings", show_default=True, metavar="NAME", help="Name of the table."
-)
-@click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Element type.")
+@click.option("--rows", type=COUNT_OF, help="Number of rows; may be left out with --by-key.")
+@click.option("--dim", type=COUNT_OF, required=True, metavar="D", help="Elements per row.")
+@click.option("--table", default="embeddings", metavar="NAME", help="Name of the table.")
+@click.option("--dtype", type=DTYPE, default="float32", help="Element type.")
 @init_option("First values; default: zeros.")
 @state_option("Optimizer state stored with each row, see below; repeatable.")
-@click.option(
-    "--backend", type=click.Choice(BACKENDS), default="memmap", show_default=True, help="Base file."
-)
+@click.option("--backend", type=click.Choice(BACKENDS), default="memmap", help="Base file.")
 @click.option(
     "--sparse",
     is_flag=True,
@@ -74,7 +67,9 @@ CHECKSUM_BYTES = 4
 )
 @click.option("--track-uses", is_flag=True, help="Keep the uses of each key, for `expire`.")
 @click.option(
-    "--admit-after", type=COUNT, metavar="N", help="Give a key its row with its use N in training."
+    "--admit-after",
+    type=COUNT_OF,
+    help="Give a key its row with its use N in training.",
 )
 @dry_run_option("Only print the size")
 def init(

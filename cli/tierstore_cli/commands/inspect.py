@@ -18,7 +18,16 @@ from tierstore.stats import LISTED, SpaceInformation, StoreInfo, Version, label
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_to_read
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import FIELD, RANGE, READ_STORE, TABLE, VERSION, Place, Rows, full_name
+from tierstore_cli.params import (
+    FIELD,
+    RANGE,
+    READ_STORE,
+    TABLE,
+    VERSION,
+    Place,
+    Rows,
+    full_name,
+)
 from tierstore_cli.progress import Progress
 from tierstore_cli.rows import rows_data, rows_grids
 from tierstore_cli.rowstats import row_stats

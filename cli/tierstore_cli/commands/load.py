@@ -45,7 +45,6 @@ from tierstore_cli.streams import FORMAT, as_file, is_stream
     "--duplicates",
     type=click.Choice(["error", "first", "last"]),
     default="error",
-    show_default=True,
     help="Which row stays of those with equal keys.",
 )
 @click.option(

@@ -14,7 +14,7 @@ from tierstore.importing import preview
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_table, open_to_read, version_of
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import FIELD, READ_STORE, TABLE, VERSION, Count, Place, full_name
+from tierstore_cli.params import COUNT_OF, FIELD, READ_STORE, TABLE, VERSION, Place, full_name
 from tierstore_cli.picking import picked_ids, picking_options
 from tierstore_cli.streams import FORMAT, as_file
 from tierstore_cli.values import numbers_in
@@ -28,20 +28,16 @@ from tierstore_cli.values import numbers_in
     "--values-from", metavar="FILE", help="Rows near each vector of a file that `load` reads."
 )
 @FORMAT
-@click.option(
-    "-k", "count", type=Count(), default="10", show_default=True, help="How many rows to find."
-)
+@click.option("-k", "count", type=COUNT_OF, default="10", help="How many rows to find.")
 @click.option(
     "--by",
     type=click.Choice(["cosine", "dot"]),
     default="cosine",
-    show_default=True,
     help="What to rank by.",
 )
 @click.option(
     "--device",
     default="auto",
-    show_default=True,
     metavar="NAME",
     help="Where to multiply: cpu, cuda, cuda:1, or auto for a GPU if there is one.",
 )

@@ -10,12 +10,12 @@ from tierstore.errors import counted
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, full_name
+from tierstore_cli.params import FILE, STORE, full_name
 
 
 @click.command(cls=Command, writes="STORE")
 @STORE
-@click.argument("file", type=click.Path(path_type=Path, readable=False))
+@click.argument("file", type=FILE)
 def patch(out: Output, store: Path, file: Path) -> None:
     """Apply FILE, written by `tierstore diff --out`, to STORE, as a new version.
 

@@ -21,19 +21,20 @@ from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import (
+    BYTES,
+    COUNT_OF,
     DTYPE,
+    FILE,
+    HIT_RATE,
+    RATE,
     TABLE,
-    Bytes,
-    Count,
-    HitRate,
     Place,
     PlaceType,
-    Rate,
     StateField,
     state_option,
 )
 from tierstore_cli.progress import Progress
-from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, TRACE, stream_options, use_option
+from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, stream_options, use_option
 from tierstore_cli.text import percent
 
 
@@ -46,43 +47,38 @@ from tierstore_cli.text import percent
 )
 @click.argument("store", type=PlaceType(), required=False)
 @TABLE
-@click.option("--rows", type=Count(), metavar="N", help="Rows of the table.")
-@click.option("--dim", type=Count(), metavar="D", help="Elements of a row.")
+@click.option("--rows", type=COUNT_OF, help="Rows of the table.")
+@click.option("--dim", type=COUNT_OF, metavar="D", help="Elements of a row.")
 @click.option("--dtype", type=DTYPE, help="Element type; default: float32.")
 @state_option("Optimizer state stored with each row, as in `tierstore init`; repeatable.")
 @click.option(
     "--host",
-    type=Bytes(),
-    metavar=Bytes.name,
+    type=BYTES,
     help="Memory for the host tier; default: a quarter of the free memory.",
 )
 @click.option(
     "--hits",
-    type=HitRate(),
-    metavar=HitRate.name,
+    type=HIT_RATE,
     help="Find the memory for the host tier that answers this share of ids; needs --trace.",
 )
 @click.option(
     "--gpu",
-    type=Bytes(),
+    type=BYTES,
     default=0,
-    metavar=Bytes.name,
     help="Memory for the GPU tier; default: no GPU tier.",
 )
 @click.option(
     "--link",
-    type=Rate(),
-    metavar="RATE",
+    type=RATE,
     help="Bytes a second to the GPU, such as 25GB/s; default: as measured here.",
 )
 @click.option(
     "--policy",
     type=click.Choice(policies.NAMES),
     default="lru",
-    show_default=True,
     help="The policy of the host tier.",
 )
-@click.option("--trace", type=TRACE, metavar="FILE", help="The row ids that are requested.")
+@click.option("--trace", type=FILE, metavar="FILE", help="The row ids that are requested.")
 @stream_options
 @use_option(training=True)
 @DEPTH

@@ -11,17 +11,15 @@ from tierstore_cli.command import Command
 from tierstore_cli.failure import Unchanged
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import LAST, READ_STORE, VERSION, Place, full_name
+from tierstore_cli.params import FILE, LAST, READ_STORE, VERSION, Place, full_name
 from tierstore_cli.progress import Progress
 
 
 @click.command(cls=Command, was={"--keep": "--last"})
 @READ_STORE
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, readable=False))
+@click.argument("directory", metavar="DIR", type=FILE)
 @click.option("--table", "tables", metavar="NAME", multiple=True, help="A table; default: all.")
-@click.option(
-    "--format", "suffix", metavar="SUFFIX", default="npy", show_default=True, help="Of the files."
-)
+@click.option("--format", "suffix", metavar="SUFFIX", default="npy", help="Of the files.")
 @LAST
 @VERSION
 def publish(

@@ -15,7 +15,7 @@ from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
 from tierstore_cli.opening import makes
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import READ_STORE, VERSION, Filling, FillType, Place, full_name
+from tierstore_cli.params import FILE, FILL, READ_STORE, VERSION, Filling, Place, full_name
 from tierstore_cli.progress import Progress
 
 DAMAGE = 4
@@ -23,12 +23,12 @@ DAMAGE = 4
 
 @click.command(cls=Command)
 @READ_STORE
-@click.argument("dest", type=click.Path(path_type=Path, readable=False))
+@click.argument("dest", type=FILE)
 @VERSION
 @click.option(
     "--fill",
     "fills",
-    type=FillType(),
+    type=FILL,
     multiple=True,
     help="How to fill damaged rows; repeatable, tried in order. Default: version, then zeros.",
 )
@@ -36,14 +36,13 @@ DAMAGE = 4
     "--seed",
     type=click.IntRange(0, 2**64 - 1),
     default=0,
-    show_default=True,
     metavar="S",
     help="Seed of an initializer in --fill.",
 )
 @click.option(
     "--list",
     "listed",
-    type=click.Path(path_type=Path, readable=False),
+    type=FILE,
     metavar="FILE",
     help="Path of the list of rows; default: DEST.rows.csv.",
 )

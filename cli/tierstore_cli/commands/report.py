@@ -13,19 +13,18 @@ from tierstore.stats import read_hit_rates
 from tierstore_cli.command import Command, given_here
 from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import FORCE, IDS, KEY, READ_STORE, TABLE, VERSION, Place, full_name
+from tierstore_cli.params import FILE, FORCE, IDS, KEY, READ_STORE, TABLE, VERSION, Place, full_name
 from tierstore_cli.picking import one_row, picked_ids
 from tierstore_cli.progress import Progress
-from tierstore_cli.stream_options import TRACE
 
 
 @click.command(cls=Command, was={"--hits": "--history"})
 @READ_STORE
-@click.argument("page", metavar="OUT", type=click.Path(path_type=Path, readable=False))
+@click.argument("page", metavar="OUT", type=FILE)
 @TABLE
 @KEY
 @IDS
-@click.option("--trace", type=TRACE, metavar="FILE", help="Show miss ratios of these row ids.")
+@click.option("--trace", type=FILE, metavar="FILE", help="Show miss ratios of these row ids.")
 @click.option(
     "--history",
     "hits",

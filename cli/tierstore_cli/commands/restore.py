@@ -9,13 +9,13 @@ import click
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, VersionType, full_name
+from tierstore_cli.params import STORE, VERSION_OF, full_name
 
 
 @click.command(cls=Command, writes="STORE", was={"--name": "a version by a name is VERSION"})
 @STORE
-@click.argument("version", metavar="VERSION", type=VersionType(), required=False)
-@click.option("--version", "option", type=VersionType(), hidden=True, help="VERSION, as elsewhere.")
+@click.argument("version", metavar="VERSION", type=VERSION_OF, required=False)
+@click.option("--version", "option", type=VERSION_OF, hidden=True, help="VERSION, as elsewhere.")
 @click.option("--name", metavar="NAME", help="VERSION, a name that is a number.")
 def restore(
     out: Output,

@@ -15,14 +15,13 @@ from tierstore.sizing import simulate as run
 from tierstore_cli.command import Command, given_here
 from tierstore_cli.opening import choose_table, open_to_read
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import TABLE, Count, Place, PlaceType, full_name
+from tierstore_cli.params import COUNT_OF, FILE, TABLE, Place, PlaceType, full_name
 from tierstore_cli.progress import Progress
 from tierstore_cli.stream_options import (
     DEPTH,
     MEASURED,
     PLOT,
-    TRACE,
-    TierSize,
+    TIER_SIZE,
     stream_options,
     use_option,
 )
@@ -37,12 +36,11 @@ from tierstore_cli.text import percent, sparkline
         "--depth": "4 batches are announced ahead",
     },
 )
-@click.argument("trace", type=TRACE)
+@click.argument("trace", type=FILE)
 @stream_options
 @click.option(
     "--rows",
-    type=Count(),
-    metavar="N",
+    type=COUNT_OF,
     help="Number of rows of the table; default: that of the trace.",
 )
 @click.option(
@@ -63,9 +61,8 @@ from tierstore_cli.text import percent, sparkline
 @click.option(
     "--slots",
     "sizes",
-    type=TierSize(),
+    type=TIER_SIZE,
     multiple=True,
-    metavar=TierSize.name,
     help="A size of the tier; repeatable. Default: 1 to 50 %.",
 )
 @use_option(training=False)
@@ -92,9 +89,9 @@ def simulate(
     measured: float,
     picture: Path | None,
 ) -> None:
-    """Replay the ids of TRACE through policies and sizes, and print their hit rates.
+    """Replay the ids of through policies and sizes, and print their hit rates.
 
-    TRACE is a recording by `table.record(path)`, or ids in .npy, .npz or .parquet. Rates are over
+    is a recording by `table.record(path)`, or ids in .npy, .npz or .parquet. Rates are over
     the distinct rows of each batch, which determine how many bytes move. `optimum` keeps the rows
     that are used soonest, which no policy can beat. With --of, RECORDS is what the rows of a size
     take of memory.

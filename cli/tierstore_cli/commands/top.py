@@ -17,7 +17,7 @@ from tierstore.stats import read_prometheus
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import COUNT, READ_STORE, Place, every_option, full_name
+from tierstore_cli.params import COUNT, FILE, READ_STORE, Place, every_option, full_name
 from tierstore_cli.text import percent
 
 Figures = dict[tuple[str, str, str], float]
@@ -28,7 +28,7 @@ Figures = dict[tuple[str, str, str], float]
 @click.option(
     "--metrics",
     metavar="FILE",
-    type=click.Path(path_type=Path, readable=False),
+    type=FILE,
     help="What the trainer writes with tierstore.stats.write_prometheus.",
 )
 @every_option(2.0, "Time between two screens.")

@@ -10,7 +10,7 @@ from tierstore_cli.background import in_background
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import READ_STORE, VERSION, Count, Place, full_name
+from tierstore_cli.params import COUNT_OF, READ_STORE, VERSION, Place, full_name
 from tierstore_cli.progress import Progress
 from tierstore_cli.text import quoted, some_ids
 
@@ -22,8 +22,7 @@ DAMAGE = 4
 @VERSION
 @click.option(
     "--sample",
-    type=Count(),
-    metavar="N",
+    type=COUNT_OF,
     help="Check only N random rows of each table.",
 )
 def verify(out: Output, store: Place, version: int | str | None, sample: int | None) -> None:
