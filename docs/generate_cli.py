@@ -75,7 +75,9 @@ def names_before() -> str:
 
 def page() -> str:
     """Return the whole page."""
-    group = click.Context(cli, info_name="tierstore", max_content_width=100, terminal_width=100)
+    group = click.Context(
+        cli, info_name="tierstore", max_content_width=100, terminal_width=100, show_default=True
+    )
     sections = [HEAD, section("tierstore", group)]
     for name in summaries():
         command = cli.get_command(group, name)

@@ -2096,18 +2096,18 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/params.py",
-        "return int(value) if str(value).isdecimal() else str(value)",
-        "return str(value)",
+        "lambda text: int(text) if text.isdecimal() else text",
+        "lambda text: text",
         "tests/cli/test_restore_keep_release.py::test_keep_restore_and_release",
     ),
     Mutant(
-        "cli/tierstore_cli/stream_options.py",
+        "cli/tierstore_cli/replaying.py",
         "float(text[:-1]) / 100",
         "float(text[:-1])",
         "tests/cli/test_sizing.py::test_simulate_shows_every_policy_at_every_size",
     ),
     Mutant(
-        "cli/tierstore_cli/stream_options.py",
+        "cli/tierstore_cli/replaying.py",
         "isinstance(size, float) and size > 1",
         "isinstance(size, float) and size > 100",
         "tests/cli/test_sizing.py::test_simulate_says_what_is_wrong",
@@ -2150,7 +2150,7 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/removing.py",
-        "    if dry_run:\n        store.rollback()\n    elif removed:",
+        "    if dry_run:\n        change.store.rollback()\n    elif removed:",
         "    if removed:",
         "tests/cli/test_remove.py::test_keys_are_removed_in_a_commit_of_their_own",
     ),
@@ -2204,7 +2204,7 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/commands/export.py",
-        "all_rows=list(choose_rows(chosen, span))",
+        "all_rows=list(opening.choose_rows(chosen, span))",
         "all_rows=list(picked)",
         "tests/cli/test_partitions.py::test_parts_of_an_export_make_one_target",
     ),
@@ -2282,8 +2282,8 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/commands/grow.py",
-        "opened.grow(\n            name,\n            rows,\n            init=init,",
-        "opened.grow(\n            name,\n            rows,",
+        "change.store.grow(name, rows, init=init,",
+        "change.store.grow(name, rows,",
         "tests/cli/test_tables.py::test_grow",
     ),
     Mutant(
@@ -2330,8 +2330,8 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/commands/expire.py",
-        "removed = sum(len(keys) for keys, _ in gone)",
-        "removed = len(gone)",
+        "sum(len(keys) for keys, _ in gone)",
+        "len(list(gone))",
         "tests/cli/test_keyed.py::test_keys_expire_in_a_commit_and_a_dry_run_commits_none",
     ),
     Mutant(

@@ -46,6 +46,7 @@ def _writing(store: str) -> list[click.Parameter]:
             type=FiniteRange(min=0),
             metavar="SECONDS",
             default=0.0,
+            show_default=False,
             expose_value=False,
             callback=_kept(WAITING),
             help=f"How long to wait while another process has {store} open for writing.",

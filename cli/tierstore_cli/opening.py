@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -24,7 +25,8 @@ from tierstore.errors import (
     UnknownNameError,
 )
 from tierstore_cli.command import MADE, UNTESTED, WAITING, WRITTEN
-from tierstore_cli.params import Place, Rows, Share
+from tierstore_cli.output import Output
+from tierstore_cli.params import Place, Rows, Share, full_name
 from tierstore_cli.progress import Progress
 
 if TYPE_CHECKING:  # reading files takes time to import, which few commands do
@@ -63,11 +65,30 @@ def open_store(
     return store
 
 
+@dataclass
+class Change:
+    """A store that a command changes, a bar that says how far it is, and what is shown then."""
+
+    path: Path
+    store: Store
+    progress: Progress
+    shown: tuple[dict[str, Any], str] = ({}, "")
+
+    def done(self, text: str, end: str | None = None, /, **data: Any) -> None:
+        """Say what is done, for people and as JSON, where the store and its version are added."""
+        version = self.store.version
+        end = f"; {self.path} is now at version {version}" if end is None else end
+        data.setdefault("version", version)
+        self.shown = ({"store": full_name(self.path), **data}, text + end)
+
+
 @contextlib.contextmanager
-def changing(path: Path, label: str) -> Iterator[tuple[Store, Progress]]:
-    """Open a store for writing, beside a bar that says what is done."""
+def changing(out: Output, path: Path, label: str) -> Iterator[Change]:
+    """Open a store for writing; show what is done to it once it is closed."""
     with open_store(path, "r+") as store, Progress(label) as progress:
-        yield store, progress
+        change = Change(path, store, progress)
+        yield change
+    out.show(*change.shown)
 
 
 def refuse_partitions(store: Store, path: Path, what: str) -> None:

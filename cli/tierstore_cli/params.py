@@ -462,12 +462,18 @@ def text_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--comment", metavar="CHAR", help="Leave out lines that begin with it."),
         click.option(
-            "--skip-lines", type=int, default=0, metavar="N", help="Leave out the first N lines."
+            "--skip-lines",
+            type=int,
+            default=0,
+            show_default=False,
+            metavar="N",
+            help="Leave out the first N lines.",
         ),
         click.option("--null", multiple=True, metavar="TEXT", help="Read such cells as NaN."),
         click.option(
             "--vector",
             default="",
+            show_default=False,
             metavar="COLUMNS",
             help="The columns of numbers, such as x,y or x0..x7; others are left out.",
         ),

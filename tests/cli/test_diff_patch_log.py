@@ -55,7 +55,7 @@ def test_a_patch_over_several_versions_says_which_the_copy_has(run, run_json, ch
             newest = store.commit()
     run("save", changed, copy, "--version", "third")
     run("diff", changed, "third", "--out", file)
-    assert f"{copy}, which is at version 4 now" in run("patch", copy, file).stdout
+    assert f"{copy} is now at version 4" in run("patch", copy, file).stdout
     assert newest > 4
     with tierstore.open(copy) as reader:
         assert reader.version == 4

@@ -12,7 +12,7 @@ from tierstore.spec import BACKENDS, DTYPES
 from tierstore_cli.command import Command
 from tierstore_cli.opening import changing, choose_table
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, TABLE, full_name
+from tierstore_cli.params import STORE, TABLE
 
 
 @click.command(cls=Command, writes="STORE")
@@ -49,30 +49,26 @@ def alter(
     """
     if not dtypes and backend is compression is None:
         raise click.UsageError("give --dtype, --backend or --compression")
-    with changing(store, "writing") as (opened, progress):
-        chosen = choose_table(opened, table)
+    with changing(out, store, "writing") as change:
+        chosen = choose_table(change.store, table)
         name = chosen.name
         named = dict(_named(each, list(chosen.fields)) for each in dtypes)
         wanted = {field: dtype for fields, dtype in named.items() for field in fields}
-        changes: dict[str, Any] = {"dtype": wanted or None, "backend": backend}
+        options: dict[str, Any] = {"dtype": wanted or None, "backend": backend}
         if compression is not None:
-            changes["compression"] = None if compression == "none" else compression
-        opened.alter_tables({name: changes}, progress=progress)
-        spec = opened[name].spec
-        version = opened.version
-    fields = {field: each.dtype for field, each in spec.fields.items()}
-    data = {
-        "store": full_name(store),
-        "table": name,
-        "fields": fields,
-        "backend": spec.backend,
-        "compression": spec.compression,
-        "disk_bytes": spec.nbytes,
-        "version": version,
-    }
-    types = ", ".join(f"{field} {dtype}" for field, dtype in fields.items())
-    what = f"{types}, {spec.backend}, {format_bytes(spec.nbytes)}"
-    out.show(data, f"{name} is {what}; {store} is now at version {version}")
+            options["compression"] = None if compression == "none" else compression
+        change.store.alter_tables({name: options}, progress=change.progress)
+        spec = change.store[name].spec
+        types = {field: each.dtype for field, each in spec.fields.items()}
+        size = f"{spec.backend}, {format_bytes(spec.nbytes)}"
+        change.done(
+            f"{name} is {', '.join(map(' '.join, types.items()))}, {size}",
+            table=name,
+            fields=types,
+            backend=spec.backend,
+            compression=spec.compression,
+            disk_bytes=spec.nbytes,
+        )
 
 
 def _named(text: str, every: list[str]) -> tuple[tuple[str, ...], Any]:

@@ -43,8 +43,8 @@ def copy_table(
       tierstore copy-table emb.tier other.tier --table item
       tierstore copy-table emb.tier other.tier --table item --as item_before --version best
     """
-    with open_store(store, version=version) as source, changing(dest, "copying") as (to, progress):
-        chosen = choose_table(source, table)
+    with open_store(store, version=version) as source, changing(out, dest, "copying") as change:
+        to, chosen = change.store, choose_table(source, table)
         name = name or chosen.name
         if name in to:
             raise ExistsError(f"{dest} already has a table {name!r}; choose another name (--as)")
@@ -52,22 +52,17 @@ def copy_table(
         if isinstance(chosen, KeyedTable):
             made = to.create_table(name, spec)
             if isinstance(made, KeyedTable):
-                made.merge(chosen, progress=progress)
+                made.merge(chosen, progress=change.progress)
                 to.commit()
         else:
-            keys = None if chosen.keys is None else chosen.keys[:]
-            to.create_table(name, spec, blocks=_records(chosen), keys=keys, progress=progress)
-        rows, read, written = to[name].rows, source.version, to.version
-    data = {
-        "store": full_name(store),
-        "dest": full_name(dest),
-        "table": name,
-        "rows": rows,
-        "from": read,
-        "version": written,
-    }
-    what = f"{counted(rows, 'row')} of {chosen.name}, version {read} of {store},"
-    out.show(data, f"copied {what} to {name} of {dest}, which is now at version {written}")
+            keys, blocks = None if chosen.keys is None else chosen.keys[:], _records(chosen)
+            to.create_table(name, spec, blocks=blocks, keys=keys, progress=change.progress)
+        rows, read = to[name].rows, source.version
+        text = (
+            f"copied {counted(rows, 'row')} of {chosen.name}, version {read} of {store}, to {name}"
+        )
+        origin = {"origin": full_name(store), "from": read}
+        change.done(text, table=name, rows=rows, **origin)
 
 
 def _records(table: Table) -> Iterator[npt.NDArray[np.uint8]]:

@@ -11,21 +11,11 @@ import click
 from tierstore import Store
 from tierstore.budget import format_bytes
 from tierstore.errors import counted
+from tierstore_cli import params
 from tierstore_cli.command import Command, given_here
 from tierstore_cli.failure import Unchanged
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import (
-    CHANGED,
-    FILE,
-    FORCE,
-    READ_STORE,
-    REMOVED,
-    TABLE,
-    VERSION_OF,
-    Place,
-    full_name,
-)
 from tierstore_cli.rows import (
     Removed,
     by_table,
@@ -37,23 +27,23 @@ from tierstore_cli.rows import (
 
 
 @click.command(cls=Command, was={"--ids": "--changed"})
-@READ_STORE
-@click.argument("old", metavar="V1", type=VERSION_OF)
-@click.argument("new", metavar="[V2]", type=VERSION_OF, required=False)
-@TABLE
-@CHANGED
-@REMOVED
+@params.READ_STORE
+@click.argument("old", metavar="V1", type=params.VERSION_OF)
+@click.argument("new", metavar="[V2]", type=params.VERSION_OF, required=False)
+@params.TABLE
+@params.CHANGED
+@params.REMOVED
 @click.option(
     "--out",
     "patch",
     metavar="FILE",
-    type=FILE,
+    type=params.FILE,
     help="Write a file for `tierstore patch` with only these rows.",
 )
-@FORCE
+@params.FORCE
 def diff(
     out: Output,
-    store: Place,
+    store: params.Place,
     old: int | str,
     new: int | str | None,
     table: str | None,
@@ -87,7 +77,7 @@ def diff(
     if force and patch is None:
         raise click.UsageError("--force is that of --out; give both")
     with open_store(store, version=new) as opened:
-        data: dict[str, Any] = {"store": full_name(store), "from": old, "to": opened.version}
+        data: dict[str, Any] = {"store": params.full_name(store), "from": old, "to": opened.version}
         if patch is not None:
             if any(
                 each.version == opened.version and old in (each.version, *each.names)
@@ -96,7 +86,7 @@ def diff(
                 raise Unchanged(f"{old} is version {opened.version} itself; nothing written")
             made = opened.write_patch(patch, old, force=force)
             data |= {"from": made.from_version, "tables": made.rows}
-            data |= {"out": full_name(patch), "bytes": made.bytes}
+            data |= {"out": params.full_name(patch), "bytes": made.bytes}
             written = counted(sum(made.rows.values()), "row")
             line = f"wrote {patch}: {written}, {format_bytes(made.bytes)}"
             out.show(data, line)
@@ -126,7 +116,7 @@ def diff(
     out.show(data, *_counts(data["tables"], old, data["to"]))
 
 
-def _removed(path: Place, old: int | str, opened: Store, table: str | None) -> Removed:
+def _removed(path: params.Place, old: int | str, opened: Store, table: str | None) -> Removed:
     """Yield the keys by table that a version has and an open store lacks."""
     with open_store(path, version=old) as before:
         keys = keys_by_table(before)

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from tierstore_cli.command import Command
-from tierstore_cli.opening import open_store
+from tierstore_cli.opening import changing
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, complete_table, full_name
+from tierstore_cli.params import STORE, complete_table
 
 
 @click.command(cls=Command, writes="STORE")
@@ -25,8 +25,6 @@ def drop(out: Output, store: Path, table: str) -> None:
     Examples:
       tierstore drop emb.tier item
     """
-    with open_store(store, "r+") as opened:
-        opened.drop(table)
-        version = opened.version
-    data = {"store": full_name(store), "table": table, "version": version}
-    out.show(data, f"{store} has no table {table} from version {version} on")
+    with changing(out, store, "dropping") as change:
+        change.store.drop(table)
+        change.done(f"dropped table {table}", table=table)

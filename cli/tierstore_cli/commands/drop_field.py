@@ -7,10 +7,9 @@ from pathlib import Path
 import click
 
 from tierstore_cli.command import Command
-from tierstore_cli.opening import choose_table, open_store
+from tierstore_cli.opening import changing, choose_table
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, TABLE, full_name
-from tierstore_cli.progress import Progress
+from tierstore_cli.params import STORE, TABLE
 
 
 @click.command(cls=Command, writes="STORE")
@@ -28,20 +27,9 @@ def drop_field(out: Output, store: Path, names: tuple[str, ...], table: str | No
     Examples:
       tierstore drop-field emb.tier exp_avg exp_avg_sq --table item
     """
-    with (
-        open_store(store, "r+") as opened,
-        Progress("writing") as progress,
-    ):
-        chosen = choose_table(opened, table)
-        opened.drop_fields(chosen.name, names, progress=progress)
-        left = list(opened[chosen.name].fields)
-        version = opened.version
-    data = {
-        "store": full_name(store),
-        "table": chosen.name,
-        "dropped": list(names),
-        "fields": left,
-        "version": version,
-    }
-    gone, kept = ", ".join(names), ", ".join(left)
-    out.show(data, f"{chosen.name} of {store} has no {gone} from version {version} on, but {kept}")
+    with changing(out, store, "writing") as change:
+        name = choose_table(change.store, table).name
+        change.store.drop_fields(name, names, progress=change.progress)
+        left = list(change.store[name].fields)
+        text = f"dropped {', '.join(names)} of {name}, which has {', '.join(left)}"
+        change.done(text, table=name, dropped=list(names), fields=left)

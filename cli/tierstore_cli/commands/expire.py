@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from tierstore_cli.command import Command
-from tierstore_cli.opening import open_store
+from tierstore_cli.opening import changing
 from tierstore_cli.output import Output
 from tierstore_cli.params import COUNT_OF, COUNT_OR_NONE, STORE, TABLE, dry_run_option
-from tierstore_cli.removing import choose_keyed, settled
+from tierstore_cli.removing import choose_keyed, settle
 
 
 @click.command(cls=Command, writes="STORE")
@@ -39,13 +39,11 @@ def expire(
       tierstore expire emb.tier --table user --unused-for 30 --fewer-than 2
       tierstore expire emb.tier --table user --keep-at-most 50M --dry-run
     """
-    with open_store(store, "r+") as opened:
-        chosen = choose_keyed(opened, table, "do not expire")
+    with changing(out, store, "expiring") as change:
+        chosen = choose_keyed(change.store, table, "do not expire")
         if unused_for is fewer_than is keep_at_most is None:
             raise click.UsageError("give --unused-for, --fewer-than or --keep-at-most")
         gone = chosen.expire(
             unused_for=unused_for, fewer_than=fewer_than, keep_at_most=keep_at_most
         )
-        removed = sum(len(keys) for keys, _ in gone)
-        told = settled(store, opened, chosen, removed, dry_run=dry_run)
-    out.show(*told)
+        settle(change, chosen, sum(len(keys) for keys, _ in gone), dry_run=dry_run)

@@ -17,34 +17,10 @@ from tierstore.errors import counted
 from tierstore.exporting import export_table
 from tierstore.sharing import PartNote, part_file, write_note
 from tierstore.sharing import finish as finish_parts
+from tierstore_cli import opening, params
 from tierstore_cli.command import Command, given_here
 from tierstore_cli.failure import Failure, Unchanged
-from tierstore_cli.opening import (
-    choose_fields,
-    choose_rows,
-    choose_table,
-    open_to_read,
-    version_of,
-)
 from tierstore_cli.output import Output
-from tierstore_cli.params import (
-    DTYPE,
-    FIELDS,
-    FORCE,
-    KEYS,
-    MEMORY,
-    PART,
-    RANGE,
-    READ_STORE,
-    TABLE,
-    VERSION,
-    VERSION_OF,
-    Place,
-    PlaceType,
-    Rows,
-    Share,
-    full_name,
-)
 from tierstore_cli.picking import keys_in, picked_ids, picking_options
 from tierstore_cli.progress import Progress
 from tierstore_cli.streams import FORMAT, STREAM, into_stream, is_standard_output, is_stream
@@ -55,26 +31,28 @@ from tierstore_cli.text import some_rows
     cls=Command,
     was={"--rows": "--range", "--ids": "--ids-from", "--fields": "--field", "--name": "--rename"},
 )
-@READ_STORE
-@click.argument("target", metavar="OUT", type=PlaceType())
+@params.READ_STORE
+@click.argument("target", metavar="OUT", type=params.PlaceType())
 @FORMAT
-@TABLE
-@FIELDS
-@RANGE
+@params.TABLE
+@params.FIELDS
+@params.RANGE
 @picking_options
-@click.option("--since", type=VERSION_OF, help="Export rows changed since V.")
+@click.option("--since", type=params.VERSION_OF, help="Export rows changed since V.")
 @click.option(
     "--if-changed",
     "unless_like",
-    type=VERSION_OF,
+    type=params.VERSION_OF,
     help="Export only if a row of the table changed since version V.",
 )
-@click.option("--part", type=PART, help="Write part K of N of OUT, counted from 0.")
+@click.option("--part", type=params.PART, help="Write part K of N of OUT, counted from 0.")
 @click.option("--finish", is_flag=True, help="Make OUT of its parts, once all are written.")
-@VERSION
-@click.option("--dtype", type=DTYPE, help="Convert to this element type; default: the stored type.")
-@KEYS
-@MEMORY
+@params.VERSION
+@click.option(
+    "--dtype", type=params.DTYPE, help="Convert to this element type; default: the stored type."
+)
+@params.KEYS
+@params.MEMORY
 @click.option(
     "--header/--no-header",
     default=True,
@@ -88,18 +66,18 @@ from tierstore_cli.text import some_rows
     help="Another name in OUT, of a field, or with key=NAME of the keys; may be repeated.",
 )
 @click.option("--skip-damaged", is_flag=True, help="Write damaged rows as NaN.")
-@FORCE
+@params.FORCE
 def export(
     out: Output,
-    store: Place,
-    target: Place,
+    store: params.Place,
+    target: params.Place,
     suffix: str | None,
     table: str | None,
     fields: Sequence[str] | None,
-    span: Rows | None,
+    span: params.Rows | None,
     since: int | str | None,
     unless_like: int | str | None,
-    part: Share | None,
+    part: params.Share | None,
     finish: bool,
     version: int | str | None,
     dtype: str | None,
@@ -181,14 +159,14 @@ def export(
         raise click.UsageError("parts with damaged rows make no whole; repair the store first")
     with (
         into_stream(str(target), suffix) if streamed else nullcontext(target) as place,
-        open_to_read(store, version) as opened,
+        opening.open_to_read(store, version) as opened,
         Progress("exporting") as progress,
     ):
         if part is not None and shared:
             target = place = part_file(Path(str(target)), *part)
-        version = version_of(opened)
-        chosen = choose_table(opened, table)
-        written = choose_fields(chosen, fields)
+        version = opening.version_of(opened)
+        chosen = opening.choose_table(opened, table)
+        written = opening.choose_fields(chosen, fields)
         picked: Any
         if picks:
             picked = picked_ids(chosen, **named)
@@ -197,7 +175,7 @@ def export(
             if not picked.size:  # keys were removed, which a file of rows cannot tell
                 raise _unchanged(chosen, since)
         else:
-            picked = choose_rows(chosen, span, part)
+            picked = opening.choose_rows(chosen, span, part)
         if unless_like is not None:
             _changed(opened, chosen, unless_like)
         done = export_table(
@@ -218,24 +196,24 @@ def export(
             write_note(
                 done.path,
                 PartNote(
-                    store=opened.uuid if isinstance(opened, Store) else full_name(store),
+                    store=opened.uuid if isinstance(opened, Store) else params.full_name(store),
                     version=version,
                     table=chosen.name,
                     fields=written,
                     dtype=done.dtype,
                     dim=done.dim,
                     keyed=keys is not None or chosen.keys is not None,
-                    all_rows=list(choose_rows(chosen, span)),
+                    all_rows=list(opening.choose_rows(chosen, span)),
                     rows=list(picked),
                     overflowed=done.overflowed,
                 ),
             )
     data: dict[str, Any] = {
-        "store": full_name(store),
+        "store": params.full_name(store),
         "version": version,
         "table": chosen.name,
         "fields": written,
-        "out": full_name(target),
+        "out": params.full_name(target),
         "rows": done.rows,
         "dim": done.dim,
         "dtype": done.dtype,
@@ -255,7 +233,7 @@ def export(
     out.show(data, f"wrote {target}: {shape}, {format_bytes(done.bytes)}")
 
 
-def _finish(out: Output, target: Place, *, force: bool) -> None:
+def _finish(out: Output, target: params.Place, *, force: bool) -> None:
     """Make a target of its parts."""
     path = Path(str(target))
     try:
@@ -267,7 +245,7 @@ def _finish(out: Output, target: Place, *, force: bool) -> None:
         raise Unchanged(f"{target} has no parts left to put together; nothing written") from None
     rows = whole.all_rows[1] - whole.all_rows[0]
     data = {
-        "out": full_name(target),
+        "out": params.full_name(target),
         "version": whole.version,
         "table": whole.table,
         "fields": whole.fields,

@@ -7,10 +7,9 @@ from pathlib import Path
 import click
 
 from tierstore_cli.command import Command
-from tierstore_cli.opening import awaited, open_store
+from tierstore_cli.opening import awaited, changing
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, full_name
-from tierstore_cli.progress import Progress
+from tierstore_cli.params import STORE
 
 
 @click.command(cls=Command, writes="STORE")
@@ -26,10 +25,7 @@ def fold(out: Output, store: Path) -> None:
       tierstore fold emb.tier
       tierstore fold emb.tier --json | jq .dropped
     """
-    with open_store(store, "r+") as opened:
-        with Progress("folding") as progress:
-            dropped = awaited(lambda: opened.fold(progress=progress))
-        version = opened.version
-    data = {"store": full_name(store), "version": version, "dropped": dropped}
-    note = f"; versions dropped: {', '.join(map(str, dropped))}" if dropped else ""
-    out.show(data, f"{store} is folded to version {version}{note}")
+    with changing(out, store, "folding") as change:
+        dropped = awaited(lambda: change.store.fold(progress=change.progress))
+        note = f", and dropped versions {', '.join(map(str, dropped))}" if dropped else ""
+        change.done(f"folded {store}{note}", dropped=dropped)

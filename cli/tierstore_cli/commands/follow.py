@@ -10,27 +10,18 @@ import click
 
 from tierstore import Store
 from tierstore.errors import counted
+from tierstore_cli import params
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import (
-    CHANGED,
-    COUNT,
-    READ_STORE,
-    REMOVED,
-    FiniteRange,
-    Place,
-    every_option,
-    full_name,
-)
 from tierstore_cli.rows import by_table, id_lines, ids_and_keys, keys_by_table, removed_keys
 
 
 @click.command(cls=Command, was={"--ids": "--changed"})
-@READ_STORE
-@CHANGED
-@REMOVED
+@params.READ_STORE
+@params.CHANGED
+@params.REMOVED
 @click.option(
     "--exec",
     "program",
@@ -39,15 +30,15 @@ from tierstore_cli.rows import by_table, id_lines, ids_and_keys, keys_by_table, 
 )
 @click.option(
     "--timeout",
-    type=FiniteRange(min=0),
+    type=params.FiniteRange(min=0),
     metavar="SECONDS",
     help="End when no version comes for so long; default: no end.",
 )
-@COUNT
-@every_option(0.5, "Time between two looks at the directory of STORE.")
+@params.COUNT
+@params.every_option(0.5, "Time between two looks at the directory of STORE.")
 def follow(
     out: Output,
-    store: Place,
+    store: params.Place,
     listed: bool,
     removed: bool,
     program: str | None,
@@ -77,7 +68,7 @@ def follow(
         for number, new in enumerate(opened.follow(timeout=timeout, every=every), 1):
             counts = {name: rows.size for name, rows in new.rows.items()}
             data: dict[str, Any] = {
-                "store": full_name(store),
+                "store": params.full_name(store),
                 "version": new.version,
                 "since": new.since,
                 "step": new.step,

@@ -8,35 +8,27 @@ from typing import Any
 import click
 
 from tierstore.errors import counted
+from tierstore_cli import params
 from tierstore_cli.command import Command
-from tierstore_cli.opening import choose_table, open_store
+from tierstore_cli.opening import changing, choose_table
 from tierstore_cli.output import Output
-from tierstore_cli.params import (
-    COUNT_OF,
-    KEYS,
-    STORE,
-    TABLE,
-    SeededInitializer,
-    full_name,
-    init_option,
-    seeded,
-)
 from tierstore_cli.picking import keys_in
-from tierstore_cli.progress import Progress
 
 
 @click.command(cls=Command, writes="STORE")
-@STORE
-@TABLE
-@click.option("--rows", type=COUNT_OF, required=True, metavar="N", help="Rows it is to have.")
-@init_option("First values of new rows; default: as the table was made.")
-@KEYS
+@params.STORE
+@params.TABLE
+@click.option(
+    "--rows", type=params.COUNT_OF, required=True, metavar="N", help="Rows it is to have."
+)
+@params.init_option("First values of new rows; default: as the table was made.")
+@params.KEYS
 def grow(
     out: Output,
     store: Path,
     table: str | None,
     rows: int,
-    initializer: SeededInitializer | None,
+    initializer: params.SeededInitializer | None,
     seed: int | None,
     keys: str | None,
 ) -> None:
@@ -51,29 +43,11 @@ def grow(
       tierstore grow emb.tier --table item --rows 5500000 --init "normal(0,0.01)" --seed 8
       tierstore grow emb.tier --table user --rows 2100 --keys new_users.txt
     """
-    init = seeded(initializer, seed)
+    init = params.seeded(initializer, seed)
     new_keys: Any = None if keys is None else keys_in(keys)
-    with (
-        open_store(store, "r+") as opened,
-        Progress("writing") as progress,
-    ):
-        chosen = choose_table(opened, table)
-        name, before = chosen.name, chosen.spec.rows
-        opened.grow(
-            name,
-            rows,
-            init=init,
-            keys=new_keys,
-            progress=progress,
-        )
-        version = opened.version
-    data = {
-        "store": full_name(store),
-        "table": name,
-        "rows": rows,
-        "added": rows - before,
-        "version": version,
-    }
-    out.show(
-        data, f"added {counted(rows - before, 'row')} to {name}: {rows:,}, at version {version}"
-    )
+    with changing(out, store, "writing") as change:
+        chosen = choose_table(change.store, table)
+        name, added = chosen.name, rows - chosen.spec.rows
+        change.store.grow(name, rows, init=init, keys=new_keys, progress=change.progress)
+        text = f"added {counted(added, 'row')} to {name}: {rows:,}"
+        change.done(text, table=name, rows=rows, added=added)

@@ -24,34 +24,23 @@ from tierstore.errors import (
 from tierstore.initializers import Initializer, Random, zeros
 from tierstore.machine import examine_storage
 from tierstore.spec import BACKENDS, Field, TableSpec, check_name
+from tierstore_cli import params
 from tierstore_cli.command import Command
 from tierstore_cli.opening import NO_CACHE, allow_untested, makes, open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import (
-    COUNT_OF,
-    DTYPE,
-    STORE,
-    SeededInitializer,
-    StateField,
-    dry_run_option,
-    full_name,
-    init_option,
-    seeded,
-    state_option,
-)
 from tierstore_cli.progress import Progress
 
 CHECKSUM_BYTES = 4
 
 
 @click.command(cls=Command, writes="STORE", was={"--keys": "--by-key"})
-@STORE
-@click.option("--rows", type=COUNT_OF, help="Number of rows; may be left out with --by-key.")
-@click.option("--dim", type=COUNT_OF, required=True, metavar="D", help="Elements per row.")
+@params.STORE
+@click.option("--rows", type=params.COUNT_OF, help="Number of rows; may be left out with --by-key.")
+@click.option("--dim", type=params.COUNT_OF, required=True, metavar="D", help="Elements per row.")
 @click.option("--table", default="embeddings", metavar="NAME", help="Name of the table.")
-@click.option("--dtype", type=DTYPE, default="float32", help="Element type.")
-@init_option("First values; default: zeros.")
-@state_option("Optimizer state stored with each row, see below; repeatable.")
+@click.option("--dtype", type=params.DTYPE, default="float32", help="Element type.")
+@params.init_option("First values; default: zeros.")
+@params.state_option("Optimizer state stored with each row, see below; repeatable.")
 @click.option("--backend", type=click.Choice(BACKENDS), default="memmap", help="Base file.")
 @click.option(
     "--sparse",
@@ -68,10 +57,10 @@ CHECKSUM_BYTES = 4
 @click.option("--track-uses", is_flag=True, help="Keep the uses of each key, for `expire`.")
 @click.option(
     "--admit-after",
-    type=COUNT_OF,
+    type=params.COUNT_OF,
     help="Give a key its row with its use N in training.",
 )
-@dry_run_option("Only print the size")
+@params.dry_run_option("Only print the size")
 def init(
     out: Output,
     store: Path,
@@ -79,9 +68,9 @@ def init(
     dim: int,
     table: str,
     dtype: str,
-    initializer: SeededInitializer | None,
+    initializer: params.SeededInitializer | None,
     seed: int | None,
-    state: tuple[list[StateField], ...],
+    state: tuple[list[params.StateField], ...],
     backend: str,
     sparse: bool,
     kind: Literal["int64", "text"] | None,
@@ -122,7 +111,7 @@ def init(
         by_key["rows"] = rows
     elif kind is None:
         raise click.UsageError("Missing option '--rows'.")
-    first = seeded(initializer, seed) or zeros()
+    first = params.seeded(initializer, seed) or zeros()
     if seed is not None and not isinstance(first, Random):
         raise click.UsageError("--seed is that of random values, such as --init normal(0,0.01)")
     spec = _spec((dim, dtype, first), state, backend, table, sparse, by_key)
@@ -137,7 +126,7 @@ def init(
         version = _make(store, exists, table, spec, progress, dry_run=dry_run)
 
     data = {
-        "store": full_name(store),
+        "store": params.full_name(store),
         "created": not exists,
         "dry_run": dry_run,
         "version": version,
@@ -178,7 +167,7 @@ def _too_large(store: Path, needed: int, free: int) -> StoreFullError:
 
 def _spec(
     weight: tuple[int, str, Initializer],
-    state: tuple[list[StateField], ...],
+    state: tuple[list[params.StateField], ...],
     backend: str,
     table: str,
     sparse: bool,

@@ -15,19 +15,10 @@ from tierstore.budget import format_bytes
 from tierstore.errors import counted
 from tierstore.spec import BACKENDS
 from tierstore.stats import LISTED, SpaceInformation, StoreInfo, Version, label
+from tierstore_cli import params
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_to_read
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import (
-    FIELD,
-    RANGE,
-    READ_STORE,
-    TABLE,
-    VERSION,
-    Place,
-    Rows,
-    full_name,
-)
 from tierstore_cli.progress import Progress
 from tierstore_cli.rows import rows_data, rows_grids
 from tierstore_cli.rowstats import row_stats
@@ -43,22 +34,22 @@ _MANY = "the tables of a line share tiers; --json lists all tables"
 
 
 @click.command(cls=Command, was={"--rows": "--range", "--versions": "use `tierstore log`"})
-@READ_STORE
-@TABLE
-@FIELD
+@params.READ_STORE
+@params.TABLE
+@params.FIELD
 @click.option("--stats", is_flag=True, help="Show norms and counts of zero, NaN and infinite rows.")
 @click.option("--full", is_flag=True, help="With --stats: read all rows, not a sample of 100,000.")
-@RANGE
-@VERSION
+@params.RANGE
+@params.VERSION
 @click.option("--versions", is_flag=True, help="List the kept versions.")
 def inspect(
     out: Output,
-    store: Place,
+    store: params.Place,
     table: str | None,
     field: str | None,
     stats: bool,
     full: bool,
-    span: Rows | None,
+    span: params.Rows | None,
     version: int | str | None,
     versions: bool,
 ) -> None:
@@ -145,7 +136,7 @@ def _show(
     out: Output,
     data: dict[str, Any],
     parts: list[str | Grid],
-    span: Rows | None,
+    span: params.Rows | None,
     tables: Mapping[str, Table],
     name: str | None,
     field: str | None,
@@ -168,19 +159,19 @@ def _show(
 
 def _show_file(
     out: Output,
-    file: Place,
+    file: params.Place,
     tables: Mapping[str, Table],
     name: str | None,
     field: str | None,
     stats: bool,
     full: bool,
-    span: Rows | None,
+    span: params.Rows | None,
 ) -> None:
     """Show a matrix of another program."""
     table = choose_table(tables, name)
     (item,) = table.fields.values()
     facts = {"rows": table.rows, "dim": item.dim, "dtype": item.dtype}
-    data: dict[str, Any] = {"file": full_name(file), "table": {"name": table.name, **facts}}
+    data: dict[str, Any] = {"file": params.full_name(file), "table": {"name": table.name, **facts}}
     size = format_bytes(table.rows * item.nbytes)
     parts: list[str | Grid] = [
         f"{file}   {counted(table.rows, 'row')} of {item.dim} {item.dtype} · {size} · read in place"
@@ -190,7 +181,7 @@ def _show_file(
     _show(out, data, parts, span, tables, name, field)
 
 
-def _headline(store: Place, info: StoreInfo) -> str:
+def _headline(store: params.Place, info: StoreInfo) -> str:
     facts = [
         f"format {info.format}",
         f"version {info.version}",
@@ -211,7 +202,7 @@ def _around(info: StoreInfo) -> Iterator[str]:
         yield f"open for writing by {info.writer}"
 
 
-def _beside_the_data(store: Place, info: StoreInfo, older: list[Version]) -> Iterator[str]:
+def _beside_the_data(store: params.Place, info: StoreInfo, older: list[Version]) -> Iterator[str]:
     """Yield what the newest version and older ones take beside the data, and what frees it."""
     if info.allocated_bytes is None:
         return
@@ -298,7 +289,7 @@ def _spaces(spaces: list[SpaceInformation]) -> Grid:
     return Grid(headers, rows, right=frozenset(range(1, len(headers))))
 
 
-def _how_to_open(store: Place, info: StoreInfo, tables: list[Table]) -> Iterator[str]:
+def _how_to_open(store: params.Place, info: StoreInfo, tables: list[Table]) -> Iterator[str]:
     """Yield lines that open tables without tierstore; none where partitions have files each."""
     bases = {each.name: each.base for each in info.tables}
     if not all(bases.values()):

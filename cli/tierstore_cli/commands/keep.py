@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from tierstore_cli.command import Command
-from tierstore_cli.opening import open_store
+from tierstore_cli.opening import changing
 from tierstore_cli.output import Output
-from tierstore_cli.params import LAST, STORE, VERSION, full_name
+from tierstore_cli.params import LAST, STORE, VERSION
 from tierstore_cli.versions import date_of
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
@@ -51,7 +51,8 @@ def keep(
         raise click.UsageError("give a NAME, or --by-date for the day of the commit")
     if last is not None and not by_date:
         raise click.UsageError("--last says how many days stay of --by-date; give both")
-    with open_store(store, "r+") as opened:
+    with changing(out, store, "keeping") as change:
+        opened = change.store
         wanted = opened.version if version is None else version
         if name is None:
             every = {key: each for each in opened.versions() for key in (each.version, *each.names)}
@@ -62,6 +63,6 @@ def keep(
         released = days[:-last] if last is not None else []
         for each in released:
             opened.release(each)
-    data = {"store": full_name(store), "name": name, "version": number, "released": released}
-    gone = f"; released: {', '.join(released)}" if released else ""
-    out.show(data, f"version {number} of {store} is kept as {name}{gone}")
+        gone = f"; released: {', '.join(released)}" if released else ""
+        text = f"version {number} of {store} is kept as {name}{gone}"
+        change.done(text, "", name=name, version=number, released=released)

@@ -9,11 +9,10 @@ import click
 
 from tierstore.errors import counted
 from tierstore_cli.command import Command
-from tierstore_cli.opening import choose_table, open_store
+from tierstore_cli.opening import changing, choose_table
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, TABLE, full_name
+from tierstore_cli.params import STORE, TABLE
 from tierstore_cli.picking import keys_in
-from tierstore_cli.progress import Progress
 
 
 @click.command(cls=Command, writes="STORE")
@@ -40,15 +39,10 @@ def keys(
     """
     if (file is None) == (action == "set"):
         raise click.UsageError("`keys set STORE FILE`, or `keys forget STORE`")
-    found: Any = None if file is None else keys_in(file)
-    with (
-        open_store(store, "r+") as opened,
-        Progress("writing keys") as progress,
-    ):
-        name = choose_table(opened, table).name
-        opened.set_keys(name, found, progress=progress)
-        version = opened.version
-    count = None if found is None else len(found)
-    data = {"store": full_name(store), "table": name, "keys": count, "version": version}
-    done = "forgot the keys" if count is None else f"set {counted(count, 'key')}"
-    out.show(data, f"{done} of {name}; {store} is now at version {version}")
+    named: Any = None if file is None else keys_in(file)
+    count = None if named is None else len(named)
+    with changing(out, store, "writing keys") as change:
+        name = choose_table(change.store, table).name
+        change.store.set_keys(name, named, progress=change.progress)
+        done = "forgot the keys" if count is None else f"set {counted(count, 'key')}"
+        change.done(f"{done} of {name}", table=name, keys=count)

@@ -13,34 +13,26 @@ import click
 from tierstore import Store
 from tierstore.errors import counted
 from tierstore.importing import ImportResult, Preview, import_table, preview
+from tierstore_cli import params
 from tierstore_cli.command import Command
 from tierstore_cli.opening import allow_untested, awaited, makes, open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import (
-    DTYPE,
-    FIELDS,
-    KEYS,
-    MEMORY,
-    STORE,
-    TABLE,
-    dry_run_option,
-    full_name,
-    text_options,
-)
 from tierstore_cli.picking import keys_in
 from tierstore_cli.progress import Progress
 from tierstore_cli.streams import FORMAT, as_file, is_stream
 
 
 @click.command(cls=Command, writes="STORE")
-@STORE
+@params.STORE
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @FORMAT
-@TABLE
-@FIELDS
-@KEYS
-@click.option("--dtype", type=DTYPE, help="Element type of a new table; default: of the file.")
-@text_options
+@params.TABLE
+@params.FIELDS
+@params.KEYS
+@click.option(
+    "--dtype", type=params.DTYPE, help="Element type of a new table; default: of the file."
+)
+@params.text_options
 @click.option(
     "--duplicates",
     type=click.Choice(["error", "first", "last"]),
@@ -55,8 +47,8 @@ from tierstore_cli.streams import FORMAT, as_file, is_stream
     is_flag=True,
     help="Take a file that holds less than a 200th of what it claims: sparse, or all zeros.",
 )
-@dry_run_option("Show what would be read, and the first rows")
-@MEMORY
+@params.dry_run_option("Show what would be read, and the first rows")
+@params.MEMORY
 def load(
     out: Output,
     store: Path,
@@ -137,7 +129,7 @@ def load(
         done = awaited(work)  # another process may make the store meanwhile, and have it open
     say_reading(out, done)
     data = {
-        "store": full_name(store),
+        "store": params.full_name(store),
         "source": source,
         "table": done.table,
         "field": done.field,

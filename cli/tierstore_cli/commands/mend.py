@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -15,7 +14,7 @@ from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
 from tierstore_cli.opening import changing, open_store, refuse_partitions
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, VERSION, Place, PlaceType, full_name
+from tierstore_cli.params import STORE, VERSION, Place, PlaceType
 from tierstore_cli.text import some_rows
 
 DAMAGE = 4
@@ -52,9 +51,10 @@ def mend(
     """
     if backup is None and (older or version is not None):
         raise click.UsageError("--version and --older are those of --from; give it too")
-    with changing(store, "verifying") as (opened, progress):
+    with changing(out, store, "verifying") as change:
+        opened = change.store
         refuse_partitions(opened, store, "rows are not rewritten in place")
-        report = opened.verify(mend=True, progress=progress)
+        report = opened.verify(mend=True, progress=change.progress)
         left = {
             name: np.setdiff1d(rows, report.mended.get(name, []))
             for name, rows in report.bad_rows.items()
@@ -63,35 +63,27 @@ def mend(
         if backup is not None:
             with open_store(backup, version=version) as copy:
                 changed = _changed(opened, copy, left, older)
-                wanted = {
-                    name: np.setdiff1d(rows, changed.get(name, _NONE))
-                    for name, rows in left.items()
-                }
-                copied = {
-                    name: _copied(copy[name], opened[name], rows)
-                    for name, rows in wanted.items()
-                    if name in copy
-                }
+                for name in left.keys() & copy.keys():
+                    wanted = np.setdiff1d(left[name], changed.get(name, _NONE))
+                    copied[name] = _copied(copy[name], opened[name], wanted)
         mended = {name: rows for name, rows in report.mended.items() if rows}
         if mended or any(rows.size for rows in copied.values()):
             opened.commit()
-        number = opened.version
-    left = {name: np.setdiff1d(rows, copied.get(name, _NONE)) for name, rows in left.items()}
-    data: dict[str, Any] = {
-        "store": full_name(store),
-        "version": number,
-        "mended": mended,
-        "copied": {name: rows.tolist() for name, rows in copied.items() if rows.size},
-        "bad_rows": {name: rows.tolist() for name, rows in left.items() if rows.size},
-        "bad_files": report.bad_files,
-    }
-    here = counted(sum(map(len, mended.values())), "row")
-    there = counted(sum(map(len, copied.values())), "row")
-    of = "" if backup is None else f", {there} copied from {backup}"
-    out.show(data, f"{here} mended{of}; {store} is at version {number}")
-    if data["bad_rows"] or report.bad_files:
-        rows = [some_rows(name, ids) for name, ids in data["bad_rows"].items()]
-        raise Failure(f"damage is left: {'; '.join([*rows, *report.bad_files])}", DAMAGE)
+        left = {name: np.setdiff1d(rows, copied.get(name, _NONE)) for name, rows in left.items()}
+        bad = {name: rows.tolist() for name, rows in left.items() if rows.size}
+        here = counted(sum(map(len, mended.values())), "row")
+        there = counted(sum(map(len, copied.values())), "row")
+        of = "" if backup is None else f", {there} copied from {backup}"
+        change.done(
+            f"{here} mended{of}",
+            mended=mended,
+            copied={name: rows.tolist() for name, rows in copied.items() if rows.size},
+            bad_rows=bad,
+            bad_files=report.bad_files,
+        )
+    if bad or report.bad_files:
+        damage = [some_rows(name, ids) for name, ids in bad.items()]
+        raise Failure(f"damage is left: {'; '.join([*damage, *report.bad_files])}", DAMAGE)
 
 
 def _changed(store: Store, copy: Store, bad: Rows, older: bool) -> Rows:

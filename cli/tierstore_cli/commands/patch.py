@@ -8,9 +8,9 @@ import click
 
 from tierstore.errors import counted
 from tierstore_cli.command import Command
-from tierstore_cli.opening import open_store
+from tierstore_cli.opening import changing
 from tierstore_cli.output import Output
-from tierstore_cli.params import FILE, STORE, full_name
+from tierstore_cli.params import FILE, STORE
 
 
 @click.command(cls=Command, writes="STORE")
@@ -30,16 +30,11 @@ def patch(out: Output, store: Path, file: Path) -> None:
       tierstore diff emb.tier yesterday --out monday.patch
       tierstore patch copy.tier monday.patch
     """
-    with open_store(store, "r+") as opened:
-        done = opened.apply_patch(file)
-        version = opened.version
-    rows = sum(done.rows.values())
-    data = {
-        "store": full_name(store),
-        "version": version,
-        "tables": done.rows,
-        "from": done.from_version,
-        "to": done.to_version,
-        "origin": done.store,
-    }
-    out.show(data, f"changed {counted(rows, 'row')} of {store}, which is at version {version} now")
+    with changing(out, store, "applying") as change:
+        done = change.store.apply_patch(file)
+        change.done(
+            f"changed {counted(sum(done.rows.values()), 'row')}",
+            tables=done.rows,
+            origin=done.store,
+            **{"from": done.from_version, "to": done.to_version},
+        )

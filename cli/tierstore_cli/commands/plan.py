@@ -17,24 +17,12 @@ from tierstore.sizing import Plan, SpacePlan, host_for_hits, load_stream, plan_b
 from tierstore.sizing import plan as make_plan
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import label
+from tierstore_cli import params
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import (
-    BYTES,
-    COUNT_OF,
-    DTYPE,
-    FILE,
-    HIT_RATE,
-    RATE,
-    TABLE,
-    Place,
-    PlaceType,
-    StateField,
-    state_option,
-)
 from tierstore_cli.progress import Progress
-from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, stream_options, use_option
+from tierstore_cli.replaying import DEPTH, MEASURED, PLOT, stream_options, use_option
 from tierstore_cli.text import percent
 
 
@@ -45,31 +33,32 @@ from tierstore_cli.text import percent
         "--on": "run it in a directory on the disk whose speed counts",
     },
 )
-@click.argument("store", type=PlaceType(), required=False)
-@TABLE
-@click.option("--rows", type=COUNT_OF, help="Rows of the table.")
-@click.option("--dim", type=COUNT_OF, metavar="D", help="Elements of a row.")
-@click.option("--dtype", type=DTYPE, help="Element type; default: float32.")
-@state_option("Optimizer state stored with each row, as in `tierstore init`; repeatable.")
+@click.argument("store", type=params.PlaceType(), required=False)
+@params.TABLE
+@click.option("--rows", type=params.COUNT_OF, help="Rows of the table.")
+@click.option("--dim", type=params.COUNT_OF, metavar="D", help="Elements of a row.")
+@click.option("--dtype", type=params.DTYPE, help="Element type; default: float32.")
+@params.state_option("Optimizer state stored with each row, as in `tierstore init`; repeatable.")
 @click.option(
     "--host",
-    type=BYTES,
+    type=params.BYTES,
     help="Memory for the host tier; default: a quarter of the free memory.",
 )
 @click.option(
     "--hits",
-    type=HIT_RATE,
+    type=params.HIT_RATE,
     help="Find the memory for the host tier that answers this share of ids; needs --trace.",
 )
 @click.option(
     "--gpu",
-    type=BYTES,
+    type=params.BYTES,
     default=0,
+    show_default=False,
     help="Memory for the GPU tier; default: no GPU tier.",
 )
 @click.option(
     "--link",
-    type=RATE,
+    type=params.RATE,
     help="Bytes a second to the GPU, such as 25GB/s; default: as measured here.",
 )
 @click.option(
@@ -78,7 +67,7 @@ from tierstore_cli.text import percent
     default="lru",
     help="The policy of the host tier.",
 )
-@click.option("--trace", type=FILE, metavar="FILE", help="The row ids that are requested.")
+@click.option("--trace", type=params.FILE, metavar="FILE", help="The row ids that are requested.")
 @stream_options
 @use_option(training=True)
 @DEPTH
@@ -93,12 +82,12 @@ from tierstore_cli.text import percent
 @PLOT
 def plan(
     out: Output,
-    store: Place | None,
+    store: params.Place | None,
     table: str | None,
     rows: int | None,
     dim: int | None,
     dtype: str | None,
-    state: tuple[list[StateField], ...],
+    state: tuple[list[params.StateField], ...],
     host: int | None,
     hits: float | None,
     gpu: int,
@@ -207,7 +196,7 @@ def plan(
     out.show(data, *lines)
 
 
-def _spec(rows: int, dim: int, dtype: str, state: tuple[list[StateField], ...]) -> TableSpec:
+def _spec(rows: int, dim: int, dtype: str, state: tuple[list[params.StateField], ...]) -> TableSpec:
     """Return the spec of a table that there need not be."""
     weight = Field(dim, dtype)
     fields = {"weight": weight}

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from tierstore.errors import counted
 from tierstore.spec import Field
 from tierstore_cli.command import Command
-from tierstore_cli.opening import choose_field, choose_table, open_store
+from tierstore_cli.opening import changing, choose_field, choose_table
 from tierstore_cli.output import Output
-from tierstore_cli.params import FIELD, IDS, KEY, STORE, TABLE, full_name
+from tierstore_cli.params import FIELD, IDS, KEY, STORE, TABLE
 from tierstore_cli.picking import add_key, one_row, picked_ids
 from tierstore_cli.streams import STREAM, standard_input
 from tierstore_cli.values import numbers_in
@@ -51,8 +51,8 @@ def put(
     """
     one_row(by_id, by_key)
     vector = numbers_in(_piped() if values == (STREAM,) else " ".join(values))
-    with open_store(store, "r+") as opened:
-        chosen = choose_table(opened, table)
+    with changing(out, store, "writing") as change:
+        chosen = choose_table(change.store, table)
         field = choose_field(chosen, field)
         if vector.size != (dim := chosen.fields[field].dim):
             raise click.UsageError(
@@ -61,20 +61,12 @@ def put(
         rows = _held(vector, chosen.fields[field])[None]
         for key in by_key:
             add_key(chosen, key, field)
-        (number,) = picked_ids(chosen, by_id, by_key)
-        chosen.by_row.write([number], rows, field)
-        version = opened.commit()
-        name = chosen.name
-    data = {
-        "store": full_name(store),
-        "table": name,
-        "field": field,
-        "id": int(number),
-        "version": version,
-    }
-    what = f"row {number}" if by_id else f"key {by_key[0]}, row {number},"
-    now = f"{store} is now at version {version}"
-    out.show(data, f"wrote {what} of table {name}, field {field}; {now}")
+        (row,) = map(int, picked_ids(chosen, by_id, by_key))
+        chosen.by_row.write([row], rows, field)
+        change.store.commit()
+        what = f"row {row}" if by_id else f"key {by_key[0]}, row {row},"
+        text = f"wrote {what} of table {chosen.name}, field {field}"
+        change.done(text, table=chosen.name, field=field, id=row)
 
 
 def _piped() -> str:

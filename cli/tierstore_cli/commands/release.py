@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from tierstore_cli.command import Command
-from tierstore_cli.opening import open_store
+from tierstore_cli.opening import changing
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, full_name
+from tierstore_cli.params import STORE
 
 
 @click.command(cls=Command, writes="STORE")
@@ -25,8 +25,8 @@ def release(out: Output, store: Path, name: str) -> None:
     Examples:
       tierstore release emb.tier best
     """
-    with open_store(store, "r+") as opened:
-        opened.release(name)
-        kept = [each.version for each in opened.versions()]
-    data = {"store": full_name(store), "released": name, "kept": kept}
-    out.show(data, f"{store} keeps versions {', '.join(map(str, kept))}")
+    with changing(out, store, "releasing") as change:
+        change.store.release(name)
+        kept = [each.version for each in change.store.versions()]
+        end = f"; {store} keeps versions {', '.join(map(str, kept))}"
+        change.done(f"released {name}", end, released=name, kept=kept)

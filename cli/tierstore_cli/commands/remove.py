@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from tierstore_cli.command import Command
-from tierstore_cli.opening import open_store
+from tierstore_cli.opening import changing
 from tierstore_cli.output import Output
 from tierstore_cli.params import KEY, KEYS_FROM, STORE, TABLE, dry_run_option
 from tierstore_cli.picking import distinct_keys
-from tierstore_cli.removing import choose_keyed, settled
+from tierstore_cli.removing import choose_keyed, settle
 
 
 @click.command(cls=Command, writes="STORE")
@@ -44,12 +44,11 @@ def remove(
     """
     if not by_key and keys_from is None:
         raise click.UsageError("which keys? Give --key or --keys-from")
-    with open_store(store, "r+") as opened:
-        chosen = choose_keyed(opened, table, "are not removed")
+    with changing(out, store, "removing") as change:
+        chosen = choose_keyed(change.store, table, "are not removed")
         named = distinct_keys(chosen, by_key, keys_from)
         missing = len(named) - int(chosen.contains(named).sum()) if named else 0
         if missing and not missing_ok:
             chosen.lookup(named)  # which names them
         removed = chosen.remove(named) if named else 0
-        told = settled(store, opened, chosen, removed, dry_run=dry_run, missing=missing)
-    out.show(*told)
+        settle(change, chosen, removed, dry_run=dry_run, missing=missing)

@@ -7,10 +7,9 @@ from pathlib import Path
 import click
 
 from tierstore_cli.command import Command
-from tierstore_cli.opening import open_store
+from tierstore_cli.opening import changing
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, complete_table, full_name
-from tierstore_cli.progress import Progress
+from tierstore_cli.params import STORE, complete_table
 
 
 @click.command(cls=Command, writes="STORE")
@@ -27,11 +26,6 @@ def rename(out: Output, store: Path, table: str, new: str) -> None:
     Examples:
       tierstore rename emb.tier embeddings item
     """
-    with (
-        open_store(store, "r+") as opened,
-        Progress("copying") as progress,
-    ):
-        opened.rename(table, new, progress=progress)
-        version = opened.version
-    data = {"store": full_name(store), "table": new, "was": table, "version": version}
-    out.show(data, f"table {table} of {store} is now {new}, at version {version}")
+    with changing(out, store, "copying") as change:
+        change.store.rename(table, new, progress=change.progress)
+        change.done(f"renamed {table} to {new}", table=new, was=table)

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from tierstore_cli.command import Command
-from tierstore_cli.opening import open_store
+from tierstore_cli.opening import changing
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE, VERSION_OF, full_name
+from tierstore_cli.params import STORE, VERSION_OF
 
 
 @click.command(cls=Command, writes="STORE", was={"--name": "a version by a name is VERSION"})
@@ -39,7 +39,6 @@ def restore(
     if len(given) != 1:
         raise click.UsageError("give one version: 'tierstore log' lists those that are kept")
     (wanted,) = given
-    with open_store(store, "r+") as opened:
-        number = opened.restore(wanted)
-    data = {"store": full_name(store), "restored": wanted, "version": number}
-    out.show(data, f"{store} is now at version {number}, which restores {wanted}")
+    with changing(out, store, "restoring") as change:
+        change.store.restore(wanted)
+        change.done(f"restored {wanted}", restored=wanted)

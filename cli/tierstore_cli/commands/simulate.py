@@ -12,19 +12,12 @@ from tierstore.budget import format_bytes
 from tierstore.errors import counted
 from tierstore.sizing import POLICIES, SIZES, Simulation, load_stream
 from tierstore.sizing import simulate as run
+from tierstore_cli import replaying
 from tierstore_cli.command import Command, given_here
 from tierstore_cli.opening import choose_table, open_to_read
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import COUNT_OF, FILE, TABLE, Place, PlaceType, full_name
 from tierstore_cli.progress import Progress
-from tierstore_cli.stream_options import (
-    DEPTH,
-    MEASURED,
-    PLOT,
-    TIER_SIZE,
-    stream_options,
-    use_option,
-)
 from tierstore_cli.text import percent, sparkline
 
 
@@ -37,7 +30,7 @@ from tierstore_cli.text import percent, sparkline
     },
 )
 @click.argument("trace", type=FILE)
-@stream_options
+@replaying.stream_options
 @click.option(
     "--rows",
     type=COUNT_OF,
@@ -61,15 +54,15 @@ from tierstore_cli.text import percent, sparkline
 @click.option(
     "--slots",
     "sizes",
-    type=TIER_SIZE,
+    type=replaying.TIER_SIZE,
     multiple=True,
     help="A size of the tier; repeatable. Default: 1 to 50 %.",
 )
-@use_option(training=False)
+@replaying.use_option(training=False)
 @click.option("--no-optimum", is_flag=True, help="Omit the optimal policy.")
-@DEPTH
-@MEASURED
-@PLOT
+@replaying.DEPTH
+@replaying.MEASURED
+@replaying.PLOT
 def simulate(
     out: Output,
     trace: Path,
@@ -89,9 +82,9 @@ def simulate(
     measured: float,
     picture: Path | None,
 ) -> None:
-    """Replay the ids of through policies and sizes, and print their hit rates.
+    """Replay the ids of TRACE through policies and sizes, and print their hit rates.
 
-    is a recording by `table.record(path)`, or ids in .npy, .npz or .parquet. Rates are over
+    TRACE is a recording by `table.record(path)`, or ids in .npy, .npz or .parquet. Rates are over
     the distinct rows of each batch, which determine how many bytes move. `optimum` keeps the rows
     that are used soonest, which no policy can beat. With --of, RECORDS is what the rows of a size
     take of memory.
