@@ -15,7 +15,7 @@ from tests import inside
 from tests.gpu.emulator import EmulatedDevice
 from tierstore._disk.partitioning import Shard
 from tierstore._memory_table import MemoryTable
-from tierstore._table.gpu import DeviceArrays
+from tierstore._table.gpu import DeviceAccess
 from tierstore.distributed.key_exchange import Numbers
 from tierstore.distributed.owners import DeviceOwners, Owners, Place, owners_over
 
@@ -42,7 +42,7 @@ def access(request: pytest.FixtureRequest) -> Any:
 
 def owned(access: Any, place: Place, ranks: int, rows: list[int], first: list[int]) -> Owners:
     found = owners_over(place, ranks, rows, first, access)
-    assert isinstance(found, DeviceOwners) == isinstance(access, DeviceArrays)
+    assert isinstance(found, DeviceOwners) == isinstance(access, DeviceAccess)
     return found
 
 

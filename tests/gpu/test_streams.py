@@ -14,7 +14,7 @@ import pytest
 import tierstore
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import Budget, TableSpec
-from tierstore._table.gpu import DeviceArrays
+from tierstore._table.gpu import DeviceAccess
 from tierstore._table.values import Columns
 
 torch = pytest.importorskip("torch")
@@ -75,7 +75,7 @@ def test_a_write_is_in_torchs_stream_if_ids_or_rows_are_torchs(
 ) -> None:
     device = Watched()
     monkeypatch.setattr(
-        DeviceArrays, "stream", lambda self, kind: TORCHS if kind == "torch" else ANOTHER
+        DeviceAccess, "stream", lambda self, kind: TORCHS if kind == "torch" else ANOTHER
     )
     spec = {"t": TableSpec(rows=ROWS, dim=4)}
     ids, rows = np.arange(7), np.random.default_rng(1).normal(size=(7, 4)).astype(np.float32)

@@ -41,7 +41,7 @@ def test_fields_of_some_records_are_tensors(rows):
     given = torch.from_numpy(np.random.default_rng(1).random((rows, 5), np.float32))
     data = np.empty((rows, 20), np.uint8)  # of no rows, its strides may be anything
     data[:] = given.numpy().view(np.uint8)
-    found = Columns(layout, ["one", "other"]).parted(data, ids((rows,), "torch"))
+    found = Columns(layout, ["one", "other"]).values(data, ids((rows,), "torch"))
     assert torch.equal(found["one"], given[:, :2])
     assert torch.equal(found["other"], given[:, 2:])
 

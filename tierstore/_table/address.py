@@ -52,19 +52,28 @@ def on_host(rows: Any) -> Any:
     return rows.get() if is_cupy(rows) else rows
 
 
-def host_ids(ids: object, rows: int) -> Ids:
+def host_ids(ids: Any, rows: int) -> Ids:
     """Check ids on any device against 0..rows-1 and return them on the host as int64.
 
     Takes integer NumPy arrays, torch tensors, CuPy arrays, ints and nested lists of any shape,
     strides and width, and copies no contiguous int64. Raises InvalidTypeError for floats and
     booleans, and RowIndexError, naming the first bad id and its position, before any read.
     """
+    torch: Any = sys.modules.get("torch")
     if type(ids) is np.ndarray:  # the common case skips the look-ups of torch and CuPy
         kind, array = "numpy", ids
+    elif (  # and this one what `as_dense` asks; steps and lookups of few rows are short
+        type(ids) is getattr(torch, "Tensor", None)
+        and ids.is_cpu
+        and ids.dtype is torch.int64
+        and ids.layout is torch.strided
+        and not (ids.is_nested or torch._C._are_functorch_transforms_active())
+    ):
+        kind, array = "torch", ids.numpy()
     elif is_torch(ids):
         kind, array = "torch", as_dense(ids, "the ids").numpy(force=True)
     elif is_cupy(ids):
-        kind, array = "cupy", ids.get()  # type: ignore[attr-defined]
+        kind, array = "cupy", ids.get()
     else:
         kind, array = "numpy", _as_array(ids)
     if array.dtype.kind not in "iu":

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from threading import get_ident
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tierstore._door import Door, Errand
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._scaled import ScaledElements
+from tierstore._table.access import Access, Lease
 from tierstore._table.address import (
     Ids,
     as_dense,
@@ -25,11 +26,11 @@ from tierstore._table.address import (
     is_transformed,
     on_host,
 )
-from tierstore._table.host import Piece
 from tierstore._table.prefetch import Prefetcher, Rows
 from tierstore._table.using import Part, Together, Using
 from tierstore._table.values import (
     Columns,
+    Piece,
     check_out,
     converted,
     from_bytes,
@@ -54,19 +55,183 @@ from tierstore.spec import Field, RecordLayout
 
 _NOWHERE = np.empty(0, np.int64)
 _INSIDE = contextlib.nullcontext()
-_Column: TypeAlias = tuple[Field, int, int, Any]
-"""A field, its bytes in a record, and its type in torch; None for a scaled one."""
 
 
-class DeviceArrays:
-    """The common part of every access to a GPU tier.
+class Apart(NamedTuple):
+    """The bytes of a scaled field whose elements and scales are in two places on the device."""
+
+    elements: Any
+    scales: Any
+
+
+class DeviceLease(Lease):
+    """A lease on the device. `bound` is at least the number of distinct rows.
+
+    Attributes:
+        gpu: the tier's own lease, for kernels that work on records in place.
+    """
+
+    _access: DeviceAccess
+    device: Device
+
+    def __init__(
+        self, access: DeviceAccess, ids: Ids, *into: Any, features: FeatureIds | None = None
+    ) -> None:
+        """Promote and pin the distinct rows of a batch, within a use; see `GpuTier.lease`."""
+        self._access = access
+        self._kind = ids.kind
+        epoch = access.extent.epoch
+        if epoch.ended:
+            epoch.check_open()
+        self.names = epoch.names
+        stream = access.stream(ids.kind)
+        self.gpu: GpuLease = access.gpu.lease(
+            ids.rows, *into, within=access.within, features=features, stream=stream
+        )
+        self.device = access.device
+        self._shape = ids.shape
+
+    @cached_property
+    def positions(self) -> Any:
+        positions = self.device.export(self.gpu.positions, self._kind)
+        return positions.reshape(self._shape)
+
+    @property
+    def rows(self) -> Any:
+        return self._rows[: self.bound]
+
+    @cached_property
+    def _rows(self) -> Any:
+        rows, start = self.device.export(self.gpu.rows, self._kind), self._access.extent.start
+        return rows - start if start else rows
+
+    @property
+    def bound(self) -> int:
+        return self.gpu.bound
+
+    @property
+    def count(self) -> Any:
+        return self.device.export(self.gpu.count.view(np.int32), self._kind)
+
+    @property
+    def ended(self) -> bool:
+        return self.gpu.ended
+
+    def trim(self, *, wait: bool) -> bool:
+        lease = self.gpu
+        if lease.trimmed or not (wait or lease.asks):
+            lease.check()
+            return lease.trimmed
+        with self._access.using():
+            return lease.trim(wait=wait, stream=self._access.stream(self._kind))
+
+    def launch(
+        self,
+        kernel: Kernel,
+        work: Structure,
+        items: int,
+        *,
+        writes: Sequence[tuple[int, int]] = (),
+        positions: tuple[int, int] | None = None,
+        ends: bool = False,
+    ) -> None:
+        access, launch = self._access, self.gpu.launch
+        together = access.together_in
+        if together is None or together.thread != get_ident() or self._kind != "torch":
+            with access.using(write=bool(writes)):
+                stream = access.stream(self._kind)
+                launch(kernel, work, items, writes, positions, ends=ends, stream=stream)
+            return
+        try:  # like a `Part` of them, without its calls: a small step makes three launches
+            together.check(write=bool(writes))
+            launch(kernel, work, items, writes, positions, ends=ends, stream=together.stream)
+        except BaseException as error:
+            together.explain(error)
+            raise
+
+    def read(self, field: str) -> Any:
+        return self._copied(self.gpu.gather, field, self._distinct)
+
+    def expand(self, field: str) -> Any:
+        """Return one field of the row of each id, `ids.shape + (dim,)`; NaN for bad ids."""
+        return self._copied(self.gpu.read, field, Ids(_NOWHERE, self._shape, self._kind))
+
+    @property
+    def _distinct(self) -> Ids:
+        """Ids in place of the distinct rows, for their number and kind only."""
+        return Ids(_NOWHERE, (self.bound,), self._kind)
+
+    def _copied(self, copy: Callable[..., None], field: str, ids: Ids) -> Any:
+        access = self._access
+        item, span = access.layout.field(field), access.layout.span(field)
+        out = access.room(item, ids)
+        with access.using():
+            copy(out, *span, stream=access.stream(self._kind))
+            if item.scaled is None:
+                return access.answer(out, item, ids)
+        return access.answer(out, item, ids)
+
+    def write(self, field: str, values: Any) -> None:
+        self.gpu.check()  # before the values are compared with its rows
+        access = self._access
+        data = access.encoded(values, access.layout.field(field), (self.bound,), field)
+        with access.using(write=True):
+            stream = access.stream(self._kind)
+            given = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
+            self.gpu.scatter(given, *access.layout.span(field), stream=stream)
+
+    def read_columns(self, columns: Columns) -> dict[str, Any]:
+        """Return several fields of the distinct rows as `read` does, by name; one launch."""
+        fields = {name: columns.layout.field(name) for name in columns.names}
+        access, ids = self._access, self._distinct
+        out = {name: access.room(item, ids) for name, item in fields.items()}
+        self._copy(columns, "gather", out)
+        return {
+            name: out[name] if columns.is_raw(item) else access.answer(out[name], item, ids)
+            for name, item in fields.items()
+        }
+
+    def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
+        """Write `(bound, dim)` values over several fields of the distinct rows; two launches."""
+        self.gpu.check()  # before the values are compared with its rows
+        access, layout = self._access, columns.layout
+        stream, given = access.stream(self._kind), {}
+        for name in columns.names:
+            item, data = layout.field(name), values[name]
+            if not columns.is_raw(item):
+                data = access.encoded(data, item, (self.bound,), name)
+            given[name] = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
+        self._copy(columns, "scatter", given, writes=columns.spans)
+
+    def _copy(
+        self,
+        columns: Columns,
+        way: str,
+        arrays: Mapping[str, Any],
+        writes: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        pointers = {name: self.device.pointer(array) for name, array in arrays.items()}
+        kernel, work, items = columns.copy(way, pointers, self.bound)
+        self.launch(kernel, work, items, writes=writes)
+
+    def release(self) -> None:
+        if self.ended:
+            return
+        with contextlib.suppress(ClosedError), self._access.using():  # a closed store has no pins
+            self.gpu.check()
+            self.gpu.release(stream=self._access.stream(self._kind))
+
+
+class DeviceAccess(Access):
+    """Access to a GPU tier.
+
+    Ids that are on the device are checked there, without waiting: rows of bad ids read NaN, writes
+    to them are dropped, and the next call that waits raises. With `sync_checks` every call waits.
 
     Attributes:
         gpu: the tier.
-        extent: the rows of the table in it, and `within` the same as a range.
+        within: the rows of the table in it, as a range.
         device: where it is.
-        layout: of its records.
-        door: who may use the store.
         name: of the table, for messages.
         sync_checks: every use ends with a check for bad ids, which waits.
         together_in: several uses that a thread has entered.
@@ -82,16 +247,15 @@ class DeviceArrays:
         sync_checks: bool,
     ) -> None:
         """Refer to the rows of a table, or of all, in an open GPU tier."""
+        super().__init__(extent, layout, door)
         self.gpu = gpu
-        self.extent = extent
         self.within: range = extent.range
-        self.layout = layout
-        self.door = door
         self.name: str = extent.table
         self.device: Device = gpu.device
+        self.place = gpu.device.torch_name
         self.sync_checks = sync_checks
         self.together_in: Together | None = None
-        self._columns: dict[str, _Column] = {}
+        self._torch_types: dict[str, Any] = {}
 
     @functools.cached_property
     def torch_device(self) -> Any:
@@ -155,10 +319,10 @@ class DeviceArrays:
 
     def tensor(self, item: Field, shape: tuple[int, ...]) -> Any:
         """Return an uninitialised tensor of a field on the device, `shape + (dim,)`."""
-        import torch
-
-        dtype = item.element.torch_dtype()
-        return torch.empty((*shape, item.dim), dtype=dtype, device=self.torch_device)
+        dtype = self._torch_types.get(item.dtype)
+        if dtype is None:
+            dtype = self._torch_types[item.dtype] = item.element.torch_dtype()
+        return self._torch.empty((*shape, item.dim), dtype=dtype, device=self.torch_device)
 
     def room(self, item: Field, ids: Ids) -> Any:
         """Return room on the device for a field of some rows; for a scaled field, for bytes."""
@@ -172,7 +336,7 @@ class DeviceArrays:
             return out
         if ids.kind == "numpy":
             out = self.device.download(out)
-        return self.to_array(out, item, ids)
+        return self.decoded(out, item, ids)
 
     def using(self, *, write: bool = False) -> AbstractContextManager[Any]:
         """Enter the store, explain the driver's errors, and check ids if every call does."""
@@ -188,22 +352,16 @@ class DeviceArrays:
             return _INSIDE
         return Together(self)
 
-    def to_array(
-        self,
-        data: Any,
-        item: Field,
-        ids: Ids,
-        dtype: DTypeName | None = None,
-        *,
-        apart: Any = None,
-        out: Any = None,
+    def decoded(
+        self, data: Any, item: Field, ids: Ids, dtype: DTypeName | None = None, out: Any = None
     ) -> Any:
-        """Return the bytes of a field as the array for these ids, of `dtype` if given.
+        """Return the bytes of a field as the array for these ids; see `Access.decoded`.
 
-        `apart`: the `Scales`, if they are not within these bytes. Floats may be written to `out`.
+        Of a scaled field they may be `Apart`.
         """
         if item.scaled is not None and ids.kind != "numpy":
-            rows = self._unscaled(data, item.scaled, ids.kind, dtype, apart=apart, out=out)
+            data, scales = data if isinstance(data, Apart) else (data, None)
+            rows = self._unscaled(data, item.scaled, ids.kind, dtype, apart=scales, out=out)
             return rows.reshape(*ids.shape, item.dim)
         rows = self._typed(data, item, ids)
         return rows if dtype is None else converted(rows, dtype)
@@ -272,11 +430,11 @@ class DeviceArrays:
             typed = item.element.to_cupy(cupy.ascontiguousarray(data))
         return typed.reshape(*ids.shape, item.dim)
 
-    def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
-        """Return values for these ids as checked bytes of a field, in the same place."""
+    def encoded(self, values: Any, item: Field, shape: tuple[int, ...], name: str) -> Any:
+        """Return values for ids as checked bytes of a field, in the same place."""
         here = is_torch(values) and values.device.type == self.torch_device.type
         if not here or item.scaled is not None:
-            return to_bytes(values, item, ids.shape, name)
+            return to_bytes(values, item, shape, name)
         import torch
 
         dtype = str(values.dtype).removeprefix("torch.")
@@ -285,7 +443,7 @@ class DeviceArrays:
                 f"{name} holds {item.dtype}, these values are {dtype}; convert them first: "
                 f"values.to(torch.{item.dtype})"
             )
-        expected = (*ids.shape, item.dim)
+        expected = (*shape, item.dim)
         if tuple(values.shape) != expected:
             raise InvalidInputError(
                 f"{name} for these ids is {expected}, not {tuple(values.shape)}"
@@ -296,194 +454,6 @@ class DeviceArrays:
         if not plain.numel():  # of any strides
             return plain.new_empty((0, item.nbytes), dtype=torch.uint8)
         return plain.reshape(-1, item.dim).view(torch.uint8)
-
-
-class DeviceLease:
-    """A lease on the device; see `Lease`. `bound` is at least the number of distinct rows.
-
-    Attributes:
-        gpu: the tier's own lease, for kernels that work on records in place.
-        device: where it is.
-        names: the number of names with which it began; see `Epoch.names_hold`.
-    """
-
-    groups = None
-
-    def __init__(
-        self, access: DeviceArrays, ids: Ids, *into: Any, features: FeatureIds | None = None
-    ) -> None:
-        """Promote and pin the distinct rows of a batch, within a use; see `GpuTier.lease`."""
-        self._access = access
-        self._kind = ids.kind
-        epoch = access.extent.epoch
-        if epoch.ended:
-            epoch.check_open()
-        self.names: int = epoch.names
-        stream = access.stream(ids.kind)
-        self.gpu: GpuLease = access.gpu.lease(
-            ids.rows, *into, within=access.within, features=features, stream=stream
-        )
-        self.device: Device = access.device
-        self._shape = ids.shape
-
-    @cached_property
-    def positions(self) -> Any:
-        """Int32, in the shape of the ids, of their kind; -1 for ids outside the table."""
-        positions = self.device.export(self.gpu.positions, self._kind)
-        return positions.reshape(self._shape)
-
-    @property
-    def rows(self) -> Any:
-        """The id of each distinct row, int64 `(bound,)`; undefined after the distinct rows.
-
-        The array is the lease's own: the given ids may change.
-        """
-        return self._rows[: self.bound]
-
-    @cached_property
-    def _rows(self) -> Any:
-        rows, start = self.device.export(self.gpu.rows, self._kind), self._access.extent.start
-        return rows - start if start else rows
-
-    @property
-    def bound(self) -> int:
-        """The rows of a compact array; see `Lease`."""
-        return self.gpu.bound
-
-    @property
-    def count(self) -> Any:
-        """The number of distinct rows, on the device: int32 `(1,)`, of the ids' kind."""
-        return self.device.export(self.gpu.count.view(np.int32), self._kind)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the lease was released, or its epoch has ended."""
-        return self.gpu.ended
-
-    def trim(self, *, wait: bool) -> bool:
-        """Lower `bound` to the number of distinct rows if that is known by now, or wait for it."""
-        lease = self.gpu
-        if lease.trimmed or not (wait or lease.asks):
-            lease.check()
-            return lease.trimmed
-        with self._access.using():
-            return lease.trim(wait=wait, stream=self._access.stream(self._kind))
-
-    def launch(
-        self,
-        kernel: Kernel,
-        work: Structure,
-        items: int,
-        *,
-        writes: Sequence[tuple[int, int]] = (),
-        positions: tuple[int, int] | None = None,
-        ends: bool = False,
-    ) -> None:
-        """Launch a kernel on the records; see `Lease.launch`."""
-        access, launch = self._access, self.gpu.launch
-        together = access.together_in
-        if together is None or together.thread != get_ident() or self._kind != "torch":
-            with access.using(write=bool(writes)):
-                stream = access.stream(self._kind)
-                launch(kernel, work, items, writes, positions, ends=ends, stream=stream)
-            return
-        try:  # like a `Part` of them, without its calls: a small step makes three launches
-            together.check(write=bool(writes))
-            launch(kernel, work, items, writes, positions, ends=ends, stream=together.stream)
-        except BaseException as error:
-            together.explain(error)
-            raise
-
-    def read(self, field: str) -> Any:
-        """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
-        return self._copied(self.gpu.gather, field, self._distinct)
-
-    def expand(self, field: str) -> Any:
-        """Return one field of the row of each id, `ids.shape + (dim,)`; NaN for bad ids."""
-        return self._copied(self.gpu.read, field, Ids(_NOWHERE, self._shape, self._kind))
-
-    @property
-    def _distinct(self) -> Ids:
-        """Ids in place of the distinct rows, for their number and kind only."""
-        return Ids(_NOWHERE, (self.bound,), self._kind)
-
-    def _copied(self, copy: Callable[..., None], field: str, ids: Ids) -> Any:
-        access = self._access
-        item, span = access.layout.field(field), access.layout.span(field)
-        out = access.room(item, ids)
-        with access.using():
-            copy(out, *span, stream=access.stream(self._kind))
-            if item.scaled is None:
-                return access.answer(out, item, ids)
-        return access.answer(out, item, ids)
-
-    def write(self, field: str, values: Any) -> None:
-        """Write `(bound, dim)` values over one field of the distinct rows."""
-        self.gpu.check()  # before the values are compared with its rows
-        access = self._access
-        data = access.to_bytes(values, access.layout.field(field), self._distinct, field)
-        with access.using(write=True):
-            stream = access.stream(self._kind)
-            given = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
-            self.gpu.scatter(given, *access.layout.span(field), stream=stream)
-
-    def read_columns(self, columns: Columns) -> dict[str, Any]:
-        """Return several fields of the distinct rows as `read` does, by name; one launch."""
-        fields = {name: columns.layout.field(name) for name in columns.names}
-        access, ids = self._access, self._distinct
-        out = {name: access.room(item, ids) for name, item in fields.items()}
-        self._copy(columns, "gather", out)
-        return {
-            name: out[name] if columns.is_raw(item) else access.answer(out[name], item, ids)
-            for name, item in fields.items()
-        }
-
-    def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
-        """Write `(bound, dim)` values over several fields of the distinct rows; two launches."""
-        self.gpu.check()  # before the values are compared with its rows
-        access, layout = self._access, columns.layout
-        stream, given = access.stream(self._kind), {}
-        for name in columns.names:
-            item, data = layout.field(name), values[name]
-            if not columns.is_raw(item):
-                data = access.to_bytes(data, item, self._distinct, name)
-            given[name] = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
-        self._copy(columns, "scatter", given, writes=columns.spans)
-
-    def _copy(
-        self,
-        columns: Columns,
-        way: str,
-        arrays: Mapping[str, Any],
-        writes: Sequence[tuple[int, int]] = (),
-    ) -> None:
-        pointers = {name: self.device.pointer(array) for name, array in arrays.items()}
-        kernel, work, items = columns.copy(way, pointers, self.bound)
-        self.launch(kernel, work, items, writes=writes)
-
-    def release(self) -> None:
-        """End the lease; harmless when repeated."""
-        if self.ended:
-            return
-        with contextlib.suppress(ClosedError), self._access.using():  # a closed store has no pins
-            self.gpu.check()
-            self.gpu.release(stream=self._access.stream(self._kind))
-
-    def __enter__(self) -> DeviceLease:
-        """Return the lease itself."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """End the lease."""
-        self.release()
-
-
-class DeviceAccess(DeviceArrays):
-    """Access to a GPU tier; see `Access`.
-
-    Ids that are on the device are checked there, without waiting: rows of bad ids read NaN, writes
-    to them are dropped, and the next call that waits raises. With `sync_checks` every call waits.
-    """
 
     def ids(self, ids: object) -> Ids:
         """Return ids as flat int64, in place; those on the host are checked."""
@@ -536,7 +506,6 @@ class DeviceAccess(DeviceArrays):
         return Ids(cupy.ascontiguousarray(ids.ravel(), cupy.int64), ids.shape, "cupy")
 
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool, into: Any = None) -> Any:
-        """Return bytes `lo:hi` of the records of `ids`; on the host for NumPy ids."""
         with self.using():
             self.extent.epoch.check_open()
             there = into is not None and not isinstance(into, np.ndarray)
@@ -554,25 +523,7 @@ class DeviceAccess(DeviceArrays):
                 part, out, lo, hi, first=first, admit=admit, within=self.within, stream=stream
             )
 
-    def read_field(
-        self,
-        ids: Ids,
-        item: Field,
-        lo: int,
-        hi: int,
-        *,
-        admit: bool,
-        dtype: DTypeName | None = None,
-        out: Any = None,
-    ) -> Any:
-        """Return a field, bytes `lo:hi` of records, as the array for these ids.
-
-        It may be in `out`, which is of that shape and `dtype`.
-        """
-        return self.to_array(self.read(ids, lo, hi, admit=admit), item, ids, dtype, out=out)
-
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> bool:
-        """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
         with self.using(write=True):
             self.extent.epoch.check_open()
             if ids.moved:
@@ -655,12 +606,6 @@ class DeviceAccess(DeviceArrays):
             self.extent.epoch.check_open()
             self.gpu.adapt(self.stream("torch"))
 
-    def zeros(self, like: Any, nbytes: int) -> Any:
-        """Return zero bytes, `nbytes` for each row of `like`, of the same library and device."""
-        if is_torch(like):
-            return like.new_zeros((len(like), nbytes))
-        return np.zeros((len(like), nbytes), np.uint8)
-
     def lease(
         self, ids: Ids, features: FeatureIds | None = None, into: Sequence[Any] = ()
     ) -> DeviceLease:
@@ -686,10 +631,10 @@ class DeviceAccess(DeviceArrays):
 
         The ids may be those of `features`, on the device.
         """
-        item, lo, hi, dtype = self._columns.get(field) or self._column(field)
-        if ids.kind == "torch" and dtype is not None:
-            shape = (*ids.shape, item.dim)
-            out = self._torch.empty(shape, dtype=dtype, device=self.torch_device)
+        columns = self.columns[field,]
+        item, lo, hi = columns.items[0], columns.lo, columns.hi
+        if ids.kind == "torch" and item.scaled is None:
+            out = self.tensor(item, ids.shape)
             return self.lease(ids, features, (out, lo, hi)), out
         out = self.room(item, ids)
         with self.using():
@@ -697,13 +642,6 @@ class DeviceAccess(DeviceArrays):
             if item.scaled is None:
                 return lease, self.answer(out, item, ids)
         return lease, self.answer(out, item, ids)
-
-    def _column(self, field: str) -> _Column:
-        """Return and cache the values that `lease_and_read` needs of a field."""
-        item, (lo, hi) = self.layout.field(field), self.layout.span(field)
-        dtype = None if item.scaled is not None else item.element.torch_dtype()
-        found = self._columns[field] = item, lo, hi, dtype
-        return found
 
     def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
         """Start promoting rows to the device; see `GpuTier.fetch`.

@@ -3,7 +3,7 @@
     joint = JointTable([store["user"], store["item"]])
     features = Features(("user", "item", "bought"), (0, 1, 1))
     rows = joint.in_space(ids, features, lengths)        # ids of all features in sequence
-    with joint.lease(rows, ...) as lease: ...
+    with joint.lease(rows) as lease: ...
 
 Its rows are those of the space. `in_space` turns ids of tables into such rows, and only it checks
 them; all other methods of a joint table take rows that it returned.
@@ -11,30 +11,30 @@ them; all other methods of a joint table take rows that it returned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import compress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._door import INTERNAL, internal_error, internal_errors
-from tierstore._table.address import is_torch, on_host
+from tierstore._door import INTERNAL, internal_error
+from tierstore._table.access import Access, Lease
+from tierstore._table.address import on_host
 from tierstore._table.gpu import DeviceAccess
-from tierstore._table.host import Access, Lease
-from tierstore._table.table import Owner, Table, Together, recorded, renamed
-from tierstore._tiers.base import Rows
+from tierstore._table.table import Owner, Table, access_to, extent_of, in_present_tiers, shape_of
+from tierstore._table.trace import Recording
+from tierstore._tiers.base import Epoch, Rows
 from tierstore._tiers.gpu.link import FeatureIds
 from tierstore._tiers.gpu.memory import MOST_FEATURES
+from tierstore._tiers.space import Space, WholeSpace
 from tierstore.errors import InvalidInputError, RowIndexError
-from tierstore.spec import Field, TableSpec
+from tierstore.spec import TableSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from tierstore._store.store import Store
 
 _SHOWN = 3
 """Most tables that a message names."""
@@ -72,21 +72,36 @@ class Location:
     """Where the tables of a joint table are now: they move when other tables come, grow or change.
 
     Attributes:
-        together: the space that they share, and where in it.
+        space: the tiers that they share.
+        space_rows: how many rows the space has then; it may grow.
         access: to all of its rows.
         tables: the tables.
-        names: returns the number of names of each table; see `Epoch`.
         starts, rows: of each table, its first row in the space and the number of its rows, int64.
     """
 
     def __init__(self, tables: Sequence[Table]) -> None:
         """Look the tables up. Raises InvalidInputError if they no longer share a space."""
-        self.together: Together = Together(tables)
-        self.names: Callable[[], tuple[int, ...]] = self.together.names
+        first = tables[0]
+        space: Space = first._space
+        if space.whole is not None:
+            raise InvalidInputError(
+                f"table {first.name!r} is open with gpu_whole, and a collection takes whole records"
+            )
+        records = shape_of(first)
+        for table in tables:
+            if table._space is not space or shape_of(table) != records:
+                raise InvalidInputError(
+                    f"tables {first.name!r} and {table.name!r} no longer share tiers, or their "
+                    "records differ by now: make the collection anew"
+                )
+        self.space: Space = space
+        self.space_rows: int = space.nearest.rows
         self.tables: tuple[Table, ...] = tuple(tables)
-        self.starts: Rows = self.together.starts
+        self.starts: Rows = np.array([extent_of(table).start for table in tables], np.int64)
         self.rows: Rows = np.array([table.rows for table in tables], np.int64)
-        self.access: Access = self.together.access(_listed(tables))
+        self.access: Access = access_to(
+            space, WholeSpace(space, _listed(tables)), first._layout, first._owner
+        )
         self._on_device = self.access if isinstance(self.access, DeviceAccess) else None
         self._device_type = "" if self._on_device is None else self._on_device.torch_device.type
         self._order = np.argsort(self.starts)
@@ -94,6 +109,17 @@ class Location:
         self._bounds: dict[Features, Any] = {}
         self._ids: dict[tuple[Features, tuple[int, ...]], FeatureIds] = {}
         self._last: tuple[Features, tuple[int, ...], FeatureIds] | None = None
+        self._named = self._names_now()
+
+    def names(self) -> tuple[int, ...]:
+        """Return the number of names of each table; see `Epoch`. Their epochs end together."""
+        if self._named[0] is not extent_of(self.tables[0]).epoch:
+            self._named = self._names_now()
+        return self._named[1]
+
+    def _names_now(self) -> tuple[Epoch, tuple[int, ...]]:
+        first = extent_of(self.tables[0]).epoch  # before the others: a later one is looked at again
+        return first, tuple(extent_of(table).epoch.names for table in self.tables)
 
     # -- from ids of tables to rows of the space
 
@@ -197,7 +223,7 @@ class Location:
 
     def _bounds_of(self, features: Features) -> Rows:
         """Return start, rows and number of each feature, `(3, features)`."""
-        gpu, told = self.together.space.gpu, []
+        gpu, told = self.space.gpu, []
         for name, number in zip(*features, strict=True):
             known = (name, self.tables[number].name, int(self.rows[number]))
             if gpu is not None:
@@ -211,8 +237,7 @@ class Location:
     def _torch_device(self) -> Any:
         import torch
 
-        gpu = self.together.space.gpu
-        return torch.device("cpu" if gpu is None else gpu.device.torch_name)
+        return torch.device(self.access.place)
 
     # -- and back
 
@@ -239,11 +264,11 @@ class Location:
         return rows - self._sorted[2][self.tables_of(rows)]
 
 
-class JointTable:
-    """Tables of one space and one layout as one, by rows of the space.
+class JointTable(Table):
+    """Tables of one space and one layout as one: a table over all rows of the space.
 
-    It has the interface of a table that layers and optimizers need. Rows are valid for one
-    location: `renumbered` converts those of an older one to the present one.
+    Rows are valid for one location: `renumbered` converts those of an older one to the present one.
+    What goes by a table alone, such as its scalars, counters and scans, is asked of `tables`.
 
     Attributes:
         tables: in the order of their numbers.
@@ -260,15 +285,38 @@ class JointTable:
                 )
         self.tables: tuple[Table, ...] = tuple(tables)
         self.name: str = _listed(tables)
-        self._location = Location(self.tables)
+        self._on_host = None
+        self._locate()
+
+    def _locate(self) -> None:
+        self._location, first = Location(self.tables), self.tables[0]
+        self._space, self._layout, self._spans = first._space, first._layout, first._spans
 
     @property
     def location(self) -> Location:
         """Where the tables are now; raises InvalidInputError if they were separated."""
-        now = self._location.together
+        now = self._location
         if now.space.closed or now.space.nearest.rows != now.space_rows:
-            self._location = Location(self.tables)
+            self._locate()
         return self._location
+
+    @property
+    def _access(self) -> Access:  # type: ignore[override]
+        return self.location.access
+
+    @property
+    def _owner(self) -> Owner:  # type: ignore[override]
+        return self.tables[0]._owner
+
+    @property
+    def spec(self) -> TableSpec:
+        """The spec of the tables; the number of rows is that of the first."""
+        return self.tables[0].spec
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of the space."""
+        return self.location.space_rows
 
     def in_space(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Tensor:
         """Return the rows of the ids of some features, int64 `(n,)`.
@@ -299,140 +347,65 @@ class JointTable:
         moved = torch.from_numpy(now.starts - before.starts)[numbers]
         return torch.where(given < 0, given, given + moved).to(rows.device)
 
-    def _renamed_since(self, names: Sequence[int], touched: Iterable[int] | None = None) -> str:
+    def _renamed_since(self, names: Any, touched: Any = None) -> str:
         """Return why rows of tables `touched`, of any if None, may mean something else by now.
 
         See `Epoch.renamed_since`; `names` are those that `Location.names` returns.
         """
         every = range(len(self.tables)) if touched is None else touched
-        return renamed(self.tables, names, every)
-
-    def lease(self, rows: Tensor, touched: Iterable[int] = ()) -> Lease:
-        """Pin the distinct rows of a batch, of the tables `touched`; see `Table.lease`."""
-        access = self.location.access
-        try:
-            batch = access.ids(rows)
-            self._record(rows, touched)
-            return access.lease(batch)
-        except INTERNAL as error:
-            raise internal_error(error) from error
+        whys = (self.tables[each]._renamed_since(names[each]) for each in every)
+        return next(filter(None, whys), "")
 
     def checks_late(self, ids: Tensor) -> bool:
         """Whether `lease_features` checks ids in the launches of the lease."""
         return self.location.has(ids)
 
-    def lease_features(
-        self, ids: Tensor, features: Features, lengths: Sequence[int], touched: frozenset[int]
-    ) -> Lease:
+    @in_present_tiers
+    def lease_features(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Lease:
         """Lease ids instead of rows; raises as `in_space` does."""
         location = self.location
+        if not location.has(ids) or self._recording is not None:
+            return self.lease(location.in_space(ids, features, lengths))
         try:
-            if location.has(ids) and not recorded(self.tables, touched):
-                return location.lease(ids, features, lengths)
-            return self.lease(location.in_space(ids, features, lengths), touched)
+            return location.lease(ids, features, lengths)
         except INTERNAL as error:
             raise internal_error(error) from error
 
+    @in_present_tiers
     def lease_and_read(
-        self,
-        ids: Tensor,
-        features: Features,
-        lengths: Sequence[int],
-        field: str,
-        touched: frozenset[int],
+        self, ids: Tensor, features: Features, lengths: Sequence[int], field: str
     ) -> tuple[Lease, Any]:
         """Lease ids; return the lease and one field of the row of each id, `(n, dim)`.
 
         Raises as `in_space` does.
         """
         location = self.location
+        if not location.has(ids) or self._recording is not None:
+            return self._lease_and_read(location.in_space(ids, features, lengths), field)
         try:
-            if location.has(ids) and not recorded(self.tables, touched):
-                return location.lease_and_read(ids, features, lengths, field)
-            rows = location.in_space(ids, features, lengths)
-            self._record(rows, touched)
-            return location.access.lease_and_read(location.access.ids(rows), field)
+            return location.lease_and_read(ids, features, lengths, field)
         except INTERNAL as error:
             raise internal_error(error) from error
 
-    def read(self, rows: Tensor, field: str | Sequence[str], touched: Iterable[int] = ()) -> Any:
-        """Return a field of rows, `(n, dim)`, or a dict of several; see `Table.read`."""
+    @property
+    def _recording(self) -> Recording | None:  # type: ignore[override]
+        """A recording of any of the tables."""
+        if not Table.any_recorded:
+            return None
+        # In C for each table: a step asks.
+        return next(filter(None, map(attrgetter("_recording"), self.tables)), None)
+
+    def _record(self, rows: Rows) -> None:
+        """Add a batch to the recordings of its tables, each with its own ids."""
         location = self.location
-        access, layout = location.access, self.spec.layout
-        try:
-            batch = access.ids(rows)
-            self._record(rows, touched)
-            names = [field] if isinstance(field, str) else field
-            spans = [layout.span(name) for name in names]
-            lo, hi = min(lo for lo, _ in spans), max(hi for _, hi in spans)
-            data = access.read(batch, lo, hi, admit=True)
-            found = {
-                name: access.to_array(data[:, begin - lo : end - lo], layout.field(name), batch)
-                for name, (begin, end) in zip(names, spans, strict=True)
-            }
-        except INTERNAL as error:
-            raise internal_error(error) from error
-        return found[field] if isinstance(field, str) else found
+        for table, start, count in zip(self.tables, location.starts, location.rows, strict=True):
+            own = rows - start
+            if table._recording is not None and ((own >= 0) & (own < count)).any():
+                table._record(own)
 
-    def write(self, rows: Tensor, values: Any, field: str) -> None:
-        """Write a field of rows, `(n, dim)`; see `Table.write`."""
-        access, layout = self.location.access, self.spec.layout
-        self._owner.door.check(write=True)
-        try:
-            batch = access.ids(rows)
-            data = access.to_bytes(values, layout.field(field), batch, field)
-            access.write(batch, [(*layout.span(field), data)])
-        except INTERNAL as error:
-            raise internal_error(error) from error
-
-    def prefetch(self, rows: Tensor, *, window: int = 16) -> None:
-        """Start bringing rows nearer; see `Table.prefetch`."""
-        with internal_errors():
-            self._owner.door.check()
-            self.location.access.prefetch(rows, window, self._owner.prefetcher)
-
-    def _together(self) -> AbstractContextManager[Any]:
-        """Enter the store once for several calls of this thread; see `Access.together`."""
-        return self.location.access.together()
-
-    def _record(self, rows: Tensor, touched: Iterable[int]) -> None:
-        """Add a batch to the open recordings of its tables, each with its own ids."""
-        numbers = recorded(self.tables, touched)
-        if not numbers:
-            return
-        location, every = self.location, on_host(rows) if is_torch(rows) else rows
-        for number in numbers:
-            self.tables[number]._record(every - location.starts[number])
-
-    # -- common to all tables
-
-    @property
-    def spec(self) -> TableSpec:
-        """The spec of the tables; the number of rows is that of the first."""
-        return self.tables[0].spec
-
-    @property
-    def fields(self) -> dict[str, Field]:
-        """The fields of a record, in order."""
-        return self.tables[0].fields
-
-    @property
-    def device(self) -> str:
-        """Where the nearest tier is."""
-        return self.tables[0].device
-
-    @property
-    def store(self) -> Store:
-        """The store of the tables."""
-        return self.tables[0].store
-
-    @property
-    def _owner(self) -> Owner:
-        return self.tables[0]._owner
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> JointTable:
-        """Return the joint table itself."""
-        return self
+    def __reduce__(self) -> Any:
+        """Pickle the tables."""
+        return JointTable, (self.tables,)
 
 
 def _listed(tables: Sequence[Table]) -> str:

@@ -8,12 +8,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tierstore._door import Door
-from tierstore._dtypes import DTypeName
 from tierstore._scaled import ScaledElements
 from tierstore._table.address import Ids
-from tierstore._table.gpu import DeviceAccess
-from tierstore._table.host import Piece as Written
-from tierstore._table.values import Scales
+from tierstore._table.gpu import Apart, DeviceAccess
+from tierstore._table.values import Columns, Scales
+from tierstore._table.values import Piece as Written
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.abi import RECORDS, TIER, Arguments
 from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
@@ -22,7 +21,7 @@ from tierstore._tiers.gpu.whole import WholeColumns
 from tierstore._tiers.space import Extent, WholeSpace
 from tierstore._tiers.split import Piece
 from tierstore.errors import InvalidInputError
-from tierstore.spec import Field, RecordLayout
+from tierstore.spec import RecordLayout
 
 _SOURCE = RECORDS.extended("tierstore._table", "split.cu")
 _Move: Any = _SOURCE.structure("Move")
@@ -71,7 +70,6 @@ class SplitAccess(DeviceAccess):
         return self.device.upload(rows, stream) if self.device.on_host(rows) else rows
 
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool, into: Any = None) -> Any:
-        """Return bytes `lo:hi` of the records of `ids`; on the host for NumPy ids."""
         cached = self._cached(lo, hi)
         if cached is not None:
             return super().read(ids, cached.lo, cached.hi, admit=admit, into=into)
@@ -146,29 +144,17 @@ class SplitAccess(DeviceAccess):
         move.wide, move.bytes, move.width = wide, nbytes, width
         return _SPREAD, Arguments(move, choice), count * nbytes // width
 
-    def read_field(
-        self,
-        ids: Ids,
-        item: Field,
-        lo: int,
-        hi: int,
-        *,
-        admit: bool,
-        dtype: DTypeName | None = None,
-        out: Any = None,
-    ) -> Any:
-        """Return a field, bytes `lo:hi` of records, as the array for these ids.
-
-        It may be in `out`, which is of that shape and `dtype`.
-        """
-        scaled = item.scaled
-        found = None if scaled is None else self._apart(scaled, lo, hi)
-        if found is None or ids.kind == "numpy":
-            return super().read_field(ids, item, lo, hi, admit=admit, dtype=dtype, out=out)
+    def _bytes(self, ids: Ids, columns: Columns, *, admit: bool, raw: bool) -> Any:
+        """Return the bytes that fields span; `Apart` of a scaled field in two places."""
+        found, scaled = None, columns.items[0].scaled
+        if scaled is not None and len(columns.items) == 1 and ids.kind != "numpy" and not raw:
+            found = self._apart(scaled, columns.lo, columns.hi)
+        if found is None:
+            return super()._bytes(ids, columns, admit=admit, raw=raw)
         (begin, end, _), at = found
         elements = DeviceAccess.read(self, ids, begin, end, admit=admit)
         rows = self._on_device(ids.rows, self.stream(ids.kind))
-        return self.to_array(elements, item, ids, dtype, apart=self._scales(rows, at), out=out)
+        return Apart(elements, self._scales(rows, at))
 
     def _scales(self, rows: Any, at: int) -> Any:
         return Scales(

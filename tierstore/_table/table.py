@@ -34,27 +34,20 @@ from tierstore._door import INTERNAL, Door, internal_error, internal_errors
 from tierstore._dtypes import DTypeName, check_unmasked
 from tierstore._progress import Progress, report_nothing
 from tierstore._strictjson import json_values
+from tierstore._table.access import Access, Lease
 from tierstore._table.address import Ids, as_dense, as_written, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
-from tierstore._table.host import Access, HostAccess, Lease, assembled
+from tierstore._table.host import HostAccess
 from tierstore._table.named import NamedRows
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.split import SplitAccess
 from tierstore._table.topk import Best, excluded_pairs
 from tierstore._table.trace import Recording
-from tierstore._table.values import (
-    check_out,
-    converted,
-    from_bytes,
-    raw_rows,
-    read_dtype,
-    spread,
-    writable_bytes,
-)
-from tierstore._tiers.base import OPENED_ANEW, Epoch, Rows
+from tierstore._table.values import from_bytes, read_dtype, spread
+from tierstore._tiers.base import OPENED_ANEW
 from tierstore._tiers.space import Extent, Nearest, Space, WholeSpace
 from tierstore.errors import ClosedError, CorruptStoreError, InvalidInputError, InvalidTypeError
-from tierstore.spec import Field, TableSpec
+from tierstore.spec import Field, RecordLayout, TableSpec
 from tierstore.stats import Counters, Occupancy, TableInformation, TierInformation, TierStats
 
 if TYPE_CHECKING:
@@ -80,6 +73,7 @@ _MUCH = 64 << 20
 _NAME = (type(None), str)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_T = TypeVar("_T", bound="Table")
 
 
 class Touched:
@@ -111,16 +105,16 @@ class Owner(Protocol):
         """Return the store."""
 
 
-def _in_present_tiers(
-    call: Callable[Concatenate[Table, _P], _R],
-) -> Callable[Concatenate[Table, _P], _R]:
+def in_present_tiers(
+    call: Callable[Concatenate[_T, _P], _R],
+) -> Callable[Concatenate[_T, _P], _R]:
     """Return a method that begins anew where another thread gave its table new tiers meanwhile.
 
     Where the table still has those that the call began in, its ClosedError is raised.
     """
 
     @functools.wraps(call)
-    def repeated(table: Table, /, *args: _P.args, **options: _P.kwargs) -> _R:
+    def repeated(table: _T, /, *args: _P.args, **options: _P.kwargs) -> _R:
         while True:
             access = table._access
             try:
@@ -140,7 +134,7 @@ class Table(NamedRows):
     IndexError that names the first. Tables come from a store: `store["item"]`.
     """
 
-    _any_recorded: ClassVar[bool] = False
+    any_recorded: ClassVar[bool] = False
     """Whether any table was ever recorded; else a batch on many tables need not check each."""
 
     def __init__(
@@ -177,7 +171,7 @@ class Table(NamedRows):
             extent.epoch = self._extent.epoch.next()
         self._space = space
         self._extent = extent
-        access = self._make_access()
+        access = access_to(space, extent, self._layout, self._owner)
         self._on_host = access if isinstance(access, HostAccess) else None
         self._access = access  # last: a call of another thread reads it before fields
 
@@ -186,15 +180,6 @@ class Table(NamedRows):
         self._owner = other._owner
         self._attach(other._generation, other._space, other._extent, OPENED_ANEW)
         return self
-
-    def _make_access(self) -> Access:
-        door, gpu = self._owner.door, self._space.gpu
-        if gpu is None:
-            return HostAccess(self._space, self._extent, self._layout, door)
-        checks, whole = self._owner.sync_checks, self._space.whole
-        if whole is not None:
-            return SplitAccess(gpu, self._extent, self._layout, door, whole, sync_checks=checks)
-        return DeviceAccess(gpu, self._extent, self._layout, door, sync_checks=checks)
 
     def _together(self) -> AbstractContextManager[Any]:
         """Enter the store once for several calls of this thread; see `Access.together`."""
@@ -419,55 +404,40 @@ class Table(NamedRows):
         """
         access = self._access  # before the fields; see `_attach`
         try:
-            if dtype is not None or raw:
-                if out is not None or (raw and dtype is not None):
-                    raise InvalidInputError("give one of dtype=, raw= and out=")
-                return self._read_as(ids, field, dtype, cache=cache, as_tensor=as_tensor)
-            if type(ids) is np.ndarray and cache and out is None and not as_tensor:
+            plain = dtype is None and out is None and not raw
+            if type(ids) is np.ndarray and plain and cache and not as_tensor:
                 on_host = self._on_host
                 if on_host is not None and self._recording is None and type(field) in _NAME:
                     found = on_host.read_resident(ids, field)  # type: ignore[arg-type]
                     if found is not None:
                         return found
-            if isinstance(field, (list, tuple)):  # a union type would be created each time
-                return self._read_fields(ids, field, out, cache=cache, as_tensor=as_tensor)
-            item, lo, hi = self._spans[self._named(field)]
-            batch = self._batch(ids, record=cache)
+            if (dtype is not None) + bool(raw) + (out is not None) > 1:
+                raise InvalidInputError("give one of dtype=, raw= and out=")
+            several = isinstance(field, (list, tuple))  # a union type would be made each time
+            names = tuple(map(self._named, field if several else (field,)))  # type: ignore[arg-type]
+            batch = self._batch(ids, record=cache and bool(names))
             batch = batch.for_tensors() if as_tensor else batch
+            if plain and not several:
+                item, lo, hi = self._spans[names[0]]
+                if item.scale is None:  # in as few calls as there can be
+                    return access.decoded(access.read(batch, lo, hi, admit=cache), item, batch)
+            into = out
             if out is not None:
-                return self._read_into(out, batch, self._named(field), cache=cache)
-            return access.read_field(batch, item, lo, hi, admit=cache)
+                into = _each(out, names) if several else {names[0]: out}
+            if not names:
+                return {}
+            values = access.values(
+                batch, access.columns[names], admit=cache, dtype=dtype, raw=raw, out=into
+            )
+            return values if several else values[names[0]]
         except INTERNAL as error:
             raise internal_error(error) from error
         except ClosedError:
             if self._access is access:
                 raise
-        return self.read(  # as `_in_present_tiers`, whose call costs a tenth of reading a few rows
+        return self.read(  # as `in_present_tiers`, whose call costs a tenth of reading a few rows
             ids, field, cache=cache, as_tensor=as_tensor, dtype=dtype, raw=raw, out=out
         )
-
-    def _read_as(
-        self,
-        ids: object,
-        field: str | Sequence[str] | None,
-        dtype: Any,
-        *,
-        cache: bool,
-        as_tensor: bool,
-    ) -> Any:
-        """Read fields as `dtype`, or as their bytes if it is None."""
-        access = self._access  # before its fields; see `_attach`
-        names = [self._named(field)] if isinstance(field, str | None) else map(self._named, field)
-        batch = self._batch(ids, record=cache)
-        batch = batch.for_tensors() if as_tensor else batch
-        found = {}
-        for name in names:
-            item, lo, hi = self._spans[name]
-            if dtype is None:
-                found[name] = raw_rows(access.read(batch, lo, hi, admit=cache), item, batch)
-            else:
-                found[name] = access.read_field(batch, item, lo, hi, admit=cache, dtype=dtype)
-        return found.popitem()[1] if isinstance(field, str | None) else found
 
     def read_into(self, ids: Any, out: Any, field: str | None = None) -> None:
         """Read the rows of `ids` into `out`; on a GPU a CUDA graph may capture this.
@@ -507,59 +477,6 @@ class Table(NamedRows):
             self._owner.door.check()
             self._access.adapt()
 
-    def _read_into(self, out: Any, batch: Ids, name: str, *, cache: bool) -> Any:
-        """Read a field into `out`: directly to its memory if that has the stored type."""
-        access, (item, lo, hi) = self._access, self._spans[name]
-        kind = check_out(out, item, batch, self.device, name)
-        if item.scaled is not None:
-            rows = access.read_field(batch, item, lo, hi, admit=cache, dtype=kind.name, out=out)
-            if not is_torch(rows) or rows.data_ptr() != out.data_ptr():
-                out[...] = rows
-            return out
-        into = writable_bytes(out, item)
-        data = access.read(batch, lo, hi, admit=cache, into=into)
-        if into is None or data is not into:
-            out[...] = access.to_array(data, item, batch)
-        return out
-
-    def _read_fields(
-        self, ids: object, names: Sequence[str], out: Any, *, cache: bool, as_tensor: bool
-    ) -> dict[str, Any]:
-        """Read several fields in one pass over the bytes that span them."""
-        access = self._access
-        spans = {name: self._spans[self._named(name)] for name in names}
-        batch = self._batch(ids, record=bool(spans) and cache)
-        batch = batch.for_tensors() if as_tensor else batch
-        found = {}
-        if spans:
-            lo = min(begin for _, begin, _ in spans.values())
-            hi = max(end for _, _, end in spans.values())
-            data = access.read(batch, lo, hi, admit=cache)
-            found = {
-                name: access.to_array(data[:, begin - lo : end - lo], item, batch)
-                for name, (item, begin, end) in spans.items()
-            }
-        return found if out is None else self._filled(out, found, batch)
-
-    def _filled(self, out: Any, found: Mapping[str, Any], batch: Ids) -> dict[str, Any]:
-        """Copy fields into the arrays of `out`, which holds one for each and nothing else."""
-        if not isinstance(out, Mapping):
-            raise InvalidTypeError("out is a dict from field to array where `field` is a list")
-        if set(out) != set(found):
-            raise InvalidInputError(
-                f"out holds {', '.join(map(repr, out)) or 'no field'}, but the fields read are "
-                f"{', '.join(map(repr, found)) or 'none'}"
-            )
-        fields = {name: self._layout.field(name) for name in found}
-        kinds = {
-            name: check_out(out[name], item, batch, self.device, name)
-            for name, item in fields.items()
-        }
-        for name, rows in found.items():
-            scaled = fields[name].scaled is not None
-            out[name][...] = converted(rows, kinds[name].name) if scaled else rows
-        return {name: out[name] for name in found}
-
     @overload
     def __getitem__(
         self, ids: IntegerArrayLike | slice | EllipsisType
@@ -589,7 +506,7 @@ class Table(NamedRows):
         except (TypeError, ValueError) as error:
             raise InvalidTypeError(f"not a slice of rows: {rows!r} ({error})") from None
 
-    @_in_present_tiers
+    @in_present_tiers
     def write(self, ids: object, rows: Any, field: str | None = None) -> None:
         """Write rows over those of `ids`; where an id repeats, its last row stays.
 
@@ -612,19 +529,14 @@ class Table(NamedRows):
                     "write(ids, {'weight': rows, 'age': ages})"
                 )
             given = rows if isinstance(rows, Mapping) else {self._named(field): rows}
-            access, layout = self._access, self._layout
+            access = self._access
             batch = self._batch(ids)
-            pieces = [
-                (*layout.span(name), access.to_bytes(values, layout.field(name), batch, name))
-                for name, values in given.items()
-            ]
-            alike = len({type(data) for _, _, data in pieces}) == 1  # all on one device
-            if alike and len(pieces) == len(layout.fields):
-                pieces = [assembled(access, pieces, layout.record_bytes)]
+            columns = access.columns[tuple(given)] if given else None
+            pieces = columns.pieces(given, batch, access.encoded) if columns else []
             written = False
             while not written:
                 placed = self._placed(batch)
-                if placed is not batch and self._layout is layout:
+                if placed is not batch and self._layout is access.layout:
                     access = self._access  # the table may have grown
                 written = access.write(placed, pieces)
         except INTERNAL as error:
@@ -645,7 +557,7 @@ class Table(NamedRows):
         field = self._layout.field
         self.write(chosen, {n: spread(values, field(n), chosen, n) for n, values in given.items()})
 
-    @_in_present_tiers
+    @in_present_tiers
     def lease(self, ids: object) -> Lease:
         """Pin the distinct rows of a batch for a step; use it as a context manager.
 
@@ -653,22 +565,16 @@ class Table(NamedRows):
         """
         try:
             access = self._access
-            batch = access.ids(ids)
-            if self._recording is not None:
-                self._record(on_host(batch.rows))
-            return access.lease(batch)
+            return access.lease(self._batch(ids))
         except INTERNAL as error:
             raise internal_error(error) from error
 
-    @_in_present_tiers
+    @in_present_tiers
     def _lease_and_read(self, ids: object, field: str) -> tuple[Lease, Any]:
         """Lease a batch, and return one field of the row of each id, as `expand` does."""
         try:
             access = self._access
-            batch = access.ids(ids)
-            if self._recording is not None:
-                self._record(on_host(batch.rows))
-            return access.lease_and_read(batch, field)
+            return access.lease_and_read(self._batch(ids), field)
         except INTERNAL as error:
             raise internal_error(error) from error
 
@@ -703,7 +609,7 @@ class Table(NamedRows):
             raise InvalidInputError(
                 f"table {self.name!r} is being recorded to {self._recording.path}; close that first"
             )
-        Table._any_recorded = True
+        Table.any_recorded = True
         self._recording = Recording(path, self.spec.rows)  # a table by key has its capacity here
         return self._recording
 
@@ -947,8 +853,7 @@ class Table(NamedRows):
     @property
     def device(self) -> str:
         """The device of the nearest tier and of torch rows, such as "cpu" or "cuda:0"."""
-        gpu = self._space.gpu
-        return "cpu" if gpu is None else gpu.device.torch_name
+        return self._access.place
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return the table itself."""
@@ -1055,6 +960,18 @@ def _read_sound(
     return []
 
 
+def _each(out: Any, names: Sequence[str]) -> Mapping[str, Any]:
+    """Return what `out` has for each of some fields; it must have nothing else."""
+    if not isinstance(out, Mapping):
+        raise InvalidTypeError("out is a dict from field to array where `field` is a list")
+    if set(out) != set(names):
+        raise InvalidInputError(
+            f"out holds {', '.join(map(repr, out)) or 'no field'}, but the fields read are "
+            f"{', '.join(map(repr, names)) or 'none'}"
+        )
+    return out
+
+
 def _whole(number: object, what: str) -> int:
     if isinstance(number, bool) or not isinstance(number, int | np.integer):
         raise InvalidTypeError(f"{what} is a whole number, not {number!r}")
@@ -1099,59 +1016,27 @@ class Naming:
         return now is not self._epoch and not now.names_hold(self._names)
 
 
-class Together:
-    """Tables that lie under the same tiers, with records of one shape, as long as they do.
-
-    Attributes:
-        space: the tiers that they share.
-        starts: the first row of each in the space, int64.
-        space_rows: how many rows the space has then; it may grow.
-    """
-
-    def __init__(self, tables: Sequence[Table]) -> None:
-        """Look the tables up. Raises InvalidInputError if they no longer share a space."""
-        first = tables[0]
-        self.space: Space = first._space
-        if self.space.whole is not None:
-            raise InvalidInputError(
-                f"table {first.name!r} is open with gpu_whole, and a collection takes whole records"
-            )
-        records = _shape(first)
-        for table in tables:
-            if table._space is not self.space or _shape(table) != records:
-                raise InvalidInputError(
-                    f"tables {first.name!r} and {table.name!r} no longer share tiers, or their "
-                    "records differ by now: make the collection anew"
-                )
-        self.starts: Rows = np.array([table._extent.start for table in tables], np.int64)
-        self.space_rows: int = self.space.nearest.rows
-        self._first = first
-        self._tables = tuple(tables)
-        self._named = self._names_now()
-
-    def access(self, name: str) -> Access:
-        """Return access to all rows of the space, as those of a table of this name."""
-        owner, whole = self._first._owner, WholeSpace(self.space, name)
-        gpu, layout = self.space.gpu, self._first._layout
-        if gpu is None:
-            return HostAccess(self.space, whole, layout, owner.door)
-        return DeviceAccess(gpu, whole, layout, owner.door, sync_checks=owner.sync_checks)
-
-    def names(self) -> tuple[int, ...]:
-        """Return the number of names of each table; see `Epoch`. Their epochs end together."""
-        if self._named[0] is not self._first._extent.epoch:
-            self._named = self._names_now()
-        return self._named[1]
-
-    def _names_now(self) -> tuple[Epoch, tuple[int, ...]]:
-        first = self._first._extent.epoch  # before the others: a later one is looked at again
-        return first, tuple(table._extent.epoch.names for table in self._tables)
+def access_to(
+    space: Space, extent: Extent | WholeSpace, layout: RecordLayout, owner: Owner
+) -> Access:
+    """Return access to some rows of a space, from the side of its nearest tier."""
+    gpu, whole, door = space.gpu, space.whole, owner.door
+    if gpu is None:
+        return HostAccess(space, extent, layout, door)
+    if whole is not None:
+        return SplitAccess(gpu, extent, layout, door, whole, sync_checks=owner.sync_checks)
+    return DeviceAccess(gpu, extent, layout, door, sync_checks=owner.sync_checks)
 
 
-def _shape(table: Table) -> tuple[object, ...]:
+def shape_of(table: Table) -> tuple[object, ...]:
     """Return a key that is equal for tables whose records have the same fields, at one place."""
     layout = table._layout
     return tuple((name, item.dim, item.form, layout.span(name)) for name, item in layout.fields)
+
+
+def extent_of(table: Table) -> Extent:
+    """Return the present rows of a table in its space."""
+    return table._extent
 
 
 def alike(table: Table, field: str) -> tuple[object, ...]:
@@ -1159,7 +1044,7 @@ def alike(table: Table, field: str) -> tuple[object, ...]:
 
     They share tiers, and their records have the same fields in the same places.
     """
-    return table._space, _shape(table), field
+    return table._space, shape_of(table), field
 
 
 def renamed(tables: Sequence[Table], names: Sequence[int], among: Iterable[int]) -> str:
@@ -1262,13 +1147,6 @@ def reads_each(table: Table, nbytes: int) -> bool:
     It is on the host, if it needs little memory.
     """
     return table._space.gpu is None and nbytes <= _MUCH
-
-
-def recorded(tables: Sequence[Table], among: Iterable[int]) -> list[int]:
-    """Return the numbers of the tables, `among` these, whose ids are being recorded."""
-    if not Table._any_recorded:
-        return []
-    return [number for number in among if tables[number]._recording is not None]
 
 
 # -- whole records, as what copies, changes or carries tables takes them

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,22 @@ _SCALED = RECORDS.extended("tierstore._table", "scaled.cu")
 _Scaled: Any = _SCALED.structure("Scaled")
 Scales: Any = _SCALED.structure("Scales")
 """Scales stored separately from the elements of their rows, for kernels."""
+Piece: TypeAlias = tuple[int, int, Any]
+"""A byte range `lo, hi` of the records and its bytes `(n, hi - lo)`."""
+Decoder: TypeAlias = Callable[..., Any]
+"""Takes the bytes of a field, the field, ids and a type, and returns an array; see `from_bytes`."""
+Encoder: TypeAlias = Callable[..., Any]
+"""Takes values, a field, the shape of ids and a name, and returns bytes; see `to_bytes`."""
 
 
 def read_dtype(item: Field) -> np.dtype[Any]:
     """Return the type in which NumPy reads a field."""
     return item.element.numpy
+
+
+def is_plain(item: Field) -> bool:
+    """Return whether NumPy reads a field as it is stored."""
+    return not item.element.as_bits and item.scaled is None
 
 
 def check_out(out: Any, item: Field, ids: Ids, device: str, name: str) -> ElementType:
@@ -278,7 +289,10 @@ class Columns:
         self.lo: int = min(lo for lo, _ in self.spans)
         self.hi: int = max(hi for _, hi in self.spans)
         self.gapless: bool = sum(hi - lo for lo, hi in set(self.spans)) == self.hi - self.lo
-        self._dims = [item.dim for item in self.items]
+        whole = len(set(self.names)) == len(layout.fields)
+        self._written = (0, layout.record_bytes) if whole else (self.lo, self.hi)
+        """What a write of all of them covers: of whole records no tier reads the rest."""
+        self._as_one = whole or self.gapless
         ends = [self.lo, *(hi for _, hi in self.spans)]
         self._alike = (
             len({item.dtype for item in self.items}) == 1
@@ -287,7 +301,6 @@ class Columns:
         )
         """Whether the fields are consecutive, with elements of one type."""
         self._odd = functools.reduce(int.__or__, (lo | hi for lo, hi in self.spans), 16)
-        self._argument = _argument(len(self.names))
         self._kernels: dict[tuple[str, int], Kernel] = {}
 
     @functools.cached_property
@@ -295,61 +308,124 @@ class Columns:
         """The type of the first field in torch."""
         return self.items[0].element.torch_dtype()
 
-    def parted(self, data: npt.NDArray[np.uint8], ids: Ids) -> dict[str, Any]:
-        """Return the fields in bytes `lo:hi` of some records, each as `from_bytes` does."""
+    def values(
+        self,
+        data: Any,
+        ids: Ids,
+        decoded: Decoder = from_bytes,
+        dtype: DTypeName | None = None,
+        *,
+        raw: bool = False,
+    ) -> dict[str, Any]:
+        """Return the fields in bytes `lo:hi` of some records, each as the array for these ids.
+
+        Args:
+            data: `(n, hi - lo)`, in whatever form `decoded` takes if there is one field alone.
+            ids: the ids, for the shape and kind of the arrays.
+            decoded: makes an array of the bytes of a field, as `from_bytes` does.
+            dtype: the floats to convert to; see `converted`.
+            raw: return every field as its bytes.
+        """
         found = {}
-        if ids.kind == "torch" and self._alike:
+        plain = dtype is None and not raw
+        if ids.kind == "torch" and plain and self._alike and isinstance(data, np.ndarray):
             import torch
 
-            for name, dim, (lo, hi) in zip(self.names, self._dims, self.spans, strict=True):
+            for name, item, (lo, hi) in zip(self.names, self.items, self.spans, strict=True):
                 part = np.ascontiguousarray(data[:, lo - self.lo : hi - self.lo])
                 flat = torch.from_numpy(part.reshape(-1))  # of no rows, strides may be anything
-                found[name] = flat.view(self._torch_dtype).view(len(data), dim)
+                found[name] = flat.view(self._torch_dtype).view(*ids.shape, item.dim)
             return found
-        for name, item, (lo, hi) in zip(self.names, self.items, self.spans, strict=True):
-            part = data[:, lo - self.lo : hi - self.lo]
-            raw = self.is_raw(item)
-            found[name] = raw_rows(part, item, ids) if raw else from_bytes(part, item, ids)
+        for name, item, part in self.parts(data):
+            if raw or self.is_raw(item):
+                found[name] = raw_rows(part, item, ids)
+            else:
+                found[name] = decoded(part, item, ids, dtype)
         return found
+
+    def checked(
+        self, out: Mapping[str, Any], ids: Ids, place: str
+    ) -> tuple[dict[str, ElementType], Any]:
+        """Check that a read can be written to `out`; return its types of elements, by field.
+
+        Also return the bytes of its memory if they are those of a single field, else None. Raises
+        as `check_out` does.
+        """
+        fields = dict(zip(self.names, self.items, strict=True))
+        kinds = {
+            name: check_out(out[name], item, ids, place, name) for name, item in fields.items()
+        }
+        alone = writable_bytes(out[self.names[0]], self.items[0]) if len(fields) == 1 else None
+        return kinds, alone
+
+    def fill(
+        self,
+        out: Mapping[str, Any],
+        data: Any,
+        ids: Ids,
+        decoded: Decoder,
+        kinds: Mapping[str, ElementType],
+    ) -> None:
+        """Put what `values` returns in `out`, which is `checked`."""
+        for name, item, part in self.parts(data):
+            wanted = None if item.scaled is None else kinds[name].name
+            rows = decoded(part, item, ids, wanted, wanted and out[name])
+            if not is_torch(rows) or rows.data_ptr() != out[name].data_ptr():
+                out[name][...] = rows
+
+    def parts(self, data: Any) -> Iterator[tuple[str, Field, Any]]:
+        """Yield the name and the bytes of each field, given bytes `lo:hi` of some records."""
+        if len(self.names) == 1:
+            yield self.names[0], self.items[0], data
+            return
+        for name, item, (lo, hi) in zip(self.names, self.items, self.spans, strict=True):
+            yield name, item, data[:, lo - self.lo : hi - self.lo]
 
     def is_raw(self, item: Field) -> bool:
         """Whether a field is read and written as bytes `(n, nbytes)`."""
         return self.raw and item.scaled is not None
 
-    def joined(self, values: Mapping[str, Any], ids: Ids) -> list[tuple[int, int, Any]]:
-        """Return `(rows, dim)` values of the fields as pieces of records, `(lo, hi, bytes)`.
+    def pieces(
+        self, values: Mapping[str, Any], ids: Ids, encoded: Encoder = to_bytes
+    ) -> list[Piece]:
+        """Return `ids.shape + (dim,)` values of the fields as pieces of records.
 
-        The result is one piece if the fields leave no gap. Raises as `to_bytes` does.
+        That is one piece if the fields leave no gap, or are those of whole records. `encoded` makes
+        bytes of the values of a field, as `to_bytes` does, which it raises as.
         """
         given = list(map(values.__getitem__, self.names))
-        if ids.kind == "torch" and self._alike and self._are_stored_so(given, ids.shape[0]):
+        pieces: list[Piece] = []
+        if ids.kind == "torch" and self._alike and self._are_stored_so(given, ids.shape):
             import torch
 
-            whole = torch.cat(given, 1).view(torch.uint8).numpy()
-            return [(self.lo, self.hi, whole)]
-        pieces = []
-        for name, item, (lo, hi), each in zip(
-            self.names, self.items, self.spans, given, strict=True
-        ):
-            raw = self.is_raw(item)
-            data = each.numpy() if raw else to_bytes(each, item, ids.shape, name)
-            pieces.append((lo, hi, data))
-        if len(pieces) == 1 or not self.gapless:
+            joined = torch.cat(given, -1).view(torch.uint8)
+            pieces.append((self.lo, self.hi, joined.view(-1, self.hi - self.lo).numpy()))
+        else:
+            for name, item, (lo, hi), each in zip(
+                self.names, self.items, self.spans, given, strict=True
+            ):
+                data = each.numpy() if self.is_raw(item) else encoded(each, item, ids.shape, name)
+                pieces.append((lo, hi, data))
+        begin, end = self._written
+        alike = len({type(data) for _, _, data in pieces}) == 1  # all on one device
+        if pieces[0][:2] == (begin, end) or not (alike and self._as_one):
             return pieces
-        whole = np.empty((*ids.shape, self.hi - self.lo), np.uint8)
+        first = pieces[0][2]
+        shape = len(first), end - begin
+        whole = first.new_zeros(shape) if is_torch(first) else np.zeros(shape, np.uint8)
         for lo, hi, data in pieces:
-            whole[:, lo - self.lo : hi - self.lo] = data
-        return [(self.lo, self.hi, whole)]
+            whole[:, lo - begin : hi - begin] = data
+        return [(begin, end, whole)]
 
-    def _are_stored_so(self, given: Sequence[Any], rows: int) -> bool:
-        """Whether values for so many rows are tensors that `to_bytes` would take unchanged."""
+    def _are_stored_so(self, given: Sequence[Any], shape: tuple[int, ...]) -> bool:
+        """Whether values for ids of a shape are tensors that `to_bytes` would take unchanged."""
         import torch
 
-        for each, dim in zip(given, self._dims, strict=True):
+        for each, item in zip(given, self.items, strict=True):
             if not (
                 type(each) is torch.Tensor
                 and each.dtype is self._torch_dtype
-                and each.shape == (rows, dim)
+                and each.shape == (*shape, item.dim)
                 and each.is_cpu
                 and not (each.requires_grad or each.is_neg())
             ):
@@ -375,7 +451,7 @@ class Columns:
             self._kernels[key] = Kernel(_SOURCE, way, as_large_as_the_work, macros)
         starts = [lo for lo, _ in self.spans]
         units_each = max(hi - lo for lo, hi in self.spans) // key[1]
-        work = self._argument(tuple(addresses), tuple(starts))
+        work = _argument(len(self.names))(tuple(addresses), tuple(starts))
         return self._kernels[key], work, rows * units_each
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tierstore._disk.partitioning import Shard
-from tierstore._table.gpu import DeviceArrays
+from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access
 from tierstore._tiers.gpu.abi import RECORDS, Arguments
 from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
@@ -207,7 +207,7 @@ class DeviceOwners(Owners):
         ranks: int,
         rows: Sequence[int],
         first_rows: Sequence[int],
-        access: DeviceArrays,
+        access: DeviceAccess,
     ) -> None:
         """Launch kernels where `access` has the nearest tier of the tables."""
         super().__init__(place, ranks, rows, first_rows, access.torch_device)
@@ -321,7 +321,7 @@ def owners_over(
     place: Place, ranks: int, rows: Sequence[int], first_rows: Sequence[int], access: Access
 ) -> Owners:
     """Return the owners of tables of so many rows, given the access to those of this rank."""
-    if isinstance(access, DeviceArrays):
+    if isinstance(access, DeviceAccess):
         return DeviceOwners(place, ranks, rows, first_rows, access)
     return HostOwners(place, ranks, rows, first_rows, "cpu")
 

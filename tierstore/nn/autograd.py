@@ -179,10 +179,6 @@ class Abandoned:
                 raise
 
 
-def _leased(table: Table | JointTable, ids: Tensor, touched: frozenset[int]) -> Lease:
-    return table.lease(ids, touched) if isinstance(table, JointTable) else table.lease(ids)
-
-
 class Batch:
     """The rows of one lookup, leased until their gradient was applied, or cannot come any more.
 
@@ -216,7 +212,7 @@ class Batch:
         self._joint = table if isinstance(table, JointTable) else None
         if self._joint is not None:
             self._placement = self._joint.location
-        self.lease: Lease = _leased(table, ids.reshape(-1), touched) if lease is None else lease
+        self.lease: Lease = table.lease(ids.reshape(-1)) if lease is None else lease
         self._names: Any = self.lease.names if self._joint is None else self._names_seen()
         self.counted: Tensor | None = (
             None if padding_idx is None else ids.reshape(-1) != padding_idx

@@ -252,7 +252,7 @@ class JointLayer(RowsLayer):
         self._check_trained()
         own = self._own
         own.settle()
-        lease = self.table.lease_features(ids, features, lengths, touched)
+        lease = self.table.lease_features(ids, features, lengths)
         return Batch(self.table, ids, None, own.abandoned, lease=lease, zeros=own.zeros)
 
     def _check_trained(self) -> None:
@@ -279,12 +279,12 @@ class JointLayer(RowsLayer):
         settle()
         if self._averages:
             return self._averaged(rows, touched).to(self._anchor)
-        found: Tensor = self.table.read(rows, self.field, touched)
+        found: Tensor = self.table.read(rows, self.field)
         return found.to(self._anchor)
 
     def _read_shard(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
         """Return rows of this rank, `(n, dim)`."""
-        found: Tensor = self._shard.read(rows, self.field, touched)
+        found: Tensor = self._shard.read(rows, self.field)
         return found
 
     def _like_read(self) -> Tensor:
@@ -295,7 +295,7 @@ class JointLayer(RowsLayer):
         """Return the averages of rows of this rank, `(n, dim)`."""
         first = self._averages[0]
         steps = torch.tensor([each.steps for each in self._averages], device=rows.device)
-        values = self._shard.read(rows, first.names, touched)
+        values = self._shard.read(rows, first.names)
         tables = self._shard.location.tables_of(rows)
         return first.after(steps[tables][:, None], values)
 
@@ -312,7 +312,7 @@ class JointLayer(RowsLayer):
             self._check_trained()
             own = self._own
             own.settle()
-            lease, found = self.table.lease_and_read(ids, features, lengths, self.field, touched)
+            lease, found = self.table.lease_and_read(ids, features, lengths, self.field)
             batch = Batch(self.table, ids, None, own.abandoned, lease=lease, zeros=own.zeros)
         found = found if self._as_stored else found.to(self._anchor)
         return Looked(self, batch, features, lengths, counted, touched), found

@@ -104,7 +104,7 @@ class RowsLayer(torch.nn.Module):
         if self.is_shared:
             return RemoteLease.of(self.table, ids, self.field, self._like, settle)
         settle()
-        lease: Lease = self.table.lease(ids, *touched)
+        lease: Lease = self.table.lease(ids)
         return lease
 
     def expands(self, nbytes: int) -> bool:
@@ -195,7 +195,7 @@ def copied(module: Module, memo: dict[int, Any]) -> Module:
 
 
 def _first_of(table: Table | JointTable) -> Table:
-    return table if isinstance(table, Table) else table.tables[0]
+    return table.tables[0] if isinstance(table, JointTable) else table
 
 
 _copied: weakref.WeakSet[Table] = weakref.WeakSet()
@@ -207,7 +207,9 @@ _over = weakref.WeakKeyDictionary()
 def _parameter_over(table: Table | JointTable, field: str, empty: Tensor) -> RowsParameter:
     """Return the parameter of the layers over a field: theirs, or a new one."""
     first, key = (
-        (table, field) if isinstance(table, Table) else (table.tables[0], (table.tables, field))
+        (table.tables[0], (table.tables, field))
+        if isinstance(table, JointTable)
+        else (table, field)
     )
     fields = _over.setdefault(first, weakref.WeakValueDictionary())
     if key not in fields:

@@ -42,12 +42,11 @@ class RemoteLease:
         cls, table: Shared, ids: Tensor, field: str, like: Tensor, before: Callable[[], object]
     ) -> Self:
         """Request a field of rows, and lease those requested; see `DistributedTable.look_up`."""
-        is_joint = isinstance(table, DistributedJointTable)
         lease: Any = None
 
         def serve(request: Request) -> Answer:
             nonlocal lease
-            lease = table.shard.lease(request.asked, *([request.touched] if is_joint else []))
+            lease = table.shard.lease(request.asked)
             return _answered(lease, field)
 
         return cls(*table.look_up(ids, Call("look up", field), like, serve, before), lease)
