@@ -1673,15 +1673,15 @@ MUTANTS = [
     ),
     # Threads beside a rollback, a refresh and each other: no key gets the row of another.
     Mutant(
-        "_table/keyed.py",
-        "return bool(self.naming.lost())",
+        "_table/address.py",
+        "return self.naming is not None and bool(self.naming.lost())",
         "return False",
         "tests/keys/test_keyed.py",
     ),
     Mutant(
         "_table/keyed.py",
-        "if lease.names == names:",
-        "if True:",
+        "            if not any(map(Naming.replaced, names)):\n                return found\n",
+        "            return found\n",
         "tests/keys/test_keyed.py",
     ),
     Mutant(
@@ -1853,7 +1853,7 @@ MUTANTS = [
     # Keys without a row, and which reads are counted.
     Mutant(
         "_table/keyed.py",
-        '            if chosen == "raise" and found_in.unknown.size:\n',
+        '            if chosen == "raise" and found.unknown.size:\n',
         "            if False:\n",
         "tests/keys/test_missing.py",
     ),

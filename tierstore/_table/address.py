@@ -14,16 +14,26 @@ from tierstore.policy.frequency import count_keys, most_used
 
 
 class Ids(NamedTuple):
-    """Flat int64 `rows`, their original `shape`, and the `kind` of array to return."""
+    """A batch of ids, checked.
+
+    Attributes:
+        rows: flat int64.
+        shape: of the ids as they were given.
+        kind: of the array to return for them.
+        keys: those that were given in place of rows, while `rows` are not found yet.
+        naming: what `rows` that were found for keys meant before; None if they are ids.
+    """
 
     rows: npt.NDArray[np.int64]
     shape: tuple[int, ...]
     kind: str
+    keys: Any = None
+    naming: Any = None
 
     @property
     def moved(self) -> bool:
-        """Whether the rows may now belong to other keys; never true for a batch of ids."""
-        return False
+        """Whether the rows may now belong to other keys, as after a rollback."""
+        return self.naming is not None and bool(self.naming.lost())
 
     def for_tensors(self) -> Ids:
         """Return the same ids, for torch tensors as results; raises InvalidInputError for CuPy."""

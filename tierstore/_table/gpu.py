@@ -255,7 +255,6 @@ class DeviceAccess(Access):
         self.place = gpu.device.torch_name
         self.sync_checks = sync_checks
         self.together_in: Together | None = None
-        self._torch_types: dict[str, Any] = {}
 
     @functools.cached_property
     def torch_device(self) -> Any:
@@ -319,9 +318,7 @@ class DeviceAccess(Access):
 
     def tensor(self, item: Field, shape: tuple[int, ...]) -> Any:
         """Return an uninitialised tensor of a field on the device, `shape + (dim,)`."""
-        dtype = self._torch_types.get(item.dtype)
-        if dtype is None:
-            dtype = self._torch_types[item.dtype] = item.element.torch_dtype()
+        dtype = item.element.torch_dtype()
         return self._torch.empty((*shape, item.dim), dtype=dtype, device=self.torch_device)
 
     def room(self, item: Field, ids: Ids) -> Any:
@@ -633,8 +630,9 @@ class DeviceAccess(Access):
         """
         columns = self.columns[field,]
         item, lo, hi = columns.items[0], columns.lo, columns.hi
-        if ids.kind == "torch" and item.scaled is None:
-            out = self.tensor(item, ids.shape)
+        if ids.kind == "torch" and item.scale is None:
+            shape, dtype = (*ids.shape, item.dim), columns.torch_dtype
+            out = self._torch.empty(shape, dtype=dtype, device=self.torch_device)
             return self.lease(ids, features, (out, lo, hi)), out
         out = self.room(item, ids)
         with self.using():

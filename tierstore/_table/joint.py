@@ -12,6 +12,7 @@ them; all other methods of a joint table take rows that it returned.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property, lru_cache
 from itertools import compress
 from operator import attrgetter
@@ -302,7 +303,13 @@ class JointTable(Table):
 
     @property
     def _access(self) -> Access:  # type: ignore[override]
-        return self.location.access
+        now = self._location  # as `location` does, whose call counts in a step
+        if now.space.closed or now.space.nearest.rows != now.space_rows:
+            self._locate()
+        return self._location.access
+
+    def _together(self) -> AbstractContextManager[Any]:
+        return self.location.access.together()  # without `_access`, whose call counts in a step
 
     @property
     def _owner(self) -> Owner:  # type: ignore[override]
@@ -364,7 +371,7 @@ class JointTable(Table):
     def lease_features(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Lease:
         """Lease ids instead of rows; raises as `in_space` does."""
         location = self.location
-        if not location.has(ids) or self._recording is not None:
+        if not location.has(ids) or (Table.any_recorded and self._recording):
             return self.lease(location.in_space(ids, features, lengths))
         try:
             return location.lease(ids, features, lengths)
@@ -380,7 +387,7 @@ class JointTable(Table):
         Raises as `in_space` does.
         """
         location = self.location
-        if not location.has(ids) or self._recording is not None:
+        if not location.has(ids) or (Table.any_recorded and self._recording):
             return self._lease_and_read(location.in_space(ids, features, lengths), field)
         try:
             return location.lease_and_read(ids, features, lengths, field)
@@ -390,8 +397,6 @@ class JointTable(Table):
     @property
     def _recording(self) -> Recording | None:  # type: ignore[override]
         """A recording of any of the tables."""
-        if not Table.any_recorded:
-            return None
         # In C for each table: a step asks.
         return next(filter(None, map(attrgetter("_recording"), self.tables)), None)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import EllipsisType
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,11 @@ from tierstore._keys.given import unknown_keys
 from tierstore._keys.growing import Asked, KeyMap
 from tierstore._progress import Progress
 from tierstore._table import expiry, merging
+from tierstore._table.access import Lease
 from tierstore._table.address import Ids, as_dense, as_written, host_ids, is_cupy, is_torch, on_host
 from tierstore._table.gpu import DeviceAccess
-from tierstore._table.host import Lease
 from tierstore._table.missing import Missing, check_fits, checked
 from tierstore._table.table import Naming, Owner, Table
-from tierstore._table.values import from_bytes, raw_rows
 from tierstore._tiers.gpu.keys import DeviceKeys, Guess
 from tierstore._tiers.space import Extent, Space
 from tierstore.errors import (
@@ -63,6 +62,7 @@ class Grower(Owner, Protocol):
 
 
 Rows = npt.NDArray[np.int64]
+_T = TypeVar("_T")
 
 
 class Resolved(NamedTuple):
@@ -86,27 +86,6 @@ class Resolved(NamedTuple):
         if self.unknown.size:
             self.rows[self.rows < 0] = 0
         return self.rows.reshape(self.shape)
-
-
-class KeyBatch(Ids):
-    """A batch of keys in place of rows, until `_placed` gives them rows."""
-
-    keys: Any
-
-
-class PlacedKeys(Ids):
-    """The rows of a batch of keys, valid as long as keys keep their rows.
-
-    Attributes:
-        naming: of the rows of the table before they were found.
-    """
-
-    naming: Naming
-
-    @property
-    def moved(self) -> bool:
-        """Whether the rows may now belong to other keys, as after a rollback."""
-        return bool(self.naming.lost())
 
 
 class OnDevice(NamedTuple):
@@ -203,7 +182,44 @@ class RowsByNumber(Table):
         return self._generation.spec
 
 
-class KeyedTable(RowsByNumber):
+class ByKey:
+    """What every table by key says of keys, whichever rank has their rows."""
+
+    def _rows_of(self, keys: object, *, add: bool = False) -> tuple[Asked, Rows]:
+        """Check keys; return them with the number of the row of each, flat, -1 for none.
+
+        With `add`, keys without a row get one.
+        """
+        raise NotImplementedError
+
+    def lookup(self, keys: object, *, missing: int | None = None) -> Rows:
+        """Return the row number of each of `keys`: int64, of their shape.
+
+        Keys without a row get `missing`; without it, UnknownNameError names the
+        first three and how many there are.
+        """
+        asked, found = self._rows_of(keys)
+        if missing is None and (found < 0).any():
+            raise without_row(keys, found < 0)
+        if missing is not None:
+            found[found < 0] = missing
+        return found.reshape(asked.shape)
+
+    def contains(self, keys: object) -> npt.NDArray[np.bool_]:
+        """Return for each of `keys` whether it has a row: bool, of their shape."""
+        return self.lookup(keys, missing=-1) >= 0
+
+    def get_or_add(self, keys: object) -> Rows:
+        """Return the row number of each of `keys`, in their shape; adds those that have none.
+
+        They get their first rows, as with `write`. Durable after `store.commit()`;
+        `store.rollback()` removes them.
+        """
+        asked, found = self._rows_of(keys, add=True)
+        return found.reshape(asked.shape)
+
+
+class KeyedTable(ByKey, RowsByNumber):
     """A table whose rows belong to keys; `store["user"]` of `TableSpec(keys="int64")`.
 
     Keys are integers of 64 bits (uint64 by their bits) or texts, in arrays, tensors or lists of any
@@ -272,10 +288,6 @@ class KeyedTable(RowsByNumber):
         """The keys by row, as `keys[5]`, `keys[0:10]` or `keys[array_of_rows]`."""
         return RowKeys(self)
 
-    def contains(self, keys: object) -> npt.NDArray[np.bool_]:
-        """Return for each of `keys` whether it has a row: bool, of their shape."""
-        return self.lookup(keys, missing=-1) >= 0
-
     def __contains__(self, key: object) -> bool:  # type: ignore[override]
         """Whether a key has a row."""
         try:
@@ -284,29 +296,12 @@ class KeyedTable(RowsByNumber):
             return False
         return found.ndim == 0 and bool(found)
 
-    def lookup(self, keys: object, *, missing: int | None = None) -> npt.NDArray[np.int64]:
-        """Return the row number of each of `keys`: int64, of their shape.
-
-        Keys without a row get `missing`; without it, UnknownNameError names the
-        first three and how many there are.
-        """
+    def _rows_of(self, keys: object, *, add: bool = False) -> tuple[Asked, Rows]:
         asked, _ = self._asked(keys)
-        found = self._map.find(asked)
-        if missing is None and (found < 0).any():
-            raise without_row(keys, found < 0)
-        if missing is not None:
-            found[found < 0] = missing
-        return found.reshape(asked.shape)
-
-    def get_or_add(self, keys: object) -> npt.NDArray[np.int64]:
-        """Return the row number of each of `keys`, in their shape; adds those that have none.
-
-        They get their first rows, as with `write`. Durable after `store.commit()`;
-        `store.rollback()` removes them.
-        """
-        asked, _ = self._asked(keys)
+        if not add:
+            return asked, self._map.find(asked)
         with self._still():
-            return self._add(asked).reshape(asked.shape)
+            return asked, self._add(asked)
 
     def keys_of(self, rows: object) -> npt.NDArray[Any]:
         """Return the keys of rows, int64 or str objects, in the shape of `rows`.
@@ -423,26 +418,20 @@ class KeyedTable(RowsByNumber):
         """
         chosen = self._chosen(missing, field, raw=raw)
         given = self._given(keys)
-        while True:
-            epoch = self._extent.epoch  # before the rows are found
-            found_in = self._resolved(given, self._map.find)
-            if chosen == "raise" and found_in.unknown.size:
-                raise without_row(keys, found_in.unknown, OTHERWISE)
-            ids = self._like(found_in.known_or_first(), found_in.kind)
-            try:
-                found = self.by_row.read(
-                    ids, field, cache=cache, as_tensor=as_tensor, dtype=dtype, raw=raw, out=out
-                )
-            except (ClosedError, RowIndexError):
-                if epoch is self._extent.epoch:
-                    raise
-                continue  # keys have got other rows meanwhile, or none
-            if epoch is self._extent.epoch or self._extent.epoch.names_hold(epoch.names):
-                break
-        if found_in.unknown.size:
+
+        def read() -> tuple[Resolved, Any]:
+            found = self._resolved(given, self._map.find)
+            if chosen == "raise" and found.unknown.size:
+                raise without_row(keys, found.unknown, OTHERWISE)
+            ids = self._like(found.known_or_first(), found.kind)
+            return found, self.by_row.read(
+                ids, field, cache=cache, as_tensor=as_tensor, dtype=dtype, raw=raw, out=out
+            )
+
+        resolved, found = while_named([self], read)
+        if resolved.unknown.size:
             parts = found if isinstance(found, dict) else {self._named(_one(field)): found}
-            for name, values in parts.items():
-                self._fill(name, values, found_in, chosen, raw=raw)
+            self._fill(parts, resolved, chosen, raw=raw)
         return found
 
     def _chosen(
@@ -460,23 +449,32 @@ class KeyedTable(RowsByNumber):
         return chosen
 
     def _fill(
-        self, name: str, values: Any, found: Resolved, missing: Missing, *, raw: bool
+        self, parts: Mapping[str, Any], found: Resolved, missing: Missing, *, raw: bool
     ) -> None:
-        """Put what keys without a row read as at their positions of a result."""
-        kind = "torch" if is_torch(values) else "cupy" if is_cupy(values) else "numpy"
-        at = found.unknown
-        there: Any = self._like(at, kind)
+        """Put what keys without a row read as at their positions of each field of a result."""
+        if not parts:
+            return
+        some = next(iter(parts.values()))
+        kind = "torch" if is_torch(some) else "cupy" if is_cupy(some) else "numpy"
+        there: Any = self._like(found.unknown, kind)
+        first: Mapping[str, Any] = {}
         if kind == "torch":
-            there = there.to(values.device)
-        first: Any = missing
+            there = there.to(some.device)
         if not isinstance(missing, float):
-            item, lo, hi = self._spans[name]
-            records = first_records(self.spec, found.asked.codes, [name])
-            data, ids = np.ascontiguousarray(records[:, lo:hi]), Ids(at, at.shape, kind)
-            first = raw_rows(data, item, ids) if raw else from_bytes(data, item, ids)
-            if kind == "torch":
-                first = first.to(values)
-        values.reshape(-1, values.shape[-1])[there] = first
+            first = self._first(found.asked, tuple(parts), kind, raw=raw)
+        for name, values in parts.items():
+            each = first.get(name, missing)
+            each = each.to(values) if is_torch(each) else each
+            values.reshape(-1, values.shape[-1])[there] = each
+
+    def _first(
+        self, asked: Asked, names: tuple[str, ...], kind: str, *, raw: bool = False
+    ) -> dict[str, Any]:
+        """Return the first rows of keys, an array `(n, dim)` of each field."""
+        columns, count = self._access.columns[names], asked.codes.size
+        records = first_records(self.spec, asked.codes, list(names))
+        ids = Ids(np.arange(count), (count,), kind)
+        return columns.values(records[:, columns.lo : columns.hi], ids, raw=raw)
 
     def _like(self, rows: Any, kind: str) -> Any:
         """Return row numbers as an array of the library of the keys."""
@@ -559,22 +557,18 @@ class KeyedTable(RowsByNumber):
         """Check keys for a write; `_placed` finds their rows."""
         given = self._given(ids)
         if isinstance(given, OnDevice):
-            batch = KeyBatch(given.keys, given.shape, given.kind)
-        else:
-            asked, kind = given
-            batch = KeyBatch(asked.codes.view(np.int64), asked.shape, kind)
-        batch.keys = given
-        return batch
+            return Ids(*given, keys=given)
+        asked, kind = given
+        return Ids(asked.codes.view(np.int64), asked.shape, kind, keys=given)
 
     def _placed(self, batch: Ids) -> Ids:
         """Give rows to keys that have none, before the write."""
-        if not isinstance(batch, KeyBatch):
+        if batch.keys is None:
             return batch
         naming = Naming(self)
         rows = self._used_by(batch.keys, self._add)
-        placed = PlacedKeys(*self.by_row._batch(self._like(rows.known_or_first(), batch.kind)))
-        placed.naming = naming
-        return placed
+        found = self.by_row._batch(self._like(rows.known_or_first(), batch.kind))
+        return found._replace(naming=naming)
 
     def _add(self, asked: Asked) -> Rows:
         """Return the rows of keys; those that have none get one, with their first values."""
@@ -641,10 +635,7 @@ class KeyedTable(RowsByNumber):
         self, asked: Asked, at: npt.NDArray[np.intp], field: str, missing: Missing = "init"
     ) -> Any:
         """Return what keys at some positions of a batch read as, a tensor `(n, dim)`."""
-        item, lo, hi = self._spans[field]
-        records = first_records(self.spec, asked.codes[at], [field])
-        data = np.ascontiguousarray(records[:, lo:hi])
-        first = from_bytes(data, item, Ids(at, at.shape, "torch"))
+        first = self._first(asked.take(at), (field,), "torch")[field]
         return first.fill_(missing) if isinstance(missing, float) else first
 
     def _guessed(self, keys: object) -> tuple[Any, Guess] | None:
@@ -869,14 +860,13 @@ class KeyedTable(RowsByNumber):
     def lease(self, ids: object) -> Lease:
         """Pin the rows of a batch of keys, `ids`, for a step; adds those that are new."""
         given = self._given(ids)
-        with self._still():
-            while True:
-                names = self._extent.epoch.names
-                found = self._used_by(given, self._add)
-                lease = self.by_row.lease(self._like(found.known_or_first(), found.kind))
-                if lease.names == names:
-                    return lease
-                lease.release()  # its rows may be those of other keys, after a rollback
+
+        def leased() -> Lease:
+            found = self._used_by(given, self._add)
+            return self.by_row.lease(self._like(found.known_or_first(), found.kind))
+
+        with self._still():  # of which the rows may be those of other keys, after a rollback
+            return while_named([self], leased, Lease.release)
 
     def write(self, ids: object, rows: Any, field: str | None = None) -> None:
         """Write `ids.shape + (dim,)` rows over those of keys, `ids`; see `Table.write`.
@@ -919,6 +909,27 @@ class KeyedTable(RowsByNumber):
             f"table {self.name!r} is not iterated over: table.scan() yields blocks of rows, "
             "table.keys has their keys"
         )
+
+
+def while_named(
+    tables: Sequence[Table], call: Callable[[], _T], again: Callable[[_T], object] = lambda _: None
+) -> _T:
+    """Return what `call` makes of rows of keys of tables; again if they got other keys meanwhile.
+
+    Another thread may remove keys, or roll back, after the rows were found. `again` is called with
+    what was made of them then.
+    """
+    while True:
+        names = list(map(Naming, tables))  # before the rows are found
+        try:
+            found = call()
+        except (ClosedError, RowIndexError):
+            if not any(map(Naming.replaced, names)):
+                raise
+        else:
+            if not any(map(Naming.replaced, names)):
+                return found
+            again(found)
 
 
 def without_row(keys: object, at: Any, otherwise: str = "") -> UnknownNameError:

@@ -532,7 +532,7 @@ class Table(NamedRows):
             access = self._access
             batch = self._batch(ids)
             columns = access.columns[tuple(given)] if given else None
-            pieces = columns.pieces(given, batch, access.encoded) if columns else []
+            pieces = columns.pieces(given, batch, access.encoded, whole=True) if columns else []
             written = False
             while not written:
                 placed = self._placed(batch)

@@ -291,8 +291,6 @@ class Columns:
         self.gapless: bool = sum(hi - lo for lo, hi in set(self.spans)) == self.hi - self.lo
         whole = len(set(self.names)) == len(layout.fields)
         self._written = (0, layout.record_bytes) if whole else (self.lo, self.hi)
-        """What a write of all of them covers: of whole records no tier reads the rest."""
-        self._as_one = whole or self.gapless
         ends = [self.lo, *(hi for _, hi in self.spans)]
         self._alike = (
             len({item.dtype for item in self.items}) == 1
@@ -304,7 +302,7 @@ class Columns:
         self._kernels: dict[tuple[str, int], Kernel] = {}
 
     @functools.cached_property
-    def _torch_dtype(self) -> Any:
+    def torch_dtype(self) -> Any:
         """The type of the first field in torch."""
         return self.items[0].element.torch_dtype()
 
@@ -334,7 +332,7 @@ class Columns:
             for name, item, (lo, hi) in zip(self.names, self.items, self.spans, strict=True):
                 part = np.ascontiguousarray(data[:, lo - self.lo : hi - self.lo])
                 flat = torch.from_numpy(part.reshape(-1))  # of no rows, strides may be anything
-                found[name] = flat.view(self._torch_dtype).view(*ids.shape, item.dim)
+                found[name] = flat.view(self.torch_dtype).view(*ids.shape, item.dim)
             return found
         for name, item, part in self.parts(data):
             if raw or self.is_raw(item):
@@ -386,12 +384,24 @@ class Columns:
         return self.raw and item.scaled is not None
 
     def pieces(
-        self, values: Mapping[str, Any], ids: Ids, encoded: Encoder = to_bytes
+        self,
+        values: Mapping[str, Any],
+        ids: Ids,
+        encoded: Encoder = to_bytes,
+        *,
+        whole: bool = False,
     ) -> list[Piece]:
         """Return `ids.shape + (dim,)` values of the fields as pieces of records.
 
-        That is one piece if the fields leave no gap, or are those of whole records. `encoded` makes
-        bytes of the values of a field, as `to_bytes` does, which it raises as.
+        Args:
+            values: of each field.
+            ids: the ids, for the shape and kind of the arrays.
+            encoded: makes bytes of the values of a field, as `to_bytes` does, and raises what that
+                does.
+            whole: return one piece with the padding too where these are all fields: a tier reads
+                nothing of records that are written whole.
+
+        The result is one piece if the fields leave no gap.
         """
         given = list(map(values.__getitem__, self.names))
         pieces: list[Piece] = []
@@ -406,16 +416,17 @@ class Columns:
             ):
                 data = each.numpy() if self.is_raw(item) else encoded(each, item, ids.shape, name)
                 pieces.append((lo, hi, data))
-        begin, end = self._written
+        begin, end = self._written if whole else (self.lo, self.hi)
         alike = len({type(data) for _, _, data in pieces}) == 1  # all on one device
-        if pieces[0][:2] == (begin, end) or not (alike and self._as_one):
+        covered = self.gapless or (begin, end) != (self.lo, self.hi)
+        if pieces[0][:2] == (begin, end) or not (alike and covered):
             return pieces
         first = pieces[0][2]
         shape = len(first), end - begin
-        whole = first.new_zeros(shape) if is_torch(first) else np.zeros(shape, np.uint8)
+        record = first.new_zeros(shape) if is_torch(first) else np.zeros(shape, np.uint8)
         for lo, hi, data in pieces:
-            whole[:, lo - begin : hi - begin] = data
-        return [(begin, end, whole)]
+            record[:, lo - begin : hi - begin] = data
+        return [(begin, end, record)]
 
     def _are_stored_so(self, given: Sequence[Any], shape: tuple[int, ...]) -> bool:
         """Whether values for ids of a shape are tensors that `to_bytes` would take unchanged."""
@@ -424,7 +435,7 @@ class Columns:
         for each, item in zip(given, self.items, strict=True):
             if not (
                 type(each) is torch.Tensor
-                and each.dtype is self._torch_dtype
+                and each.dtype is self.torch_dtype
                 and each.shape == (*shape, item.dim)
                 and each.is_cpu
                 and not (each.requires_grad or each.is_neg())

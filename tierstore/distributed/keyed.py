@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,21 +13,18 @@ from tierstore._disk.partitioning import partition_of_key
 from tierstore._keys.growing import Asked
 from tierstore._progress import Progress
 from tierstore._table import expiry, merging
-from tierstore._table.keyed import OTHERWISE, KeyedTable, without_row
+from tierstore._table.keyed import OTHERWISE, ByKey, KeyedTable, without_row
 from tierstore._table.missing import Missing
 from tierstore._table.table import check_open
 from tierstore.distributed.key_exchange import KeyExchange, Numbers
 from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.table import DistributedTable, TableOfRanks
-from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
-
-if TYPE_CHECKING:
-    pass
+from tierstore.errors import InvalidInputError, InvalidTypeError
 
 Rows = npt.NDArray[np.int64]
 
 
-class DistributedKeyedTable(TableOfRanks):
+class DistributedKeyedTable(ByKey, TableOfRanks):
     """Rows of a table by key, wherever they are among the ranks; see `KeyedTable`.
 
     The owner of a key is found from its hash, and draws the first row from the key: the row of a
@@ -64,37 +61,20 @@ class DistributedKeyedTable(TableOfRanks):
 
     # -- keys
 
-    def lookup(self, keys: object, *, missing: int | None = None) -> Rows:
-        """Return the number of each key, in their shape. Collective.
+    def _rows_of(self, keys: object, *, add: bool = False) -> tuple[Asked, Rows]:
+        """Return the number of each key; see `ByKey`. Collective.
 
-        Numbers are for `by_row`, until the next commit or rollback. Keys without a row get
-        `missing`; without it, UnknownNameError names the first, on the rank that gave it.
-        """
-        asked, found = self._exchange.ask(keys, "look up", self.shard._map.find)
-        if missing is None and (found < 0).any():
-            key = np.asarray(keys, object).ravel()[int(np.flatnonzero(found < 0)[0])]
-            raise UnknownNameError(f"no row has the key {key!r}")
-        if missing is not None:
-            found[found < 0] = missing
-        return found.reshape(asked.shape)
-
-    def contains(self, keys: object) -> npt.NDArray[np.bool_]:
-        """Return for each key whether it has a row, in their shape. Collective."""
-        return self.lookup(keys, missing=-1) >= 0
-
-    def get_or_add(self, keys: object) -> Rows:
-        """Return the number of each key, in their shape; adds those without a row. Collective.
-
-        They get their first rows, as with `write`. Numbers are for `by_row`, until the next commit
-        or rollback.
+        Numbers are for `by_row`, until the next commit or rollback. UnknownNameError for keys
+        without a row is raised on the rank that gave them.
         """
 
         def added(asked: Asked) -> Rows:
             with self.shard._still():
                 return self.shard._add(asked)
 
-        asked, found = self._exchange.ask(keys, "add", added)
-        return found.reshape(asked.shape)
+        return self._exchange.ask(
+            keys, *(("add", added) if add else ("look up", self.shard._map.find))
+        )
 
     def is_here(self, keys: object) -> npt.NDArray[np.bool_]:
         """Return for each key whether this rank owns it, in their shape."""

@@ -17,7 +17,7 @@ from tierstore._disk.partitioning import Shard
 from tierstore._door import interrupts_deferred
 from tierstore._table.address import host_ids
 from tierstore._table.joint import JointTable
-from tierstore._table.named import without_row
+from tierstore._table.named import NamedRows, without_row
 from tierstore._table.table import Table
 from tierstore._tiers.base import GONE
 from tierstore.distributed.exchange import Answer, Exchange, Serve
@@ -112,10 +112,11 @@ class TableOfRanks(OfRanks):
         raise InvalidTypeError("a table cannot be pickled; open the store for reading instead")
 
 
-class DistributedTable(TableOfRanks):
+class DistributedTable(TableOfRanks, NamedRows):  # type: ignore[override]
     """Rows of a table by id, wherever they are among the ranks.
 
-    `read` and `write` are collective: every rank calls them, with ids of its own or none. Only
+    `read` and `write` are collective: every rank calls them, with ids of its own or none. `lookup`
+    and `contains` are not: each rank has all external keys at hand. Only
     tensors and arrays in host memory, and tensors on the table's device, are taken.
 
     Attributes:
@@ -152,17 +153,6 @@ class DistributedTable(TableOfRanks):
         generation: Any = self.shard._generation
         keys: Keys | None = generation.keys_of_whole()
         return keys
-
-    def lookup(self, keys: object, *, missing: int | None = None) -> npt.NDArray[np.int64]:
-        """Return the ids of external keys, as `Table.lookup` does. Not collective."""
-        own = self.keys
-        if own is None:
-            raise InvalidInputError(f"table {self.name!r} has no keys; see Store.set_keys")
-        return own.lookup(keys, missing=missing)
-
-    def contains(self, keys: object) -> npt.NDArray[np.bool_]:
-        """Return for each external key whether a row has it: bool, of their shape."""
-        return self.lookup(keys, missing=-1) >= 0
 
     def get_or_add(self, keys: object) -> npt.NDArray[np.int64]:
         """Return the ids of external keys, in their shape; new ones get a new row. Collective.
