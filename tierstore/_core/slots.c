@@ -53,29 +53,32 @@ INLINE int64_t found_by(const ts_slots *s, const uint8_t *rows, int64_t n, uint8
 }
 
 typedef struct {
-    const ts_slots *s;
+    ts_slots s;
     const uint8_t *rows;
     uint8_t *found;
     int size;
     int64_t missing; /* atomic */
 } search;
 
+/* Parts work on copies of what they are given, which nothing that is written can change. */
 static int64_t find_part(void *work, int64_t begin, int64_t end) {
     search *w = work;
+    const ts_slots s = w->s;
     const uint8_t *rows = w->rows + 8 * begin;
-    uint8_t *found = w->found + w->size * begin;
+    const int size = w->size;
+    uint8_t *found = w->found + size * begin;
     int64_t missing;
-    switch (kind_of(w->s)) {
-    case ROWS: missing = found_by(w->s, rows, end - begin, found, w->size, ROWS); break;
-    case NUMBERS: missing = found_by(w->s, rows, end - begin, found, w->size, NUMBERS); break;
-    default: missing = found_by(w->s, rows, end - begin, found, w->size, HASHED);
+    switch (kind_of(&s)) {
+    case ROWS: missing = found_by(&s, rows, end - begin, found, size, ROWS); break;
+    case NUMBERS: missing = found_by(&s, rows, end - begin, found, size, NUMBERS); break;
+    default: missing = found_by(&s, rows, end - begin, found, size, HASHED);
     }
     __atomic_fetch_add(&w->missing, missing, __ATOMIC_RELAXED);
     return end;
 }
 
 int64_t ts_find_slots(const ts_slots *s, const uint8_t *rows, int64_t n, uint8_t *found, int size) {
-    search work = {s, rows, found, size, 0};
+    search work = {*s, rows, found, size, 0};
     ts_in_parts(find_part, &work, n, n * LOOKED);
     return work.missing;
 }
@@ -100,7 +103,7 @@ static inline void copy(uint8_t *to, const uint8_t *from, int64_t n) {
 }
 
 typedef struct {
-    const ts_slots *s;
+    ts_slots s;
     const uint8_t *ids;
     int64_t n, first, most, lo, width;
     uint8_t *out, *slots, *stamps, *ahead;
@@ -109,7 +112,7 @@ typedef struct {
 
 /* The first of ids `begin` to `end` that is bad, or whose row has no slot; or `end`. */
 INLINE int64_t first_missing(const batch *b, int64_t begin, int64_t end, kind map) {
-    const ts_slots *s = b->s;
+    const ts_slots *s = &b->s;
     for (int64_t i = begin; i < end; i++) {
         if (map == HASHED && i + AHEAD < end)
             prefetch_entry(s->map.places, s->map.count, (uint64_t)b->first + load64(b->ids + 8 * (i + AHEAD)));
@@ -120,7 +123,7 @@ INLINE int64_t first_missing(const batch *b, int64_t begin, int64_t end, kind ma
 }
 
 INLINE void read_some(const batch *b, int64_t begin, int64_t end, kind map) {
-    const ts_slots *s = b->s;
+    const ts_slots *s = &b->s;
     int64_t slots[BLOCK];
     for (; begin < end; begin += BLOCK) {
         const int count = end - begin < BLOCK ? (int)(end - begin) : BLOCK;
@@ -142,20 +145,20 @@ INLINE void read_some(const batch *b, int64_t begin, int64_t end, kind map) {
 }
 
 static int64_t missing_part(void *work, int64_t begin, int64_t end) {
-    const batch *b = work;
-    switch (kind_of(b->s)) {
-    case ROWS: return first_missing(b, begin, end, ROWS);
-    case NUMBERS: return first_missing(b, begin, end, NUMBERS);
-    default: return first_missing(b, begin, end, HASHED);
+    const batch b = *(const batch *)work;
+    switch (kind_of(&b.s)) {
+    case ROWS: return first_missing(&b, begin, end, ROWS);
+    case NUMBERS: return first_missing(&b, begin, end, NUMBERS);
+    default: return first_missing(&b, begin, end, HASHED);
     }
 }
 
 static int64_t read_part(void *work, int64_t begin, int64_t end) {
-    const batch *b = work;
-    switch (kind_of(b->s)) {
-    case ROWS: read_some(b, begin, end, ROWS); break;
-    case NUMBERS: read_some(b, begin, end, NUMBERS); break;
-    default: read_some(b, begin, end, HASHED);
+    const batch b = *(const batch *)work;
+    switch (kind_of(&b.s)) {
+    case ROWS: read_some(&b, begin, end, ROWS); break;
+    case NUMBERS: read_some(&b, begin, end, NUMBERS); break;
+    default: read_some(&b, begin, end, HASHED);
     }
     return end;
 }
@@ -163,7 +166,7 @@ static int64_t read_part(void *work, int64_t begin, int64_t end) {
 int64_t ts_read_slots(const ts_slots *s, const uint8_t *ids, int64_t n, int64_t first, int64_t most,
                       int64_t lo, int64_t width, uint8_t *out, uint8_t *slots, uint8_t *stamps,
                       uint32_t number, uint8_t *ahead) {
-    batch all = {s, ids, n, first, most, lo, width, out, slots, stamps, ahead, number};
+    batch all = {*s, ids, n, first, most, lo, width, out, slots, stamps, ahead, number};
     const int64_t nbytes = n * (width + LOOKED), good = ts_in_parts(missing_part, &all, n, nbytes);
     return good < n ? good : ts_in_parts(read_part, &all, n, nbytes);
 }
@@ -193,14 +196,14 @@ INLINE void copy_some(const ts_copies *c, int64_t begin, int64_t end, int size, 
 }
 
 static int64_t gather_part(void *work, int64_t begin, int64_t end) {
-    const ts_copies *c = work;
-    c->size == 4 ? copy_some(c, begin, end, 4, 0) : copy_some(c, begin, end, 8, 0);
+    const ts_copies c = *(const ts_copies *)work;
+    c.size == 4 ? copy_some(&c, begin, end, 4, 0) : copy_some(&c, begin, end, 8, 0);
     return end;
 }
 
 static int64_t scatter_part(void *work, int64_t begin, int64_t end) {
-    const ts_copies *c = work;
-    c->size == 4 ? copy_some(c, begin, end, 4, 1) : copy_some(c, begin, end, 8, 1);
+    const ts_copies c = *(const ts_copies *)work;
+    c.size == 4 ? copy_some(&c, begin, end, 4, 1) : copy_some(&c, begin, end, 8, 1);
     return end;
 }
 
