@@ -83,55 +83,187 @@ def _batch_of(ticket: Tensor) -> Any:
     return batch
 
 
+class Asked(NamedTuple):
+    """What a graph requests from a layer over several tables.
+
+    Attributes:
+        features: which.
+        lengths: how many ids each has.
+        padding: the row of padding of each, -1 for none.
+        modes: how the bags of each are pooled; empty for rows.
+    """
+
+    features: Features
+    lengths: Sequence[int]
+    padding: Sequence[int]
+    modes: tuple[str, ...] = ()
+
+
+class JointModule(Protocol):
+    """What the operators need of a layer over several tables, besides what `Module` has."""
+
+    def _lease_features(self, ids: Tensor, asked: Asked) -> tuple[Any, Tensor]:
+        """Lease the rows of ids whose gradient may come; return that of each id, too."""
+
+    def _read_features(self, ids: Tensor, asked: Asked) -> Tensor:
+        """Return the row of each id, outside training."""
+
+    def _pool_features(
+        self, bags: Bags, asked: Asked, dtype: torch.dtype, *, weighed: bool
+    ) -> tuple[Any, Tensor]:
+        """Pool bags of rows whose gradient may come; return `(batch, features * dim)`, too."""
+
+    def _read_pooled(self, bags: Bags, asked: Asked, dtype: torch.dtype) -> Tensor:
+        """Pool bags outside training."""
+
+
+# The operators take the ids of a layer over one table, or of several features, one after another,
+# with their names, tables, lengths and padding; these with offsets and modes if they are pooled.
+
+
 @torch.library.custom_op("tierstore::lookup", mutates_args=())
-def lookup(ids: Tensor, anchor: Tensor, module: str) -> tuple[Tensor, Tensor]:
+def lookup(
+    ids: Tensor,
+    anchor: Tensor,
+    module: str,
+    offsets: Tensor | None = None,
+    weights: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    tables: Sequence[int] | None = None,
+    names: str | None = None,
+    lengths: Sequence[int] | None = None,
+    padding: Sequence[int] | None = None,
+    modes: str = "",
+    weighed: bool = False,
+) -> tuple[Tensor, Tensor]:
     """Return the row of each id, `ids.shape + (dim,)`, and the ticket of the batch.
 
-    Rows have the type, device and `dim` of the anchor.
+    Rows have the type, device and `dim` of the anchor. Pooled ones are of `dtype`, `(batch,
+    features * dim)`, and `weighed` tells whether their weights need a gradient.
     """
     found = _named(module)
-    batch, rows = found._lease_rows(ids)
+    asked = _asked(names, tables, lengths, padding, modes)
+    if asked is None:
+        batch, rows = found._lease_rows(ids)
+    elif offsets is None:
+        batch, rows = found._lease_features(ids, asked)
+    else:
+        bags = Bags(ids, offsets, weights)
+        batch, rows = found._pool_features(bags, asked, dtype, weighed=weighed)
     return rows, _ticket(batch)
 
 
-@torch.library.custom_op("tierstore::deposit", mutates_args=())
-def deposit(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: str) -> Tensor:
-    """Give a module the gradient of a lookup's rows; return the anchor's own, which is empty."""
-    found = _named(module)
-    if accumulates(found._node):
-        found._take_gradient(_batch_of(ticket), gradient.reshape(-1, anchor.shape[1]))
-    return torch.empty_like(anchor)
-
-
 @torch.library.custom_op("tierstore::read", mutates_args=())
-def read(ids: Tensor, anchor: Tensor, module: str) -> Tensor:
-    """Return the row of each id, `ids.shape + (dim,)`, outside training."""
-    return _named(module)._read_rows(ids)
+def read(
+    ids: Tensor,
+    anchor: Tensor,
+    module: str,
+    offsets: Tensor | None = None,
+    weights: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    tables: Sequence[int] | None = None,
+    names: str | None = None,
+    lengths: Sequence[int] | None = None,
+    padding: Sequence[int] | None = None,
+    modes: str = "",
+) -> Tensor:
+    """Return what `lookup` does, outside training."""
+    found: Any = _named(module)
+    asked = _asked(names, tables, lengths, padding, modes)
+    if asked is None:
+        rows: Tensor = found._read_rows(ids)
+    elif offsets is None:
+        rows = found._read_features(ids, asked)
+    else:
+        rows = found._read_pooled(Bags(ids, offsets, weights), asked, dtype)
+    return rows
 
 
-@lookup.register_fake
-def _(ids: Tensor, anchor: Tensor, module: str) -> tuple[Tensor, Tensor]:
-    return anchor.new_empty((*ids.shape, anchor.shape[1])), torch.empty((), dtype=torch.int64)
+@torch.library.custom_op("tierstore::deposit", mutates_args=())
+def deposit(
+    gradient: Tensor,
+    ticket: Tensor,
+    anchor: Tensor,
+    module: str,
+    weights: Tensor | None,
+    pooled: bool,
+) -> tuple[Tensor, Tensor]:
+    """Give a module the gradient of a lookup; return the anchor's own, which is empty.
+
+    And that of the weights of bags; empty where there are none.
+    """
+    found, of_weights = _named(module), None
+    trained = accumulates(found._node)
+    if pooled:
+        of_weights = _batch_of(ticket).give(gradient, trained=trained)
+    elif trained:
+        found._take_gradient(_batch_of(ticket), gradient.reshape(-1, anchor.shape[1]))
+    none = anchor.new_empty(0) if weights is None else torch.zeros_like(weights)
+    return torch.empty_like(anchor), none if of_weights is None else of_weights
 
 
-@deposit.register_fake
-def _(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: str) -> Tensor:
-    return torch.empty_like(anchor)
+def _asked(
+    names: str | None,
+    tables: Sequence[int] | None,
+    lengths: Sequence[int] | None,
+    padding: Sequence[int] | None,
+    modes: str,
+) -> Asked | None:
+    """Return what is asked of a layer over several tables; None of one over a table."""
+    if names is None:
+        return None
+    features = Features(tuple(names.split(_BETWEEN)), tuple(tables or ()))
+    pooled = tuple(modes.split(_BETWEEN)) if modes else ()
+    return Asked(features, list(lengths or ()), padding or (), pooled)
 
 
 @read.register_fake
-def _(ids: Tensor, anchor: Tensor, module: str) -> Tensor:
-    return anchor.new_empty((*ids.shape, anchor.shape[1]))
+def _like(
+    ids: Tensor,
+    anchor: Tensor,
+    module: str,
+    offsets: Tensor | None = None,
+    weights: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    tables: Sequence[int] | None = None,
+    *_: Any,
+) -> Tensor:
+    dim = anchor.shape[1]
+    if offsets is None or tables is None:
+        return anchor.new_empty((*ids.shape, dim))
+    batch = (offsets.shape[0] - 1) // len(tables)
+    return anchor.new_empty((batch, len(tables) * dim), dtype=dtype)
+
+
+@lookup.register_fake
+def _(*args: Any) -> tuple[Tensor, Tensor]:
+    return _like(*args), torch.empty((), dtype=torch.int64)
+
+
+@deposit.register_fake
+def _(
+    gradient: Tensor,
+    ticket: Tensor,
+    anchor: Tensor,
+    module: str,
+    weights: Tensor | None,
+    pooled: bool,
+) -> tuple[Tensor, Tensor]:
+    of_weights = anchor.new_empty(0) if weights is None else torch.empty_like(weights)
+    return torch.empty_like(anchor), of_weights
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, anchor, ctx.module = inputs
-    ctx.save_for_backward(output[1], anchor)
+    _, anchor, ctx.module, offsets, weights, *_rest = inputs
+    ctx.pooled = offsets is not None
+    ctx.save_for_backward(output[1], anchor, *(() if weights is None else (weights,)))
 
 
-def _backward(ctx: Any, gradient: Tensor, _: None) -> tuple[None, Tensor, None]:
-    ticket, anchor = ctx.saved_tensors
-    return None, deposit(gradient, ticket, anchor, ctx.module), None
+def _backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Any, ...]:
+    ticket, anchor, *kept = ctx.saved_tensors
+    weights = kept[0] if kept else None
+    given = deposit(gradient, ticket, anchor, ctx.module, weights, ctx.pooled)
+    return None, given[0], None, None, None if weights is None else given[1], *[None] * 7
 
 
 lookup.register_autograd(_backward, setup_context=_remember)
@@ -171,259 +303,38 @@ class Transformed(torch.autograd.Function):
 
 
 def _read_of_all(
-    info: Any, in_dims: tuple[Any, ...], ids: Tensor, anchor: Tensor, module: int
+    info: Any, in_dims: tuple[Any, ...], ids: Tensor, *rest: Any
 ) -> tuple[Tensor, int]:
-    return read(ids.movedim(in_dims[0], 0), anchor, module), 0
+    return read(ids.movedim(in_dims[0], 0), *rest), 0
 
 
 read.register_vmap(_read_of_all)
 
 
-# -- several features of tables that are looked up as one
-
-
-class Asked(NamedTuple):
-    """What a graph requests from a layer over several tables.
-
-    Attributes:
-        features: which.
-        lengths: how many ids each has.
-        padding: the row of padding of each, -1 for none.
-        modes: how the bags of each are pooled; empty for rows.
-    """
-
-    features: Features
-    lengths: Sequence[int]
-    padding: Sequence[int]
-    modes: tuple[str, ...] = ()
-
-
-class JointModule(Protocol):
-    """What the operators need of a layer over several tables, besides what `Module` has."""
-
-    def _lease_features(self, ids: Tensor, asked: Asked) -> tuple[Any, Tensor]:
-        """Lease the rows of ids whose gradient may come; return that of each id, too."""
-
-    def _read_features(self, ids: Tensor, asked: Asked) -> Tensor:
-        """Return the row of each id, outside training."""
-
-    def _pool_features(
-        self, bags: Bags, asked: Asked, dtype: torch.dtype, *, weighed: bool
-    ) -> tuple[Any, Tensor]:
-        """Pool bags of rows whose gradient may come; return `(batch, features * dim)`, too."""
-
-    def _read_pooled(self, bags: Bags, asked: Asked, dtype: torch.dtype) -> Tensor:
-        """Pool bags outside training."""
-
-
-def _asked(
-    names: str,
-    tables: Sequence[int],
-    lengths: Sequence[int],
-    padding: Sequence[int],
-    modes: str = "",
-) -> Asked:
-    features = Features(tuple(names.split(_BETWEEN)), tuple(tables))
-    return Asked(features, list(lengths), padding, tuple(modes.split(_BETWEEN)) if modes else ())
-
-
-@torch.library.custom_op("tierstore::look_up_features", mutates_args=())
-def _look_up(
+def look_up(
     ids: Tensor,
-    anchor: Tensor,
-    module: str,
-    names: str,
-    tables: Sequence[int],
-    lengths: Sequence[int],
-    padding: Sequence[int],
-) -> tuple[Tensor, Tensor]:
-    found: JointModule = _named(module)
-    batch, rows = found._lease_features(ids, _asked(names, tables, lengths, padding))
-    return rows, _ticket(batch)
-
-
-@torch.library.custom_op("tierstore::read_features", mutates_args=())
-def _read_features(
-    ids: Tensor,
-    anchor: Tensor,
-    module: str,
-    names: str,
-    tables: Sequence[int],
-    lengths: Sequence[int],
+    layer: Any,
+    asked: Asked,
+    offsets: Tensor | None = None,
+    weights: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    found: JointModule = _named(module)
-    return found._read_features(ids, _asked(names, tables, lengths, ()))
-
-
-@torch.library.custom_op("tierstore::pool_features", mutates_args=())
-def _pool(
-    ids: Tensor,
-    offsets: Tensor,
-    weights: Tensor | None,
-    anchor: Tensor,
-    module: str,
-    names: str,
-    tables: Sequence[int],
-    lengths: Sequence[int],
-    padding: Sequence[int],
-    modes: str,
-    dtype: torch.dtype,
-    weighed: bool,
-) -> tuple[Tensor, Tensor]:
-    found: JointModule = _named(module)
-    bags, asked = Bags(ids, offsets, weights), _asked(names, tables, lengths, padding, modes)
-    pooled, out = found._pool_features(bags, asked, dtype, weighed=weighed)
-    return out, _ticket(pooled)
-
-
-@torch.library.custom_op("tierstore::deposit_pooled", mutates_args=())
-def _deposit_pooled(
-    gradient: Tensor, ticket: Tensor, anchor: Tensor, module: str, weights: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Give a module the gradient of pooled rows; return the anchor's own, and the weights'."""
-    pooled = _batch_of(ticket)
-    of_weights = pooled.give(gradient, trained=accumulates(_named(module)._node))
-    none = anchor.new_empty(0) if weights is None else torch.zeros_like(weights)
-    return torch.empty_like(anchor), none if of_weights is None else of_weights
-
-
-@torch.library.custom_op("tierstore::read_pooled", mutates_args=())
-def _read_pooled(
-    ids: Tensor,
-    offsets: Tensor,
-    weights: Tensor | None,
-    anchor: Tensor,
-    module: str,
-    names: str,
-    tables: Sequence[int],
-    lengths: Sequence[int],
-    padding: Sequence[int],
-    modes: str,
-    dtype: torch.dtype,
-) -> Tensor:
-    found: JointModule = _named(module)
-    bags, asked = Bags(ids, offsets, weights), _asked(names, tables, lengths, padding, modes)
-    return found._read_pooled(bags, asked, dtype)
-
-
-def _pooled_like(
-    offsets: Tensor, anchor: Tensor, tables: Sequence[int], dtype: torch.dtype
-) -> Tensor:
-    batch = (offsets.shape[0] - 1) // len(tables)
-    return anchor.new_empty((batch, len(tables) * anchor.shape[1]), dtype=dtype)
-
-
-@_look_up.register_fake
-def _(ids: Tensor, anchor: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return anchor.new_empty((ids.shape[0], anchor.shape[1])), torch.empty((), dtype=torch.int64)
-
-
-@_read_features.register_fake
-def _(ids: Tensor, anchor: Tensor, *_: Any) -> Tensor:
-    return anchor.new_empty((ids.shape[0], anchor.shape[1]))
-
-
-@_pool.register_fake
-def _(
-    ids: Tensor,
-    offsets: Tensor,
-    weights: Tensor | None,
-    anchor: Tensor,
-    module: str,
-    names: str,
-    tables: Sequence[int],
-    lengths: Sequence[int],
-    padding: Sequence[int],
-    modes: str,
-    dtype: torch.dtype,
-    weighed: bool,
-) -> tuple[Tensor, Tensor]:
-    return _pooled_like(offsets, anchor, tables, dtype), torch.empty((), dtype=torch.int64)
-
-
-@_deposit_pooled.register_fake
-def _(
-    gradient: Tensor, ticket: Tensor, anchor: Tensor, module: str, weights: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    of_weights = anchor.new_empty(0) if weights is None else torch.empty_like(weights)
-    return torch.empty_like(anchor), of_weights
-
-
-@_read_pooled.register_fake
-def _(
-    ids: Tensor,
-    offsets: Tensor,
-    weights: Tensor | None,
-    anchor: Tensor,
-    module: str,
-    names: str,
-    tables: Sequence[int],
-    lengths: Sequence[int],
-    padding: Sequence[int],
-    modes: str,
-    dtype: torch.dtype,
-) -> Tensor:
-    return _pooled_like(offsets, anchor, tables, dtype)
-
-
-def _remember_features(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, anchor, ctx.module, *_rest = inputs
-    ctx.save_for_backward(output[1], anchor)
-
-
-def _backward_features(ctx: Any, gradient: Tensor, _: None) -> tuple[Any, ...]:
-    ticket, anchor = ctx.saved_tensors
-    return None, deposit(gradient, ticket, anchor, ctx.module), None, None, None, None, None
-
-
-def _remember_pooled(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, _, weights, anchor, ctx.module, *_rest = inputs
-    kept = (weights,) if weights is not None else ()
-    ctx.save_for_backward(output[1], anchor, *kept)
-
-
-def _backward_pooled(ctx: Any, gradient: Tensor, _: None) -> tuple[Any, ...]:
-    ticket, anchor, *kept = ctx.saved_tensors
-    weights = kept[0] if kept else None
-    of_anchor, of_weights = _deposit_pooled(gradient, ticket, anchor, ctx.module, weights)
-    return None, None, None if weights is None else of_weights, of_anchor, *[None] * 8
-
-
-_look_up.register_autograd(_backward_features, setup_context=_remember_features)
-_pool.register_autograd(_backward_pooled, setup_context=_remember_pooled)
-
-
-def look_up(ids: Tensor, layer: Any, asked: Asked) -> Tensor:
     """Return the row of each id of some features within a graph, `(n, dim)`.
+
+    Or what their bags come to, `(batch, features * dim)`.
 
     Args:
         ids: int64 `(n,)`, one feature after another.
         layer: over the tables.
         asked: what is to be looked up.
+        offsets: where each bag begins and the last one ends; None for rows.
+        weights: of bags.
+        dtype: of bags.
     """
-    (names, tables), lengths, padding, _ = asked
-    told, joined = layer.number, _BETWEEN.join(names)
-    if layer._trained and torch.is_grad_enabled():
-        return _look_up(ids, layer._anchor, told, joined, tables, lengths, padding)[0]
-    return _read_features(ids, layer._anchor.detach(), told, joined, tables, lengths)
-
-
-def pool(
-    bags: tuple[Tensor, Tensor, Tensor | None], layer: Any, asked: Asked, dtype: torch.dtype
-) -> Tensor:
-    """Return what the bags of some features come to within a graph, `(batch, features * dim)`.
-
-    Args:
-        bags: ids, int64 `(n,)`; where each bag begins and the last one ends; weights.
-        layer: over the tables.
-        asked: what is to be looked up.
-        dtype: of the result.
-    """
-    (names, tables), *rest, modes = asked
-    weights, trained = bags[2], layer._trained
-    told = layer.number, _BETWEEN.join(names), tables, *rest, _BETWEEN.join(modes), dtype
-    weighed = weights is not None and weights.requires_grad
-    anchor = layer._anchor if trained else layer._anchor.detach()
+    (names, tables), lengths, padding, modes = asked
+    told = dtype, tables, _BETWEEN.join(names), lengths, padding, _BETWEEN.join(modes)
+    trained, weighed = layer._trained, weights is not None and weights.requires_grad
+    anchor, number = layer._anchor if trained else layer._anchor.detach(), layer.number
     if (trained or weighed) and torch.is_grad_enabled():
-        return _pool(*bags, anchor, *told, weighed)[0]
-    return _read_pooled(*bags, anchor.detach(), *told)
+        return lookup(ids, anchor, number, offsets, weights, *told, weighed)[0]
+    return read(ids, anchor.detach(), number, offsets, weights, *told)

@@ -66,10 +66,10 @@ def pool(
     for layer, features in layers:
         names = features.names
         ids, lengths = _joined(given, names)
-        bags = ids, _offsets(given, names, lengths), _weights(given, names)
         pads = [padding.get(name, -1) for name in names]
         asked = Asked(features, lengths, pads, tuple([modes[name] for name in names]))
-        columns = compiling.pool(bags, layer, asked, dtype)
+        offsets, weights = _offsets(given, names, lengths), _weights(given, names)
+        columns = compiling.look_up(ids, layer, asked, offsets, weights, dtype)
         found.update(zip(names, columns.split(layer.embedding_dim, 1), strict=True))
     return found
 
