@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,11 +27,15 @@ from typing import Any
 import numpy as np
 from trees import CannotRunError, commit_of
 
+from tierstore import errors
 from tierstore.budget import format_bytes
 from tierstore.machine import examine
 
 SLOW_IMPORTS = ("torch", "torch._dynamo", "tierstore.optim", "tierstore.speedtorch")
 RESULTS = Path(__file__).with_name("results")
+
+if hasattr(errors, "LazyUpdatesWarning"):  # an older tree, for compare_trees.py, has none
+    warnings.filterwarnings("ignore", category=errors.LazyUpdatesWarning)
 
 
 def arguments(question: str, **defaults: int) -> argparse.ArgumentParser:
