@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from tierstore.errors import (
     ClosedError,
     CorruptRowError,
     CorruptStoreError,
+    FilledRowsWarning,
     FormatError,
     InvalidInputError,
     InvalidTypeError,
@@ -319,7 +321,10 @@ def test_chunks_that_are_not_stored_are_fill_values(tmp_path):
     )  # fmt: skip
     array[1024:2048] = matrix(rows=1024, dim=16).numpy()
     expected = array[:]
-    with tierstore.attach({"t": tmp_path / "a.zarr"}, budget=Budget(host=0)) as tables:
+    with (
+        pytest.warns(FilledRowsWarning, match="3 chunks are not stored and read as 7.5"),
+        tierstore.attach({"t": tmp_path / "a.zarr"}, budget=Budget(host=0)) as tables,
+    ):
         assert np.array_equal(tables["t"][0:4096], expected)
 
 
@@ -468,3 +473,22 @@ def test_what_is_attached_can_be_pickled(tmp_path):
         with again:
             assert table is again["t"] and set(table.stats()) == {"host", "disk"}
             assert np.array_equal(table.read(range(ROWS)), given.numpy())
+
+
+def test_chunks_that_are_not_stored_are_said(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    for name in ("a", "b"):
+        group = zarr.create_group(tmp_path / f"{name}.zarr")
+        array = group.create_array("w", shape=(40, 4), chunks=(10, 4), dtype="f4", fill_value=7)
+        array[:] = 1
+    with warnings.catch_warnings(), tierstore.attach({"t": tmp_path / "a.zarr"}) as tables:
+        warnings.simplefilter("error")
+        assert (tables["t"].read(range(40)) == 1).all()
+    (tmp_path / "a.zarr/w/c/2/0").unlink()
+    for place in (tmp_path / "a.zarr", [tmp_path / "b.zarr", tmp_path / "a.zarr"]):
+        with (
+            pytest.warns(FilledRowsWarning, match=r"a\.zarr: 1 chunk is not stored .* as 7\.0"),
+            tierstore.attach({"t": place}) as tables,
+        ):
+            read = tables["t"].read(range(tables["t"].rows))[-40:]
+            assert (read[20:30] == 7).all() and (read[:20] == 1).all()

@@ -54,10 +54,12 @@ from tierstore._tiers.split import Selected, Selection
 from tierstore.budget import Budget, Size
 from tierstore.errors import (
     ClosedError,
+    FilledRowsWarning,
     FormatError,
     InvalidInputError,
     InvalidTypeError,
     UnknownNameError,
+    warn,
 )
 from tierstore.policy import Policies
 from tierstore.spec import DeviceName, Field, Scale, TableSpec, check_name
@@ -264,6 +266,9 @@ def _opened(name: str, given: object) -> tuple[TableSpec, ForeignBase]:
                 declared[field], parts = parts[-1], parts[:-1]
             found = [opened.enter_context(_source(name, part)) for part in parts]
             sources[check_name(field, "field")] = found
+            for each in found:
+                for note in each.filled:
+                    warn(f"{each.path}: {note}", FilledRowsWarning)
         counts = {field: [each.rows for each in found] for field, found in sources.items()}
         rows = next(iter(counts.values()))[0]
         if any(count != rows for found in counts.values() for count in found):

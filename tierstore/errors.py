@@ -41,7 +41,7 @@ what happened, the numbers involved and the next step. Classes derived from OSEr
     ├── NotExpiredWarning                          `expire` was called, and its keys never taken
     ├── UpkeepWarning          RuntimeWarning      folding or removing old files was postponed
     ├── OverflowedValuesWarning                    values became infinite in a conversion
-    ├── FilledRowsWarning                          a repair filled rows without being told how
+    ├── FilledRowsWarning                          rows have no value: of a repair, or a zarr
     ├── DuplicateRowsWarning                       copies of a row were trained as one row
     ├── UnderflowWarning                           an optimizer makes NaN of rows in float16
     ├── LazyUpdatesWarning                         rows stay that a dense optimizer would change
@@ -400,7 +400,7 @@ class OverflowedValuesWarning(TierStoreWarning):
 
 
 class FilledRowsWarning(TierStoreWarning):
-    """A repair found no intact value of some rows, which became zero, as nobody said what else."""
+    """Rows have no value: a repair made zeros of them, or a zarr array lacks their chunks."""
 
 
 class DuplicateRowsWarning(TierStoreWarning):

@@ -307,7 +307,7 @@ def _opened(store: Store | str | os.PathLike[str], allow_untested: bool) -> Iter
         return
     path = Path(store)
     if os.path.isdir(path / PARTITIONS):
-        from tierstore import distributed  # which loads torch
+        import tierstore.distributed as distributed  # which loads torch, or names the extra
 
         with distributed.open(path, budget=_NO_CACHES, allow_untested=allow_untested) as whole:
             yield cast("Store", whole)

@@ -55,7 +55,9 @@ def open_store(
     def work() -> Store:
         options: dict[str, Any] = {"budget": NO_CACHE, "allow_untested": allow_untested()}
         if mode == "r+" and isinstance(path, Path) and os.path.isdir(path / "partitions"):
-            return cast(Store, tierstore.distributed.open(path, **options))
+            import tierstore.distributed as distributed  # names what is missing without torch
+
+            return cast(Store, distributed.open(path, **options))
         return tierstore.open(path, mode, version=version, **options)
 
     if mode == "r":

@@ -127,6 +127,7 @@ class Source(Closing):
         read_as: what was decided about a file in text, for people; or None.
         notes: what the file holds and is not read, a sentence each.
         scales: names of arrays in the file that may be scales of its 8-bit elements.
+        filled: which rows read as a value that the file does not hold, a sentence each of `notes`.
         numbering: what in each row is its number from 0, for people, so that `keys` is None; or
             None. It is known when the keys are read.
     """
@@ -136,6 +137,7 @@ class Source(Closing):
     notes: tuple[str, ...] = ()
     numbering: str | None = None
     scales: tuple[str, ...] = ()
+    filled: tuple[str, ...] = ()
 
     def __init__(self, path: Path, rows: int, dim: int, dtype: str) -> None:
         """Validate the sizes that the file claims before memory is allocated for them."""

@@ -31,6 +31,7 @@ class JoinedSource(Source):
         self._sources = sources
         self.read_as = first.read_as
         self.notes = tuple(dict.fromkeys(note for each in sources for note in each.notes))
+        self.filled = tuple(f"{each.path}: {note}" for each in sources for note in each.filled)
         self.scales = tuple(dict.fromkeys(name for each in sources for name in each.scales))
 
     @property

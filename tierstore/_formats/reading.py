@@ -149,8 +149,8 @@ class Reader(Closing, ABC):
         """Return where the entries of an array can be read at random, if anywhere."""
         return None
 
-    def notes_of(self, name: str) -> tuple[str, ...]:
-        """Return what is to be said of reading an array."""
+    def filled(self, name: str) -> tuple[str, ...]:
+        """Return which entries of an array read as a value that is not there, a sentence each."""
         return ()
 
     def held_bytes(self, name: str, enough: int) -> int:
@@ -257,7 +257,8 @@ class ReadSource(Source):
                     each = f"one for each of the {rows:,} rows"
                     self.notes += (f"{what}; keys are whole numbers or texts, {each}",)
         self.scales = _scales_beside(self._names[0], first, names)
-        self.notes += (*reader.notes, *reader.notes_of(self._names[0]), *self._unread())
+        self.filled = reader.filled(self._names[0])
+        self.notes += (*reader.notes, *self.filled, *self._unread())
         if reader.is_table:
             keys = "no keys" if self._key is None else f'keys from "{self._key}"'
             last = f'" to "{self._names[-1]}' if len(self._names) > 1 else ""

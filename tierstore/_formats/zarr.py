@@ -78,7 +78,7 @@ class _Arrays(Reader):
         """Raise FormatError for chunks that are too large or missing; see `_checked`."""
         self._checked[name] = _checked(self.path, self._arrays[name], self._allowance)
 
-    def notes_of(self, name: str) -> tuple[str, ...]:
+    def filled(self, name: str) -> tuple[str, ...]:
         """Say how many chunks are not stored."""
         array = self._arrays[name]
         left_out = _left_out(self.path, array)
