@@ -41,6 +41,7 @@ NAMED = {
     ("diff --changed", "rows"),
     ("diff --out", "tables"),
     ("patch", "tables"),
+    ("repair", "tables"),
     ("save", "backends"),
     ("save --incremental", "rows"),
 }
@@ -95,7 +96,9 @@ rename emb.tier item thing
 verify emb.tier
 fold emb.tier
 report emb.tier page.html
+repair emb.tier fixed.tier
 drop emb.tier thing
+load emb.tier some.csv --key-column key
 simulate ids.npy --rows 50 --batch 10
 bench --size 2MiB --seconds 0.01
 plan --rows 50 --dim 4 --trace ids.npy --batch 10
@@ -148,6 +151,8 @@ def _run(line: str) -> Iterator[tuple[str, Any]]:
     if words[0] in ("bench", "plan"):
         found["speeds"]["link_bytes"] = None  # as where there is no GPU
     option = " ".join(sorted(chosen))
+    if words.count("--id") > 1:
+        option = "of several rows"
     title = "error" if "error" in found else f"{words[0]} {option}".strip()
     yield title, {key: shape(each, named=(title, key) in NAMED) for key, each in found.items()}
 

@@ -125,8 +125,6 @@ def by_table(removed: Removed) -> dict[str, list[str | int]]:
 
 
 def ids_and_keys(table: Table, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """Return the ids of rows, with their keys if there are any."""
-    found: dict[str, Any] = {"ids": rows.tolist()}
-    if table.keys is not None:
-        found["keys"] = np.asarray(table.keys[rows]).tolist()
-    return found
+    """Return the ids of rows, with their keys, or None where the table has none."""
+    keys = None if table.keys is None else np.asarray(table.keys[rows]).tolist()
+    return {"ids": rows.tolist(), "keys": keys}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,3 +112,44 @@ def files() -> Callable[[Path], dict[str, bytes]]:
         return {str(file.relative_to(path)): file.read_bytes() for file in found}
 
     return files
+
+
+SHAPES = ("plain", "state", "keyed", "parts")
+
+
+@pytest.fixture(scope="session")
+def originals(tmp_path_factory) -> dict[str, Path]:
+    """A store of each shape: one table, several with state, by text key, in partitions."""
+    rows = np.random.default_rng(1).normal(size=(40, 6)).astype("f4")
+    fields = {"weight": tierstore.Field(6), "exp_avg": tierstore.Field(6, "bfloat16")}
+    specs = {
+        "plain": {"item": tierstore.TableSpec(40, 6)},
+        "state": {
+            "item": tierstore.TableSpec(40, fields=fields),
+            "user": tierstore.TableSpec(5, 2, "float16"),
+        },
+        "keyed": {"item": tierstore.TableSpec(dim=6, keys="text")},
+        "parts": {"item": tierstore.TableSpec(40, 6)},
+    }
+    place = tmp_path_factory.mktemp("shapes")
+    for shape, tables in specs.items():
+        path = place / f"{shape}.tier"
+        if shape == "parts":
+            pytest.importorskip("torch")
+            made = tierstore.distributed.create(path, tables, partitions=3)
+        else:
+            made = tierstore.create(path, tables)
+        with made as store:
+            named = [f"k{n}" for n in range(40)]
+            if shape == "state":
+                store.set_keys("item", named)
+            store["item"].write(named if shape == "keyed" else np.arange(40), rows, "weight")
+            if shape == "state":
+                store["item"].by_row.write(np.arange(40), rows / 2, "exp_avg")
+            store.commit()
+    return {shape: place / f"{shape}.tier" for shape in SHAPES}
+
+
+@pytest.fixture
+def shapes(originals, tmp_path) -> dict[str, Path]:
+    return {shape: shutil.copytree(path, tmp_path / path.name) for shape, path in originals.items()}

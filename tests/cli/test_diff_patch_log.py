@@ -37,7 +37,10 @@ def test_ids_and_keys_of_rows_that_differ(run, run_json, changed):
     lines = run("diff", changed, 3, "--changed", "--table", "user").stdout.splitlines()
     assert lines == ["user\t2\tname_2"]
     rows = run_json("diff", changed, 3, "--changed")["rows"]
-    assert rows == {"item": {"ids": [7, 299]}, "user": {"ids": [2], "keys": ["name_2"]}}
+    assert rows == {
+        "item": {"ids": [7, 299], "keys": None},
+        "user": {"ids": [2], "keys": ["name_2"]},
+    }
     run("diff", changed, 3, "--table", "nope", code=1)
 
 
