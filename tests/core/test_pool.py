@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -44,7 +45,12 @@ def gathers(seed: int) -> bool:
 
 def helpers() -> list[Path]:
     """The threads of the core, by their name."""
-    return [each for each in TASKS.iterdir() if (each / "comm").read_text() == "tierstore\n"]
+    found = []
+    for each in TASKS.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another thread has ended
+            if (each / "comm").read_text() == "tierstore\n":
+                found.append(each)
+    return found
 
 
 @several
