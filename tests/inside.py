@@ -103,12 +103,12 @@ def door(store: Any) -> Any:
 
 def parts(store: Any) -> Any:
     """Return the partitions of a store that ranks share, as this rank has them open."""
-    return store._parts
+    return store._state.parts
 
 
 def root(store: Any) -> Any:
     """Return the store above the partitions, where this rank leads; else None."""
-    return store._root
+    return store if store._ranks.leads else None
 
 
 def waiting(queue: Any) -> Any:

@@ -248,13 +248,13 @@ def tables_refused(rank: int, path: Path) -> list[str]:
                 call(store)
             told.append(str(caught.value))
         if rank:  # the disk of one rank fails in the middle
-            inside.parts(store).stores[1].create_table = lambda *_, **__: failing()
+            inside.parts(store).stores[1]._rewrite = lambda *_, **__: failing()
         with pytest.raises(StoreFullError, match="full") as info:
             store.create_table("user", NEW)
         told.append(str(info.value))
         assert list(store) == ["item"] and store.version == before
         if rank:
-            del inside.parts(store).stores[1].create_table
+            del inside.parts(store).stores[1]._rewrite
         store.create_table("user", NEW)
     return told
 
@@ -412,8 +412,9 @@ def again(rank: int, path: Path, change: Any) -> None:
 MOMENTS = {
     fold: ["check that it can fold", "drop older versions", "fold its partitions"],
     create_table: [
-        "check that it can create its tables",
-        "create its partitions",
+        "check that it can change its tables",
+        "write its tables",
+        "change its partitions",
         "publish the version",
         "confirm the version",
         "place its tables",

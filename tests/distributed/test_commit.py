@@ -173,8 +173,9 @@ def killed_while_altering(rank: int, path: Path, victim: int, what: str, when: s
 @pytest.mark.parametrize(
     ("what", "when"),
     [
-        ("alter its partitions", "before"),
-        ("alter its partitions", "done"),
+        ("write its tables", "done"),
+        ("change its partitions", "before"),
+        ("change its partitions", "done"),
         ("publish the version", "before"),
         ("publish the version", "done"),
     ],

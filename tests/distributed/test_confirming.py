@@ -146,12 +146,12 @@ def test_going_back_writes_nothing(tmp_path: Path) -> None:
     make(tmp_path / "s", 1)
     before, store = contents(tmp_path / "s"), distributed.open(tmp_path / "s")
     with (
-        calls(Full(3)),
+        calls(NoManifest("/00003")),
         pytest.raises(StoreFullError),
-        mock.patch.object(store._parts, "keep_only", full_everywhere(store)),
+        mock.patch.object(inside.parts(store), "keep_only", full_everywhere(store)),
     ):
         store.add_fields("item", {"q": tierstore.Field(9)})
-    assert not store._parts.ahead(store._manifest)
+    assert not inside.parts(store).ahead(inside.manifest(store))
     assert seen(store) == before
     store.close()
     assert opens(tmp_path / "s", [before]) == before
@@ -159,7 +159,7 @@ def test_going_back_writes_nothing(tmp_path: Path) -> None:
 
 def full_everywhere(store: Any) -> Callable[[Any], None]:
     """Return what removes versions on a disk that has no room for a manifest at all."""
-    keep_only = store._parts.keep_only
+    keep_only = inside.parts(store).keep_only
 
     def full(roots: Any) -> None:
         with calls(Full(0, 1, 2, 3)), pytest.warns(UpkeepWarning):
@@ -187,7 +187,7 @@ def test_partitions_confirm_nothing_themselves(tmp_path: Path) -> None:
     with distributed.open(tmp_path / "s") as store:
         store.add_fields("item", {"q": tierstore.Field(9)})
         store.commit(9)
-        assert {part._state.manifest.confirmed for part in store._parts.stores} == {1}
+        assert {part._state.manifest.confirmed for part in inside.parts(store).stores} == {1}
 
 
 def test_a_failed_commit_is_rolled_back_with_its_keys(tmp_path: Path) -> None:

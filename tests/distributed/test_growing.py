@@ -120,7 +120,11 @@ def grow_again(rank: int, path: Path) -> None:
 
 MOMENTS = [
     (f"{what} its {of}", when)
-    for what, of in (("check that it can grow", "tables"), ("grow", "partitions"))
+    for what, of in (
+        ("check that it can change", "tables"),
+        ("write", "tables"),
+        ("change", "partitions"),
+    )
     for when in ("before", "done", "told")
 ] + [
     ("confirm the version", "before"),

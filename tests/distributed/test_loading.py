@@ -104,6 +104,13 @@ def test_a_new_table_is_made(stores: tuple[Path, Path], tmp_path: Path) -> None:
         store.commit(7)
         with pytest.raises(ExistsError):
             store.create_table("more", store["more"].spec, blocks=iter(()))
+        with pytest.raises(InvalidInputError, match="hold 0 rows, the table 1001"):
+            store.replace_table("more", store["more"].spec, blocks=iter(()))
+    for path in stores:  # of rows that are drawn, too
+        with tierstore.open(path, "r+") if path == stores[0] else distributed.open(path) as store:
+            store.create_table("drawn", SPECS["item"], keys=KEYS)
+            assert store["drawn"].lookup(KEYS[5]) == 5
+            store.drop("drawn")
     tierstore.import_table(stores[1], file, table="more")
     with tierstore.open(stores[1]) as reader:
         assert reader["more"].scalars["lr"] == 2 and reader.step == 7
@@ -145,21 +152,20 @@ def test_a_load_that_fails_changes_nothing(stores: tuple[Path, Path], table: str
     spec = SPECS["item"]
     with distributed.open(stores[1]) as store:
         version = store.version
+        write = store.replace_table if table == "item" else store.create_table
         for keys in (None, KEYS):
             with pytest.raises(FormatError, match="damaged"):
-                store.replace_table(table, spec, blocks=Broken(spec, 20), keys=keys)
+                write(table, spec, blocks=Broken(spec, 20), keys=keys)
         assert store.version == version and list(store) == ["item", "user"]
         for bad in ("key", ["a"] * ROWS):
             with pytest.raises(InvalidInputError):
-                store.replace_table(table, spec, blocks=iter([]), keys=bad)
+                write(table, spec, blocks=iter([]), keys=bad)
         store["item"].write([2], np.zeros((1, DIM), np.float32))
         with pytest.raises(InvalidInputError, match="not committed"):
-            store.replace_table(table, spec, blocks=iter([]))
+            write(table, spec, blocks=iter([]))
         store.rollback()
         with pytest.raises(InvalidInputError, match="by key"):
             store.replace_table("user", spec, blocks=iter([]))
-        with pytest.raises(InvalidInputError, match="rows"):
-            store.create_table("new", spec, keys=KEYS)
     same(stores)
     files = {each.name for each in (stores[1] / "partitions").glob("*/*/g*")}
     with distributed.open(stores[1]) as store:  # what was left is swept

@@ -209,7 +209,7 @@ def refused(rank: int, path: Path, place: Path) -> list[str]:
             with pytest.raises(kind) as caught:
                 call(store)
             told.append(str(caught.value))
-        for method, change in (("rename", rename), ("drop", drop), ("restore", restore)):
+        for method, change in (("_rewrite", rename), ("_rewrite", drop), ("restore", restore)):
             part = inside.parts(store).stores[-1]
             if rank == store.ranks - 1:  # the disk of the last one fails in the middle
                 setattr(part, method, lambda *_, **__: full())

@@ -146,30 +146,43 @@ def create_partitions(
     spec: TableSpec,
     blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
     progress: Progress | None = None,
+    of: Shard | None = None,
 ) -> list[TableInfo]:
     """Create the generation of a table in each partition of a shard, one directory each.
 
-    `spec` is that of the whole table, and `blocks` are all its records in order; without them the
-    fields' seeded initializers provide them. Rows that stand for no id are zero. All partitions are
-    filled together, so that records are made once. Returns the entry in the manifest of each
-    partition.
+    `spec` is that of the whole table, and `blocks` are all its records in order, or those of the
+    shard `of`; without them the fields' seeded initializers provide them. Rows that stand for no id
+    are zero. All partitions are filled together, so that records are made once. Returns the entry
+    in the manifest of each partition; after an error nothing of it is left.
     """
     part = backend_of(spec).completed(of_partition(spec, shard))
     name = unique_name("g", 1)
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as unless_made, contextlib.ExitStack() as stack:
+        unless_made.callback(_remove_each, tables, name)
         made = [stack.enter_context(table.make_directory(name)) for table in tables]
         bases = [Base.begin(directory, part) for directory in made]
         for base in bases:
             stack.callback(base.close)
         if blocks is not None or not spec.sparse:
-            _fill(bases, shard, initial_records(spec) if blocks is None else blocks, progress)
+            of = dataclasses.replace(shard, first=0, count=shard.partitions) if of is None else of
+            drawn = initial_records(spec) if blocks is None else blocks
+            if (filled := _fill(bases, shard, of, drawn, progress)) != of.ids and not spec.sparse:
+                raise InvalidInputError(f"the blocks hold {filled} rows, the table {of.ids}")
         for base in bases:
             base.sync()
         digests = [_bound(directory, part, 1) for directory in made]
         for directory, table in zip(made, tables, strict=True):
             directory.sync()
             table.sync()
+        unless_made.pop_all()
     return [TableInfo(part, name, digest=digest) for digest in digests]
+
+
+def _remove_each(tables: Sequence[_io.Directory], name: str) -> None:
+    """Remove a generation that was begun, wherever it is."""
+    for table in tables:
+        with contextlib.suppress(TierStoreError, OSError):
+            remove_generation(table, name)
 
 
 def of_partition(spec: TableSpec, shard: Shard) -> TableSpec:
@@ -190,17 +203,22 @@ def of_partition(spec: TableSpec, shard: Shard) -> TableSpec:
 def _fill(
     bases: Sequence[Base],
     shard: Shard,
+    of: Shard,
     blocks: Iterable[npt.NDArray[np.uint8]],
     progress: Progress | None,
-) -> None:
-    """Write the records of a table to those of its partitions that have them."""
+) -> int:
+    """Write the records of a shard, `of`, to those of some partitions that have them.
+
+    Returns how many there were.
+    """
     waiting: list[npt.NDArray[np.uint8]] = []
     done, first = [0] * len(bases), 0
 
     def hand_out() -> None:
         nonlocal first
         records = np.concatenate(waiting)
-        partitions = shard.partition_of(np.arange(first, first + len(records))) - shard.first
+        rows = np.arange(first, first + len(records))
+        partitions = shard.partition_of(of.ids_of(rows)) - shard.first
         for number, base in enumerate(bases):
             block = records[partitions == number]
             base.append(done[number], block)
@@ -208,7 +226,7 @@ def _fill(
         first += len(records)
         waiting.clear()
         if progress is not None:
-            progress(first, shard.rows)
+            progress(first, of.ids)
 
     held = 0
     for block in blocks:
@@ -222,6 +240,7 @@ def _fill(
     for number, base in enumerate(bases):
         if missing := shard.blocks - done[number]:
             base.append(done[number], np.zeros((missing, base.record_bytes), np.uint8))
+    return first
 
 
 def as_kept(spec: TableSpec) -> TableSpec:

@@ -301,11 +301,11 @@ def _path(files: Mapping[str, KeyFile]) -> str:
     return next(iter(files.values())).path
 
 
-def as_stored(keys: Sequence[Any] | None) -> Any:
+def as_stored(keys: Sequence[Any] | Texts | None) -> Any:
     """Return all keys, to write them to another table: without a Python object for each."""
     if isinstance(keys, Keys):
         return keys.stored
-    return None if keys is None else keys[:]
+    return keys if keys is None or isinstance(keys, Texts) else keys[:]
 
 
 def open_index(directory: _io.Directory, info: KeysInfo) -> KeyFile:

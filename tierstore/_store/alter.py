@@ -36,7 +36,7 @@ from tierstore.errors import (
     UnknownNameError,
     counted,
 )
-from tierstore.initializers import Initializer, as_initializer
+from tierstore.initializers import Initializer
 from tierstore.spec import USES, Field, TableSpec
 
 _LOG = logging.getLogger("tierstore")
@@ -54,6 +54,8 @@ class Rewrite:
     One that was `made` already, in a generation that no manifest names yet, is taken as it is.
     `keeps_rows`: it is in place of a table of this name, and each of its rows means the same there.
     `changed` is how many rows are new or others than before; None if all may be.
+    In a store in partitions `spec` and `keys` are those of the whole table, and `blocks` the
+    records of the rows of this rank.
     """
 
     name: str
@@ -84,7 +86,7 @@ def rewrite(
     change: str,
     state: State,
     folder: Folder,
-    tables: Callable[[], Sequence[Rewrite]],
+    tables: Callable[[State], Sequence[Rewrite]],
     *,
     drop: Collection[str] = (),
     progress: Progress | None = None,
@@ -96,7 +98,7 @@ def rewrite(
     """
 
     def work() -> None:
-        found = tables()
+        found = tables(state)
         state.check_clean(change)
         _rewrite(state, found, drop, progress)
 
@@ -171,8 +173,9 @@ def replaced(
     """Return a new or existing table with these records; keys stay if the row count does."""
     if not isinstance(spec, TableSpec):
         raise InvalidTypeError(f"table {name!r} needs a tierstore.TableSpec, not {spec!r}")
-    spec = spec.bound(name)
     old, known = state.tables.get(name), state.manifest.tables.get(name)
+    if blocks is not None:
+        state.check_given(name, spec)
     if known is not None and known.spec.keys != spec.keys:
         raise InvalidInputError(
             f"table {name!r} has {known.spec.keys or 'no'} keys and the new one "
@@ -186,8 +189,8 @@ def replaced(
             f"store[{name!r}].write(keys, rows)"
         )
     if old is not None:
-        if keys is None and spec.keys is None and old.rows == spec.rows:
-            keys = as_stored(old.keys)
+        if keys is None and spec.keys is None and state.whole(name).rows == spec.rows:
+            keys = state.keys_of(name)
         return Rewrite(name, spec, blocks, old.scalars, keys, changed=changed)
     scalars = {} if known is None else known.scalars
     return Rewrite(name, spec, blocks, scalars, keys, changed=changed)
@@ -199,21 +202,21 @@ def rewritten(table: Table) -> Rewrite:
 
 
 def _continued(
-    table: Table, spec: TableSpec, blocks: Blocks, keys: Any, changed: int | None = None
+    table: Table, spec: TableSpec, blocks: Iterable[Records], keys: Any, changed: int | None = None
 ) -> Rewrite:
     """Return a table in another shape, whose rows are those that it has, and more after them."""
     return Rewrite(table.name, spec, blocks, table.scalars, keys, keeps_rows=True, changed=changed)
 
 
-def renamed(table: Table, name: str) -> Rewrite:
+def renamed(state: State, name: str, new: str) -> Rewrite:
     """Return a table under another name, which is also the name of its directory."""
-    spec = dataclasses.replace(table.spec, sparse=False)
-    keys = as_stored(table.keys)
-    return Rewrite(name, spec, records_in(table), table.scalars, keys, changed=0)
+    spec, keys = dataclasses.replace(state.whole(name), sparse=False), state.keys_of(name)
+    return Rewrite(new, spec, state.records(name), state.tables[name].scalars, keys, changed=0)
 
 
 def altered(
-    table: Table,
+    state: State,
+    name: str,
     *,
     add: Mapping[str, Field] | None = None,
     drop: Collection[str] = (),
@@ -223,26 +226,28 @@ def altered(
     chunk_rows: int | None = None,
 ) -> Rewrite:
     """Return a table with other fields, element types or another backend; values are converted."""
-    fields = _altered_fields(table, add or {}, drop, dtype)
-    backend = table.spec.backend if backend is None else backend
+    table, whole = state.tables[name], state.whole(name)
+    fields = _altered_fields(table, whole.rows, add or {}, drop, dtype)
+    state.check_added(name, add or {})
+    backend = whole.backend if backend is None else backend
     if compression == "keep":
-        compression = table.spec.compression if backend == table.spec.backend else None
+        compression = whole.compression if backend == whole.backend else None
     spec = TableSpec(
-        table.spec.rows,
+        whole.rows,
         fields=fields,
         backend=backend,
         compression=compression,
         chunk_rows=chunk_rows,
-        keys=table.spec.keys,
-        grows=table.spec.grows and backend == table.spec.backend,
-        track_uses=table.spec.track_uses and USES in fields,
-        admit_after=table.spec.admit_after,
+        keys=whole.keys,
+        grows=whole.grows and backend == whole.backend,
+        track_uses=whole.track_uses and USES in fields,
+        admit_after=whole.admit_after,
     )
-    return _continued(table, spec, _converted(table, spec), as_stored(table.keys))
+    return _continued(table, spec, _converted(state, table, spec), state.keys_of(name))
 
 
 def _altered_fields(
-    table: Table, add: Mapping[str, Field], drop: Collection[str], dtype: Any
+    table: Table, rows: int, add: Mapping[str, Field], drop: Collection[str], dtype: Any
 ) -> dict[str, Field]:
     old = table.fields
     if not isinstance(add, Mapping) or not all(isinstance(each, Field) for each in add.values()):
@@ -268,54 +273,48 @@ def _altered_fields(
     }
     new = {
         name: dataclasses.replace(
-            item, init=item.init and item.init.bound(table.name, (table.spec.rows, item.dim))
+            item, init=item.init and item.init.bound(table.name, (rows, item.dim))
         )
         for name, item in add.items()
     }
     return {**kept, **new}
 
 
-def grown(
-    table: Table, rows: int, init: Initializer | float | None, keys: Sequence[Any] | None
-) -> Rewrite:
+def grown(state: State, name: str, rows: int, init: Initializer | None, keys: Any) -> Rewrite:
     """Return a table with more rows, initialized by `init` or the table's own initializers."""
-    if rows < table.spec.rows:
-        raise InvalidInputError(
-            f"a table cannot shrink: {counted(table.spec.rows, 'row')} to {rows}"
-        )
-    spec = _with_rows(table, rows)
-    init = as_initializer(init)
+    table, whole = state.tables[name], state.whole(name)
+    if rows < whole.rows:
+        raise InvalidInputError(f"a table cannot shrink: {counted(whole.rows, 'row')} to {rows}")
+    spec = _with_rows(whole, rows)
     if init is not None:
         first, item = next(iter(spec.fields.items()))
-        bound = init.bound(table.name, (rows, item.dim))
-        fields = {**spec.fields, first: dataclasses.replace(item, init=bound)}
+        fields = {**spec.fields, first: dataclasses.replace(item, init=init)}
         spec = dataclasses.replace(spec, fields=fields, init=None)
-
     if spec.keys is not None:
+        state.check_given(name, spec)
         if keys is not None:
-            raise InvalidInputError(f"table {table.name!r} is by key: write the rows of new keys")
-        return _continued(table, spec, records_in(table), as_stored(table.keys), 0)
-
-    def blocks() -> Blocks:
-        yield from records_in(table)
-        yield from generations.initial_records(spec, table.rows)
-
-    every = more_keys(table, rows - table.rows, keys)
-    return _continued(table, spec, blocks(), every, rows - table.rows)
+            raise InvalidInputError(f"table {name!r} is by key: write the rows of new keys")
+        return _continued(table, spec, state.records(name), state.keys_of(name), 0)
+    every = more_keys(state, name, rows - whole.rows, keys)
+    new = generations.initial_records(spec, whole.rows)
+    return _continued(table, spec, _and_more(state, name, new), every, rows - whole.rows)
 
 
-def appended(table: Table, rows: Any, keys: Sequence[Any] | None) -> Rewrite:
+def appended(state: State, name: str, rows: Any, keys: Sequence[Any] | None) -> Rewrite:
     """Return a table with these rows appended; omitted fields are zero."""
+    table, whole = state.tables[name], state.whole(name)
     if isinstance(table, KeyedTable):
-        raise InvalidInputError(f"table {table.name!r} is by key: write the rows of new keys")
+        raise InvalidInputError(f"table {name!r} is by key: write the rows of new keys")
     new = records_of(table, rows)
-    spec = _with_rows(table, table.rows + len(new))
+    spec = _with_rows(whole, whole.rows + len(new))
+    every = more_keys(state, name, len(new), keys)
+    return _continued(table, spec, _and_more(state, name, iter([new])), every, len(new))
 
-    def blocks() -> Blocks:
-        yield from records_in(table)
-        yield new
 
-    return _continued(table, spec, blocks(), more_keys(table, len(new), keys), len(new))
+def _and_more(state: State, name: str, new: Blocks) -> Blocks:
+    """Yield the records of a table, and those of the rows after them."""
+    yield from state.records(name)
+    yield from state.own(state.whole(name).rows, new)
 
 
 def records_of(table: Table, rows: Any) -> Records:
@@ -339,21 +338,22 @@ def _field_bytes(table: Table, name: str, values: Any) -> Records:
     return to_bytes(values, table.spec.layout.field(name), (count,), name)
 
 
-def _with_rows(table: Table, rows: int) -> TableSpec:
-    return dataclasses.replace(table.spec, rows=rows, chunk_rows=None)
+def _with_rows(spec: TableSpec, rows: int) -> TableSpec:
+    return dataclasses.replace(spec, rows=rows, chunk_rows=None)
 
 
-def more_keys(table: Table, count: int, keys: Sequence[Any] | None) -> Any:
+def more_keys(state: State, name: str, count: int, keys: Sequence[Any] | None) -> Any:
     """Return the external keys of a table and those of `count` new rows; None if it has none."""
-    if table.keys is None:
+    own = state.keys_of(name)
+    if own is None:
         if keys is not None:
-            raise InvalidInputError(f"table {table.name!r} has no keys; set_keys first")
+            raise InvalidInputError(f"table {name!r} has no keys; set_keys first")
         return None
     if keys is None or len(keys) != count:
         raise InvalidInputError(
-            f"the rows of table {table.name!r} have keys: give keys= for the {count} new rows"
+            f"the rows of table {name!r} have keys: give keys= for the {count} new rows"
         )
-    own = given(as_stored(table.keys))
+    own = given(as_stored(own))
     return joined(own, given(keys)) if count else own
 
 
@@ -424,19 +424,20 @@ def _set_keys(
     table._forget_keys()
 
 
-def _converted(table: Table, spec: TableSpec) -> Blocks:
+def _converted(state: State, table: Table, spec: TableSpec) -> Blocks:
     """Yield the records of a table in the layout of `spec`; initialize new fields."""
     old, new = table.spec.layout, spec.layout
     drawn = {
         name: dataclasses.replace(item, init=None if name in table.fields else item.init)
         for name, item in spec.fields.items()
     }
+    drawing = dataclasses.replace(spec, fields=drawn, init=None)
     if isinstance(table, KeyedTable):
-        initial = _first_records(table, dataclasses.replace(spec, fields=drawn, init=None))
+        initial = _first_records(table, drawing)
     else:
-        initial = generations.initial_records(dataclasses.replace(spec, fields=drawn, init=None))
+        initial = state.first_records(table, drawing)
     fresh = np.empty((0, new.record_bytes), np.uint8)
-    for block in records_in(table):
+    for block in state.records(table.name):
         while len(fresh) < len(block):
             fresh = np.concatenate([fresh, next(initial)])
         records, fresh = fresh[: len(block)], fresh[len(block) :]

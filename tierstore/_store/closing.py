@@ -79,10 +79,10 @@ def _wind_up(state: State, folder: Folder) -> str:
         if not state.door.writable:
             return ""
         rows = state.uncommitted_rows()
-        dropped = [counted(rows, "uncommitted row")] if rows else []
+        dropped = [counted(rows, "uncommitted row") + state.whose] if rows else []
         dropped += [f"uncommitted keys of table {name!r}" for name in state.touched.keys]
         lost = " and ".join(dropped)
-        state.discard()
+        state.let_go()
         with put_off(state):
             folder.fold_if_quick()
         return lost

@@ -79,7 +79,7 @@ class _Fold:
         # This keeps the store and its lock alive, so that no second writer runs beside the thread.
         self._merges = {
             name: table._disk.merge(upto)
-            for name, table in state.tables.items()
+            for name, table in state.own_tables.items()
             if _between(table._disk, 0, upto) or not table._generation.is_bound(upto)
         }
         self._digests: dict[str, DigestInfo] = {}
@@ -271,10 +271,12 @@ class Folder:
 
         What counts is what a fold writes: a few scattered rows of a large table are many pages.
         """
-        if self._state.damaged:
+        if self._state.damaged or not self._state.own_tables:
             return
         oldest = self._oldest()
-        tables = [each for each in self._state.tables.values() if _between(each._disk, 0, oldest)]
+        tables = [
+            each for each in self._state.own_tables.values() if _between(each._disk, 0, oldest)
+        ]
         if tables and sum(_merged_bytes(table, oldest) for table in tables) <= _QUICK_BYTES:
             self.fold(oldest)
 

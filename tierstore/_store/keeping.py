@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tierstore._disk.manifest import Manifest, Written, is_version_name
-from tierstore._store.alter import alone_to
-from tierstore._store.compaction import Folder
 from tierstore._store.lineage import pruned
 from tierstore._store.state import State
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
@@ -29,17 +27,11 @@ def check_version_name(name: object) -> str:
     return name
 
 
-def keep(state: State, folder: Folder, version: int | str, name: str) -> int:
-    """Keep a version under a name, which any other version loses; return its number."""
-    check_version_name(name)
-
-    def work() -> None:
-        number = state.history.version(version).version
-        if state.ledger.names.get(name) != number:
-            state.change(names={**state.ledger.names, name: number})
-
-    alone_to("keep a version", state, folder, work)
-    return state.ledger.names[name]
+def give(state: State, version: int | str, name: str) -> None:
+    """Give a version a name, by which it is kept; any other version loses it."""
+    number = state.history.version(version).version
+    if state.ledger.names.get(name) != number:
+        state.change(names={**state.ledger.names, name: number})
 
 
 def check_foldable(names: Mapping[str, int], newest: int) -> None:
@@ -52,37 +44,28 @@ def check_foldable(names: Mapping[str, int], newest: int) -> None:
             )
 
 
-def release(state: State, folder: Folder, name: str) -> None:
-    """Remove a name from its version, which may be removed unless it is kept otherwise."""
-
-    def work() -> None:
-        names = dict(state.ledger.names)
-        if name not in names:
-            listed = ", ".join(map(repr, names)) or "none"
-            raise UnknownNameError(f"no version is kept as {name!r}; there are: {listed}")
-        del names[name]
-        state.change(names=names)
-
-    alone_to("release a version", state, folder, work)
+def take(state: State, name: str) -> None:
+    """Take a name from its version, which may be removed unless it is kept otherwise."""
+    names = dict(state.ledger.names)
+    if name not in names:
+        listed = ", ".join(map(repr, names)) or "none"
+        raise UnknownNameError(f"no version is kept as {name!r}; there are: {listed}")
+    del names[name]
+    state.change(names=names)
 
 
-def restore(state: State, folder: Folder, version: int | str) -> None:
+def restore(state: State, version: int | str) -> None:
     """Restore an open writer to a kept version, as a new version; drop uncommitted rows."""
-
-    def work() -> None:
-        if version in (state.manifest.version, state.manifest.restored):
-            state.discard()
-            return
+    older = state.manifest
+    if version not in (older.version, older.restored):
         older = state.history.version(version)
-        if older.mark == state.manifest.mark != "":
-            state.discard()
-            return
-        state.check_whole(older)
-        state.spaces.check_fit({name: info.spec for name, info in older.tables.items()})
-        changes = as_restored(older, state.manifest, state.ledger.last_version + 1)
-        state.change_all(older, **changes)
-
-    alone_to("restore a version", state, folder, work)
+    if older is state.manifest or older.mark == state.manifest.mark != "":
+        state.discard()
+        return
+    state.check_whole(older)
+    state.spaces.check_fit({name: info.spec for name, info in older.tables.items()})
+    changes = as_restored(older, state.manifest, state.ledger.last_version + 1)
+    state.change_all(older, **changes)
 
 
 def as_restored(older: Manifest, before: Manifest, version: int) -> dict[str, Any]:

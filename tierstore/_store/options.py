@@ -41,8 +41,8 @@ class Options:
 
     `mark` is the required mark of the version, which distinguishes it from the version of the same
     number in a copy of the store. `within` is an open directory to read, regardless of what is at
-    the path now. `root_only` opens the root of a partitioned store without its tables, `partition`
-    one of its partitions, whose versions the root confirms: see `State.keep_only`.
+    the path now. `partition` is for a partition of a store, whose versions the root confirms: see
+    `State.keep_only`.
 
     Raises InvalidTypeError, and InvalidInputError for contradictory arguments.
     """
@@ -60,7 +60,6 @@ class Options:
     missing: Missing | None = None
     mark: str | None = None
     within: _io.Directory | None = None
-    root_only: bool = False
     partition: bool = False
 
     def __post_init__(self) -> None:

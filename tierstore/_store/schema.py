@@ -18,7 +18,7 @@ from tierstore._store.options import whole_number
 from tierstore._store.state import State
 from tierstore._table.table import Table
 from tierstore.errors import ExistsError, InvalidInputError, named
-from tierstore.initializers import Initializer
+from tierstore.initializers import Initializer, as_initializer
 from tierstore.spec import BackendName, CompressionName, DTypeName, Field, TableSpec, check_name
 
 
@@ -48,10 +48,12 @@ class SchemaChanges(Mapping[str, Table]):
         `keys` are external keys of the rows, all ints or all texts, distinct.
         """
         check_name(name)
+        self._agree("create a table", {"name": name, "spec": shape_of(spec)})
         self._check_free(name)
+        spec = self._state.same_spec(name, spec)
         self._rewrite(
             f"create table {name!r}",
-            lambda: [alter.replaced(self._state, name, spec, blocks, keys)],
+            lambda state: [alter.replaced(state, name, spec, blocks, keys)],
             progress,
         )
         return self[name]
@@ -76,6 +78,7 @@ class SchemaChanges(Mapping[str, Table]):
         as `versions()` tells; None says that all are. Older versions keep the old table. This also
         restores a damaged table, without keys.
         """
+        self._agree("replace a table", {"name": name, "spec": shape_of(spec)})
         if name not in self._state.damaged:
             self[name]
         if blocks is None and not reinitialize:
@@ -83,9 +86,10 @@ class SchemaChanges(Mapping[str, Table]):
                 f"this would drop every row of table {name!r}: give blocks= with the new records, "
                 "or reinitialize=True; alter_table keeps the rows"
             )
+        spec = self._state.same_spec(name, spec)
         self._rewrite(
             f"replace table {name!r}",
-            lambda: [alter.replaced(self._state, name, spec, blocks, keys, changed)],
+            lambda state: [alter.replaced(state, name, spec, blocks, keys, changed)],
             progress,
         )
         return self[name]
@@ -153,10 +157,12 @@ class SchemaChanges(Mapping[str, Table]):
         for change in changes.values():
             if unknown := sorted(set(change) - known):
                 raise InvalidInputError(f"unknown change {unknown[0]!r}, not in {sorted(known)}")
-        tables = [self[name] for name in changes]
+        self._agree("alter tables", {"changes": repr({k: dict(v) for k, v in changes.items()})})
+        for name in changes:
+            self[name]
         self._rewrite(
             _told(changes),
-            lambda: [alter.altered(table, **changes[table.name]) for table in tables],
+            lambda state: [alter.altered(state, name, **each) for name, each in changes.items()],
             progress,
         )
 
@@ -176,10 +182,15 @@ class SchemaChanges(Mapping[str, Table]):
         rows have external keys, `keys` are those of the new rows. Writes a complete new copy of the
         table.
         """
+        rows, init = whole_number("rows", rows), as_initializer(init)
+        self._agree("grow a table", {"name": name, "rows": rows, "init": init and init.text})
         table = self[name]
-        rows = whole_number("rows", rows)
+        if init is not None:
+            init = self._state.same_values(init.bound(name, (rows, table.dim)))
         self._rewrite(
-            f"grow table {name!r}", lambda: [alter.grown(table, rows, init, keys)], progress
+            f"grow table {name!r}",
+            lambda state: [alter.grown(state, name, rows, init, keys)],
+            progress,
         )
 
     def append(
@@ -199,10 +210,14 @@ class SchemaChanges(Mapping[str, Table]):
         takes as long for one row as for many: append them together. For rows that arrive all the
         time use a table by key, `TableSpec(keys=...)`, which grows in place.
         """
+        self._agree("append rows", {"name": name})
         table = self[name]
         before = table.rows
+        self._state.check_same(name, rows)
         self._rewrite(
-            f"append to table {name!r}", lambda: [alter.appended(table, rows, keys)], progress
+            f"append to table {name!r}",
+            lambda state: [alter.appended(state, name, rows, keys)],
+            progress,
         )
         return range(before, table.rows)
 
@@ -213,10 +228,14 @@ class SchemaChanges(Mapping[str, Table]):
         name its files. Table objects of the old name are closed.
         """
         check_name(new)
-        table = self[name]
+        self._agree("rename a table", {"name": name, "new": new})
+        self[name]
         self._check_free(new)
         self._rewrite(
-            f"rename table {name!r}", lambda: [alter.renamed(table, new)], progress, drop=[name]
+            f"rename table {name!r}",
+            lambda state: [alter.renamed(state, name, new)],
+            progress,
+            drop=[name],
         )
         return self[new]
 
@@ -225,9 +244,10 @@ class SchemaChanges(Mapping[str, Table]):
 
         A damaged table can be dropped too.
         """
+        self._agree("drop a table", {"name": name})
         if name not in self._state.damaged:
             self[name]
-        self._rewrite(f"drop table {name!r}", list, drop=[name])
+        self._rewrite(f"drop table {name!r}", lambda state: [], drop=[name])
 
     def set_keys(
         self,
@@ -245,9 +265,23 @@ class SchemaChanges(Mapping[str, Table]):
         names the key and both rows where one repeats. `progress(done, total)` counts the keys
         twice: they are checked, then written.
         """
-        alter.set_keys(
-            self._state, self._folder, self[name], keys, commit=commit, progress=progress
-        )
+        self._agree("set keys", {"name": name, "count": None if keys is None else len(keys)})
+        self[name]
+        self._set_keys(name, keys, commit=commit, progress=progress)
+
+    def _set_keys(
+        self,
+        name: str,
+        keys: Sequence[Any] | None,
+        *,
+        commit: bool,
+        progress: Progress | None,
+    ) -> None:
+        table = self._state.tables[name]
+        alter.set_keys(self._state, self._folder, table, keys, commit=commit, progress=progress)
+
+    def _agree(self, what: str, values: Mapping[str, object], *, after_fault: bool = False) -> None:
+        """Raise unless all ranks that write the store call for the same; here there is one."""
 
     def _check_free(self, name: str) -> None:
         if name in self:
@@ -256,11 +290,18 @@ class SchemaChanges(Mapping[str, Table]):
     def _rewrite(
         self,
         change: str,
-        tables: Callable[[], Sequence[Rewrite]],
+        tables: Callable[[State], Sequence[Rewrite]],
         progress: Progress | None = None,
         drop: Collection[str] = (),
     ) -> None:
         alter.rewrite(change, self._state, self._folder, tables, drop=drop, progress=progress)
+
+
+def shape_of(spec: object) -> list[object]:
+    """Return what ranks must agree on of a table that they make: its rows and fields."""
+    if not isinstance(spec, TableSpec):
+        return []
+    return [spec.rows, *((field, each.dim, each.dtype) for field, each in spec.fields.items())]
 
 
 def _told(changes: Mapping[str, Mapping[str, Any]]) -> str:

@@ -10,13 +10,18 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._closing import call_each
 from tierstore._disk.behind import Behind
-from tierstore._disk.keys import remove_keys
+from tierstore._disk.generation import initial_records
+from tierstore._disk.keys import as_stored, remove_keys
 from tierstore._disk.manifest import Identity, Manifest, TableInfo, Written, new_mark
 from tierstore._door import Door, interrupts_deferred
 from tierstore._garbage import search_put_off
@@ -29,7 +34,7 @@ from tierstore._store.tables import Opener, Opening, Spaces
 from tierstore._store.versions import History, number_in_part, open_directory, read_identity
 from tierstore._table.missing import Missing, checked
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.table import Table, Touched
+from tierstore._table.table import Table, Touched, records_in
 from tierstore._tiers.base import OPENED_ANEW, REFRESHED, REPLACED, RESTORED, ROLLED_BACK
 from tierstore.errors import (
     CommitFailedError,
@@ -43,7 +48,8 @@ from tierstore.errors import (
     named,
     warn,
 )
-from tierstore.spec import TableSpec
+from tierstore.initializers import Initializer
+from tierstore.spec import Field, TableSpec
 
 if TYPE_CHECKING:
     from tierstore._store.store import Store
@@ -79,7 +85,12 @@ class State:
         spaces: the tiers of these tables.
         damaged: the errors of the tables that could not be opened.
         writer, ledger: of a writer only.
+        is_root: whether the rows are in partitions, which have writers of their own.
+        whose: "of" what part of the store it is, for messages.
     """
+
+    is_root = False
+    whose = ""
 
     def __init__(self, options: Options, store: Store, lock: WriterLock | None = None) -> None:
         """Open a store; a writer also removes files that no version names.
@@ -103,28 +114,10 @@ class State:
         self._warned_of_states = False
         self._floor = 0  # a fold may be merging versions up to this one into the base
         self._options = options
-        within = options.within
-        self.directory: _io.Directory = (
-            open_directory(options.path) if within is None else within.again()
-        )
+        self.directory: _io.Directory = self._directory()
         try:
-            self.identity: Identity = read_identity(self.directory)
-            self.history: History = History(self.directory, self.identity.uuid)
-            self._opener = Opener(
-                self.directory, self.history, options, self.touched, self.locks, self._behind
-            )
-            if options.writable:
-                self.writer: WriterLock = (
-                    WriterLock(self.directory, allow_untested=options.allow_untested)
-                    if lock is None
-                    else lock.within(self.directory)
-                )
-                self.locks.append(self.writer)
-            else:
-                self.reader: ReaderLock = ReaderLock(self.directory)
-                self.locks.append(self.reader)
             with search_put_off():
-                self._start(options.version)
+                self._open(lock)
         except BaseException:
             self.release()
             raise
@@ -135,9 +128,41 @@ class State:
             "writing" if options.writable else "reading",
         )
 
+    def _directory(self) -> _io.Directory:
+        """Open the directory of the store."""
+        within = self._options.within
+        return open_directory(self._options.path) if within is None else within.again()
+
+    def _open(self, lock: WriterLock | None) -> None:
+        """Open the version that the options name; a writer takes the lock unless it has it."""
+        self._identify()
+        if self.door.writable:
+            self._lock(lock)
+        else:
+            self.reader: ReaderLock = ReaderLock(self.directory)
+            self.locks.append(self.reader)
+        self._start(self._options.version)
+
+    def _identify(self) -> None:
+        """Read which store it is."""
+        self.identity: Identity = read_identity(self.directory)
+        self.history: History = History(self.directory, self.identity.uuid)
+        self._opener = Opener(
+            self.directory, self.history, self._options, self.touched, self.locks, self._behind
+        )
+
+    def _lock(self, lock: WriterLock | None = None) -> None:
+        """Become the only writer."""
+        self.writer: WriterLock = (
+            WriterLock(self.directory, allow_untested=self._options.allow_untested)
+            if lock is None
+            else lock.within(self.directory)
+        )
+        self.locks.append(self.writer)
+
     def _start(self, version: int | str | None) -> None:
         self.manifest: Manifest = self._find(version)
-        if self.door.writable and self.manifest.partitions and not self._options.root_only:
+        if self.door.writable and self.manifest.partitions and not self.is_root:
             raise InvalidInputError(
                 f"{self.directory.path} has partitions: tierstore.distributed.open(path, 'r+') "
                 "opens it for writing, on one rank or many"
@@ -345,6 +370,57 @@ class State:
             return Payloads(self._held)
         infos = self.manifest.payload.items()
         return Payloads({name: Payload(self.directory, info) for name, info in infos})
+
+    @property
+    def own_tables(self) -> Mapping[str, Table]:
+        """The tables whose deltas are in files of this directory, where they are folded."""
+        return self.tables
+
+    # -- tables of which ranks may have parts, as changes of tables see them; here there is one rank
+
+    def whole(self, name: str) -> TableSpec:
+        """Return the spec of a table with the rows of all ranks."""
+        return self.tables[name].spec
+
+    def keys_of(self, name: str) -> Any:
+        """Return all keys of a table, to write them to another; None if it has none."""
+        return as_stored(self.tables[name].keys)
+
+    def records(self, name: str) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield the records of the rows of a table that are on this rank."""
+        return records_in(self.tables[name])
+
+    def own(
+        self, start: int, blocks: Iterator[npt.NDArray[np.uint8]]
+    ) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield, of the records of all rows from `start` on, those that are on this rank."""
+        return blocks
+
+    def first_records(self, table: Table, spec: TableSpec) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield the first records of the rows of a table on this rank, as a spec draws them."""
+        return initial_records(spec)
+
+    def same_spec(self, name: str, spec: Any) -> Any:
+        """Return the spec of a table of this name, whose first values all ranks draw alike."""
+        return spec.bound(name) if isinstance(spec, TableSpec) else spec
+
+    def same_values(self, init: Initializer) -> Initializer:
+        """Return an initializer that draws the same on all ranks."""
+        return init
+
+    def check_given(self, name: str, spec: TableSpec) -> None:
+        """Raise InvalidInputError where a table cannot be written from records that are given."""
+
+    def check_added(self, name: str, fields: Mapping[str, Field]) -> None:
+        """Raise InvalidInputError where fields cannot start with the values that they are to."""
+
+    def check_same(self, name: str, rows: Any) -> None:
+        """Raise InvalidInputError unless all ranks give the same rows."""
+
+    def allocated_bytes(self) -> int | None:
+        """Return the bytes that the files take on a disk."""
+        path = self._options.path
+        return _io.allocated_bytes(path.resolve()) if isinstance(path, Path) else None
 
     def _attach(self, opening: Opening, renamed: str, kept: Collection[str] = ()) -> None:
         """Switch the tables to the opened files, which are the tables' own from now on.
@@ -781,6 +857,10 @@ class State:
                 table._generation.directory.use() as directory,
             ):
                 remove_keys(directory, info)
+
+    def let_go(self) -> None:
+        """Drop what is in memory alone, before the store closes."""
+        self.discard()
 
     def release(self) -> None:
         """Release memory, files and locks in any state; no file is removed.

@@ -26,9 +26,11 @@ from tierstore._disk.manifest import FORMAT
 from tierstore._door import Errand, internal_errors
 from tierstore._progress import Progress, report_nothing
 from tierstore._store import closing, keeping, locking
+from tierstore._store.alter import alone_to
 from tierstore._store.changes import changed_rows
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
 from tierstore._store.compaction import Folder
+from tierstore._store.coordinator import ALONE, Coordinator
 from tierstore._store.copy import Skipped, save_store
 from tierstore._store.following import DirectoryWatch, NewVersion, union
 from tierstore._store.options import Options, version_or_name, whole_number
@@ -69,17 +71,22 @@ class Store(SchemaChanges):
     2
     """
 
+    _ranks: Coordinator = ALONE
+
     def __init__(self, options: Options, lock: locking.WriterLock | None = None) -> None:
         """Open the store, of which a creator has the lock; use `tierstore.open` instead."""
         self.path: Path | _io.Objects = options.path
         self.mode: str = options.mode
         self._options = options
         self._pending: PendingCommit | None = None
-        self._state = State(options, self, lock)
+        self._state = self._opened(options, lock)
         self._folder = Folder(self._state)
         self._door = self._state.door
         self._afterwards: list[Callable[[], object]] = []
         closing.watch(self, str(options.path), self._state.locks)
+
+    def _opened(self, options: Options, lock: locking.WriterLock | None) -> State:
+        return State(options, self, lock)
 
     # -- the tables
 
@@ -202,9 +209,7 @@ class Store(SchemaChanges):
             names=tuple(self._state.manifest.names),
             payload=tuple(self._state.payload),
             writer=locking.writer_of(self.path) if isinstance(self.path, Path) else None,
-            allocated_bytes=(
-                _io.allocated_bytes(self.path.resolve()) if isinstance(self.path, Path) else None
-            ),
+            allocated_bytes=self._state.allocated_bytes(),
         )
 
     def stats(self, tables: Iterable[str] | None = None) -> dict[str, TierStats]:
@@ -333,10 +338,14 @@ class Store(SchemaChanges):
 
     def rollback(self) -> None:
         """Drop everything written since the last commit, in all tables."""
+        self._agree("roll back", {}, after_fault=True)
         with self._door.use(write=True) as use:
             with use.interruptible():
                 self._state.prefetcher.wait_for_advice()
-            self._state.discard()
+            self._discard()
+
+    def _discard(self) -> None:
+        self._state.discard()
 
     def keep(self, version: int | str, name: str) -> int:
         """Keep a version under a name until `release`, and return its number.
@@ -345,14 +354,18 @@ class Store(SchemaChanges):
         since the oldest kept version cannot be folded. Raises VersionError.
         """
         version = version_or_name(version)
-        return keeping.keep(self._state, self._folder, version, name)
+        self._agree("keep a version", {"version": version, "name": name})
+        keeping.check_version_name(name)
+        self._alone("keep a version", lambda: keeping.give(self._state, version, name))
+        return self._state.manifest.names[name]
 
     def release(self, name: str) -> None:
         """Remove a name from its version, which may then be removed unless it is kept otherwise.
 
         Raises UnknownNameError, a KeyError.
         """
-        keeping.release(self._state, self._folder, name)
+        self._agree("release a version", {"name": name})
+        self._alone("release a version", lambda: keeping.take(self._state, name))
 
     def restore(self, version: int | str) -> int:
         """Restore a kept version in place; return the resulting version number.
@@ -367,12 +380,20 @@ class Store(SchemaChanges):
         store is then unchanged.
         """
         version = version_or_name(version)
+        self._agree("restore a version", {"wanted": version})
         if not self._door.writable:
             self._show(version)
         else:
             self._raise_unseen()
-            keeping.restore(self._state, self._folder, version)
+            self._restore(version)
         return self.version
+
+    def _restore(self, version: int | str) -> None:
+        self._alone("restore a version", lambda: keeping.restore(self._state, version))
+
+    def _alone(self, what: str, work: Callable[[], None]) -> None:
+        """Change what is kept of the store, as a commit of its own."""
+        alone_to(what, self._state, self._folder, work)
 
     def refresh(self) -> bool:
         """Switch a reader to the newest version; return whether the version changed.
@@ -461,17 +482,25 @@ class Store(SchemaChanges):
         version is open for reading, and InvalidInputError if there are uncommitted rows or an older
         version is kept under a name.
         """
+        self._agree("fold", {})
+        return self._folded(progress)
+
+    def _folded(self, progress: Progress | None) -> list[int]:
         state = self._state
         with self._door.use(write=True) as use, state.alone("fold"), use.interruptible():
             state.check_clean("fold")
             keeping.check_foldable(state.ledger.names, state.manifest.version)
             before = set(state.ledger.versions)
-            if not self._folder.fold(state.manifest.version, progress):
-                raise LockedError(
-                    f"{state.oldest_reader()} is open for reading from {self.path}; fold once that "
-                    "reader is closed or has called refresh()"
-                )
+            self._fold(progress)
             return sorted(before - set(state.ledger.versions))
+
+    def _fold(self, progress: Progress | None = None) -> None:
+        """Drop all versions but the newest, whose deltas are merged into the bases."""
+        if not self._folder.fold(self.version, progress):
+            raise LockedError(
+                f"{self._state.oldest_reader()} is open for reading from {self.path}; fold once "
+                "that reader is closed or has called refresh()"
+            )
 
     def uncommitted_rows(self) -> int:
         """Return the number of rows written, or removed with their keys, since the last commit."""
@@ -648,9 +677,13 @@ class Store(SchemaChanges):
         Raises VersionError if the patch follows another version or was applied before, FormatError
         for a damaged patch, and InvalidInputError if there are uncommitted rows.
         """
+        self._agree("apply a patch", {})
         self._raise_unseen()
         with internal_errors():
-            return apply_patch(self._state, self._folder, path)
+            return self._patched(path)
+
+    def _patched(self, path: str | os.PathLike[str]) -> PatchInfo:
+        return apply_patch(self._state, self._folder, path)
 
     @contextlib.contextmanager
     def _two(self, one: int | str, other: int | str | None) -> Iterator[tuple[Store, Store]]:
@@ -704,13 +737,19 @@ class Store(SchemaChanges):
         The pointer may belong to this store or to the original of which it is a copy. Raises
         InvalidInputError for a pointer to another store, or to a version that is not kept.
         """
-        with self._door.use():
-            own = self._state
-            wanted = wanted_version(
-                state, own.manifest, own.history.versions, own.identity, own.directory.path
-            )
-        is_changed = self._door.writable and (self.uncommitted_rows() or self._state.touched.keys)
-        if wanted is not None or is_changed:
+        own = self._state
+
+        def look() -> tuple[int | None, bool]:
+            with self._door.use():
+                wanted = wanted_version(
+                    state, own.manifest, own.history.versions, own.identity, own.directory.path
+                )
+                changed = own.uncommitted_rows() or own.touched.keys
+            return wanted, self._door.writable and bool(changed)
+
+        found = self._ranks.together("load a state", look)
+        wanted, _ = found[self._ranks.rank]
+        if wanted is not None or any(is_changed for _, is_changed in found):
             self.restore(self.version if wanted is None else wanted)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

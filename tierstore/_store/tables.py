@@ -118,12 +118,10 @@ class Opener:
         """Open the tables of a manifest, or only the new deltas if a table is open with the same
         base.
 
-        Damaged tables are recorded in `opening.errors`. With `root_only` nothing is opened. A
-        reader of many tables leaves their bases to `examine`. A writer does not: it removes no
+        Damaged tables are recorded in `opening.errors`. A reader of many tables leaves their bases
+        to `examine`. A writer does not: it removes no
         older version while a table is damaged.
         """
-        if self._options.root_only:
-            return
         manifest = opening.manifest
         examined = next_seq is not None or len(manifest.tables) <= _EXAMINED_TABLES
         for name, info in manifest.tables.items():

@@ -64,11 +64,6 @@ def new_identities(partitions: int) -> list[tuple[str, str]]:
     return [(uuid.uuid4().hex, new_mark()) for _ in range(partitions + 1)]
 
 
-def shape_of(spec: TableSpec) -> list[object]:
-    """Return what ranks must agree on of a table that they make: its rows and fields."""
-    return [spec.rows, *((field, each.dim, each.dtype) for field, each in spec.fields.items())]
-
-
 def same_seeds(ranks: Ranks, specs: Mapping[str, TableSpec]) -> dict[str, TableSpec]:
     """Return specs with the initializers of rank 0, except arrays, which every rank has."""
     texts = {

@@ -14,10 +14,11 @@ from tierstore._store.locking import require_tested
 from tierstore._store.opening import check_tables, discard_store
 from tierstore._store.opening import open as open_plain
 from tierstore._store.options import Options
+from tierstore._store.schema import shape_of
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import check_names, find_device
 from tierstore.budget import Budget, Size
-from tierstore.distributed.committing import within_share
+from tierstore.distributed.apart import within_share
 from tierstore.distributed.creating import (
     check_partitions,
     growing,
@@ -25,7 +26,6 @@ from tierstore.distributed.creating import (
     new_identities,
     of_rank,
     same_seeds,
-    shape_of,
 )
 from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.store import DistributedStore

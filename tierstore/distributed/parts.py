@@ -17,12 +17,18 @@ from tierstore._progress import Overall, Progress
 from tierstore._store.options import Options
 from tierstore._store.partitions import check_part, missing_partition, tell_renumbered
 from tierstore._store.store import Store
-from tierstore.distributed.root import NOTHING, Partitions
+from tierstore.budget import Budget
 from tierstore.errors import NotAStoreError, VersionError
 from tierstore.spec import EXTENT_ROWS
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+Partitions = tuple[tuple[int, str], ...]
+"""The version and mark of each partition, as a root names them."""
+
+_NOTHING = Budget(host=0, gpu=0)
+"""The budget of a partition, which has no tiers of its own."""
 
 _THREADS = 8
 """Partitions that sync their files at a time."""
@@ -62,7 +68,7 @@ class Parts:
         options = Options(
             path=path,
             mode="r+",
-            budget=NOTHING,
+            budget=_NOTHING,
             version=version,
             partition=True,
             mark=mark,

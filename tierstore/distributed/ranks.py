@@ -18,13 +18,14 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tierstore import _io
+from tierstore._store.coordinator import Coordinator
 from tierstore.distributed.messages import Message, Messages, Unlike
 from tierstore.errors import ForkedStoreError, InvalidInputError, RanksError, TierStoreError
 
@@ -36,7 +37,7 @@ _TELL = "tell the norm of gradients"
 _START_AGAIN = "end all ranks and start them again: the last version that was committed is intact"
 
 
-class Ranks:
+class Ranks(Coordinator):
     """The ranks of the default process group, as one of them; one alone where there is none.
 
     Attributes:
@@ -61,6 +62,7 @@ class Ranks:
         self.unlike: int = 0
         self.data_group: Any = None
         self._messages: Messages | None = None
+        self._leader = 0
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self.rank, self.count = dist.get_rank(), dist.get_world_size()
             patience = (
@@ -254,6 +256,17 @@ class Ranks:
                 kind, text = failure
                 raise kind(f"rank {rank} of {self.count} could not {what}: {text}")
         return [value for _, value in found]
+
+    def find_leaders(self, path: Path) -> None:
+        """Find out which ranks lead those that see the same directory at their paths."""
+        leaders = self.leaders(path)
+        self._leader = leaders[self.rank]
+        self.leads, self.several = self._leader == self.rank, len(set(leaders)) > 1
+
+    def lead(self, what: str, work: Callable[[], T]) -> T:
+        """Do something on the leaders; each rank gets what its own leader returned."""
+        found = self.together(what, lambda: work() if self.leads else None)
+        return cast(T, found[self._leader])
 
     def leaders(self, path: Path) -> list[int]:
         """Return for each rank the lowest one that sees the same directory at its path.

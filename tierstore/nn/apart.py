@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
-from tierstore.distributed.committing import sharing
+from tierstore.distributed.apart import sharing
 from tierstore.errors import FOR_RANKS, InvalidInputError
 
 in_group: Callable[[], bool] = dist.is_initialized if dist.is_available() else bool
@@ -25,7 +25,7 @@ def check_not_apart(table: Table | JointTable, optimizers: Iterable[Any]) -> Non
     shared = sharing(table)
     if (
         ranks == 1
-        or (shared is not None and shared.ranks == ranks)
+        or (shared is not None and shared.ranks.count == ranks)
         or any(each.replicated for each in optimizers)
     ):
         return

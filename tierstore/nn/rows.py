@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table, unmoving
 from tierstore._tiers.base import UNDONE
-from tierstore.distributed.committing import sharing
+from tierstore.distributed.apart import sharing
 from tierstore.distributed.ranks import Ranks, Squares
 from tierstore.errors import (
     ClosedError,
@@ -103,7 +103,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         self.field = field
         self._is_joint = isinstance(table, JointTable)
         shared = sharing(table)
-        self._ranks: Ranks | None = None if shared is None else shared._ranks
+        self._ranks: Ranks | None = None if shared is None else shared.ranks
         self._squares: Squares | None = None
         """Those of the gradients of all ranks, as of the last backward pass."""
         self._of_shard: ShardGradient | None = None

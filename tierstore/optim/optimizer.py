@@ -15,7 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 from tierstore._door import interrupts_deferred
 from tierstore._store.store import Store
 from tierstore._table.table import Table, check_open
-from tierstore.distributed.committing import fail_on_every_rank
+from tierstore.distributed.apart import fail_on_every_rank
 from tierstore.errors import (
     InvalidInputError,
     InvalidTypeError,

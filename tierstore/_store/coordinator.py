@@ -1,0 +1,85 @@
+"""Who else works on a store: ranks that all make the same calls, or nobody.
+
+A store asks its coordinator wherever ranks must wait for each other; with one rank each call is
+the work itself, so that one rank does what a plain store does, call by call and file by file.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Coordinator(ABC):
+    """What all ranks do together; each makes the same calls, in the same order.
+
+    Attributes:
+        rank, count: which of how many this is.
+        leads: whether this rank publishes on its file system, for all ranks that see it.
+        several: whether several ranks do, each on a file system of its own.
+        broken: what went wrong between the ranks; empty while they can still talk.
+    """
+
+    rank: int = 0
+    count: int = 1
+    leads: bool = True
+    several: bool = False
+    broken: str = ""
+
+    @abstractmethod
+    def agree(self, what: str, values: Mapping[str, object], *, after_fault: bool = False) -> None:
+        """Raise InvalidInputError on every rank unless all give the same values.
+
+        Raise RanksError for what a rank wrote in part, unless `after_fault`.
+        """
+
+    @abstractmethod
+    def together(self, what: str, work: Callable[[], T]) -> list[T]:
+        """Do something on every rank, and return what each returned.
+
+        An error on one rank is raised on all, once every rank is done: on that rank itself, on the
+        others as the same class where it is an error of this library, naming the rank.
+        """
+
+    def each(self, what: str, work: Callable[[], T]) -> T:
+        """Do something on every rank, as `together` does, and return what it returned here."""
+        found: list[T] = []
+        self.together(what, lambda: found.append(work()))
+        return found[0]
+
+    @abstractmethod
+    def lead(self, what: str, work: Callable[[], T]) -> T:
+        """Do something on the leaders; each rank gets what its own leader returned."""
+
+    @abstractmethod
+    def gather(self, what: str, value: T) -> list[T]:
+        """Return the value of every rank."""
+
+
+class Alone(Coordinator):
+    """One rank: what it is asked to do with all ranks it does."""
+
+    def agree(self, what: str, values: Mapping[str, object], *, after_fault: bool = False) -> None:
+        """Do nothing."""
+
+    def together(self, what: str, work: Callable[[], T]) -> list[T]:
+        """Do it."""
+        return [work()]
+
+    def each(self, what: str, work: Callable[[], T]) -> T:
+        """Do it."""
+        return work()
+
+    def lead(self, what: str, work: Callable[[], T]) -> T:
+        """Do it."""
+        return work()
+
+    def gather(self, what: str, value: T) -> list[T]:
+        """Return the value."""
+        return [value]
+
+
+ALONE = Alone()
