@@ -277,7 +277,7 @@ def test_a_load_interrupted_after_its_commit_says_that_this_is_done(tmp_path, mo
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tierstore._store.alter.clean_up", interrupt)
+    monkeypatch.setattr("tierstore._store.commit.clean_up", interrupt)
     result = CliRunner().invoke(cli, ["load", str(path), str(tmp_path / "rows.npy")])
     done = f"version 2 of {path} is committed"
     assert (result.exit_code, result.stderr) == (130, f"\nInterrupted; {done}.\n")

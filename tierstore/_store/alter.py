@@ -7,7 +7,6 @@ version names them. No fold may be in progress, since it writes to the old gener
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +17,12 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._disk import generation as generations
 from tierstore._disk.key_log import write_log
-from tierstore._disk.keys import as_stored, remove_keys, write_keys
+from tierstore._disk.keys import as_stored, write_keys
 from tierstore._disk.manifest import KeysInfo, TableInfo
+from tierstore._door import Use
 from tierstore._keys.given import given, joined
 from tierstore._progress import Overall, Progress, report_nothing
-from tierstore._store.commit import clean_up, put_off
+from tierstore._store.commit import CommitDraft, commit, put_off
 from tierstore._store.compaction import Folder
 from tierstore._store.state import State
 from tierstore._strictjson import json_values
@@ -38,8 +38,6 @@ from tierstore.errors import (
 )
 from tierstore.initializers import Initializer
 from tierstore.spec import USES, Field, TableSpec
-
-_LOG = logging.getLogger("tierstore")
 
 _BLOCK_ROWS = 1 << 14
 
@@ -68,7 +66,7 @@ class Rewrite:
     changed: int | None = None
 
 
-def alone_to(change: str, state: State, folder: Folder, work: Callable[[], None]) -> None:
+def alone_to(change: str, state: State, folder: Folder, work: Callable[[Use], None]) -> None:
     """Exclusive use of the store, without a fold in progress, for a separate commit.
 
     This is not a generator-based context manager, because an interrupt on exit could leave that
@@ -78,8 +76,27 @@ def alone_to(change: str, state: State, folder: Folder, work: Callable[[], None]
         with put_off(state):
             folder.finish()
         state.door.check(write=True)
-        work()
-        clean_up(state, folder)
+        work(use)
+
+
+def commit_alone(
+    change: str,
+    state: State,
+    folder: Folder,
+    write: Callable[[CommitDraft], None],
+    undo: Callable[[CommitDraft], None],
+) -> None:
+    """Commit what `write` puts into a draft, as a version that is otherwise unchanged.
+
+    Everything else must be committed. `undo` removes what no version will name.
+    """
+
+    def work(use: Use) -> None:
+        draft = CommitDraft(state, None, None, confirm=True)
+        with state.unless_published(lambda: undo(draft)):
+            commit(draft, folder, use, write)
+
+    alone_to(change, state, folder, work)
 
 
 def rewrite(
@@ -97,39 +114,21 @@ def rewrite(
     Table objects stay valid.
     """
 
-    def work() -> None:
+    def write(draft: CommitDraft) -> None:
         found = tables(state)
         state.check_clean(change)
-        _rewrite(state, found, drop, progress)
-
-    alone_to(change, state, folder, work)
-
-
-def _rewrite(
-    state: State, tables: Sequence[Rewrite], drop: Collection[str], progress: Progress | None
-) -> None:
-    kept = {name: info for name, info in state.manifest.tables.items() if name not in drop}
-    if tables:
-        state.check_fit({each.name: each.spec for each in tables})
-    written: dict[str, TableInfo] = {}
-    with state.unless_published(lambda: remove_written(state, written)):
-        report = Overall(progress, sum(each.spec.rows for each in tables))
-        for each in tables:
-            write_table(state, each, written, report)
+        if found:
+            state.check_fit({each.name: each.spec for each in found})
+        draft.dropped = [name for name in drop if name in state.manifest.tables]
+        draft.kept = [each.name for each in found if each.keeps_rows]
+        draft.rewritten = {each.name: each.changed for each in found if each.changed is not None}
+        report = Overall(progress, sum(each.spec.rows for each in found))
+        for each in found:
+            write_table(state, each, draft.written, report)
             report.passed(each.spec.rows)
         report.finish()
-        state.directory.sync()
-        with state.unbroken():
-            changed = {each.name: each.changed for each in tables if each.changed is not None}
-            state.commit_tables({**kept, **written}, changed)
-            state.reopen(written, kept=[each.name for each in tables if each.keeps_rows])
-    _LOG.info(
-        "%s: committed version %d: wrote tables %s, dropped %s",
-        state.directory.path,
-        state.manifest.version,
-        list(written),
-        [name for name in drop if name not in written],
-    )
+
+    commit_alone(change, state, folder, write, lambda draft: remove_written(state, draft.written))
 
 
 def write_table(
@@ -368,8 +367,16 @@ def set_keys(
 ) -> None:
     """Set or remove the external keys of a table's rows, and commit or leave that to the next."""
     _check_numbered(table)
+
+    def write(draft: CommitDraft) -> None:
+        state.check_clean(f"set keys of table {table.name!r}")
+        take_keys(state, table, keys, progress)
+
+    def undo(draft: CommitDraft) -> None:
+        state.drop_coming_keys(table.name)
+
     if commit:
-        alone_to("set keys", state, folder, lambda: _set_keys(state, table, keys, progress))
+        commit_alone("set keys", state, folder, write, undo)
         return
     with state.door.use(write=True) as use, state.alone("set keys"):
 
@@ -404,24 +411,6 @@ def _written_keys(
 def _check_numbered(table: Table) -> None:
     if isinstance(table, KeyedTable):
         raise InvalidInputError(f"table {table.name!r} is by key: its keys come with their rows")
-
-
-def _set_keys(
-    state: State, table: Table, keys: Sequence[Any] | None, progress: Progress | None
-) -> None:
-    state.check_clean(f"set keys of table {table.name!r}")
-    generation = table._generation
-    with generation.directory.use() as directory:
-        written = _written_keys(directory, keys, table.rows, progress)
-
-        def remove() -> None:
-            if written is not None:
-                remove_keys(directory, written)
-
-        with state.unless_published(remove):
-            info = dataclasses.replace(generation.info, keys=written)
-            state.commit_tables({**state.manifest.tables, table.name: info})
-    table._forget_keys()
 
 
 def _converted(state: State, table: Table, spec: TableSpec) -> Blocks:

@@ -51,6 +51,8 @@ class CommitDraft:
         payload: the files of the payload: new ones, or those of the version before.
         written: tables with new, durable generations, such as those that other tables replace.
         dropped: tables that the version does not have.
+        kept: tables of those written whose rows mean what they did.
+        rewritten: how many rows of tables that were written are new or others, where not all are.
     """
 
     def __init__(
@@ -78,6 +80,8 @@ class CommitDraft:
         self.payload: Mapping[str, PayloadInfo] = {}
         self.written: dict[str, TableInfo] = {}
         self.dropped: Collection[str] = ()
+        self.kept: Collection[str] = ()
+        self.rewritten: Mapping[str, int] = {}
         self._written: Mapping[str, PayloadInfo] = {}
         if payload:
             seq = state.ledger.next_number()
@@ -135,17 +139,24 @@ def commit(
             manifest = publish(draft, changed)
             state.adopt(manifest)
             if draft.written:
-                state.reopen(draft.written)
+                state.reopen(draft.written, kept=draft.kept)
             state.touched.keys.clear()
     with use.interruptible():
         if _LOG.isEnabledFor(logging.INFO):
-            _log(state, manifest, time.monotonic() - begin)
+            _log(draft, manifest, time.monotonic() - begin)
         clean_up(state, folder)
     return manifest.version
 
 
-def _log(state: State, manifest: Manifest, seconds: float) -> None:
-    version = manifest.version
+def _log(draft: CommitDraft, manifest: Manifest, seconds: float) -> None:
+    version, path = manifest.version, draft.state.directory.path
+    if draft.written or draft.dropped:
+        gone = [name for name in draft.dropped if name not in draft.written]
+        written = list(draft.written)
+        _LOG.info(
+            "%s: committed version %d: wrote tables %s, dropped %s", path, version, written, gone
+        )
+        return
     deltas = [
         delta
         for info in manifest.tables.values()
@@ -154,7 +165,7 @@ def _log(state: State, manifest: Manifest, seconds: float) -> None:
     ]
     _LOG.info(
         "%s: committed version %d: %s, %s in %d ms",
-        state.directory.path,
+        path,
         version,
         counted(sum(delta.rows for delta in deltas), "row"),
         format_bytes(sum(delta.size for delta in deltas)),
@@ -226,7 +237,7 @@ def publish(draft: CommitDraft, changed: Mapping[str, TableInfo]) -> Manifest:
         changes["names"] = {**state.manifest.names, draft.keep: changes["version"]}
     replaced = None if draft.written or draft.dropped else [*changed]
     changes |= {"step": draft.step, "tables": tables, "payload": draft.payload}
-    return state.publish(sync, replaced, **changes)
+    return state.publish(sync, replaced, rewritten=draft.rewritten, **changes)
 
 
 def clean_up(state: State, folder: Folder) -> None:

@@ -630,15 +630,6 @@ class State:
         """The mark of the version with which the payload was committed."""
         return self.manifest.payload_mark or self.manifest.mark
 
-    def commit_tables(
-        self, tables: Mapping[str, TableInfo], rewritten: Mapping[str, int] = MappingProxyType({})
-    ) -> None:
-        """Publish and adopt a version with these tables that is otherwise unchanged.
-
-        `rewritten` is how many rows of tables that were written anew changed, where not all did.
-        """
-        self.change(**self.next_version(), tables=tables, rewritten=rewritten)
-
     @contextlib.contextmanager
     def unbroken(self) -> Iterator[None]:
         """Defer interrupts; close the store permanently if the body is interrupted nevertheless.

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._closing import call_each
 from tierstore._disk.manifest import FORMAT
-from tierstore._door import Errand, internal_errors
+from tierstore._door import Errand, Use, internal_errors
 from tierstore._progress import Progress, report_nothing
 from tierstore._store import closing, keeping, locking
 from tierstore._store.alter import alone_to
@@ -393,7 +393,12 @@ class Store(SchemaChanges):
 
     def _alone(self, what: str, work: Callable[[], None]) -> None:
         """Change what is kept of the store, as a commit of its own."""
-        alone_to(what, self._state, self._folder, work)
+
+        def change(_: Use) -> None:
+            work()
+            clean_up(self._state, self._folder)
+
+        alone_to(what, self._state, self._folder, change)
 
     def refresh(self) -> bool:
         """Switch a reader to the newest version; return whether the version changed.

@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from tierstore._disk.keys import as_stored
 from tierstore._disk.manifest import Manifest, Origin, PayloadInfo
+from tierstore._door import Use
 from tierstore._progress import Overall, Progress
-from tierstore._store.alter import remove_written, rewritten, take_keys, write_table
+from tierstore._store.alter import alone_to, remove_written, rewritten, take_keys, write_table
 from tierstore._store.changes import candidates, same_fields
-from tierstore._store.commit import CommitDraft, commit, flush, put_off
+from tierstore._store.commit import CommitDraft, commit, flush
 from tierstore._store.compaction import Folder
 from tierstore._store.patching import Source, keys_of
 from tierstore._store.payload import Encoded
@@ -137,22 +138,19 @@ def update(
     `base` are the tables of the store in the version that the copy has, or none if that version is
     no longer kept.
     """
-    with (
-        copy.door.use(write=True) as use,
-        copy.alone("bring a copy up to date"),
-        use.interruptible(),
-    ):
-        with put_off(copy):
-            folder.finish()  # a fold writes to generations that may be replaced
-        copy.door.check(write=True)
+    done: list[CopyUpdate] = []
+
+    def work(use: Use) -> None:
         plan = _Plan.of(copy, source)
         with copy.unless_published(copy.discard):
             draft = _draft(copy, source, plan)
             with copy.unless_published(lambda: remove_written(copy, draft.written)):
                 rows = _write(copy, source, base, plan, draft, progress)
-                done = plan.result(copy, source, rows)
+                done.append(plan.result(copy, source, rows))
                 commit(draft, folder, use, flush)
-    return done
+
+    alone_to("bring a copy up to date", copy, folder, work)
+    return done[0]
 
 
 @dataclass(frozen=True)
