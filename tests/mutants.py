@@ -1433,6 +1433,12 @@ MUTANTS = [
         "tests/distributed/test_loading.py",
     ),
     Mutant(
+        "_store/commit.py",
+        "            if draft.written or draft.dropped:\n                state.reopen",
+        "            if draft.written:\n                state.reopen",
+        "tests/store/test_schema.py::test_a_table_that_shares_tiers_stays_when_another_is_dropped",
+    ),
+    Mutant(
         "_disk/generation.py",
         "        unless_made.callback(_remove_each, tables, name)\n",
         "",

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests import inside
 from tests.oracle import values
 from tests.store.conftest import Logged
 from tierstore import Budget, Field, TableSpec
@@ -537,3 +538,18 @@ def test_a_change_says_what_is_in_its_way_and_what_it_is(store, change, told):
         change(store)
     store.rollback()
     assert store.version == version
+
+
+def test_a_table_that_shares_tiers_stays_when_another_is_dropped(tmp_path: Path) -> None:
+    specs = {name: tierstore.TableSpec(20, 3) for name in ("one", "other")}
+    rows = np.random.default_rng(2).standard_normal((20, 3)).astype(np.float32)
+    with tierstore.create(tmp_path / "s", specs) as store:
+        assert inside.space(store["one"]) is inside.space(store["other"])
+        store["one"].write(np.arange(20), rows)
+        store.commit()
+        store.drop("other")
+        assert np.array_equal(store["one"].read(np.arange(20)), rows)
+        store["one"].write([4], rows[:1])
+        store.commit()
+        store.rename("one", "more")
+        assert np.array_equal(store["more"].read([4, 5]), rows[[0, 5]])

@@ -138,7 +138,7 @@ def commit(
         with state.unbroken():
             manifest = publish(draft, changed)
             state.adopt(manifest)
-            if draft.written:
+            if draft.written or draft.dropped:
                 state.reopen(draft.written, kept=draft.kept)
             state.touched.keys.clear()
     with use.interruptible():
