@@ -1624,6 +1624,24 @@ MUTANTS = [
         "tests/formats/test_scales_out.py::test_the_pair_is_attached",
     ),
     Mutant(
+        "_upsert.py",
+        "rest[name] = next(blocks[name], rest[name])",
+        "rest[name] = next(blocks[name], rest[name]) if count else rest[name]",
+        "tests/test_upsert.py::test_rows_come_in_whatever_their_blocks_are",
+    ),
+    Mutant(
+        "attaching.py",
+        'warn(f"{each.path}: {note}", FilledRowsWarning)',
+        "pass",
+        "tests/test_attaching.py::test_chunks_that_are_not_stored_are_said",
+    ),
+    Mutant(
+        "_upsert.py",
+        "count, rest[name] = count - len(parts[-1]), rest[name][len(parts[-1]) :]",
+        "count, rest[name] = count - len(parts[-1]), rest[name][:0]",
+        "tests/test_upsert.py::test_rows_come_in_whatever_their_blocks_are",
+    ),
+    Mutant(
         "_formats/reading.py",
         "read = (self._key, *self._names, *wanted.beside)",
         "read = (self._key, *self._names)",

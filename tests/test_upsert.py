@@ -1,11 +1,18 @@
 """Upsert: rows of a file by key over those of a table, new ones behind them, in one version."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tierstore
 from tests.formats.matrices import random_matrix, write_file
 from tests.reference.elements import BFLOAT16
+from tests.tries import tries
+from tierstore._formats.base import Source
+from tierstore._upsert import Incoming, merged
 from tierstore.errors import (
     FormatError,
     InvalidInputError,
@@ -442,3 +449,45 @@ def test_a_table_that_got_more_rows_takes_the_space_of_all(tmp_path):
         store.set_keys("t", [f"k{n}" for n in range(9)])
         import_table(store, tmp_path / "f.npy", keys=["k3", "new"], upsert=True)
         assert store["t"].rows == 10 and not store["t"].spec.sparse
+
+
+class Pieces(Source):
+    """Rows that come in blocks of given sizes, as many as were said or not."""
+
+    def __init__(self, matrix, rows, sizes):
+        super().__init__(Path("pieces"), rows, matrix.shape[1], "float32")
+        self.matrix, self.sizes = matrix, sizes
+
+    def _blocks(self, block_rows):
+        start = 0
+        for size in (*self.sizes, len(self.matrix)):
+            yield self.matrix[start : start + size]
+            start += size
+
+    def close(self):
+        pass
+
+
+@tries(60)
+@given(
+    rows=st.integers(2, 40),
+    dims=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    cuts=st.data(),
+    more=st.integers(-1, 1),
+)
+def test_rows_come_in_whatever_their_blocks_are(rows, dims, cuts, more):
+    fields = {f"f{at}": Field(dim) for at, dim in enumerate(dims)}
+    given_rows = {name: random_matrix(rows, each.dim) for name, each in fields.items()}
+    sizes = st.lists(st.integers(0, 9), max_size=9)
+    sources = {n: Pieces(each, rows + more, cuts.draw(sizes)) for n, each in given_rows.items()}
+    spec = TableSpec(rows + max(more, 0), fields=fields)
+    counts = [min(7, spec.rows - start) for start in range(0, spec.rows, 7)]
+    empty = (np.zeros((count, spec.layout.record_bytes), np.uint8) for count in counts)
+    found = merged(empty, spec, Incoming(sources, fields))
+    if more:
+        with pytest.raises(FormatError, match=f"but {rows + more} were expected"):
+            list(found)
+        return
+    records = np.concatenate(list(found))
+    for name, each in given_rows.items():
+        assert spec.layout.view(records, name).tobytes() == each.tobytes()
