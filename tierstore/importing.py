@@ -125,10 +125,7 @@ def preview(
 
     Arguments and errors are those of `import_table`.
     """
-    chosen = tuple(vector.split(",") if isinstance(vector, str) and vector else vector)
-    text = TextOptions(
-        header, key_column, sep, decimal, tuple(null), chosen, skip_lines, comment, errors
-    )
+    text = TextOptions(header, key_column, sep, decimal, null, vector, skip_lines, comment, errors)
     names = ["weight"] if field is None else _distinct(field)
     wanted = dict.fromkeys(names, None if dtype is None else check_dtype(dtype))
     with fetched(src) as place, ExitStack() as stack:
@@ -256,10 +253,7 @@ def import_table(
         UnknownNameError: the table has no such field.
         StoreFullError, StoreIOError: the file system failed.
     """
-    chosen = tuple(vector.split(",") if isinstance(vector, str) and vector else vector)
-    text = TextOptions(
-        header, key_column, sep, decimal, tuple(null), chosen, skip_lines, comment, errors
-    )
+    text = TextOptions(header, key_column, sep, decimal, null, vector, skip_lines, comment, errors)
     if duplicates not in ("error", "first", "last"):
         raise InvalidInputError(f"duplicates is 'error', 'first' or 'last', not {duplicates!r}")
     if isinstance(keys, str | os.PathLike):

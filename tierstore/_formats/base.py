@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,8 +241,9 @@ class TextOptions:
         sep: what is between cells, one character; a blank is any run of blanks and tabs.
         decimal: what is before the decimals of a number.
         null: texts that mean NaN.
-        vector: the columns of numbers, names or numbers from 1, and ranges of them: "x0..x7"; ()
-            for those that the file says. Of other files that have columns, too.
+        vector: the columns of numbers, names or numbers from 1, and ranges of them: "x0..x7"; or
+            these between commas; () for those that the file says. Of other files that have columns,
+            too.
         skip_lines: lines to leave out at the start of the file.
         comment: what lines that are left out begin with, one character.
         errors: "strict", or "replace" for keys with � in place of bytes that are no UTF-8. Of
@@ -253,14 +254,17 @@ class TextOptions:
     key_column: str | int | Literal[False] | None = None
     sep: str | None = None
     decimal: str | None = None
-    null: tuple[str, ...] = ()
-    vector: tuple[str | int, ...] = ()
+    null: Sequence[str] = ()
+    vector: Sequence[str | int] = ()
     skip_lines: int = 0
     comment: str | None = None
     errors: str = "strict"
 
     def __post_init__(self) -> None:
         """Refuse options with which no file can be read."""
+        vector = self.vector.split(",") if self.vector and isinstance(self.vector, str) else ()
+        object.__setattr__(self, "vector", tuple(vector or self.vector))
+        object.__setattr__(self, "null", tuple(self.null))
         if self.header not in (None, True, False):
             raise InvalidInputError(f"header is True, False or None, not {self.header!r}")
         if self.key_column is True or not isinstance(self.key_column, str | int | None):

@@ -38,10 +38,6 @@ class _Items(Objects):
         """Yield the items."""
         yield from enumerate(self._items, 1)
 
-    def close(self) -> None:
-        """Let go of the items."""
-        self._items = []
-
 
 def _items(path: Path, found: Any) -> tuple[list[Any], tuple[str, ...]]:
     """Return the list in a document, and what is to be said of the rest; raises FormatError."""

@@ -137,6 +137,9 @@ class Reader(Closing, ABC):
     def check(self, name: str) -> None:
         """Raise FormatError for an array that is not in the file as a whole."""
 
+    def close(self) -> None:
+        """Close the file, if any stays open between reads."""
+
     @abstractmethod
     def keys(self, name: str) -> Keys:
         """Return a column of whole numbers or texts; raises FormatError."""

@@ -145,9 +145,6 @@ class _Arrays(Reader):
         with parsing(self.path, "zarr array", Exception):
             return np.asarray(checked[:])
 
-    def close(self) -> None:
-        """Do nothing: zarr opens files as it reads them."""
-
 
 def _members(group: Any) -> dict[str, Any]:
     """Return the arrays of a group and of the groups in it, by their paths."""
